@@ -13,13 +13,14 @@ BIN := $(VENV)/bin
 CACHE := build/test-state
 PYTHON_FILES := src tests bench scripts examples compat hatch_build.py
 CODE_VENV := build/code-venv
+E2B_SDKS := build/e2b-sdks
 DIST := dist
 DIST_VENV := build/dist-venv
 SHELL_FILES := quickstart.sh .ci/run scripts/system-packages scripts/find-python scripts/old-deepagents scripts/foreign-machine scripts/try-host \
     scripts/try-host.d/configure scripts/try-host.d/initrd
 
 .DEFAULT_GOAL := build
-.PHONY: setup code-venv build agent launcher test-agents images check docs test test-all root endurance gpu-test dist clean
+.PHONY: setup code-venv e2b-sdks build agent launcher test-agents images check docs test test-all root endurance gpu-test dist clean
 
 setup: $(VENV)/.stamp
 
@@ -40,6 +41,20 @@ $(CODE_VENV)/.stamp: $(VENV)/.stamp
 	@$(BIN)/pip --python $(CODE_VENV)/bin/python install --quiet --disable-pip-version-check --no-compile --group code
 	@touch $@
 
+# The official SDKs of E2B, each version in an environment of its own: tests talk to Warren with them.
+e2b-sdks: $(E2B_SDKS)/.stamp
+
+$(E2B_SDKS)/.stamp: $(VENV)/.stamp $(wildcard tests/e2b/sdks/*)
+	@echo "installing the SDKs of E2B"
+	@for file in tests/e2b/sdks/*.txt; do \
+	    venv=$(E2B_SDKS)/$$(basename $$file .txt) && \
+	    { [ -x $$venv/bin/python ] || $(BIN)/python -m venv --without-pip $$venv; } && \
+	    $(BIN)/pip --python $$venv/bin/python install --quiet --disable-pip-version-check --no-compile --requirement $$file || exit 1; \
+	done
+	@mkdir -p $(E2B_SDKS)/js && cp tests/e2b/sdks/package.json tests/e2b/sdks/package-lock.json $(E2B_SDKS)/js
+	@cd $(E2B_SDKS)/js && npm ci --silent --no-audit --no-fund
+	@touch $@
+
 build: agent launcher
 
 docs: setup
@@ -53,7 +68,7 @@ agent launcher: setup
 	@$(MAKE) --no-print-directory -C $@
 
 images: setup
-	@for file in base/rootfs/usr/bin/apt-get host/image.json; do \
+	@for file in base/rootfs/usr/bin/apt-get host/rootfs/etc/R/Renviron; do \
 	    [ -e $(CACHE)/images/$$file ] || \
 	    WARREN_STATE_DIR=$(CACHE) $(BIN)/warren image build $${file%%/*} || exit 1; \
 	done
@@ -68,11 +83,11 @@ check: build
 
 # The images are downloaded while the checks run.
 test: root setup
-	@$(MAKE) --no-print-directory -j2 check images code-venv
+	@$(MAKE) --no-print-directory -j2 check images code-venv e2b-sdks
 	$(BIN)/python tests/run.py $(PYTEST)
 
 test-all: root setup
-	@$(MAKE) --no-print-directory -j2 check images code-venv test-agents
+	@$(MAKE) --no-print-directory -j2 check images code-venv e2b-sdks test-agents
 	$(BIN)/python tests/run.py --all $(PYTEST)
 
 root:

@@ -120,3 +120,14 @@ async def test_a_cell_outlives_the_server_and_can_be_read_again(new_state: NewSt
             assert (await cell(session, "x", language="python"))["results"][0]["text"] == "11"
             assert (await contexts(session))["ctx_python"]["version"]
             await api.call("DELETE", f"/api/sessions/{session.id}")
+
+
+async def test_r_runs_where_the_image_has_it(new_state: NewState) -> None:
+    with running_server(new_state(), "--pool-size", "0", "--pool-min", "0", "--environment", "host") as server:
+        async with Api(server.url) as api, api.session() as session:
+            assert said(await cell(session, 'x <- c(2, 4); print("started")', language="r")) == '[1] "started"\n'
+            mean = await cell(session, "mean(x)", language="R")
+            assert (mean["context_id"], mean["results"][0]["text"]) == ("ctx_r", "[1] 3")
+            assert (await cell(session, "sd(x)", language="r"))["results"][0]["text"] == "[1] 1.414214"
+            failed = await cell(session, 'stop("no more")', language="r")
+            assert "no more" in failed["error"]["value"]

@@ -258,6 +258,16 @@ async def test_usage_is_the_tenants_own(admin: Api) -> None:
             assert {each["tenant"] for each in (await idle.get("/api/usage", **asked))["usage"]} <= {"idle"}
 
 
+async def test_usage_tells_what_artifacts_take_now(admin: Api) -> None:
+    async with of(admin, "keeps") as keeps, of(admin, "idle") as idle:
+        async with keeps.session() as session:
+            await session.write("artifacts/data.bin", bytes(4321))
+        assert (await keeps.get("/api/usage"))["artifact_bytes"] == 4321
+        assert (await idle.get("/api/usage"))["artifact_bytes"] == 0
+        assert (await admin.get("/api/admin/usage", tenant="keeps"))["artifact_bytes"] == 4321
+        assert (await admin.get("/api/admin/usage"))["artifact_bytes"] >= 4321
+
+
 async def test_the_operator_sees_the_usage_of_all_or_one(admin: Api) -> None:
     async with of(admin, "left") as left, of(admin, "right") as right:
         await ran(left, "true")

@@ -13,6 +13,7 @@ from warren.model.artifact import ArtifactRules, check_name, mime_of, name_of
 from warren.model.errors import InvalidRequest, LimitReached, NotFound, QuotaExceeded
 from warren.model.events import Event, EventKind
 from warren.model.session import EndReason, Session
+from warren.sessions.artifact_expiry import ArtifactExpiry
 from warren.sessions.artifacts import Artifacts
 from warren.sessions.event_hub import EventHub
 from warren.sessions.new_session import NewSession
@@ -69,10 +70,10 @@ async def test_tenants_do_not_see_each_others() -> None:
     other = replace(SESSION, tenant="a.b", id="ses_2")
     theirs = await artifacts.save_bytes(other, "b.png", "image/png", b"theirs")
     for tenant, own, foreign in (("a", mine, theirs), ("a.b", theirs, mine)):
-        assert await artifacts.list(tenant) == ([own], None)
-        assert await artifacts.list(tenant, session_id=foreign.session_id) == ([], None)
+        assert await artifacts.records.list(tenant) == ([own], None)
+        assert await artifacts.records.list(tenant, session_id=foreign.session_id) == ([], None)
         with pytest.raises(NotFound):
-            await artifacts.get(tenant, foreign.id)
+            await artifacts.records.get(tenant, foreign.id)
         with pytest.raises(NotFound):
             await artifacts.delete(tenant, foreign.id)
 
@@ -90,9 +91,9 @@ async def test_a_quota_bounds_the_tenant_and_is_given_back() -> None:
     first = await artifacts.save_bytes(SESSION, "1", "text/plain", b"123456")
     with pytest.raises(QuotaExceeded):
         await artifacts.save_bytes(replace(SESSION, id="ses_2"), "2", "text/plain", b"123456")
-    assert (len(told), await artifacts.used_bytes("a"), len(await kept(store))) == (1, 6, 1)
+    assert (len(told), await artifacts.records.used_bytes("a"), len(await kept(store))) == (1, 6, 1)
     await artifacts.delete("a", first.id)
-    assert await artifacts.used_bytes("a") == 0
+    assert await artifacts.records.used_bytes("a") == 0
     await artifacts.save_bytes(SESSION, "2", "text/plain", b"1234567890")
 
 
@@ -131,7 +132,7 @@ async def test_globs_of_callers_are_not_kept() -> None:
 
     async def look(first: int, count: int) -> None:
         for number in range(first, first + count):
-            assert await artifacts.list("a", name="*[pq]*" * 10 + str(number)) == ([], None)
+            assert await artifacts.records.list("a", name="*[pq]*" * 10 + str(number)) == ([], None)
 
     await look(0, 600)
     tracemalloc.start()
@@ -141,7 +142,7 @@ async def test_globs_of_callers_are_not_kept() -> None:
         assert tracemalloc.get_traced_memory()[0] - before < 1_500_000
     finally:
         tracemalloc.stop()
-    found, _ = await artifacts.list("a", name="*.p[mn]g")
+    found, _ = await artifacts.records.list("a", name="*.p[mn]g")
     assert [one.name for one in found] == ["plot.png"]
 
 
@@ -149,24 +150,24 @@ async def test_expired_ones_are_gone_at_once_and_removed_later() -> None:
     artifacts, store, clock = new(rules=ArtifactRules(ttl_s=100))
     one = await artifacts.save_bytes(SESSION, "1", "text/plain", b"x")
     await clock.advance(101)
-    assert await artifacts.list("a") == ([], None)
+    assert await artifacts.records.list("a") == ([], None)
     with pytest.raises(NotFound):
-        await artifacts.get("a", one.id)
-    await artifacts.expire()
-    assert (await kept(store), await artifacts.used_bytes("a")) == ([], 0)
+        await artifacts.records.get("a", one.id)
+    await ArtifactExpiry(artifacts, clock).expire()
+    assert (await kept(store), await artifacts.records.used_bytes("a")) == ([], 0)
 
 
 async def test_a_sweep_removes_contents_without_records_and_counts_anew() -> None:
-    artifacts, store, _ = new()
+    artifacts, store, clock = new()
     one = await artifacts.save_bytes(SESSION, "1", "text/plain", b"x")
 
     async def crash() -> AsyncGenerator[bytes, None]:
         yield b"left by a crash"
 
     await store.put("a", one.id[:-4] + "0000", crash())
-    await artifacts._change_use("a", 100, None)
-    await artifacts.sweep()
-    assert (await kept(store), await artifacts.used_bytes("a")) == ([one.id], 1)
+    await artifacts.records.change_use("a", 100, None)
+    await ArtifactExpiry(artifacts, clock).sweep()
+    assert (await kept(store), await artifacts.records.used_bytes("a")) == ([one.id], 1)
 
 
 async def test_an_event_tells_of_each_and_a_broken_sandbox_ends_all_the_same() -> None:
@@ -191,8 +192,8 @@ async def test_a_store_that_is_elsewhere_is_not_read(tmp_path: Path) -> None:
     worker = Artifacts(records, FakeArtifacts(), ManualClock(), place="worker-1")
     coordinator = Artifacts(records, None, ManualClock())
     one = await worker.save_bytes(SESSION, "1", "text/plain", b"x")
-    assert await coordinator.get("a", one.id) == one
+    assert await coordinator.records.get("a", one.id) == one
     await coordinator.delete("a", one.id)
-    await worker.sweep()
+    await ArtifactExpiry(worker, ManualClock()).sweep()
     with pytest.raises(NotFound):
-        await worker.get("a", one.id)
+        await worker.records.get("a", one.id)

@@ -12,6 +12,7 @@ from busiest_turn import MOST_S, busiest_turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from warren.keepers import _why_not
 from warren.model.code import (
     MAX_VALUES,
     BadFrames,
@@ -30,7 +31,6 @@ from warren.model.errors import Conflict, InvalidRequest, LanguageMissing, Unava
 from warren.model.operations import ExecResult, Reason
 from warren.sessions.long_values import LongList, LongObject, encode, json_pieces, resolved
 from warren.sessions.operations.code import execution_view
-from warren.worker.keepers import _why_not
 
 
 def execution_of(

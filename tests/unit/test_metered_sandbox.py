@@ -8,6 +8,7 @@ import pytest
 from unit.session_world import TENANT, World, world
 
 from warren.interfaces.audit import Query
+from warren.keepers import start_keeper
 from warren.model.access import Caller, Quota
 from warren.model.code import find_language
 from warren.model.errors import CommandRefused, Forbidden, QuotaExceeded, RateLimited
@@ -17,7 +18,6 @@ from warren.model.policy import Policy
 from warren.sessions.new_session import NewSession
 from warren.sessions.request_context import RequestContext, set_request_context
 from warren.tenancy.tenants import Tenant
-from warren.worker.keepers import start_keeper
 
 pytestmark = pytest.mark.anyio
 

@@ -80,7 +80,11 @@ def test_the_environment_says_where_the_server_is_and_with_which_key(monkeypatch
     client = SandboxClient()
     assert "http://there:1234" in repr(client)
     assert "from-environment" not in repr(client)
+    monkeypatch.setenv("WARREN_PORT", "8123")
+    assert "http://there:1234" in repr(SandboxClient())
     monkeypatch.delenv("WARREN_URL")
+    assert "http://localhost:8123" in repr(SandboxClient())
+    monkeypatch.setenv("WARREN_PORT", "tcp://10.0.0.1:80")  # as Kubernetes sets it for a service called warren
     assert "http://localhost:8000" in repr(SandboxClient())
 
 

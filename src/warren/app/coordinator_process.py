@@ -15,9 +15,11 @@ from warren.app.wiring import (
     build_artifact_store,
     build_artifacts,
     build_context,
+    build_e2b_app,
     build_edge,
     build_environments,
     build_sessions,
+    e2b_templates,
 )
 from warren.clock import ClusterClock
 from warren.cluster.auth import ClusterAuth
@@ -109,7 +111,7 @@ class CoordinatorService:
 
         def with_router(app: ASGIApp) -> ASGIApp:
             return Router(
-                app,
+                build_e2b_app(settings, app, context),
                 self._fleet,
                 self._store,
                 self._worker_client,
@@ -118,6 +120,7 @@ class CoordinatorService:
                 environment=settings.default_environment,
                 environment_of=wiring.build_environment_of(self._environments),
                 agent_of=wiring.build_agent_of(self._environments),
+                template_of=lambda template: e2b_templates(settings).get(template, template),
                 tls=wiring.build_client_tls(settings),
             )
 

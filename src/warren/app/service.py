@@ -34,6 +34,7 @@ from warren.interfaces.provider import Provider
 from warren.interfaces.store import SessionStore
 from warren.logs import get_log
 from warren.model.errors import Stopping, Unavailable, WarrenError
+from warren.sessions.artifact_expiry import ArtifactExpiry
 from warren.sessions.lifecycle import Lifecycle
 from warren.sessions.manager import Sessions
 from warren.sessions.reaper import Reaper
@@ -120,7 +121,7 @@ class Service:
         self._run(reaper.run(), "reaper")
         self._run(reaper.watch_losses(self._worker), "losses")
         self._run(self._lifecycle.network_meter.run(), "networks")
-        self._run(artifacts.run(), "artifacts")
+        self._run(ArtifactExpiry(artifacts, self._clock).run(), "artifacts")
         self._run(self.environments.watch(self._clock), "environments")
         self._run(self._report_obstacle(self._worker), "readiness")
 

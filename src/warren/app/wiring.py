@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from warren.clock import Clock, SystemClock
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from warren.config.image_recipes import NamedRecipe
+    from warren.e2b.tokens import SandboxTokens
     from warren.http.context import Context
     from warren.interfaces.artifacts import ArtifactStore
     from warren.interfaces.audit import AuditLog
@@ -531,8 +531,35 @@ def build_app(
     from warren.previews.proxy import PreviewProxy
 
     context = build_context(settings, environments, sessions, tenancy, identity)
-    proxied = partial(PreviewProxy, sessions=sessions, connections=context.port_connections)
-    return build_edge(settings, create_app(context, wrapped=proxied), context)
+
+    def wrapped(app: "ASGIApp") -> "ASGIApp":
+        return PreviewProxy(build_e2b_app(settings, app, context), sessions, context.port_connections)
+
+    return build_edge(settings, create_app(context, wrapped=wrapped), context)
+
+
+def build_e2b_app(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIApp":
+    """What answers E2B's clients, before the rest of the app."""
+    from warren.e2b.app import E2bApp
+    from warren.e2b.routes import E2bRules
+
+    rules = E2bRules(
+        settings.preview_domain, e2b_templates(settings), settings.e2b_public_ports, with_network=settings.egress
+    )
+    return E2bApp(app, context, rules, build_sandbox_tokens(settings))
+
+
+def e2b_templates(settings: Settings) -> dict[str, str]:
+    """The names of E2B's templates with the environments that they stand for."""
+    pairs = (text.partition("=") for text in settings.e2b_templates)
+    return {template: environment for template, _, environment in pairs}
+
+
+def build_sandbox_tokens(settings: Settings) -> "SandboxTokens":
+    from warren.app.cluster_wiring import cluster_keys
+    from warren.e2b.tokens import SandboxTokens
+
+    return SandboxTokens(cluster_keys(settings) if settings.cluster_secret else secret_keys(settings))
 
 
 def build_links(settings: Settings) -> "PreviewLinks":
@@ -544,12 +571,13 @@ def build_links(settings: Settings) -> "PreviewLinks":
 
 
 def build_edge(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIApp":
-    """What clients reach: previews by host, and everything else behind the guard."""
+    """What clients reach: those of E2B, previews by host, and everything else behind the guard."""
+    from warren.e2b.edge import E2bEdge
     from warren.http.server.request_origin import TrustedProxies
     from warren.previews.edge import PreviewEdge
 
     assert context.links is not None
-    return PreviewEdge(
+    previews = PreviewEdge(
         build_guard(settings, app),
         app,
         links=context.links,
@@ -559,10 +587,19 @@ def build_edge(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIA
         trusted_proxies=TrustedProxies(settings.trusted_proxies),
         without_keys=not settings.auth,
     )
+    return E2bEdge(
+        previews,
+        tokens=build_sandbox_tokens(settings),
+        store=context.sessions.store,
+        tenants=context.tenancy.tenants,
+        domain=settings.preview_domain,
+        without_keys=not settings.auth,
+    )
 
 
 def build_guard(settings: Settings, app: "ASGIApp", *, any_host: bool = False) -> "ASGIApp":
     """With `any_host` the server answers under every host name."""
+    from warren.e2b import app as e2b
     from warren.http.dispatch import takes_stream
     from warren.http.server.http_guard import HttpGuard
 
@@ -572,5 +609,5 @@ def build_guard(settings: Settings, app: "ASGIApp", *, any_host: bool = False) -
         allowed_hosts=("*",) if any_host else settings.allowed_hosts,
         trusted_proxies=settings.trusted_proxies,
         max_body=settings.max_body_mb * 1024 * 1024,
-        takes_stream=takes_stream,
+        takes_stream=lambda scope: takes_stream(scope) or e2b.takes_stream(scope),
     )

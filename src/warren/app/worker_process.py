@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from warren.app import cluster_wiring as wiring
 from warren.app.service import Service
-from warren.app.wiring import build_context, build_guard, build_images, build_labels
+from warren.app.wiring import build_context, build_e2b_app, build_guard, build_images, build_labels
 from warren.cluster.auth import ClusterAuth, CoordinatorIdentity
 from warren.cluster.heartbeat import Heartbeat
 from warren.cluster.images import ImageFetcher, OfferedImages, send_image
@@ -152,11 +152,13 @@ class WorkerService(Service):
         )
         scheme = "http" if self._settings.cluster_ca is None else "https"
         context = replace(context, worker_url=f"{scheme}://{self._address}")
-        proxied = partial(
-            PreviewProxy, sessions=self.sessions, connections=context.port_connections, behind_coordinator=True
-        )
+
+        def wrapped(app: ASGIApp) -> ASGIApp:
+            app = build_e2b_app(self._settings, app, context)
+            return PreviewProxy(app, self.sessions, context.port_connections, behind_coordinator=True)
+
         app = WorkerMiddleware(
-            create_app(context, wrapped=proxied, counts=False),
+            create_app(context, wrapped=wrapped, counts=False),
             self._auth,
             self.lease,
             self.describe,

@@ -11,7 +11,9 @@ from warren.sdk.discovery import DEFAULT_URL
 _UNITS_MB: Final = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
 _UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
-url_option = click.option("--url", default="", metavar="URL", help=f"The server.  [WARREN_URL, else {DEFAULT_URL}]")
+url_option = click.option(
+    "--url", default="", metavar="URL", help=f"The server.  [WARREN_URL, else {DEFAULT_URL}, or this port: WARREN_PORT]"
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs: print one JSON document.")
 thread_option = click.option("--thread", default="", metavar="T", help="The thread's session, instead of SESSION.")
 

@@ -208,6 +208,7 @@ def usage(first: str, last: str, tenant: str, all_tenants: bool, as_csv: bool, u
         return
     total = {"day": "total", "tenant": None, **found["total"]}
     print_table(_USAGE_TITLES, [_usage_row(row) for row in (*found["usage"], total)])
+    click.echo(f"artifacts take {format_mib(found.get('artifact_bytes', 0))} now")
 
 
 def _usage_row(row: dict[str, Any]) -> tuple[object, ...]:

@@ -250,6 +250,7 @@ REGISTRY = matching(
 )
 REGISTRIES = Kind("a list of hosts, with or without ports, with commas between them", "LIST", _parse_registries)
 GPUS = Kind("off, all, or a list of ids such as 0,1", "LIST", _parse_gpus)
+TEMPLATES = Kind("a list such as base=e2b,ml=python", "LIST", _parse_labels)
 LABELS = Kind("a list such as gpu=1,zone=a", "LIST", _parse_labels)
 PROVIDER_LIST = Kind(f"a list of {', '.join(PROVIDERS)}, with commas between them", "LIST", _parse_providers)
 TEXT = matching(r"[!-~]{1,4096}", "a text without spaces")
@@ -449,6 +450,11 @@ _ROWS = (
            "The domain below which every preview has a name of its own; all names below it must lead here.",
            default_text="previews have names below localhost, and paths"),
     Option("preview_public", SWITCH, False, "Whether callers may make previews public, for everybody to open."),
+    Option("e2b_templates", TEMPLATES, ("base=e2b", "code-interpreter-v1=e2b-code-interpreter"),
+           "The environments that E2B's templates stand for; other templates are environments of that name.",
+           default_text="base=e2b,code-interpreter-v1=e2b-code-interpreter"),
+    Option("e2b_public_ports", SWITCH, True,
+           "Whether ports of sandboxes that E2B's clients make are public, as they are at E2B."),
     Option("webhook_networks", NETWORKS, (), "Networks that webhooks may call although they are not public."),
     Option("image_registry", REGISTRY, "", "Where `warren image pull` looks for names without a host."),
     Option("image_insecure_registries", REGISTRIES, (),

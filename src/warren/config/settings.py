@@ -114,6 +114,8 @@ class Settings:
     artifact_ttl_s: float
     preview_domain: str
     preview_public: bool
+    e2b_templates: tuple[str, ...]
+    e2b_public_ports: bool
     webhook_networks: tuple[str, ...]
     image_registry: str
     image_insecure_registries: tuple[str, ...]

@@ -24,6 +24,7 @@ from warren.http.server.http_guard import CALLER_LEFT, MAX_CONNECTIONS, SWITCHIN
 from warren.interfaces.audit import AuditLog
 from warren.model.access import Caller
 from warren.model.audit import RequestRecord
+from warren.model.e2b import KNOWN_CALLER
 from warren.model.errors import RateLimited, Unauthorized, WarrenError
 from warren.model.preview import PREVIEW, PREVIEW_CALLER, PREVIEW_CHECK, PREVIEW_ERROR
 from warren.sessions.request_context import RequestContext, set_request_context
@@ -86,13 +87,18 @@ class Admission:
         try:
             if PREVIEW_ERROR in scope:
                 raise scope[PREVIEW_ERROR]
-            caller = scope.get(PREVIEW_CALLER) or await self._identity.caller(scope["headers"])
+            caller = (
+                scope.get(PREVIEW_CALLER) or scope.get(KNOWN_CALLER) or await self._identity.caller(scope["headers"])
+            )
         except Unauthorized as exc:
             if self._refusals is None or self._refusals.may_record(""):
                 self._record(scope, exchange, RequestContext(ANONYMOUS), exc)
             raise
         by_key = partial(self._identity.check_again, scope["headers"])
-        exchange.check_again = scope.get(PREVIEW_CHECK) if PREVIEW_CALLER in scope else by_key
+        if PREVIEW_CALLER in scope:
+            exchange.check_again = scope.get(PREVIEW_CHECK)
+        elif KNOWN_CALLER not in scope:
+            exchange.check_again = by_key
         if PREVIEW in scope:
             scope["headers"] = clean_request(scope["headers"], scope[PREVIEW])
         request_context = RequestContext(caller)

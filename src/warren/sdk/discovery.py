@@ -1,8 +1,9 @@
 """How a client finds its server and its key when the program does not name them.
 
-The server is WARREN_URL, else this machine. The key is WARREN_API_KEY, else the one that a server of the same user
-left in the credentials file: JSON, `{"http://localhost:8000": "wk_…"}`, at WARREN_CREDENTIALS or
-~/.config/warren/credentials.json, readable by this user only. A server writes its first key there.
+The server is WARREN_URL, else this machine, at the port that WARREN_PORT gives a server here. The key is
+WARREN_API_KEY, else the one that a server of the same user left in the credentials file: JSON,
+`{"http://localhost:8000": "wk_…"}`, at WARREN_CREDENTIALS or ~/.config/warren/credentials.json, readable by this user
+only. A server writes its first key there.
 """
 
 import contextlib
@@ -19,7 +20,11 @@ _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::"})
 
 
 def find_url() -> str:
-    return os.environ.get("WARREN_URL") or DEFAULT_URL
+    """What is no number in WARREN_PORT is not meant for clients: Kubernetes puts an address there for a service that is
+    called warren."""
+    port = os.environ.get("WARREN_PORT", "")
+    here = f"http://localhost:{port}" if port.isascii() and port.isdecimal() else DEFAULT_URL
+    return os.environ.get("WARREN_URL") or here
 
 
 def find_key(url: str) -> str:

@@ -22,6 +22,7 @@ from warren.clock import Clock
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claim, Claimed, Loss, WorkerStats
+from warren.keepers import start_keeper
 from warren.logs import get_log
 from warren.model.capability import Providers, choose_provider
 from warren.model.code import find_language
@@ -45,7 +46,6 @@ from warren.model.spec import SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.guard import MachineGuard, usable_cores
 from warren.worker.images.builds import FetchImage, ImageBuilds
-from warren.worker.keepers import start_keeper
 from warren.worker.pool import Pool
 
 NO_POOL: Final = PoolSize(0, 0, 0)  # a graphics processor must not wait in one

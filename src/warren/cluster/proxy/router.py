@@ -38,7 +38,7 @@ from warren.cluster.http_client.headers import Header
 from warren.cluster.placement import Requirements
 from warren.cluster.proxy.http_requests import RequestBody, forward_request, forward_response, send_response
 from warren.cluster.proxy.liveness import Liveness
-from warren.cluster.proxy.target import Target, find_operation, read_target
+from warren.cluster.proxy.target import Target, find_operation, read_target, target_in_json
 from warren.cluster.proxy.websockets import MAX_PREVIEW_MESSAGE, WORKER_LOST, forward_websocket
 from warren.cluster.roster import Member
 from warren.http.context import check_scope
@@ -49,6 +49,7 @@ from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
 from warren.model.api import Makes, Operation
 from warren.model.capability import Capability
+from warren.model.e2b import creates_sandbox, named_session, read_inner_path
 from warren.model.environment import Environment
 from warren.model.errors import (
     Interrupted,
@@ -65,7 +66,7 @@ from warren.model.gpus import read_gpus
 from warren.model.network import NetworkRules
 from warren.model.preview import CHECKED_HEADER, PREVIEW, SANDBOX_HEADER, Preview, Way
 from warren.model.session import Session, SessionState, new_session_id
-from warren.sessions.artifacts import place_of
+from warren.sessions.artifact_records import place_of
 from warren.sessions.lifecycle import unusable_error
 
 _MAX_REMEMBERED: Final = 100_000
@@ -93,6 +94,7 @@ class Router:
         environment: str,
         environment_of: Callable[[str], Environment | None] = lambda name: None,
         agent_of: Callable[[object], Mapping[str, Any]] = lambda config: {},
+        template_of: Callable[[str], str] = lambda template: template,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._app = app
@@ -104,6 +106,7 @@ class Router:
         self._environment = environment
         self._environment_of = environment_of
         self._agent_of = agent_of
+        self._template_of = template_of
         self._tls = tls
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker_ids: OrderedDict[_LookupKey, str] = OrderedDict()
@@ -111,6 +114,9 @@ class Router:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if PREVIEW in scope:
             await self._forward_preview(scope[PREVIEW], scope, receive, send)
+            return
+        if scope["type"] == "http" and read_inner_path(scope["path"]) is not None:
+            await self._route_e2b(scope, receive, send)
             return
         found = find_operation(scope)
         if found is None:
@@ -148,6 +154,25 @@ class Router:
             raise SessionNotFound(f"there is no session {preview.session_id}")
         else:
             raise unusable_error(session)
+
+    async def _route_e2b(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body, session_id = RequestBody(receive), named_session(scope["path"])
+        if session_id:
+            _, worker_id = await self._find_worker(scope["caller"], Target(session_id))
+            if worker_id:
+                await self._forward_to_owner(worker_id, scope, receive, body, send)
+                return
+        elif creates_sandbox(scope["method"], scope["path"]) and scope["caller"].may(KeyScope.SESSIONS):
+            target = await target_in_json(await body.fetch_all())
+            await self._place_session(scope, self._e2b_target(target), body, send)
+            return
+        await self._app(scope, body.replay(), send)
+
+    def _e2b_target(self, target: Target) -> Target:
+        """What placement must know of the sandbox that an E2B client wants."""
+        template = target.values.get("templateID")
+        name = template if isinstance(template, str) else ""
+        return Target(values={"environment": self._template_of(name)})
 
     # -- finding the worker
 

@@ -123,7 +123,7 @@ local({
   }
 
   result_of <- function(value) {
-    lines <- capture.output(shown <- withVisible(if (isS4(value)) methods::show(value) else print(value)))
+    lines <- utils::capture.output(shown <- withVisible(if (isS4(value)) methods::show(value) else print(value)))
     fields <- list()
     if (length(lines)) fields$text <- quoted(paste(lines, collapse = "\n"))
     if (is.data.frame(value)) {

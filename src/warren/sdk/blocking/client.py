@@ -48,17 +48,17 @@ _ABANDONED_S: Final = 5.0  # the time to end a session that was interrupted in t
 class SandboxClient(Files, Code):
     """A client of one session.
 
-    `mode`: "remote" talks to the server at `server_url` (by default WARREN_URL, else http://localhost:8000); "local"
-    works on this machine in this process, without a server. `exactly_once` makes commands safe to repeat, and
-    repeats them when the connection breaks; it costs the server a little more. `replace_lost`: when the thread's
-    sandbox has died, go on in a fresh one; the result's `notice` then says that earlier files are gone. `labels`: what
-    the sandbox's machine must have, such as {"gpu": "1"}. `provider`: what makes the sandbox, one of the server's
-    providers. `network`: what the sandbox may reach, such as {"allow": ["api.example.com"]}; by default what the
-    environment says, which is nothing unless the operator has changed it. `secrets`: names of secrets that requests of
-    the sandbox carry. `agent_config`: the agent that the session is for, by its name in the registry or as a mapping;
-    it gives what the other arguments do not. `gpus`: graphics processors that the sandbox has for itself, how many or
-    which, where the operator allows them; by default what the environment says. `image_timeout_s`: how long the first
-    use waits while the server builds the environment's image; meanwhile `on_image_progress` is called with an
+    `mode`: "remote" talks to the server at `server_url` (by default WARREN_URL, else this machine at WARREN_PORT, or
+    8000); "local" works on this machine in this process, without a server. `exactly_once` makes commands safe to
+    repeat, and repeats them when the connection breaks; it costs the server a little more. `replace_lost`: when the
+    thread's sandbox has died, go on in a fresh one; the result's `notice` then says that earlier files are gone.
+    `labels`: what the sandbox's machine must have, such as {"gpu": "1"}. `provider`: what makes the sandbox, one of the
+    server's providers. `network`: what the sandbox may reach, such as {"allow": ["api.example.com"]}; by default what
+    the environment says, which is nothing unless the operator has changed it. `secrets`: names of secrets that requests
+    of the sandbox carry. `agent_config`: the agent that the session is for, by its name in the registry or as a
+    mapping; it gives what the other arguments do not. `gpus`: graphics processors that the sandbox has for itself, how
+    many or which, where the operator allows them; by default what the environment says. `image_timeout_s`: how long the
+    first use waits while the server builds the environment's image; meanwhile `on_image_progress` is called with an
     ImageBuilding, whose `step`, `fraction` and `about` tell how far.
     """
 

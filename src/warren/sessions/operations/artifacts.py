@@ -8,7 +8,8 @@ from pydantic import BaseModel, Field
 
 from warren.model.artifact import MAX_PATTERNS, Artifact, Saved
 from warren.model.session import MAX_THREAD_ID
-from warren.sessions.artifacts import check_paths, save_artifacts
+from warren.sessions.artifact_files import check_paths
+from warren.sessions.artifacts import save_artifacts
 from warren.sessions.operations.call import BytesHead, Call, Handler, Values
 from warren.sessions.operations.files import BYTES
 from warren.sessions.schemas import ArtifactPage, ArtifactView, Body, SavedView, artifact_view, saved_view
@@ -43,17 +44,17 @@ async def save(call: Call, body: SaveBody) -> Values:
 
 async def list_artifacts(call: Call, query: ArtifactsQuery) -> Values:
     """Newest first. A page may have fewer than `limit` although there are more: `next` says so."""
-    found, more = await call.artifacts.list(call.tenant, **query.model_dump())
+    found, more = await call.artifacts.records.list(call.tenant, **query.model_dump())
     return {"artifacts": [show(call, artifact) for artifact in found], "next": more}
 
 
 async def get_artifact(call: Call) -> Values:
-    return show(call, await call.artifacts.get(call.tenant, call.artifact_id))
+    return show(call, await call.artifacts.records.get(call.tenant, call.artifact_id))
 
 
 async def read_artifact(call: Call) -> AsyncGenerator[BytesHead | bytes, None]:
     """The bytes, or the part that `Range` asks for. A browser saves them and shows nothing; `ETag` is the SHA-256."""
-    artifact = await call.artifacts.get(call.tenant, call.artifact_id)
+    artifact = await call.artifacts.records.get(call.tenant, call.artifact_id)
     start, end = (0, None) if call.byte_range is None else call.byte_range.within(artifact.size)
     source = call.artifacts.read(artifact, start, artifact.size if end is None else max(start, end))
     try:

@@ -11,7 +11,8 @@ from pydantic import BaseModel, Field
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.errors import InvalidRequest, ProcessNotFound, WarrenError
 from warren.model.operations import Command, ExecResult
-from warren.sessions.artifacts import check_paths, save_after
+from warren.sessions.artifact_files import check_paths
+from warren.sessions.artifacts import save_after
 from warren.sessions.idempotency import exec_once
 from warren.sessions.operations.call import Call, Handler, Values
 from warren.sessions.operations.files import check_readable

@@ -58,7 +58,7 @@ _HOST_ETC = (
     "alternatives", "bash.bashrc", "ca-certificates", "ca-certificates.conf", "crypto-policies", "debian_version",
     "fonts", "gai.conf", "host.conf", "inputrc", "java*", "ImageMagick*", "ld.so.cache", "ld.so.conf", "ld.so.conf.d",
     "locale.alias", "localtime", "lsb-release", "magic", "magic.mime", "mime.types", "os-release", "perl", "pki",
-    "protocols", "python3*", "redhat-release", "services", "shells", "ssl", "terminfo", "timezone", "vim", "xml",
+    "protocols", "python3*", "R", "redhat-release", "services", "shells", "ssl", "terminfo", "timezone", "vim", "xml",
 )
 # fmt: on
 _NEVER = ("private", "*.key", "*.pem.key", "*secret*", "*passw*", "*credential*", "*token*")

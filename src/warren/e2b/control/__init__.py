@@ -1,0 +1,1 @@
+"""The control plane: sandboxes and templates."""

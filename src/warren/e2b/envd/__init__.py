@@ -1,0 +1,1 @@
+"""The service inside a sandbox: commands and files."""

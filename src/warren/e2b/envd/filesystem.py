@@ -1,0 +1,5 @@
+"""To be filled."""
+
+from warren.e2b.routes import Route
+
+ROUTES: tuple[Route, ...] = ()

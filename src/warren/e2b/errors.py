@@ -1,0 +1,149 @@
+"""Errors in the forms that E2B's clients read.
+
+The control plane and file transfers have `{"code": 404, "message": …}`. Remote procedure calls (Connect) have
+`{"code": "not_found", "message": …}`. A sandbox that is gone is a 502 with a message that clients look for.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from starlette.responses import JSONResponse, Response
+
+from warren.model.e2b import Plane, sandbox_id_of
+from warren.model.errors import (
+    CommandRefused,
+    FileExists,
+    InvalidRequest,
+    IsDirectory,
+    LimitReached,
+    NotADirectory,
+    QuotaExceeded,
+    SandboxLost,
+    SandboxNotFound,
+    SessionEnded,
+    SessionNotFound,
+    StoreAway,
+    Unauthorized,
+    UnknownUser,
+    WarrenError,
+)
+
+_GONE: Final = (SessionNotFound, SessionEnded, SandboxLost, SandboxNotFound)
+_BAD: Final = 400
+HTTP_OF_CODE: Final = {
+    "invalid_argument": 400,
+    "failed_precondition": 400,
+    "unauthenticated": 401,
+    "permission_denied": 403,
+    "not_found": 404,
+    "already_exists": 409,
+    "resource_exhausted": 429,
+    "canceled": 499,
+    "unknown": 500,
+    "internal": 500,
+    "unimplemented": 501,
+    "unavailable": 503,
+    "deadline_exceeded": 504,
+}
+_CODE_OF_HTTP: Final = {
+    401: "unauthenticated",
+    403: "permission_denied",
+    404: "not_found",
+    409: "already_exists",
+    429: "resource_exhausted",
+    499: "canceled",
+    500: "internal",
+    501: "unimplemented",
+    503: "unavailable",
+    504: "deadline_exceeded",
+    507: "resource_exhausted",
+}
+
+
+class E2bError(Exception):
+    """An answer of the control plane or of a file transfer, with exactly this status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+class ConnectError(Exception):
+    """The end of a remote procedure call; `code` is one of HTTP_OF_CODE."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+
+
+def message_of(exc: WarrenError) -> str:
+    if isinstance(exc, StoreAway):
+        return exc.public
+    return f"{exc.message}; {exc.remedy}" if exc.remedy else exc.message
+
+
+def as_connect_error(exc: WarrenError) -> ConnectError:
+    if isinstance(exc, UnknownUser):
+        return ConnectError("unauthenticated", message_of(exc))
+    if isinstance(exc, CommandRefused):
+        return ConnectError("permission_denied", message_of(exc))
+    if isinstance(exc, FileExists):
+        return ConnectError("already_exists", message_of(exc))
+    if isinstance(exc, IsDirectory | NotADirectory | InvalidRequest):
+        return ConnectError("invalid_argument", message_of(exc))
+    status = exc.http_status
+    code = "invalid_argument" if status in (400, 422) else _CODE_OF_HTTP.get(status, "unknown")
+    return ConnectError(code, message_of(exc))
+
+
+def as_e2b_error(exc: WarrenError) -> E2bError:
+    if isinstance(exc, UnknownUser):
+        return E2bError(401, message_of(exc))
+    status = exc.http_status
+    if isinstance(exc, InvalidRequest) and status in (416, 421, 422):
+        status = _BAD
+    if isinstance(exc, Unauthorized):
+        status = 401
+    if isinstance(exc, QuotaExceeded | LimitReached):
+        status = 429
+    return E2bError(status, message_of(exc))
+
+
+def is_gone(exc: Exception) -> bool:
+    return isinstance(exc, _GONE)
+
+
+def gone_response(session_id: str) -> Response:
+    """What a client hears of a sandbox that does not run (any more)."""
+    body = {"sandboxId": sandbox_id_of(session_id), "message": "The sandbox was not found", "code": 502}
+    return JSONResponse(body, 502)
+
+
+def error_response(exc: E2bError | ConnectError, headers: Mapping[str, str] | None = None) -> Response:
+    if isinstance(exc, ConnectError):
+        return JSONResponse({"code": exc.code, "message": exc.message}, HTTP_OF_CODE[exc.code], headers)
+    return JSONResponse({"code": exc.status, "message": exc.message}, exc.status, headers)
+
+
+def response_to(exc: WarrenError, plane: Plane, session_id: str, *, is_call: bool) -> Response:
+    """The answer to a request that failed; `is_call`: it is a remote procedure call."""
+    headers = {} if exc.retry_after_s is None else {"Retry-After": str(max(1, round(exc.retry_after_s)))}
+    if is_gone(exc):
+        if plane is not Plane.API:
+            return gone_response(session_id)
+        return error_response(E2bError(404, "the sandbox does not exist, or does not run any more"))
+    return error_response(as_connect_error(exc) if is_call else as_e2b_error(exc), headers)
+
+
+def error_in_problem(body: bytes, status: int) -> WarrenError | E2bError:
+    """What a problem of this server (http/problems.py) says."""
+    try:
+        values = json.loads(body)
+        kind = WarrenError.by_code.get(values["code"])
+        message, remedy = str(values["detail"]), str(values.get("remedy", ""))
+    except (ValueError, KeyError, TypeError):
+        return E2bError(status, "the request failed")
+    if kind is None:
+        return E2bError(_BAD if status == 422 else status, f"{message}; {remedy}" if remedy else message)
+    return kind(message, remedy=remedy)

@@ -1,0 +1,59 @@
+"""Tokens with which E2B's clients use one sandbox: they say which, and are signed with the installation's key.
+
+The access token opens commands and files (envd), the traffic token the code interpreter and ports that are not public.
+They are valid as long as the sandbox lives. Nothing is stored.
+"""
+
+import hashlib
+import hmac
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final
+
+from warren.model.e2b import sandbox_id_of, session_id_of
+from warren.model.errors import Unauthorized
+
+_PURPOSE: Final = b"warren e2b tokens"
+_TOKEN: Final = re.compile(r"(wet|wtt)_([0-9a-f]{32})_([0-9a-f]{40})", re.ASCII)
+
+
+class Opens(StrEnum):
+    """What a token opens; it begins with this."""
+
+    ACCESS = "wet"
+    TRAFFIC = "wtt"
+
+
+class SandboxTokens:
+    """`secrets` are keys of the installation: the first signs, and all are accepted."""
+
+    def __init__(self, secrets: Sequence[bytes]) -> None:
+        self._keys = [hmac.digest(secret, _PURPOSE, hashlib.sha256) for secret in secrets]
+
+    def __repr__(self) -> str:
+        return "<SandboxTokens>"
+
+    def sign(self, opens: Opens, session_id: str) -> str:
+        return self._spellings(opens, session_id)[0]
+
+    def check(self, text: str, opens: Opens, session_id: str) -> None:
+        """Raises Unauthorized for a token that does not open this sandbox."""
+        given = text.encode(errors="replace")
+        if not any(hmac.compare_digest(given, one.encode()) for one in self._spellings(opens, session_id)):
+            raise Unauthorized("this token does not open this sandbox", remedy="connect to the sandbox again")
+
+    def accepted(self, opens: Opens, session_id: str) -> list[str]:
+        """All tokens that open this sandbox, the one that is given out first."""
+        return self._spellings(opens, session_id)
+
+    def _spellings(self, opens: Opens, session_id: str) -> list[str]:
+        sandbox_id = sandbox_id_of(session_id)
+        macs = (hmac.digest(key, f"{opens} {sandbox_id}".encode(), hashlib.sha256)[:20] for key in self._keys)
+        return [f"{opens}_{sandbox_id}_{mac.hex()}" for mac in macs]
+
+
+def session_named_in(token: str) -> str:
+    """The id of the session that a token says it opens, unchecked; "" if it is no token of ours."""
+    match = _TOKEN.fullmatch(token)
+    return session_id_of(match[2]) if match else ""

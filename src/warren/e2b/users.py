@@ -1,0 +1,56 @@
+"""The users of a sandbox under the names that E2B's clients give them.
+
+At E2B the usual user is `user` with the home `/home/user`. Here that is the sandbox user, who has the same number
+(1000). Others are those of the sandbox's image, with their homes.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from warren.interfaces.sandbox import Sandbox
+from warren.model.errors import FileNotFound, PermissionDenied, UnknownUser
+from warren.model.operations import check_user
+from warren.model.spec import USER
+
+DEFAULT_USER: Final = "user"
+DEFAULT_HOME: Final = "/home/user"
+_MAX_PASSWD: Final = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxUser:
+    """`name` is the user's name in the sandbox, for commands and files. `env` has the variables that tell a command
+    who it is, and relative paths and `~` start in `home`."""
+
+    name: str
+    home: str
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def _user(name: str, home: str, called: str) -> SandboxUser:
+    return SandboxUser(name, home, {"HOME": home, "USER": called, "LOGNAME": called})
+
+
+async def resolve(sandbox: Sandbox, name: str = "") -> SandboxUser:
+    """The user that a client names; "" is the usual one. Raises UnknownUser. Whether root is allowed is decided by the
+    sandbox when something is done as root."""
+    if name in ("", DEFAULT_USER):
+        return _user(USER, DEFAULT_HOME, DEFAULT_USER)
+    if name == "root":
+        return _user("root", "/root", "root")
+    check_user(name)
+    if home := await _home_in_passwd(sandbox, name):
+        return _user(name, home, name)
+    raise UnknownUser(f"there is no user {name[:80]!r} in this sandbox")
+
+
+async def _home_in_passwd(sandbox: Sandbox, name: str) -> str:
+    try:
+        data = b"".join([piece async for piece in sandbox.read("/etc/passwd", length=_MAX_PASSWD)])
+    except (FileNotFound, PermissionDenied):
+        return ""
+    for line in data.decode(errors="surrogateescape").splitlines():
+        fields = line.split(":")
+        if len(fields) >= 7 and fields[0] == name:
+            return fields[5] if fields[5].startswith("/") else "/"
+    return ""

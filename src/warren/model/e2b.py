@@ -1,0 +1,70 @@
+"""The names of E2B's wire: ids of sandboxes, ports of its services, and the one form that its requests have inside.
+
+The edge (warren.e2b.edge) recognises such a request, however it is addressed, and gives it an inner path:
+`/e2b/api/…` is the control plane, `/e2b/envd/{session_id}/…` the service for commands and files of one sandbox, and
+`/e2b/code/{session_id}/…` its code interpreter. Nobody outside can send an inner path.
+"""
+
+import re
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from warren.model.errors import SessionNotFound
+from warren.model.preview import SESSION_PREFIX
+
+ENVD_PORT: Final = 49983
+CODE_PORT: Final = 49999
+ENVD_VERSION: Final = "0.6.13"
+PREFIX: Final = "/e2b"
+KNOWN_CALLER: Final = "known_caller"
+"""The key, in the scope of a request, of a caller whom the edge has identified by the token of a sandbox."""
+_SANDBOX_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_INNER: Final = re.compile(r"/e2b/(envd|code)/(ses_[0-9a-f]{32})(/.*)", re.ASCII | re.DOTALL)
+_OF_SANDBOX: Final = re.compile(r"/e2b/api(?:/v2)?/sandboxes/([0-9a-f]{32})(?:/.*)?", re.ASCII | re.DOTALL)
+_CREATE: Final = re.compile(r"/e2b/api(?:/v2)?/sandboxes/?", re.ASCII)
+
+
+class Plane(StrEnum):
+    API = "api"
+    ENVD = "envd"
+    CODE = "code"
+
+
+class InnerPath(NamedTuple):
+    """`path` is what E2B's clients asked for."""
+
+    plane: Plane
+    session_id: str
+    path: str
+
+
+def sandbox_id_of(session_id: str) -> str:
+    return session_id.removeprefix(SESSION_PREFIX)
+
+
+def session_id_of(sandbox_id: str) -> str:
+    """Raises SessionNotFound for what is no id of a sandbox."""
+    if not _SANDBOX_ID.fullmatch(sandbox_id):
+        raise SessionNotFound(f"there is no sandbox {sandbox_id[:80]!r}")
+    return SESSION_PREFIX + sandbox_id
+
+
+def read_inner_path(path: str) -> InnerPath | None:
+    match = _INNER.fullmatch(path)
+    if match is not None:
+        return InnerPath(Plane(match[1]), match[2], match[3])
+    api = f"{PREFIX}/{Plane.API}"
+    return InnerPath(Plane.API, "", path.removeprefix(api)) if path.startswith(f"{api}/") else None
+
+
+def named_session(path: str) -> str:
+    """The id of the session that a request of the inner form is about, or ""."""
+    inner = _INNER.fullmatch(path)
+    if inner is not None:
+        return inner[2]
+    match = _OF_SANDBOX.fullmatch(path)
+    return SESSION_PREFIX + match[1] if match else ""
+
+
+def creates_sandbox(method: str, path: str) -> bool:
+    return method == "POST" and _CREATE.fullmatch(path) is not None
