@@ -23,7 +23,7 @@ from warren.e2b.control.bodies import (
     whole_in_query,
 )
 from warren.e2b.control.network import read_network, show_network, wants_public_traffic
-from warren.e2b.control.template_names import find_environment, template_of
+from warren.e2b.control.templates import find_template
 from warren.e2b.errors import E2bError
 from warren.e2b.routes import E2bCall, Route
 from warren.e2b.tokens import Opens
@@ -66,19 +66,26 @@ _LOOPBACK: Final = "localhost"
 async def create(call: E2bCall) -> Response:
     values = await call.json()
     _refuse_unsupported(values)
-    environment = find_environment(call, read_text(values, "templateID"))
+    template_id = read_text(values, "templateID")
+    if not template_id:
+        raise bad("templateID is missing")
+    template = await find_template(call, template_id)
+    environment = call.context.environments(template.environment)
     network = read_object(values, "network") or {}
     timeout_s = read_timeout(call, values, least=1)
     env = read_texts(values, "envVars", MAX_VARIABLES)
     keep_secret(env.values())
+    is_public = call.rules.public_ports and wants_public_traffic(network)
     request = NewSession(
         environment=environment.name,
+        image=template.image,
+        limits=template.limits,
         env=env,
         metadata=read_texts(values, "metadata", MAX_METADATA),
         idle_timeout_s=LONGEST_S,
         max_lifetime_s=timeout_s or min(DEFAULT_TIMEOUT_S, longest_life(call.caller)),
         network=await _choose_network(call, environment, network, read_flag(values, "allow_internet_access")),
-        previews=PreviewRules(everything=call.rules.public_ports and wants_public_traffic(network)),
+        previews=PreviewRules(everything=is_public, by_token=not is_public),
     )
     set_image_wait(_IMAGE_WAIT_S)
     result = await call.sessions.create(call.tenant, request, call.header("idempotency-key"))
@@ -370,6 +377,13 @@ def _show_listed(call: E2bCall, session: Session) -> dict[str, Any]:
         "state": "running",
         "envdVersion": ENVD_VERSION,
     }
+
+
+def template_of(call: E2bCall, session: Session) -> str:
+    for template, environment in call.rules.templates.items():
+        if environment == session.environment:
+            return template
+    return session.environment
 
 
 def domain_of(call: E2bCall) -> str:
