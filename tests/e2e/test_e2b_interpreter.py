@@ -1,4 +1,4 @@
-"""E2B's code interpreter on a real server: the requests as E2B's clients send them, the lines as they read them."""
+"""E2B's code interpreter, on a server alone and in a cluster: the requests of its clients, the lines they read."""
 
 import json
 import time
@@ -8,8 +8,10 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from cluster_processes import Cluster, running_cluster
 from e2e.api_client import Api
 from e2e.conftest import NewState
+from redis_server import RedisServer
 from server_process import ServerProcess, running_server
 
 pytestmark = pytest.mark.anyio
@@ -17,10 +19,18 @@ pytestmark = pytest.mark.anyio
 CODE_PORT = "49999"
 
 
-@pytest.fixture(scope="module")
-def server(new_state: NewState) -> Iterator[ServerProcess]:
-    with running_server(new_state(), "--pool-size", "1", "--cpus", "2") as server:
-        yield server
+@pytest.fixture(scope="module", params=("alone", "cluster"))
+def server(request: pytest.FixtureRequest, new_state: NewState) -> Iterator[ServerProcess]:
+    """The server that clients talk to."""
+    flags = ("--pool-size", "1", "--cpus", "2")
+    if request.param == "alone":
+        with running_server(new_state(), *flags) as server:
+            yield server
+        return
+    states = [new_state(), new_state()]
+    cluster = Cluster(RedisServer(states[0] / "redis"), states[:1], states[1:], *flags)
+    with running_cluster(cluster):
+        yield cluster.coordinators[0]
 
 
 @pytest.fixture
