@@ -126,7 +126,7 @@ def world(
 
 def e2b_key(server: ServerProcess, ca: Path) -> str:
     argv = [sys.executable, "-m", "warren.cli.main", "keys", "create", "sdks", "--e2b", "-q"]
-    own = {"WARREN_URL": server.url, "WARREN_API_KEY": KEY, "SSL_CERT_FILE": str(ca), "WARREN_CA_FILE": str(ca)}
+    own = {"WARREN_URL": server.url, "WARREN_API_KEY": KEY, "SSL_CERT_FILE": str(ca)}
     made = subprocess.run(argv, env={**clean_environ(), **own}, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     key = made.stdout.strip()
