@@ -79,7 +79,8 @@ def images(image_cache: Path) -> dict[str, Path]:
         with tempfile.TemporaryDirectory(dir=SDKS) as folder:
             made = Path(folder) / "image"
             subprocess.run(["cp", "--archive", "--link", base, made], check=True)
-            shutil.rmtree(made / "uses", ignore_errors=True)
+            shutil.rmtree(made / "uses", ignore_errors=True)  # those of sandboxes that use base
+            (made / "uses").mkdir()
             (python,) = (made / "rootfs" / "usr" / "bin").glob("python3.[0-9]*[0-9]")
             target = made / "rootfs" / "usr" / "local" / "lib" / python.name / "dist-packages"
             wanted = ["--python-version", python.name.removeprefix("python"), "--only-binary", ":all:", *_DRAWING]
