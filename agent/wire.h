@@ -29,6 +29,7 @@ enum tag {
 };
 
 enum flag { FLAG_STDIN = 1, FLAG_CARRY = 2, FLAG_TERMINAL = 4, FLAG_DEFER = 8, FLAG_LOSSLESS = 16, FLAG_FOLLOW = 32, FLAG_RECURSIVE = 64, FLAG_ONCE = 128, FLAG_IGNORE_CASE = 256, FLAG_HIDDEN = 512 };
+enum { FLAG_UNTIL_CLOSED = 65536 }; /* for START: it ends when its output is closed, not only its first process */
 enum file_op { OP_READ = 1, OP_WRITE, OP_LIST, OP_STAT, OP_MKDIR, OP_REMOVE, OP_RENAME, OP_PACK, OP_UNPACK, OP_WATCH, OP_SEARCH };
 #define LAST_FILE_OP OP_SEARCH /* HELLO tells the worker: an older agent knows fewer */
 enum control_op { CONTROL_SIGNAL = 1, CONTROL_KILL, CONTROL_RESIZE, CONTROL_FORGET, CONTROL_KILL_ALL };

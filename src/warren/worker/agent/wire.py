@@ -145,10 +145,12 @@ class Tag(IntEnum):
 class Flag(IntFlag):
     """For START and ATTACH; RECURSIVE, IGNORE_CASE and HIDDEN for FILE.
 
-    ONCE: when EXIT is sent and nothing was left running, forget it.
+    ONCE: when EXIT is sent and nothing was left running, forget it. UNTIL_CLOSED: it ends when no process can write
+    to its output any more, or by a signal KILL or TERM.
     """
 
     STDIN = 1
+    UNTIL_CLOSED = 65536
     CARRY = 2
     TERMINAL = 4
     DEFER = 8
