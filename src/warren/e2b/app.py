@@ -10,6 +10,7 @@ from starlette.types import Scope as RequestScope
 from warren.e2b import interpreter
 from warren.e2b.control import sandboxes, templates, unsupported
 from warren.e2b.envd import files, filesystem, processes, watchers
+from warren.e2b.envd.state import EnvdState
 from warren.e2b.errors import ConnectError, E2bError, error_response, response_to
 from warren.e2b.routes import E2bCall, E2bRules, Route, RouteFinder
 from warren.e2b.tokens import SandboxTokens
@@ -30,6 +31,7 @@ class E2bApp:
         self._context = context
         self._rules = rules
         self._tokens = tokens
+        self._envd = EnvdState()
 
     async def __call__(self, scope: RequestScope, receive: Receive, send: Send) -> None:
         inner = read_inner_path(scope["path"]) if scope["type"] == "http" else None
@@ -65,6 +67,7 @@ class E2bApp:
             inner.path,
             inner.session_id,
             params,
+            self._envd,
         )
         return await route.run(call)
 
