@@ -24,6 +24,7 @@ struct settings {
     bool ephemeral;   /* exit, and end the sandbox, when the worker disconnects */
     bool exact_order; /* the kernel signals every write to a pipe */
     bool allow_root;  /* commands may be root of the sandbox's user namespace; the agent has another uid then */
+    bool guest;       /* the sandbox is not Warren's: the agent is not its first process */
 };
 extern struct settings settings;
 uint64_t now_us(void);
@@ -73,6 +74,7 @@ char **merge_environment(char **base, char **own);
 /* Closes all other descriptors above 2: a forked process must not hold pipes of other commands open. */
 void keep_only(int *fds, size_t n);
 void kill_children(pid_t parent);
+size_t scan_tree(void);
 /* Makes the kernel kill this process rather than the agent when memory runs out. */
 void raise_own_oom_score(void);
 void limit_processes(void);
@@ -95,6 +97,9 @@ int sudo_main(int argc, char **argv);
 /* keeper.c and cell.c: the programs of code contexts, which run as the user. */
 int keeper_main(int argc, char **argv);
 int cell_main(int argc, char **argv);
+
+/* relay.c: the way to an agent on another machine. */
+int relay_main(int argc, char **argv);
 
 /* hold.c: stops a shell at a moment at which none of its processes can lose a signal.
  * True if the caller must continue the shell after sending the signal. */

@@ -189,10 +189,14 @@ bool find_user(const char *name, struct user *out) {
     return true;
 }
 
+/* A guest may not have got the right to drop them. What it starts has none of them in force, nor can it get one: no file
+ * gives capabilities to a process with no_new_privs. */
+static bool lacks_setpcap(void) { return settings.guest && errno == EPERM; }
+
 static bool change(const struct user *u, uid_t real) {
     uint32_t kept = u->uid == 0 ? ROOT_CAPS : 0;
     for (int cap = 0; cap <= LAST_CAP; cap++)
-        if ((bounding & ~(uint64_t)kept) >> cap & 1 && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) != 0) return false;
+        if ((bounding & ~(uint64_t)kept) >> cap & 1 && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) != 0 && !lacks_setpcap()) return false;
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
     if (setgroups((size_t)u->group_count, u->groups) != 0) return false;
     if (setresgid(u->gid, u->gid, u->gid) != 0) return false;

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive
 from starlette.types import Scope as RequestScope
 
+from warren.e2b.envd.started import StartedCommands
 from warren.e2b.envd.state import EnvdState
 from warren.e2b.errors import E2bError
 from warren.e2b.tokens import SandboxTokens
@@ -49,7 +50,8 @@ class E2bCall:
     path: str
     session_id: str
     params: dict[str, str]
-    envd: EnvdState = field(default_factory=EnvdState)
+    started: StartedCommands
+    envd: EnvdState
 
     @property
     def sessions(self) -> Sessions:
