@@ -9,9 +9,7 @@ those before.
 import asyncio
 import contextlib
 import json
-import math
 import secrets
-import time
 from collections.abc import AsyncGenerator
 from typing import Final
 
@@ -31,7 +29,6 @@ from warren.model.operations import Change, FileEvent
 MAX_WATCHERS: Final = 32  # of a session
 MAX_EVENT_BYTES: Final = 512 * 1024  # of a watcher
 MAX_ALL_EVENT_BYTES: Final = 64 * 1024 * 1024  # of a process
-_KEEPALIVE_S: Final = 90.0
 _EVENT_BYTES: Final = 200
 _TYPES: Final = {
     Change.CREATED: "EVENT_TYPE_CREATE",
@@ -180,58 +177,14 @@ def _watcher(call: E2bCall, message: Message) -> Watcher:
 
 async def _watch_dir(call: E2bCall, message: Message) -> AsyncGenerator[Message, None]:
     """Does not keep the session alive."""
-    deadline = _deadline(call)
     async with call.sandbox(counts=False) as (_, sandbox):
         directory = await _directory(call, sandbox, message)
-        async for event in _until(deadline, directory.watch(), _keepalive_s(call)):
-            if event is None:
-                yield {"keepalive": {}}
-            elif event.change is Change.WATCHING:
-                yield {"start": {}}
-            elif event.change is Change.OVERFLOW:
-                raise ConnectError("internal", _OVERFLOW)
-            else:
-                yield {"filesystem": await directory.show(event)}
-
-
-async def _until(deadline: float, events: FileWatch, every_s: float) -> AsyncGenerator[FileEvent | None, None]:
-    """The events, and None whenever none came for `every_s`. Raises ConnectError at the deadline."""
-    waiting: asyncio.Future[FileEvent] | None = None
-    try:
-        while True:
-            waiting = waiting or asyncio.ensure_future(anext(events))
-            left_s = deadline - time.monotonic()
-            done, _ = await asyncio.wait([waiting], timeout=max(0.0, min(every_s, left_s)))
-            if done:
-                event, waiting = waiting.result(), None
-                yield event
-            elif left_s <= every_s:
-                raise ConnectError("deadline_exceeded", "the time of the watch is over")
-            else:
-                yield None
-    finally:
-        with anyio.CancelScope(shield=True):
-            if waiting is not None:
-                waiting.cancel()
-                await asyncio.wait([waiting])
-            await events.aclose()
-
-
-def _deadline(call: E2bCall) -> float:
-    """When the client wants the stream to end, by the monotonic clock."""
-    given = call.header("connect-timeout-ms")
-    if not given:
-        return math.inf
-    if not given.isascii() or not given.isdigit() or len(given) > 10:
-        raise ConnectError("invalid_argument", "Connect-Timeout-Ms must be a number of milliseconds")
-    return time.monotonic() + int(given) / 1000
-
-
-def _keepalive_s(call: E2bCall) -> float:
-    given = call.header("keepalive-ping-interval")
-    return (
-        float(min(max(int(given), 1), 600)) if given.isascii() and given.isdigit() and len(given) < 9 else _KEEPALIVE_S
-    )
+        async with contextlib.aclosing(directory.watch()) as events:
+            async for event in events:
+                if event.change is Change.OVERFLOW:
+                    raise ConnectError("internal", _OVERFLOW)
+                is_start = event.change is Change.WATCHING
+                yield {"start": {}} if is_start else {"filesystem": await directory.show(event)}
 
 
 _SERVICE: Final = "/filesystem.Filesystem"
@@ -239,5 +192,5 @@ ROUTES: tuple[Route, ...] = (
     unary(f"{_SERVICE}/CreateWatcher", "e2b_create_watcher", Scope.READ, _create_watcher),
     unary(f"{_SERVICE}/GetWatcherEvents", "e2b_get_watcher_events", Scope.READ, _get_events),
     unary(f"{_SERVICE}/RemoveWatcher", "e2b_remove_watcher", Scope.READ, _remove_watcher),
-    server_stream(f"{_SERVICE}/WatchDir", "e2b_watch_directory", Scope.READ, _watch_dir),
+    server_stream(f"{_SERVICE}/WatchDir", "e2b_watch_directory", Scope.READ, _watch_dir, {"keepalive": {}}),
 )
