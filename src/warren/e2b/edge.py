@@ -6,6 +6,7 @@ of the server get the form that E2B's clients read.
 """
 
 import re
+import urllib.parse
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
@@ -18,7 +19,7 @@ from warren.http.server.request_origin import read_authority
 from warren.interfaces.store import SessionStore
 from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
-from warren.model.e2b import CODE_PORT, ENVD_PORT, KNOWN_CALLER, PREFIX, Plane, session_id_of
+from warren.model.e2b import ADDRESS, CODE_PORT, ENVD_PORT, KNOWN_CALLER, PREFIX, UPLOADS, Plane, session_id_of
 from warren.model.errors import Unauthorized, WarrenError
 from warren.model.preview import LOCALHOST
 from warren.tenancy.tenants import Tenants
@@ -84,9 +85,9 @@ class E2bEdge:
             return
         answer = _ShapedAnswer(send, found)
         inner = _inner_scope(scope, found)
-        if found.plane is not Plane.API:
+        if found.plane is not Plane.API or found.path.startswith(UPLOADS):
             try:
-                caller = await self._identify(found, headers)
+                caller = await self._identify(found, headers, scope)
             except WarrenError as exc:
                 response = response_to(exc, found.plane, found.session_id, is_call=answer.is_call)
                 await response(scope, receive, send)
@@ -134,8 +135,12 @@ class E2bEdge:
 
     # -- who asks
 
-    async def _identify(self, found: _Found, headers: dict[bytes, str]) -> Caller | None:
+    async def _identify(self, found: _Found, headers: dict[bytes, str], scope: Scope) -> Caller | None:
         """None if there is no such sandbox. Raises Unauthorized."""
+        if found.plane is Plane.API:
+            query = urllib.parse.parse_qs(scope["query_string"].decode("latin-1"))
+            upload = self._tokens.read_upload(query.get("token", [""])[0])
+            return Caller(upload.tenant, upload.key_id, frozenset(), (await self._tenants.of(upload.tenant)).quota)
         owner = await self._owner(found.session_id)
         if owner is None:
             return None
@@ -174,6 +179,9 @@ def _plane(port: str, path: str) -> Plane:
 def _inner_scope(scope: Scope, found: _Found) -> Scope:
     place = f"{PREFIX}/{found.plane}" + (f"/{found.session_id}" if found.session_id else "")
     inner = {**scope, "path": place + found.path, "raw_path": place.encode() + found.path.encode()}
+    if found.plane is Plane.API:
+        host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
+        inner[ADDRESS] = host + scope["path"].removesuffix(found.path)
     if found.by_host:
         inner["headers"] = [(name, b"localhost" if name == b"host" else value) for name, value in scope["headers"]]
     return inner
