@@ -36,7 +36,7 @@ _MOST_LOGS: Final = 32
 _LOG_BYTES: Final = 1024 * 1024
 _LONGEST_LINE: Final = 2000
 _LOOK_S: Final = 600.0
-_STEP: Final = re.compile(r"step (\d+) of \d+: ")
+_STEP: Final = re.compile(r"step (\d+) of (\d+): ")
 _BROKEN_OFF: Final = "the server was stopped while the template was built; build it again"
 _INSIDE: Final = "the build failed on this machine; the operator finds why in the server's log"
 _log = get_log(__name__)
@@ -85,8 +85,8 @@ class BuildLog:
             self._add_output(text)
         elif isinstance(error := values.get("error"), str):
             self.end_line()
-            self.error = error
-            self.add(error, "error")
+            self.error = _STEP.sub(self._counted, error, count=1)
+            self.add(self.error, "error")
 
     def add(self, message: str, level: str = "info") -> None:
         self._size += len(message) + 64
@@ -101,13 +101,17 @@ class BuildLog:
     def _begin(self, step: str) -> None:
         self.end_line()
         match = _STEP.match(step)
-        if match:
-            number = int(match[1]) - self._before
-            self.step = str(number) if number > 0 else "base"
+        number = int(match[1]) - self._before if match else 0
+        if number > 0:
+            self.step = str(number)
         elif self.step != "base":
             self.step = "finalize"
-        if not match or number > 0:
-            self.add(step)
+        if number > 0 or not match:
+            self.add(_STEP.sub(self._counted, step, count=1))
+
+    def _counted(self, match: re.Match[str]) -> str:
+        """A step as the template counts it."""
+        return f"step {int(match[1]) - self._before} of {int(match[2]) - self._before}: "
 
     def _add_output(self, text: str) -> None:
         *lines, self._line = (self._line + text).split("\n")

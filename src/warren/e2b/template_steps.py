@@ -14,6 +14,7 @@ from typing import Any, Final
 from warren.e2b.errors import E2bError
 from warren.model.image import Configure, Copy, ImageConfig, Recipe, Run, Stage, Step
 from warren.model.spec import USER, USER_UID, check_env
+from warren.worker.images.dockerfile import DEFAULT_PATH
 
 DEFAULT_USER: Final = "user"
 DEFAULT_DIRECTORY: Final = "/home/user"
@@ -109,7 +110,7 @@ def make_recipe(base: str, config: ImageConfig, user: str, steps: Sequence[Templ
     """`config` and `user` are those of the base. The files of the step number N lie in the directory `N` of the
     build, counted from 1."""
     made: list[Step] = []
-    env, directory = dict(config.env), config.workdir
+    env, directory = {"PATH": DEFAULT_PATH, **config.env}, config.workdir
     if directory in ("", "/"):
         directory = DEFAULT_DIRECTORY
         made.append(Configure("workdir", directory, f"WORKDIR {directory}"))
