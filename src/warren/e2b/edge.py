@@ -10,7 +10,7 @@ import re
 from collections import OrderedDict
 from functools import lru_cache, partial
 from typing import Final, NamedTuple
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -26,7 +26,7 @@ from warren.http.server.request_origin import TrustedProxies, read_authority
 from warren.interfaces.store import SessionStore
 from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
-from warren.model.e2b import CODE_PORT, ENVD_PORT, KNOWN_CALLER, PREFIX, Plane, session_id_of
+from warren.model.e2b import ADDRESS, CODE_PORT, ENVD_PORT, KNOWN_CALLER, PREFIX, UPLOADS, Plane, session_id_of
 from warren.model.errors import InvalidRequest, Unauthorized, WarrenError
 from warren.model.preview import LOCALHOST, OF_E2B_SANDBOX, TRAFFIC_TOKEN, preview_host, read_port
 from warren.tenancy.tenants import Tenants
@@ -133,9 +133,9 @@ class E2bEdge:
         shape = partial(
             response_to, plane=found.plane, session_id=found.session_id, is_call=is_call(found.plane, found.path)
         )
-        if found.plane is not Plane.API:
+        if found.plane is not Plane.API or found.path.startswith(UPLOADS):
             try:
-                caller = await self._identify(found, headers)
+                caller = await self._identify(found, headers, scope)
             except WarrenError as exc:
                 await shape(exc)(scope, receive, send)
                 return
@@ -234,8 +234,12 @@ class E2bEdge:
 
     # -- who asks
 
-    async def _identify(self, found: _Found, headers: dict[bytes, str]) -> Caller | None:
+    async def _identify(self, found: _Found, headers: dict[bytes, str], scope: Scope) -> Caller | None:
         """None if there is no such sandbox. Raises Unauthorized."""
+        if found.plane is Plane.API:
+            query = parse_qs(scope["query_string"].decode("latin-1"))
+            upload = self._tokens.read_upload(query.get("token", [""])[0])
+            return Caller(upload.tenant, upload.key_id, frozenset(), (await self._tenants.of(upload.tenant)).quota)
         if found.path != _HEALTH:
             self._check_token(found, headers)
         owner = await self._owner(found.session_id)
@@ -296,7 +300,10 @@ def _without_prefix(scope: Scope) -> tuple[str, bytes, bool]:
 def _inner_scope(scope: Scope, found: _Found) -> Scope:
     place = f"{PREFIX}/{found.plane}" + (f"/{found.session_id}" if found.session_id else "")
     inner = {**scope, "path": place + found.path, "raw_path": place.encode() + found.raw_path}
-    if found.plane is not Plane.API:
+    if found.plane is Plane.API:
+        host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
+        inner[ADDRESS] = host + scope["path"].removesuffix(found.path)
+    else:
         inner["headers"] = [header for header in scope["headers"] if not _is_credential(*header)]
     if found.host:
         inner["headers"] = [(name, found.host if name == b"host" else value) for name, value in inner["headers"]]
