@@ -18,6 +18,10 @@ ENVD_VERSION: Final = "0.6.13"
 PREFIX: Final = "/e2b"
 KNOWN_CALLER: Final = "known_caller"
 """The key, in the scope of a request, of a caller whom the edge has identified by the token of a sandbox."""
+ACCESS_HEADER: Final = b"x-access-token"
+TRAFFIC_HEADER: Final = b"e2b-traffic-access-token"
+TOKEN_PREFIXES: Final = (b"wet_", b"wtt_")
+"""Tokens of sandboxes begin with these."""
 _SANDBOX_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _INNER: Final = re.compile(r"/e2b/(envd|code)/(ses_[0-9a-f]{32})(/.*)", re.ASCII | re.DOTALL)
 _OF_SANDBOX: Final = re.compile(r"/e2b/api(?:/v2)?/sandboxes/([0-9a-f]{32})(?:/.*)?", re.ASCII | re.DOTALL)
