@@ -362,6 +362,7 @@ bool command_ending_all(void) { return all_deadline_us != 0; }
 /* Without reading anything about them: there may be as many as the limit allows. */
 static uint32_t count_other_processes(void) {
     uint32_t n = 0;
+    if (settings.guest) return (uint32_t)scan_tree(); /* others are beside the agent */
     DIR *proc = opendir("/proc");
     for (struct dirent *d; proc && (d = readdir(proc));) n += d->d_name[0] >= '1' && d->d_name[0] <= '9';
     if (proc) closedir(proc);
@@ -376,11 +377,31 @@ static uint32_t count_helpers(void) {
     return n;
 }
 
+/* As the user of a command kill(-1) reaches all processes of that user at once, wherever they are, and no others. The
+ * agent's own helpers, and whatever was left to it when they died, are its children. */
+static void kill_all_of(const char *name) {
+    struct user u;
+    if (!find_user(name, &u)) return;
+    pid_t pid = fork();
+    if (pid == 0) {
+        if (become_user(&u)) kill(-1, SIGKILL);
+        _exit(0);
+    }
+    while (pid > 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR) {}
+}
+
+static void kill_as_guest(void) {
+    kill_all_of(settings.user);
+    for (struct command *c = commands; c; c = c->next)
+        if (c->life != LIFE_ENDED && strcmp(c->user, settings.user) != 0) kill_all_of(c->user);
+    kill_children(getpid());
+}
+
 /* Ends everything in the sandbox but the agent. kill(-1) of the first process of a pid namespace reaches every other
  * process in it at once, and a process with a pending KILL cannot fork: a fork bomb cannot outrun it, and no process is
  * needed to do it. All processes are below the agent, so they are gone when waitpid knows of no child. */
 static void kill_all(uint32_t channel) {
-    if (getpid() != 1) { /* outside of a pid namespace this would reach the whole machine */
+    if (getpid() != 1 && !settings.guest) { /* outside of a pid namespace this would reach the whole machine */
         send_error(channel, CODE_INVALID, "the agent is not the first process");
         return;
     }
@@ -395,7 +416,8 @@ static void kill_all(uint32_t channel) {
     }
     all_killed = found > helpers ? found - helpers : 0;
     all_deadline_us = now_us() + GIVE_UP_US;
-    kill(-1, SIGKILL);
+    if (settings.guest) kill_as_guest();
+    else kill(-1, SIGKILL);
 }
 
 static bool all_have_ended(void) {
@@ -409,6 +431,7 @@ static bool all_have_ended(void) {
 void command_check_ended_all(void) {
     if (!command_ending_all()) return;
     bool ended = all_have_ended();
+    if (!ended && settings.guest) kill_as_guest();
     if (!ended && now_us() < all_deadline_us) return;
     uint32_t left = ended ? 0 : count_other_processes();
     all_deadline_us = 0;

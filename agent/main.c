@@ -16,10 +16,14 @@
  * first. The agent keeps the output (log.c) and the exit codes of commands, so that the worker may die and come back.
  * Only the loop at the end of this file waits; everything else runs to its end when a descriptor is ready.
  *
+ * In a sandbox that somebody else has made, on another machine, it is started with --guest: it is not the first process
+ * there, other processes are beside it, and it may lack the capability to drop others. What keeps that sandbox from the
+ * rest of the world is then the affair of whoever made it. The worker reaches it through relay.c.
+ *
  * Files: main.c start and main loop; connection.c channels and frames; request.c parsing of requests; command.c the
  * life of commands; spawn.c how one is started; input.c its stdin; output.c its output; log.c the output that is kept;
  * supervise.c its process tree; elevate.c, sudo.c and tend.c root inside; hold.c when to signal it; shell.c state
- * between shell commands; keeper.c and cell.c code contexts; file_jobs.c file operations; files.c, tree.c, watching.c
+ * between shell commands; keeper.c and cell.c code contexts; relay.c a way through other people's pipes; file_jobs.c file operations; files.c, tree.c, watching.c
  * and search.c what they do; users.c identities; wire.c encoding.
  */
 #define _GNU_SOURCE
@@ -46,7 +50,7 @@
 
 #define CAPS ((1u << 5) | (1u << 6) | (1u << 7) | (1u << 8)) /* KILL SETGID SETUID SETPCAP */
 
-struct settings settings = {"/workspace", "sandboxuser", 1, 65534, 0, 0, false, false, false};
+struct settings settings = {"/workspace", "sandboxuser", 1, 65534, 0, 0, false, false, false, false};
 static bool children_ended;
 static int poller = -1, signals = -1;
 static struct watch signal_watch, listener = {.fd = -1};
@@ -178,7 +182,7 @@ static unsigned long number(const char *s) { return s ? strtoul(s, NULL, 10) : 0
 
 static void usage(void) {
     dprintf(2, "warren-agent --listen-fd N | --socket PATH [--become UID] [--user NAME] [--workspace DIR]\n"
-               "             [--uids LOW-HIGH] [--nproc N] [--memlock BYTES] [--ephemeral] [--allow-root]\nThe first process of a Warren sandbox; not to be run by hand.\n");
+               "             [--uids LOW-HIGH] [--nproc N] [--memlock BYTES] [--ephemeral] [--allow-root] [--guest]\nThe first process of a Warren sandbox; not to be run by hand.\n");
     exit(2);
 }
 
@@ -208,6 +212,10 @@ static int parse_arguments(int argc, char **argv) {
             settings.allow_root = true;
             continue;
         }
+        if (strcmp(name, "--guest") == 0) {
+            settings.guest = true;
+            continue;
+        }
         if (!value) usage();
         i++;
         if (strcmp(name, "--listen-fd") == 0) fd = (int)number(value);
@@ -228,6 +236,8 @@ static int parse_arguments(int argc, char **argv) {
     settings.agent_uid = geteuid();
     if (settings.allow_root && settings.agent_uid == 0) fail("--allow-root needs --become: the agent is root itself");
     if (settings.allow_root) settings.uid_low = 0;
+    if (settings.guest && settings.allow_root) fail("--guest and --allow-root exclude each other");
+    if (settings.guest) prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     return fd;
 }
 
@@ -245,6 +255,7 @@ int main(int argc, char **argv) {
     if (argc > 0 && strcmp(name ? name + 1 : argv[0], "sudo") == 0) return sudo_main(argc, argv);
     if (argc > 1 && strcmp(argv[1], "context") == 0) return keeper_main(argc, argv);
     if (argc > 1 && strcmp(argv[1], "cell") == 0) return cell_main(argc, argv);
+    if (argc > 1 && strcmp(argv[1], "relay") == 0) return relay_main(argc, argv);
     int fd = parse_arguments(argc, argv);
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);

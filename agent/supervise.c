@@ -158,7 +158,7 @@ static bool is_in_tree(pid_t parent) {
 }
 
 /* Reads the process tree from /proc; returns the number of processes below this one. */
-static size_t scan_tree(void) {
+size_t scan_tree(void) {
     if (!tree) tree = malloc(MAX_TREE * sizeof *tree);
     DIR *proc = opendir("/proc");
     if (!tree || !proc) return 0;

@@ -36,6 +36,7 @@ class Box:
 
 class NamespaceProvider:
     name = "namespace"
+    local_images = True
     capabilities = frozenset({Capability.TERMINALS})
 
     def __init__(self, agent: Path, state: Path, boxes: dict[str, Box] | None = None) -> None:

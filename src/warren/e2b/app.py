@@ -11,6 +11,7 @@ from starlette.types import Scope as RequestScope
 from warren.e2b import interpreter
 from warren.e2b.control import sandboxes, templates, unsupported
 from warren.e2b.envd import files, filesystem, processes, watchers
+from warren.e2b.envd.started import StartedCommands
 from warren.e2b.errors import ConnectError, E2bError, error_response
 from warren.e2b.routes import E2bCall, E2bRules, Route, RouteFinder
 from warren.e2b.tokens import SandboxTokens
@@ -30,6 +31,7 @@ class E2bApp:
         self._context = context
         self._rules = rules
         self._tokens = tokens
+        self._started = StartedCommands()
 
     async def __call__(self, scope: RequestScope, receive: Receive, send: Send) -> None:
         inner = read_inner_path(scope["path"]) if scope["type"] == "http" else None
@@ -58,6 +60,7 @@ class E2bApp:
             inner.path,
             inner.session_id,
             found.params,
+            self._started,
         )
         return await found.route.run(call)
 

@@ -20,6 +20,8 @@ from warren.testing.fake_sandbox import FakeMachine, FakeSandbox
 
 
 class FakeProvider:
+    local_images = True
+
     def __init__(
         self,
         machines: dict[str, FakeMachine] | None = None,

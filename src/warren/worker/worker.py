@@ -148,7 +148,8 @@ class LocalWorker:
         provider = self._provider_for(environment)
         if self._state is _State.NEW:
             self._state = _State.OPEN
-            if self._builds is None or not self._builds.can_get(environment.image, environment.recipe):
+            is_built = self._builds is not None and self._builds.can_get(environment.image, environment.recipe)
+            if not is_built or not provider.local_images:
                 self._pool(provider, environment)
             else:
                 self._own(asyncio.ensure_future(self._start_default_pool()))
@@ -176,7 +177,9 @@ class LocalWorker:
     async def prepare(self, environment: str, image: str = "", provider: str = "") -> None:
         if self._builds is not None:
             found = self._environments(environment)
-            await self._builds.prepare(*self._image_of(found, image, self._provider_for(found, provider)))
+            maker = self._provider_for(found, provider)
+            if maker.local_images:
+                await self._builds.prepare(*self._image_of(found, image, maker))
 
     def fetch_images_by(self, fetch: FetchImage) -> None:
         """Says how images that are missing here can be had from other machines."""
@@ -190,6 +193,8 @@ class LocalWorker:
         try:
             provider = self._provider_for(environment)
         except InvalidRequest:
+            return None
+        if not provider.local_images:
             return None
         return await self._builds.state(*self._image_of(environment, "", provider))
 
@@ -316,7 +321,14 @@ class LocalWorker:
             for name in environment.contexts:
                 language = find_language(name)
                 # It has no idle time: it may wait here for longer than that.
-                await start_keeper(sandbox, language, language.default_context, idle_s=0, image=environment.image)
+                await start_keeper(
+                    sandbox,
+                    language,
+                    language.default_context,
+                    cwd=environment.env.get("HOME", ""),
+                    idle_s=0,
+                    image=environment.image,
+                )
         except BaseException:
             await run_shielded(asyncio.wait([self._destruction(sandbox.id)]))
             raise

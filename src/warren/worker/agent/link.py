@@ -389,17 +389,21 @@ class AgentLink(asyncio.BufferedProtocol):
         """
         try:
             async with asyncio.timeout(timeout_s):
-                sock = await _connect(directory)
-                link = await cls.over(sock)
-                try:
-                    link.write_frame(frame(Request.HELLO, 0, fields([(Tag.VERSION, VERSION)])))
-                    link._check_hello(await link._hello)
-                except BaseException:
-                    link.abort()
-                    raise
-                return link
+                return await cls.greet(await _connect(directory))
         except TimeoutError:
             raise SandboxLost(f"the agent did not answer within {timeout_s:g} s") from None
+
+    @classmethod
+    async def greet(cls, sock: socket.socket) -> "AgentLink":
+        """Greets the agent at the other end of a connected socket, which the link owns. Raises as `dial` does."""
+        link = await cls.over(sock)
+        try:
+            link.write_frame(frame(Request.HELLO, 0, fields([(Tag.VERSION, VERSION)])))
+            link._check_hello(await link._hello)
+        except BaseException:
+            link.abort()
+            raise
+        return link
 
     @classmethod
     async def over(cls, sock: socket.socket) -> "AgentLink":

@@ -125,6 +125,7 @@ class HostProvider(ABC, Generic[R, Plan]):
     promised: ClassVar[frozenset[Layer]]
     can: ClassVar[frozenset[Capability]]
     mounts_gpu_libraries: ClassVar[bool] = False
+    local_images: ClassVar[bool] = True
 
     def __init__(
         self,
