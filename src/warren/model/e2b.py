@@ -18,6 +18,8 @@ ENVD_VERSION: Final = "0.6.13"
 PREFIX: Final = "/e2b"
 KNOWN_CALLER: Final = "known_caller"
 """The key, in the scope of a request, of a caller whom the edge has identified by the token of a sandbox."""
+NETWORK_IF_POSSIBLE: Final = "network_if_possible"
+"""Among what placement knows of a new sandbox: it gets its environment's network, or none where there are none."""
 ACCESS_HEADER: Final = b"x-access-token"
 TRAFFIC_HEADER: Final = b"e2b-traffic-access-token"
 TOKEN_PREFIXES: Final = (b"wet_", b"wtt_")
