@@ -1,9 +1,10 @@
 """API keys: creates, lists, revokes, rotates and recognises them.
 
 A key is `wk_ID_SECRET`; `e2b_` with id and secret after it is another spelling of the same key, for E2B's clients. The
-id finds its record, which holds a salted SHA-256 of the secret. The secret is 256 random bits, so nobody can guess it and a slow hash would add nothing. A recognised key is cached for CACHED_S: so long after
-another process has revoked it, it may still be accepted. While the store is away, keys are accepted that were verified
-in the last TRUSTED_S, and no others.
+id finds its record, which holds a salted SHA-256 of the secret. The secret is 256 random bits, so nobody can guess it
+and a slow hash would add nothing. A recognised key is cached for CACHED_S: so long after another process has revoked
+it, it may still be accepted. While the store is away, keys are accepted that were verified in the last TRUSTED_S, and
+no others.
 """
 
 import asyncio
