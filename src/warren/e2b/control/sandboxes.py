@@ -68,6 +68,7 @@ async def create(call: E2bCall) -> Response:
     _refuse_unsupported(values)
     environment = find_environment(call, read_text(values, "templateID"))
     network = read_object(values, "network") or {}
+    are_ports_public = call.rules.public_ports and wants_public_traffic(network)
     timeout_s = read_timeout(call, values, least=1)
     env = read_texts(values, "envVars", MAX_VARIABLES)
     keep_secret(env.values())
@@ -78,7 +79,7 @@ async def create(call: E2bCall) -> Response:
         idle_timeout_s=LONGEST_S,
         max_lifetime_s=timeout_s or min(DEFAULT_TIMEOUT_S, longest_life(call.caller)),
         network=await _choose_network(call, environment, network, read_flag(values, "allow_internet_access")),
-        previews=PreviewRules(everything=call.rules.public_ports and wants_public_traffic(network)),
+        previews=PreviewRules(everything=are_ports_public, by_token=not are_ports_public),
     )
     set_image_wait(_IMAGE_WAIT_S)
     result = await call.sessions.create(call.tenant, request, call.header("idempotency-key"))
