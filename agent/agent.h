@@ -43,6 +43,9 @@ bool find_user(const char *name, struct user *out);
 bool become_user(const struct user *u);
 /* Takes on the user's rights over files, but keeps the agent's real uid: the user cannot signal, stop or trace it. */
 bool act_as_user(const struct user *u);
+/* The name, or the number as text. Only for a job, which does not outlive the answer: they remember what they read. */
+const char *user_name(uid_t uid);
+const char *group_name(gid_t gid);
 
 /* supervise.c: one process per command, which owns the whole process tree of the command. */
 enum report_kind { REPORT_STARTED = 1, REPORT_FAILED, REPORT_EXITED, REPORT_GONE };
@@ -153,12 +156,15 @@ uint64_t tend_next(void);
 /* files.c, tree.c, watching.c, search.c: what runs in that process. */
 struct file_request {
     enum file_op op;
-    char *path, *path2;
+    char *path, *path2, *owner;
     char *globs[MAX_GLOBS], *pattern;
-    size_t glob_count;
+    char *metadata[MAX_METADATA]; /* key=value */
+    size_t glob_count, metadata_count;
     uint64_t offset, length, mode, depth, max_matches, timeout_ms;
-    bool has_length, has_mode, recursive, ignore_case, hidden;
+    bool has_length, has_mode, recursive, ignore_case, hidden, details, attributes, sets_metadata;
     int in, out, commit; /* data to the file, data from it, one byte when the data is complete */
+    uid_t uid; /* who gets what is created, if there is an `owner` */
+    gid_t gid;
 };
 bool file_request_parse(struct fields it, struct file_request *r, char **user);
 void file_request_free(struct file_request *r);
@@ -171,12 +177,15 @@ int tree_search(const struct file_request *r, struct buf *reply);
 int tree_list(const struct file_request *r);
 int tree_remove(const char *path);
 int tree_move(const char *from, const char *to);
-int make_parents(const char *path);
+int make_parents(const struct file_request *r, const char *path);
 bool join_path(char *to, size_t size, const char *dir, const char *name); /* false with errno if it is too long */
 bool is_dot_entry(const char *name);
 enum code code_of(int error);
 struct stat;
 void add_stat(struct buf *b, const char *path, const struct stat *st);
+/* What costs more to find out: names of the owners, what a link leads to, metadata. */
+void add_details(struct buf *b, const char *path, const struct stat *st);
+void copy_metadata(int from, int to);
 bool write_all(int fd, const void *p, size_t n);
 bool read_all(int fd, void *p, size_t n);
 

@@ -3,8 +3,8 @@
  * A job has the user's rights over files and none of the agent's. Its real uid stays the agent's, so that user code
  * cannot stop it.
  *
- *   agent ── data (write, unpack) ──▶ job ── data (read, list, pack, watch, search) ──▶ agent
- *         ── commit: one byte ──────▶     ── result: code, then fields or a sentence ──▶
+ *   agent ── data (write, unpack, watch) ──▶ job ── data (read, list, pack, watch, search) ──▶ agent
+ *         ── commit: one byte ─────────────▶     ── result: code, then fields or a sentence ──▶
  *
  * A job that gets no commit byte undoes its work. The job has ended when its result pipe is closed.
  */
@@ -32,6 +32,7 @@ struct job {
     int commit;
     struct buf input, reply;
     bool input_end, readable, takes_data, is_search;
+    bool undoes; /* takes its data back if it gets no commit byte */
     uint32_t taken;
 };
 
@@ -211,7 +212,7 @@ void job_eof(struct job *j) {
     feed(j);
 }
 
-/* The worker does not wait for the job any more. A job that takes data undoes its work; others are killed. */
+/* The worker does not wait for the job any more. A job that writes undoes its work; others are killed. */
 void job_abandon(struct job *j) {
     struct channel *ch = channel_find(j->channel);
     if (ch && ch->job == j) ch->job = NULL;
@@ -220,7 +221,7 @@ void job_abandon(struct job *j) {
     j->commit = -1;
     if (j->in.fd >= 0) watch_drop(&j->in);
     if (j->out.fd >= 0) watch_drop(&j->out);
-    if (!j->takes_data && j->result.fd >= 0) kill(j->pid, SIGKILL); /* the pid is valid: a job is not reaped before its result pipe ends */
+    if (!j->undoes && j->result.fd >= 0) kill(j->pid, SIGKILL); /* the pid is valid: a job is not reaped before its result pipe ends */
     if (j->result.fd < 0) finish(j);
 }
 
@@ -238,11 +239,12 @@ static void close_pipes(int p[4][2]) {
 }
 
 static void launch(struct channel *ch, struct file_request *r, const struct user *u) {
-    bool takes = r->op == OP_WRITE || r->op == OP_UNPACK;
+    bool writes = r->op == OP_WRITE || r->op == OP_WRITE_IN_PLACE || r->op == OP_UNPACK;
+    bool takes = writes || r->op == OP_WATCH;
     bool gives = r->op == OP_READ || r->op == OP_LIST || r->op == OP_PACK || r->op == OP_WATCH || r->op == OP_SEARCH;
     int p[4][2] = {{-1, -1}, {-1, -1}, {-1, -1}, {-1, -1}}; /* in, commit, out, result */
     pid_t pid = -1;
-    if (open_pipe(p[0], takes, 1) && open_pipe(p[1], takes, 1) && open_pipe(p[2], gives, 0) && open_pipe(p[3], true, 0)) {
+    if (open_pipe(p[0], takes, 1) && open_pipe(p[1], writes, 1) && open_pipe(p[2], gives, 0) && open_pipe(p[3], true, 0)) {
         pid = fork();
         if (pid == 0) {
             r->in = p[0][0], r->commit = p[1][0], r->out = p[2][1];
@@ -259,7 +261,7 @@ static void launch(struct channel *ch, struct file_request *r, const struct user
     }
     struct job *j = calloc(1, sizeof *j);
     if (!j) fail("memory");
-    *j = (struct job){.channel = ch->id, .pid = pid, .commit = p[1][1], .takes_data = takes, .is_search = r->op == OP_SEARCH};
+    *j = (struct job){.channel = ch->id, .pid = pid, .commit = p[1][1], .takes_data = takes, .undoes = writes, .is_search = r->op == OP_SEARCH};
     j->in.fd = j->out.fd = j->result.fd = -1;
     j->next = jobs;
     jobs = j;
@@ -273,7 +275,7 @@ static void launch(struct channel *ch, struct file_request *r, const struct user
 
 void job_start(uint32_t channel, struct fields f) {
     struct file_request r = {.in = -1, .out = -1, .commit = -1};
-    struct user u;
+    struct user u, owner;
     char *user = NULL;
     bool good = file_request_parse(f, &r, &user);
     const char *name = user && *user ? user : settings.user;
@@ -283,7 +285,10 @@ void job_start(uint32_t channel, struct fields f) {
         send_error(channel, CODE_CONFLICT, "everything in the sandbox is being ended; try again");
     } else if (!find_user(name, &u)) {
         send_error(channel, CODE_UNKNOWN_USER, "there is no user %s in this sandbox", name);
+    } else if (r.owner && !find_user(r.owner, &owner)) {
+        send_error(channel, CODE_UNKNOWN_USER, "there is no user %s in this sandbox", r.owner);
     } else {
+        if (r.owner) r.uid = owner.uid, r.gid = owner.gid;
         struct channel *ch = channel_open(channel);
         if (ch) launch(ch, &r, &u);
     }

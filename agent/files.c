@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -14,6 +15,10 @@
 
 #define COPY_BYTES (256u * 1024)
 #define NOT_REGULAR (-(int)CODE_INVALID_PATH)
+#define PREFIX "user.e2b." /* of the attributes that are metadata */
+#define PREFIX_BYTES (sizeof PREFIX - 1)
+
+static char names[65536]; /* of a file's attributes: the kernel has no longer lists */
 
 bool write_all(int fd, const void *p, size_t n) {
     const uint8_t *at = p;
@@ -53,9 +58,12 @@ enum code code_of(int error) {
     }
 }
 
+static enum kind kind_of(mode_t mode) {
+    return S_ISREG(mode) ? KIND_FILE : S_ISDIR(mode) ? KIND_DIRECTORY : S_ISLNK(mode) ? KIND_SYMLINK : KIND_OTHER;
+}
+
 void add_stat(struct buf *b, const char *path, const struct stat *st) {
-    enum kind kind = S_ISREG(st->st_mode) ? KIND_FILE : S_ISDIR(st->st_mode) ? KIND_DIRECTORY
-                     : S_ISLNK(st->st_mode) ? KIND_SYMLINK : KIND_OTHER;
+    enum kind kind = kind_of(st->st_mode);
     add_text(b, TAG_PATH, path);
     add_number(b, TAG_KIND, kind);
     add_number(b, TAG_SIZE, kind == KIND_FILE ? (uint64_t)st->st_size : 0);
@@ -65,13 +73,95 @@ void add_stat(struct buf *b, const char *path, const struct stat *st) {
     add_number(b, TAG_MTIME_NS, (uint64_t)st->st_mtim.tv_sec * 1000000000u + (uint64_t)st->st_mtim.tv_nsec);
 }
 
-int make_parents(const char *path) {
+/* ---- metadata: attributes of the file whose names begin with PREFIX ---- */
+
+/* The next name of metadata in a list that llistxattr(2) has filled, without PREFIX; NULL at its end. */
+static const char *next_key(const char **at, const char *end) {
+    while (*at < end) {
+        const char *name = *at;
+        *at += strlen(name) + 1;
+        if (strncmp(name, PREFIX, PREFIX_BYTES) == 0 && name[PREFIX_BYTES]) return name + PREFIX_BYTES;
+    }
+    return NULL;
+}
+
+/* Adds keys and values, each with a NUL byte at its end. User code can set anything: what is no text, or too much, is left out. */
+static void add_metadata(struct buf *b, const char *path) {
+    char value[MAX_METADATA_BYTES], all[MAX_METADATA_BYTES];
+    size_t used = 0;
+    ssize_t size = llistxattr(path, names, sizeof names);
+    const char *at = names, *end = names + (size > 0 ? size : 0);
+    for (const char *key; (key = next_key(&at, end));) {
+        ssize_t n = lgetxattr(path, key - PREFIX_BYTES, value, sizeof value);
+        size_t key_bytes = strlen(key) + 1;
+        if (n < 0 || memchr(value, 0, (size_t)n) || used + key_bytes + (size_t)n + 1 > sizeof all) continue;
+        memcpy(all + used, key, key_bytes);
+        memcpy(all + used + key_bytes, value, (size_t)n);
+        used += key_bytes + (size_t)n + 1;
+        all[used - 1] = 0;
+    }
+    if (used) add_bytes(b, TAG_METADATA, all, used);
+}
+
+static bool is_given(const struct file_request *r, const char *key) {
+    size_t n = strlen(key);
+    for (size_t i = 0; i < r->metadata_count; i++)
+        if (strncmp(r->metadata[i], key, n) == 0 && r->metadata[i][n] == '=') return true;
+    return false;
+}
+
+/* Makes the given metadata all that the file has. A file system that knows no attributes keeps none, which is no error. */
+static int set_metadata(const struct file_request *r, int fd) {
+    char name[256];
+    ssize_t size = flistxattr(fd, names, sizeof names);
+    const char *at = names, *end = names + (size > 0 ? size : 0);
+    for (const char *key; (key = next_key(&at, end));)
+        if (!is_given(r, key) && fremovexattr(fd, key - PREFIX_BYTES) != 0 && errno != ENODATA) return errno;
+    for (size_t i = 0; i < r->metadata_count; i++) {
+        const char *equals = strchr(r->metadata[i], '=');
+        int key_bytes = equals ? (int)(equals - r->metadata[i]) : 0;
+        if (!key_bytes || (size_t)snprintf(name, sizeof name, PREFIX "%.*s", key_bytes, r->metadata[i]) >= sizeof name) return EINVAL;
+        if (fsetxattr(fd, name, equals + 1, strlen(equals + 1), 0) != 0) return errno == ENOTSUP ? 0 : errno;
+    }
+    return 0;
+}
+
+void copy_metadata(int from, int to) {
+    char value[MAX_METADATA_BYTES];
+    ssize_t size = flistxattr(from, names, sizeof names);
+    const char *at = names, *end = names + (size > 0 ? size : 0);
+    for (const char *key; (key = next_key(&at, end));) {
+        ssize_t n = fgetxattr(from, key - PREFIX_BYTES, value, sizeof value);
+        if (n >= 0 && fsetxattr(to, key - PREFIX_BYTES, value, (size_t)n, 0) != 0) return;
+    }
+}
+
+void add_details(struct buf *b, const char *path, const struct stat *st) {
+    struct stat target;
+    char real[PATH_MAX];
+    add_number(b, TAG_SIZE, (uint64_t)st->st_size);
+    add_text(b, TAG_OWNER, user_name(st->st_uid));
+    add_text(b, TAG_GROUP, group_name(st->st_gid));
+    if (!S_ISLNK(st->st_mode)) {
+        add_metadata(b, path);
+    } else if (stat(path, &target) == 0 && realpath(path, real)) {
+        add_text(b, TAG_TARGET_PATH, real);
+        add_number(b, TAG_TARGET_KIND, kind_of(target.st_mode));
+        add_number(b, TAG_TARGET_MODE, target.st_mode & 07777);
+    }
+}
+
+/* ---- */
+
+int make_parents(const struct file_request *r, const char *path) {
     char copy[PATH_MAX];
     if (strlen(path) >= sizeof copy) return ENAMETOOLONG;
     strcpy(copy, path);
     for (char *slash = copy + 1; (slash = strchr(slash, '/')); slash++) {
         *slash = 0;
-        if (mkdir(copy, 0777) != 0 && errno != EEXIST && errno != EROFS && errno != EACCES) return errno;
+        bool made = mkdir(copy, 0777) == 0;
+        if (!made && errno != EEXIST && errno != EROFS && errno != EACCES) return errno;
+        if (made && r->owner && lchown(copy, r->uid, r->gid) != 0) return errno;
         struct stat st;
         if (stat(copy, &st) != 0) return errno == ENOENT ? EACCES : errno;
         if (!S_ISDIR(st.st_mode)) return ENOTDIR;
@@ -80,13 +170,14 @@ int make_parents(const char *path) {
     return 0;
 }
 
-static int stat_path(const char *path, struct buf *reply) {
+static int stat_path(const struct file_request *r, const char *path, struct buf *reply) {
     struct stat st;
     char target[PATH_MAX];
     if (lstat(path, &st) != 0) return errno;
     add_stat(reply, path, &st);
     ssize_t n = S_ISLNK(st.st_mode) ? readlink(path, target, sizeof target) : -1;
     if (n >= 0) add_bytes(reply, TAG_TARGET, target, (size_t)n);
+    if (r->details) add_details(reply, path, &st);
     return 0;
 }
 
@@ -121,7 +212,8 @@ static int copy_input(const struct file_request *r, int to) {
         if (!write_all(to, buffer, (size_t)n)) return errno;
     }
     char word;
-    return read_all(r->commit, &word, 1) ? 0 : ECANCELED;
+    if (!read_all(r->commit, &word, 1)) return ECANCELED;
+    return r->sets_metadata ? set_metadata(r, to) : 0;
 }
 
 static int write_in_place(const struct file_request *r, const char *path) {
@@ -174,7 +266,7 @@ static int op_write(const struct file_request *r, struct buf *reply) {
     struct stat st;
     bool begun = false;
     if (path[n - 1] == '/') return EISDIR;
-    int error = make_parents(path);
+    int error = make_parents(r, path);
     if (error) return error;
     if (lstat(path, &st) == 0 && S_ISLNK(st.st_mode) && realpath(path, real)) path = real;
     bool exists = stat(path, &st) == 0;
@@ -184,13 +276,37 @@ static int op_write(const struct file_request *r, struct buf *reply) {
     if (exists && !S_ISREG(st.st_mode)) error = write_in_place(r, path);
     else error = replace(r, path, mode, &begun);
     if (error == EACCES && exists && !begun) error = write_in_place(r, path);
-    return error ? error : stat_path(path, reply);
+    return error ? error : stat_path(r, path, reply);
+}
+
+/* Opens the file, creates or empties it, gives it to the user and writes: whoever watches sees each of these. Not atomic. */
+static int op_write_in_place(const struct file_request *r, struct buf *reply) {
+    const char *path = r->path;
+    struct stat st;
+    uid_t uid = r->owner ? r->uid : geteuid();
+    gid_t gid = r->owner ? r->gid : getegid();
+    if (path[strlen(path) - 1] == '/') return EISDIR;
+    int error = make_parents(r, path);
+    if (error) return error;
+    bool exists = stat(path, &st) == 0;
+    if (exists && S_ISDIR(st.st_mode)) return EISDIR;
+    /* A file of somebody else stays theirs if the user may write to it but not take it. */
+    if (exists && chown(path, uid, gid) != 0 && errno != EPERM && errno != EROFS && errno != EACCES) return errno;
+    /* The kernel does not let root create, in /tmp, a file that is there and belongs to a user. */
+    int fd = open(path, O_WRONLY | O_TRUNC | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (exists ? 0 : O_CREAT), 0666);
+    if (fd < 0) return errno == ENXIO ? NOT_REGULAR : errno;
+    if (!exists && fchown(fd, uid, gid) != 0) return errno;
+    if (r->has_mode && fchmod(fd, (mode_t)r->mode & 0777) != 0) return errno;
+    error = copy_input(r, fd);
+    if (close(fd) != 0 && !error) error = errno;
+    return error ? error : stat_path(r, path, reply);
 }
 
 static int op_mkdir(const struct file_request *r) {
-    int error = make_parents(r->path);
+    int error = make_parents(r, r->path);
     if (error) return error;
     if (mkdir(r->path, 0777) != 0) return errno;
+    if (r->owner && lchown(r->path, r->uid, r->gid) != 0) return errno;
     return chmod(r->path, r->has_mode ? (mode_t)r->mode & 01777 : 0755) == 0 ? 0 : errno;
 }
 
@@ -206,7 +322,7 @@ int file_run(const struct file_request *r, struct buf *reply) {
     case OP_READ: return op_read(r);
     case OP_WRITE: return op_write(r, reply);
     case OP_LIST: return tree_list(r);
-    case OP_STAT: return stat_path(r->path, reply);
+    case OP_STAT: return stat_path(r, r->path, reply);
     case OP_MKDIR: return op_mkdir(r);
     case OP_REMOVE: return op_remove(r);
     case OP_RENAME: return tree_move(r->path, r->path2);
@@ -214,6 +330,7 @@ int file_run(const struct file_request *r, struct buf *reply) {
     case OP_UNPACK: return tree_unpack(r, reply);
     case OP_WATCH: return tree_watch(r);
     case OP_SEARCH: return tree_search(r, reply);
+    case OP_WRITE_IN_PLACE: return op_write_in_place(r, reply);
     }
     return EINVAL;
 }

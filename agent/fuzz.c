@@ -27,8 +27,8 @@ static void some_field(struct buf *b) {
     uint8_t raw[64];
     size_t n = draw(sizeof raw);
     for (size_t i = 0; i < n; i++) raw[i] = (uint8_t)draw(256);
-    if (draw(2)) add_number(b, (enum tag)(1 + draw(70)), draw(3) ? draw(200) : (uint64_t)draw(~0u) << draw(33));
-    else add_bytes(b, (enum tag)(1 + draw(70)), raw, n);
+    if (draw(2)) add_number(b, (enum tag)(1 + draw(80)), draw(3) ? draw(200) : (uint64_t)draw(~0u) << draw(33));
+    else add_bytes(b, (enum tag)(1 + draw(80)), raw, n);
 }
 
 static void damage(struct buf *b) {

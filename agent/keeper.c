@@ -1,4 +1,4 @@
-/* The keeper of a code context: /.warren/agent context --id ID [--idle-s N] [--grace-ms N] -- PROGRAM ARGUMENT …
+/* The keeper of a code context: /.warren/agent context --id ID [--idle-s N] [--grace-ms N] [--env NAME] … -- PROGRAM ARGUMENT …
  *
  * Theory of operation. The keeper is a background process of the user. It starts the runner, an interpreter that runs
  * cells and keeps its state between them, and serves the clients of cells (cell.c), one after the other:
@@ -16,6 +16,8 @@
  *
  * A client that goes away, or asks for it, has its cell interrupted; a runner that does not end the cell within the
  * grace time is killed. When the runner ends the keeper ends too, with its exit code.
+ *
+ * The variables that `--env` names are told before the hello, so that whoever restarts the context can give them again.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -44,6 +46,7 @@
 #define MAX_BETWEEN COPY_BYTES /* text between two cells */
 #define MAX_END MIB
 #define MAX_HELLO 4096u
+#define MAX_VARIABLES (256u * 1024)
 #define MAX_SAID (32 * MIB)
 #define BACK_PRESSURE MIB
 #define EARLY_BYTES 2048u
@@ -84,6 +87,7 @@ static uint64_t idle_us, grace_us = 2000000u, kill_at, again_at, calm_at, reques
 static bool expiring, deaf;
 static const char *reason; /* why the runner was killed, if not by a signal of somebody else's */
 static int exit_code;
+static char **options; /* up to the NULL at their end */
 static char early[EARLY_BYTES];
 static size_t early_bytes;
 
@@ -304,8 +308,24 @@ static void broken_protocol(void) {
     kill_runner("protocol");
 }
 
+/* NAME=VALUE, each with a NUL behind it. Too much of them is not told at all. */
+static bool tell_variables(void) {
+    size_t n = 0;
+    struct piece *told = new_frame('v', NULL, MAX_VARIABLES);
+    if (!told) return true;
+    for (char **o = options; *o; o += 2) {
+        const char *value = strcmp(*o, "--env") == 0 ? getenv(o[1]) : NULL;
+        if (value) n += (size_t)snprintf((char *)told->bytes + FRAME_HEAD + n, MAX_VARIABLES - n, "%s=%s", o[1], value) + 1;
+        if (n >= MAX_VARIABLES) break;
+    }
+    frame_head(told->bytes, 'v', n);
+    bool written = n == 0 || n >= MAX_VARIABLES || write_all(1, told->bytes, FRAME_HEAD + n);
+    free(told);
+    return written;
+}
+
 static void hear_hello(void) {
-    bool written = write_all(1, frame.body->bytes, frame.body->size);
+    bool written = tell_variables() && write_all(1, frame.body->bytes, frame.body->size);
     free(frame.body);
     early_bytes = 0;
     if (!written) kill_runner(NULL);
@@ -616,7 +636,7 @@ static void listen_to_signals(void) {
 }
 
 static void wrong_use(void) {
-    dprintf(2, "context --id ID [--idle-s N] [--grace-ms N] -- PROGRAM [ARGUMENT …] keeps a code context; not to be run by hand\n");
+    dprintf(2, "context --id ID [--idle-s N] [--grace-ms N] [--env NAME] … -- PROGRAM [ARGUMENT …] keeps a code context; not to be run by hand\n");
     _exit(64);
 }
 
@@ -627,9 +647,11 @@ static char **parse(int argc, char **argv, const char **id) {
         if (strcmp(argv[i], "--id") == 0) *id = value;
         else if (strcmp(argv[i], "--idle-s") == 0) idle_us = strtoull(value, NULL, 10) * 1000000u;
         else if (strcmp(argv[i], "--grace-ms") == 0) grace_us = strtoull(value, NULL, 10) * 1000u;
-        else wrong_use();
+        else if (strcmp(argv[i], "--env") != 0) wrong_use();
     }
     if (i + 1 >= argc || !*id || !**id || strlen(*id) > MAX_CONTEXT_ID) wrong_use();
+    argv[i] = NULL;
+    options = argv + 2;
     return argv + i + 1;
 }
 

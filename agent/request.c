@@ -94,6 +94,11 @@ bool file_request_parse(struct fields it, struct file_request *r, char **user) {
         case TAG_DEPTH: r->depth = n, bad |= !is_number; break;
         case TAG_COUNT: r->max_matches = n, bad |= !is_number; break;
         case TAG_TIMEOUT_MS: r->timeout_ms = n, bad |= !is_number || n > UINT32_MAX; break;
+        case TAG_OWNER: free(r->owner), r->owner = field_string(&f, 255), bad |= !r->owner; break;
+        case TAG_METADATA:
+            if (r->metadata_count == MAX_METADATA || !(r->metadata[r->metadata_count] = field_string(&f, MAX_METADATA_BYTES))) bad = true;
+            else r->metadata_count++;
+            break;
         case TAG_PATTERN: free(r->pattern), r->pattern = field_string(&f, MAX_GLOB_BYTES), bad |= !r->pattern; break;
         case TAG_GLOB:
             if (r->glob_count == MAX_GLOBS || !(r->globs[r->glob_count] = field_string(&f, MAX_GLOB_BYTES))) bad = true;
@@ -101,6 +106,7 @@ bool file_request_parse(struct fields it, struct file_request *r, char **user) {
             break;
         case TAG_FLAGS:
             r->recursive = n & FLAG_RECURSIVE, r->ignore_case = n & FLAG_IGNORE_CASE, r->hidden = n & FLAG_HIDDEN;
+            r->details = n & FLAG_DETAILS, r->attributes = n & FLAG_ATTRIBUTES, r->sets_metadata = n & FLAG_METADATA;
             bad |= !is_number;
             break;
         default: break;
@@ -114,5 +120,7 @@ void file_request_free(struct file_request *r) {
     free(r->path);
     free(r->path2);
     free(r->pattern);
+    free(r->owner);
+    for (size_t i = 0; i < r->metadata_count; i++) free(r->metadata[i]);
     for (size_t i = 0; i < r->glob_count; i++) free(r->globs[i]);
 }

@@ -33,7 +33,7 @@ static bool flush(int fd, struct buf *b, size_t above) {
 
 /* ---- list ---- */
 
-static int list_below(int out, struct buf *b, const char *dir, uint64_t depth) {
+static int list_below(const struct file_request *r, struct buf *b, const char *dir, uint64_t depth) {
     DIR *d = opendir(dir);
     if (!d) return errno;
     int error = 0;
@@ -45,10 +45,11 @@ static int list_below(int out, struct buf *b, const char *dir, uint64_t depth) {
         add_stat(b, path, &st);
         ssize_t n = S_ISLNK(st.st_mode) ? readlink(path, target, sizeof target) : -1;
         if (n >= 0) add_bytes(b, TAG_TARGET, target, (size_t)n);
+        if (r->details) add_details(b, path, &st);
         record_close(b, mark);
-        if (!flush(out, b, FLUSH_BYTES)) error = errno;
+        if (!flush(r->out, b, FLUSH_BYTES)) error = errno;
         /* A subdirectory that cannot be read is listed, but not entered. */
-        if (S_ISDIR(st.st_mode) && depth > 1 && !error) list_below(out, b, path, depth - 1);
+        if (S_ISDIR(st.st_mode) && depth > 1 && !error) list_below(r, b, path, depth - 1);
     }
     closedir(d);
     return error;
@@ -57,7 +58,7 @@ static int list_below(int out, struct buf *b, const char *dir, uint64_t depth) {
 int tree_list(const struct file_request *r) {
     struct buf b = {0};
     uint64_t depth = r->depth ? r->depth : 1;
-    int error = list_below(r->out, &b, r->path, depth > MAX_DEPTH ? MAX_DEPTH : depth);
+    int error = list_below(r, &b, r->path, depth > MAX_DEPTH ? MAX_DEPTH : depth);
     if (!error && !flush(r->out, &b, 0)) error = errno;
     return error;
 }
@@ -103,6 +104,7 @@ static int copy_file(const char *from, const char *to) {
     }
     if (!error) {
         struct timespec times[2] = {st.st_atim, st.st_mtim};
+        copy_metadata(in, out);
         fchmod(out, st.st_mode & 0777);
         futimens(out, times);
     }
@@ -272,13 +274,13 @@ static int unpack_file(int in, const char *path, const struct member *m) {
     return error;
 }
 
-static int unpack_one(int in, const char *root, const struct member *m) {
+static int unpack_one(const struct file_request *r, const struct member *m) {
     char path[PATH_MAX];
     struct stat st;
-    if (!join_path(path, sizeof path, root, m->name)) return errno;
-    int error = make_parents(path);
+    if (!join_path(path, sizeof path, r->path, m->name)) return errno;
+    int error = make_parents(r, path);
     if (error) return error;
-    if (m->kind == KIND_FILE) return unpack_file(in, path, m);
+    if (m->kind == KIND_FILE) return unpack_file(r->in, path, m);
     if (m->kind == KIND_SYMLINK && m->target) {
         if (lstat(path, &st) == 0 && !S_ISDIR(st.st_mode)) unlink(path);
         if (symlink(m->target, path) != 0) return errno;
@@ -298,14 +300,14 @@ static int unpack_one(int in, const char *root, const struct member *m) {
 
 int tree_unpack(const struct file_request *r, struct buf *reply) {
     uint64_t count = 0;
-    int error = make_parents(r->path);
+    int error = make_parents(r, r->path);
     if (!error && mkdir(r->path, 0755) != 0 && errno != EEXIST) error = errno;
     struct stat st;
     if (!error && (stat(r->path, &st) != 0 || !S_ISDIR(st.st_mode))) error = ENOTDIR;
     for (bool end = false; !error;) {
         struct member m = {0};
         bool good = read_member(r->in, &m, &end);
-        if (good) error = unpack_one(r->in, r->path, &m);
+        if (good) error = unpack_one(r, &m);
         else if (!end) error = EINVAL;
         free(m.name);
         free(m.target);

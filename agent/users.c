@@ -104,6 +104,41 @@ static void add_groups(struct user *u) {
     fclose(f);
 }
 
+/* Finds the name of an id in a file of names, of which both have the id in their third part. */
+struct known { unsigned long id; char name[64]; };
+struct names { const char *path; struct known known[16]; size_t count; };
+
+static const char *name_of(struct names *n, unsigned long id) {
+    for (size_t i = 0; i < n->count && i < 16; i++)
+        if (n->known[i].id == id) return n->known[i].name;
+    struct known *k = &n->known[n->count++ % 16];
+    k->id = id;
+    snprintf(k->name, sizeof k->name, "%lu", id);
+    FILE *f = open_names(n->path);
+    char line[4096];
+    unsigned long found;
+    while (f && fgets(line, sizeof line, f)) {
+        line[strcspn(line, "\n")] = 0;
+        char *rest = line, *name = next_part(&rest);
+        next_part(&rest);
+        if (!number(next_part(&rest), &found) || found != id || !*name || strlen(name) >= sizeof k->name) continue;
+        memcpy(k->name, name, strlen(name) + 1);
+        break;
+    }
+    if (f) fclose(f);
+    return k->name;
+}
+
+const char *user_name(uid_t uid) {
+    static struct names users = {.path = "/etc/passwd"};
+    return name_of(&users, uid);
+}
+
+const char *group_name(gid_t gid) {
+    static struct names groups = {.path = "/etc/group"};
+    return name_of(&groups, gid);
+}
+
 void users_init(void) {
     bounding = 0;
     for (int cap = 0; cap <= LAST_CAP; cap++)

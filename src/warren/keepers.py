@@ -7,7 +7,8 @@ is ready; one that ends before, or says something else, is removed again.
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import anyio
 
@@ -19,15 +20,19 @@ from warren.model.strict_json import read_json
 
 _START_S: Final = 30.0
 _KEEP: Final = 64 * 1024
-_LONGEST_HELLO: Final = 64 * 1024
+_LONGEST_HELLO: Final = 512 * 1024
+_MOST_NAMES: Final = 16 * 1024  # bytes
+_WRONG_USE: Final = 64
 _OLDER: Final = "warren-agent --listen-fd"  # how an agent begins that knows no contexts
 
 
-class Hello(NamedTuple):
-    """What a keeper says when its interpreter is ready."""
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a keeper says when its interpreter is ready. `env` are the variables that the context was created with."""
 
     version: str = ""
     cwd: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 async def start_keeper(
@@ -46,15 +51,29 @@ async def start_keeper(
     If it fails or is cancelled, no process is left. Raises Conflict if the context exists or the sandbox's agent is
     older, and LanguageMissing if the image lacks the program.
     """
-    idle = ("--idle-s", str(max(1, round(idle_s)))) if idle_s else ()
+    options = ["--idle-s", str(max(1, round(idle_s)))] if idle_s else []
+    named = [word for name in env or () for word in ("--env", name)]
+    if sum(map(len, named)) > _MOST_NAMES:
+        named = []
     command = Command(
-        argv=(AGENT, "context", "--id", context_id, *idle, "--", *language.argv),
+        argv=(AGENT, "context", "--id", context_id, *options, *named, "--", *language.argv),
         cwd=cwd,
         env=dict(env or {}),
         base_env=dict(base_env or {}),
         keep_bytes=_KEEP,
         judged_as=language.judged_start,
     )
+    ended = await _start(sandbox, language, command, context_id)
+    if isinstance(ended, ExecResult) and ended.exit_code == _WRONG_USE and named:  # an older agent tells no variables
+        argv = (AGENT, "context", "--id", context_id, *options, "--", *language.argv)
+        ended = await _start(sandbox, language, replace(command, argv=argv), context_id)
+    if isinstance(ended, Hello):
+        return ended
+    raise _why_not(language, ended, image)
+
+
+async def _start(sandbox: Sandbox, language: Language, command: Command, context_id: str) -> Hello | ExecResult:
+    """How it ended, if it did not say hello; then it is forgotten."""
     process = await sandbox.start(command, process_id=context_id)
     try:
         async with asyncio.timeout(_START_S):
@@ -71,7 +90,7 @@ async def start_keeper(
             await remove_keeper(sandbox, process)
         raise
     await sandbox.forget(context_id)
-    raise _why_not(language, ended, image)
+    return ended
 
 
 async def remove_keeper(sandbox: Sandbox, process: Process) -> None:
@@ -83,15 +102,17 @@ async def remove_keeper(sandbox: Sandbox, process: Process) -> None:
 
 async def read_hello(process: Process) -> Hello | None:
     """None if it said something else, or nothing before it ended."""
-    frames, size, source = FrameReader("h"), 0, process.output()
+    frames, size, source, env = FrameReader("vh"), 0, process.output(), dict[str, str]()
     try:
         async for chunk in source:
             size += len(chunk.data)
             if size > _LONGEST_HELLO:
                 return None
             if chunk.stream == "stdout":
-                for _, payload in frames.feed(chunk.data):
-                    return _hello_of(payload)
+                for kind, payload in frames.feed(chunk.data):
+                    if kind == "h":
+                        return _hello_of(payload, env)
+                    env = _variables_of(payload)
     except BadFrames:
         return None
     finally:
@@ -101,14 +122,19 @@ async def read_hello(process: Process) -> Hello | None:
     return None
 
 
-def _hello_of(payload: bytes) -> Hello:
+def _variables_of(payload: bytes) -> dict[str, str]:
+    entries = payload.decode("utf-8", "surrogateescape").split("\0")
+    return {name: value for name, found, value in (entry.partition("=") for entry in entries) if found}
+
+
+def _hello_of(payload: bytes, env: Mapping[str, str]) -> Hello:
     try:
         values: Any = read_json(payload)
     except (InvalidJson, TooLarge):
         values = {}
     texts = values if isinstance(values, dict) else {}
-    version, cwd = (text if isinstance(text := texts.get(name), str) else "" for name in Hello._fields)
-    return Hello(version[:100], cwd[:4096])
+    version, cwd = (text if isinstance(text := texts.get(name), str) else "" for name in ("version", "cwd"))
+    return Hello(version[:100], cwd[:4096], env)
 
 
 def _why_not(language: Language, ended: ExecResult, image: str) -> WarrenError:

@@ -371,6 +371,21 @@ for n in range(40): send(b"r", bytes([n]) * 1000000)"""
             assert (result.exit_code, text in result.stderr, result.stdout) == (code, True, "")
             assert len(result.stderr) < 2200
 
+    async def test_the_variables_that_are_asked_for_are_told_before_the_hello(self, context: Context) -> None:
+        await context.sandbox.write("runner.py", _RUNNER)
+        argv = (context.program, "context", "--id", ID, "--env", "A", "--env", "NONE", "--env", "B", "--")
+        for value, told in (("x\ny=", [("v", b"A=1\0B=x\ny=\0")]), ("y" * 120_000, [])):
+            env = {"A": "1" if told else value, "B": value, **({} if told else {"NONE": value})}
+            command = Command(argv=(*argv, "python3", "/workspace/runner.py"), env=env)
+            process = await context.sandbox.start(command, process_id=ID)
+            output, data = process.output(), b""
+            while b'"version"' not in data:
+                data += (await anext(output)).data
+            assert frames_of(data) == [*told, ("h", b'{"version": "1"}')]
+            await process.kill(0)
+            await process.ended()
+            await context.sandbox.forget(ID)
+
     async def test_a_runner_that_never_reads_is_killed_when_the_time_is_up(self, context: Context) -> None:
         runner = _RUNNER.replace(b"while True:", b"time.sleep(1000)\nwhile True:")
         await context.start("--grace-ms", "200", runner=runner)
@@ -599,6 +614,9 @@ send(b"r", b"after")"""
             assert (cell.frames[:-1], cell.end) == ([("b", b""), ("o", b"before"), ("r", b"after")], [1, None])
             context.sandbox = sandbox
             assert (await context.cell("print(1)")).text() == b"1\n"
+            assert (await context.info()).running
+            await context.cell("[bytearray(1 << 24) for _ in range(1000)]")
+            assert (await (await sandbox.process(ID)).ended()).reason is Reason.OOM
             await sandbox.close()
         finally:
             await again.close()

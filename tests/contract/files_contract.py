@@ -13,6 +13,7 @@ from contract.provider_contract import ProviderHooks
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import (
+    Conflict,
     FileExists,
     FileNotFound,
     InvalidPath,
@@ -504,6 +505,115 @@ class FilesContract(ProviderHooks):
         await self.lose(provider, sandbox)
         with anyio.fail_after(10), pytest.raises(SandboxLost):
             await watching
+
+    async def test_a_sync_waits_for_every_change_and_no_longer(self, sandbox: Sandbox) -> None:
+        """A file that is written in place is created, given to the user and modified; nothing of it is late."""
+        seen: list[tuple[Change, str]] = []
+        watch = sandbox.watch("/workspace", recursive=True, attributes=True)
+        with pytest.raises(Conflict):
+            await watch.sync()
+
+        async def collect() -> None:
+            async for event in watch:
+                seen.append((event.change, event.path.removeprefix("/workspace/")))
+
+        collecting = asyncio.ensure_future(collect())
+        with anyio.fail_after(30):
+            while not seen:
+                await asyncio.sleep(0.001)
+            for number in range(20):
+                seen.clear()
+                await sandbox.write(f"file-{number}", b"new", in_place=True)
+                await watch.sync()
+                steps = [Change.CREATED, Change.ATTRIBUTES, Change.MODIFIED]
+                assert seen == [(step, f"file-{number}") for step in steps]
+            seen.clear()
+            await sandbox.write("file-0", b"with metadata", in_place=True, metadata={"key": "value"})
+            await asyncio.gather(watch.sync(), watch.sync(), watch.sync())
+            assert seen[0] == (Change.ATTRIBUTES, "file-0")
+            assert set(seen[1:-1]) == {(Change.MODIFIED, "file-0")}
+            assert seen[-1] == (Change.ATTRIBUTES, "file-0")
+            seen.clear()
+            await sandbox.rename("file-0", "moved")
+            await watch.sync()
+            assert seen == [(Change.MOVED_FROM, "file-0"), (Change.MOVED_TO, "moved")]
+        collecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await collecting
+        with pytest.raises(Conflict):
+            await asyncio.wait_for(watch.sync(), 10)
+
+    async def test_a_watch_that_does_not_ask_sees_attributes_as_changes(self, sandbox: Sandbox) -> None:
+        async def change() -> None:
+            await sandbox.write("watched/file", b"", in_place=True)
+
+        await sandbox.mkdir("watched")
+        events = await self.events_while(sandbox, "watched", False, change())
+        assert events[1:3] == [
+            (Change.CREATED, "/workspace/watched/file", False),
+            (Change.MODIFIED, "/workspace/watched/file", False),
+        ]
+
+    # Details, metadata, writing in place.
+
+    async def test_details_name_the_owner_and_what_a_link_leads_to(self, sandbox: Sandbox) -> None:
+        await sandbox.write("folder/file", b"12345", mode=0o640)
+        await sandbox.exec(Command(shell="ln -s folder/file link; ln -s ../folder folder/up; ln -s nowhere broken"))
+        plain = await sandbox.stat("folder/file")
+        assert (plain.owner, plain.group, plain.metadata) == ("", "", {})
+        info = await sandbox.stat("folder/file", details=True)
+        who = (await sandbox.exec(Command(shell="whoami"))).stdout.strip()
+        assert (info.owner, info.size, info.target_kind) == (who, 5, None)
+        assert info.group
+        link = await sandbox.stat("link", details=True)
+        assert (link.kind, link.target, link.size) == (FileKind.SYMLINK, "folder/file", len("folder/file"))
+        assert (link.target_path, link.target_kind) == ("/workspace/folder/file", FileKind.FILE)
+        assert link.target_mode == 0o640
+        broken = await sandbox.stat("broken", details=True)
+        assert (broken.target, broken.target_path, broken.target_kind) == ("nowhere", "", None)
+        listed = {info.path: info for info in await sandbox.list("/workspace", depth=2, details=True)}
+        assert listed["/workspace/folder/file"] == info
+        assert listed["/workspace/folder/up"].target_kind is FileKind.DIRECTORY
+        assert listed["/workspace/link"] == link
+
+    async def test_metadata_is_kept_until_it_is_replaced(self, sandbox: Sandbox) -> None:
+        first = {"author": "me", "empty": "", "ünï": "cödé = 1"}
+        for in_place in (True, False):
+            written = await sandbox.write("file", b"1", in_place=in_place, metadata=first)
+            assert written.metadata == first
+            await sandbox.rename("file", "moved")
+            assert (await sandbox.stat("moved", details=True)).metadata == first
+            assert [info.metadata for info in await sandbox.list("/workspace", details=True)] == [first]
+            await sandbox.write("moved", b"2", in_place=in_place, metadata={"author": "you"})
+            assert (await sandbox.stat("moved", details=True)).metadata == {"author": "you"}
+            await sandbox.write("moved", b"3", in_place=in_place, metadata={})
+            assert (await sandbox.stat("moved", details=True)).metadata == {}
+            assert await content(sandbox, "moved") == b"3"
+            await sandbox.remove("moved")
+
+    @pytest.mark.parametrize(
+        "metadata",
+        [{"": "x"}, {"a=b": "x"}, {"a": "\0"}, {"a" * 247: ""}, {"a": "x" * 4096}, {str(n): "" for n in range(65)}],
+    )
+    async def test_metadata_that_cannot_be_kept_is_refused(self, sandbox: Sandbox, metadata: dict[str, str]) -> None:
+        with pytest.raises(InvalidRequest):
+            await sandbox.write("file", b"x", in_place=True, metadata=metadata)
+        assert await sandbox.list("/workspace") == []
+
+    async def test_writing_in_place_keeps_mode_and_makes_parents(self, sandbox: Sandbox) -> None:
+        info = await sandbox.write("a/b/file", b"the old content", in_place=True)
+        assert (info.path, info.size, info.mode) == ("/workspace/a/b/file", 15, 0o644)
+        assert info.uid == await self.user_uid(sandbox)
+        await sandbox.write("a/b/file", b"", mode=0o700)
+        assert (await sandbox.write("a/b/file", b"new", in_place=True)).mode == 0o700
+        await sandbox.exec(Command(shell="ln -s file a/b/link"))
+        await sandbox.write("a/b/link", b"through the link", in_place=True)
+        assert await content(sandbox, "a/b/file") == b"through the link"
+        assert (await sandbox.stat("a/b/link")).kind is FileKind.SYMLINK
+        with pytest.raises(IsDirectory):
+            await sandbox.write("a", b"", in_place=True)
+        with pytest.raises(UnknownUser):
+            await sandbox.write("x", b"", in_place=True, owner="nobody-at-all")
 
     # Searching.
 

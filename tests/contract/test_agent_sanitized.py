@@ -50,7 +50,7 @@ def some_frame(dice: random.Random) -> bytes:
     values += [0, 1, 2, 7, 9, 255, 1 << 31, 1 << 63, dice.randbytes(dice.randrange(40)), b"x" * 5000]
     some = [(dice.choice(list(Tag)), dice.choice(values)) for _ in range(dice.randrange(9))]
     if dice.random() < 0.7:
-        some += [(Tag.ID, dice.choice("abc")), (Tag.OP, dice.randrange(12)), (Tag.PATH, "/workspace/x")]
+        some += [(Tag.ID, dice.choice("abc")), (Tag.OP, dice.randrange(14)), (Tag.PATH, "/workspace/x")]
     if dice.random() < 0.5:
         some += [(Tag.SHELL, "echo hi; sleep 0.01"), (Tag.FLAGS, int(dice.choice(list(Flag))))]
     payload = bytearray(fields(some))

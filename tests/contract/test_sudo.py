@@ -16,7 +16,7 @@ from contract.test_oci import BIN, OciHooks
 
 from warren.interfaces.images import RootFs
 from warren.interfaces.sandbox import Process, Sandbox
-from warren.model.errors import InvalidRequest, UnknownUser
+from warren.model.errors import InvalidRequest, PermissionDenied, UnknownUser
 from warren.model.operations import Command, ExecResult, Reason, TerminalSize
 from warren.model.spec import Layer, Limits, SandboxSpec
 from warren.worker.images.store import ImageStore
@@ -73,6 +73,21 @@ async def output_until(process: Process, pattern: str) -> str:
             if re.search(pattern, text):
                 return text
     raise AssertionError(f"{pattern} is not in {text!r}")
+
+
+async def test_what_root_creates_can_be_given_to_a_user(box: Sandbox) -> None:
+    await box.write("/deep/er/file", b"x", user="root", in_place=True, owner="sandboxuser", metadata={"key": "value"})
+    await box.mkdir("/made/too", user="root", owner="sandboxuser")
+    for path in ("/deep", "/deep/er", "/deep/er/file", "/made", "/made/too"):
+        info = await box.stat(path, details=True)
+        assert (info.uid, info.owner) == (1000, "sandboxuser")
+    await sh(box, "echo mine > /tmp/users")
+    info = await box.write("/tmp/users", b"root's", user="root", in_place=True, owner="sandboxuser")
+    assert (info.owner, info.size) == ("sandboxuser", 6)
+    with pytest.raises(PermissionDenied):  # only root gives things away
+        await box.write("given", b"x", in_place=True, owner="root")
+    await sh(box, "echo > /etc/passwd; echo > /etc/group", "root")
+    assert (await box.stat("/deep/er/file", user="1000", details=True)).owner == "1000"
 
 
 async def test_commands_files_and_terminals_can_be_roots(box: Sandbox) -> None:

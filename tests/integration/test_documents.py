@@ -34,9 +34,11 @@ from warren.model.errors import WarrenError
 from warren.model.usage import Usage
 
 ROOT = Path(__file__).parents[2]
-# These show files of other programs, policies, and builds; tests/integrations, tests/unit/test_policy.py and
-# tests/e2e/test_image_recipes.py try them.
-_ELSEWHERE = {ROOT / "docs" / name for name in ("mcp.md", "integration-guide.md", "command-policy.md", "build.md")}
+# These show files of other programs, policies, builds, and other packages; tests/integrations, tests/unit/test_policy.py,
+# tests/e2e/test_image_recipes.py and tests/e2b/test_sdks.py try them.
+_ELSEWHERE = {
+    ROOT / "docs" / name for name in ("mcp.md", "integration-guide.md", "command-policy.md", "build.md", "e2b.md")
+}
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").rglob("*.md")} - _ELSEWHERE)]
 # The servers of these pages want keys, as every server does that is not told otherwise.
 _GUARDED = {

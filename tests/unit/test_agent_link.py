@@ -14,7 +14,7 @@ import pytest
 from unit.scripted_agent import exit_frame, hello, linked, output, said
 
 from warren.model.errors import Conflict, FileNotFound, FileProblem, InvalidRequest, ProtocolError, SandboxLost
-from warren.model.operations import Command, Search, SearchMatch, SearchSummary
+from warren.model.operations import Command, FileEvent, Search, SearchMatch, SearchSummary
 from warren.model.spec import Isolation
 from warren.worker.agent.command_result import REMEMBERED
 from warren.worker.agent.files import AgentFiles
@@ -503,6 +503,60 @@ async def test_an_agent_of_an_older_release_is_not_asked_to_search(tmp_path: Pat
             await anext(AgentFiles(link).search(Search(glob="*")))
         assert caught.value.remedy == "create a new session"
         await link.close()
+
+
+async def test_an_agent_of_an_older_release_refuses_what_it_would_do_otherwise(tmp_path: Path) -> None:
+    """It ignores flags that it does not know, and would write the file in another way or never answer."""
+    async with Listener(tmp_path):
+        link = await AgentLink.dial(tmp_path, timeout_s=5)
+        files = AgentFiles(link)
+        for call in (
+            files.write("x", b"", in_place=True),
+            files.write("x", b"", metadata={}),
+            files.mkdir("x", owner="sandboxuser"),
+            files.watch("x").sync(),
+        ):
+            with pytest.raises(Conflict, match="older than this server and cannot"):
+                await call
+        with pytest.raises(Conflict, match="older than this server and cannot"):
+            files.watch("x", attributes=True)
+        await link.close()
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [said(Response.DATA, 1, record([])), said(Response.DATA, 1, record([(Tag.CHANGE, 8)]))],
+        [said(Response.DATA, 1, record([(Tag.CHANGE, b"abc")]))],
+        [said(Response.DATA, 1, record([(Tag.CHANGE, 9)]))],
+    ],
+    ids=["sync", "change", "kind"],
+)
+async def test_a_watch_that_answers_nonsense_cuts_the_link(frames: list[bytes]) -> None:
+    async with linked() as (link, agent):
+        link.last_file_op = FileOp.WRITE_IN_PLACE
+        watching = asyncio.ensure_future(_events(AgentFiles(link).watch("x")))
+        await agent.asked(Request.FILE)
+        await agent.says(*frames)
+        with pytest.raises(ProtocolError):
+            await watching
+        assert not link.is_open
+
+
+async def _events(events: AsyncIterator[FileEvent]) -> None:
+    async for _ in events:
+        pass
+
+
+@pytest.mark.parametrize("metadata", [b"key", b"key\0", b"key\0value", b"\0\0\0"])
+async def test_metadata_that_is_cut_short_cuts_the_link(metadata: bytes) -> None:
+    async with linked() as (link, agent):
+        asking = asyncio.ensure_future(AgentFiles(link).stat("x", details=True))
+        channel, _ = await agent.asked(Request.FILE)
+        await agent.says(said(Response.DONE, channel, fields([(Tag.METADATA, metadata)])))
+        with pytest.raises(ProtocolError):
+            await asking
+        assert not link.is_open
 
 
 async def test_a_search_tells_the_agent_what_it_is_for() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from warren.model.command_output import CommandOutput
 from warren.model.errors import ProtocolError
-from warren.model.operations import Command, Reason, TerminalSize
+from warren.model.operations import Command, ProcessInfo, Reason, TerminalSize
 from warren.worker.agent.command_result import (
     REMEMBERED,
     OomTracker,
@@ -135,6 +135,27 @@ def test_a_context_that_waits_does_not_hide_who_ran_out_of_memory() -> None:
     tracker.begin("cell_1")
     kills[0] = 2
     assert tracker.end("ctx_python", 137, None)
+
+
+def test_a_command_of_an_earlier_server_is_followed_from_the_first_look_on() -> None:
+    kills = [3]
+    tracker = OomTracker(lambda: kills[0])
+
+    def look(**running: bool) -> None:
+        tracker.adopt([found(name, runs) for name, runs in running.items()])
+
+    look(ctx_python=True, ctx_bash=True, ended=False)
+    kills[0] += 1
+    look(ctx_python=False, ctx_bash=True, ended=False)
+    assert (tracker.end("ctx_python", 137, None), tracker.end("ctx_bash", 137, None)) == (True, True)
+    kills[0] += 1
+    assert (tracker.end("ended", 137, None), tracker.end("never seen", 137, 9)) == (False, False)
+    look()
+    assert tracker._adopted == {}
+
+
+def found(name: str, runs: bool) -> ProcessInfo:
+    return ProcessInfo(name, "", "", runs, False, 7, 0, False, 1.0, None if runs else 137)
 
 
 def test_untrusted_text_is_made_printable() -> None:

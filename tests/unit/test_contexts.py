@@ -38,6 +38,19 @@ async def test_variables_of_contexts_that_are_remembered_have_a_bound() -> None:
             assert repr(known) == "<Contexts: 1 remembered>"
 
 
+async def test_a_restarted_server_knows_how_a_context_was_created() -> None:
+    async with world() as w:
+        session = (await w.sessions.create(TENANT, NewSession())).session
+        async with w.sessions.using(TENANT, session.id) as (_, sandbox):
+            made = await Contexts().create(sandbox, session, "bash", cwd="/tmp", env={"A": "x\ny", "B": "="}, idle_s=77)
+            later = Contexts()
+            assert (await later.restart(sandbox, session, made.id)).cwd == "/tmp"
+            keeper = await later.keeper_of(sandbox, session, made.id)
+            assert (keeper.cwd, keeper.env, keeper.idle_s) == ("/tmp", {"A": "x\ny", "B": "="}, 77)
+            await later.delete(sandbox, made.id)
+            assert repr(later) == "<Contexts: 0 remembered>"
+
+
 async def test_a_context_that_does_not_get_ready_holds_up_others_for_a_bounded_time() -> None:
     async with world() as w:
         session = (await w.sessions.create(TENANT, NewSession())).session

@@ -607,12 +607,15 @@ def build_edge(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIA
         clock=context.sessions.clock,
         trusted_proxies=TrustedProxies(settings.trusted_proxies),
         without_keys=not settings.auth,
+        all_ports_allowed=settings.e2b_public_ports,
     )
     return E2bEdge(
         previews,
         tokens=build_sandbox_tokens(settings),
         store=context.sessions.store,
         tenants=context.tenancy.tenants,
+        clock=context.sessions.clock,
+        trusted_proxies=TrustedProxies(settings.trusted_proxies),
         domain=settings.preview_domain,
         without_keys=not settings.auth,
     )

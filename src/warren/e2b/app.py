@@ -1,7 +1,8 @@
 """Answers the requests of E2B's clients, in the inner form that the edge gives them. It stands before the dispatcher,
-inside of admission."""
+inside of admission. Errors of ours pass: the guard answers them, and the edge gives the answer the form that E2B's
+clients read, also in a cluster, where the edge is a coordinator's."""
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Send
@@ -10,12 +11,12 @@ from starlette.types import Scope as RequestScope
 from warren.e2b import interpreter
 from warren.e2b.control import sandboxes, templates, unsupported
 from warren.e2b.envd import files, filesystem, processes, watchers
-from warren.e2b.errors import ConnectError, E2bError, error_response, response_to
+from warren.e2b.envd.started import StartedCommands
+from warren.e2b.errors import ConnectError, E2bError, error_response
 from warren.e2b.routes import E2bCall, E2bRules, Route, RouteFinder
 from warren.e2b.tokens import SandboxTokens
 from warren.http.context import Context, check_scope
-from warren.model.e2b import InnerPath, Plane, read_inner_path
-from warren.model.errors import WarrenError
+from warren.model.e2b import PREFIX, InnerPath, Plane, named_session, read_inner_path
 
 FINDERS: Final = {
     Plane.API: RouteFinder((*sandboxes.ROUTES, *templates.ROUTES, *unsupported.ROUTES)),
@@ -30,31 +31,25 @@ class E2bApp:
         self._context = context
         self._rules = rules
         self._tokens = tokens
+        self._started = StartedCommands()
 
     async def __call__(self, scope: RequestScope, receive: Receive, send: Send) -> None:
         inner = read_inner_path(scope["path"]) if scope["type"] == "http" else None
         if inner is None:
             await self._app(scope, receive, send)
             return
-        found = FINDERS[inner.plane].find(scope["method"], inner.path)
         try:
+            found = find_route(scope)
             if found is None:
                 raise _no_route(scope["method"], inner)
-            response: Response = await self._run(*found, inner, scope, receive)
+            response: Response = await self._run(found, inner, scope, receive)
         except (E2bError, ConnectError) as exc:
             response = error_response(exc)
-        except WarrenError as exc:
-            is_call = found is not None and found[0].is_call
-            response = response_to(exc, inner.plane, inner.session_id, is_call=is_call)
         await response(scope, receive, send)
 
-    async def _run(
-        self, route: Route, params: dict[str, str], inner: InnerPath, scope: RequestScope, receive: Receive
-    ) -> Response:
-        scope["action"] = route.name
-        scope["path_params"] = {**params, **({"session_id": inner.session_id} if inner.session_id else {})}
-        if route.scope is not None:
-            check_scope(scope["caller"], route.scope)
+    async def _run(self, found: "FoundRoute", inner: InnerPath, scope: RequestScope, receive: Receive) -> Response:
+        if found.route.scope is not None:
+            check_scope(scope["caller"], found.route.scope)
         call = E2bCall(
             self._context,
             self._rules,
@@ -64,22 +59,53 @@ class E2bApp:
             inner.plane,
             inner.path,
             inner.session_id,
-            params,
+            found.params,
+            self._started,
         )
-        return await route.run(call)
+        return await found.route.run(call)
+
+
+class FoundRoute(NamedTuple):
+    """`path` and `name` are what logs and the audit record tell of a request."""
+
+    route: Route
+    params: dict[str, str]
+    path: str
+    name: str
+
+
+def find_route(scope: RequestScope) -> FoundRoute | None:
+    """The route of a request of the inner form. It is found once, and kept in the scope with what is known of it."""
+    found: FoundRoute | None = scope.get("route")
+    inner = read_inner_path(scope["path"])
+    if found is None and inner is not None:
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        pair = FINDERS[inner.plane].find(method, inner.path)
+        if pair is not None:
+            place = f"{PREFIX}/{inner.plane}" + ("/{session_id}" if inner.session_id else "")
+            found = scope["route"] = FoundRoute(*pair, place + pair[0].path, pair[0].name)
+        params = pair[1] if pair is not None else {}
+        session_id = named_session(scope["path"])
+        scope["path_params"] = {**params, "session_id": session_id} if session_id else params
+    return found
 
 
 def takes_stream(scope: RequestScope) -> bool:
     """Whether the body of a request may have any length."""
-    inner = read_inner_path(scope["path"])
-    found = FINDERS[inner.plane].find(scope["method"], inner.path) if inner else None
-    return found is not None and found[0].streams
+    found = find_route(scope) if scope["path"].startswith(f"{PREFIX}/") else None
+    return found is not None and found.route.streams
+
+
+def is_call(plane: Plane, path: str) -> bool:
+    """Whether it is a remote procedure call, whose errors have another form."""
+    return plane is Plane.ENVD and path.count("/") == 2 and "." in path.partition("/")[2].partition("/")[0]
 
 
 def _no_route(method: str, inner: InnerPath) -> E2bError | ConnectError:
     methods = FINDERS[inner.plane].methods(inner.path)
     if methods:
-        return E2bError(405, f"{method} is not allowed here, only {', '.join(methods)}")
-    if inner.plane is Plane.ENVD and method == "POST" and inner.path.count("/") == 2:
+        allowed = ", ".join(methods)
+        return E2bError(405, f"{method} is not allowed here, only {allowed}", {"Allow": allowed})
+    if is_call(inner.plane, inner.path):
         return ConnectError("unimplemented", f"there is no call {inner.path[1:80]}")
     return E2bError(404, f"there is nothing at {inner.path[:80]!r}")

@@ -1,26 +1,34 @@
 """The first part of a server that sees a request: it recognises those of E2B's clients and gives them the inner form.
 
-A request for a sandbox is recognised by E2B's headers, by a token of ours, or by its host; one for the control plane by
-its host, by the prefix `/e2b`, or by its path. With the token of a sandbox no key is needed. Error answers of the rest
-of the server get the form that E2B's clients read.
+A request for a sandbox is recognised by E2B's headers, by a token of ours, by its host, or by the signature of a file's
+URL; one for the control plane by its host, by the prefix `/e2b`, or by its path. With the token of a sandbox no key is
+needed. Requests for other ports of a sandbox are those of previews, and go on to their edge with the host of the
+preview. Error answers of the rest of the server get the form that E2B's clients read.
 """
 
 import re
 from collections import OrderedDict
+from functools import lru_cache, partial
 from typing import Final, NamedTuple
+from urllib.parse import quote
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from warren.e2b.errors import E2bError, error_in_problem, error_response, gone_response, response_to
+from warren.clock import Clock
+from warren.e2b.app import find_route, is_call
+from warren.e2b.errors import E2bError, ShapedAnswer, gone_response, response_of_port, response_to
+from warren.e2b.signed_urls import PATH as FILES
+from warren.e2b.signed_urls import SignedRequest, SignedUrls, read_signed
 from warren.e2b.tokens import Opens, SandboxTokens, session_named_in
-from warren.http.problems import MEDIA_TYPE
-from warren.http.server.request_origin import read_authority
+from warren.http.server.http_guard import refuse_websocket
+from warren.http.server.request_origin import TrustedProxies, read_authority
 from warren.interfaces.store import SessionStore
 from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
 from warren.model.e2b import CODE_PORT, ENVD_PORT, KNOWN_CALLER, PREFIX, Plane, session_id_of
-from warren.model.errors import Unauthorized, WarrenError
-from warren.model.preview import LOCALHOST
+from warren.model.errors import InvalidRequest, Unauthorized, WarrenError
+from warren.model.preview import LOCALHOST, OF_E2B_SANDBOX, TRAFFIC_TOKEN, preview_host, read_port
 from warren.tenancy.tenants import Tenants
 
 _ID: Final = b"e2b-sandbox-id"
@@ -28,24 +36,48 @@ _PORT: Final = b"e2b-sandbox-port"
 _ACCESS: Final = b"x-access-token"
 _TRAFFIC: Final = b"e2b-traffic-access-token"
 _HEADERS: Final = frozenset({_ID, _PORT, _ACCESS, _TRAFFIC, b"host"})
+_CREDENTIALS: Final = frozenset({_ACCESS, _TRAFFIC, b"x-api-key", b"cookie"})
 _API_PATH: Final = re.compile(
-    r"/(v[0-9]+|sandboxes|templates|snapshots|volumes|volumecontent|secrets)(/.*)?", re.DOTALL
+    r"/(v[0-9]+|sandboxes|templates|snapshots|volumes|volumecontent|secrets|events)(/.*)?", re.DOTALL
 )
 _CODE_PATH: Final = re.compile(r"/(execute|contexts(/.*)?)", re.DOTALL)
 _HOST: Final = re.compile(r"([1-9][0-9]{0,4})-([0-9a-f]{32})", re.ASCII)
 _PLANE_OF_PORT: Final = {ENVD_PORT: Plane.ENVD, CODE_PORT: Plane.CODE}
-_MAX_PROBLEM: Final = 64 * 1024
 _MOST_OWNERS: Final = 10_000
 _SCOPES: Final = frozenset({KeyScope.READ, KeyScope.EXEC})
+_API_HOST: Final = "api"
+_HEALTH: Final = "/health"
+
+
+class _Named(NamedTuple):
+    """What a host names: the control plane, or a port of a sandbox. `port` is that of the host itself."""
+
+    session_id: str
+    sandbox_port: int
+    port: int | None
+
+    @property
+    def is_api(self) -> bool:
+        return not self.session_id
 
 
 class _Found(NamedTuple):
-    """What a request is for. `by_host`: its host is no name of the server itself."""
+    """What a request is for. With `host` it gets this one: its own is no name of the server."""
 
     plane: Plane
     session_id: str
     path: str
-    by_host: bool = False
+    raw_path: bytes
+    host: bytes = b""
+    signed: SignedRequest | None = None
+
+
+class _Port(NamedTuple):
+    """A port of a sandbox, which is a preview's. With `host` the request gets this one."""
+
+    session_id: str
+    number: int
+    host: bytes = b""
 
 
 class E2bEdge:
@@ -58,6 +90,8 @@ class E2bEdge:
         tokens: SandboxTokens,
         store: SessionStore,
         tenants: Tenants,
+        clock: Clock,
+        trusted_proxies: TrustedProxies,
         domain: str = "",
         without_keys: bool = False,
     ) -> None:
@@ -65,82 +99,148 @@ class E2bEdge:
         self._tokens = tokens
         self._store = store
         self._tenants = tenants
+        self._proxies = trusted_proxies
         self._domain = domain
         self._without_keys = without_keys
+        self._signed_urls = SignedUrls(tokens, store, clock)
         self._owners: OrderedDict[str, tuple[str, str]] = OrderedDict()  # tenant and key id by session id
+        self._named_by = lru_cache(maxsize=1024)(self._read_host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"] if name in _HEADERS}
+        sent = [(name, value.decode("latin-1")) for name, value in scope["headers"] if name in _HEADERS]
+        headers = dict(sent)
         try:
-            found = self._recognise(scope, headers)
-        except WarrenError:
-            await gone_response(headers.get(_ID, ""))(scope, receive, send)
+            found = await self._recognise(scope, headers, is_ambiguous=len(sent) != len(headers))
+        except (WarrenError, E2bError) as exc:
+            response = response_to(exc, Plane.ENVD, headers.get(_ID, ""), is_call=is_call(Plane.ENVD, scope["path"]))
+            await _refuse(response, scope, receive, send)
             return
         if found is None:
             await self._app(scope, receive, send)
-            return
-        answer = _ShapedAnswer(send, found)
+        elif isinstance(found, _Port):
+            await self._open_port(found, headers, scope, receive, send)
+        else:
+            await self._answer(found, headers, scope, receive, send)
+
+    async def _answer(
+        self, found: _Found, headers: dict[bytes, str], scope: Scope, receive: Receive, send: Send
+    ) -> None:
         inner = _inner_scope(scope, found)
+        find_route(inner)
+        shape = partial(
+            response_to, plane=found.plane, session_id=found.session_id, is_call=is_call(found.plane, found.path)
+        )
         if found.plane is not Plane.API:
             try:
                 caller = await self._identify(found, headers)
             except WarrenError as exc:
-                response = response_to(exc, found.plane, found.session_id, is_call=answer.is_call)
-                await response(scope, receive, send)
+                await shape(exc)(scope, receive, send)
                 return
             if caller is None:
                 await gone_response(found.session_id)(scope, receive, send)
                 return
             inner[KNOWN_CALLER] = caller
-        await self._app(inner, receive, answer.send)
+        await self._app(inner, receive, ShapedAnswer(send, shape).send)
+
+    async def _open_port(
+        self, port: _Port, headers: dict[bytes, str], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """The edge of previews decides who may, and says in the scope whether E2B's clients made the sandbox."""
+        if port.host:
+            left_out = (b"host", _ID, _PORT)
+            kept = [header for header in scope["headers"] if header[0] not in left_out]
+            scope = {**scope, "headers": [(b"host", port.host), *kept]}
+        if traffic := headers.get(_TRAFFIC):
+            scope[TRAFFIC_TOKEN] = self._tokens.opens(traffic, Opens.TRAFFIC, port.session_id)
+        is_e2b_client = bool(port.host or traffic)
+        shape = partial(response_of_port, session_id=port.session_id, port=port.number)
+        answer = ShapedAnswer(send, shape, lambda: is_e2b_client or bool(scope.get(OF_E2B_SANDBOX)))
+        await self._app(scope, receive, answer.send)
 
     # -- recognising
 
-    def _recognise(self, scope: Scope, headers: dict[bytes, str]) -> _Found | None:
-        """Raises SessionNotFound for an id that no sandbox can have."""
-        path: str = scope["path"]
-        is_prefixed = path == PREFIX or path.startswith(f"{PREFIX}/")
-        if is_prefixed:
-            path = path[len(PREFIX) :] or "/"
-        if (found := self._by_host(headers.get(b"host", ""), path)) is not None:
-            return found
-        session_id = session_id_of(headers[_ID]) if headers.get(_ID) else ""
-        for name in (_ACCESS, _TRAFFIC):
-            session_id = session_id or session_named_in(headers.get(name, ""))
-        if session_id:
-            return _Found(_plane(headers.get(_PORT, ""), path), session_id, path)
+    async def _recognise(self, scope: Scope, headers: dict[bytes, str], *, is_ambiguous: bool) -> _Found | _Port | None:
+        """Raises SessionNotFound for an id that no sandbox can have, E2bError for what is contradictory."""
+        named = self._named_by(headers.get(b"host", ""))
+        if named is not None:
+            self._check_same(named, headers, is_ambiguous=is_ambiguous)
+            if not named.is_api and named.sandbox_port not in _PLANE_OF_PORT:
+                return _Port(named.session_id, named.sandbox_port)
+        if scope["type"] != "http":
+            return None
+        path, raw_path, is_prefixed = _without_prefix(scope)
+        if named is not None:
+            host = f"{LOCALHOST}:{named.port}" if named.port else LOCALHOST
+            plane = Plane.API if named.is_api else _PLANE_OF_PORT[named.sandbox_port]
+            signed = self._signed(scope, headers, plane, path)
+            return _Found(plane, named.session_id, path, raw_path, host.encode(), signed)
+        if session_id := _session_in(headers):
+            if is_ambiguous:
+                raise E2bError(400, "a header of this request is there twice")
+            return self._addressed(session_id, scope, headers, path, raw_path)
+        if path == FILES and (signed := read_signed(scope["method"], scope["query_string"])) is not None:
+            session_id = await self._signed_urls.find(signed, self._client_of(scope))
+            return _Found(Plane.ENVD, session_id, path, raw_path, signed=signed)
         if is_prefixed or _API_PATH.fullmatch(path):
-            return _Found(Plane.API, "", path)
+            return _Found(Plane.API, "", path, raw_path)
         return None
 
-    def _by_host(self, host: str, path: str) -> _Found | None:
-        """The control plane is `api.DOMAIN`, a service of a sandbox `PORT-ID.DOMAIN`."""
-        if not host.startswith("api.") and not host[:1].isdigit():
+    def _addressed(
+        self, session_id: str, scope: Scope, headers: dict[bytes, str], path: str, raw_path: bytes
+    ) -> _Found | _Port:
+        """What E2B's headers name. A request without the port is for the service that its path is of."""
+        text = headers.get(_PORT, "")
+        try:
+            port = read_port(text) if text else CODE_PORT if _CODE_PATH.fullmatch(path) else ENVD_PORT
+        except InvalidRequest as exc:
+            raise E2bError(400, exc.message) from None
+        if port not in _PLANE_OF_PORT:
+            return _Port(session_id, port, preview_host(session_id, port, self._domain or LOCALHOST).encode())
+        plane = _PLANE_OF_PORT[port]
+        return _Found(plane, session_id, path, raw_path, signed=self._signed(scope, headers, plane, path))
+
+    def _signed(self, scope: Scope, headers: dict[bytes, str], plane: Plane, path: str) -> SignedRequest | None:
+        if plane is not Plane.ENVD or path != FILES or headers.get(_ACCESS):
             return None
+        return read_signed(scope["method"], scope["query_string"])
+
+    def _check_same(self, named: _Named, headers: dict[bytes, str], *, is_ambiguous: bool) -> None:
+        other = headers.get(_ID)
+        if is_ambiguous or (other and not named.is_api and session_id_of(other) != named.session_id):
+            raise E2bError(400, "host and headers of this request name different sandboxes, or one is there twice")
+
+    def _read_host(self, host: str) -> _Named | None:
+        """The control plane is `api.DOMAIN`, a service of a sandbox `PORT-ID.DOMAIN`."""
         authority = read_authority(host)
         if authority is None or not isinstance(authority.host, str):
             return None
         label, _, parent = authority.host.partition(".")
         if not parent or parent not in (self._domain, LOCALHOST):
             return None
-        if label == "api":
-            return _Found(Plane.API, "", path, by_host=True)
+        if label == _API_HOST:
+            return _Named("", 0, authority.port)
         match = _HOST.fullmatch(label)
-        plane = _PLANE_OF_PORT.get(int(match[1])) if match else None
-        return _Found(plane, session_id_of(match[2]), path, by_host=True) if match and plane else None
+        if match is None or int(match[1]) > 65535:
+            return None
+        return _Named(session_id_of(match[2]), int(match[1]), authority.port)
+
+    def _client_of(self, scope: Scope) -> str:
+        seen = dict(scope)
+        self._proxies.apply(seen)
+        return str(seen["client"][0]) if seen.get("client") else ""
 
     # -- who asks
 
     async def _identify(self, found: _Found, headers: dict[bytes, str]) -> Caller | None:
         """None if there is no such sandbox. Raises Unauthorized."""
+        if found.path != _HEALTH:
+            self._check_token(found, headers)
         owner = await self._owner(found.session_id)
         if owner is None:
             return None
-        if found.path != "/health":
-            self._check_token(found, headers)
         tenant, key_id = owner
         return Caller(tenant, key_id, _SCOPES, (await self._tenants.of(tenant)).quota)
 
@@ -150,6 +250,8 @@ class E2bEdge:
             self._tokens.check(access, Opens.ACCESS, found.session_id)
         elif traffic and found.plane is Plane.CODE:
             self._tokens.check(traffic, Opens.TRAFFIC, found.session_id)
+        elif found.signed is not None:
+            self._signed_urls.check(found.signed, found.session_id)
         elif not self._without_keys:
             raise Unauthorized("this sandbox wants its access token", remedy="connect to the sandbox again")
 
@@ -165,55 +267,42 @@ class E2bEdge:
         return owner
 
 
-def _plane(port: str, path: str) -> Plane:
-    if port == str(CODE_PORT) or (not port and _CODE_PATH.fullmatch(path)):
-        return Plane.CODE
-    return Plane.ENVD
+async def _refuse(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await refuse_websocket(scope, receive, send, response)
+    else:
+        await response(scope, receive, send)
+
+
+def _session_in(headers: dict[bytes, str]) -> str:
+    """The session that E2B's headers name. Clients of some versions send the token alone, which names it too."""
+    if headers.get(_ID):
+        return session_id_of(headers[_ID])
+    return session_named_in(headers.get(_ACCESS, "")) or session_named_in(headers.get(_TRAFFIC, ""))
+
+
+def _without_prefix(scope: Scope) -> tuple[str, bytes, bool]:
+    """The path without `/e2b`, decoded and as it was sent, and whether it was there."""
+    path: str = scope["path"]
+    raw_path: bytes = scope["raw_path"] or b"/"
+    if path != PREFIX and not path.startswith(f"{PREFIX}/"):
+        return path, raw_path, False
+    path, prefix = path[len(PREFIX) :] or "/", PREFIX.encode()
+    if raw_path.startswith(prefix + b"/") or raw_path == prefix:
+        return path, raw_path[len(prefix) :] or b"/", True
+    return path, quote(path, safe="/").encode(), True  # the prefix itself was encoded
 
 
 def _inner_scope(scope: Scope, found: _Found) -> Scope:
     place = f"{PREFIX}/{found.plane}" + (f"/{found.session_id}" if found.session_id else "")
-    inner = {**scope, "path": place + found.path, "raw_path": place.encode() + found.path.encode()}
-    if found.by_host:
-        inner["headers"] = [(name, b"localhost" if name == b"host" else value) for name, value in scope["headers"]]
+    inner = {**scope, "path": place + found.path, "raw_path": place.encode() + found.raw_path}
+    if found.plane is not Plane.API:
+        inner["headers"] = [header for header in scope["headers"] if not _is_credential(*header)]
+    if found.host:
+        inner["headers"] = [(name, found.host if name == b"host" else value) for name, value in inner["headers"]]
     return inner
 
 
-class _ShapedAnswer:
-    """Passes an answer on; a problem of the server gets E2B's form."""
-
-    def __init__(self, send: Send, found: _Found) -> None:
-        self._send = send
-        self._found = found
-        self._problem: Message | None = None
-        self._body = bytearray()
-
-    @property
-    def is_call(self) -> bool:
-        return self._found.plane is Plane.ENVD and self._found.path.count("/") == 2 and "." in self._found.path
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and _is_problem(message):
-            self._problem = message
-        elif self._problem is None:
-            await self._send(message)
-        else:
-            self._body += message.get("body", b"")[:_MAX_PROBLEM]
-            if not message.get("more_body"):
-                await self._send_shaped(self._problem)
-
-    async def _send_shaped(self, start: Message) -> None:
-        error = error_in_problem(bytes(self._body), start["status"])
-        if isinstance(error, E2bError):
-            response = error_response(error)
-        else:
-            response = response_to(error, self._found.plane, self._found.session_id, is_call=self.is_call)
-        replaced = {b"content-type", b"content-length"}
-        kept = [header for header in start["headers"] if header[0].lower() not in replaced]
-        await self._send({**start, "status": response.status_code, "headers": [*response.raw_headers, *kept]})
-        await self._send({"type": "http.response.body", "body": response.body})
-
-
-def _is_problem(message: Message) -> bool:
-    wanted = MEDIA_TYPE.encode()
-    return any(name.lower() == b"content-type" and value.startswith(wanted) for name, value in message["headers"])
+def _is_credential(name: bytes, value: bytes) -> bool:
+    """Basic authorization is none: it says as which user of the sandbox."""
+    return name in _CREDENTIALS or (name == b"authorization" and value[:6].lower() != b"basic ")

@@ -4,12 +4,15 @@ The control plane and file transfers have `{"code": 404, "message": …}`. Remot
 `{"code": "not_found", "message": …}`. A sandbox that is gone is a 502 with a message that clients look for.
 """
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Send
 
+from warren.http.problems import MEDIA_TYPE
 from warren.model.e2b import Plane, sandbox_id_of
 from warren.model.errors import (
     CommandRefused,
@@ -18,6 +21,7 @@ from warren.model.errors import (
     IsDirectory,
     LimitReached,
     NotADirectory,
+    PortClosed,
     QuotaExceeded,
     SandboxLost,
     SandboxNotFound,
@@ -31,6 +35,8 @@ from warren.model.errors import (
 
 _GONE: Final = (SessionNotFound, SessionEnded, SandboxLost, SandboxNotFound)
 _BAD: Final = 400
+_MAX_PROBLEM: Final = 64 * 1024
+_STARTS: Final = ("http.response.start", "websocket.http.response.start")
 HTTP_OF_CODE: Final = {
     "invalid_argument": 400,
     "failed_precondition": 400,
@@ -64,9 +70,9 @@ _CODE_OF_HTTP: Final = {
 class E2bError(Exception):
     """An answer of the control plane or of a file transfer, with exactly this status."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
-        self.status, self.message = status, message
+        self.status, self.message, self.headers = status, message, headers
 
 
 class ConnectError(Exception):
@@ -120,30 +126,97 @@ def gone_response(session_id: str) -> Response:
     return JSONResponse(body, 502)
 
 
+def closed_port_response(session_id: str, port: int) -> Response:
+    message = "The sandbox is running but port is not open"
+    body = {"sandboxId": sandbox_id_of(session_id), "message": message, "port": port, "code": 502}
+    return JSONResponse(body, 502)
+
+
 def error_response(exc: E2bError | ConnectError, headers: Mapping[str, str] | None = None) -> Response:
     if isinstance(exc, ConnectError):
         return JSONResponse({"code": exc.code, "message": exc.message}, HTTP_OF_CODE[exc.code], headers)
-    return JSONResponse({"code": exc.status, "message": exc.message}, exc.status, headers)
+    return JSONResponse({"code": exc.status, "message": exc.message}, exc.status, headers or exc.headers)
 
 
-def response_to(exc: WarrenError, plane: Plane, session_id: str, *, is_call: bool) -> Response:
+def response_to(exc: WarrenError | E2bError, plane: Plane, session_id: str, *, is_call: bool) -> Response:
     """The answer to a request that failed; `is_call`: it is a remote procedure call."""
-    headers = {} if exc.retry_after_s is None else {"Retry-After": str(max(1, round(exc.retry_after_s)))}
+    if isinstance(exc, E2bError):
+        return error_response(ConnectError(_code_of(exc.status), exc.message) if is_call else exc)
     if is_gone(exc):
         if plane is not Plane.API:
             return gone_response(session_id)
         return error_response(E2bError(404, "the sandbox does not exist, or does not run any more"))
+    headers = {} if exc.retry_after_s is None else {"Retry-After": str(max(1, round(exc.retry_after_s)))}
     return error_response(as_connect_error(exc) if is_call else as_e2b_error(exc), headers)
+
+
+def response_of_port(exc: WarrenError | E2bError, session_id: str, port: int) -> Response:
+    """The answer of a port of a sandbox that cannot be reached. A port that is not public wants a token."""
+    if isinstance(exc, PortClosed):
+        return closed_port_response(session_id, port)
+    if isinstance(exc, E2bError) or is_gone(exc):
+        return response_to(exc, Plane.ENVD, session_id, is_call=False)
+    error = as_e2b_error(exc)
+    if isinstance(exc, Unauthorized):
+        error = E2bError(403, "this port wants the sandbox's traffic token, in the header E2B-Traffic-Access-Token")
+    body = {"sandboxId": sandbox_id_of(session_id), "message": error.message, "code": error.status}
+    return JSONResponse(body, error.status)
 
 
 def error_in_problem(body: bytes, status: int) -> WarrenError | E2bError:
     """What a problem of this server (http/problems.py) says."""
     try:
         values = json.loads(body)
-        kind = WarrenError.by_code.get(values["code"])
         message, remedy = str(values["detail"]), str(values.get("remedy", ""))
+        return WarrenError.by_code[values["code"]](message, remedy=remedy)
     except (ValueError, KeyError, TypeError):
-        return E2bError(status, "the request failed")
-    if kind is None:
-        return E2bError(_BAD if status == 422 else status, f"{message}; {remedy}" if remedy else message)
-    return kind(message, remedy=remedy)
+        return E2bError(_BAD if status == 422 else status, _detail_of(body))
+
+
+def _detail_of(body: bytes) -> str:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(body)["detail"])
+    return "the request failed"
+
+
+def _code_of(status: int) -> str:
+    return "invalid_argument" if status in (400, 413, 422) else _CODE_OF_HTTP.get(status, "unknown")
+
+
+class ShapedAnswer:
+    """Passes an answer on. `shape` makes a problem of the server what E2B's clients read, if it `is_wanted`."""
+
+    def __init__(
+        self,
+        send: Send,
+        shape: Callable[[WarrenError | E2bError], Response],
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._send = send
+        self._shape = shape
+        self._is_wanted = is_wanted
+        self._problem: Message | None = None
+        self._body = bytearray()
+
+    async def send(self, message: Message) -> None:
+        if message["type"] in _STARTS and _is_problem(message) and self._is_wanted():
+            self._problem = message
+        elif self._problem is None:
+            await self._send(message)
+        else:
+            if len(self._body) < _MAX_PROBLEM:
+                self._body += message.get("body", b"")
+            if not message.get("more_body"):
+                await self._send_shaped(self._problem, message["type"])
+
+    async def _send_shaped(self, start: Message, body_type: str) -> None:
+        response = self._shape(error_in_problem(bytes(self._body), start["status"]))
+        names = {name for name, _ in response.raw_headers}
+        kept = [header for header in start["headers"] if header[0].lower() not in names]
+        await self._send({**start, "status": response.status_code, "headers": [*response.raw_headers, *kept]})
+        await self._send({"type": body_type, "body": response.body if self._body else b"", "more_body": False})
+
+
+def _is_problem(message: Message) -> bool:
+    wanted = MEDIA_TYPE.encode()
+    return any(name.lower() == b"content-type" and value.startswith(wanted) for name, value in message["headers"])

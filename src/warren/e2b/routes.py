@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive
 from starlette.types import Scope as RequestScope
 
+from warren.e2b.envd.started import StartedCommands
 from warren.e2b.errors import E2bError
 from warren.e2b.tokens import SandboxTokens
 from warren.http.context import Context
@@ -48,6 +49,7 @@ class E2bCall:
     path: str
     session_id: str
     params: dict[str, str]
+    started: StartedCommands
 
     @property
     def sessions(self) -> Sessions:

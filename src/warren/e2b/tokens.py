@@ -39,9 +39,12 @@ class SandboxTokens:
 
     def check(self, text: str, opens: Opens, session_id: str) -> None:
         """Raises Unauthorized for a token that does not open this sandbox."""
-        given = text.encode(errors="replace")
-        if not any(hmac.compare_digest(given, one.encode()) for one in self._spellings(opens, session_id)):
+        if not self.opens(text, opens, session_id):
             raise Unauthorized("this token does not open this sandbox", remedy="connect to the sandbox again")
+
+    def opens(self, text: str, opens: Opens, session_id: str) -> bool:
+        given = text.encode(errors="replace")
+        return any(hmac.compare_digest(given, one.encode()) for one in self._spellings(opens, session_id))
 
     def accepted(self, opens: Opens, session_id: str) -> list[str]:
         """All tokens that open this sandbox, the one that is given out first."""

@@ -31,11 +31,14 @@ def _user(name: str, home: str, called: str) -> SandboxUser:
     return SandboxUser(name, home, {"HOME": home, "USER": called, "LOGNAME": called})
 
 
+USUAL: Final = _user(USER, DEFAULT_HOME, DEFAULT_USER)
+
+
 async def resolve(sandbox: Sandbox, name: str = "") -> SandboxUser:
     """The user that a client names; "" is the usual one. Raises UnknownUser. Whether root is allowed is decided by the
     sandbox when something is done as root."""
     if name in ("", DEFAULT_USER):
-        return _user(USER, DEFAULT_HOME, DEFAULT_USER)
+        return USUAL
     if name == "root":
         return _user("root", "/root", "root")
     check_user(name)

@@ -1,7 +1,7 @@
 """A running sandbox, as the rest of Warren sees it."""
 
 import socket
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
 from warren.model.network import EgressBound, ListeningPort, NetworkRules, NetworkUse
@@ -45,6 +45,19 @@ class Process(Protocol):
     async def resize(self, size: TerminalSize) -> None: ...
 
 
+class FileWatch(Protocol):
+    """The changes below a directory, as they happen; it begins to watch when it is first iterated.
+
+    `sync` returns when whoever iterates has been given every change that was made before the call, and asks for the
+    next. It raises Conflict before the watch has begun and after its end.
+    """
+
+    def __aiter__(self) -> AsyncIterator[FileEvent]: ...
+    async def __anext__(self) -> FileEvent: ...
+    async def aclose(self) -> None: ...
+    async def sync(self) -> None: ...
+
+
 class Sandbox(Protocol):
     """One isolated computer.
 
@@ -66,6 +79,11 @@ class Sandbox(Protocol):
     of any size. Relative paths start in the workspace. Writing is atomic: a reader sees the old file or the new one,
     and a write that fails or is cancelled leaves the old one. Errors: FileNotFound, PermissionDenied, IsDirectory,
     NotADirectory, FileExists, InvalidPath, NoSpace.
+
+    `write` with `in_place` writes into the file that is there: hard links to it stay, and a watch sees it created,
+    given to the user and modified. It is not atomic. `metadata` replaces all that the file has; a file system that
+    knows no attributes keeps none. Where commands may be root, `owner` is the user who gets what root creates. A
+    sandbox that an older release made refuses these, and a watch for `attributes`, with Conflict, and has no `details`.
 
     `entries` yields what `list` gives, as it is found; `list` raises LimitReached for more entries than fit in memory.
 
@@ -107,17 +125,27 @@ class Sandbox(Protocol):
         self, path: str, *, offset: int = 0, length: int | None = None, user: str = ""
     ) -> AsyncIterator[bytes]: ...
     async def write(
-        self, path: str, data: bytes | AsyncIterable[bytes], *, mode: int | None = None, user: str = ""
+        self,
+        path: str,
+        data: bytes | AsyncIterable[bytes],
+        *,
+        mode: int | None = None,
+        user: str = "",
+        in_place: bool = False,
+        metadata: Mapping[str, str] | None = None,
+        owner: str = "",
     ) -> FileInfo: ...
-    async def list(self, path: str, *, depth: int = 1, user: str = "") -> Sequence[FileInfo]: ...
-    def entries(self, path: str, *, depth: int = 1, user: str = "") -> AsyncIterator[FileInfo]: ...
-    async def stat(self, path: str, *, user: str = "") -> FileInfo: ...
-    async def mkdir(self, path: str, *, mode: int = 0o755, user: str = "") -> None: ...
+    async def list(self, path: str, *, depth: int = 1, user: str = "", details: bool = False) -> Sequence[FileInfo]: ...
+    def entries(
+        self, path: str, *, depth: int = 1, user: str = "", details: bool = False
+    ) -> AsyncIterator[FileInfo]: ...
+    async def stat(self, path: str, *, user: str = "", details: bool = False) -> FileInfo: ...
+    async def mkdir(self, path: str, *, mode: int = 0o755, user: str = "", owner: str = "") -> None: ...
     async def remove(self, path: str, *, recursive: bool = False, user: str = "") -> None: ...
     async def rename(self, source: str, target: str, *, user: str = "") -> None: ...
     def pack(self, path: str, *, user: str = "") -> AsyncIterator[bytes]: ...
     async def unpack(self, path: str, tar: bytes | AsyncIterable[bytes], *, user: str = "") -> int: ...
-    def watch(self, path: str, *, recursive: bool = False, user: str = "") -> AsyncIterator[FileEvent]: ...
+    def watch(self, path: str, *, recursive: bool = False, user: str = "", attributes: bool = False) -> FileWatch: ...
     def search(self, query: Search) -> AsyncIterator[SearchMatch | SearchSummary]: ...
 
     async def set_network(

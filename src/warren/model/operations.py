@@ -1,6 +1,7 @@
 """What can be done in a sandbox, and what comes back."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -13,6 +14,9 @@ MAX_KEEP_BYTES = 32 * 1024 * 1024
 MAX_COMMAND_BYTES = 3 * 1024 * 1024
 MAX_PATTERN_BYTES = 4000
 MAX_GLOBS = 64
+MAX_METADATA = 64
+MAX_METADATA_BYTES = 4096
+MAX_METADATA_KEY_BYTES = 246
 _BRACES = re.compile(r"(?<!\\)\{([^{}]*,[^{}]*)\}")
 
 
@@ -172,6 +176,11 @@ class FileKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
+    """`target` is what a link says. The fields after it are the details, which are found out only if asked for: the
+    names of owner and group (their numbers as text if they have none), the `metadata` of the file, and of a link that
+    leads somewhere the path, kind and mode of what it leads to. The `size` of what is no file is a detail too.
+    """
+
     path: str
     kind: FileKind
     size: int
@@ -180,6 +189,12 @@ class FileInfo:
     gid: int
     modified: float
     target: str = ""
+    owner: str = ""
+    group: str = ""
+    target_path: str = ""
+    target_kind: FileKind | None = None
+    target_mode: int = 0
+    metadata: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -187,7 +202,8 @@ class FileInfo:
 
 
 class Change(StrEnum):
-    """WATCHING comes first, and once. From then on every change is reported, or an OVERFLOW if some were lost."""
+    """WATCHING comes first, and once. From then on every change is reported, or an OVERFLOW if some were lost. Whoever
+    does not ask for changes of ATTRIBUTES (modes, owners, metadata) gets them as MODIFIED."""
 
     WATCHING = "watching"
     CREATED = "created"
@@ -196,6 +212,7 @@ class Change(StrEnum):
     MOVED_FROM = "moved_from"
     MOVED_TO = "moved_to"
     OVERFLOW = "overflow"
+    ATTRIBUTES = "attributes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +343,24 @@ def check_path(path: str) -> str:
     if len(path.encode(errors="surrogateescape")) > 4095:
         raise InvalidPath("the path is longer than 4095 bytes")
     return path if path.startswith("/") else f"/workspace/{path}"
+
+
+def check_metadata(metadata: Mapping[str, str]) -> Mapping[str, str]:
+    """Text that can be kept as attributes of a file."""
+    size = 0
+    for key, value in metadata.items():
+        if not key or "=" in key or "\0" in f"{key}{value}":
+            raise InvalidRequest(f"{key[:80]!r} cannot be a key of metadata, or its value has a NUL byte in it")
+        try:
+            length = len(key.encode())
+            size += length + len(value.encode()) + 2
+        except UnicodeEncodeError:
+            raise InvalidRequest(f"the metadata {key[:80]!r} is not valid text") from None
+        if length > MAX_METADATA_KEY_BYTES:
+            raise InvalidRequest(f"the key of metadata {key[:80]!r} is longer than {MAX_METADATA_KEY_BYTES} bytes")
+    if len(metadata) > MAX_METADATA or size > MAX_METADATA_BYTES:
+        raise InvalidRequest(f"a file takes {MAX_METADATA} entries of metadata at most, of {MAX_METADATA_BYTES} bytes")
+    return metadata
 
 
 def check_user(user: str) -> str:

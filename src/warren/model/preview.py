@@ -24,6 +24,10 @@ again whether that still holds, and why it is refused."""
 PREVIEW_CALLER: Final = "preview_caller"
 PREVIEW_CHECK: Final = "preview_check"
 PREVIEW_ERROR: Final = "preview_error"
+TRAFFIC_TOKEN: Final = "traffic_token"
+"""Whether the traffic token that a request brings opens the sandbox whose port it names."""
+OF_E2B_SANDBOX: Final = "of_e2b_sandbox"
+"""Set for a preview of a sandbox that a client of E2B made."""
 CHECKED_HEADER: Final = b"x-warren-preview"
 """With which a coordinator tells a worker what it has checked."""
 SANDBOX_HEADER: Final = b"x-warren-sandbox"
@@ -48,11 +52,13 @@ def check_port(port: int) -> int:
 
 
 class Way(StrEnum):
-    """What lets a request in: a key of the API, a link, or that the port is public."""
+    """What lets a request in: a key of the API, a link, that the port is public, or the traffic token of the sandbox,
+    which E2B's clients send."""
 
     KEY = "key"
     LINK = "link"
     PUBLIC = "public"
+    TOKEN = "token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +119,23 @@ def preview_host(session_id: str, port: int, domain: str) -> str:
 @dataclass(frozen=True, slots=True)
 class PreviewRules:
     """Of one session: links of an older `generation` are revoked, `public` ports need no link, and the servers on the
-    ports `local_host` see `localhost` as the host of every request."""
+    ports `local_host` see `localhost` as the host of every request.
+
+    Sessions that E2B's clients make have one of the last two: with `everything` all ports are public, with `by_token`
+    the sandbox's traffic token opens them."""
 
     generation: int = 0
     public: tuple[int, ...] = ()
     local_host: tuple[int, ...] = ()
+    everything: bool = False
+    by_token: bool = False
+
+    @property
+    def of_e2b(self) -> bool:
+        return self.everything or self.by_token
+
+    def is_public(self, port: int) -> bool:
+        return self.everything or port in self.public
 
 
 NO_PREVIEW_RULES: Final = PreviewRules()

@@ -2,7 +2,8 @@
 
 A request by path goes on to the checks of every request, and with a token it needs no key. A request by host is
 answered here: the rules about Host and Origin of the API do not fit it, because its host is an origin of its own.
-It is let in by a link (in a cookie, a header or the query), by a key of the API, or because its port is public.
+It is let in by a link (in a cookie, a header or the query), by a key of the API, because its port is public, or by the
+traffic token of the sandbox, which the edge for E2B's clients has checked.
 
 A browser that opens a link gets its token as a cookie, and is sent to the same address without the token, which so
 does not stay in its history and is never sent to other sites. Cookies alone do not let in what pages of other origins
@@ -11,6 +12,7 @@ send: neighbours of a preview are other sandboxes.
 
 import logging
 import time
+from collections import OrderedDict
 from functools import lru_cache, partial
 from typing import Final
 
@@ -28,17 +30,20 @@ from warren.model.access import Caller
 from warren.model.errors import NotFound, OriginNotAllowed, Unauthorized, WarrenError
 from warren.model.preview import (
     HOST_HEADER,
+    NO_PREVIEW_RULES,
+    OF_E2B_SANDBOX,
     PREVIEW,
     PREVIEW_CALLER,
     PREVIEW_CHECK,
     PREVIEW_ERROR,
     TOKEN_HEADER,
+    TRAFFIC_TOKEN,
     Preview,
+    PreviewRules,
     Way,
     preview_of_host,
     preview_of_path,
 )
-from warren.model.session import Session
 from warren.previews.pages import error_answer
 from warren.sessions.preview_links import Link, PreviewLinks
 from warren.tenancy.identity import read_credentials
@@ -47,13 +52,14 @@ from warren.tenancy.tenants import Tenants
 LINK_KEY: Final = "preview"
 """Stands in the audit record where the id of a key does, for who had a link or found the port public."""
 _MOST_TOKENS: Final = 8
+_MOST_REMEMBERED: Final = 10_000
 _log = get_log(__name__)
 _NAVIGATION: Final = (b"navigate", b"")
 
 
 class PreviewEdge:
     """`guarded` answers everything but requests by host, which `app`, the same without the guard, gets. With
-    `without_keys` the server lets everybody in."""
+    `without_keys` the server lets everybody in. `all_ports_allowed`: sandboxes may have all of their ports public."""
 
     def __init__(
         self,
@@ -66,6 +72,7 @@ class PreviewEdge:
         clock: Clock,
         trusted_proxies: TrustedProxies,
         without_keys: bool = False,
+        all_ports_allowed: bool = True,
     ) -> None:
         self._guarded, self._app = guarded, app
         self._links = links
@@ -74,6 +81,8 @@ class PreviewEdge:
         self._clock = clock
         self._proxies = trusted_proxies
         self._without_keys = without_keys
+        self._all_ports_allowed = all_ports_allowed
+        self._remembered: OrderedDict[str, tuple[str, PreviewRules]] = OrderedDict()  # by session id
         self._own_origin = OriginRule(())
         self._preview_of_host = lru_cache(maxsize=1024)(self._find_preview)
 
@@ -157,9 +166,11 @@ class PreviewEdge:
         if link is not None:
             self._check_not_cross_site(scope, headers)
             return await self._let_in_by(link, preview, scope)
-        if (session := await self._public_session(preview)) is not None:
-            await self._set_caller(scope, session.tenant)
-            return preview.let_in(Way.PUBLIC)
+        tenant, rules = await self._rules_of(preview.session_id)
+        scope[OF_E2B_SANDBOX] = rules.of_e2b
+        if tenant and (self._is_public(rules, preview.port) or scope.get(TRAFFIC_TOKEN)):
+            await self._set_caller(scope, tenant)
+            return preview.let_in(Way.PUBLIC if self._is_public(rules, preview.port) else Way.TOKEN)
         if self._without_keys:
             self._check_not_cross_site(scope, headers)
         elif not read_credentials(scope["headers"]):
@@ -177,11 +188,22 @@ class PreviewEdge:
     async def _set_caller(self, scope: Scope, tenant: str) -> None:
         scope[PREVIEW_CALLER] = Caller(tenant, LINK_KEY, frozenset(), (await self._tenants.of(tenant)).quota)
 
-    async def _public_session(self, preview: Preview) -> Session | None:
-        if not self._links.public_allowed:
-            return None
-        session = await self._store.find(preview.session_id)
-        return session if session is not None and preview.port in session.previews.public else None
+    async def _rules_of(self, session_id: str) -> tuple[str, PreviewRules]:
+        """The session's tenant, "" if there is no such session. What holds for all ports never changes, and is
+        remembered: it does not need the store."""
+        known = self._remembered.get(session_id)
+        if known is not None and (known[1].of_e2b or not self._links.public_allowed):
+            return known
+        session = await self._store.find(session_id)
+        if session is None:
+            return "", NO_PREVIEW_RULES
+        self._remembered[session_id] = session.tenant, session.previews
+        if len(self._remembered) > _MOST_REMEMBERED:
+            self._remembered.popitem(last=False)
+        return session.tenant, session.previews
+
+    def _is_public(self, rules: PreviewRules, port: int) -> bool:
+        return (rules.everything and self._all_ports_allowed) or (self._links.public_allowed and port in rules.public)
 
     async def _check_not_revoked(self, link: Link) -> None:
         session = await self._store.get(link.tenant, link.session_id)

@@ -135,7 +135,7 @@ def _check(session: Session, preview: Preview) -> Preview:
     rules = session.previews
     if preview.way is Way.LINK and preview.generation != rules.generation:
         raise Forbidden("this link to a preview was revoked", remedy="make a new one: warren open")
-    if preview.way is Way.PUBLIC and preview.port not in rules.public:
+    if preview.way is Way.PUBLIC and not rules.is_public(preview.port):
         raise Forbidden("this preview is private", remedy="open a link that was made for it: warren open")
     return preview.let_in(preview.way, preview.generation, local_host=preview.port in rules.local_host)
 

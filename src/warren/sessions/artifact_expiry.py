@@ -1,4 +1,4 @@
-"""Removes artifacts that have expired, and contents that a crash left without a record. `run` is a task of the service."""
+"""Removes artifacts that have expired, and contents that a crash left without a record: a task of the service."""
 
 import contextlib
 from typing import Final

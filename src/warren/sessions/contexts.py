@@ -53,6 +53,17 @@ _HELLO_S: Final = 5.0
 _END_S: Final = 2.0  # in which a keeper ends whose interpreter has: longer than that lives one that took its place
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """How a default context starts that is not there yet: its directory, and variables of its own."""
+
+    cwd: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+PLAIN: Final = Beginning()
+
+
 @dataclass(slots=True)
 class Keeper:
     """A context that was found or started. `env` are the variables it was started with."""
@@ -134,7 +145,7 @@ class Contexts:
             await self._remove(sandbox, context_id)
 
     async def restart(self, sandbox: Sandbox, session: Session, context_id: str, image: str = "") -> CodeContext:
-        """With the directory and variables that it was created with, as far as this server knows them."""
+        """With the directory, variables and idle time that it was created with."""
         async with self._turn(sandbox):
             known = await sandbox.processes()
             keeper = await self._known(sandbox, _find(known, context_id))
@@ -176,7 +187,8 @@ class Contexts:
         if keeper is None or keeper.pid != info.pid:
             language = language_of(info.id)
             assert language is not None
-            keeper = Keeper(info.id, info.pid, language, idle_s=self._idle_s)
+            keeper = Keeper(info.id, info.pid, language)
+            keeper.idle_s = self._idle_s if keeper.is_default else _idle_of(info)
             if info.running:
                 self._remember(sandbox, keeper)
         return keeper
@@ -187,7 +199,13 @@ class Contexts:
             with contextlib.suppress(TimeoutError, WarrenError):
                 async with asyncio.timeout(_HELLO_S):
                     keeper.hello = await read_hello(await sandbox.process(info.id))
-            keeper.cwd = keeper.cwd or (keeper.hello.cwd if keeper.hello else "")
+            if keeper.hello is not None:  # of before a restart of the server: what it was created with
+                is_remembered = (sandbox.id, info.id) in self._keepers
+                self.forget(sandbox, info.id)
+                keeper.cwd = keeper.cwd or keeper.hello.cwd
+                keeper.env = keeper.env or dict(keeper.hello.env)
+                if is_remembered:
+                    self._remember(sandbox, keeper)
         return keeper
 
     async def _show(self, sandbox: Sandbox, info: ProcessInfo, known: Sequence[ProcessInfo]) -> CodeContext:
@@ -282,6 +300,7 @@ class Contexts:
         image: Callable[[], str] = lambda: "",
         *,
         look: bool = False,
+        beginning: Beginning = PLAIN,
     ) -> Keeper:
         """The context that a cell is for; starts a default one that is not there. `look`: as it is now, not as it is
         remembered."""
@@ -303,7 +322,7 @@ class Contexts:
             language = language_of(context_id)
             if language is None or context_id != language.default_context:
                 raise _not_found(context_id)
-            keeper = Keeper(context_id, 0, language, idle_s=self._idle_s)
+            keeper = Keeper(context_id, 0, language, cwd=beginning.cwd, env=dict(beginning.env), idle_s=self._idle_s)
             try:
                 await self._start(sandbox, session, keeper, image())
             except Conflict:  # another server has started it at this moment
@@ -392,6 +411,13 @@ def context_view(context: CodeContext) -> dict[str, Any]:
         "started_s_ago": round(context.started_s_ago, 3),
     }
     return shown | ({"lost_reason": context.lost_reason} if context.lost_reason else {})
+
+
+def _idle_of(info: ProcessInfo) -> float:
+    """The idle time of a context that an earlier server may have started; 0 is none."""
+    words = info.command.split()
+    seconds = words[words.index("--idle-s") + 1] if "--idle-s" in words[:-1] else ""
+    return float(seconds) if seconds.isascii() and seconds.isdecimal() else 0.0
 
 
 def _is_busy(context_id: str, known: Sequence[ProcessInfo]) -> bool:

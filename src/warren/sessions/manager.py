@@ -37,7 +37,7 @@ from warren.model.errors import (
     WarrenError,
 )
 from warren.model.network import NO_NETWORK, NetworkRules
-from warren.model.preview import PreviewRules
+from warren.model.preview import NO_PREVIEW_RULES, PreviewRules
 from warren.model.secrets import BoundSecret, broker_variables, check_names, check_together
 from warren.model.session import (
     FAILED_CREATIONS,
@@ -251,6 +251,7 @@ class Sessions:
             metadata=check_metadata(dict(request.metadata)),
             agent=request.agent_config if isinstance(request.agent_config, str) else "",
             agent_config=agent.as_mapping() if agent else {},
+            previews=request.previews or NO_PREVIEW_RULES,
         )
 
     def _find_agent(self, config: str | Mapping[str, Any]) -> Agent:

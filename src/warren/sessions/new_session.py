@@ -8,6 +8,7 @@ from typing import Any
 
 from warren.model.agent import Agent
 from warren.model.network import NetworkRules
+from warren.model.preview import PreviewRules
 from warren.model.session import FAILED_CREATIONS, IDLE_TIMEOUT_S, MAX_LIFETIME_S, EndReason, Previous, Session
 from warren.model.spec import Layer, Limits
 
@@ -23,7 +24,7 @@ class Defaults:
 class NewSession:
     """The session that a caller wants. With `replace_lost` a thread whose sandbox has died gets a new one. `network`
     and `gpus` None: what the environment says. `agent_config` is the name of an agent of the registry, or an agent as
-    JSON has it; what the request says itself wins over what the agent says."""
+    JSON has it; what the request says itself wins over what the agent says. `previews` None: no port is public."""
 
     environment: str = ""
     thread_id: str = ""
@@ -40,6 +41,7 @@ class NewSession:
     secrets: tuple[str, ...] = ()
     agent_config: str | Mapping[str, Any] = ""
     gpus: tuple[str, ...] | None = None
+    previews: PreviewRules | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class CreateResult:
 def fingerprint(request: Any) -> str:
     """A hash of the request, the same in every process and version: a field added later counts only if it is set."""
     values = asdict(request)
-    for name in ("provider", "judged_as", "network", "secrets", "agent_config", "gpus"):
+    for name in ("provider", "judged_as", "network", "secrets", "agent_config", "gpus", "previews"):
         if not values.get(name):
             values.pop(name, None)
     text = json.dumps(values, sort_keys=True, default=_to_json)

@@ -128,6 +128,9 @@ class MemoryStore:
     async def active(self) -> Sequence[Session]:
         return [one for one in self._sessions.values() if one.active]
 
+    async def active_ids(self) -> Sequence[str]:
+        return [one.id for one in self._sessions.values() if one.active]
+
     async def due(self, now: float, limit: int) -> Sequence[Session]:
         late = (one for one in self._sessions.values() if one.state.expires and one.deadline <= now)
         return heapq.nsmallest(limit, late, key=lambda one: (one.deadline, one.id))

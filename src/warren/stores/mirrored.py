@@ -204,6 +204,9 @@ class MirroredStore:
     async def active(self) -> Sequence[Session]:
         return list(self._rows.values())
 
+    async def active_ids(self) -> Sequence[str]:
+        return list(self._rows)
+
     async def due(self, now: float, limit: int) -> Sequence[Session]:
         settled = await self._settle_doubts(now)
         over = [one for one in self._rows.values() if one.state.expires and one.deadline <= now]

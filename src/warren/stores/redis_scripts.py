@@ -313,6 +313,8 @@ return found
 """
 )
 
+ACTIVE_IDS: Final = script(body="return call('ZREVRANGE', key('active'), 0, -1)")
+
 COUNT: Final = script(body="return call('HGETALL', key('counts'))")
 
 # One step: {sessions forgotten, whether there may be more}.

@@ -112,6 +112,9 @@ class RedisStore:
     async def active(self) -> Sequence[Session]:
         return await self._walk("active", "", Page(limit=sys.maxsize))
 
+    async def active_ids(self) -> Sequence[str]:
+        return [one.decode() for one in await self._run(scripts.ACTIVE_IDS)]
+
     async def due(self, now: float, limit: int) -> Sequence[Session]:
         return [self._decoded(data) for data in await self._run(scripts.DUE, float(now), max(0, limit))]
 

@@ -43,7 +43,8 @@ def encode_session(session: Session, encryption: Encryption | None = None) -> st
     if session.previous is not None:
         values["previous"] = asdict(session.previous)
     if session.previews != NO_PREVIEW_RULES:
-        values["previews"] = asdict(session.previews)
+        rules = asdict(session.previews)
+        values["previews"] = {name: value for name, value in rules.items() if value != getattr(NO_PREVIEW_RULES, name)}
     if session.artifacts is not None:
         values["artifacts"] = asdict(session.artifacts)
     return _ENCODER.encode(values)

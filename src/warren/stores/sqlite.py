@@ -77,6 +77,7 @@ _PLACE: Final = "SELECT created_at, id FROM sessions WHERE id = ? AND tenant = ?
 _IDS: Final = """SELECT id, created_at FROM {} WHERE tenant = ? AND state IN ({}) AND (created_at, id) < (?, ?) {}
     ORDER BY created_at DESC, id DESC LIMIT ?"""
 _ACTIVE: Final = f"SELECT data FROM sessions WHERE {ACTIVE_SQL}"
+_ACTIVE_IDS: Final = f"SELECT id FROM sessions WHERE {ACTIVE_SQL}"
 _DUE: Final = f"""SELECT data FROM sessions
     WHERE {ACTIVE_SQL} AND state IN ({_EXPIRING}) AND deadline <= ?
     ORDER BY deadline, id LIMIT ?"""
@@ -262,6 +263,9 @@ class SqliteStore:
 
     async def active(self) -> Sequence[Session]:
         return [self._decoded(data) for (data,) in self._run(_ACTIVE).fetchall()]
+
+    async def active_ids(self) -> Sequence[str]:
+        return [session_id for (session_id,) in self._run(_ACTIVE_IDS).fetchall()]
 
     async def due(self, now: float, limit: int) -> Sequence[Session]:
         return [self._decoded(data) for (data,) in self._run(_DUE, now, max(0, limit)).fetchall()]

@@ -1,6 +1,7 @@
 """Code contexts of the fake sandbox: its small shell is every interpreter, and keeps its state between cells."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
@@ -65,9 +66,11 @@ class FakeAgent:
             return NO_PROGRAM
         context = self._contexts[context_id] = FakeContext(self._process.pid, self._shell)
         self._process.handlers[2] = context.interrupt
+        named = [name for option, name in itertools.pairwise(argv) if option == "--env"]
+        variables = "".join(f"{name}={self._shell.env[name]}\0" for name in named)
         hello = json.dumps({"version": "fake", "cwd": self._shell.cwd}).encode()
         try:
-            await self._process.emit(1, frame("h", hello))
+            await self._process.emit(1, frame("v", variables.encode()) + frame("h", hello))
             await asyncio.Event().wait()
         finally:
             context.lost = True

@@ -5,8 +5,8 @@ owner and of everybody. It never touches the host.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from warren.model.errors import (
     FileExists,
@@ -23,6 +23,7 @@ from warren.model.operations import Change, FileEvent, FileInfo, FileKind, check
 from warren.model.spec import MIB, USER, USER_UID, WRITABLE
 
 UIDS = {"": USER_UID, USER: USER_UID, "root": 0}
+_NAMES = {USER_UID: USER, 0: "root"}
 _MAX_LINKS = 40
 
 
@@ -35,6 +36,7 @@ class Node:
     target: str = ""
     modified: float = field(default_factory=time.time)
     children: dict[str, "Node"] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
 
     def allows(self, uid: int, right: int) -> bool:
         return uid == 0 or bool(self.mode >> (6 if uid == self.uid else 0) & right)
@@ -87,8 +89,26 @@ class FakeFiles:
             raise PermissionDenied(f"{path!r} is not yours to see")
         return node, parts[-1] if parts else ""
 
-    def stat(self, path: str, uid: int) -> FileInfo:
-        return _file_info(path, self.find(path, uid, follow=False))
+    def stat(self, path: str, uid: int, *, details: bool = False) -> FileInfo:
+        node = self.find(path, uid, follow=False)
+        return self._detailed(path, node, uid) if details else _file_info(path, node)
+
+    def _detailed(self, path: str, node: Node, uid: int) -> FileInfo:
+        name, info = _NAMES.get(node.uid, str(node.uid)), _file_info(path, node)
+        info = replace(info, owner=name, group=name, metadata=dict(node.metadata))
+        if node.kind is not FileKind.SYMLINK:
+            return info
+        try:
+            at, target = self._follow(path, uid)
+        except (FileNotFound, NotADirectory):
+            return info
+        return replace(info, target_path=at, target_kind=target.kind, target_mode=target.mode)
+
+    def _follow(self, path: str, uid: int) -> tuple[str, Node]:
+        node = self.find(path, uid, follow=False)
+        if node.kind is FileKind.SYMLINK:
+            return self._follow(_link_target(path, node.target), uid)
+        return "/" + "/".join(_parts(path)), node
 
     def read(self, path: str, uid: int) -> bytes:
         node = self.find(path, uid)
@@ -98,7 +118,17 @@ class FakeFiles:
             raise PermissionDenied(f"{path!r} is not yours to read")
         return node.data
 
-    def write(self, path: str, data: bytes, mode: int | None, uid: int) -> FileInfo:
+    def write(
+        self,
+        path: str,
+        data: bytes,
+        mode: int | None,
+        uid: int,
+        *,
+        in_place: bool = False,
+        metadata: Mapping[str, str] | None = None,
+        details: bool = False,
+    ) -> FileInfo:
         if path.endswith("/"):
             raise IsDirectory(f"{path!r} is a directory's name")
         self.make_parents(path, uid)
@@ -107,14 +137,30 @@ class FakeFiles:
         if not name or (old is not None and old.kind is FileKind.DIRECTORY):
             raise IsDirectory(f"{path!r} is a directory")
         if old is not None and old.kind is FileKind.SYMLINK:
-            return self.write(_link_target(path, old.target), data, mode, uid)
+            target = _link_target(path, old.target)
+            return self.write(target, data, mode, uid, in_place=in_place, metadata=metadata, details=details)
         if not parent.allows(uid, 2):
             raise PermissionDenied(f"{path!r} is not yours to write")
         self._reserve(len(data) - (len(old.data) if old else 0))
         kept = mode if mode is not None else old.mode if old else 0o644
-        parent.children[name] = Node(FileKind.FILE, uid, kept, data)
-        self._notify(Change.MODIFIED if old else Change.CREATED, path, False)
-        return self.stat(path, uid)
+        node = Node(FileKind.FILE, uid, kept, data)
+        node.metadata = dict(metadata or (old.metadata if old and in_place and metadata is None else {}))
+        parent.children[name] = node
+        if in_place:
+            self._notify_steps(path, old, node)
+        else:
+            self._notify(Change.MODIFIED if old else Change.CREATED, path, False)
+        return self.stat(path, uid, details=details)
+
+    def _notify_steps(self, path: str, old: Node | None, new: Node) -> None:
+        """It is created, or given to the user and emptied; then written; then its metadata is set."""
+        steps = [Change.CREATED, Change.ATTRIBUTES] if old is None else [Change.ATTRIBUTES]
+        if new.data or (old is not None and old.data):
+            steps.append(Change.MODIFIED)
+        if (old.metadata if old else {}) != new.metadata:
+            steps.append(Change.ATTRIBUTES)
+        for step in steps:
+            self._notify(step, path, False)
 
     def make_parents(self, path: str, uid: int) -> None:
         parts = _parts(path)[:-1]
@@ -174,13 +220,16 @@ class FakeFiles:
         self._notify(Change.MOVED_FROM, source, node.kind is FileKind.DIRECTORY)
         self._notify(Change.MOVED_TO, target, node.kind is FileKind.DIRECTORY)
 
-    def walk(self, path: str, depth: int, uid: int) -> list[tuple[FileInfo, Node]]:
+    def walk(self, path: str, depth: int, uid: int, *, details: bool = False) -> list[tuple[FileInfo, Node]]:
         node = self.find(path, uid)
         if node.kind is not FileKind.DIRECTORY:
             raise NotADirectory(f"{path!r} is not a directory")
         if not node.allows(uid, 4):
             raise PermissionDenied(f"{path!r} is not yours to read")
-        return [(_file_info(at, found), found) for at, found in _walk(path.rstrip("/"), node, depth)]
+        return [
+            (self._detailed(at, found, uid) if details else _file_info(at, found), found)
+            for at, found in _walk(path.rstrip("/"), node, depth)
+        ]
 
     def _reserve(self, size: int) -> None:
         if self._used + size > self._limit:

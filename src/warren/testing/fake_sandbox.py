@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, TypeVar
 
 import anyio
 
@@ -33,6 +36,7 @@ from warren.model.operations import (
     Search,
     SearchMatch,
     SearchSummary,
+    check_metadata,
 )
 from warren.model.secrets import BoundSecret
 from warren.model.spec import HOME, USER, WORKSPACE, Isolation, SandboxSpec
@@ -47,6 +51,7 @@ from warren.worker.agent.process import check_id, new_id
 from warren.worker.agent.tar_stream import Member, TarReader, header, padding, trailer
 
 CHUNK = 64 * 1024
+T = TypeVar("T")
 
 
 class FakeMachine:
@@ -228,10 +233,19 @@ class FakeSandbox:
             yield data[at : at + CHUNK]
 
     async def write(
-        self, path: str, data: bytes | AsyncIterable[bytes], *, mode: int | None = None, user: str = ""
+        self,
+        path: str,
+        data: bytes | AsyncIterable[bytes],
+        *,
+        mode: int | None = None,
+        user: str = "",
+        in_place: bool = False,
+        metadata: Mapping[str, str] | None = None,
+        owner: str = "",
     ) -> FileInfo:
         self._check_alive()
-        uid, whole = uid_of(user), normalize_path(path)
+        uid, whole, details = uid_of(owner or user), normalize_path(path), in_place or metadata is not None
+        check_metadata(metadata or {})
         if mode is not None:
             check_mode(mode)
         with contextlib.suppress(FileNotFound):
@@ -239,25 +253,27 @@ class FakeSandbox:
                 raise IsDirectory(f"{path!r} is a directory")
         content = data if isinstance(data, bytes) else b"".join([part async for part in data])
         self._check_alive()
-        return self._files.write(whole, content, mode, uid)
+        return self._files.write(whole, content, mode, uid, in_place=in_place, metadata=metadata, details=details)
 
-    async def list(self, path: str, *, depth: int = 1, user: str = "") -> Sequence[FileInfo]:
+    async def list(self, path: str, *, depth: int = 1, user: str = "", details: bool = False) -> Sequence[FileInfo]:
         self._check_alive()
         if depth < 1:
             raise InvalidRequest(f"a depth of {depth} cannot be")
-        return [info for info, _ in self._files.walk(normalize_path(path), depth, uid_of(user))]
+        return [info for info, _ in self._files.walk(normalize_path(path), depth, uid_of(user), details=details)]
 
-    async def entries(self, path: str, *, depth: int = 1, user: str = "") -> AsyncGenerator[FileInfo, None]:
-        for info in await self.list(path, depth=depth, user=user):
+    async def entries(
+        self, path: str, *, depth: int = 1, user: str = "", details: bool = False
+    ) -> AsyncGenerator[FileInfo, None]:
+        for info in await self.list(path, depth=depth, user=user, details=details):
             yield info
 
-    async def stat(self, path: str, *, user: str = "") -> FileInfo:
+    async def stat(self, path: str, *, user: str = "", details: bool = False) -> FileInfo:
         self._check_alive()
-        return self._files.stat(normalize_path(path), uid_of(user))
+        return self._files.stat(normalize_path(path), uid_of(user), details=details)
 
-    async def mkdir(self, path: str, *, mode: int = 0o755, user: str = "") -> None:
+    async def mkdir(self, path: str, *, mode: int = 0o755, user: str = "", owner: str = "") -> None:
         self._check_alive()
-        self._files.mkdir(normalize_path(path), check_mode(mode), uid_of(user))
+        self._files.mkdir(normalize_path(path), check_mode(mode), uid_of(owner or user))
 
     async def remove(self, path: str, *, recursive: bool = False, user: str = "") -> None:
         self._check_alive()
@@ -308,14 +324,27 @@ class FakeSandbox:
             with contextlib.suppress(Conflict):
                 self._files.mkdir(path, member.mode, uid)
 
-    async def watch(self, path: str, *, recursive: bool = False, user: str = "") -> AsyncGenerator[FileEvent, None]:
+    def watch(self, path: str, *, recursive: bool = False, user: str = "", attributes: bool = False) -> "FakeWatch":
+        events = asyncio.Queue[FileEvent | asyncio.Future[None]]()
+        return FakeWatch(self._watch(path, recursive, user, attributes, events), events, self._machine.loss)
+
+    async def _watch(
+        self,
+        path: str,
+        recursive: bool,
+        user: str,
+        attributes: bool,
+        events: "asyncio.Queue[FileEvent | asyncio.Future[None]]",
+    ) -> AsyncGenerator[FileEvent, None]:
         self._check_alive()
         base = normalize_path(path).rstrip("/")
-        self._files.find(base, uid_of(user))
-        events = asyncio.Queue[FileEvent]()
+        if self._files.find(base, uid_of(user)).kind is not FileKind.DIRECTORY:
+            raise NotADirectory(f"{path!r} is not a directory")
 
         def tell(event: FileEvent) -> None:
             inside, name = event.path.startswith(f"{base}/"), event.path[len(base) + 1 :]
+            if event.change is Change.ATTRIBUTES and not attributes:
+                event = replace(event, change=Change.MODIFIED)
             if inside and (recursive or "/" not in name):
                 events.put_nowait(event)
 
@@ -323,7 +352,11 @@ class FakeSandbox:
         try:
             yield FileEvent(Change.WATCHING, base, True)
             while True:
-                yield await self._wait_unless_lost(events.get())
+                event = await self._wait_unless_lost(events.get())
+                if isinstance(event, FileEvent):
+                    yield event
+                elif not event.done():
+                    event.set_result(None)
         finally:
             self._files.watchers.remove(tell)
 
@@ -333,7 +366,7 @@ class FakeSandbox:
             self._check_alive()
             yield found
 
-    async def _wait_unless_lost(self, get: Coroutine[None, None, FileEvent]) -> FileEvent:
+    async def _wait_unless_lost(self, get: Coroutine[None, None, T]) -> T:
         event, loss = asyncio.ensure_future(get), asyncio.ensure_future(self._machine.lost.wait())
         try:
             await asyncio.wait((event, loss), return_when=asyncio.FIRST_COMPLETED)
@@ -380,6 +413,45 @@ class FakeSandbox:
     async def close(self) -> None:
         self._closed = True
         self._machine.when_lost = [(who, call) for who, call in self._machine.when_lost if who is not self]
+
+
+class FakeWatch(AsyncGenerator[FileEvent, None]):
+    """Changes and requests to sync come through one queue."""
+
+    def __init__(
+        self,
+        read: AsyncGenerator[FileEvent, None],
+        events: "asyncio.Queue[FileEvent | asyncio.Future[None]]",
+        loss: Callable[[], SandboxLost | None],
+    ) -> None:
+        self._loss = loss
+        self._read, self._events, self._watching = read, events, False
+
+    async def asend(self, value: None) -> FileEvent:
+        return await self._until_end(self._read.asend(value))
+
+    async def athrow(self, typ: Any, val: object = None, tb: TracebackType | None = None) -> FileEvent:
+        return await self._until_end(self._read.athrow(typ))
+
+    async def _until_end(self, step: Awaitable[FileEvent]) -> FileEvent:
+        try:
+            event = await step
+        except BaseException:
+            self._watching = False
+            while not self._events.empty():
+                if isinstance(left := self._events.get_nowait(), asyncio.Future) and not left.done():
+                    left.set_exception(self._loss() or Conflict("the watch has ended"))
+                    left.exception()  # marks it as retrieved: perhaps no task waits for it
+            raise
+        self._watching = True
+        return event
+
+    async def sync(self) -> None:
+        if not self._watching:
+            raise Conflict("the watch has not begun, or has ended")
+        synced = asyncio.get_running_loop().create_future()
+        self._events.put_nowait(synced)
+        await synced
 
 
 async def _feed(process: FakeProcess, stdin: bytes | AsyncIterable[bytes]) -> None:

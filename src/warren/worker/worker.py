@@ -321,7 +321,14 @@ class LocalWorker:
             for name in environment.contexts:
                 language = find_language(name)
                 # It has no idle time: it may wait here for longer than that.
-                await start_keeper(sandbox, language, language.default_context, idle_s=0, image=environment.image)
+                await start_keeper(
+                    sandbox,
+                    language,
+                    language.default_context,
+                    cwd=environment.env.get("HOME", ""),
+                    idle_s=0,
+                    image=environment.image,
+                )
         except BaseException:
             await run_shielded(asyncio.wait([self._destruction(sandbox.id)]))
             raise

@@ -18,6 +18,8 @@ from warren.model.operations import Chunk, Command, ExecResult, ProcessInfo, Rea
 from warren.model.session import Session
 from warren.pacing import Pace
 from warren.sessions.contexts import (
+    PLAIN,
+    Beginning,
     Contexts,
     cell_command,
     cell_request,
@@ -245,7 +247,9 @@ async def stream_code(call: Call, body: CodeBody) -> Events:
 
 
 @contextlib.asynccontextmanager
-async def started_cell(call: Call, body: CodeBody) -> AsyncIterator[tuple[Process, Execution]]:
+async def started_cell(
+    call: Call, body: CodeBody, beginning: Beginning = PLAIN
+) -> AsyncIterator[tuple[Process, Execution]]:
     """Runs a cell for the time of a `with` block, then interrupts it."""
     if call.key:
         raise InvalidRequest("a stream cannot be repeated", remedy="leave out the Idempotency-Key, or the stream")
@@ -253,7 +257,7 @@ async def started_cell(call: Call, body: CodeBody) -> AsyncIterator[tuple[Proces
     async with call.using():
         try:
             keeper = await call.context.contexts.keeper_of(
-                call.sandbox, call.session, cell.context_id, partial(_image, call), look=True
+                call.sandbox, call.session, cell.context_id, partial(_image, call), look=True, beginning=beginning
             )
         except CommandRefused as exc:
             yield RefusedProcess(refused_result(exc)), cell.execution(cell_id)
@@ -271,11 +275,12 @@ async def cell_events(
     *,
     is_own: bool = True,
     on_result: Callable[[CodeResult], Awaitable[None]] | None = None,
+    keepalive_s: float | None = None,
 ) -> Events:
     """What a cell gives, from its beginning on, until it has ended. `is_own`: this request has started it."""
     pace, said, at = Pace(), b"", 0
     yield Event("started", {"id": execution.id, "context_id": execution.context_id, "language": execution.language})
-    async for chunk in with_keepalives(process.output(), call.context.keepalive_s):
+    async for chunk in with_keepalives(process.output(), keepalive_s or call.context.keepalive_s):
         if chunk is None:
             yield None
             continue

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field
 
-from warren.model.errors import Forbidden, InvalidRequest, PortClosed
+from warren.model.errors import Conflict, Forbidden, InvalidRequest, PortClosed
 from warren.model.preview import MOST_PORTS, PreviewRules, read_port
 from warren.sessions.operations.call import Call, Handler, Values
 from warren.sessions.preview_links import LONGEST_LINK_S, Link, PreviewLinks
@@ -75,8 +75,8 @@ async def list_ports(call: Call, query: PortsQuery) -> Values:
     while True:
         found = await call.sandbox.ports()
         if query.wait_for is None or any(each.port == query.wait_for for each in found):
-            public = call.session.previews.public
-            return {"ports": [{**asdict(each), "public": each.port in public} for each in found]}
+            rules = call.session.previews
+            return {"ports": [{**asdict(each), "public": rules.is_public(each.port)} for each in found]}
         if loop.time() >= deadline:
             raise PortClosed(
                 f"nothing listened on port {query.wait_for} of the sandbox within {query.timeout_s:g} s",
@@ -93,6 +93,11 @@ async def change_port(call: Call, body: PortBody) -> Values:
         raise Forbidden("this server has no public previews", remedy="make a link: POST /api/sessions/{id}/links")
 
     def change(rules: PreviewRules) -> PreviewRules:
+        if rules.everything and body.public is False:
+            raise Conflict(
+                "all ports of this sandbox are public: a client of E2B made it so",
+                remedy="create it with network.allowPublicTraffic false",
+            )
         local = None if body.host_header is None else body.host_header == "localhost"
         return replace(
             rules,
@@ -103,7 +108,7 @@ async def change_port(call: Call, body: PortBody) -> Values:
     session = await call.sessions.change_previews(call.tenant, call.session_id, change)
     rules = session.previews
     host_header = "localhost" if port in rules.local_host else ""
-    return {"port": port, "public": port in rules.public, "host_header": host_header}
+    return {"port": port, "public": rules.is_public(port), "host_header": host_header}
 
 
 def _with_port(ports: tuple[int, ...], port: int, wanted: bool | None) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """Turns what the agent reports about a command into the result that its caller gets."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from warren.model.code import is_context
@@ -125,9 +125,9 @@ def _title(text: str) -> str:
 class _RunningCommand:
     __slots__ = ("alone", "oom_kills_before")
 
-    def __init__(self, oom_kills_before: int) -> None:
+    def __init__(self, oom_kills_before: int, *, alone: bool = True) -> None:
         self.oom_kills_before = oom_kills_before
-        self.alone = True
+        self.alone = alone
 
 
 class OomTracker:
@@ -144,6 +144,7 @@ class OomTracker:
     def __init__(self, oom_kills: Callable[[], int]) -> None:
         self._oom_kills = oom_kills
         self._running: dict[str, _RunningCommand] = {}
+        self._adopted: dict[str, int] = {}  # the count when they were found
         self._results: dict[str, bool] = {}
 
     @property
@@ -159,9 +160,23 @@ class OomTracker:
                 other.alone = False
         self._running[process_id] = command
 
+    def adopt(self, found: Iterable[ProcessInfo]) -> None:
+        """Follows what runs of an earlier server's commands, from now on. What ended before is not known."""
+        before, self._adopted, kills = self._adopted, {}, self._oom_kills()
+        for info in found:
+            if info.id in self._running or info.id in self._results:
+                continue
+            if info.running:
+                self._adopted[info.id] = before.get(info.id, kills)
+            elif info.id in before:
+                self._results[info.id] = info.exit_code == 137 and kills > before[info.id]
+        drop_oldest(self._results)
+
     def end(self, process_id: str, exit_code: int, signal: int | None) -> bool:
         """Whether the command ran out of memory. Calling it again gives the same answer."""
         command = self._running.pop(process_id, None)
+        if command is None and (before := self._adopted.pop(process_id, None)) is not None:
+            command = _RunningCommand(before, alone=False)
         if command is not None:
             killed = exit_code != 0 and self._oom_kills() > command.oom_kills_before
             self._results[process_id] = killed and (signal == 9 or exit_code == 137 or command.alone)
@@ -170,4 +185,5 @@ class OomTracker:
 
     def forget(self, process_id: str) -> None:
         self._running.pop(process_id, None)
+        self._adopted.pop(process_id, None)
         self._results.pop(process_id, None)

@@ -5,8 +5,11 @@ The host never opens a path of a sandbox.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from types import TracebackType
+from typing import Any
 
 import anyio
 
@@ -30,6 +33,7 @@ from warren.model.operations import (
     SearchLimit,
     SearchMatch,
     SearchSummary,
+    check_metadata,
     check_path,
     check_user,
 )
@@ -54,6 +58,7 @@ from warren.worker.agent.wire import (
 MAX_LIST_BYTES = 32 * 1024 * 1024
 _MAX_LINKS = 200_000  # of a packed directory
 _ENTRY_BYTES = 400  # of a FileInfo, beside its texts
+_MAX_SYNCS = 1000  # that wait at once
 _KINDS = {
     int(Kind.FILE): FileKind.FILE,
     int(Kind.DIRECTORY): FileKind.DIRECTORY,
@@ -61,7 +66,7 @@ _KINDS = {
     int(Kind.OTHER): FileKind.OTHER,
 }
 _KIND_NUMBERS = {kind: number for number, kind in _KINDS.items()}
-_CHANGES = {int(kind): Change[kind.name] for kind in ChangeKind}
+_CHANGES = {int(kind): Change[kind.name] for kind in ChangeKind if kind is not ChangeKind.SYNCED}
 _SEARCH_ENDS = {
     int(SearchEnd.COMPLETE): None,
     int(SearchEnd.MATCHES): SearchLimit.MAX_MATCHES,
@@ -97,10 +102,24 @@ class AgentFiles:
                 yield data
 
     async def write(
-        self, path: str, data: bytes | AsyncIterable[bytes], *, mode: int | None = None, user: str = ""
+        self,
+        path: str,
+        data: bytes | AsyncIterable[bytes],
+        *,
+        mode: int | None = None,
+        user: str = "",
+        in_place: bool = False,
+        metadata: Mapping[str, str] | None = None,
+        owner: str = "",
     ) -> FileInfo:
-        items = [] if mode is None else [(Tag.MODE, check_mode(mode))]
-        async with self._operation(FileOp.WRITE, path, user, *items) as channel:
+        items: list[tuple[Tag, int | str]] = [] if mode is None else [(Tag.MODE, check_mode(mode))]
+        if in_place or metadata is not None or owner:
+            self._require(FileOp.WRITE_IN_PLACE, "write files in place or with metadata")
+            flags = Flag.DETAILS | (Flag(0) if metadata is None else Flag.METADATA)
+            items += [(Tag.FLAGS, int(flags)), *_owner_item(owner)]
+            items += [(Tag.METADATA, f"{key}={value}") for key, value in check_metadata(metadata or {}).items()]
+        op = FileOp.WRITE_IN_PLACE if in_place else FileOp.WRITE
+        async with self._operation(op, path, user, *items) as channel:
             if isinstance(data, bytes | bytearray):
                 await send_all(channel, bytes(data))
                 end = await channel.last()
@@ -108,35 +127,41 @@ class AgentFiles:
                 end = await _send_and_wait(channel, send_all(channel, data))
             return _file_info(channel, end.fields, check_path(path))
 
-    async def list(self, path: str, *, depth: int = 1, user: str = "") -> Sequence[FileInfo]:
+    async def list(self, path: str, *, depth: int = 1, user: str = "", details: bool = False) -> Sequence[FileInfo]:
         found: list[FileInfo] = []
         size = 0
-        async with contextlib.aclosing(self.entries(path, depth=depth, user=user)) as entries:
+        async with contextlib.aclosing(self.entries(path, depth=depth, user=user, details=details)) as entries:
             async for info in entries:
                 found.append(info)
-                size += len(info.path) + len(info.target) + _ENTRY_BYTES
+                size += len(info.path) + len(info.target) + len(info.target_path) + _ENTRY_BYTES
+                size += sum(len(key) + len(value) for key, value in info.metadata.items())
                 if size > MAX_LIST_BYTES:
                     raise LimitReached(f"the list of {path!r} is too long", remedy="list less deep")
         return found
 
-    async def entries(self, path: str, *, depth: int = 1, user: str = "") -> AsyncGenerator[FileInfo, None]:
+    async def entries(
+        self, path: str, *, depth: int = 1, user: str = "", details: bool = False
+    ) -> AsyncGenerator[FileInfo, None]:
         if not 1 <= depth <= 1000:
             raise InvalidRequest(f"a depth of {depth} cannot be: 1 to 1000")
         base = check_path(path)
-        async with self._operation(FileOp.LIST, path, user, (Tag.DEPTH, depth)) as channel:
+        items = [(Tag.DEPTH, depth), *_flags(Flag.DETAILS * details)]
+        async with self._operation(FileOp.LIST, path, user, *items) as channel:
             async for entry in read_records(channel):
                 yield _file_info(channel, entry, base)
 
-    async def stat(self, path: str, *, user: str = "") -> FileInfo:
-        async with self._operation(FileOp.STAT, path, user) as channel:
+    async def stat(self, path: str, *, user: str = "", details: bool = False) -> FileInfo:
+        async with self._operation(FileOp.STAT, path, user, *_flags(Flag.DETAILS * details)) as channel:
             found = _file_info(channel, (await channel.last()).fields, check_path(path))
             return replace(found, path=check_path(path))
 
-    async def mkdir(self, path: str, *, mode: int = 0o755, user: str = "") -> None:
-        await self._run(FileOp.MKDIR, path, user, (Tag.MODE, check_mode(mode)))
+    async def mkdir(self, path: str, *, mode: int = 0o755, user: str = "", owner: str = "") -> None:
+        if owner:
+            self._require(FileOp.WRITE_IN_PLACE, "make directories for another user")
+        await self._run(FileOp.MKDIR, path, user, (Tag.MODE, check_mode(mode)), *_owner_item(owner))
 
     async def remove(self, path: str, *, recursive: bool = False, user: str = "") -> None:
-        await self._run(FileOp.REMOVE, path, user, *_recursive_flag(recursive))
+        await self._run(FileOp.REMOVE, path, user, *_flags(Flag.RECURSIVE * recursive))
 
     async def rename(self, source: str, target: str, *, user: str = "") -> None:
         await self._run(FileOp.RENAME, source, user, (Tag.PATH2, check_path(target)))
@@ -194,18 +219,15 @@ class AgentFiles:
             end = await _send_and_wait(channel, _send_parts(channel, members))
             return end.fields.number(Tag.COUNT)
 
-    async def watch(self, path: str, *, recursive: bool = False, user: str = "") -> AsyncIterator[FileEvent]:
-        base = check_path(path)
-        async with self._operation(FileOp.WATCH, path, user, *_recursive_flag(recursive)) as channel:
-            async for event in read_records(channel):
-                yield _file_event(channel, event, base) if event else FileEvent(Change.WATCHING, base, True)
+    def watch(self, path: str, *, recursive: bool = False, user: str = "", attributes: bool = False) -> "AgentWatch":
+        if attributes:
+            self._require(FileOp.WRITE_IN_PLACE, "tell changes of attributes apart")
+        flags = Flag.RECURSIVE * recursive | Flag.ATTRIBUTES * attributes
+        can_sync = self._link.last_file_op >= FileOp.WRITE_IN_PLACE
+        return AgentWatch(self._operation(FileOp.WATCH, path, user, *_flags(flags)), check_path(path), can_sync)
 
     async def search(self, query: Search) -> AsyncIterator[SearchMatch | SearchSummary]:
-        if self._link.last_file_op < FileOp.SEARCH:
-            raise Conflict(
-                "the agent of this sandbox is older than this server and cannot search files",
-                remedy="create a new session",
-            )
+        self._require(FileOp.SEARCH, "search files")
         base, matches = check_path(query.path), 0
         async with self._operation(FileOp.SEARCH, query.path, query.user, *_search_items(query)) as channel:
             async for found in read_records(channel):
@@ -214,6 +236,10 @@ class AgentFiles:
                     raise channel.violation("more matches than were asked for")
                 yield _search_match(channel, found, base)
             yield _search_summary(channel, (await channel.last()).fields)
+
+    def _require(self, op: FileOp, what: str) -> None:
+        if self._link.last_file_op < op:
+            raise _too_old(what)
 
     async def _run(self, op: FileOp, path: str, user: str, *items: tuple[Tag, int | str]) -> None:
         async with self._operation(op, path, user, *items) as channel:
@@ -235,6 +261,68 @@ class AgentFiles:
             raise _with_path(exc, " to ".join(repr(name) for name in names)) from exc
         finally:
             channel.close()
+
+
+class AgentWatch(AsyncGenerator[FileEvent, None]):
+    """A FileWatch. The agent answers a request to sync behind the changes, so that it passes whoever iterates last."""
+
+    def __init__(self, opening: contextlib.AbstractAsyncContextManager[Channel], base: str, can_sync: bool) -> None:
+        self._opening, self._base, self._can_sync = opening, base, can_sync
+        self._events = self._read()
+        self._channel: Channel | None = None
+        self._syncs = deque[asyncio.Future[None]]()
+
+    async def asend(self, value: None) -> FileEvent:
+        return await self._events.asend(value)
+
+    async def athrow(self, typ: Any, val: BaseException | object = None, tb: TracebackType | None = None) -> FileEvent:
+        return await self._events.athrow(typ)
+
+    async def sync(self) -> None:
+        if not self._can_sync:
+            raise _too_old("say when all changes have been reported")
+        if self._channel is None:
+            raise Conflict("the watch has not begun, or has ended")
+        if len(self._syncs) >= _MAX_SYNCS:
+            raise LimitReached(f"{_MAX_SYNCS} callers wait for the changes of one watch")
+        synced = asyncio.get_running_loop().create_future()
+        self._syncs.append(synced)
+        await self._channel.send(b"s")
+        await synced
+
+    async def _read(self) -> AsyncGenerator[FileEvent, None]:
+        failure: WarrenError = Conflict("the watch has ended")
+        try:
+            async with self._opening as channel:
+                async for found in read_records(channel):
+                    if not found:
+                        self._channel = channel
+                        yield FileEvent(Change.WATCHING, self._base, True)
+                    elif (event := _file_event(channel, found, self._base)) is not None:
+                        yield event
+                    else:
+                        self._pass_sync(channel)
+        except WarrenError as exc:
+            failure = exc
+            raise
+        finally:
+            self._channel = None
+            while self._syncs:
+                if not (synced := self._syncs.popleft()).done():
+                    synced.set_exception(failure)
+                    synced.exception()  # marks it as retrieved: perhaps no task waits for it
+
+    def _pass_sync(self, channel: Channel) -> None:
+        if not self._syncs:
+            raise channel.violation("an answer to a request to sync that was never made")
+        if not (synced := self._syncs.popleft()).done():
+            synced.set_result(None)
+
+
+def _too_old(what: str) -> Conflict:
+    return Conflict(
+        f"the agent of this sandbox is older than this server and cannot {what}", remedy="create a new session"
+    )
 
 
 def _with_path(exc: WarrenError, name: str) -> WarrenError:
@@ -332,13 +420,29 @@ def _file_info(channel: Channel, found: Fields, base: str) -> FileInfo:
             gid=found.number(Tag.GID),
             modified=found.number(Tag.MTIME_NS) / 1e9,
             target=found.text(Tag.TARGET),
+            owner=found.text(Tag.OWNER),
+            group=found.text(Tag.GROUP),
+            target_path=found.text(Tag.TARGET_PATH),
+            target_kind=_KINDS.get(found.number(Tag.TARGET_KIND)) if Tag.TARGET_KIND in found else None,
+            target_mode=found.number(Tag.TARGET_MODE) & 0o7777,
+            metadata=_metadata(found) if Tag.METADATA in found else {},
         )
     except ProtocolError as exc:
         raise channel.violation(exc.message) from None
 
 
-def _file_event(channel: Channel, found: Fields, base: str) -> FileEvent:
+def _metadata(found: Fields) -> dict[str, str]:
+    texts = [text.decode(errors="replace") for text in found.raw(Tag.METADATA).split(b"\0")]
+    if texts.pop() or len(texts) % 2:
+        raise ProtocolError("metadata that ends in the middle")
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+def _file_event(channel: Channel, found: Fields, base: str) -> FileEvent | None:
+    """None is the answer to a request to sync."""
     try:
+        if found.number(Tag.CHANGE) == ChangeKind.SYNCED:
+            return None
         change = _CHANGES.get(found.number(Tag.CHANGE))
         if change is None:
             raise ProtocolError("a change of an unknown kind")
@@ -404,8 +508,12 @@ def _whole_path(base: str, path: str) -> str:
     return f"{base.rstrip('/')}/{path}" if path else base
 
 
-def _recursive_flag(recursive: bool) -> list[tuple[Tag, int | str]]:
-    return [(Tag.FLAGS, int(Flag.RECURSIVE))] if recursive else []
+def _flags(flags: int) -> list[tuple[Tag, int | str]]:
+    return [(Tag.FLAGS, int(flags))] if flags else []
+
+
+def _owner_item(owner: str) -> list[tuple[Tag, int | str]]:
+    return [(Tag.OWNER, check_user(owner))] if owner else []
 
 
 def check_mode(mode: int) -> int:

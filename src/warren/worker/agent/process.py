@@ -194,6 +194,7 @@ class Commands:
             raise channel.violation(exc.message) from None
         finally:
             channel.close()
+        self._oom.adopt(found)
         return found
 
     async def control(self, process_id: str, op: ControlOp, *extra: tuple[Tag, int]) -> None:

@@ -6,8 +6,8 @@ channel by sending START, ATTACH, FILE, CONTROL, LIST or PING under a channel nu
 EXIT, ERROR or DONE from the agent closes it. Frames for a channel that is closed are ignored.
 
 Requests and replies are lists of fields: tag u8, length u32, value; numbers are 4 or 8 bytes.
-ARGV, ENV, BASE_ENV and GLOB repeat. ENV is for this command alone; BASE_ENV is what a shell starts with before
-it exports anything. The agent answers START without DEFER with STARTED as soon as the program runs.
+ARGV, ENV, BASE_ENV, GLOB and METADATA repeat in requests. ENV is for this command alone; BASE_ENV is what a shell
+starts with before it exports anything. The agent answers START without DEFER with STARTED as soon as the program runs.
 
   START    ID, ARGV… or SHELL, ENV…, BASE_ENV…, CWD, USER, TIMEOUT_MS, GRACE_MS, FLAGS, KEEP, ROWS, COLS
            -> STARTED(ID, PID), OUTPUT…, EXIT(…)
@@ -140,12 +140,20 @@ class Tag(IntEnum):
     UNREADABLE = 62
     HIDDEN = 63
     LONG_LINES = 64
+    OWNER = 65
+    GROUP = 66
+    TARGET_PATH = 67
+    TARGET_KIND = 68
+    TARGET_MODE = 69
+    METADATA = 70
 
 
 class Flag(IntFlag):
-    """For START and ATTACH; RECURSIVE, IGNORE_CASE and HIDDEN for FILE.
+    """For START and ATTACH; RECURSIVE, IGNORE_CASE, HIDDEN and those after it for FILE.
 
     ONCE: when EXIT is sent and nothing was left running, forget it.
+    DETAILS: answer also with OWNER, GROUP, METADATA and what a link leads to.
+    ATTRIBUTES: report changes of attributes as such. METADATA: replace the file's metadata by that of the request.
     """
 
     STDIN = 1
@@ -158,19 +166,27 @@ class Flag(IntFlag):
     ONCE = 128
     IGNORE_CASE = 256
     HIDDEN = 512
+    DETAILS = 1024
+    ATTRIBUTES = 2048
+    METADATA = 4096
 
 
 class FileOp(IntEnum):
-    """READ(PATH, OFFSET, LENGTH) WRITE(PATH, MODE) LIST(PATH, DEPTH) STAT(PATH) MKDIR(PATH, MODE)
+    """READ(PATH, OFFSET, LENGTH) WRITE(PATH, MODE, METADATA…) LIST(PATH, DEPTH) STAT(PATH) MKDIR(PATH, MODE)
     REMOVE(PATH, RECURSIVE) RENAME(PATH, PATH2) PACK(PATH) UNPACK(PATH) WATCH(PATH, RECURSIVE)
-    SEARCH(PATH, GLOB…, PATTERN, IGNORE_CASE, HIDDEN, COUNT, LENGTH, TIMEOUT_MS); all take USER.
+    SEARCH(PATH, GLOB…, PATTERN, IGNORE_CASE, HIDDEN, COUNT, LENGTH, TIMEOUT_MS)
+    WRITE_IN_PLACE(PATH, MODE, METADATA…); all take USER. WRITE, WRITE_IN_PLACE and MKDIR take OWNER, a user who
+    gets what they create. METADATA is `key=value` in requests; in answers it is keys and values in turns, each with a
+    NUL byte at its end.
 
-    STAT and WRITE answer with the file's fields in DONE, UNPACK with COUNT. WATCH sends one empty
-    record (no field) as soon as it is watching. SEARCH takes COUNT as the most matches and LENGTH as
+    STAT, WRITE and WRITE_IN_PLACE answer with the file's fields in DONE, UNPACK with COUNT. WATCH sends one empty
+    record (no field) as soon as it is watching. For each byte of DATA it sends a record with the change SYNCED, after
+    all changes that were made before the byte came. SEARCH takes COUNT as the most matches and LENGTH as
     the largest file; it sends a record for each match, and the counts of the summary in DONE, with
     TRUNCATED as a SearchEnd.
 
-    The agent's HELLO carries the last operation it knows as OP; without it that is WATCH.
+    The agent's HELLO carries the last operation it knows as OP; without it that is WATCH. An agent that knows
+    WRITE_IN_PLACE also knows the details, ATTRIBUTES, OWNER, METADATA and SYNCED.
     """
 
     READ = 1
@@ -184,6 +200,7 @@ class FileOp(IntEnum):
     UNPACK = 9
     WATCH = 10
     SEARCH = 11
+    WRITE_IN_PLACE = 12
 
 
 class ControlOp(IntEnum):
@@ -234,6 +251,8 @@ class ChangeKind(IntEnum):
     MOVED_FROM = 4
     MOVED_TO = 5
     OVERFLOW = 6
+    ATTRIBUTES = 7
+    SYNCED = 8
 
 
 class SearchEnd(IntEnum):
@@ -295,6 +314,9 @@ class Fields:
         if len(raw) not in (4, 8):
             raise ProtocolError(f"field {tag.name} is not a number")
         return int.from_bytes(raw, "little")
+
+    def raw(self, tag: Tag) -> bytes:
+        return self._values.get(tag, b"")
 
     def text(self, tag: Tag, default: str = "") -> str:
         raw = self._values.get(tag)

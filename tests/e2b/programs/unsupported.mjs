@@ -1,0 +1,38 @@
+// What Warren does not have is refused with a sentence that says so.
+import assert from 'node:assert/strict'
+import { NotFoundError, Sandbox, Secret, Volume } from 'e2b'
+import { done, refused, withSandbox } from './checks.mjs'
+
+await withSandbox(Sandbox, {}, async (sandbox) => {
+  const id = sandbox.sandboxId
+  const calls = [
+    () => sandbox.pause(),
+    () => sandbox.betaPause(),
+    () => Sandbox.pause(id),
+    () => sandbox.fork(),
+    () => Sandbox.fork(id),
+    () => sandbox.createSnapshot(),
+    () => sandbox.listSnapshots().nextItems(),
+    () => Sandbox.listSnapshots().nextItems(),
+    () => Volume.create('data'),
+    () => Volume.list(),
+    () => Volume.getInfo('vol'),
+    () => Volume.destroy('vol'),
+    () => Volume.connect('vol'),
+    () => Secret.create('name', 'value'),
+    () => Secret.list().nextItems(),
+    () => Secret.getInfo('name'),
+    () => Secret.update('name', 'value'),
+    () => Secret.destroy('name'),
+    () => Sandbox.create({ lifecycle: { onTimeout: 'pause' } }),
+    () => Sandbox.create({ volumeMounts: { '/data': 'data' } }),
+    () => Sandbox.create({ iam: { tokens: { a: Secret.iamToken({ audience: 'there', tokenType: 'JWT-SVID' }) } } }),
+    () => Sandbox.create({ mcp: { context7: {} } }),
+  ]
+  for (const call of calls) await refused(call, Error, 'not support')
+  await refused(() => Sandbox.deleteSnapshot('none'), Error)
+  assert.ok(sandbox.getMcpUrl().endsWith('/mcp')) // made up by the SDK
+  await refused(() => sandbox.getMcpToken(), NotFoundError)
+  assert.equal((await sandbox.commands.run('echo alive')).stdout, 'alive\n')
+})
+done()
