@@ -76,6 +76,9 @@ async def test_formats_errors_and_long_texts(code: httpx.AsyncClient) -> None:
     assert "1/0" in error["traceback"]
     assert count["execution_count"] == 2
     assert await text(code, "'x' * 300_000") == "x" * 300_000
+    *_, told, _ = await run(code, "print('y' * 20_000_000)")
+    assert told["type"] == "stderr"
+    assert "too much, and left out" in told["text"]
 
 
 async def test_a_sandbox_has_one_place_and_one_user_for_code(code: httpx.AsyncClient) -> None:

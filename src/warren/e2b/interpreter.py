@@ -31,10 +31,11 @@ from warren.sessions.schemas import MAX_VARIABLES, CodeBody
 
 MEDIA_TYPE: Final = "application/x-ndjson"
 KEEPALIVE_S: Final = 5.0
+_NO_IDLE_TIME: Final = 0.0  # a context lives as long as its sandbox
 _FIELDS: Final = frozenset(
     {"text", "html", "markdown", "svg", "png", "jpeg", "pdf", "latex", "json", "javascript", "data", "chart", "extra"}
 )
-_BEGINNING: Final = Beginning(USUAL.home, USUAL.env)
+_BEGINNING: Final = Beginning(USUAL.home, USUAL.env, _NO_IDLE_TIME)
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 Text = Annotated[str | None, Field(max_length=4096)]
@@ -74,7 +75,7 @@ async def create_context(call: E2bCall) -> Response:
             body.language or "python",
             cwd=body.cwd or USUAL.home,
             env=USUAL.env,
-            idle_s=0,  # it lives as long as its sandbox
+            idle_s=_NO_IDLE_TIME,
             image=call.sessions.image_of(session),
         )
     return JSONResponse(_context_view(created))
@@ -164,9 +165,18 @@ def _line(event: Event | None) -> bytes:
         return _encode({"type": "result", **_result(values)})
     if event.kind == "error":
         return _encode({"type": "error", **values})
-    if event.kind == "end" and values["execution_count"] is not None:
-        return _encode({"type": "number_of_executions", "execution_count": values["execution_count"]})
-    return b""
+    return _end(values) if event.kind == "end" else b""
+
+
+def _end(values: dict[str, Any]) -> bytes:
+    """There is no field that tells of output which was too much, so it is told where people look."""
+    lines, dropped = b"", values["dropped"]
+    if values["truncated"]:
+        told = f"[{dropped['text']} bytes of output and {dropped['events']} results were too much, and left out]\n"
+        lines += _encode({"type": "stderr", "text": told, "timestamp": time.time_ns()})
+    if values["execution_count"] is not None:
+        lines += _encode({"type": "number_of_executions", "execution_count": values["execution_count"]})
+    return lines
 
 
 def _result(result: CodeResult) -> CodeResult:
