@@ -26,6 +26,7 @@ from warren.e2b.connect import (
     timeout_of,
     unary,
 )
+from warren.e2b.control.template_names import template_of
 from warren.e2b.envd.started import Record, StartedCommands
 from warren.e2b.errors import ConnectError
 from warren.e2b.routes import E2bCall, Route
@@ -201,7 +202,7 @@ def _command(call: E2bCall, session: Session, request: _StartRequest, user: Sand
         **session.env,
         "E2B_SANDBOX": "true",
         "E2B_SANDBOX_ID": sandbox_id_of(session.id),
-        "E2B_TEMPLATE_ID": session.environment,
+        "E2B_TEMPLATE_ID": template_of(call, session),
         **config.envs,
     }
     return Command(
