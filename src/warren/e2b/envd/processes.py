@@ -170,12 +170,11 @@ async def _start(call: E2bCall, message: Message) -> AsyncIterator[Message | byt
     request = validated(_StartRequest, message)
     async with call.sandbox() as (session, sandbox):
         process = await _start_command(call, session, sandbox, request)
-        with _reading(call, sandbox, process.id):
-            info = await _info_of(sandbox, process.id)
+        with _reading(call, sandbox, process):
             config = request.process.model_dump(exclude_none=True)
             record = Record(config, request.tag, request.stdin, _size_of(request.process))
             call.started.add(session.id, process.id, record)
-            async for item in _events(process, info.pid, 0):
+            async for item in _events(process, process.pid, 0):
                 yield item
 
 
@@ -255,15 +254,16 @@ async def _connect(call: E2bCall, message: Message) -> AsyncIterator[Message | b
     async with call.sandbox(counts=False) as (_, sandbox):
         await call.sessions.record_use(call.tenant, call.session_id)
         info = await _find(call, sandbox, selector)
-        with _reading(call, sandbox, info.id), _not_found(info):
-            async for item in _events(await sandbox.process(info.id), info.pid, info.bytes_total):
+        process = await sandbox.process(info.id)
+        with _reading(call, sandbox, process), _not_found(info):
+            async for item in _events(process, info.pid, info.bytes_total):
                 yield item
 
 
 @contextlib.contextmanager
-def _reading(call: E2bCall, sandbox: Sandbox, process_id: str) -> Iterator[None]:
+def _reading(call: E2bCall, sandbox: Sandbox, process: Process) -> Iterator[None]:
     """The command is not forgotten during the block. Its last reader sees to that it is when it has ended."""
-    started, session_id = call.started, call.session_id
+    started, session_id, process_id = call.started, call.session_id, process.id
     started.begin_reading(session_id, process_id)
     try:
         yield
@@ -271,13 +271,14 @@ def _reading(call: E2bCall, sandbox: Sandbox, process_id: str) -> Iterator[None]
         started.end_reading(session_id, process_id)
         is_ours = process_id.startswith(_PREFIX)
         if is_ours and not started.is_read(session_id, process_id) and started.begin_awaiting(session_id, process_id):
-            forgetting = _forget_at_end(started, session_id, sandbox, process_id)
+            forgetting = _forget_at_end(started, session_id, sandbox, process)
             call.sessions.metering.follow(forgetting, f"forgetting {process_id}")
 
 
-async def _forget_at_end(started: StartedCommands, session_id: str, sandbox: Sandbox, process_id: str) -> None:
+async def _forget_at_end(started: StartedCommands, session_id: str, sandbox: Sandbox, process: Process) -> None:
+    process_id = process.id
     try:
-        await (await sandbox.process(process_id)).ended()
+        await process.ended()
         if not started.is_read(session_id, process_id):
             started.remove(session_id, process_id)
             await sandbox.forget(process_id)
@@ -361,13 +362,6 @@ def _config_in_title(title: str) -> dict[str, Any]:
 
 def _is_shown(info: ProcessInfo) -> bool:
     return info.running and not is_context(info.id) and not info.id.startswith(CELL_PREFIX)
-
-
-async def _info_of(sandbox: Sandbox, process_id: str) -> ProcessInfo:
-    for info in await sandbox.processes():
-        if info.id == process_id:
-            return info
-    raise ProcessNotFound(f"there is no process {process_id!r}")
 
 
 async def _find(call: E2bCall, sandbox: Sandbox, selector: _Selector) -> ProcessInfo:
