@@ -9,9 +9,10 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as RequestScope
 
 from warren.e2b import interpreter
-from warren.e2b.control import sandboxes, templates, unsupported
+from warren.e2b.control import metrics, sandboxes, templates, unsupported
 from warren.e2b.envd import files, filesystem, processes, watchers
 from warren.e2b.envd.started import StartedCommands
+from warren.e2b.envd.state import EnvdState
 from warren.e2b.errors import ConnectError, E2bError, error_response
 from warren.e2b.routes import E2bCall, E2bRules, Route, RouteFinder
 from warren.e2b.tokens import SandboxTokens
@@ -19,7 +20,7 @@ from warren.http.context import Context, check_scope
 from warren.model.e2b import PREFIX, InnerPath, Plane, named_session, read_inner_path
 
 FINDERS: Final = {
-    Plane.API: RouteFinder((*sandboxes.ROUTES, *templates.ROUTES, *unsupported.ROUTES)),
+    Plane.API: RouteFinder((*sandboxes.ROUTES, *metrics.ROUTES, *templates.ROUTES, *unsupported.ROUTES)),
     Plane.ENVD: RouteFinder((*processes.ROUTES, *files.ROUTES, *filesystem.ROUTES, *watchers.ROUTES)),
     Plane.CODE: RouteFinder(interpreter.ROUTES),
 }
@@ -31,6 +32,7 @@ class E2bApp:
         self._context = context
         self._rules = rules
         self._tokens = tokens
+        self._envd = EnvdState()
         self._started = StartedCommands()
 
     async def __call__(self, scope: RequestScope, receive: Receive, send: Send) -> None:
@@ -61,6 +63,7 @@ class E2bApp:
             inner.session_id,
             found.params,
             self._started,
+            self._envd,
         )
         return await found.route.run(call)
 
