@@ -240,7 +240,9 @@ async def test_a_refused_command_says_why_and_is_recorded_as_the_client_wrote_it
         async with Envd(guarded.url, session.id, tokens.sign(Opens.ACCESS, session.id)) as envd:
             code, text = await envd.refused("echo a; curl example.org")
             assert (code, "curl" in text) == ("permission_denied", True)
-            assert (await envd.run("echo $TOKEN-b-very-secret"))[0] == b"very-secret-b-very-secret\n"
+            user = {"Authorization": f"Basic {encode(b'user:')}"}
+            stdout, _, _ = await envd.run("echo $TOKEN-b-very-secret", headers=user)
+            assert stdout == b"very-secret-b-very-secret\n"
         async with Envd(guarded.url, session.id, tokens.sign(Opens.ACCESS, "ses_" + 32 * "0")) as stranger:
             assert (await stranger.call("List", {}))[0] == 401
             assert (await stranger.http.get("/health")).status_code == 204
@@ -254,6 +256,17 @@ async def test_a_refused_command_says_why_and_is_recorded_as_the_client_wrote_it
     assert (refused, allowed[0]) == (("refused", "echo a; curl example.org"), "exited")
     assert allowed[1].startswith("echo $TOKEN-b-")
     assert "very-secret" not in json.dumps(deeds)
+
+
+async def test_exec_seconds_pay_for_commands_and_end_those_that_cannot_pay(admin: Api, guarded: ServerProcess) -> None:
+    await admin.call("PUT", "/api/admin/tenants/paying", {"quota": {"exec_seconds_per_day": 3}})
+    tokens = SandboxTokens([key_in(guarded.state_dir / SECRETS_KEY)])
+    async with of(admin, "paying") as api, api.session() as session:
+        envd = Envd(guarded.url, session.id, tokens.sign(Opens.ACCESS, session.id))
+        assert await envd.run("echo paid") == (b"paid\n", b"", _EXITED)
+        assert (await envd.run("sleep 60"))[2]["exited"] is False
+        assert (await envd.refused("true"))[0] == "resource_exhausted"
+        await envd.http.aclose()
 
 
 async def test_broken_frames_are_refused_and_cut_streams_leave_nothing(envd: Envd, server: ServerProcess) -> None:

@@ -26,7 +26,7 @@ from warren.e2b.connect import (
     timeout_of,
     unary,
 )
-from warren.e2b.control.template_names import template_of
+from warren.e2b.control.sandboxes import template_of
 from warren.e2b.envd.started import Record, StartedCommands
 from warren.e2b.errors import ConnectError
 from warren.e2b.routes import E2bCall, Route
@@ -45,6 +45,7 @@ from warren.sessions.validation import validated
 _SERVICE: Final = "/process.Process"
 _PREFIX: Final = "e2b_"  # of the ids of commands that this wire has started
 _PIECE: Final = 32 * 1024
+_KEPT: Final = 1024 * 1024  # nobody asks for output that came before
 _LONGEST_S: Final = 7 * 86400.0
 _SHELLS: Final = frozenset({"bash", "/bin/bash", "/usr/bin/bash", "sh", "/bin/sh", "/usr/bin/sh"})
 _KEEPALIVE: Final[Message] = {"event": {"keepalive": {}}}
@@ -126,6 +127,10 @@ class _StartRequest(_Values):
     tag: str | None = None
     stdin: bool = True
 
+    @property
+    def takes_input(self) -> bool:
+        return self.stdin or self.pty is not None
+
 
 class _Selector(_Values):
     pid: Annotated[int, Field(ge=0, le=0xFFFFFFFF)] | None = None
@@ -171,9 +176,8 @@ async def _start(call: E2bCall, message: Message) -> AsyncIterator[Message | byt
     async with call.sandbox() as (session, sandbox):
         process = await _start_command(call, session, sandbox, request)
         with _reading(call, sandbox, process):
-            config = request.process.model_dump(exclude_none=True)
-            record = Record(config, request.tag, request.stdin, _size_of(request.process))
-            call.started.add(session.id, process.id, record)
+            call.started.add(session.id, process.id, _record(request))
+            del message, request  # they may be long, and the command may run for days
             async for item in _events(process, process.pid, 0):
                 yield item
 
@@ -212,11 +216,19 @@ def _command(call: E2bCall, session: Session, request: _StartRequest, user: Sand
         timeout_s=None if timeout_s is None else min(timeout_s, _LONGEST_S),
         grace_s=0.0,
         carry_state=False,
+        keep_bytes=_KEPT,
         terminal=None if request.pty is None else _terminal_size(request.pty),
         judged_as=_line_of(config),
-        stdin=request.stdin or request.pty is not None,
+        stdin=request.takes_input,
         until_closed=True,
     )
+
+
+def _record(request: _StartRequest) -> Record:
+    config = request.process
+    texts = (config.cmd, *config.args, *config.envs, *config.envs.values(), config.cwd or "", request.tag or "")
+    size = sum(len(text) for text in texts) + 100 * len(texts)
+    return Record(config.model_dump(exclude_none=True), request.tag, request.takes_input, size)
 
 
 def _line_of(config: _Config) -> str:
@@ -457,11 +469,6 @@ def _not_found(info: ProcessInfo) -> Iterator[None]:
         yield
     except ProcessNotFound:
         raise ConnectError("not_found", f"process with pid {info.pid} not found") from None
-
-
-def _size_of(config: _Config) -> int:
-    texts = (config.cmd, *config.args, *config.envs, *config.envs.values(), config.cwd or "")
-    return sum(len(text) for text in texts) + 100 * len(texts)
 
 
 async def _health(call: E2bCall) -> Response:
