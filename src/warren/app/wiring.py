@@ -134,11 +134,28 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             egress=_build_network(settings),
             gpus=_build_gpus(settings),
         )
+    if name == "e2b":
+        return _build_e2b(settings, fault)
     if name == "fake":
         from warren.testing.fake_provider import FakeProvider
 
         return FakeProvider()
     raise ProviderUnavailable(f"the provider {name!r} is not built yet", remedy="use the provider oci")
+
+
+def _build_e2b(settings: Settings, fault: Fault) -> Provider:
+    from warren.worker.providers.e2b import E2bProvider
+    from warren.worker.providers.e2b_api import E2bApi
+
+    return E2bProvider(
+        settings.state_dir,
+        settings.bin_dir,
+        E2bApi(settings.e2b_api_key, settings.e2b_api_url, settings.e2b_sandbox_url, settings.e2b_domain),
+        templates=_pairs(settings.e2b_images),
+        runtime=settings.e2b_runtime,
+        guest_kernel=settings.e2b_guest_kernel,
+        fault=fault,
+    )
 
 
 def _build_network(settings: Settings) -> "EgressService | None":
@@ -586,8 +603,12 @@ def build_e2b_app(
 
 def e2b_templates(settings: Settings) -> dict[str, str]:
     """The names of E2B's templates with the environments that they stand for."""
-    pairs = (text.partition("=") for text in settings.e2b_templates)
-    return {template: environment for template, _, environment in pairs}
+    return _pairs(settings.e2b_templates)
+
+
+def _pairs(texts: Sequence[str]) -> dict[str, str]:
+    parts = (text.partition("=") for text in texts)
+    return {name: value for name, _, value in parts}
 
 
 def build_sandbox_tokens(settings: Settings) -> "SandboxTokens":

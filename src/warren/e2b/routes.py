@@ -13,6 +13,7 @@ from starlette.types import Receive
 from starlette.types import Scope as RequestScope
 
 from warren.e2b.envd.started import StartedCommands
+from warren.e2b.envd.state import EnvdState
 from warren.e2b.errors import E2bError
 from warren.e2b.template_builds import TemplateBuilds
 from warren.e2b.tokens import SandboxTokens
@@ -53,6 +54,7 @@ class E2bCall:
     session_id: str
     params: dict[str, str]
     started: StartedCommands
+    envd: EnvdState
 
     @property
     def sessions(self) -> Sessions:
