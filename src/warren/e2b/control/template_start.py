@@ -62,7 +62,8 @@ def _without_ss(line: str) -> str:
     match = _PORT.fullmatch(line)
     if match is None:
         return line
-    return f"if command -v ss >/dev/null; then {line}; else (exec 3<>/dev/tcp/127.0.0.1/{match[1] or match[2]}) 2>/dev/null; fi"
+    place = f"/dev/tcp/127.0.0.1/{match[1] or match[2]}"
+    return f"if command -v ss >/dev/null; then {line}; else (exec 3<>{place}) 2>/dev/null; fi"
 
 
 async def _command(
