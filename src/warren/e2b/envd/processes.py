@@ -30,6 +30,7 @@ from warren.e2b.control.sandboxes import template_of
 from warren.e2b.envd.started import Record, StartedCommands
 from warren.e2b.errors import ConnectError
 from warren.e2b.routes import E2bCall, Route
+from warren.e2b.template_defaults import usual_user
 from warren.e2b.users import SandboxUser, resolve
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.access import Scope
@@ -183,8 +184,9 @@ async def _start(call: E2bCall, message: Message) -> AsyncIterator[Message | byt
 
 
 async def _start_command(call: E2bCall, session: Session, sandbox: Sandbox, request: _StartRequest) -> Process:
-    user = await resolve(sandbox, _user_name(call))
-    cwd = _absolute(request.process.cwd or "", user)
+    usual = await usual_user(call, session)
+    user = await resolve(sandbox, _user_name(call) or usual)
+    cwd = _absolute(request.process.cwd or "", user) if request.process.cwd or not session.image else ""
     command = _command(call, session, request, user, cwd)
     try:
         process = await sandbox.start(command, process_id=_PREFIX + os.urandom(6).hex(), follow=True)
