@@ -79,7 +79,8 @@ def images(image_cache: Path) -> dict[str, Path]:
         with tempfile.TemporaryDirectory(dir=SDKS) as folder:
             made = Path(folder) / "image"
             subprocess.run(["cp", "--archive", "--link", base, made], check=True)
-            shutil.rmtree(made / "uses", ignore_errors=True)
+            shutil.rmtree(made / "uses", ignore_errors=True)  # those of sandboxes that use base
+            (made / "uses").mkdir()
             (python,) = (made / "rootfs" / "usr" / "bin").glob("python3.[0-9]*[0-9]")
             target = made / "rootfs" / "usr" / "local" / "lib" / python.name / "dist-packages"
             wanted = ["--python-version", python.name.removeprefix("python"), "--only-binary", ":all:", *_DRAWING]
@@ -126,7 +127,7 @@ def world(
 
 def e2b_key(server: ServerProcess, ca: Path) -> str:
     argv = [sys.executable, "-m", "warren.cli.main", "keys", "create", "sdks", "--e2b", "-q"]
-    own = {"WARREN_URL": server.url, "WARREN_API_KEY": KEY, "SSL_CERT_FILE": str(ca), "WARREN_CA_FILE": str(ca)}
+    own = {"WARREN_URL": server.url, "WARREN_API_KEY": KEY, "SSL_CERT_FILE": str(ca)}
     made = subprocess.run(argv, env={**clean_environ(), **own}, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     key = made.stdout.strip()

@@ -53,7 +53,7 @@ async def api(place: Place) -> AsyncIterator[Api]:
 async def test_environments_are_listed_with_their_limits_and_without_secrets(api: Api) -> None:
     found = await api.get("/api/environments")
     by_name = {one["name"]: one for one in found["environments"]}
-    packaged = ["base", "code-interpreter", "host", "Node", "polyglot", "Python3"]
+    packaged = ["base", "code-interpreter", "e2b", "e2b-code-interpreter", "host", "Node", "polyglot", "Python3"]
     assert list(by_name) == [*packaged, "small"]
     assert [name for name, one in by_name.items() if one["default"]] == ["base"]
     small = by_name["small"]

@@ -1,13 +1,14 @@
 """API keys: made, recognised, expired, rotated, revoked."""
 
 import asyncio
+import re
 
 import pytest
 
 from warren.model.access import ALL_SCOPES, Caller, Quota, Scope
 from warren.model.errors import InvalidRequest, NotFound, Unauthorized
 from warren.stores.memory import MemoryRecords
-from warren.tenancy.keys import CACHED_S, Keys, key_view
+from warren.tenancy.keys import CACHED_S, Keys, e2b_spelling, key_view, looks_like_key
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -33,6 +34,24 @@ async def test_a_key_is_recognised_as_what_it_was_made_for(keys: Keys) -> None:
     assert await keys.recognise(text) == Caller("acme", key.id, frozenset({Scope.EXEC}), key_quota=Quota(sessions=3))
 
 
+async def test_a_key_has_a_second_spelling_for_clients_of_e2b(keys: Keys) -> None:
+    key, text = await keys.create("ci", "acme")
+    spelled = e2b_spelling(text)
+    assert re.fullmatch("e2b_[0-9a-f]{80}", spelled)
+    assert looks_like_key(spelled)
+    assert (await keys.recognise(spelled)).key_id == (await keys.recognise(text)).key_id == key.id
+    for wrong in (spelled[:-1], spelled + "0", spelled.upper(), f"e2b_{text}", spelled.replace("e2b_", "wk_")):
+        with pytest.raises(Unauthorized):
+            await keys.recognise(wrong)
+    await keys.revoke(key.id)
+    with pytest.raises(Unauthorized):
+        await keys.recognise(spelled)
+    first = await keys.create_first("first", "acme", ALL_SCOPES)
+    assert first is not None
+    with pytest.raises(InvalidRequest, match="no form for E2B"):
+        e2b_spelling(first[1])
+
+
 async def test_what_is_kept_does_not_contain_the_key(keys: Keys, records: MemoryRecords) -> None:
     key, text = await keys.create("ci", "acme")
     secret = text.rpartition("_")[2]
@@ -50,7 +69,7 @@ async def test_equal_keys_would_be_kept_differently(keys: Keys) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    ["", "wk_", "wk__", "wk_x_y", "sk_00_11", "wk_0_1_2", "é", "wk_\ud800_1", "x" * 100_000],
+    ["", "wk_", "wk__", "wk_x_y", "sk_00_11", "wk_0_1_2", "é", "wk_\ud800_1", "e2b_", "e2b_" + "0" * 80, "x" * 100_000],
     ids=lambda text: ascii(text)[:20],
 )
 async def test_what_is_no_key_is_refused_in_the_same_words(keys: Keys, wrong: str) -> None:

@@ -74,6 +74,7 @@ GOES = [
     (f"cat > k <<X\n{PEM}\nX", "cat > k <<X\n[redacted]\nX"),
     ("-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC", "[redacted]"),
     ("warren ps --server h wk_0123456789abcdef", "warren ps --server h [redacted]"),
+    (f"curl -H x:wet_{'0a' * 16}_{'1b' * 20} h", "curl -H x:[redacted] h"),
     ("mysql -u root -phunter2 db", "mysql -u root -p[redacted] db"),
     ("sshpass -p hunter2 ssh h", "sshpass -p [redacted] ssh h"),
     ("docker login -u me -p hunter2 reg", "docker login -u me -p [redacted] reg"),

@@ -14,7 +14,7 @@ from warren.model.environment import PoolSize
 from warren.model.errors import InvalidRequest, Unavailable, UnknownEnvironment
 from warren.model.spec import Limits
 
-PACKAGED = ["base", "code-interpreter", "host", "Node", "polyglot", "Python3"]
+PACKAGED = ["base", "code-interpreter", "e2b", "e2b-code-interpreter", "host", "Node", "polyglot", "Python3"]
 
 
 def write(directory: Path, name: str, text: str) -> Registry:

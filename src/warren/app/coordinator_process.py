@@ -32,6 +32,7 @@ from warren.cluster.proxy.liveness import Liveness
 from warren.cluster.proxy.router import Router
 from warren.cluster.roster import Peer, Roster
 from warren.config.settings import Settings
+from warren.e2b.placement import placement_wishes
 from warren.http.app import create_app
 from warren.logs import get_log
 from warren.model.errors import WarrenError
@@ -120,7 +121,7 @@ class CoordinatorService:
                 environment=settings.default_environment,
                 environment_of=wiring.build_environment_of(self._environments),
                 agent_of=wiring.build_agent_of(self._environments),
-                template_of=lambda template: e2b_templates(settings).get(template, template),
+                e2b_wishes=lambda values: placement_wishes(values, e2b_templates(settings)),
                 tls=wiring.build_client_tls(settings),
             )
 

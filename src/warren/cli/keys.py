@@ -35,6 +35,7 @@ _state_option = click.option(
     "--state-dir", default="", metavar="DIR", help="Instead of asking a server: work on its files on this machine."
 )
 _quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print the key alone.")
+_e2b_option = click.option("--e2b", is_flag=True, help="Print it as E2B's clients take it: e2b_…")
 
 
 def _backend_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,6 +67,7 @@ def keys() -> None:
 )
 @click.option("--expires", "expires_in_s", type=Duration(), metavar="D", help="Refuse it after so long: 30d.")
 @quota_option
+@_e2b_option
 @_quiet_option
 @_backend_options
 def create(
@@ -74,12 +76,15 @@ def create(
     scopes: str,
     expires_in_s: float | None,
     quotas: tuple[str, ...],
+    e2b: bool,
     quiet: bool,
     url: str,
     state_dir: str,
     as_json: bool,
 ) -> None:
     """Make a key called NAME and show it, this once.
+
+    With --e2b it is spelled for E2B's clients; the server takes both spellings everywhere.
 
     Example: KEY=$(warren keys create ci --tenant acme -q)
     """
@@ -92,7 +97,7 @@ def create(
     }
     with _open_backend(url, state_dir) as backend:
         key = backend.create(drop_empty(values))
-    _print_new(key, quiet, as_json)
+    _print_new(key, e2b, quiet, as_json)
 
 
 @keys.command("list")
@@ -132,9 +137,10 @@ def revoke(key_id: str, url: str, state_dir: str, as_json: bool) -> None:
 
 @keys.command()
 @click.argument("key_id", metavar="ID", shell_complete=complete_key)
+@_e2b_option
 @_quiet_option
 @_backend_options
-def rotate(key_id: str, quiet: bool, url: str, state_dir: str, as_json: bool) -> None:
+def rotate(key_id: str, e2b: bool, quiet: bool, url: str, state_dir: str, as_json: bool) -> None:
     """Give a key a new secret and show it, this once.
 
     The server refuses the old one from then on.
@@ -143,10 +149,14 @@ def rotate(key_id: str, quiet: bool, url: str, state_dir: str, as_json: bool) ->
     """
     with _open_backend(url, state_dir) as backend:
         key = backend.rotate(key_id)
-    _print_new(key, quiet, as_json)
+    _print_new(key, e2b, quiet, as_json)
 
 
-def _print_new(key: Values, quiet: bool, as_json: bool) -> None:
+def _print_new(key: Values, e2b: bool, quiet: bool, as_json: bool) -> None:
+    if e2b:
+        from warren.tenancy.keys import e2b_spelling
+
+        key["key"] = e2b_spelling(key["key"])
     if as_json:
         print_json(key)
         return

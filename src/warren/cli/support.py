@@ -26,7 +26,9 @@ from warren.model.errors import InvalidRequest, WarrenError
 
 _LOG_BYTES: Final = 1024 * 1024
 _JOURNAL_LINES: Final = 5000
-_KEY: Final = re.compile(rb"wk_[0-9a-z]+_[0-9a-f]{16,}|(?i:bearer) +[^ \"]+")
+_KEY: Final = re.compile(
+    rb"wk_[0-9a-z]+_[0-9a-f]{16,}|e2b_[0-9a-f]{20,}|w[et]t_[0-9a-f]{32}_[0-9a-f]{40}|(?i:bearer) +[^ \"]+"
+)
 
 
 @click.command("support-bundle")

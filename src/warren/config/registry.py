@@ -56,6 +56,7 @@ _KEYS = {
     "sudo": _FLAG,
     "gpus": ((int, list), "a number or a list of ids"),
     "contexts": _LIST,
+    "user": _TEXT,
 }
 _REQUIRED = ("name", "image")
 _ROOTS = {"read-only": False, "writable": True}

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as RequestScope
 
 from warren.e2b import interpreter
-from warren.e2b.control import sandboxes, templates, unsupported
+from warren.e2b.control import metrics, sandboxes, templates, unsupported
 from warren.e2b.envd import files, filesystem, processes, watchers
 from warren.e2b.envd.started import StartedCommands
 from warren.e2b.envd.state import EnvdState
@@ -20,7 +20,7 @@ from warren.http.context import Context, check_scope
 from warren.model.e2b import PREFIX, InnerPath, Plane, named_session, read_inner_path
 
 FINDERS: Final = {
-    Plane.API: RouteFinder((*sandboxes.ROUTES, *templates.ROUTES, *unsupported.ROUTES)),
+    Plane.API: RouteFinder((*sandboxes.ROUTES, *metrics.ROUTES, *templates.ROUTES, *unsupported.ROUTES)),
     Plane.ENVD: RouteFinder((*processes.ROUTES, *files.ROUTES, *filesystem.ROUTES, *watchers.ROUTES)),
     Plane.CODE: RouteFinder(interpreter.ROUTES),
 }

@@ -10,7 +10,7 @@ import re
 from collections import OrderedDict
 from functools import lru_cache, partial
 from typing import Final, NamedTuple
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -26,17 +26,26 @@ from warren.http.server.request_origin import TrustedProxies, read_authority
 from warren.interfaces.store import SessionStore
 from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
-from warren.model.e2b import CODE_PORT, ENVD_PORT, KNOWN_CALLER, PREFIX, Plane, session_id_of
+from warren.model.e2b import (
+    ACCESS_HEADER,
+    ADDRESS,
+    CODE_PORT,
+    ENVD_PORT,
+    KNOWN_CALLER,
+    PREFIX,
+    TRAFFIC_HEADER,
+    UPLOADS,
+    Plane,
+    session_id_of,
+)
 from warren.model.errors import InvalidRequest, Unauthorized, WarrenError
 from warren.model.preview import LOCALHOST, OF_E2B_SANDBOX, TRAFFIC_TOKEN, preview_host, read_port
 from warren.tenancy.tenants import Tenants
 
 _ID: Final = b"e2b-sandbox-id"
 _PORT: Final = b"e2b-sandbox-port"
-_ACCESS: Final = b"x-access-token"
-_TRAFFIC: Final = b"e2b-traffic-access-token"
-_HEADERS: Final = frozenset({_ID, _PORT, _ACCESS, _TRAFFIC, b"host"})
-_CREDENTIALS: Final = frozenset({_ACCESS, _TRAFFIC, b"x-api-key", b"cookie"})
+_HEADERS: Final = frozenset({_ID, _PORT, ACCESS_HEADER, TRAFFIC_HEADER, b"host"})
+_CREDENTIALS: Final = frozenset({ACCESS_HEADER, TRAFFIC_HEADER, b"x-api-key", b"cookie"})
 _API_PATH: Final = re.compile(
     r"/(v[0-9]+|sandboxes|templates|snapshots|volumes|volumecontent|secrets|events)(/.*)?", re.DOTALL
 )
@@ -133,9 +142,9 @@ class E2bEdge:
         shape = partial(
             response_to, plane=found.plane, session_id=found.session_id, is_call=is_call(found.plane, found.path)
         )
-        if found.plane is not Plane.API:
+        if found.plane is not Plane.API or found.path.startswith(UPLOADS):
             try:
-                caller = await self._identify(found, headers)
+                caller = await self._identify(found, headers, scope)
             except WarrenError as exc:
                 await shape(exc)(scope, receive, send)
                 return
@@ -153,7 +162,7 @@ class E2bEdge:
             left_out = (b"host", _ID, _PORT)
             kept = [header for header in scope["headers"] if header[0] not in left_out]
             scope = {**scope, "headers": [(b"host", port.host), *kept]}
-        if traffic := headers.get(_TRAFFIC):
+        if traffic := headers.get(TRAFFIC_HEADER):
             scope[TRAFFIC_TOKEN] = self._tokens.opens(traffic, Opens.TRAFFIC, port.session_id)
         is_e2b_client = bool(port.host or traffic)
         shape = partial(response_of_port, session_id=port.session_id, port=port.number)
@@ -203,7 +212,7 @@ class E2bEdge:
         return _Found(plane, session_id, path, raw_path, signed=self._signed(scope, headers, plane, path))
 
     def _signed(self, scope: Scope, headers: dict[bytes, str], plane: Plane, path: str) -> SignedRequest | None:
-        if plane is not Plane.ENVD or path != FILES or headers.get(_ACCESS):
+        if plane is not Plane.ENVD or path != FILES or headers.get(ACCESS_HEADER):
             return None
         return read_signed(scope["method"], scope["query_string"])
 
@@ -234,8 +243,12 @@ class E2bEdge:
 
     # -- who asks
 
-    async def _identify(self, found: _Found, headers: dict[bytes, str]) -> Caller | None:
+    async def _identify(self, found: _Found, headers: dict[bytes, str], scope: Scope) -> Caller | None:
         """None if there is no such sandbox. Raises Unauthorized."""
+        if found.plane is Plane.API:
+            query = parse_qs(scope["query_string"].decode("latin-1"))
+            upload = self._tokens.read_upload(query.get("token", [""])[0])
+            return Caller(upload.tenant, upload.key_id, frozenset(), (await self._tenants.of(upload.tenant)).quota)
         if found.path != _HEALTH:
             self._check_token(found, headers)
         owner = await self._owner(found.session_id)
@@ -245,7 +258,7 @@ class E2bEdge:
         return Caller(tenant, key_id, _SCOPES, (await self._tenants.of(tenant)).quota)
 
     def _check_token(self, found: _Found, headers: dict[bytes, str]) -> None:
-        access, traffic = headers.get(_ACCESS, ""), headers.get(_TRAFFIC, "")
+        access, traffic = headers.get(ACCESS_HEADER, ""), headers.get(TRAFFIC_HEADER, "")
         if access:
             self._tokens.check(access, Opens.ACCESS, found.session_id)
         elif traffic and found.plane is Plane.CODE:
@@ -278,7 +291,7 @@ def _session_in(headers: dict[bytes, str]) -> str:
     """The session that E2B's headers name. Clients of some versions send the token alone, which names it too."""
     if headers.get(_ID):
         return session_id_of(headers[_ID])
-    return session_named_in(headers.get(_ACCESS, "")) or session_named_in(headers.get(_TRAFFIC, ""))
+    return session_named_in(headers.get(ACCESS_HEADER, "")) or session_named_in(headers.get(TRAFFIC_HEADER, ""))
 
 
 def _without_prefix(scope: Scope) -> tuple[str, bytes, bool]:
@@ -296,7 +309,10 @@ def _without_prefix(scope: Scope) -> tuple[str, bytes, bool]:
 def _inner_scope(scope: Scope, found: _Found) -> Scope:
     place = f"{PREFIX}/{found.plane}" + (f"/{found.session_id}" if found.session_id else "")
     inner = {**scope, "path": place + found.path, "raw_path": place.encode() + found.raw_path}
-    if found.plane is not Plane.API:
+    if found.plane is Plane.API:
+        host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
+        inner[ADDRESS] = host + scope["path"].removesuffix(found.path)
+    else:
         inner["headers"] = [header for header in scope["headers"] if not _is_credential(*header)]
     if found.host:
         inner["headers"] = [(name, found.host if name == b"host" else value) for name, value in inner["headers"]]

@@ -117,20 +117,18 @@ async def execute(call: E2bCall) -> Response:
         env=body.env_vars or {},
         timeout_s=0,  # the client leaves when its own time is up
     )
-    lines = _lines(call, cell)
-    await anext(lines)  # raises what is wrong before the answer begins
-    return StreamedAnswer(lines, media_type=MEDIA_TYPE, headers=_HEADERS)
+    events = _events(Call(call.context, call.tenant, call.session_id), cell)
+    await anext(events)  # it has started; what is wrong is raised before the answer begins
+    return StreamedAnswer(_lines(events), media_type=MEDIA_TYPE, headers=_HEADERS)
 
 
-async def _lines(call: E2bCall, body: CodeBody) -> AsyncGenerator[bytes, None]:
-    """The first item is empty: the cell has begun."""
-    events = _events(Call(call.context, call.tenant, call.session_id), body)
+async def _lines(events: Events) -> AsyncGenerator[bytes, None]:
     try:
         async for event in events:
             if event is not None and isinstance(event.values, LongObject):
                 async for piece in json_pieces(LongObject({"type": event.kind, **_result(event.values)})):
                     yield piece
-            elif (line := _line(event)) or (event is not None and event.kind == "started"):
+            elif line := _line(event):
                 yield line
     except WarrenError as exc:
         if is_gone(exc):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from warren.model.e2b import ACCESS_HEADER, TOKEN_PREFIXES, TRAFFIC_HEADER
 from warren.model.preview import TOKEN_PARAMETER, Preview, Way
 from warren.tenancy.keys import looks_like_key
 
@@ -28,7 +29,9 @@ def clean_request(headers: Iterable[Header], preview: Preview) -> list[Header]:
     for name, value in headers:
         if name == b"authorization" and (not preview.by_host or preview.way is Way.KEY or _holds_key(value)):
             continue
-        if name == b"x-api-key" or name.startswith(b"x-warren-"):
+        if name in (b"x-api-key", TRAFFIC_HEADER) or name.startswith(b"x-warren-"):
+            continue
+        if name == ACCESS_HEADER and value.startswith(TOKEN_PREFIXES):
             continue
         if name == b"cookie":
             kept = [pair for pair in value.split(b";") if not is_our_cookie(pair)]

@@ -101,8 +101,8 @@ class SessionStore(Protocol):
     `swap` stores a change (`session.version` is one more than that of the session it was made from) and gives True,
     unless another change was faster or the session is unknown.
     `list` gives a page, newest first (by creation, then by id); a page after an unknown id is empty.
-    `active` gives all active sessions of all tenants, `active_ids` their ids; `due` those in a state that `expires` whose deadline has passed,
-    the longest overdue first; `count` the number of sessions in each state.
+    `active` gives all active sessions of all tenants, `active_ids` their ids; `due` those in a state that `expires`
+    whose deadline has passed, the longest overdue first; `count` the number of sessions in each state.
     `purge` deletes sessions that ended, and keys that were made, before `before` or in another epoch. A key stays as
     long as its session.
     `claim_key` stores a new key and gives None, or gives what is known of the key. A known key with another fingerprint

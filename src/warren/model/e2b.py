@@ -18,6 +18,16 @@ ENVD_VERSION: Final = "0.6.13"
 PREFIX: Final = "/e2b"
 KNOWN_CALLER: Final = "known_caller"
 """The key, in the scope of a request, of a caller whom the edge has identified by the token of a sandbox."""
+ADDRESS: Final = "e2b_address"
+"""The key, in the scope of a request to the control plane, of the host and the prefix that the client used."""
+UPLOADS: Final = "/templates/uploads/"
+"""What the addresses begin with to which clients upload files; the hash of the files follows, and a signed token."""
+NETWORK_IF_POSSIBLE: Final = "network_if_possible"
+"""Among what placement knows of a new sandbox: it gets its environment's network, or none where there are none."""
+ACCESS_HEADER: Final = b"x-access-token"
+TRAFFIC_HEADER: Final = b"e2b-traffic-access-token"
+TOKEN_PREFIXES: Final = (b"wet_", b"wtt_")
+"""Tokens of sandboxes begin with these."""
 _SANDBOX_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _INNER: Final = re.compile(r"/e2b/(envd|code)/(ses_[0-9a-f]{32})(/.*)", re.ASCII | re.DOTALL)
 _OF_SANDBOX: Final = re.compile(r"/e2b/api(?:/v2)?/sandboxes/([0-9a-f]{32})(?:/.*)?", re.ASCII | re.DOTALL)

@@ -1,6 +1,7 @@
 """A named recipe for sandboxes, as the registry has it."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from warren.model.capability import Capability
 from warren.model.code import find_language
@@ -15,6 +16,8 @@ from warren.model.spec import IoLimits, Limits, check_env, check_image_name
 
 MOST_POOLED = 5000
 NO_POLICY = Policy()
+USER_HOMES: Final = {"user": "/home/user"}
+"""The names that an environment may give its user, with their homes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,8 @@ class Environment:
     capabilities that the provider must have. `network` is what its sessions may reach unless they ask for something
     else. `writable_root` and `sudo` are those of SandboxSpec; no request can ask for them. `gpus` are the graphics
     processors that each of its sandboxes has for itself: ids, or `any`. `contexts` are the languages whose default
-    code context is started in a sandbox that is made ahead, before anybody gets it. `recipe` is how its image is made,
-    if its file says that."""
+    code context is started in a sandbox that is made ahead, before anybody gets it. `user` is another name for the
+    sandbox user; empty: none. `recipe` is how its image is made, if its file says that."""
 
     name: str
     image: str
@@ -69,12 +72,17 @@ class Environment:
     sudo: bool = False
     gpus: tuple[str, ...] = ()
     contexts: tuple[str, ...] = ()
+    user: str = ""
     recipe: Recipe | None = None
 
     def __post_init__(self) -> None:
         check_image_name(self.image)
         check_names(self.secrets)
         check_gpus(self.gpus)
+        if self.user and self.user not in USER_HOMES:
+            raise InvalidRequest(f"user is {self.user[:80]!r}, it can be: {', '.join(USER_HOMES)}")
+        if self.user and not (self.writable_root and self.sudo):
+            raise InvalidRequest("the key user needs a writable root and sudo", remedy="set root: writable, sudo: true")
         for language in self.contexts:
             find_language(language)
         for name, value in self.env.items():
@@ -82,3 +90,13 @@ class Environment:
         for name in ("idle_timeout_s", "max_lifetime_s"):
             if (seconds := getattr(self, name)) is not None:
                 check_seconds(name, seconds)
+
+    @property
+    def home(self) -> str:
+        """The home of the user that it names; empty if it names none."""
+        return USER_HOMES.get(self.user, "")
+
+    @property
+    def user_env(self) -> dict[str, str]:
+        """The variables that tell a command which user that is."""
+        return {"HOME": self.home, "USER": self.user, "LOGNAME": self.user} if self.user else {}

@@ -1,9 +1,10 @@
 """API keys: creates, lists, revokes, rotates and recognises them.
 
-A key is `wk_ID_SECRET`. The id finds its record, which holds a salted SHA-256 of the secret. The secret is 256 random
-bits, so nobody can guess it and a slow hash would add nothing. A recognised key is cached for CACHED_S: so long after
-another process has revoked it, it may still be accepted. While the store is away, keys are accepted that were verified
-in the last TRUSTED_S, and no others.
+A key is `wk_ID_SECRET`; `e2b_` with id and secret after it is another spelling of the same key, for E2B's clients. The
+id finds its record, which holds a salted SHA-256 of the secret. The secret is 256 random bits, so nobody can guess it
+and a slow hash would add nothing. A recognised key is cached for CACHED_S: so long after another process has revoked
+it, it may still be accepted. While the store is away, keys are accepted that were verified in the last TRUSTED_S, and
+no others.
 """
 
 import asyncio
@@ -33,6 +34,7 @@ from warren.model.errors import InvalidRequest, NotFound, Unauthorized, Unavaila
 
 KIND: Final = "key"
 PREFIX: Final = "wk_"
+E2B_PREFIX: Final = "e2b_"
 CACHED_S: Final = 2.0
 TRUSTED_S: Final = 600.0
 FIRST_ID: Final = "key_first"
@@ -40,6 +42,7 @@ MAX_KEYS: Final = 10_000
 _USED_AT_S: Final = 60.0  # the precision of `used_at`
 _MAX_CACHED: Final = 4096
 _SECRET: Final = re.compile("[0-9a-f]{64}")
+_OURS: Final = re.compile(r"wk_([^_]*)_([^_]*)|e2b_([0-9a-f]{16})([0-9a-f]{64})", re.ASCII)
 _NO_SALT: Final = "00" * 16
 _WRONG: Final = "this API key is not known here"
 _REMEDY: Final = "send a valid one as `Authorization: Bearer KEY` or `X-API-Key: KEY`; `warren keys create` makes one"
@@ -207,7 +210,16 @@ class Keys:
 
 
 def looks_like_key(text: str) -> bool:
-    return text.startswith(PREFIX)
+    return text.startswith((PREFIX, E2B_PREFIX))
+
+
+def e2b_spelling(text: str) -> str:
+    """The key as E2B's clients take it. Raises InvalidRequest for one that has no such spelling."""
+    key_id, secret = _split(text)
+    spelled = E2B_PREFIX + key_id.removeprefix("key_") + secret
+    if _split(spelled) != (key_id, secret):
+        raise InvalidRequest("this key has no form for E2B's clients", remedy="create another one with --e2b")
+    return spelled
 
 
 def key_view(key: ApiKey) -> dict[str, Any]:
@@ -242,10 +254,11 @@ def _new(
 
 def _split(text: str) -> tuple[str, str]:
     """Gives the id and the secret; both are empty if it is no key of ours."""
-    parts = text.split("_") if text.isascii() and len(text) < 256 else []
-    if len(parts) != 3 or f"{parts[0]}_" != PREFIX:
+    match = _OURS.fullmatch(text) if text.isascii() and len(text) < 256 else None
+    if match is None:
         return "", ""
-    return f"key_{parts[1]}", parts[2]
+    key_id, secret = (match[1], match[2]) if text.startswith(PREFIX) else (match[3], match[4])
+    return f"key_{key_id}", secret
 
 
 def _hash(salt: str, secret: str) -> str:

@@ -47,6 +47,7 @@ from warren.shielding import run_shielded
 from warren.worker.guard import MachineGuard, usable_cores
 from warren.worker.images.builds import FetchImage, ImageBuilds
 from warren.worker.pool import Pool
+from warren.worker.user_name import UserNames
 
 NO_POOL: Final = PoolSize(0, 0, 0)  # a graphics processor must not wait in one
 LABELS: Final = {"owner": "worker"}
@@ -106,6 +107,7 @@ class LocalWorker:
         fault: Callable[[str], None] = lambda step: None,
     ) -> None:
         self._builds = builds
+        self._user_names = UserNames()
         self._name, self._environments = name, environments
         self._providers = {provider.name: provider for provider in providers}
         self._capabilities = {provider.name: provider.capabilities for provider in providers}
@@ -227,7 +229,7 @@ class LocalWorker:
         spec = _spec_of(environment)
         limits, gpus = claim.limits or spec.limits, spec.gpus if claim.gpus is None else claim.gpus
         spec = replace(spec, image=claim.image or spec.image, limits=limits, require=claim.require, gpus=gpus)
-        sandbox = await self._make_in_time(provider, spec, claim.timeout_s)
+        sandbox = await self._make_in_time(provider, spec, environment, claim.timeout_s)
         return await self._hand_out(Claimed(sandbox, pooled=False, provider=provider.name), "cold-created")
 
     async def _hand_out(self, claimed: Claimed, step: str) -> Claimed:
@@ -276,8 +278,10 @@ class LocalWorker:
         self._claimed[sandbox.id] = sandbox
         sandbox.when_lost(partial(self._lose, sandbox.id))
 
-    async def _make_in_time(self, provider: Provider, spec: SandboxSpec, timeout_s: float) -> Sandbox:
-        making = asyncio.ensure_future(self._make(provider, spec))
+    async def _make_in_time(
+        self, provider: Provider, spec: SandboxSpec, environment: Environment, timeout_s: float
+    ) -> Sandbox:
+        making = asyncio.ensure_future(self._make_with_user(provider, spec, environment))
         alarm = asyncio.ensure_future(self._clock.sleep(timeout_s))
         try:
             await asyncio.wait((making, alarm), return_when=asyncio.FIRST_COMPLETED)
@@ -313,10 +317,24 @@ class LocalWorker:
             self._makers[sandbox.id] = provider
             return sandbox
 
+    async def _make_with_user(self, provider: Provider, spec: SandboxSpec, environment: Environment) -> Sandbox:
+        if not environment.user:
+            return await self._make(provider, spec)
+        before = await provider.image_version(spec.image)
+        sandbox = await self._make(provider, spec)
+        try:
+            version = await provider.image_version(spec.image)
+            image = (provider.name, spec.image, version) if version == before else ()
+            await self._user_names.add(sandbox, environment.user, environment.home, image)
+        except BaseException:
+            await run_shielded(asyncio.wait([self._destruction(sandbox.id)]))
+            raise
+        return sandbox
+
     async def _make_ahead(self, provider: Provider, environment: Environment) -> Sandbox:
         """A sandbox for the pool, with the code contexts of its environment in it. It is destroyed if one of them
         cannot be started."""
-        sandbox = await self._make(provider, _spec_of(environment))
+        sandbox = await self._make_with_user(provider, _spec_of(environment), environment)
         try:
             for name in environment.contexts:
                 language = find_language(name)
@@ -325,7 +343,8 @@ class LocalWorker:
                     sandbox,
                     language,
                     language.default_context,
-                    cwd=environment.env.get("HOME", ""),
+                    cwd=environment.home,
+                    env=environment.user_env,
                     idle_s=0,
                     image=environment.image,
                 )

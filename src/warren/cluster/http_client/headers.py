@@ -9,6 +9,7 @@ from typing import Final
 from starlette.types import Scope
 
 from warren.http.server.http_guard import SECURITY_HEADERS
+from warren.model.e2b import KNOWN_CALLER
 from warren.model.errors import InvalidRequest
 from warren.model.preview import PREVIEW
 
@@ -69,9 +70,12 @@ def headers_for_worker(
     scope: Scope, added: Sequence[Header], *, without: frozenset[bytes] = frozenset()
 ) -> list[Header]:
     """The client's headers that a worker may see, Host first, then `added`, which replace the client's."""
-    not_forwarded = (
-        _OF_CONNECTION if PREVIEW in scope else _NOT_FORWARDED
-    )  # of a preview, what is left is the sandbox's
+    # Of a preview, what is left is the sandbox's; with the token of a sandbox, who may act is known, and who is to act
+    # there is left.
+    if PREVIEW in scope:
+        not_forwarded = _OF_CONNECTION
+    else:
+        not_forwarded = _NOT_FORWARDED - {b"authorization"} if KNOWN_CALLER in scope else _NOT_FORWARDED
     left_out = not_forwarded | without | {name for name, _ in added}
     headers: list[Header] = scope["headers"]
     left_out |= named_in_connection(headers)

@@ -18,6 +18,7 @@ import json
 import ssl
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -32,7 +33,7 @@ from warren.cluster.auth import (
     encode_caller,
 )
 from warren.cluster.fleet import Fleet
-from warren.cluster.http_client.client import WorkerClient
+from warren.cluster.http_client.client import WorkerClient, WorkerResponse
 from warren.cluster.http_client.errors import Broken, ForwardingFailed, Refused, Unreachable
 from warren.cluster.http_client.headers import Header
 from warren.cluster.placement import Requirements
@@ -42,6 +43,7 @@ from warren.cluster.proxy.target import Target, find_operation, read_target, tar
 from warren.cluster.proxy.websockets import MAX_PREVIEW_MESSAGE, WORKER_LOST, forward_websocket
 from warren.cluster.roster import Member
 from warren.http.context import check_scope
+from warren.http.problems import MEDIA_TYPE
 from warren.http.server.connections import MAX_MESSAGE
 from warren.http.server.http_guard import request_id
 from warren.interfaces.store import SessionStore
@@ -49,7 +51,7 @@ from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
 from warren.model.api import Makes, Operation
 from warren.model.capability import Capability
-from warren.model.e2b import creates_sandbox, named_session, read_inner_path
+from warren.model.e2b import NETWORK_IF_POSSIBLE, creates_sandbox, named_session, read_inner_path
 from warren.model.environment import Environment
 from warren.model.errors import (
     Interrupted,
@@ -94,7 +96,7 @@ class Router:
         environment: str,
         environment_of: Callable[[str], Environment | None] = lambda name: None,
         agent_of: Callable[[object], Mapping[str, Any]] = lambda config: {},
-        template_of: Callable[[str], str] = lambda template: template,
+        e2b_wishes: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: values,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._app = app
@@ -106,7 +108,7 @@ class Router:
         self._environment = environment
         self._environment_of = environment_of
         self._agent_of = agent_of
-        self._template_of = template_of
+        self._e2b_wishes = e2b_wishes
         self._tls = tls
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker_ids: OrderedDict[_LookupKey, str] = OrderedDict()
@@ -163,16 +165,10 @@ class Router:
                 await self._forward_to_owner(worker_id, scope, receive, body, send)
                 return
         elif creates_sandbox(scope["method"], scope["path"]) and scope["caller"].may(KeyScope.SESSIONS):
-            target = await target_in_json(await body.fetch_all())
-            await self._place_session(scope, self._e2b_target(target), body, send)
+            asked = await target_in_json(await body.fetch_all())
+            await self._place_session(scope, Target(values=dict(self._e2b_wishes(asked.values))), body, send)
             return
         await self._app(scope, body.replay(), send)
-
-    def _e2b_target(self, target: Target) -> Target:
-        """What placement must know of the sandbox that an E2B client wants."""
-        template = target.values.get("templateID")
-        name = template if isinstance(template, str) else ""
-        return Target(values={"environment": self._template_of(name)})
 
     # -- finding the worker
 
@@ -285,7 +281,7 @@ class Router:
         """
         if not self._fleet.has_redis:
             raise Unavailable("Redis is away: no session can be made now", remedy="try again soon", retry_after_s=2)
-        members = self._fleet.choose_workers(self._requirements(scope["caller"], target))
+        members = self._choose_workers(scope["caller"], target)
         needs_id = not target.thread_id and not _has_idempotency_key(scope)
         for member in members:
             is_last = member is members[-1]
@@ -300,6 +296,16 @@ class Router:
                     raise _worker_unreachable(member.id, exc) from exc
             except Broken as exc:
                 raise _interrupted(member.id, exc) from exc
+
+    def _choose_workers(self, caller: Caller, target: Target) -> list[Member]:
+        """A session whose network nobody asked for goes to a worker without networks where no other is."""
+        required = self._requirements(caller, target)
+        try:
+            return self._fleet.choose_workers(required)
+        except InvalidRequest:
+            if not target.values.get(NETWORK_IF_POSSIBLE):
+                raise
+            return self._fleet.choose_workers(replace(required, needs=required.needs - {Capability.EGRESS}))
 
     async def _forward_create(
         self, member: Member, scope: Scope, body: RequestBody, send: Send, session_id: str, *, is_last: bool
@@ -371,7 +377,7 @@ class Router:
                 scope["forwarded"] = True
                 await forward_response(response, send, of_sandbox=preview.by_host)
                 return True
-            if response.status == _COORDINATOR_REJECTED:
+            if response.status == _COORDINATOR_REJECTED and _is_problem(response):
                 if is_last or not body.rewind():
                     raise _secrets_differ(member.id)
                 return False
@@ -410,6 +416,11 @@ class Router:
 
 def _has_idempotency_key(scope: Scope) -> bool:
     return any(name == b"idempotency-key" and value for name, value in scope["headers"])
+
+
+def _is_problem(response: WorkerResponse) -> bool:
+    """Whether the worker itself answers so; a sandbox's user who is not known is a 401 as well, for E2B's clients."""
+    return (response.header(b"content-type") or b"").startswith(MEDIA_TYPE.encode())
 
 
 def _problem_code(body: bytes) -> str:

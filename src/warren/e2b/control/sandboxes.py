@@ -23,7 +23,7 @@ from warren.e2b.control.bodies import (
     whole_in_query,
 )
 from warren.e2b.control.network import read_network, show_network, wants_public_traffic
-from warren.e2b.control.template_names import find_environment, template_of
+from warren.e2b.control.templates import find_template
 from warren.e2b.errors import E2bError
 from warren.e2b.routes import E2bCall, Route
 from warren.e2b.tokens import Opens
@@ -66,19 +66,26 @@ _LOOPBACK: Final = "localhost"
 async def create(call: E2bCall) -> Response:
     values = await call.json()
     _refuse_unsupported(values)
-    environment = find_environment(call, read_text(values, "templateID"))
+    template_id = read_text(values, "templateID")
+    if not template_id:
+        raise bad("templateID is missing")
+    template = await find_template(call, template_id)
+    environment = call.context.environments(template.environment)
     network = read_object(values, "network") or {}
     timeout_s = read_timeout(call, values, least=1)
     env = read_texts(values, "envVars", MAX_VARIABLES)
     keep_secret(env.values())
+    is_public = call.rules.public_ports and wants_public_traffic(network)
     request = NewSession(
         environment=environment.name,
+        image=template.image,
+        limits=template.limits,
         env=env,
         metadata=read_texts(values, "metadata", MAX_METADATA),
         idle_timeout_s=LONGEST_S,
         max_lifetime_s=timeout_s or min(DEFAULT_TIMEOUT_S, longest_life(call.caller)),
         network=await _choose_network(call, environment, network, read_flag(values, "allow_internet_access")),
-        previews=PreviewRules(everything=call.rules.public_ports and wants_public_traffic(network)),
+        previews=PreviewRules(everything=is_public, by_token=not is_public),
     )
     set_image_wait(_IMAGE_WAIT_S)
     result = await call.sessions.create(call.tenant, request, call.header("idempotency-key"))
@@ -145,7 +152,7 @@ async def _connect(call: E2bCall) -> Session:
 
 
 async def show(call: E2bCall) -> Response:
-    session = await _running(call)
+    session = await running_session(call)
     rules = session.network
     shown = {
         **_show_listed(call, session),
@@ -187,7 +194,7 @@ async def refresh(call: E2bCall) -> Response:
 async def change_network(call: E2bCall) -> Response:
     values = await call.json()
     internet = read_flag(values, "allow_internet_access")
-    session = await _running(call)
+    session = await running_session(call)
     rules = read_network(values, internet)
     if rules is None:
         environment = call.context.environments(session.environment)
@@ -198,7 +205,7 @@ async def change_network(call: E2bCall) -> Response:
 
 async def _prolong(call: E2bCall, timeout_s: int, *, only_longer: bool = False) -> Session:
     """Lets the sandbox end after so many seconds from now, or earlier where that is the longest it may live."""
-    session = await _running(call)
+    session = await running_session(call)
     now = call.sessions.clock.now()
     longest_s = min(LONGEST_S, longest_life(call.caller))
     lifetime_s = max(1.0, min(now - session.started + timeout_s, longest_s))
@@ -207,7 +214,7 @@ async def _prolong(call: E2bCall, timeout_s: int, *, only_longer: bool = False) 
     return await call.sessions.patch(call.tenant, session.id, idle_timeout_s=LONGEST_S, max_lifetime_s=lifetime_s)
 
 
-async def _running(call: E2bCall) -> Session:
+async def running_session(call: E2bCall) -> Session:
     session_id = _session_id(call)
     session = await call.sessions.get(call.tenant, session_id)
     if session.state is SessionState.CREATING:
@@ -370,6 +377,13 @@ def _show_listed(call: E2bCall, session: Session) -> dict[str, Any]:
         "state": "running",
         "envdVersion": ENVD_VERSION,
     }
+
+
+def template_of(call: E2bCall, session: Session) -> str:
+    for template, environment in call.rules.templates.items():
+        if environment == session.environment:
+            return template
+    return session.environment
 
 
 def domain_of(call: E2bCall) -> str:

@@ -12,11 +12,13 @@ from warren.e2b.connect import Message, unary
 from warren.e2b.envd.places import Rights, called_user, rights_of, text_field
 from warren.e2b.errors import ConnectError
 from warren.e2b.routes import E2bCall, Route
+from warren.e2b.users import DEFAULT_USER
 from warren.http.context import answer_json
 from warren.interfaces.sandbox import Sandbox
 from warren.model.access import Scope
 from warren.model.errors import FileExists, FileNotFound, LimitReached, NotADirectory
 from warren.model.operations import FileInfo, FileKind
+from warren.model.spec import USER
 from warren.pacing import Pace
 from warren.sessions.long_values import LongList
 from warren.sessions.output_events import close_source
@@ -43,8 +45,8 @@ def entry_of(info: FileInfo) -> Message:
         "size": info.size,
         "mode": (info.target_mode if info.target_kind else info.mode) & 0o777,
         "permissions": permissions(info.kind, info.mode),
-        "owner": info.owner or str(info.uid),
-        "group": info.group or str(info.gid),
+        "owner": _named(info.owner or str(info.uid)),
+        "group": _named(info.group or str(info.gid)),
         "modifiedTime": datetime.fromtimestamp(info.modified, UTC).isoformat().replace("+00:00", "Z"),
     }
     if info.kind is FileKind.SYMLINK:
@@ -61,6 +63,11 @@ def permissions(kind: FileKind, mode: int) -> str:
     signs = _SIGNS[kind] + "".join(sign for bit, sign in ((0o4000, "u"), (0o2000, "g"), (0o1000, "t")) if mode & bit)
     bits = "".join(sign if mode >> 8 - at & 1 else "-" for at, sign in enumerate("rwxrwxrwx"))
     return (signs or "-") + bits
+
+
+def _named(name: str) -> str:
+    """Clients know the sandbox user under another name."""
+    return DEFAULT_USER if name == USER else _text(name)
 
 
 def _text(name: str) -> str:

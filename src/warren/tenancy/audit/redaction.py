@@ -82,6 +82,7 @@ _SHAPES: Final = (
     _token("sk-", r"sk-(?=[A-Za-z_-]{0,200}\d)[\w-]{16,}+"),
     _token("k_", r"[sr]k_(?:live|test)_\w{10,}+"),
     _token("wk_", r"wk_[\w-]{8,}+"),
+    _token("t_", r"w[et]t_[0-9a-f]{32}_[0-9a-f]{40}"),
     _token("aiza", r"AIza[\w-]{30,}+"),
     _token("npm_", r"npm_[A-Za-z0-9]{30,}+"),
     _token("pypi-ag", r"pypi-Ag[\w-]{20,}+"),

@@ -152,7 +152,7 @@ class Commands:
 
     async def start(self, command: Command, process_id: str, *, follow: bool = False) -> "AgentProcess":
         process_id = check_id(process_id) if process_id else new_id()
-        flags = int(Flag.STDIN | Flag.LOSSLESS)
+        flags = int(Flag.LOSSLESS | (Flag.STDIN if command.stdin else 0))
         channel = await self._link.open(Request.START, self._start_payload(command, process_id, flags))
         try:
             await _wait_for_start(channel)

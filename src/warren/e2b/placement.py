@@ -1,0 +1,21 @@
+"""What a coordinator must know of a new sandbox to choose a worker for it, from what a client of E2B asks for."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from warren.e2b.control.bodies import read_flag, read_object
+from warren.e2b.control.network import read_network
+from warren.e2b.errors import E2bError
+from warren.model.e2b import NETWORK_IF_POSSIBLE
+from warren.model.errors import InvalidRequest
+
+
+def placement_wishes(values: Mapping[str, Any], templates: Mapping[str, str]) -> dict[str, Any]:
+    """In the words of the native API. What is wrong with a request the worker says."""
+    template = values.get("templateID")
+    wishes: dict[str, Any] = {"environment": templates.get(template, template) if isinstance(template, str) else ""}
+    try:
+        rules = read_network(read_object(values, "network") or {}, read_flag(values, "allow_internet_access"))
+    except (E2bError, InvalidRequest):
+        return wishes
+    return {**wishes, NETWORK_IF_POSSIBLE: True} if rules is None else {**wishes, "network": rules.as_mapping()}

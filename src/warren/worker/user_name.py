@@ -1,0 +1,70 @@
+"""Gives the sandbox user another name, under which programs in the sandbox see it.
+
+Whoever looks up the number of a user takes the first line that has it. So a line before the usual one renames the user
+for `whoami` and `ls -l`, and both names go on to mean the same user. `worker.py` does this in sandboxes of environments
+with the key `user`, before anybody gets them.
+"""
+
+import asyncio
+from typing import Final
+
+from warren.interfaces.sandbox import Sandbox
+from warren.model.spec import USER_UID
+
+_PASSWD: Final = "/etc/passwd"
+_GROUP: Final = "/etc/group"
+_MAX_NAMES: Final = 1024 * 1024
+_MOST_KEPT: Final = 64
+
+
+class UserNames:
+    """Remembers for each version of an image what to write: most sandboxes are of an image that was seen before."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, ...], dict[str, bytes]] = {}
+
+    async def add(self, sandbox: Sandbox, name: str, home: str, image: tuple[str, ...] = ()) -> None:
+        """Needs a sandbox whose root is writable and which allows root. `image` identifies what its image has; empty
+        if that is not known."""
+        files = self._kept.get((*image, name)) if image else None
+        if files is None:
+            files = await _changed_files(sandbox, name, home)
+            if image:
+                while len(self._kept) >= _MOST_KEPT:
+                    del self._kept[next(iter(self._kept))]
+                self._kept[(*image, name)] = files
+        await asyncio.gather(*(sandbox.write(path, data, mode=0o644, user="root") for path, data in files.items()))
+
+
+async def _changed_files(sandbox: Sandbox, name: str, home: str) -> dict[str, bytes]:
+    passwd, group = await asyncio.gather(_read(sandbox, _PASSWD), _read(sandbox, _GROUP))
+    changed = (
+        (_PASSWD, passwd, add_line(passwd, f"{name}:x:{USER_UID}:{USER_UID}::{home}:/bin/bash")),
+        (_GROUP, group, add_line(group, f"{name}:x:{USER_UID}:")),
+    )
+    return {path: after.encode(errors="surrogateescape") for path, before, after in changed if after != before}
+
+
+def add_line(text: str, line: str) -> str:
+    """The file with the line before all others that have its number. A name that the file has already stays as it is,
+    except that it comes first if it has that number."""
+    name, number = line.split(":")[0], line.split(":")[2]
+    lines = text.splitlines(keepends=True)
+    own = [each for each in lines if each.split(":")[0] == name]
+    if own and _number(own[0]) != number:
+        return text
+    kept = [each for each in lines if each not in own]
+    place = next((place for place, each in enumerate(kept) if _number(each) == number), len(kept))
+    before = "".join(kept[:place])
+    newline = "" if not before or before.endswith("\n") else "\n"
+    return f"{before}{newline}{own[0].rstrip() if own else line}\n{''.join(kept[place:])}"
+
+
+def _number(line: str) -> str:
+    fields = line.rstrip("\n").split(":")
+    return fields[2] if len(fields) > 2 else ""
+
+
+async def _read(sandbox: Sandbox, path: str) -> str:
+    pieces = [piece async for piece in sandbox.read(path, length=_MAX_NAMES)]
+    return b"".join(pieces).decode(errors="surrogateescape")

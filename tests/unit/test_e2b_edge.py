@@ -1,0 +1,435 @@
+"""What the edge for E2B's clients recognises, whom it lets in, and in which form requests reach the rest."""
+
+import asyncio
+import base64
+import hashlib
+import itertools
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from contract.store_values import a_session
+
+from warren.e2b.edge import E2bEdge
+from warren.e2b.tokens import Opens, SandboxTokens
+from warren.http.problems import problem
+from warren.http.server.request_origin import TrustedProxies
+from warren.model.e2b import KNOWN_CALLER, sandbox_id_of
+from warren.model.errors import PortClosed, SessionEnded, TooLarge, Unauthorized, WarrenError
+from warren.model.preview import OF_E2B_SANDBOX, TRAFFIC_TOKEN
+from warren.model.session import SessionState, new_session_id
+from warren.stores.memory import MemoryStore
+from warren.tenancy.tenants import Tenants
+from warren.testing.manual_clock import ManualClock
+
+pytestmark = pytest.mark.anyio
+
+DOMAIN = "preview.example.com"
+LOCAL = {"host": "127.0.0.1:8000"}
+
+
+@dataclass
+class Answer:
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class World:
+    """An edge before an app that keeps the scope of each request that reaches it, or fails."""
+
+    def __init__(self, *, without_keys: bool = False) -> None:
+        self.clock = ManualClock()
+        self.store = MemoryStore()
+        self.tokens = SandboxTokens([b"k" * 32])
+        self.seen: list[dict[str, Any]] = []
+        self.failure: WarrenError | None = None
+        self.edge = E2bEdge(
+            self._app,
+            tokens=self.tokens,
+            store=self.store,
+            tenants=Tenants(self.store.records, self.clock),
+            clock=self.clock,
+            trusted_proxies=TrustedProxies(["10.0.0.0/8"]),
+            domain=DOMAIN,
+            without_keys=without_keys,
+        )
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        self.seen.append(scope)
+        if self.failure is not None:
+            await problem(self.failure)(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"reached"})
+
+    async def session(self, tenant: str = "acme") -> str:
+        session = a_session(
+            id=new_session_id(), tenant=tenant, thread_id="", state=SessionState.RUNNING, key_id="key_1"
+        )
+        await self.store.add(session)
+        return session.id
+
+    def access(self, session_id: str) -> str:
+        return self.tokens.sign(Opens.ACCESS, session_id)
+
+    def traffic(self, session_id: str) -> str:
+        return self.tokens.sign(Opens.TRAFFIC, session_id)
+
+    async def ask(
+        self,
+        path: str,
+        headers: Mapping[str, str] | list[tuple[str, str]] = LOCAL,
+        method: str = "GET",
+        query: str = "",
+        client: str = "127.0.0.1",
+        raw_path: bytes | None = None,
+    ) -> Answer:
+        pairs = headers if isinstance(headers, list) else list({**LOCAL, **headers}.items())
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode() if raw_path is None else raw_path,
+            "query_string": query.encode(),
+            "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in pairs],
+            "client": (client, 1),
+        }
+        answer = Answer()
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                answer.status = message["status"]
+                answer.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+            else:
+                answer.body += message.get("body", b"")
+
+        await self.edge(scope, receive, send)
+        return answer
+
+    async def reached(self, *args: Any, **options: Any) -> dict[str, Any]:
+        answer = await self.ask(*args, **options)
+        assert (answer.status, answer.body) == (200, b"reached"), answer
+        return self.seen[-1]
+
+    async def refused(self, status: int, *args: Any, **options: Any) -> Any:
+        before = len(self.seen)
+        answer = await self.ask(*args, **options)
+        assert answer.status == status, answer
+        assert len(self.seen) == before
+        assert answer.headers["content-type"] == "application/json"
+        return answer.json
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def signed(
+    path: str,
+    token: str,
+    changed: Mapping[str, str] = {},
+    *,
+    operation: str = "read",
+    user: str = "",
+    expires_at: int | None = None,
+) -> str:
+    """A query as E2B's clients write it."""
+    text = ":".join([path, operation, user, token, *([] if expires_at is None else [str(expires_at)])])
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+    values = {"path": path, "username": user, "signature": f"v1_{digest}"}
+    if expires_at is not None:
+        values["signature_expiration"] = str(expires_at)
+    return urlencode({name: value for name, value in {**values, **changed}.items() if value})
+
+
+async def test_however_a_sandbox_is_addressed_the_request_has_one_inner_form(world: World) -> None:
+    session_id = await world.session()
+    sandbox, access, traffic = sandbox_id_of(session_id), world.access(session_id), world.traffic(session_id)
+    by_id = {"E2b-Sandbox-Id": sandbox, "X-Access-Token": access}
+    cases = (
+        ("envd", "/files", {**by_id, "E2b-Sandbox-Port": "49983"}),
+        ("envd", "/files", by_id),
+        ("envd", "/files", {"X-Access-Token": access}),
+        ("envd", "/files", {"X-Access-Token": access, "host": f"49983-{sandbox}.localhost:8000"}),
+        ("envd", "/files", {"X-Access-Token": access, "host": f"49983-{sandbox}.{DOMAIN}"}),
+        ("envd", "/files", {**by_id, "host": f"49983-{sandbox}.{DOMAIN.upper()}."}),
+        ("code", "/execute", {**by_id, "E2b-Sandbox-Port": "49999"}),
+        ("code", "/execute", by_id),
+        ("code", "/contexts/1/restart", {"E2B-Traffic-Access-Token": traffic}),
+        ("code", "/contexts", {"E2B-Traffic-Access-Token": traffic, "host": f"49999-{sandbox}.{DOMAIN}"}),
+        ("envd", "/process.Process/Start", by_id),
+    )
+    for (plane, path, headers), prefix in itertools.product(cases, ("", "/e2b")):
+        scope = await world.reached(prefix + path, headers)
+        assert scope["path"] == f"/e2b/{plane}/{session_id}{path}", (path, headers)
+        caller = scope[KNOWN_CALLER]
+        assert (caller.tenant, caller.key_id, sorted(caller.scopes)) == ("acme", "key_1", ["exec", "read"])
+        assert access not in str(scope["headers"])
+        assert traffic not in str(scope["headers"])
+        assert DOMAIN not in str(scope["headers"]).lower()
+
+
+async def test_the_control_plane_has_a_host_a_prefix_and_paths(world: World) -> None:
+    for host, path in (
+        (f"api.{DOMAIN}", "/anything/at/all"),
+        ("api.localhost:8000", "/sandboxes"),
+        ("127.0.0.1:8000", "/v2/sandboxes"),
+        ("127.0.0.1:8000", "/e2b/sandboxes"),
+        ("127.0.0.1:8000", "/templates/a"),
+    ):
+        scope = await world.reached(path, {"host": host, "X-API-Key": "k"})
+        assert scope["path"] == "/e2b/api" + path.removeprefix("/e2b")
+        assert (b"x-api-key", b"k") in scope["headers"]
+        assert KNOWN_CALLER not in scope
+    assert (b"host", b"localhost:8000") in (await world.reached("/sandboxes", {"host": "api.localhost:8000"}))[
+        "headers"
+    ]
+    for path in ("/api/sessions", "/execute", "/files", "/health", "/", "/sandboxesx", "//e2b/envd/x/files"):
+        assert (await world.reached(path))["path"] == path
+
+
+async def test_what_is_encoded_in_a_path_stays_encoded(world: World) -> None:
+    for prefix in ("", "/e2b"):
+        scope = await world.reached(f"{prefix}/templates/a/b c", raw_path=f"{prefix}/templates/a%2Fb%20c".encode())
+        assert scope["raw_path"] == b"/e2b/api/templates/a%2Fb%20c"
+        assert scope["path"] == "/e2b/api/templates/a/b c"
+    scope = await world.reached("/e2b/templates/a b?", raw_path=b"/%65%32b/templates/a%20b%3F")
+    assert scope["raw_path"] == b"/e2b/api/templates/a%20b%3F"
+
+
+async def test_nobody_outside_can_send_an_inner_path(world: World) -> None:
+    session_id = await world.session()
+    for path, raw_path in (
+        (f"/e2b/envd/{session_id}/files", None),
+        (f"/e2b/code/{session_id}/execute", None),
+        (f"/e2b/envd/{session_id}/files", f"/e2b%2Fenvd%2F{session_id}%2Ffiles".encode()),
+        (f"/e2b/envd/{session_id}/files", f"/%65%32%62/envd/{session_id}/files".encode()),
+        (f"/e2b/e2b/envd/{session_id}/files", None),
+    ):
+        scope = await world.reached(path, {"X-API-Key": "k"}, raw_path=raw_path)
+        assert scope["path"] == "/e2b/api" + path.removeprefix("/e2b")
+        assert KNOWN_CALLER not in scope
+    for path in (f"//e2b/envd/{session_id}/files", f"/E2B/envd/{session_id}/files", f"/./e2b/envd/{session_id}/files"):
+        assert (await world.reached(path))["path"] == path
+    scope = await world.reached(f"/e2b/envd/{session_id}/files", {"host": f"3000-{sandbox_id_of(session_id)}.{DOMAIN}"})
+    assert scope["path"] == f"/e2b/envd/{session_id}/files"  # a preview's, whose edge makes another path of it
+    assert KNOWN_CALLER not in scope
+
+
+async def test_only_its_own_token_opens_a_sandbox(world: World) -> None:
+    mine, other = await world.session(), await world.session("umbrella")
+    by_id = {"E2b-Sandbox-Id": sandbox_id_of(mine)}
+    access = world.access(mine)
+    wrong = (
+        {},
+        {"X-Access-Token": world.access(other)},
+        {"X-Access-Token": world.traffic(mine)},
+        {"E2B-Traffic-Access-Token": world.traffic(mine)},
+        {"X-Access-Token": access[:-1] + ("0" if access[-1] != "0" else "1")},
+        {"X-Access-Token": access.upper()},
+        {"X-Access-Token": access + " "},
+        {"X-Access-Token": f"wet_{sandbox_id_of(mine)}_{'0' * 40}"},
+        {"X-Access-Token": SandboxTokens([b"x" * 32]).sign(Opens.ACCESS, mine)},
+        {"X-Access-Token": "\xff"},
+        {"Authorization": f"Bearer {access}"},
+        {"X-API-Key": access},
+    )
+    for headers in wrong:
+        assert (await world.refused(401, "/files", by_id | headers))["code"] == 401
+        call = await world.refused(401, "/process.Process/List", by_id | headers, method="POST")
+        assert call["code"] == "unauthenticated"
+    for headers in ({}, {"E2B-Traffic-Access-Token": world.traffic(other)}, {"E2B-Traffic-Access-Token": access}):
+        await world.refused(401, "/contexts", by_id | headers | {"E2b-Sandbox-Port": "49999"})
+    gone = {"sandboxId": "0" * 32, "message": "The sandbox was not found", "code": 502}
+    nobody = f"ses_{'0' * 32}"
+    assert await world.refused(502, "/files", {"X-Access-Token": world.access(nobody)}) == gone
+    assert await world.refused(502, "/health", {"E2b-Sandbox-Id": "0" * 32}) == gone
+    for forged in ("x", "ses_" + "0" * 32, "A" * 32, "0" * 33, "../" + "0" * 29):
+        answer = await world.refused(502, "/health", {"E2b-Sandbox-Id": forged})
+        assert answer["message"] == "The sandbox was not found"
+    assert (await world.reached("/health", by_id))[KNOWN_CALLER].tenant == "acme"
+
+
+async def test_a_request_that_names_two_sandboxes_is_refused(world: World) -> None:
+    mine, other = await world.session(), await world.session()
+    token = ("X-Access-Token", world.access(mine))
+    host = ("host", "127.0.0.1:8000")
+    ids = [("E2b-Sandbox-Id", sandbox_id_of(one)) for one in (mine, other)]
+    for pair in (ids, ids[::-1], [ids[0], ids[0]]):
+        await world.refused(400, "/files", [host, *pair, token])
+    await world.refused(400, "/files", [host, token, ("X-Access-Token", world.access(other))])
+    await world.refused(400, "/files", [host, ids[0], token, ("E2b-Sandbox-Port", "49983"), ("E2b-Sandbox-Port", "1")])
+    for port in ("49983", "3000"):
+        await world.refused(400, "/files", [("host", f"{port}-{ids[0][1]}.{DOMAIN}"), ids[1], token])
+    for port in ("0", "65536", "049983", "x", "-1"):
+        await world.refused(400, "/files", [host, ids[0], token, ("E2b-Sandbox-Port", port)])
+
+
+async def test_without_keys_a_token_may_be_missing_but_not_wrong() -> None:
+    world = World(without_keys=True)
+    session_id, other = await world.session(), await world.session()
+    by_id = {"E2b-Sandbox-Id": sandbox_id_of(session_id)}
+    assert (await world.reached("/files", by_id))[KNOWN_CALLER].tenant == "acme"
+    await world.refused(401, "/files", by_id | {"X-Access-Token": world.access(other)})
+    await world.refused(401, "/files", by_id, query=signed("/a", world.access(other)))
+
+
+async def test_the_user_of_a_sandbox_is_no_credential_and_stays(world: World) -> None:
+    session_id = await world.session()
+    headers = {"X-Access-Token": world.access(session_id), "Authorization": "Basic dXNlcjo=", "Cookie": "a=1"}
+    scope = await world.reached("/process.Process/List", headers, method="POST")
+    assert (b"authorization", b"Basic dXNlcjo=") in scope["headers"]
+    assert not any(name == b"cookie" for name, _ in scope["headers"])
+
+
+async def test_other_ports_are_previews_and_a_traffic_token_is_checked_for_them(world: World) -> None:
+    mine, other = await world.session(), await world.session()
+    sandbox = sandbox_id_of(mine)
+    by_header = {"E2b-Sandbox-Id": sandbox, "E2b-Sandbox-Port": "3000"}
+    by_host = {"host": f"3000-{sandbox}.{DOMAIN}"}
+    for headers in (by_header, by_host):
+        for path in ("/", "/e2b/x", "/sandboxes", "/files"):
+            scope = await world.reached(path, headers)
+            assert scope["path"] == path
+            assert (b"host", f"3000-{sandbox}.{DOMAIN}".encode()) in scope["headers"]
+            assert TRAFFIC_TOKEN not in scope
+            assert KNOWN_CALLER not in scope
+        right, wrong = world.traffic(mine), (world.traffic(other), world.access(mine), "x")
+        assert (await world.reached("/", headers | {"E2B-Traffic-Access-Token": right}))[TRAFFIC_TOKEN] is True
+        for token in wrong:
+            assert (await world.reached("/", headers | {"E2B-Traffic-Access-Token": token}))[TRAFFIC_TOKEN] is False
+
+
+async def test_errors_of_ports_have_the_form_that_clients_of_e2b_read(world: World) -> None:
+    session_id = await world.session()
+    sandbox = sandbox_id_of(session_id)
+    by_header = {"E2b-Sandbox-Id": sandbox, "E2b-Sandbox-Port": "3000"}
+    world.failure = PortClosed("nothing listens")
+    closed = {"sandboxId": sandbox, "message": "The sandbox is running but port is not open", "port": 3000, "code": 502}
+    answer = await world.ask("/", by_header)
+    assert (answer.status, answer.json) == (502, closed)
+    world.failure = SessionEnded("over")
+    answer = await world.ask("/", by_header)
+    assert (answer.status, answer.json["message"]) == (502, "The sandbox was not found")
+    world.failure = Unauthorized("private")
+    answer = await world.ask("/", by_header)
+    assert (answer.status, answer.json["code"], answer.json["sandboxId"]) == (403, 403, sandbox)
+    native = await world.ask("/", {"host": f"3000-{sandbox}.{DOMAIN}"})
+    assert (native.status, native.json["code"]) == (401, "unauthorized")
+
+
+async def test_problems_of_the_server_get_the_form_of_their_plane(world: World) -> None:
+    session_id = await world.session()
+    token = {"X-Access-Token": world.access(session_id)}
+    world.failure = TooLarge("too much", remedy="send less")
+    for path, headers, code in (
+        ("/sandboxes", {}, 413),
+        ("/files", token, 413),
+        ("/execute", token, 413),
+        ("/process.Process/List", token, "invalid_argument"),
+    ):
+        answer = await world.ask(path, headers, method="POST")
+        assert answer.json == {"code": code, "message": "too much; send less"}
+        assert answer.headers["content-type"] == "application/json"
+        assert int(answer.headers["content-length"]) == len(answer.body)
+    world.failure = SessionEnded("over")
+    assert (await world.ask("/files", token)).json["message"] == "The sandbox was not found"
+    assert (await world.ask(f"/sandboxes/{sandbox_id_of(session_id)}")).status == 404
+
+
+async def test_a_signed_url_finds_its_sandbox_by_its_signature(world: World) -> None:
+    ids = [await world.session() for _ in range(300)]
+    session_id = ids[170]
+    token = world.access(session_id)
+    for path, user in (("/home/user/a.txt", ""), ("a b+c&d%/é", "root"), ("x:read::y", "")):
+        query = signed(path, token, user=user)
+        for method in ("GET", "HEAD"):
+            scope = await world.reached("/files", query=query, method=method)
+            assert scope["path"] == f"/e2b/envd/{session_id}/files"
+            assert scope["query_string"] == query.encode()
+        await world.refused(401, "/files", query=query, method="POST")
+        writing = signed(path, token, operation="write", user=user)
+        assert (await world.reached("/e2b/files", query=writing, method="POST"))[KNOWN_CALLER].tenant == "acme"
+        await world.refused(401, "/files", query=writing)
+        for changed in ({"path": path + "x"}, {"username": user + "x"}, {"signature": "v1_x"}, {"signature": "\xff"}):
+            await world.refused(401, "/files", query=signed(path, token, changed, user=user))
+    for headers in (
+        {"host": f"49983-{sandbox_id_of(session_id)}.{DOMAIN}"},
+        {"E2b-Sandbox-Id": sandbox_id_of(session_id)},
+    ):
+        await world.reached("/files", headers, query=signed("/a", token))
+        await world.refused(401, "/files", headers, query=signed("/a", world.access(ids[0])))
+        await world.refused(401, "/process.Process/List", headers, query=signed("/a", token), method="POST")
+    gone = signed("/a", world.access(new_session_id()))
+    assert (await world.refused(401, "/files", query=gone))["message"].startswith("invalid signature")
+
+
+async def test_a_signed_url_expires(world: World) -> None:
+    session_id = await world.session()
+    token, now = world.access(session_id), round(world.clock.wall())
+    query = signed("/a", token, expires_at=now + 10)
+    await world.reached("/files", query=query)
+    await world.refused(401, "/files", query=query.replace(str(now + 10), str(now + 99)))
+    await world.refused(401, "/files", query=query.partition("&signature_expiration")[0])
+    world.clock.set_wall(now + 11)
+    refusal = await world.refused(401, "/files", query=query)
+    assert "signature is already expired" in refusal["message"]
+    for odd in ("0x10", "1e9", " ", "9" * 30, "-"):
+        await world.refused(401, "/files", query=query.replace(str(now + 10), odd))
+
+
+async def test_forged_signatures_wait_for_each_other_and_cost_others_nothing(world: World) -> None:
+    session_id = await world.session()
+    for _ in range(3000):
+        await world.session()
+    query = signed("/a", world.access(session_id))
+    forged = [
+        asyncio.create_task(world.ask("/files", query=signed("/a", f"wet_{number}"), client="192.0.2.1"))
+        for number in range(40)
+    ]
+    await asyncio.sleep(0)
+    longest, began = 0.0, time.perf_counter()
+    answer = asyncio.create_task(world.ask("/files", query=query))
+    while not answer.done():
+        turn = time.perf_counter()
+        await asyncio.sleep(0)
+        longest = max(longest, time.perf_counter() - turn)
+    assert answer.result().status == 200
+    assert time.perf_counter() - began < 5
+    assert longest < 0.05
+    answers = await asyncio.gather(*forged)
+    assert sorted(each.status for each in answers) == [401] * 8 + [429] * 32
+    began = time.perf_counter()
+    await world.reached("/files", query=query)  # it is remembered
+    assert time.perf_counter() - began < 0.01
+    through_proxy = {"X-Forwarded-For": "192.0.2.7"}
+    assert (await world.ask("/files", through_proxy, query=signed("/a", "x"), client="10.0.0.1")).status == 401
+
+
+async def test_a_preview_of_a_sandbox_of_an_e2b_client_answers_in_its_form(world: World) -> None:
+    sandbox = sandbox_id_of(await world.session())
+    inner = world.edge._app
+
+    async def marks(scope: Any, receive: Any, send: Any) -> None:
+        scope[OF_E2B_SANDBOX] = True
+        await inner(scope, receive, send)
+
+    world.edge._app = marks
+    world.failure = PortClosed("nothing listens")
+    answer = await world.ask("/", {"host": f"8080-{sandbox}.localhost"})
+    assert (answer.status, answer.json["port"]) == (502, 8080)
