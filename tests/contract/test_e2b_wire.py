@@ -2,42 +2,33 @@
 clients do."""
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import cast
 
+import anyio
 import pytest
 from contract.files_contract import FilesContract
 from contract.provider_contract import ProviderContract, ProviderHooks
 from contract.sandbox_contract import SandboxContract
-from server_process import ServerProcess, running_server
-from this_run import new_state_dir
+from far_warren import KEY, running_far_warren
+from server_process import ServerProcess
 
 import warren
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
+from warren.model.operations import Command
 from warren.model.spec import SandboxSpec
 from warren.worker.providers.e2b import E2bProvider
 from warren.worker.providers.e2b_api import E2bApi
 
 BIN = Path(warren.__file__).parent / "bin"
-KEY = "e2b_" + "0" * 80
-
-
-SMALL = "name: small\nimage: base\nroot: writable\nsudo: true\nlimits: {disk_mb: 16}\n"
 
 
 @pytest.fixture(scope="module")
 def far(image_cache: Path) -> Iterator[ServerProcess]:
-    state = new_state_dir(image_cache)
-    registry = state / "registry"
-    (registry / "environments").mkdir(parents=True)
-    (registry / "environments" / "small.yaml").write_text(SMALL)
-    flags = ("--environment", "e2b", "--pool-size", "2", "--registry-dir", str(registry))
-    with running_server(state, *flags) as server:
+    with running_far_warren(image_cache) as server:
         yield server
-    shutil.rmtree(state, ignore_errors=True)
 
 
 class WireHooks(ProviderHooks):
@@ -81,4 +72,24 @@ class TestWireSandbox(WireHooks, SandboxContract):
 
 
 class TestWireFiles(WireHooks, FilesContract):
-    pass
+    """They leave nothing but files: one sandbox does for all."""
+
+    @pytest.fixture(scope="class")
+    async def provider(self, tmp_path_factory: pytest.TempPathFactory, far: ServerProcess) -> AsyncIterator[Provider]:
+        provider = E2bProvider(tmp_path_factory.mktemp("state"), BIN, E2bApi(KEY, far.url))
+        yield provider
+        for sandbox_id in await provider.list_ids():
+            await provider.destroy(sandbox_id)
+        await provider.close()
+
+    @pytest.fixture(scope="class")
+    async def shared(self, provider: Provider) -> Sandbox:
+        return await provider.create(self.spec())
+
+    @pytest.fixture
+    async def sandbox(self, shared: Sandbox) -> AsyncIterator[Sandbox]:
+        with anyio.fail_after(60):
+            yield shared
+        sweep = "chmod -R u+rwx .; find . /tmp -mindepth 1 -delete"
+        swept = await shared.exec(Command(shell=sweep, cwd="/workspace", carry_state=False))
+        assert swept.exit_code == 0
