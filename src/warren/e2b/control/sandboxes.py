@@ -25,6 +25,7 @@ from warren.e2b.control.bodies import (
     whole_in_query,
 )
 from warren.e2b.control.network import read_network, show_network, wants_public_traffic
+from warren.e2b.control.template_start import start_template
 from warren.e2b.control.templates import find_template
 from warren.e2b.errors import E2bError
 from warren.e2b.routes import E2bCall, Route
@@ -41,6 +42,7 @@ from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.preview import PreviewRules
 from warren.model.session import LONGEST_S, MAX_METADATA, Session, SessionState
 from warren.model.spec import Limits
+from warren.model.tenant_images import template_in
 from warren.pacing import Pace
 from warren.sessions.allowances import longest_life
 from warren.sessions.long_values import LongList
@@ -95,6 +97,8 @@ async def create(call: E2bCall) -> Response:
     result = await call.sessions.create(call.tenant, request, call.header("idempotency-key"))
     if not result.session.state.can_run:
         raise E2bError(409, "the sandbox of this Idempotency-Key has ended; send another key")
+    if result.created:
+        await start_template(call, result.session, template)
     return answer_json(_show_new(call, result.session), 201)
 
 
@@ -390,6 +394,8 @@ def _show_listed(call: E2bCall, session: Session) -> dict[str, Any]:
 
 
 def template_of(call: E2bCall, session: Session) -> str:
+    if built := template_in(session.image):
+        return built
     for template, environment in call.rules.templates.items():
         if environment == session.environment:
             return template
