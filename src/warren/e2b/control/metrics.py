@@ -35,19 +35,27 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _FRESH_S: Final = 5  # one point is good for so long
 _MOST_AT_ONCE: Final = 8
 _MOST_ASKED: Final = 100
-_LATEST: Final = 1 << 40
+_LATEST: Final = 1 << 53
+_FIRST_MS: Final = 10**11
 
 
 async def show_metrics(call: E2bCall) -> Response:
-    start = whole_in_query(call.parameter("start"), "start", 0, _LATEST) or 0
-    end = whole_in_query(call.parameter("end"), "end", 0, _LATEST)
-    if end is not None and end < start:
+    start, end = _read_moment(call, "start", 0), _read_moment(call, "end", _LATEST)
+    if end < start:
         raise bad("end is before start")
     session = await running_session(call)
     now = call.sessions.clock.wall()
-    if not start <= now <= (_LATEST if end is None else end + _FRESH_S):
+    if not start <= now <= end + _FRESH_S:
         return answer_json([])
     return answer_json([await _measure(call, session, now)])
+
+
+def _read_moment(call: E2bCall, name: str, default: int) -> int:
+    """In seconds since the epoch; older clients send milliseconds."""
+    moment = whole_in_query(call.parameter(name), name, 0, _LATEST)
+    if moment is None:
+        return default
+    return moment if moment < _FIRST_MS else moment // 1000
 
 
 async def show_metrics_of_many(call: E2bCall) -> Response:
