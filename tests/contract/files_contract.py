@@ -573,7 +573,10 @@ class FilesContract(ProviderHooks):
         assert link.target_mode == 0o640
         broken = await sandbox.stat("broken", details=True)
         assert (broken.target, broken.target_path, broken.target_kind) == ("nowhere", "", None)
-        listed = {info.path: info for info in await sandbox.list("/workspace", depth=2, details=True)}
+        found = await sandbox.list("/workspace", depth=2, details=True)
+        names = ["broken", "folder", "folder/file", "folder/up", "link"]
+        assert [info.path for info in found] == [f"/workspace/{name}" for name in names]
+        listed = {info.path: info for info in found}
         assert listed["/workspace/folder/file"] == info
         assert listed["/workspace/folder/up"].target_kind is FileKind.DIRECTORY
         assert listed["/workspace/link"] == link
