@@ -43,7 +43,7 @@ from warren.model.errors import (
     SandboxNotFound,
     WarrenError,
 )
-from warren.model.spec import USER, USER_UID, WRITABLE, Isolation, Layer, Limits, SandboxSpec
+from warren.model.spec import HOME, USER, USER_UID, WRITABLE, Isolation, Layer, Limits, SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.agent.link import AgentLink, printable
 from warren.worker.agent.sandbox import AgentSandbox
@@ -480,7 +480,8 @@ def _archive(agent: Path) -> bytes:
 
 
 def _script(spec: SandboxSpec) -> str:
-    """Makes the user and the directories, and becomes the agent. A far side that is a Warren has its own /.warren."""
+    """Makes the user and the directories, and becomes the agent. The user's line comes first: others may have the same
+    number. A far side that is a Warren has its own /.warren."""
     places = " ".join(path for path in WRITABLE if not path.endswith("/tmp"))
     here = platform.machine()
     return f"""
@@ -494,8 +495,10 @@ chown -R 0:0 {_FOLDER}
 find {_FOLDER}/runners -type d -exec chmod 755 {{}} +
 chmod 700 {_FOLDER}/run
 test -e /.warren || ln -s {_FOLDER} /.warren
-grep -q '^{USER}:' /etc/group || echo '{USER}:x:{USER_UID}:' >> /etc/group
-grep -q '^{USER}:' /etc/passwd || echo '{USER}:x:{USER_UID}:{USER_UID}::/home/{USER}:/bin/bash' >> /etc/passwd
+first() {{ {{ echo "$2"; grep -v '^{USER}:' "$1" || true; }} > {_FOLDER}/names; cat {_FOLDER}/names > "$1"; }}
+first /etc/group '{USER}:x:{USER_UID}:'
+first /etc/passwd '{USER}:x:{USER_UID}:{USER_UID}::{HOME}:/bin/bash'
+rm {_FOLDER}/names
 mkdir -p {places}
 chown {USER_UID}:{USER_UID} {places}
 chmod 755 {places}
