@@ -537,6 +537,10 @@ class FilesContract(ProviderHooks):
             await sandbox.rename("file-0", "moved")
             await watch.sync()
             assert seen == [(Change.MOVED_FROM, "file-0"), (Change.MOVED_TO, "moved")]
+            seen.clear()
+            await sandbox.write("just/made/file", b"new", in_place=True)
+            await watch.sync()
+            assert {(Change.CREATED, "just/made/file"), (Change.MODIFIED, "just/made/file")} <= set(seen)
         collecting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await collecting
