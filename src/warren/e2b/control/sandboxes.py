@@ -403,18 +403,18 @@ def template_of(call: E2bCall, session: Session) -> str:
 
 
 def domain_of(call: E2bCall) -> str:
-    """Below which ports of sandboxes have names: that of previews, or the name by which the client knows this server.
-    Names below `localhost` lead to the same machine; names below an address lead nowhere."""
-    if call.rules.domain:
-        return call.rules.domain
+    """Below which ports of sandboxes have names: that of previews, or the name by which the client knows this server,
+    with the port that the client used. Names below `localhost` lead to the same machine, those below an address
+    nowhere."""
     host = call.header("host")
     authority = read_authority(host)
     if authority is None:
-        return _LOOPBACK
+        return call.rules.domain or _LOOPBACK
     is_loopback = authority.host == _LOOPBACK or getattr(authority.host, "is_loopback", False)
-    if not is_loopback:
+    domain = call.rules.domain or (_LOOPBACK if is_loopback else "")
+    if not domain:
         return host
-    return f"{_LOOPBACK}:{authority.port}" if authority.port else _LOOPBACK
+    return f"{domain}:{authority.port}" if authority.port else domain
 
 
 _ONE: Final = "/sandboxes/{sandbox_id}"
