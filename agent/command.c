@@ -143,6 +143,7 @@ static void start_checked(uint32_t channel, struct request *r) {
     c->title = make_title(r);
     c->cwd = r->cwd ? strdup(r->cwd) : NULL;
     c->terminal = r->flags & FLAG_TERMINAL;
+    c->until_closed = r->flags & FLAG_UNTIL_CLOSED;
     c->grace_ms = (uint32_t)r->grace_ms;
     log_init(&c->log, !(r->flags & FLAG_DEFER) && r->keep < LIVE_KEEP ? LIVE_KEEP : (size_t)r->keep);
     c->next = commands;
@@ -205,7 +206,21 @@ static void on_ended(struct command *c, const struct report *n) {
     connection_wake();
 }
 
+/* The end of a command whose first process had ended before. */
+void command_closed(struct command *c) {
+    struct report end = c->end;
+    c->lingers = false;
+    on_ended(c, &end);
+}
+
+static void on_exited(struct command *c, const struct report *n) {
+    c->lingers = c->until_closed && n->background && !(c->out.at_end && c->err.at_end);
+    if (c->lingers) c->end = *n;
+    else on_ended(c, n);
+}
+
 static void on_gone(struct command *c, const struct report *n) {
+    if (c->lingers) command_closed(c);
     if (c->exit_delayed) {
         c->exit_delayed = false;
         c->end.killed = n->killed;
@@ -236,7 +251,7 @@ void control_ready(struct watch *w, uint32_t events) {
         if (got != sizeof n) break;
         if (n.kind == REPORT_STARTED) on_started(c, &n);
         else if (n.kind == REPORT_EXITED && c->ending && n.background) c->end = n, c->exit_delayed = true;
-        else if (n.kind == REPORT_EXITED) on_ended(c, &n);
+        else if (n.kind == REPORT_EXITED) on_exited(c, &n);
         else if (n.kind == REPORT_GONE) on_gone(c, &n);
         else {
             on_refused(c, &n);
@@ -245,6 +260,7 @@ void control_ready(struct watch *w, uint32_t events) {
     }
     /* The supervisor has ended, and so has everything that the command started. */
     watch_drop(w);
+    if (c->lingers) command_closed(c);
     if (c->life != LIFE_ENDED || c->end.background) tend_lost_supervisor();
     if (c->life != LIFE_ENDED && !c->exit_delayed) on_ended(c, &(struct report){.kind = REPORT_EXITED, .status = SIGKILL});
     on_gone(c, &(struct report){.killed = c->end.killed, .survivors = c->end.survivors});
@@ -323,6 +339,8 @@ static void control(uint32_t channel, struct command *c, const struct request *r
     switch (r->op) {
     case CONTROL_SIGNAL:
         if (alive && r->signal) order_supervisor(c, (struct order){.signal = (uint32_t)r->signal});
+        if (r->signal == SIGKILL || r->signal == SIGTERM) c->until_closed = false; /* what survives holds nobody up */
+        if (c->lingers && !c->until_closed) command_closed(c);
         break;
     case CONTROL_KILL:
         end_command(c, REASON_CANCELLED, (uint32_t)r->grace_ms);
@@ -499,5 +517,8 @@ uint64_t command_next_deadline(void) {
 void command_deadlines(void) {
     uint64_t now = now_us();
     for (struct command *c = commands; c; c = c->next)
-        if (c->deadline_us && c->deadline_us <= now) end_command(c, REASON_TIMEOUT, c->grace_ms);
+        if (c->deadline_us && c->deadline_us <= now) {
+            if (c->lingers) c->ending = REASON_TIMEOUT, command_closed(c);
+            else end_command(c, REASON_TIMEOUT, c->grace_ms);
+        }
 }

@@ -18,6 +18,7 @@ struct command {
     char id[65], *title, *cwd, user[33]; /* cwd: the requested one, or NULL */
     enum life life;
     bool terminal, forgotten, forget_later; /* forget_later: at the end of this turn */
+    bool until_closed, lingers; /* lingers: its first process has ended, its output is not closed */
     pid_t supervisor, pid;
     struct watch control;
     struct pipe_end out, err;
@@ -61,6 +62,7 @@ void output_open(struct command *c, int out, int err);
 void output_collect(struct command *c, bool all);
 void output_close(struct command *c);
 void send_exit(struct channel *ch);
+void command_closed(struct command *c);
 
 /* tend.c */
 void tend_ordered(struct command *c, uint32_t grace_ms);

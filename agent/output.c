@@ -132,6 +132,7 @@ void output_collect(struct command *c, bool all) {
     }
     log_release_pages(&c->log, all);
     set_polling(c);
+    if (c->lingers && c->out.at_end && c->err.at_end) command_closed(c);
     connection_wake();
 }
 

@@ -17,6 +17,7 @@ import statistics
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from table import Table
 Measured = dict[str, list[float]]
 _WARM = 5
 _REFILL_S = 0.3  # between two creates: time for the pool to refill
+_POOL = "pool: {size: 4, min: 3, max: 6}\n"
 _SDK = """
 import sys, time
 from e2b import Sandbox
@@ -48,8 +50,11 @@ def main(words: list[str]) -> int:
     table = Table()
     version = newest_sdk().parents[1].name
     print(f"\n{os.cpu_count()} cores, {os.uname().machine}, Linux {os.uname().release}, Python SDK e2b {version}")
-    pool = {"WARREN_POOL_ENVIRONMENTS": "e2b"}
-    with serving("--pool-size", "3", "--pool-min", "2", **pool) as server, sdk_process(server.port) as sdk:
+    with (
+        registry_with_pool() as registry,
+        serving("--pool-size", "0", "--registry-dir", registry) as server,
+        sdk_process(server.port) as sdk,
+    ):
         own, wire = OwnApi(server.port), E2bWire(server.port)
         ways = {"own": own.create, "wire": wire.create, "sdk": sdk.create}
         report(table, "create", in_turns(ways, 10 if quick else 60, _REFILL_S))
@@ -188,6 +193,16 @@ class SdkProcess:
     def _do(self, what: str) -> float:
         print(what, file=self._stdin, flush=True)
         return float(self._stdout.readline())
+
+
+@contextmanager
+def registry_with_pool() -> Iterator[str]:
+    """A registry whose environment `e2b` is the built-in one with a pool."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "environments" / "e2b.yaml"
+        file.parent.mkdir()
+        file.write_text((ROOT / "registry" / "environments" / "e2b.yaml").read_text() + _POOL)
+        yield folder
 
 
 @contextmanager

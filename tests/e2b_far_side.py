@@ -1,8 +1,8 @@
 """A far side for the provider e2b: a small server of E2B's HTTP whose sandboxes are throw-away namespaces.
 
 It has only what the provider uses. A test can make it fail: `fail` answers the next requests with an error, `cut`
-breaks all streams, and requests wait while `stalled` is not set. Root inside has no more capabilities than in a sandbox
-of Warren's.
+breaks all streams, requests of `lose_answers` are done and not answered, and all wait while `stalled` is not set. Root
+inside has no more capabilities than in a sandbox of Warren's.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class FarBox:
     template: str
     metadata: dict[str, str]
     launcher: "subprocess.Popen[bytes]"
-    timeout_s: int
+    timeouts: list[int]
     pid: int = 0
     processes: dict[int, FarProcess] = field(default_factory=dict)
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
@@ -100,6 +100,8 @@ class FarSide:
         self.size = {"cpuCount": 2, "memoryMB": 1024, "diskSizeMB": 4096}
         self.asked: list[str] = []
         self.failures: deque[tuple[str, web.Response]] = deque()
+        self.lose_answers: list[str] = []
+        self.refused_kills = 0
         self.stalled = asyncio.Event()
         self.stalled.set()
         self._streams: list[web.Request] = []
@@ -171,6 +173,9 @@ class FarSide:
         elif request.headers.get("X-API-KEY") != KEY:
             return _problem(401, "Invalid API key")
         response: web.StreamResponse = await handler(request)
+        if f"{request.method} {request.path}" in self.lose_answers and request.transport is not None:
+            self.lose_answers.remove(f"{request.method} {request.path}")
+            request.transport.abort()
         return response
 
     # -- the control plane
@@ -185,7 +190,7 @@ class FarSide:
         launcher = await asyncio.to_thread(
             subprocess.Popen, command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
-        box = self.boxes[name] = FarBox(name, body["templateID"], body["metadata"], launcher, body["timeout"])
+        box = self.boxes[name] = FarBox(name, body["templateID"], body["metadata"], launcher, [body["timeout"]])
         await asyncio.shield(box.wait_until_up())
         answer = {"templateID": box.template, "sandboxID": name, "clientID": "far", "envdVersion": "0.6.13"}
         return web.json_response({**answer, "envdAccessToken": f"token-{name}"}, status=201)
@@ -206,6 +211,9 @@ class FarSide:
         return web.json_response(self._facts(box)) if box else _problem(404, "sandbox not found")
 
     async def _kill(self, request: web.Request) -> web.Response:
+        if self.refused_kills:
+            self.refused_kills -= 1
+            return _problem(500, "not now")
         box = self.boxes.pop(request.match_info["id"], None)
         if box is None:
             return _problem(404, "sandbox not found")
@@ -216,7 +224,7 @@ class FarSide:
         box = self.boxes.get(request.match_info["id"])
         if box is None:
             return _problem(404, "sandbox not found")
-        box.timeout_s = (await request.json())["timeout"]
+        box.timeouts.append((await request.json())["timeout"])
         return web.Response(status=204)
 
     async def _template(self, request: web.Request) -> web.Response:

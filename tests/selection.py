@@ -40,6 +40,8 @@ _EXTENDED: Final = (
     r"e2e/test_image_recipes\.py::test_packages_of_every_kind",  # needs package indexes, and a minute or two
     r"e2e/test_schema\.py::test_no_random_value",
     r"e2e/test_request_cost\.py::test_no_request",
+    # Of the SDKs `make test` runs the newest in both modes, and the oldest in one.
+    r"e2b/test_sdks\.py::.*\[(one-port-2\.(20|34|44|50)|domain-2\.(7|20|34|44|50))\.",
 )
 """Left to `make test-all`."""
 
@@ -86,6 +88,7 @@ _SERIAL: Final = (
 _GROUPS: Final = {
     r"/test_(docker|api_docker|image_docker|docker_restart)\.py": "docker",
     r"(contract/test_sdk\.py).*\[(\w+-\w+)": r"\1[\2]",
+    r"(e2b/test_sdks\.py).*\[(one-port|domain)-([\d.]+|js)-": r"\1[\2-\3]",
     r"(contract/test_(oci|stores|redis_store|audit)\.py::\w+)": r"\1",
 }
 """Tests that share what is dear to make: they run in one process. All others go by file."""

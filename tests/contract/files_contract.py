@@ -542,6 +542,8 @@ class FilesContract(ProviderHooks):
             await collecting
         with pytest.raises(Conflict):
             await asyncio.wait_for(watch.sync(), 10)
+        await watch.aclose()
+        await watch.aclose()
 
     async def test_a_watch_that_does_not_ask_sees_attributes_as_changes(self, sandbox: Sandbox) -> None:
         async def change() -> None:

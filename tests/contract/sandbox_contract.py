@@ -286,6 +286,21 @@ class SandboxContract(ProviderHooks):
         await process.close_stdin()
         assert (await process.wait()).stdout == "one\ntwo\n"
 
+    async def test_a_command_started_without_stdin_has_an_empty_one(self, sandbox: Sandbox) -> None:
+        process = await sandbox.start(Command(argv=("cat",), stdin=False))
+        with anyio.fail_after(10):
+            assert (await process.wait()).exit_code == 0
+        await process.write(b"too late")
+
+    async def test_a_command_can_last_until_its_output_is_closed(self, sandbox: Sandbox) -> None:
+        line = "sh -c 'sleep 0.3; echo child' & echo shell; exit 3"
+        process = await sandbox.start(Command(shell=line, until_closed=True))
+        await until_written(process, b"shell\n")
+        assert [info.running for info in await sandbox.processes()] == [True]
+        with anyio.fail_after(10):
+            result = await process.wait()
+        assert (result.stdout, result.exit_code) == ("shell\nchild\n", 3)
+
     async def test_writing_after_the_end_is_ignored(self, sandbox: Sandbox) -> None:
         process = await sandbox.start(Command(argv=("true",)))
         await process.wait()

@@ -18,7 +18,7 @@ from warren.answer_memory import SHORT_BYTES, AnswerMemory, AnswerRoom, set_answ
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import ProcessNotFound
-from warren.model.operations import Command, ExecResult
+from warren.model.operations import Command, ExecResult, Reason
 
 BIN = Path(warren.__file__).parent / "bin"
 
@@ -58,6 +58,39 @@ class TestAgentSandbox(NamespaceHooks, SandboxContract):
         with anyio.fail_after(5), contextlib.suppress(ProcessNotFound):
             async for _ in reading:
                 pass
+
+    async def test_only_what_can_write_to_its_output_makes_a_command_last(self, sandbox: Sandbox) -> None:
+        process = await sandbox.start(Command(shell="sleep 60 >/dev/null 2>&1 & echo shell", until_closed=True))
+        with anyio.fail_after(5):
+            result = await process.wait()
+        assert (result.stdout, result.exit_code, result.background) == ("shell\n", 0, 1)
+
+    @pytest.mark.parametrize("end", ["signal", "time-out", "kill"])
+    async def test_a_command_that_waits_for_its_output_to_be_closed_can_be_ended(
+        self, sandbox: Sandbox, end: str
+    ) -> None:
+        line = "setsid sleep 60 & echo shell; exit 3"
+        command = Command(shell=line, until_closed=True, timeout_s=0.5 if end == "time-out" else None, grace_s=0)
+        process = await sandbox.start(command)
+        while (info := (await sandbox.processes())[0]).running and not info.bytes_total:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)
+        if end == "signal":
+            await process.signal(9)
+        elif end == "kill":
+            await process.kill()
+        with anyio.fail_after(5):
+            result = await process.wait()
+        reason = {"signal": Reason.EXITED, "time-out": Reason.TIMEOUT, "kill": Reason.CANCELLED}[end]
+        assert (result.stdout, result.exit_code, result.reason) == ("shell\n", 3, reason)
+        assert (await sandbox.processes())[0].background == (0 if end == "kill" else 1)
+
+    async def test_a_killed_command_does_not_wait_for_those_who_hold_its_output(self, sandbox: Sandbox) -> None:
+        process = await sandbox.start(Command(shell="setsid sleep 60 & echo up; sleep 60", until_closed=True))
+        await anext(process.output())
+        await process.signal(9)
+        with anyio.fail_after(5):
+            assert (await process.wait()).signal == 9
 
     async def test_output_that_finds_no_room_is_cut_and_says_so(self, sandbox: Sandbox) -> None:
         async def run(size: int) -> ExecResult:

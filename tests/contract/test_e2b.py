@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from contract.files_contract import FilesContract
 from contract.provider_contract import ProviderContract, ProviderHooks
 from contract.sandbox_contract import SandboxContract
 from e2b_far_side import KEY, FarSide
@@ -61,8 +60,4 @@ class TestE2bProvider(E2bHooks, ProviderContract):
 
 
 class TestE2bSandbox(E2bHooks, SandboxContract):
-    pass
-
-
-class TestE2bFiles(E2bHooks, FilesContract):
     pass

@@ -79,7 +79,8 @@ def images(image_cache: Path) -> dict[str, Path]:
         with tempfile.TemporaryDirectory(dir=SDKS) as folder:
             made = Path(folder) / "image"
             subprocess.run(["cp", "--archive", "--link", base, made], check=True)
-            shutil.rmtree(made / "uses", ignore_errors=True)
+            shutil.rmtree(made / "uses", ignore_errors=True)  # those of sandboxes that use base
+            (made / "uses").mkdir()
             (python,) = (made / "rootfs" / "usr" / "bin").glob("python3.[0-9]*[0-9]")
             target = made / "rootfs" / "usr" / "local" / "lib" / python.name / "dist-packages"
             wanted = ["--python-version", python.name.removeprefix("python"), "--only-binary", ":all:", *_DRAWING]
@@ -108,12 +109,13 @@ def world(
 ) -> Iterator[World]:
     state, folder = new_state(images), tmp_path_factory.mktemp("names")
     certificates = make_certificates(folder, f"*.{NAME}")
-    flags, tls = ["--pool-size", "1", "--cpus", "2"], None
+    flags, tls, settings = ["--pool-size", "1", "--cpus", "2"], None, {"WARREN_API_KEY": KEY}
     if request.param == "domain":
-        flags += ["--tls-cert", str(certificates.cert), "--tls-key", str(certificates.key), "--preview-domain", NAME]
+        flags += ["--tls-cert", str(certificates.cert), "--tls-key", str(certificates.key)]
+        settings["WARREN_PREVIEW_DOMAIN"] = NAME
         tls = certificates.client
     try:
-        with running_server(state, *flags, tls=tls, WARREN_API_KEY=KEY) as server, LocalNames(folder, NAME) as names:
+        with running_server(state, *flags, tls=tls, **settings) as server, LocalNames(folder, NAME) as names:
             if request.param == "domain":
                 known = {"SSL_CERT_FILE": str(certificates.ca), "NODE_EXTRA_CA_CERTS": str(certificates.ca)}
                 where = {"E2B_DOMAIN": f"{NAME}:{server.port}", **known}
@@ -126,7 +128,7 @@ def world(
 
 def e2b_key(server: ServerProcess, ca: Path) -> str:
     argv = [sys.executable, "-m", "warren.cli.main", "keys", "create", "sdks", "--e2b", "-q"]
-    own = {"WARREN_URL": server.url, "WARREN_API_KEY": KEY, "SSL_CERT_FILE": str(ca), "WARREN_CA_FILE": str(ca)}
+    own = {"WARREN_URL": server.url, "WARREN_API_KEY": KEY, "SSL_CERT_FILE": str(ca)}
     made = subprocess.run(argv, env={**clean_environ(), **own}, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     key = made.stdout.strip()

@@ -87,7 +87,7 @@ def test_settings_and_table_have_the_same_names() -> None:
 def test_an_unknown_provider_is_refused_and_the_source_is_in_the_remedy() -> None:
     refused = refusal({"WARREN_PROVIDER": "vm"})
     assert refused.message == "there is no provider 'vm'"
-    assert refused.remedy == "the environment variable WARREN_PROVIDER says so; there are: oci, docker, fake"
+    assert refused.remedy == "the environment variable WARREN_PROVIDER says so; there are: oci, docker, e2b, fake"
 
 
 @pytest.mark.parametrize(

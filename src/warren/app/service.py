@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from warren.app.wiring import (
     build_artifact_store,
@@ -24,6 +24,7 @@ from warren.app.wiring import (
     build_reaper,
     build_sessions,
     build_store,
+    build_template_builds,
     build_tenancy,
     build_worker,
 )
@@ -41,6 +42,9 @@ from warren.sessions.reaper import Reaper
 from warren.shielding import run_shielded
 from warren.tenancy.tenancy import Tenancy
 from warren.worker.worker import LocalWorker
+
+if TYPE_CHECKING:
+    from warren.e2b.template_builds import TemplateBuilds
 
 LOCK: Final = "server.lock"
 _LOOK_AGAIN_S: Final = 5.0
@@ -70,6 +74,15 @@ class Service:
         self._worker: LocalWorker | None = None
         self._lifecycle: Lifecycle | None = None
         self._tasks: list[asyncio.Task[Any]] = []
+        self._template_builds: TemplateBuilds | None = None
+
+    def template_builds(self) -> "TemplateBuilds":
+        """What builds templates of E2B's clients, for a server that has these; it ends with the service."""
+        if self._template_builds is None:
+            assert self._store is not None
+            self._template_builds = build_template_builds(self._settings, self._store)
+            self._template_builds.start()
+        return self._template_builds
 
     async def start(self) -> None:
         """Takes over and begins to accept work; if that fails, nothing is left running."""
@@ -178,6 +191,8 @@ class Service:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._template_builds is not None:
+            await self._template_builds.close()
         if self._tenancy is not None:
             await self._tenancy.close()
         if self._worker is not None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from warren.config.image_recipes import NamedRecipe
+    from warren.e2b.template_builds import TemplateBuilds
     from warren.e2b.tokens import SandboxTokens
     from warren.http.context import Context
     from warren.interfaces.artifacts import ArtifactStore
@@ -61,6 +62,8 @@ SECRETS_KEY: Final = "secrets.key"
 ARTIFACTS: Final = "artifacts"
 AUDIT: Final = "audit"
 AUDIT_FILES: Final = 16
+_BUILD_IMAGE: Final = (sys.executable, "-m", "warren.cli.main", "image", "build", "--report")
+_TEMPLATE_BUILD_S: Final = 3600.0
 
 Fault = Callable[[str], None]
 
@@ -131,11 +134,28 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             egress=_build_network(settings),
             gpus=_build_gpus(settings),
         )
+    if name == "e2b":
+        return _build_e2b(settings, fault)
     if name == "fake":
         from warren.testing.fake_provider import FakeProvider
 
         return FakeProvider()
     raise ProviderUnavailable(f"the provider {name!r} is not built yet", remedy="use the provider oci")
+
+
+def _build_e2b(settings: Settings, fault: Fault) -> Provider:
+    from warren.worker.providers.e2b import E2bProvider
+    from warren.worker.providers.e2b_api import E2bApi
+
+    return E2bProvider(
+        settings.state_dir,
+        settings.bin_dir,
+        E2bApi(settings.e2b_api_key, settings.e2b_api_url, settings.e2b_sandbox_url, settings.e2b_domain),
+        templates=_pairs(settings.e2b_images),
+        runtime=settings.e2b_runtime,
+        guest_kernel=settings.e2b_guest_kernel,
+        fault=fault,
+    )
 
 
 def _build_network(settings: Settings) -> "EgressService | None":
@@ -240,11 +260,31 @@ def build_image_builds(settings: Settings) -> "ImageBuilds":
     return ImageBuilds(
         recipe_of,
         build_images(settings).source,
-        (sys.executable, "-m", "warren.cli.main", "image", "build", "--report"),
-        environment_with(
-            as_variables(settings, ("state_dir", "bin_dir", "runtime", "registry_dir", "image", "egress"))
-        ),
+        _BUILD_IMAGE,
+        _build_variables(settings),
         settings.state_dir / "images",
+    )
+
+
+def _build_variables(settings: Settings) -> dict[str, str]:
+    """The environment of a process that builds images."""
+    return environment_with(
+        as_variables(settings, ("state_dir", "bin_dir", "runtime", "registry_dir", "image", "egress"))
+    )
+
+
+def build_template_builds(settings: Settings, store: "SessionStore") -> "TemplateBuilds":
+    from warren.e2b.template_builds import TemplateBuilds
+
+    return TemplateBuilds(
+        settings.state_dir,
+        store.records,
+        build_images(settings),
+        build_clock(),
+        _BUILD_IMAGE,
+        _build_variables(settings),
+        timeout_s=max(_TEMPLATE_BUILD_S, settings.image_build_timeout_s),
+        disk_reserve_mb=settings.min_free_disk_mb or 0,
     )
 
 
@@ -525,7 +565,12 @@ def build_tls(settings: Settings) -> "ssl.SSLContext | None":
 
 
 def build_app(
-    settings: Settings, environments: Environments, sessions: "Sessions", tenancy: "Tenancy", identity: "Identity"
+    settings: Settings,
+    environments: Environments,
+    sessions: "Sessions",
+    tenancy: "Tenancy",
+    identity: "Identity",
+    template_builds: "TemplateBuilds | None" = None,
 ) -> "ASGIApp":
     from warren.http.app import create_app
     from warren.previews.proxy import PreviewProxy
@@ -533,26 +578,37 @@ def build_app(
     context = build_context(settings, environments, sessions, tenancy, identity)
 
     def wrapped(app: "ASGIApp") -> "ASGIApp":
-        return PreviewProxy(build_e2b_app(settings, app, context), sessions, context.port_connections)
+        e2b_app = build_e2b_app(settings, app, context, template_builds)
+        return PreviewProxy(e2b_app, sessions, context.port_connections)
 
     return build_edge(settings, create_app(context, wrapped=wrapped), context)
 
 
-def build_e2b_app(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIApp":
+def build_e2b_app(
+    settings: Settings, app: "ASGIApp", context: "Context", template_builds: "TemplateBuilds | None" = None
+) -> "ASGIApp":
     """What answers E2B's clients, before the rest of the app."""
     from warren.e2b.app import E2bApp
     from warren.e2b.routes import E2bRules
 
     rules = E2bRules(
-        settings.preview_domain, e2b_templates(settings), settings.e2b_public_ports, with_network=settings.egress
+        settings.preview_domain,
+        e2b_templates(settings),
+        settings.e2b_public_ports,
+        with_network=settings.egress,
+        builds=template_builds,
     )
     return E2bApp(app, context, rules, build_sandbox_tokens(settings))
 
 
 def e2b_templates(settings: Settings) -> dict[str, str]:
     """The names of E2B's templates with the environments that they stand for."""
-    pairs = (text.partition("=") for text in settings.e2b_templates)
-    return {template: environment for template, _, environment in pairs}
+    return _pairs(settings.e2b_templates)
+
+
+def _pairs(texts: Sequence[str]) -> dict[str, str]:
+    parts = (text.partition("=") for text in texts)
+    return {name: value for name, _, value in parts}
 
 
 def build_sandbox_tokens(settings: Settings) -> "SandboxTokens":

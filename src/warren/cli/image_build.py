@@ -23,8 +23,9 @@ from warren.cli.output import ProgressLine, print_json, printable
 from warren.config.image_recipes import ENVIRONMENT_IMAGES, ImageRecipes, NamedRecipe, Where, recipe_of
 from warren.config.settings import Settings, read_settings
 from warren.model.errors import BuildFailed, InvalidRequest, WarrenError
-from warren.model.spec import check_image_name
+from warren.model.spec import MIB, check_image_name
 from warren.model.suggestions import suggest
+from warren.model.tenant_images import TENANT_IMAGES
 
 if TYPE_CHECKING:
     from warren.interfaces.images import ImageVersion
@@ -74,10 +75,11 @@ class StepLines:
 
 
 class ReportLines:
-    """Lines of JSON on stdout, for the server that has started this process."""
+    """Lines of JSON on stdout, for the server that has started this process; with `output` also what steps write."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, output: bool = False) -> None:
         self._last = ""
+        self._with_output = output
 
     def __call__(self, step: str, fraction: float | None) -> None:
         if step != self._last:
@@ -86,6 +88,8 @@ class ReportLines:
 
     def output(self, text: str) -> None:
         """The last lines of a step that fails are in its error."""
+        if self._with_output:
+            self.write({"output": text})
 
     def write(self, values: dict[str, Any]) -> None:
         import json
@@ -483,14 +487,38 @@ def _build_with_docker(
 
 def _build_for_server(settings: Settings, words: tuple[str, ...], parent: int) -> int:
     _end_with(parent)
-    lines = ReportLines()
+    is_template = words[0].startswith(TENANT_IMAGES)
+    lines = ReportLines(output=is_template)
     try:
-        build_named(settings, find_recipe(settings, words[0]), lines, again=False)
+        if is_template:
+            _build_template(settings, words[0], lines)
+        else:
+            build_named(settings, find_recipe(settings, words[0]), lines, again=False)
     except WarrenError as exc:
         last = exc.last_lines if isinstance(exc, BuildFailed) else ()
         lines.write({"error": exc.message.split("\n", 1)[0], "lines": list(last)[-_OUTPUT_LINES:]})
         return 1
     return 0
+
+
+def _build_template(settings: Settings, image: str, lines: ReportLines) -> None:
+    """Builds the image of a template, of which the server has written down what it is made of."""
+    from warren.app.image_wiring import build_image_settings
+    from warren.app.wiring import build_images
+    from warren.e2b.template_process import read_template
+    from warren.worker.images.builder import base_config
+
+    building, images = build_image_settings(settings), build_images(settings)
+
+    def config_of(base: str) -> "ImageConfig":
+        build_missing_base(settings, base, lines)
+        return base_config(images, base, building, lines)
+
+    most_bytes = building.limits.sandbox.disk_mb * MIB
+    template = read_template(settings.state_dir, image, config_of, most_bytes)
+    lines.write({"before": template.made.before, "after": template.made.after})
+    named = NamedRecipe(image, template.made.recipe, template.context)
+    build_named(settings, named, lines, no_cache=template.no_cache)
 
 
 def _end_with(parent: int) -> None:

@@ -10,17 +10,18 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from warren.cli.service import UNIT, remove_service
 from warren.config.settings import Settings, read_settings
+from warren.interfaces.provider import Provider
 from warren.model.errors import Unavailable, WarrenError
-from warren.worker.providers.host_provider import HostProvider, require_root
+from warren.worker.providers.host_provider import require_root
 
 _STOP_S: Final = 90.0
-_PROVIDERS: Final = ("oci", "docker")
+_PROVIDERS: Final = ("oci", "docker", "e2b")  # each keeps its sandboxes in a folder of that name
 
 
 @click.command()
@@ -94,16 +95,11 @@ async def _count_sandboxes(settings: Settings) -> dict[str, int]:
     return counts
 
 
-def _providers(settings: Settings) -> dict[str, HostProvider[Any, Any]]:
+def _providers(settings: Settings) -> dict[str, Provider]:
     """Those that may have sandboxes in the state directory, also if the server does not use them any more."""
     from warren.app.wiring import build_provider
 
-    built = {name: build_provider(settings, name) for name in _PROVIDERS}
-    return {
-        name: provider
-        for name, provider in built.items()
-        if isinstance(provider, HostProvider) and (settings.state_dir / provider.folder).is_dir()
-    }
+    return {name: build_provider(settings, name) for name in _PROVIDERS if (settings.state_dir / name).is_dir()}
 
 
 def _server_pid(state: Path) -> int:

@@ -29,7 +29,7 @@ from warren.model.spec import MIB, check_image_name
 
 CONFIG_VARIABLE = "WARREN_CONFIG"
 WORKER_PORT = 5000  # a worker's default; all others have the one of the table
-PROVIDERS = ("oci", "docker", "fake")
+PROVIDERS = ("oci", "docker", "e2b", "fake")
 _MEMORY_UNITS = {"": 1, "k": 1024, "m": MIB, "g": 1024 * MIB, "t": MIB * MIB}
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _QUOTA_PERIOD_US = 100_000  # Docker's CPU quota is microseconds of every 100 ms
@@ -343,6 +343,19 @@ _ROWS = (
     Option("registry_dir", PATH, None, "A registry of your own, beside the built-in one.", flag="--registry-dir"),
     Option("docker_url", TEXT, "", "Where the Docker engine listens.", {"DOCKER_HOST": None},
            default_text="unix:///var/run/docker.sock"),
+    Option("e2b_api_key", SECRET, "", "The key for E2B, or for a server that speaks as E2B does: the far side.",
+           {"E2B_API_KEY": None}, secret=True),
+    Option("e2b_api_url", ENDPOINT, "", "The address of the far side.",
+           default_text="https://api. and e2b_domain"),
+    Option("e2b_sandbox_url", ENDPOINT, "", "Where all sandboxes of the far side are reached.",
+           default_text="e2b_api_url, if it is set and e2b_domain is not; else each has a name of its own"),
+    Option("e2b_domain", HOST, "", "The domain of the far side.", default_text="e2b.app"),
+    Option("e2b_images", TEMPLATES, ("python=code-interpreter-v1", "code-interpreter=code-interpreter-v1"),
+           "The templates of the far side that images stand for; other images are templates of that name.",
+           default_text="python=code-interpreter-v1,code-interpreter=code-interpreter-v1"),
+    Option("e2b_runtime", TEXT, "", "What runs sandboxes on the far side, by your word: it cannot be read from here.",
+           default_text="unknown"),
+    Option("e2b_guest_kernel", SWITCH, False, "Your word that sandboxes of the far side have kernels of their own."),
     Option("terminal", TEXT, "xterm-256color", "What `warren shell` says the terminal is.", {"TERM": None}),
     Option("debug", SWITCH, False, "Shows stack traces of internal errors.", flag="--debug"),
     Option("host", HOST, "127.0.0.1", "The address the server listens on.", flag="--host"),

@@ -49,6 +49,13 @@ class Settings:
     runtime: str
     registry_dir: Path | None
     docker_url: str
+    e2b_api_key: str = field(repr=False)
+    e2b_api_url: str
+    e2b_sandbox_url: str
+    e2b_domain: str
+    e2b_images: tuple[str, ...]
+    e2b_runtime: str
+    e2b_guest_kernel: bool
     terminal: str
     debug: bool
     host: str

@@ -8,6 +8,7 @@ from warren.doctor.machine import check_machine
 from warren.doctor.parts import (
     check_docker,
     check_egress,
+    check_far_side,
     check_gpus,
     check_images,
     check_layers,
@@ -18,6 +19,7 @@ from warren.doctor.parts import (
 )
 from warren.interfaces.provider import Provider
 from warren.worker.images.store import ImageStore
+from warren.worker.providers.e2b import E2bProvider
 from warren.worker.providers.host_provider import HostProvider
 from warren.worker.providers.oci import OciProvider
 
@@ -46,6 +48,10 @@ async def checkup(
     async for check in check_docker(docker_url, needed=provider.name == "docker"):
         failed |= check.level is Level.FAIL
         yield check
+    if isinstance(provider, E2bProvider):
+        check = await check_far_side(provider)
+        failed |= check.level is Level.FAIL
+        yield check
     try:
         versions = images.list()
         found = [one for one in versions if one.current]
@@ -61,6 +67,6 @@ async def checkup(
     except PermissionError as exc:
         yield warn("images, leftovers", f"no permission for {exc.filename}", "run `sudo warren doctor`")
         return
-    if found and not failed:
+    if found and not failed and provider.local_images:
         async for check in check_layers(provider, found[0].name):
             yield check

@@ -19,6 +19,7 @@ from warren.worker.host.cgroups import Hierarchies
 from warren.worker.host.isolation import UNREADABLE
 from warren.worker.host.uids import DIRECTORY as UID_CLAIMS
 from warren.worker.providers.docker_engine import DockerEngine
+from warren.worker.providers.e2b import E2bProvider
 from warren.worker.providers.host_provider import INSTALL_PROGRAMS, HostProvider
 from warren.worker.providers.oci import OciProvider
 from warren.worker.providers.oci_runtime import RuntimeReport
@@ -224,6 +225,14 @@ def judge_docker(info: dict[str, object]) -> Iterable[Check]:
     yield ok("docker userns-remap", found)
     if parse_version(version) < _ARCHIVE_FIXED:
         yield ok("docker archive API", "CVE-2026-41567 is in engines before 29.5.1; Warren does not use that API")
+
+
+async def check_far_side(provider: E2bProvider) -> Check:
+    try:
+        names = await provider.list_far_ids()
+    except WarrenError as exc:
+        return fail("e2b", exc.message, exc.remedy or "check WARREN_E2B_API_URL")
+    return ok("e2b", f"the far side answers, {len(names)} sandboxes of this state directory are there")
 
 
 async def check_leftovers(

@@ -12,6 +12,7 @@ from warren.e2b import interpreter
 from warren.e2b.control import metrics, sandboxes, templates, unsupported
 from warren.e2b.envd import files, filesystem, processes, watchers
 from warren.e2b.envd.started import StartedCommands
+from warren.e2b.envd.state import EnvdState
 from warren.e2b.errors import ConnectError, E2bError, error_response
 from warren.e2b.routes import E2bCall, E2bRules, Route, RouteFinder
 from warren.e2b.tokens import SandboxTokens
@@ -31,6 +32,7 @@ class E2bApp:
         self._context = context
         self._rules = rules
         self._tokens = tokens
+        self._envd = EnvdState()
         self._started = StartedCommands()
 
     async def __call__(self, scope: RequestScope, receive: Receive, send: Send) -> None:
@@ -61,6 +63,7 @@ class E2bApp:
             inner.session_id,
             found.params,
             self._started,
+            self._envd,
         )
         return await found.route.run(call)
 

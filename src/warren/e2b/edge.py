@@ -10,7 +10,7 @@ import re
 from collections import OrderedDict
 from functools import lru_cache, partial
 from typing import Final, NamedTuple
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -28,11 +28,13 @@ from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
 from warren.model.e2b import (
     ACCESS_HEADER,
+    ADDRESS,
     CODE_PORT,
     ENVD_PORT,
     KNOWN_CALLER,
     PREFIX,
     TRAFFIC_HEADER,
+    UPLOADS,
     Plane,
     session_id_of,
 )
@@ -143,9 +145,9 @@ class E2bEdge:
         shape = partial(
             response_to, plane=found.plane, session_id=found.session_id, is_call=is_call(found.plane, found.path)
         )
-        if found.plane is not Plane.API:
+        if found.plane is not Plane.API or found.path.startswith(UPLOADS):
             try:
-                caller = await self._identify(found, headers)
+                caller = await self._identify(found, headers, scope)
             except WarrenError as exc:
                 await shape(exc)(scope, receive, send)
                 return
@@ -201,7 +203,10 @@ class E2bEdge:
     def _addressed(
         self, session_id: str, scope: Scope, headers: dict[bytes, str], path: str, raw_path: bytes
     ) -> _Found | _Port:
-        """What E2B's headers name. A request without the port is for the service that its path is of."""
+        """What E2B's headers name. A request without the port is for the service that its path is of.
+
+        Clients before 2.25 name the sandbox to the control plane as well, when they connect.
+        """
         text = headers.get(_PORT, "")
         try:
             port = read_port(text) if text else CODE_PORT if _CODE_PATH.fullmatch(path) else ENVD_PORT
@@ -209,6 +214,8 @@ class E2bEdge:
             raise E2bError(400, exc.message) from None
         if port not in _PLANE_OF_PORT:
             return _Port(session_id, port, preview_host(session_id, port, self._domain or LOCALHOST).encode())
+        if _API_PATH.fullmatch(path):
+            return _Found(Plane.API, "", path, raw_path)
         plane = _PLANE_OF_PORT[port]
         return _Found(plane, session_id, path, raw_path, signed=self._signed(scope, headers, plane, path))
 
@@ -244,8 +251,12 @@ class E2bEdge:
 
     # -- who asks
 
-    async def _identify(self, found: _Found, headers: dict[bytes, str]) -> Caller | None:
+    async def _identify(self, found: _Found, headers: dict[bytes, str], scope: Scope) -> Caller | None:
         """None if there is no such sandbox. Raises Unauthorized."""
+        if found.plane is Plane.API:
+            query = parse_qs(scope["query_string"].decode("latin-1"))
+            upload = self._tokens.read_upload(query.get("token", [""])[0])
+            return Caller(upload.tenant, upload.key_id, frozenset(), (await self._tenants.of(upload.tenant)).quota)
         if found.path != _HEALTH:
             self._check_token(found, headers)
         caller = self._callers.get(found.session_id) or await self._owner(found.session_id)
@@ -306,7 +317,10 @@ def _without_prefix(scope: Scope) -> tuple[str, bytes, bool]:
 def _inner_scope(scope: Scope, found: _Found) -> Scope:
     place = f"{PREFIX}/{found.plane}" + (f"/{found.session_id}" if found.session_id else "")
     inner = {**scope, "path": place + found.path, "raw_path": place.encode() + found.raw_path}
-    if found.plane is not Plane.API:
+    if found.plane is Plane.API:
+        host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
+        inner[ADDRESS] = host + scope["path"].removesuffix(found.path)
+    else:
         inner["headers"] = [header for header in scope["headers"] if not _is_credential(*header)]
     if found.host:
         inner["headers"] = [(name, found.host if name == b"host" else value) for name, value in inner["headers"]]

@@ -13,7 +13,9 @@ from starlette.types import Receive
 from starlette.types import Scope as RequestScope
 
 from warren.e2b.envd.started import StartedCommands
+from warren.e2b.envd.state import EnvdState
 from warren.e2b.errors import E2bError
+from warren.e2b.template_builds import TemplateBuilds
 from warren.e2b.tokens import SandboxTokens
 from warren.http.context import Context
 from warren.http.problems import read_json_body
@@ -28,12 +30,14 @@ _MAX_PARAMETERS: Final = 64
 class E2bRules:
     """`domain` is that of previews, "" if there is none. `templates` are names of templates with the environment that
     each stands for; other names stand for the environment of that name. With `public_ports` the ports of sandboxes
-    made by E2B's clients are public, unless the client wants them private."""
+    made by E2B's clients are public, unless the client wants them private. `builds` builds templates; without it none
+    are built here."""
 
     domain: str = ""
     templates: Mapping[str, str] = field(default_factory=dict)
     public_ports: bool = True
     with_network: bool = True
+    builds: TemplateBuilds | None = None
 
 
 @dataclass
@@ -50,6 +54,7 @@ class E2bCall:
     session_id: str
     params: dict[str, str]
     started: StartedCommands
+    envd: EnvdState
 
     @property
     def sessions(self) -> Sessions:

@@ -1,15 +1,19 @@
 """Tokens with which E2B's clients use one sandbox: they say which, and are signed with the installation's key.
 
 The access token opens commands and files (envd), the traffic token the code interpreter and ports that are not public.
-They are valid as long as the sandbox lives. Nothing is stored.
+They are valid as long as the sandbox lives. Nothing is stored. The address to which files of a template are uploaded is
+signed in the same way, for a while.
 """
 
+import base64
 import hashlib
 import hmac
+import json
 import re
+import time
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from warren.model.e2b import sandbox_id_of, session_id_of
 from warren.model.errors import Unauthorized
@@ -23,6 +27,15 @@ class Opens(StrEnum):
 
     ACCESS = "wet"
     TRAFFIC = "wtt"
+
+
+class Upload(NamedTuple):
+    """Who may upload which files. It is named by its hash, and `expires` is a time of day."""
+
+    expires: int
+    tenant: str
+    key_id: str
+    files_hash: str
 
 
 class SandboxTokens:
@@ -50,6 +63,20 @@ class SandboxTokens:
         """All tokens that open this sandbox, the one that is given out first."""
         return self._spellings(opens, session_id)
 
+    def sign_upload(self, upload: Upload) -> str:
+        text = base64.urlsafe_b64encode(json.dumps(upload).encode()).decode().rstrip("=")
+        return f"{text}.{_upload_mac(self._keys[0], text)}"
+
+    def read_upload(self, text: str) -> Upload:
+        """Raises Unauthorized for what was not signed, or long ago."""
+        body, _, mac = text.partition(".")
+        given = mac.encode(errors="replace")
+        if any(hmac.compare_digest(given, _upload_mac(key, body).encode()) for key in self._keys):
+            upload = Upload(*json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))))
+            if upload.expires > time.time():
+                return upload
+        raise Unauthorized("this address for uploads is not valid (any more)", remedy="build the template again")
+
     def _spellings(self, opens: Opens, session_id: str) -> list[str]:
         sandbox_id = sandbox_id_of(session_id)
         macs = (hmac.digest(key, f"{opens} {sandbox_id}".encode(), hashlib.sha256)[:20] for key in self._keys)
@@ -60,3 +87,7 @@ def session_named_in(token: str) -> str:
     """The id of the session that a token says it opens, unchecked; "" if it is no token of ours."""
     match = _TOKEN.fullmatch(token)
     return session_id_of(match[2]) if match else ""
+
+
+def _upload_mac(key: bytes, text: str) -> str:
+    return hmac.digest(key, f"upload {text}".encode(errors="replace"), hashlib.sha256)[:20].hex()

@@ -67,9 +67,11 @@ class FormPart:
         return _decode_utf8(bytes(taken), f"the form field {self.name!r}")
 
 
-async def read_parts(stream: AsyncIterable[bytes], content_type: str) -> AsyncIterator[FormPart]:
+async def read_parts(
+    stream: AsyncIterable[bytes], content_type: str, max_parts: int = MAX_PARTS
+) -> AsyncIterator[FormPart]:
     """Yields the parts in their order; skips what the caller has not read of a part."""
-    form = _Form(stream, _read_boundary(content_type))
+    form = _Form(stream, _read_boundary(content_type), max_parts)
     while await form.next("the form") is not _Mark.END:
         part = FormPart(form, form.headers())
         yield part
@@ -80,8 +82,9 @@ async def read_parts(stream: AsyncIterable[bytes], content_type: str) -> AsyncIt
 class _Form:
     """Turns the callbacks of the parser into a queue, and fills the queue from the stream when it is empty."""
 
-    def __init__(self, stream: AsyncIterable[bytes], boundary: bytes) -> None:
+    def __init__(self, stream: AsyncIterable[bytes], boundary: bytes, max_parts: int) -> None:
         self._stream = aiter(stream)
+        self._max_parts = max_parts
         self._data, self._at = b"", 0
         self._pace = Pace()
         self._events: deque[_Event] = deque()
@@ -168,8 +171,8 @@ class _Form:
 
     def _headers_finished(self) -> None:
         self._parts += 1
-        if self._parts > MAX_PARTS:
-            raise TooLarge(f"the form has more than {MAX_PARTS} parts")
+        if self._parts > self._max_parts:
+            raise TooLarge(f"the form has more than {self._max_parts} parts")
         self._headers.append(self._current)
         self._events.append(_Mark.PART)
 

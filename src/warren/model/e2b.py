@@ -18,6 +18,10 @@ ENVD_VERSION: Final = "0.6.13"
 PREFIX: Final = "/e2b"
 KNOWN_CALLER: Final = "known_caller"
 """The key, in the scope of a request, of a caller whom the edge has identified by the token of a sandbox."""
+ADDRESS: Final = "e2b_address"
+"""The key, in the scope of a request to the control plane, of the host and the prefix that the client used."""
+UPLOADS: Final = "/templates/uploads/"
+"""What the addresses begin with to which clients upload files; the hash of the files follows, and a signed token."""
 NETWORK_IF_POSSIBLE: Final = "network_if_possible"
 """Among what placement knows of a new sandbox: it gets its environment's network, or none where there are none."""
 ACCESS_HEADER: Final = b"x-access-token"
@@ -46,6 +50,11 @@ class InnerPath(NamedTuple):
 
 def sandbox_id_of(session_id: str) -> str:
     return session_id.removeprefix(SESSION_PREFIX)
+
+
+def sandbox_env(session_id: str, template: str) -> dict[str, str]:
+    """The variables by which programs find out that they run in a sandbox, and in which."""
+    return {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": sandbox_id_of(session_id), "E2B_TEMPLATE_ID": template}
 
 
 def session_id_of(sandbox_id: str) -> str:

@@ -95,3 +95,8 @@ class Environment:
     def home(self) -> str:
         """The home of the user that it names; empty if it names none."""
         return USER_HOMES.get(self.user, "")
+
+    @property
+    def user_env(self) -> dict[str, str]:
+        """The variables that tell a command which user that is."""
+        return {"HOME": self.home, "USER": self.user, "LOGNAME": self.user} if self.user else {}

@@ -50,7 +50,9 @@ class Command:
     sandbox left, and leaves its own to the next one. Variables of `env` override exported ones, those of `base_env`
     do not. `terminal` gives the command a terminal of that size. `keep_bytes` limits the output that is kept, half
     from its beginning and half from its end. `judged_as`, a shell line or an argv, is what policies judge and the audit
-    record shows in place of the command: the code of a caller that a program of Warren's own runs.
+    record shows in place of the command: the code of a caller that a program of Warren's own runs. Without `stdin` the
+    input of a started command is empty. With `until_closed` a command does not end while a process that it has left in
+    the background can write to its output, unless it gets a signal KILL or TERM.
     """
 
     argv: tuple[str, ...] = ()
@@ -65,6 +67,8 @@ class Command:
     terminal: TerminalSize | None = None
     keep_bytes: int = KEEP_BYTES
     judged_as: str | tuple[str, ...] = ""
+    stdin: bool = True
+    until_closed: bool = False
 
     def as_judged(self) -> "Command":
         if not self.judged_as:

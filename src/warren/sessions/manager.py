@@ -25,6 +25,7 @@ from warren.model.egress import Presets
 from warren.model.environment import Environment
 from warren.model.errors import (
     Conflict,
+    ImageNotFound,
     InvalidRequest,
     NoSpace,
     QuotaExceeded,
@@ -51,6 +52,7 @@ from warren.model.session import (
     new_session_id,
 )
 from warren.model.spec import NO_CEILINGS, Ceilings, Layer, check_env, check_env_size, check_image_name
+from warren.model.tenant_images import may_use_image
 from warren.sessions.allowances import caps_of, check_allowed, check_ceilings, check_lifetime, longest_life
 from warren.sessions.lifecycle import Lifecycle, unusable_error
 from warren.sessions.new_session import (
@@ -188,6 +190,12 @@ class Sessions:
                 return self._environments(session.environment).image
         return session.image
 
+    def check_limits(self, caller: Caller, environment: Environment, limits: Mapping[str, float]) -> None:
+        """Raises InvalidRequest or Forbidden if no session of the caller could have these limits."""
+        in_force = changed_limits(environment.limits, limits)
+        check_ceilings(self._ceilings, in_force, environment.limits)
+        check_allowed(caller, environment.name, in_force, 0.0)
+
     def _new_row(
         self,
         tenant: str,
@@ -203,6 +211,8 @@ class Sessions:
             check_thread_id(request.thread_id)
         if request.image:
             check_image_name(request.image)
+            if not may_use_image(tenant, request.image):
+                raise ImageNotFound(f"there is no image {request.image!r}")
         for name, value in request.env.items():
             check_env(name, value)
         check_env_size(request.env)

@@ -68,7 +68,7 @@ class FakeProcess:
         self._lost = lost
         self._main: asyncio.Task[None] | None = None
         self._stdin = asyncio.Queue[bytes]()
-        self._stdin_closed = False
+        self._stdin_closed = not command.stdin
         self._notified = asyncio.Event()
         self._readers: dict[object, int] = {}
         self._started = time.monotonic()
@@ -117,6 +117,8 @@ class FakeProcess:
         finally:
             if timer is not None:
                 timer.cancel()
+        if self._command.until_closed and self.children and reason is Reason.EXITED:
+            await asyncio.wait(list(self.children.values()))
         self._finish(code, signal, reason)
 
     def _finish(self, code: int, signal: int | None, reason: Reason) -> None:

@@ -22,6 +22,7 @@ from warren.model.errors import (
     NotADirectory,
     ProcessNotFound,
     SandboxLost,
+    WarrenError,
 )
 from warren.model.network import NO_NETWORK, EgressBound, ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import (
@@ -433,18 +434,25 @@ class FakeWatch(AsyncGenerator[FileEvent, None]):
     async def athrow(self, typ: Any, val: object = None, tb: TracebackType | None = None) -> FileEvent:
         return await self._until_end(self._read.athrow(typ))
 
+    async def aclose(self) -> None:
+        self._end(Conflict("the watch has ended"))
+        await self._read.aclose()
+
     async def _until_end(self, step: Awaitable[FileEvent]) -> FileEvent:
         try:
             event = await step
         except BaseException:
-            self._watching = False
-            while not self._events.empty():
-                if isinstance(left := self._events.get_nowait(), asyncio.Future) and not left.done():
-                    left.set_exception(self._loss() or Conflict("the watch has ended"))
-                    left.exception()  # marks it as retrieved: perhaps no task waits for it
+            self._end(self._loss() or Conflict("the watch has ended"))
             raise
         self._watching = True
         return event
+
+    def _end(self, why: WarrenError) -> None:
+        self._watching = False
+        while not self._events.empty():
+            if isinstance(left := self._events.get_nowait(), asyncio.Future) and not left.done():
+                left.set_exception(why)
+                left.exception()  # marks it as retrieved: perhaps no task waits for it
 
     async def sync(self) -> None:
         if not self._watching:

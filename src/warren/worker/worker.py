@@ -344,6 +344,7 @@ class LocalWorker:
                     language,
                     language.default_context,
                     cwd=environment.home,
+                    env=environment.user_env,
                     idle_s=0,
                     image=environment.image,
                 )

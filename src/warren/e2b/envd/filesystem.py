@@ -1,5 +1,166 @@
-"""To be filled."""
+"""E2B's service filesystem.Filesystem, but for its watchers: lists, entries, directories, moves and removals."""
 
-from warren.e2b.routes import Route
+import asyncio
+import contextlib
+import posixpath
+from datetime import UTC, datetime
+from typing import Final
 
-ROUTES: tuple[Route, ...] = ()
+from starlette.responses import Response
+
+from warren.e2b.connect import Message, unary
+from warren.e2b.envd.places import Rights, called_user, rights_of, text_field
+from warren.e2b.errors import ConnectError
+from warren.e2b.routes import E2bCall, Route
+from warren.e2b.users import DEFAULT_USER
+from warren.http.context import answer_json
+from warren.interfaces.sandbox import Sandbox
+from warren.model.access import Scope
+from warren.model.errors import FileExists, FileNotFound, LimitReached, NotADirectory
+from warren.model.operations import FileInfo, FileKind
+from warren.model.spec import USER
+from warren.pacing import Pace
+from warren.sessions.long_values import LongList
+from warren.sessions.output_events import close_source
+
+_TYPES: Final = {
+    FileKind.FILE: "FILE_TYPE_FILE",
+    FileKind.DIRECTORY: "FILE_TYPE_DIRECTORY",
+    FileKind.SYMLINK: "FILE_TYPE_SYMLINK",
+    FileKind.OTHER: "FILE_TYPE_UNSPECIFIED",
+}
+_SIGNS: Final = {FileKind.FILE: "", FileKind.DIRECTORY: "d", FileKind.SYMLINK: "L", FileKind.OTHER: "?"}
+_MOST_BYTES: Final = 16 * 1024 * 1024  # of a list, as JSON
+_ENTRY_BYTES: Final = 300
+_FEW: Final = 100
+
+
+def entry_of(info: FileInfo) -> Message:
+    """What E2B tells of a file. The type and mode of a link are those of what it leads to."""
+    path = _text(info.path)
+    entry: Message = {
+        "name": posixpath.basename(path.rstrip("/")) or "/",
+        "type": _TYPES[info.target_kind or info.kind],
+        "path": path,
+        "size": info.size,
+        "mode": (info.target_mode if info.target_kind else info.mode) & 0o777,
+        "permissions": permissions(info.kind, info.mode),
+        "owner": _named(info.owner or str(info.uid)),
+        "group": _named(info.group or str(info.gid)),
+        "modifiedTime": datetime.fromtimestamp(info.modified, UTC).isoformat().replace("+00:00", "Z"),
+    }
+    if info.kind is FileKind.SYMLINK:
+        entry["isSymlink"] = True
+    if info.target_path:
+        entry["symlinkTarget"] = _text(info.target_path)
+    if info.metadata:
+        entry["metadata"] = info.metadata
+    return entry
+
+
+def permissions(kind: FileKind, mode: int) -> str:
+    """As Go writes them: `-rw-r--r--`, `dtrwxrwxrwx`, `Lrwxrwxrwx`."""
+    signs = _SIGNS[kind] + "".join(sign for bit, sign in ((0o4000, "u"), (0o2000, "g"), (0o1000, "t")) if mode & bit)
+    bits = "".join(sign if mode >> 8 - at & 1 else "-" for at, sign in enumerate("rwxrwxrwx"))
+    return (signs or "-") + bits
+
+
+def _named(name: str) -> str:
+    """Clients know the sandbox user under another name."""
+    return DEFAULT_USER if name == USER else _text(name)
+
+
+def _text(name: str) -> str:
+    """A name that is not UTF-8 cannot be told in JSON."""
+    return name.encode(errors="surrogateescape").decode(errors="replace")
+
+
+async def _rights(call: E2bCall, sandbox: Sandbox) -> Rights:
+    return await rights_of(call.envd, sandbox, called_user(call))
+
+
+async def _list_dir(call: E2bCall) -> Response:
+    """Ordered by path, as far down as asked. Links in it are not followed."""
+    message = await call.json()
+    depth = message.get("depth") or 1
+    if not isinstance(depth, int) or not 1 <= depth <= 1000:
+        raise ConnectError("invalid_argument", "depth must be 1 to 1000")
+    async with call.sandbox() as (_, sandbox):
+        rights = await _rights(call, sandbox)
+        found = await _find_entries(sandbox, rights.path(text_field(message, "path")), depth, rights.user)
+    if len(found) <= _FEW:
+        return answer_json({"entries": [entry_of(info) for info in found]})
+    return answer_json({"entries": LongList(map(entry_of, found))})
+
+
+async def _find_entries(sandbox: Sandbox, path: str, depth: int, user: str) -> list[FileInfo]:
+    found, size, pace = list[FileInfo](), 0, Pace()
+    entries = sandbox.entries(path, depth=depth, user=user, details=True)
+    try:
+        async for info in entries:
+            found.append(info)
+            size += len(info.path) + len(info.target_path) + _ENTRY_BYTES
+            size += sum(len(key) + len(value) for key, value in info.metadata.items())
+            if size > _MOST_BYTES:
+                raise LimitReached(f"the list of {path!r} is too long", remedy="list less deep")
+            await pace.give_way()
+    finally:
+        await close_source(entries)
+    if len(found) > _FEW:
+        return await asyncio.to_thread(sorted, found, key=_order)
+    return sorted(found, key=_order)
+
+
+def _order(info: FileInfo) -> list[str]:
+    return info.path.split("/")
+
+
+async def _stat(call: E2bCall, message: Message) -> Message:
+    async with call.sandbox() as (_, sandbox):
+        rights = await _rights(call, sandbox)
+        info = await sandbox.stat(rights.path(text_field(message, "path")), user=rights.user, details=True)
+    return {"entry": entry_of(info)}
+
+
+async def _make_dir(call: E2bCall, message: Message) -> Message:
+    async with call.sandbox() as (_, sandbox):
+        rights = await _rights(call, sandbox)
+        path = rights.path(text_field(message, "path"))
+        path = path.rstrip("/") or "/"
+        with contextlib.suppress(FileNotFound):
+            info = await sandbox.stat(path, user=rights.user, details=True)
+            if FileKind.DIRECTORY in (info.kind, info.target_kind):
+                raise ConnectError("already_exists", f"the directory {path!r} exists")
+            raise ConnectError("invalid_argument", f"{path!r} exists and is not a directory")
+        await sandbox.mkdir(path, user=rights.user, owner=rights.owner)
+        return {"entry": entry_of(await sandbox.stat(path, user=rights.user, details=True))}
+
+
+async def _move(call: E2bCall, message: Message) -> Message:
+    async with call.sandbox() as (_, sandbox):
+        rights = await _rights(call, sandbox)
+        source = rights.path(text_field(message, "source"))
+        target = rights.path(text_field(message, "destination"))
+        with contextlib.suppress(FileExists):
+            await sandbox.mkdir(posixpath.dirname(target.rstrip("/")) or "/", user=rights.user, owner=rights.owner)
+        await sandbox.rename(source, target, user=rights.user)
+        return {"entry": entry_of(await sandbox.stat(target, user=rights.user, details=True))}
+
+
+async def _remove(call: E2bCall, message: Message) -> Message:
+    """What is not there is removed already."""
+    async with call.sandbox() as (_, sandbox):
+        rights = await _rights(call, sandbox)
+        with contextlib.suppress(FileNotFound, NotADirectory):
+            await sandbox.remove(rights.path(text_field(message, "path")), recursive=True, user=rights.user)
+    return {}
+
+
+_SERVICE: Final = "/filesystem.Filesystem"
+ROUTES: tuple[Route, ...] = (
+    Route("POST", f"{_SERVICE}/ListDir", "e2b_list_directory", Scope.READ, _list_dir, is_call=True),
+    unary(f"{_SERVICE}/Stat", "e2b_stat_file", Scope.READ, _stat),
+    unary(f"{_SERVICE}/MakeDir", "e2b_make_directory", Scope.EXEC, _make_dir),
+    unary(f"{_SERVICE}/Move", "e2b_move_file", Scope.EXEC, _move),
+    unary(f"{_SERVICE}/Remove", "e2b_remove_file", Scope.EXEC, _remove),
+)

@@ -4,7 +4,7 @@ The sandbox itself knows a command by its id, its pid and the beginning of its l
 because the server was restarted or too many others came after it, is shown with those.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -23,12 +23,18 @@ class Record:
 
 
 class StartedCommands:
+    """The records, and who reads the output of which command: one that is read must not be forgotten."""
+
     def __init__(self) -> None:
+        self._readers: Counter[tuple[str, str]] = Counter()
+        self._awaited: set[tuple[str, str]] = set()
         self._records: OrderedDict[tuple[str, str], Record] = OrderedDict()
         self._size = 0
 
     def __repr__(self) -> str:
-        return f"<StartedCommands: {len(self._records)} records, {self._size} characters>"
+        return (
+            f"<StartedCommands: {len(self._records)} records, {len(self._readers)} read, {len(self._awaited)} awaited>"
+        )
 
     def add(self, session_id: str, process_id: str, record: Record) -> None:
         self._records[session_id, process_id] = record
@@ -46,3 +52,26 @@ class StartedCommands:
     def close_stdin(self, session_id: str, process_id: str) -> None:
         if (record := self.find(session_id, process_id)) is not None:
             self._records[session_id, process_id] = replace(record, stdin=False)
+
+    def begin_reading(self, session_id: str, process_id: str) -> None:
+        self._readers[session_id, process_id] += 1
+
+    def end_reading(self, session_id: str, process_id: str) -> None:
+        name = (session_id, process_id)
+        self._readers[name] -= 1
+        if not self._readers[name]:
+            del self._readers[name]
+
+    def is_read(self, session_id: str, process_id: str) -> bool:
+        return (session_id, process_id) in self._readers
+
+    def begin_awaiting(self, session_id: str, process_id: str) -> bool:
+        """False if somebody awaits the end of the command already, to forget it."""
+        name = (session_id, process_id)
+        if name in self._awaited:
+            return False
+        self._awaited.add(name)
+        return True
+
+    def end_awaiting(self, session_id: str, process_id: str) -> None:
+        self._awaited.discard((session_id, process_id))

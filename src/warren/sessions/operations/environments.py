@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Final
 
 from warren.model.environment import Environment
+from warren.model.tenant_images import may_use_image
 from warren.sessions.operations.call import Call, Handler, Values
 from warren.sessions.request_context import current_caller
 from warren.sessions.schemas import EnvironmentList, ImageList, timestamp
@@ -25,8 +26,8 @@ async def list_environments(call: Call) -> Values:
 
 
 async def list_images(call: Call) -> Values:
-    """The version that new sandboxes get. A key that is bound to environments sees the images of these. With docker,
-    images of the engine can be used too; they are not listed."""
+    """The version that new sandboxes get. A key that is bound to environments sees the images of these, and nobody
+    those of another tenant. With docker, images of the engine can be used too; they are not listed."""
     images = await asyncio.to_thread(call.context.images.list)
     if any(quota.environments for _, quota in current_caller().quota_levels):
         named = {one.image for one in await usable_environments(call)}
@@ -35,7 +36,7 @@ async def list_images(call: Call) -> Values:
         "images": [
             {**{name: getattr(one, name) for name in _SHOWN_OF_IMAGE}, "created_at": timestamp(one.created)}
             for one in images
-            if one.current
+            if one.current and may_use_image(call.tenant, one.name)
         ]
     }
 

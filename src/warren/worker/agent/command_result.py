@@ -20,7 +20,7 @@ _REASONS = {
 
 REMEMBERED = 4096  # commands of a sandbox; the agent has 1,024 at most
 _TITLE = 1000  # characters of a command's title; the agent sends 200 bytes
-_TERMINAL, _CARRY = int(Flag.TERMINAL), int(Flag.CARRY)
+_TERMINAL, _CARRY, _UNTIL_CLOSED = int(Flag.TERMINAL), int(Flag.CARRY), int(Flag.UNTIL_CLOSED)
 
 
 def base_env_fields(env: Mapping[str, str]) -> bytes:
@@ -33,6 +33,8 @@ def start_payload(command: Command, process_id: str, base_env: bytes, flags: int
         flags |= _TERMINAL
     if command.shell and command.carry_state:
         flags |= _CARRY
+    if command.until_closed:
+        flags |= _UNTIL_CLOSED
     items: list[tuple[Tag, int | str | bytes]] = [(Tag.ID, process_id), (Tag.FLAGS, flags)]
     if command.shell:
         items.append((Tag.SHELL, command.shell))

@@ -278,6 +278,9 @@ class AgentWatch(AsyncGenerator[FileEvent, None]):
     async def athrow(self, typ: Any, val: BaseException | object = None, tb: TracebackType | None = None) -> FileEvent:
         return await self._events.athrow(typ)
 
+    async def aclose(self) -> None:
+        await self._events.aclose()
+
     async def sync(self) -> None:
         if not self._can_sync:
             raise _too_old("say when all changes have been reported")

@@ -149,9 +149,10 @@ class Tag(IntEnum):
 
 
 class Flag(IntFlag):
-    """For START and ATTACH; RECURSIVE, IGNORE_CASE, HIDDEN and those after it for FILE.
+    """For START and ATTACH; RECURSIVE, IGNORE_CASE, HIDDEN and the three after it for FILE.
 
-    ONCE: when EXIT is sent and nothing was left running, forget it.
+    ONCE: when EXIT is sent and nothing was left running, forget it. UNTIL_CLOSED: it ends when no process can write
+    to its output any more, or by a signal KILL or TERM.
     DETAILS: answer also with OWNER, GROUP, METADATA and what a link leads to.
     ATTRIBUTES: report changes of attributes as such. METADATA: replace the file's metadata by that of the request.
     """
@@ -169,6 +170,7 @@ class Flag(IntFlag):
     DETAILS = 1024
     ATTRIBUTES = 2048
     METADATA = 4096
+    UNTIL_CLOSED = 8192
 
 
 class FileOp(IntEnum):

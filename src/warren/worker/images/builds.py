@@ -195,25 +195,31 @@ class ImageBuilds:
         _log.error("image_build_failed", image=image, step=build.step, seconds=seconds, output="\n".join(lines[-40:]))
 
     async def _follow(self, image: str, build: _Build, lines: list[str]) -> int:
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            str(os.getpid()),
-            image,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=self._env,
-            limit=_LONGEST_LINE,
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        try:
-            async for line in process.stdout:
-                _note(build, lines, line.decode(errors="replace").rstrip())
-            return await process.wait()
-        finally:
-            if process.returncode is None:
-                await run_shielded(_stop(process))
+        return await run_build(self._command, image, self._env, lambda line: _note(build, lines, line))
+
+
+async def run_build(command: Sequence[str], image: str, env: Mapping[str, str], note: Callable[[str], None]) -> int:
+    """Runs a build to its end, with each line that it writes given to `note`; returns its exit code. If this is
+    cancelled the build cleans up before it ends."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        str(os.getpid()),
+        image,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=env,
+        limit=_LONGEST_LINE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        async for line in process.stdout:
+            note(line.decode(errors="replace").rstrip())
+        return await process.wait()
+    finally:
+        if process.returncode is None:
+            await run_shielded(_stop(process))
 
 
 def _building(build: _Build) -> ImageBuilding:

@@ -43,7 +43,7 @@ from warren.model.errors import (
     SandboxNotFound,
     WarrenError,
 )
-from warren.model.spec import USER, USER_UID, WRITABLE, Isolation, Layer, Limits, SandboxSpec
+from warren.model.spec import HOME, USER, USER_UID, WRITABLE, Isolation, Layer, Limits, SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.agent.link import AgentLink, printable
 from warren.worker.agent.sandbox import AgentSandbox
@@ -94,7 +94,8 @@ class E2bRecord(Record):
 
 
 class E2bProvider:
-    """`runtime` and `guest_kernel` are the operator's word for what the far side is. The provider owns `api`."""
+    """`templates` are the far side's by the names of images; any other image is a template of that name. `runtime` and
+    `guest_kernel` are the operator's word for what the far side is. The provider owns `api`."""
 
     name = "e2b"
     local_images = False
@@ -106,6 +107,7 @@ class E2bProvider:
         bin_dir: Path,
         api: E2bApi,
         *,
+        templates: Mapping[str, str] | None = None,
         runtime: str = "",
         guest_kernel: bool = False,
         timeout_s: int = TIMEOUT_S,
@@ -118,6 +120,7 @@ class E2bProvider:
         self._runtime, self._guest_kernel = runtime or "unknown", guest_kernel
         self._timeout_s, self._outage_s = timeout_s, outage_s
         self._fault = fault
+        self._template_of = dict(templates or {})
         self._archive: bytes | None = None
         self._create_slots = asyncio.Semaphore(_AT_ONCE)
         self._destroy_slots = asyncio.Semaphore(_AT_ONCE)
@@ -151,7 +154,7 @@ class E2bProvider:
         if known is None or known[0] < now:
             if len(self._templates) > 1000:
                 self._templates.clear()
-            known = self._templates[image] = now + _CHECKED_S, await self.api.template(image)
+            known = self._templates[image] = now + _CHECKED_S, await self.api.template(self._template(image))
         return known[1]
 
     async def check(self, spec: SandboxSpec) -> None:
@@ -214,6 +217,9 @@ class E2bProvider:
 
     # -- what is refused
 
+    def _template(self, image: str) -> str:
+        return self._template_of.get(image, image)
+
     def _refuse(self, spec: SandboxSpec) -> None:
         if spec.gpus:
             raise lacks(self.name, Capability.GPU)
@@ -259,7 +265,7 @@ class E2bProvider:
         self._fault("create")
         metadata = {STATE_KEY: state_id, ID_KEY: sandbox_id, LABELS_KEY: json.dumps(spec.labels, sort_keys=True)}
         # The far side goes on with a request whose caller has gone, and the clean-up would miss what it makes then.
-        far = await run_shielded(self.api.create(spec.image, _MAKING_S, metadata))
+        far = await run_shielded(self.api.create(self._template(spec.image), _MAKING_S, metadata))
         self._fault("created")
         record = replace(record, far=far.id, token=far.token, domain=far.domain)
         record.save(directory)
@@ -409,6 +415,10 @@ class E2bProvider:
         record = self._load(sandbox_id)
         return record is not None and labels.items() <= record.spec.labels.items()
 
+    async def list_far_ids(self) -> Sequence[str]:
+        """Those that the far side has now. Unlike `list_ids` it raises ProviderUnavailable, NoCapacity."""
+        return [metadata.get(ID_KEY, "") for _, metadata in await self.api.list({STATE_KEY: self._state_id()})]
+
     async def _list_far(self, more: Mapping[str, str] | None = None) -> Sequence[tuple[str, Mapping[str, str]]]:
         if not self._home.is_dir():  # then nothing was ever made from here
             return []
@@ -470,7 +480,8 @@ def _archive(agent: Path) -> bytes:
 
 
 def _script(spec: SandboxSpec) -> str:
-    """Makes the user and the directories, and becomes the agent. A far side that is a Warren has its own /.warren."""
+    """Makes the user and the directories, and becomes the agent. The user's line comes first: others may have the same
+    number. A far side that is a Warren has its own /.warren."""
     places = " ".join(path for path in WRITABLE if not path.endswith("/tmp"))
     here = platform.machine()
     return f"""
@@ -484,8 +495,10 @@ chown -R 0:0 {_FOLDER}
 find {_FOLDER}/runners -type d -exec chmod 755 {{}} +
 chmod 700 {_FOLDER}/run
 test -e /.warren || ln -s {_FOLDER} /.warren
-grep -q '^{USER}:' /etc/group || echo '{USER}:x:{USER_UID}:' >> /etc/group
-grep -q '^{USER}:' /etc/passwd || echo '{USER}:x:{USER_UID}:{USER_UID}::/home/{USER}:/bin/bash' >> /etc/passwd
+first() {{ {{ echo "$2"; grep -v '^{USER}:' "$1" || true; }} > {_FOLDER}/names; cat {_FOLDER}/names > "$1"; }}
+first /etc/group '{USER}:x:{USER_UID}:'
+first /etc/passwd '{USER}:x:{USER_UID}:{USER_UID}::{HOME}:/bin/bash'
+rm {_FOLDER}/names
 mkdir -p {places}
 chown {USER_UID}:{USER_UID} {places}
 chmod 755 {places}

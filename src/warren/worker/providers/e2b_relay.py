@@ -14,12 +14,13 @@ import socket
 import struct
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Final
 
 import aiohttp
 
 from warren.logs import get_log
+from warren.model.errors import WarrenError
 from warren.worker.agent.link import printable
 from warren.worker.providers.e2b_api import E2bApi, FarFailure, FarSandbox, Json, decoded
 
@@ -28,6 +29,7 @@ _FRAME: Final = struct.Struct("<cQI")
 _SEND_BYTES: Final = 256 * 1024
 _ACK_BYTES: Final = 128 * 1024  # well below the window of the program inside
 _PAUSES_S: Final = (0.05, 3.0)
+_GONE: Final = "the far side does not have it any more"
 _BROKEN: Final = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
 _log = get_log(__name__)
 
@@ -128,7 +130,7 @@ class Relay:
                     marking = asyncio.ensure_future(self._send(b"R", self._received, mark))
                     marking.add_done_callback(self._end_if_failed)
                 if "end" in event:
-                    raise RelayEnded(f"its agent was left: {printable(said.decode(errors='replace'), 200).strip()}")
+                    raise RelayEnded(await self._why_left(said))
                 output = event.get("data") or {}
                 said = (said + decoded(output.get("stderr")))[-400:]
                 data = decoded(output.get("stdout"))
@@ -144,6 +146,13 @@ class Relay:
             if marking is not None:
                 marking.cancel()
                 await asyncio.wait([marking])
+
+    async def _why_left(self, said: bytes) -> str:
+        with suppress(WarrenError):
+            if await self._is_gone():
+                return _GONE
+        text = printable(said.decode(errors="replace"), 200).strip()
+        return f"the connection to its agent was ended inside the sandbox ({text or 'without a word'})"
 
     def _end_if_failed(self, marking: "asyncio.Task[None]") -> None:
         if not marking.cancelled() and (failure := marking.exception()) is not None:
@@ -206,12 +215,9 @@ class _Outage:
         now = time.monotonic()
         self._since = now if self._since is None else self._since
         if isinstance(error, FarFailure) and error.is_gone:
-            try:
-                gone = await self._is_gone()
-            except Exception:
-                gone = False
-            if gone:
-                raise RelayEnded("the far side does not have it any more") from error
+            with suppress(WarrenError):
+                if await self._is_gone():
+                    raise RelayEnded(_GONE) from error
         if now - self._since > self._longest_s:
             raise RelayEnded(f"it was out of reach for {self._longest_s:g} s: {error}") from error
         await asyncio.sleep(max(self._pause * random.uniform(0.8, 1.2), min(retry_after_s or 0, 10.0)))

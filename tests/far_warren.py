@@ -1,0 +1,32 @@
+"""A second Warren, which the provider e2b has as its far side."""
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from server_process import ServerProcess, running_server
+from this_run import new_state_dir
+
+KEY = "e2b_" + "0" * 80  # the far side asks for none
+_ENVIRONMENTS = {
+    "small": "image: base\nlimits: {disk_mb: 16}\n",
+    "far-python": "image: python\n",
+}
+
+
+@contextlib.contextmanager
+def running_far_warren(image_cache: Path) -> Iterator[ServerProcess]:
+    """Its template `code-interpreter-v1` has the tests' image python, and `small` a disk of 16 MB."""
+    state = new_state_dir(image_cache)
+    folder = state / "registry" / "environments"
+    folder.mkdir(parents=True)
+    for name, text in _ENVIRONMENTS.items():
+        (folder / f"{name}.yaml").write_text(f"name: {name}\nroot: writable\nsudo: true\n{text}")
+    flags = ("--environment", "e2b", "--pool-size", "2", "--registry-dir", str(folder.parent))
+    templates = "base=e2b,code-interpreter-v1=far-python"
+    try:
+        with running_server(state, *flags, WARREN_E2B_TEMPLATES=templates) as server:
+            yield server
+    finally:
+        shutil.rmtree(state, ignore_errors=True)
