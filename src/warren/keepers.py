@@ -147,7 +147,7 @@ def _why_not(language: Language, ended: ExecResult, image: str) -> WarrenError:
     if ended.exit_code == NO_PROGRAM:
         of_image = f"the image {image}" if image else "the sandbox's image"
         return LanguageMissing(
-            f"{of_image} has no {language.program}, which code in {language.name} needs",
+            f"{of_image} has no {language.needs or language.program}, which code in {language.name} needs",
             remedy="use an environment whose image has it, or another language",
         )
     how = said or f"it ended with exit code {ended.exit_code} ({ended.reason})"

@@ -109,12 +109,13 @@ def world(
 ) -> Iterator[World]:
     state, folder = new_state(images), tmp_path_factory.mktemp("names")
     certificates = make_certificates(folder, f"*.{NAME}")
-    flags, tls = ["--pool-size", "1", "--cpus", "2"], None
+    flags, tls, settings = ["--pool-size", "1", "--cpus", "2"], None, {"WARREN_API_KEY": KEY}
     if request.param == "domain":
-        flags += ["--tls-cert", str(certificates.cert), "--tls-key", str(certificates.key), "--preview-domain", NAME]
+        flags += ["--tls-cert", str(certificates.cert), "--tls-key", str(certificates.key)]
+        settings["WARREN_PREVIEW_DOMAIN"] = NAME
         tls = certificates.client
     try:
-        with running_server(state, *flags, tls=tls, WARREN_API_KEY=KEY) as server, LocalNames(folder, NAME) as names:
+        with running_server(state, *flags, tls=tls, **settings) as server, LocalNames(folder, NAME) as names:
             if request.param == "domain":
                 known = {"SSL_CERT_FILE": str(certificates.ca), "NODE_EXTRA_CA_CERTS": str(certificates.ca)}
                 where = {"E2B_DOMAIN": f"{NAME}:{server.port}", **known}

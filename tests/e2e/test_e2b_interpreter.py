@@ -76,11 +76,16 @@ async def test_formats_errors_and_long_texts(code: httpx.AsyncClient) -> None:
     assert "1/0" in error["traceback"]
     assert count["execution_count"] == 2
     assert await text(code, "'x' * 300_000") == "x" * 300_000
+    *_, told, _ = await run(code, "print('y' * 20_000_000)")
+    assert told["type"] == "stderr"
+    assert "too much, and left out" in told["text"]
 
 
 async def test_a_sandbox_has_one_place_and_one_user_for_code(code: httpx.AsyncClient) -> None:
-    asked = "import os; [os.getcwd(), *(os.environ.get(n) for n in ('HOME', 'USER', 'OF_SESSION', 'ONCE'))]"
-    usual = "['/home/user', '/home/user', 'user', '1', "
+    names = ("HOME", "USER", "OF_SESSION", "E2B_SANDBOX_ID", "ONCE")
+    asked = f"import os; [os.getcwd(), *map(os.environ.get, {names})]"
+    usual = f"['/home/user', '/home/user', 'user', '1', '{code.headers['E2b-Sandbox-Id']}', "
+    assert (await code.get("/health")).status_code == 200
     assert await text(code, asked, env_vars={"ONCE": "now"}) == f"{usual}'now']"
     assert await text(code, asked) == f"{usual}None]"
     made = (await code.post("/contexts", json={})).json()

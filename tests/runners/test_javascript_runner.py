@@ -1,6 +1,7 @@
 """The runner of JavaScript cells, without a sandbox, with the Node of this machine."""
 
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -217,3 +218,20 @@ def test_two_hundred_cells(runner: Runner) -> None:
         assert runner.run(f"const v{number} = {number}; v{number} + 1").text == str(number + 1)
     assert runner.memory_mb() < 160
     assert len(os.listdir(f"/proc/{runner.process.pid}/fd")) < 60
+
+
+def test_typescript_is_what_node_can_make_of_it(tmp_path: Path) -> None:
+    version = subprocess.run(["node", "-p", "process.versions.node"], capture_output=True, text=True, check=True).stdout
+    if tuple(map(int, version.split("."))) < (22, 13):
+        assert subprocess.run([*NODE, "typescript"], check=False).returncode == 127
+        return
+    with Runner((*NODE, "typescript"), tmp_path) as runner:
+        cell = runner.run("interface P { n: number }\nconst p: P = await Promise.resolve({ n: 42 });\np.n as number")
+        assert (cell.text, cell.stderr, cell.error) == ("42", "", None)
+        assert runner.run("enum A { X = 5 }\nA.X").text == "5"
+        assert runner.run("A.X + (<number>p.n)").text == "47"
+        assert runner.run("{ a: 1 as number, b: 2 }").text == "{ a: 1, b: 2 }"
+        assert runner.run("import { sep } from 'node:path'; import type { P } from './p'; sep").text == "'/'"
+        assert runner.run("const a: = 1").error["name"] == "SyntaxError"
+        assert runner.run("\n\nnull!.x").error["name"] == "TypeError"
+        assert "cell_8.js:2" in runner.run("const q: number = 1;\nthrow new Error('here')").error["traceback"]

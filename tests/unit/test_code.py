@@ -288,3 +288,9 @@ def test_why_a_context_does_not_start(code: int, stderr: str, kind: type[WarrenE
     why = _why_not(find_language("r"), result, "small")
     assert type(why) is kind
     assert words in why.message
+
+
+def test_a_language_may_need_a_version_of_its_program() -> None:
+    result = ExecResult(127, output_of(), Reason.EXITED, None, 5.0, 1.0, 0, truncated=False)
+    why = _why_not(find_language("ts"), result, "small")
+    assert why.message == "the image small has no Node 22.13 or later, which code in typescript needs"

@@ -203,6 +203,16 @@ async def test_the_control_plane_has_a_host_a_prefix_and_paths(world: World) -> 
         assert (await world.reached(path))["path"] == path
 
 
+async def test_old_clients_name_the_sandbox_to_the_control_plane_when_they_connect(world: World) -> None:
+    sandbox = sandbox_id_of(await world.session())
+    named = {"X-API-Key": "k", "E2b-Sandbox-Id": sandbox, "E2b-Sandbox-Port": "49983"}
+    for path in (f"/sandboxes/{sandbox}/connect", f"/e2b/sandboxes/{sandbox}/connect"):
+        scope = await world.reached(path, named, "POST")
+        assert scope["path"] == f"/e2b/api/sandboxes/{sandbox}/connect"
+        assert (b"x-api-key", b"k") in scope["headers"]
+        assert KNOWN_CALLER not in scope
+
+
 async def test_what_is_encoded_in_a_path_stays_encoded(world: World) -> None:
     for prefix in ("", "/e2b"):
         scope = await world.reached(f"{prefix}/templates/a/b c", raw_path=f"{prefix}/templates/a%2Fb%20c".encode())

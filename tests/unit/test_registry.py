@@ -120,7 +120,9 @@ def test_an_environment_may_have_a_writable_root_and_allow_root_inside(tmp_path:
     environment = write(tmp_path, "y", "name: y\nimage: y\nroot: read-only\nsudo: false\n").environment("y")
     assert (environment.writable_root, environment.sudo, environment.needs) == (False, False, frozenset())
     base = Registry(packaged_registry()).environment("base")
-    assert (base.writable_root, base.sudo) == (False, False)
+    assert (base.writable_root, base.sudo, base.user, base.home) == (False, False, "", "")
+    named = Registry(packaged_registry()).environment("e2b")
+    assert (named.writable_root, named.sudo, named.user, named.home) == (True, True, "user", "/home/user")
 
 
 @pytest.mark.parametrize(
@@ -130,6 +132,8 @@ def test_an_environment_may_have_a_writable_root_and_allow_root_inside(tmp_path:
         ("root: true", "root is True, it must be a text"),
         ("sudo: 1", "sudo is 1, it must be true or false"),
         ("sudo: all", "sudo is 'all', it must be true or false"),
+        ("user: user", "the key user needs a writable root and sudo"),
+        ("root: writable\nsudo: true\nuser: me", "user is 'me', it can be: user"),
     ],
 )
 def test_a_mistake_about_root_is_said(tmp_path: Path, line: str, said: str) -> None:

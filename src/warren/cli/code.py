@@ -22,7 +22,14 @@ from warren.cli.remote import ImageProgress, Server, complete_session
 from warren.sdk.code_results import Execution, ExecutionError, OutputMessage, Result
 
 EXIT_CODE_FAILED: Final = 1
-_LANGUAGES: Final = {".py": "python", ".js": "javascript", ".mjs": "javascript", ".sh": "bash", ".r": "r"}
+_LANGUAGES: Final = {
+    ".py": "python",
+    ".js": "javascript",
+    ".mjs": "javascript",
+    ".ts": "typescript",
+    ".sh": "bash",
+    ".r": "r",
+}
 
 session_option = click.option(
     "--session", default="", metavar="S", shell_complete=complete_session, help="In this session.  [a fresh one]"
@@ -33,7 +40,9 @@ context_option = click.option("--context", default="", metavar="C", help="In thi
 
 @click.command()
 @click.argument("file", type=click.File("rb"))
-@click.option("-l", "--language", default="", metavar="L", help="python, javascript, bash or r.  [by FILE's suffix]")
+@click.option(
+    "-l", "--language", default="", metavar="L", help="python, javascript, typescript, bash or r.  [by FILE's suffix]"
+)
 @session_option
 @session_thread_option
 @replace_lost_option

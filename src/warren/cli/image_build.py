@@ -516,7 +516,7 @@ def _build_template(settings: Settings, image: str, lines: ReportLines) -> None:
 
     most_bytes = building.limits.sandbox.disk_mb * MIB
     template = read_template(settings.state_dir, image, config_of, most_bytes)
-    lines.write({"before": template.made.before})
+    lines.write({"before": template.made.before, "after": template.made.after})
     named = NamedRecipe(image, template.made.recipe, template.context)
     build_named(settings, named, lines, no_cache=template.no_cache)
 

@@ -32,7 +32,7 @@ _HEAD: Final = struct.Struct(">BI")
 END: Final = 2
 MAX_MESSAGE: Final = 4 * 1024 * 1024
 STREAM_TYPE: Final = "application/connect+json"
-_STREAM_HEAD: Final = [(b"content-type", STREAM_TYPE.encode())]
+_STREAM_HEAD: Final = [(b"content-type", STREAM_TYPE.encode()), (b"x-accel-buffering", b"no")]
 _TIMEOUT: Final = "Connect-Timeout-Ms"
 _MOST_DIGITS: Final = 12
 _KEEPALIVE_S: Final = 90.0
@@ -180,8 +180,8 @@ class _StreamAnswer(Response):
 
     async def _send_until_left(self, receive: Receive, frames: "_FrameSender") -> None:
         """Raises ClientDisconnect."""
-        message = await _read_one(self._request)
-        sending = asyncio.create_task(self._send_messages(message, frames), name="sending a stream")
+        work = self._send_messages(await _read_one(self._request), frames)
+        sending = asyncio.create_task(work, name="sending a stream")
         leaving = asyncio.create_task(_wait_until_left(receive), name="waiting for a client to leave")
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -195,6 +195,7 @@ class _StreamAnswer(Response):
 
     async def _send_messages(self, message: Message, frames: "_FrameSender") -> None:
         source, pace = self._call(self._request, message), Pace()
+        del message  # it may be long, and the stream may last
         if self._keepalive is not None:
             frames.keep_alive(frame(self._keepalive), _keepalive_s(self._request))
         try:

@@ -200,7 +200,10 @@ class E2bEdge:
     def _addressed(
         self, session_id: str, scope: Scope, headers: dict[bytes, str], path: str, raw_path: bytes
     ) -> _Found | _Port:
-        """What E2B's headers name. A request without the port is for the service that its path is of."""
+        """What E2B's headers name. A request without the port is for the service that its path is of.
+
+        Clients before 2.25 name the sandbox to the control plane as well, when they connect.
+        """
         text = headers.get(_PORT, "")
         try:
             port = read_port(text) if text else CODE_PORT if _CODE_PATH.fullmatch(path) else ENVD_PORT
@@ -208,6 +211,8 @@ class E2bEdge:
             raise E2bError(400, exc.message) from None
         if port not in _PLANE_OF_PORT:
             return _Port(session_id, port, preview_host(session_id, port, self._domain or LOCALHOST).encode())
+        if _API_PATH.fullmatch(path):
+            return _Found(Plane.API, "", path, raw_path)
         plane = _PLANE_OF_PORT[port]
         return _Found(plane, session_id, path, raw_path, signed=self._signed(scope, headers, plane, path))
 

@@ -14,12 +14,14 @@ from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
+from warren.e2b.control.sandboxes import template_of
 from warren.e2b.errors import E2bError, is_gone, message_of
 from warren.e2b.routes import E2bCall, Route
 from warren.e2b.users import USUAL
 from warren.http.server.http_guard import StreamedAnswer
 from warren.model.access import Scope
 from warren.model.code import CellReader, CodeContext, CodeResult
+from warren.model.e2b import sandbox_env
 from warren.model.errors import ContextLost, InvalidRequest, WarrenError
 from warren.sessions.contexts import Beginning
 from warren.sessions.long_values import LongObject, LongText, json_pieces
@@ -31,10 +33,11 @@ from warren.sessions.schemas import MAX_VARIABLES, CodeBody
 
 MEDIA_TYPE: Final = "application/x-ndjson"
 KEEPALIVE_S: Final = 5.0
+_NO_IDLE_TIME: Final = 0.0  # a context lives as long as its sandbox
 _FIELDS: Final = frozenset(
     {"text", "html", "markdown", "svg", "png", "jpeg", "pdf", "latex", "json", "javascript", "data", "chart", "extra"}
 )
-_BEGINNING: Final = Beginning(USUAL.home, USUAL.env)
+_BEGINNING: Final = Beginning(USUAL.home, USUAL.env, _NO_IDLE_TIME)
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 Text = Annotated[str | None, Field(max_length=4096)]
@@ -71,10 +74,10 @@ async def create_context(call: E2bCall) -> Response:
         created = await call.context.contexts.create(
             sandbox,
             session,
-            body.language or "python",
+            (body.language or "python").lower(),
             cwd=body.cwd or USUAL.home,
             env=USUAL.env,
-            idle_s=0,  # it lives as long as its sandbox
+            idle_s=_NO_IDLE_TIME,
             image=call.sessions.image_of(session),
         )
     return JSONResponse(_context_view(created))
@@ -99,6 +102,11 @@ async def remove_context(call: E2bCall) -> Response:
     return Response(status_code=204)
 
 
+async def check_health(call: E2bCall) -> Response:
+    async with call.sandbox(counts=False):
+        return Response("OK", media_type="text/plain")
+
+
 def _context_view(context: CodeContext) -> dict[str, str]:
     return {"id": context.id, "language": context.language, "cwd": context.cwd}
 
@@ -110,11 +118,12 @@ async def execute(call: E2bCall) -> Response:
     body = await _read(call, ExecuteBody)
     if body.context_id and body.language:
         raise InvalidRequest("a cell has a context or a language, not both", remedy="leave out one of them")
+    session = await call.sessions.get(call.tenant, call.session_id)
     cell = CodeBody(
         code=body.code,
         context=body.context_id or "",
-        language=body.language or "",
-        env=body.env_vars or {},
+        language=(body.language or "").lower(),
+        env={**sandbox_env(session.id, template_of(call, session)), **(body.env_vars or {})},
         timeout_s=0,  # the client leaves when its own time is up
     )
     events = _events(Call(call.context, call.tenant, call.session_id), cell)
@@ -164,9 +173,18 @@ def _line(event: Event | None) -> bytes:
         return _encode({"type": "result", **_result(values)})
     if event.kind == "error":
         return _encode({"type": "error", **values})
-    if event.kind == "end" and values["execution_count"] is not None:
-        return _encode({"type": "number_of_executions", "execution_count": values["execution_count"]})
-    return b""
+    return _end(values) if event.kind == "end" else b""
+
+
+def _end(values: dict[str, Any]) -> bytes:
+    """There is no field that tells of output which was too much, so it is told where people look."""
+    lines, dropped = b"", values["dropped"]
+    if values["truncated"]:
+        told = f"[{dropped['text']} bytes of output and {dropped['events']} results were too much, and left out]\n"
+        lines += _encode({"type": "stderr", "text": told, "timestamp": time.time_ns()})
+    if values["execution_count"] is not None:
+        lines += _encode({"type": "number_of_executions", "execution_count": values["execution_count"]})
+    return lines
 
 
 def _result(result: CodeResult) -> CodeResult:
@@ -186,6 +204,7 @@ def _encode(values: dict[str, Any]) -> bytes:
 
 
 ROUTES: tuple[Route, ...] = (
+    Route("GET", "/health", "e2b_check_interpreter", Scope.READ, check_health),
     Route("POST", "/execute", "e2b_run_code", Scope.EXEC, execute),
     Route("POST", "/contexts", "e2b_create_context", Scope.EXEC, create_context),
     Route("GET", "/contexts", "e2b_list_contexts", Scope.READ, list_contexts),

@@ -25,7 +25,7 @@ from warren.interfaces.images import ImageVersion
 from warren.interfaces.records import RecordStore
 from warren.logs import get_log
 from warren.model.errors import ImageNotFound, MachineFull, Stopping, WarrenError
-from warren.model.tenant_images import TENANT_IMAGES, tenant_image
+from warren.model.tenant_images import TENANT_IMAGES, template_in, tenant_image
 from warren.shielding import run_shielded
 from warren.worker.guard import Room, default_disk_reserve, read_room
 from warren.worker.images.builds import run_build
@@ -33,6 +33,7 @@ from warren.worker.images.builds import run_build
 MOST_AT_ONCE: Final = 2
 LOG_PAGE: Final = 100
 _MOST_LOGS: Final = 32
+_MOST_KNOWN: Final = 1000
 _LOG_BYTES: Final = 1024 * 1024
 _LONGEST_LINE: Final = 2000
 _LOOK_S: Final = 600.0
@@ -62,7 +63,7 @@ class BuildLog:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._before = 0  # how many steps of the recipe come before those of the template
+        self._before = self._after = 0  # how many steps of the recipe are none of the template
         self.entries: list[LogEntry] = []
         self.step = "base"
         self.error = ""
@@ -77,8 +78,8 @@ class BuildLog:
             values = None
         if not isinstance(values, dict):
             _log.info("template_build_says", text=line[:_LONGEST_LINE])
-        elif isinstance(before := values.get("before"), int):
-            self._before = before
+        elif {"before", "after"} <= values.keys():
+            self._before, self._after = values["before"], values["after"]
         elif isinstance(step := values.get("step"), str):
             self._begin(step)
         elif isinstance(text := values.get("output"), str):
@@ -102,16 +103,17 @@ class BuildLog:
         self.end_line()
         match = _STEP.match(step)
         number = int(match[1]) - self._before if match else 0
-        if number > 0:
+        is_own = match is not None and 0 < number <= int(match[2]) - self._before - self._after
+        if is_own:
             self.step = str(number)
         elif self.step != "base":
             self.step = "finalize"
-        if number > 0 or not match:
+        if is_own or not match:
             self.add(_STEP.sub(self._counted, step, count=1))
 
     def _counted(self, match: re.Match[str]) -> str:
         """A step as the template counts it."""
-        return f"step {int(match[1]) - self._before} of {int(match[2]) - self._before}: "
+        return f"step {int(match[1]) - self._before} of {int(match[2]) - self._before - self._after}: "
 
     def _add_output(self, text: str) -> None:
         *lines, self._line = (self._line + text).split("\n")
@@ -144,6 +146,7 @@ class TemplateBuilds:
         self._running: dict[str, asyncio.Task[None]] = {}  # by tenant
         self._in_work: set[str] = set()  # images to which no tag points yet
         self._logs: OrderedDict[str, BuildLog] = OrderedDict()
+        self._known: OrderedDict[str, Build] = OrderedDict()  # by image
         self._recovering: asyncio.Task[None] | None = None
         self._removing: asyncio.Task[None] | None = None
         self._closed = False
@@ -196,6 +199,18 @@ class TemplateBuilds:
                 retry_after_s=60.0,
             )
 
+    async def build_of(self, tenant: str, image: str) -> Build | None:
+        """The build that an image of the tenant came from, if it is not forgotten."""
+        known = self._known.get(image)
+        if known is None:
+            template = await self.records.find(tenant, template_in(image))
+            known = template.builds.get(image.rpartition("/")[2]) if template else None
+            if known is not None and known.status is Status.READY:
+                self._known[image] = known
+                if len(self._known) > _MOST_KNOWN:
+                    self._known.popitem(last=False)
+        return known
+
     # -- building
 
     def log(self, build_id: str) -> Sequence[LogEntry]:
@@ -218,7 +233,7 @@ class TemplateBuilds:
         log = self._logs[build.id] = BuildLog(self._clock)
         while len(self._logs) > _MOST_LOGS:
             self._logs.popitem(last=False)
-        image = tenant_image(tenant, build.id)
+        image = tenant_image(tenant, template.name, build.id)
         begun = asyncio.get_running_loop().create_future()
         work = self._run(template, build, image, plan, log, begun)
         task = self._running[tenant] = asyncio.create_task(work, name=f"template {template.name}")
@@ -310,7 +325,8 @@ class TemplateBuilds:
         needed = set(self._in_work)  # first: one of them may get its tag meanwhile
         try:
             for template in await self.records.list_all():
-                needed |= {tenant_image(template.tenant, tag.build) for tag in template.tags.values()}
+                images = (tenant_image(template.tenant, template.name, tag.build) for tag in template.tags.values())
+                needed.update(images)
             await asyncio.to_thread(self._remove_images, lambda name: name not in needed | self._in_work)
         except (WarrenError, OSError) as exc:
             _log.warning("template_images_not_removed", error=exc)

@@ -19,7 +19,7 @@ MOST_TEMPLATES: Final = 50
 _MOST_TAGS: Final = 20
 _MOST_BUILDS: Final = 10  # that no tag points to
 _TRIES: Final = 20
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}", re.ASCII)
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
 _TAG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
 
 
@@ -38,7 +38,8 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """`tags` are those that will point to it when it is ready. `message` and `step` say why it failed."""
+    """`tags` are those that will point to it when it is ready. `start` runs in each sandbox from its beginning, which
+    is when `ready` succeeds. `message` and `step` say why the build failed."""
 
     id: str
     created_at: float
@@ -47,6 +48,8 @@ class Build:
     environment: str = ""
     limits: Mapping[str, float] = field(default_factory=dict)
     user: str = ""
+    start: str = ""
+    ready: str = ""
     tags: tuple[str, ...] = ()
     message: str = ""
     step: str = ""
@@ -99,7 +102,7 @@ def read_name(text: Any) -> tuple[str, str]:
     name = name.lower()
     if not _NAME.fullmatch(name) or (colon and not _TAG.fullmatch(tag)):
         shown = repr(text)[:80]
-        raise E2bError(400, f"{shown} cannot name a template; it has 1 to 63 letters, digits and . _ -, perhaps :tag")
+        raise E2bError(400, f"{shown} cannot name a template; it has 1 to 63 letters, digits, _ and -, perhaps :tag")
     return name, tag
 
 

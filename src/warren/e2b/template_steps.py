@@ -7,6 +7,7 @@ says otherwise.
 
 import posixpath
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -20,6 +21,8 @@ DEFAULT_USER: Final = "user"
 DEFAULT_DIRECTORY: Final = "/home/user"
 ROOT: Final = "root"
 _SOURCE: Final = "template"
+# Login shells, in which clients run their commands, take PATH from /etc/profile.
+_KEEP_PATH: Final = 'mkdir -p /etc/profile.d; printf "%s\\n" "$1" > /etc/profile.d/template-path.sh'
 _MOST_STEPS: Final = 500
 _LONGEST: Final = 100_000
 _HASH: Final = re.compile(r"[0-9a-f]{16,128}", re.ASCII)
@@ -38,10 +41,11 @@ class TemplateStep:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A recipe, and how many of its steps come before the template's own."""
+    """A recipe, and how many of its steps come before and after the template's own."""
 
     recipe: Recipe
     before: int
+    after: int
 
 
 def check_hash(text: Any) -> str:
@@ -137,7 +141,10 @@ def make_recipe(base: str, config: ImageConfig, user: str, steps: Sequence[Templ
             user = args[0]
             # Warren's own word for E2B's `user` is no user at all: whoever runs commands in sandboxes.
             made.append(Configure("user", "" if user == DEFAULT_USER else user, text))
-    return Made(Recipe((Stage(base, tuple(made)),), _SOURCE), before)
+    if any(step.kind == "ENV" and "PATH" in step.args[::2] for step in steps):
+        line = f"export PATH={shlex.quote(env['PATH'])}"
+        made.append(Run(("/bin/sh", "-ec", _KEEP_PATH, "sh", line), "keep PATH for login shells", user=ROOT))
+    return Made(Recipe((Stage(base, tuple(made)),), _SOURCE), before, len(made) - before - len(steps))
 
 
 def _expand(value: str, env: Mapping[str, str]) -> str:

@@ -28,13 +28,16 @@ class Process(Protocol):
     `Sandbox.process` finds it again by `id`.
 
     `output` yields the output from `offset` on and ends when the command has ended and all of its output was
-    yielded; reading slowly slows the command down. `wait` gives the result with the output that the sandbox kept.
+    yielded; reading slowly slows the command down. `pid` is that of a command that was just started, inside of the
+    sandbox, and 0 of one that was found again. `wait` gives the result with the output that the sandbox kept.
     `ended` gives the result without output, and does not count as reading. `kill` ends the whole tree of processes,
     and the result says how many there were. `write` and `close_stdin` do nothing after the end of the command.
     """
 
     @property
     def id(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
     def output(self, offset: int = 0) -> AsyncIterator[Chunk]: ...
     async def wait(self) -> ExecResult: ...
     async def ended(self) -> ExecResult: ...

@@ -18,7 +18,8 @@ from warren.model.strict_json import count_values, read_in_steps
 
 AGENT: Final = "/.warren/agent"
 RUNNERS: Final = "/.warren/runners"
-_NO_CHECKS: Final = "--no-force-async-hooks-checks"
+# Without these checks Node survives that a callback of a timer is interrupted.
+_NODE: Final = ("node", "--no-force-async-hooks-checks", f"{RUNNERS}/javascript/main.js")
 PREFIX: Final = "ctx_"
 CELL_PREFIX: Final = "cell_"
 MOST_CONTEXTS: Final = 16
@@ -40,12 +41,14 @@ NO_PROGRAM: Final = 127
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """`argv` starts its runner; `also` are other names for it; `program` is what the image must have."""
+    """`argv` starts its runner; `also` are other names for it; `program` is what the image must have, and `needs` what
+    that must be if not every version will do."""
 
     name: str
     program: str
     argv: tuple[str, ...]
     also: tuple[str, ...]
+    needs: str = ""
 
     @property
     def default_context(self) -> str:
@@ -58,7 +61,7 @@ class Language:
 
     @property
     def _option(self) -> str:
-        return "-e" if self.name in ("javascript", "r") else "-c"
+        return "-c" if self.name in ("python", "bash") else "-e"
 
     def judged_as(self, code: str) -> str | tuple[str, ...]:
         """The command that policies judge, and that the audit record shows, for a cell with this code."""
@@ -71,10 +74,10 @@ LANGUAGES: Final = {
     language.name: language
     for language in (
         Language("python", "python3", ("python3", f"{RUNNERS}/python/main.py"), ("python3", "py")),
-        # Without these checks Node survives that a callback of a timer is interrupted.
-        Language("javascript", "node", ("node", _NO_CHECKS, f"{RUNNERS}/javascript/main.js"), ("node", "js")),
+        Language("javascript", "node", _NODE, ("node", "js")),
         Language("bash", "bash", ("bash", f"{RUNNERS}/bash/main.sh"), ("sh", "shell")),
         Language("r", "Rscript", ("sh", f"{RUNNERS}/r/main.sh"), ("R",)),
+        Language("typescript", "node", (*_NODE, "typescript"), ("ts",), "Node 22.13 or later"),
     )
 }
 _BY_NAME: Final = {name: language for language in LANGUAGES.values() for name in (language.name, *language.also)}

@@ -52,6 +52,11 @@ def sandbox_id_of(session_id: str) -> str:
     return session_id.removeprefix(SESSION_PREFIX)
 
 
+def sandbox_env(session_id: str, template: str) -> dict[str, str]:
+    """The variables by which programs find out that they run in a sandbox, and in which."""
+    return {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": sandbox_id_of(session_id), "E2B_TEMPLATE_ID": template}
+
+
 def session_id_of(sandbox_id: str) -> str:
     """Raises SessionNotFound for what is no id of a sandbox."""
     if not _SANDBOX_ID.fullmatch(sandbox_id):

@@ -6,8 +6,13 @@ from typing import Final
 TENANT_IMAGES: Final = "template/"
 
 
-def tenant_image(tenant: str, image_id: str) -> str:
-    return f"{_place_of(tenant)}{image_id}"
+def tenant_image(tenant: str, template: str, build_id: str) -> str:
+    return f"{_place_of(tenant)}{template}/{build_id}"
+
+
+def template_in(image: str) -> str:
+    """The name of the template that an image belongs to, or ""."""
+    return image.split("/")[2] if image.startswith(TENANT_IMAGES) else ""
 
 
 def may_use_image(tenant: str, image: str) -> bool:

@@ -55,10 +55,12 @@ _END_S: Final = 2.0  # in which a keeper ends whose interpreter has: longer than
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """How a default context starts that is not there yet: its directory, and variables of its own."""
+    """How a default context starts that is not there yet: its directory, variables of its own, and after how long
+    without a cell it ends (None: as the server is set, 0: never)."""
 
     cwd: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
+    idle_s: float | None = None
 
 
 PLAIN: Final = Beginning()
@@ -187,8 +189,7 @@ class Contexts:
         if keeper is None or keeper.pid != info.pid:
             language = language_of(info.id)
             assert language is not None
-            keeper = Keeper(info.id, info.pid, language)
-            keeper.idle_s = self._idle_s if keeper.is_default else _idle_of(info)
+            keeper = Keeper(info.id, info.pid, language, idle_s=_idle_of(info))
             if info.running:
                 self._remember(sandbox, keeper)
         return keeper
@@ -322,7 +323,8 @@ class Contexts:
             language = language_of(context_id)
             if language is None or context_id != language.default_context:
                 raise _not_found(context_id)
-            keeper = Keeper(context_id, 0, language, cwd=beginning.cwd, env=dict(beginning.env), idle_s=self._idle_s)
+            idle_s = self._idle_s if beginning.idle_s is None else beginning.idle_s
+            keeper = Keeper(context_id, 0, language, cwd=beginning.cwd, env=dict(beginning.env), idle_s=idle_s)
             try:
                 await self._start(sandbox, session, keeper, image())
             except Conflict:  # another server has started it at this moment

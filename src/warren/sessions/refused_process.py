@@ -21,6 +21,10 @@ class RefusedProcess:
     def id(self) -> str:
         return self._refusal.process_id
 
+    @property
+    def pid(self) -> int:
+        return 0
+
     async def output(self, offset: int = 0) -> AsyncIterator[Chunk]:
         reason = self._refusal.stderr.encode(errors="surrogateescape")[offset:]
         if reason:

@@ -332,8 +332,8 @@ async def _false(shell: Shell, args: list[str]) -> int:
 
 
 async def _sh(shell: Shell, args: list[str]) -> int:
-    """`sh -c TEXT`"""
-    return await replace(shell, env=dict(shell.env)).run(args[1])
+    """`sh -c TEXT`, `bash -l -c TEXT`"""
+    return await replace(shell, env=dict(shell.env)).run(args[-1])
 
 
 BUILTINS: dict[str, Callable[[Shell, list[str]], Awaitable[int]]] = {

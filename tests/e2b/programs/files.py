@@ -84,7 +84,7 @@ def folders(sandbox: Sandbox) -> None:
     assert names == [("inner", FileType.DIR, f"{HOME}/folder/inner")]
     paths = [entry.path for entry in files.list("folder", depth=2)]
     assert paths == [f"{HOME}/folder/inner", f"{HOME}/folder/inner/leaf"], paths
-    assert files.list("/home", depth=1)[0].name == "user"
+    assert "user" in [entry.name for entry in files.list("/home")]
     with refused(InvalidArgumentException):
         files.list("folder", depth=0)
     with refused(InvalidArgumentException):

@@ -43,8 +43,6 @@ def with_every_option() -> None:
         options["lifecycle"] = {"on_timeout": "kill"}
     if since(2, 34):
         options["logger"] = logging.getLogger("e2b")
-    if since(2, 63):
-        options["idempotency_key"] = mark["mark"]
     sandbox = Sandbox.create(
         template="base",
         timeout=120,
@@ -57,18 +55,23 @@ def with_every_option() -> None:
         **options,
     )
     try:
-        assert sandbox.commands.run("echo $COLOUR ${EMPTY-unset}").stdout == "green \n"
+        assert sandbox.commands.run("echo $COLOUR-${EMPTY-unset}").stdout == "green-\n"
         info = sandbox.get_info()
         assert info.metadata == {**mark, "naïve": "ключ & = % +"}
         assert 60 < seconds_left(sandbox) <= 121
         if since(2, 34):
             assert info.allow_internet_access is False
             assert info.lifecycle is not None
-        if since(2, 63):
-            again = Sandbox.create(template="base", timeout=120, metadata=mark, idempotency_key=mark["mark"])
-            assert again.sandbox_id == sandbox.sandbox_id
     finally:
         sandbox.kill()
+
+
+def once() -> None:
+    key = new_mark()["mark"]
+    with Sandbox.create(timeout=60, idempotency_key=key) as sandbox:
+        assert Sandbox.create(timeout=60, idempotency_key=key).sandbox_id == sandbox.sandbox_id
+        with refused(SandboxException):
+            Sandbox.create(timeout=61, idempotency_key=key)
 
 
 def timeouts() -> None:
@@ -181,4 +184,6 @@ wrong_keys()
 wrong_requests()
 if since(2, 44):
     bound_client()
+if since(2, 63):
+    once()
 done()

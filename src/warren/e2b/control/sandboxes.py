@@ -7,6 +7,8 @@ are shown too.
 import math
 import urllib.parse
 from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any, Final
 
 from starlette.responses import Response
@@ -23,6 +25,7 @@ from warren.e2b.control.bodies import (
     whole_in_query,
 )
 from warren.e2b.control.network import read_network, show_network, wants_public_traffic
+from warren.e2b.control.template_start import start_template
 from warren.e2b.control.templates import find_template
 from warren.e2b.errors import E2bError
 from warren.e2b.routes import E2bCall, Route
@@ -39,10 +42,12 @@ from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.preview import PreviewRules
 from warren.model.session import LONGEST_S, MAX_METADATA, Session, SessionState
 from warren.model.spec import Limits
+from warren.model.tenant_images import template_in
 from warren.pacing import Pace
 from warren.sessions.allowances import longest_life
 from warren.sessions.long_values import LongList
 from warren.sessions.new_session import NewSession
+from warren.sessions.operations.sessions import weight
 from warren.sessions.request_context import keep_secret, set_image_wait
 from warren.sessions.schemas import MAX_VARIABLES, timestamp
 
@@ -52,7 +57,8 @@ _REFRESH_S: Final = 15
 _IMAGE_WAIT_S: Final = 45.0  # clients wait for a minute
 _MOST_ON_PAGE: Final = 1000
 _USUAL_PAGE: Final = 100
-_STEP: Final = 100
+_FIRST_STEP: Final = 3
+_LONG_STEP: Final = 100
 _SHORT_PAGE: Final = 250
 _MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
 _VIEW_BYTES: Final = 2048
@@ -91,6 +97,8 @@ async def create(call: E2bCall) -> Response:
     result = await call.sessions.create(call.tenant, request, call.header("idempotency-key"))
     if not result.session.state.can_run:
         raise E2bError(409, "the sandbox of this Idempotency-Key has ended; send another key")
+    if result.created:
+        await start_template(call, result.session, template)
     return answer_json(_show_new(call, result.session), 201)
 
 
@@ -261,7 +269,7 @@ async def _list(call: E2bCall, usual_limit: int) -> Response:
     find = _find_oldest if order == "asc" else _find_newest
     found, has_more = await find(call, chosen, limit, after)
     headers = {"x-next-token": sandbox_id_of(found[-1].id)} if has_more else {}
-    require_room(sum(map(_weight, found)) + len(found) * _VIEW_BYTES)
+    require_room(sum(map(weight, found)) + len(found) * _VIEW_BYTES)
     views = (_show_listed(call, session) for session in found)
     shown = list(views) if len(found) <= _SHORT_PAGE else LongList(views, len(found))
     return answer_json(shown, 200, headers)
@@ -277,8 +285,11 @@ class _Chosen:
         self.metadata = _read_metadata(call.parameter("metadata"))
 
     def page(self, limit: int, after: str) -> Page:
-        environment = self._call.rules.templates.get(self._template, self._template)
-        return Page(frozenset({SessionState.RUNNING}), "", environment, self.metadata, after, limit)
+        return Page(frozenset({SessionState.RUNNING}), metadata=self.metadata, after=after, limit=limit)
+
+    def has(self, session: Session) -> bool:
+        names = {template_of(self._call, session), *([] if session.image else [session.environment])}
+        return not self._template or self._template in names
 
     def ends_at(self, session: Session) -> bool:
         """Whether this one, and all that are older, were started too early."""
@@ -297,49 +308,52 @@ def _read_metadata(text: str) -> dict[str, str]:
 
 async def _find_newest(call: E2bCall, chosen: _Chosen, limit: int, after: str) -> tuple[list[Session], bool]:
     found: list[Session] = []
-    size, pace = 0, Pace()
-    while True:
-        some = await call.sessions.list(call.tenant, chosen.page(min(_STEP, limit + 1 - len(found)), after))
-        for session in some:
-            if chosen.ends_at(session):
-                return found, False
+    size = 0
+    async with aclosing(_walk(call, chosen, after)) as sessions:
+        async for session in sessions:
             if len(found) == limit or size > _MAX_PAGE_BYTES:
                 return found, True
             found.append(session)
-            size += _weight(session)
-        if not some:
-            return found, False
-        after = some[-1].id
-        await pace.give_way()
+            size += weight(session)
+    return found, False
 
 
 async def _find_oldest(call: E2bCall, chosen: _Chosen, limit: int, before: str) -> tuple[list[Session], bool]:
     """The store lists the newest first, so this goes through all that are newer than those wanted."""
-    last: deque[Session] = deque(maxlen=limit + 1)
-    after, pace = "", Pace()
-    while some := await call.sessions.list(call.tenant, chosen.page(_STEP, after)):
-        for session in some:
-            if chosen.ends_at(session) or session.id == before:
-                return _turned(last, limit)
-            last.append(session)
-        after = some[-1].id
-        await pace.give_way()
-    return _turned(last, limit)
-
-
-def _turned(last: deque[Session], limit: int) -> tuple[list[Session], bool]:
+    last: deque[str] = deque(maxlen=limit + 1)
+    async with aclosing(_walk(call, chosen, "")) as sessions:
+        async for session in sessions:
+            if session.id == before:
+                break
+            last.append(session.id)
     found: list[Session] = []
-    size = 0
-    for session in reversed(last):
+    size, pace = 0, Pace()
+    for session_id in reversed(last):
         if len(found) == limit or size > _MAX_PAGE_BYTES:
             return found, True
-        found.append(session)
-        size += _weight(session)
+        current = await call.sessions.store.get(call.tenant, session_id)
+        if current is not None and current.state.can_run:
+            found.append(current)
+            size += weight(current)
+        await pace.give_way()
     return found, False
 
 
-def _weight(session: Session) -> int:
-    return sum(len(name) + len(value) for name, value in session.metadata.items())
+async def _walk(call: E2bCall, chosen: _Chosen, after: str) -> AsyncGenerator[Session, None]:
+    """The newest first. They are read some at a time, because each may hold hundreds of KiB."""
+    step, pace = _FIRST_STEP, Pace()
+    while True:
+        some = await call.sessions.list(call.tenant, chosen.page(step, after))
+        for session in some:
+            if chosen.ends_at(session):
+                return
+            if chosen.has(session):
+                yield session
+        if len(some) < step:
+            return
+        after = some[-1].id
+        step = _LONG_STEP if sum(map(weight, some)) < len(some) * _VIEW_BYTES else _FIRST_STEP
+        await pace.give_way()
 
 
 # -- showing
@@ -380,6 +394,8 @@ def _show_listed(call: E2bCall, session: Session) -> dict[str, Any]:
 
 
 def template_of(call: E2bCall, session: Session) -> str:
+    if built := template_in(session.image):
+        return built
     for template, environment in call.rules.templates.items():
         if environment == session.environment:
             return template

@@ -49,19 +49,22 @@ _NAMESPACE: Final = uuid.UUID("6d7a0c1e-52a1-4f0e-9a55-2f5b7c1f5a10")
 _UPLOAD_S: Final = 900
 _MOST_LISTED: Final = 100
 _NOT_HERE: Final = "templates are not built in a cluster; let the operator add an environment to the registry"
-_NOT_BUILT: Final = "not supported: a sandbox starts with no process of its template; run the command in the sandbox"
+_LONGEST_COMMAND: Final = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
     """What a new session asks for. `image` is empty for the environment's own; `limits` are those that the template
-    has beyond the environment's. `user` runs its commands, empty for the usual one."""
+    has beyond the environment's. `user` runs its commands, empty for the usual one. `start` and `ready` are those of
+    Build."""
 
     name: str
     environment: str
     image: str = ""
     limits: Mapping[str, float] = field(default_factory=dict)
     user: str = ""
+    start: str = ""
+    ready: str = ""
 
 
 async def find_template(call: E2bCall, name: str) -> Template:
@@ -69,7 +72,8 @@ async def find_template(call: E2bCall, name: str) -> Template:
     if call.rules.builds is not None and (built := await _find_built(call.rules.builds, call.tenant, name)):
         template, tag = built
         build = template.tagged(tag)
-        return Template(template.name, build.environment, tenant_image(call.tenant, build.id), build.limits, build.user)
+        image = tenant_image(call.tenant, template.name, build.id)
+        return Template(template.name, build.environment, image, build.limits, build.user, build.start, build.ready)
     return Template(name, _environment(call, name).name)
 
 
@@ -369,9 +373,7 @@ async def start_build(call: E2bCall) -> Response:
     await builds.ready()
     template = await builds.records.get(call.tenant, read_name(call.params["template"])[0])
     build = template.build(call.params["build"])
-    for name in ("startCmd", "readyCmd"):
-        if body.get(name):
-            raise E2bError(501, f"{name} is {_NOT_BUILT}")
+    start, ready = (_read_command(body, name) for name in ("startCmd", "readyCmd"))
     if body.get("fromImageRegistry"):
         raise E2bError(501, "fromImageRegistry is not supported: the operator pulls images, with `warren image pull`")
     steps = read_steps(body.get("steps"))
@@ -381,9 +383,25 @@ async def start_build(call: E2bCall) -> Response:
     limits = {**base.limits, **build.limits}
     call.sessions.check_limits(call.caller, call.context.environments(base.environment), limits)
     user = last_user(steps, plan.user)
-    started = replace(build, environment=base.environment, limits=limits, user="" if user == DEFAULT_USER else user)
+    if not start:  # without one of its own a template has those of its base
+        start, ready = base.start, ready or base.ready
+    started = replace(
+        build,
+        environment=base.environment,
+        limits=limits,
+        user="" if user == DEFAULT_USER else user,
+        start=start,
+        ready=ready,
+    )
     await builds.build(template, started, plan)
     return Response(status_code=202)
+
+
+def _read_command(body: Mapping[str, Any], name: str) -> str:
+    text = body.get(name) or ""
+    if not isinstance(text, str) or "\0" in text or len(text) > _LONGEST_COMMAND:
+        raise E2bError(400, f"{name} must be a command of at most {_LONGEST_COMMAND} characters")
+    return text
 
 
 async def _find_base(call: E2bCall, builds: TemplateBuilds, body: Mapping[str, Any]) -> tuple[Template, str]:

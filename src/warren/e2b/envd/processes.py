@@ -26,9 +26,11 @@ from warren.e2b.connect import (
     timeout_of,
     unary,
 )
+from warren.e2b.control.sandboxes import template_of
 from warren.e2b.envd.started import Record, StartedCommands
 from warren.e2b.errors import ConnectError
 from warren.e2b.routes import E2bCall, Route
+from warren.e2b.template_defaults import usual_user
 from warren.e2b.users import SandboxUser, resolve
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.access import Scope
@@ -44,6 +46,7 @@ from warren.sessions.validation import validated
 _SERVICE: Final = "/process.Process"
 _PREFIX: Final = "e2b_"  # of the ids of commands that this wire has started
 _PIECE: Final = 32 * 1024
+_KEPT: Final = 1024 * 1024  # nobody asks for output that came before
 _LONGEST_S: Final = 7 * 86400.0
 _SHELLS: Final = frozenset({"bash", "/bin/bash", "/usr/bin/bash", "sh", "/bin/sh", "/usr/bin/sh"})
 _KEEPALIVE: Final[Message] = {"event": {"keepalive": {}}}
@@ -125,6 +128,10 @@ class _StartRequest(_Values):
     tag: str | None = None
     stdin: bool = True
 
+    @property
+    def takes_input(self) -> bool:
+        return self.stdin or self.pty is not None
+
 
 class _Selector(_Values):
     pid: Annotated[int, Field(ge=0, le=0xFFFFFFFF)] | None = None
@@ -169,18 +176,17 @@ async def _start(call: E2bCall, message: Message) -> AsyncIterator[Message | byt
     request = validated(_StartRequest, message)
     async with call.sandbox() as (session, sandbox):
         process = await _start_command(call, session, sandbox, request)
-        with _reading(call, sandbox, process.id):
-            info = await _info_of(sandbox, process.id)
-            config = request.process.model_dump(exclude_none=True)
-            record = Record(config, request.tag, request.stdin, _size_of(request.process))
-            call.started.add(session.id, process.id, record)
-            async for item in _events(process, info.pid, 0):
+        with _reading(call, sandbox, process):
+            call.started.add(session.id, process.id, _record(request))
+            del message, request  # they may be long, and the command may run for days
+            async for item in _events(process, process.pid, 0):
                 yield item
 
 
 async def _start_command(call: E2bCall, session: Session, sandbox: Sandbox, request: _StartRequest) -> Process:
-    user = await resolve(sandbox, _user_name(call))
-    cwd = _absolute(request.process.cwd or "", user)
+    usual = await usual_user(call, session)
+    user = await resolve(sandbox, _user_name(call) or usual)
+    cwd = _absolute(request.process.cwd or "", user) if request.process.cwd or not session.image else ""
     command = _command(call, session, request, user, cwd)
     try:
         process = await sandbox.start(command, process_id=_PREFIX + os.urandom(6).hex(), follow=True)
@@ -201,7 +207,7 @@ def _command(call: E2bCall, session: Session, request: _StartRequest, user: Sand
         **session.env,
         "E2B_SANDBOX": "true",
         "E2B_SANDBOX_ID": sandbox_id_of(session.id),
-        "E2B_TEMPLATE_ID": session.environment,
+        "E2B_TEMPLATE_ID": template_of(call, session),
         **config.envs,
     }
     return Command(
@@ -212,11 +218,19 @@ def _command(call: E2bCall, session: Session, request: _StartRequest, user: Sand
         timeout_s=None if timeout_s is None else min(timeout_s, _LONGEST_S),
         grace_s=0.0,
         carry_state=False,
+        keep_bytes=_KEPT,
         terminal=None if request.pty is None else _terminal_size(request.pty),
         judged_as=_line_of(config),
-        stdin=request.stdin or request.pty is not None,
+        stdin=request.takes_input,
         until_closed=True,
     )
+
+
+def _record(request: _StartRequest) -> Record:
+    config = request.process
+    texts = (config.cmd, *config.args, *config.envs, *config.envs.values(), config.cwd or "", request.tag or "")
+    size = sum(len(text) for text in texts) + 100 * len(texts)
+    return Record(config.model_dump(exclude_none=True), request.tag, request.takes_input, size)
 
 
 def _line_of(config: _Config) -> str:
@@ -254,15 +268,16 @@ async def _connect(call: E2bCall, message: Message) -> AsyncIterator[Message | b
     async with call.sandbox(counts=False) as (_, sandbox):
         await call.sessions.record_use(call.tenant, call.session_id)
         info = await _find(call, sandbox, selector)
-        with _reading(call, sandbox, info.id), _not_found(info):
-            async for item in _events(await sandbox.process(info.id), info.pid, info.bytes_total):
+        process = await sandbox.process(info.id)
+        with _reading(call, sandbox, process), _not_found(info):
+            async for item in _events(process, info.pid, info.bytes_total):
                 yield item
 
 
 @contextlib.contextmanager
-def _reading(call: E2bCall, sandbox: Sandbox, process_id: str) -> Iterator[None]:
+def _reading(call: E2bCall, sandbox: Sandbox, process: Process) -> Iterator[None]:
     """The command is not forgotten during the block. Its last reader sees to that it is when it has ended."""
-    started, session_id = call.started, call.session_id
+    started, session_id, process_id = call.started, call.session_id, process.id
     started.begin_reading(session_id, process_id)
     try:
         yield
@@ -270,13 +285,14 @@ def _reading(call: E2bCall, sandbox: Sandbox, process_id: str) -> Iterator[None]
         started.end_reading(session_id, process_id)
         is_ours = process_id.startswith(_PREFIX)
         if is_ours and not started.is_read(session_id, process_id) and started.begin_awaiting(session_id, process_id):
-            forgetting = _forget_at_end(started, session_id, sandbox, process_id)
+            forgetting = _forget_at_end(started, session_id, sandbox, process)
             call.sessions.metering.follow(forgetting, f"forgetting {process_id}")
 
 
-async def _forget_at_end(started: StartedCommands, session_id: str, sandbox: Sandbox, process_id: str) -> None:
+async def _forget_at_end(started: StartedCommands, session_id: str, sandbox: Sandbox, process: Process) -> None:
+    process_id = process.id
     try:
-        await (await sandbox.process(process_id)).ended()
+        await process.ended()
         if not started.is_read(session_id, process_id):
             started.remove(session_id, process_id)
             await sandbox.forget(process_id)
@@ -360,13 +376,6 @@ def _config_in_title(title: str) -> dict[str, Any]:
 
 def _is_shown(info: ProcessInfo) -> bool:
     return info.running and not is_context(info.id) and not info.id.startswith(CELL_PREFIX)
-
-
-async def _info_of(sandbox: Sandbox, process_id: str) -> ProcessInfo:
-    for info in await sandbox.processes():
-        if info.id == process_id:
-            return info
-    raise ProcessNotFound(f"there is no process {process_id!r}")
 
 
 async def _find(call: E2bCall, sandbox: Sandbox, selector: _Selector) -> ProcessInfo:
@@ -462,11 +471,6 @@ def _not_found(info: ProcessInfo) -> Iterator[None]:
         yield
     except ProcessNotFound:
         raise ConnectError("not_found", f"process with pid {info.pid} not found") from None
-
-
-def _size_of(config: _Config) -> int:
-    texts = (config.cmd, *config.args, *config.envs, *config.envs.values(), config.cwd or "")
-    return sum(len(text) for text in texts) + 100 * len(texts)
 
 
 async def _health(call: E2bCall) -> Response:

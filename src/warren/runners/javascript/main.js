@@ -1,4 +1,4 @@
-// Runs the cells of a JavaScript context. The keeper starts it with a socket on descriptor 3 and pipes on 1 and 2.
+// Runs the cells of a JavaScript context, or with the argument `typescript` of one in TypeScript. The keeper starts it with a socket on descriptor 3 and pipes on 1 and 2.
 //
 // V8's own REPL mode evaluates a cell (`Runtime.evaluate` of an inspector session in this thread): it has top-level
 // await and lets a later cell declare a name again. Modules are the one thing it lacks; modules.js rewrites them.
@@ -16,6 +16,9 @@ const util = require("node:util");
 const v8 = require("node:v8");
 const { display, resultOf } = require("./display.js");
 const { errorOf, syntaxErrorOf, traceOf } = require("./errors.js");
+
+const typescript = process.argv[2] === "typescript" ? require("./typescript.js") : null;
+if (typescript !== null && !typescript.canStrip) process.exit(127); // as a shell says that there is no such program
 
 const REPL_VALUE = ".repl_result";
 const INTERRUPTED = { name: "Interrupted", value: "The cell was interrupted.", traceback: "Interrupted: The cell was interrupted." };
@@ -77,6 +80,7 @@ function readFrames(chunk) {
 
 function run(request) {
   const cell = protect(() => begin(request));
+  if (cell.source === null) return;
   let promise = null;
   // Every script in REPL mode is an async function; its promise is the first that is made. It must be kept: V8 gives
   // up on a cell whose promise is collected as garbage, and Node 24 crashes then.
@@ -98,18 +102,23 @@ function run(request) {
 function begin(request) {
   cells += 1;
   const name = `cell_${cells}.js`;
-  const cell = { count: cells, name, code: request.code, environment: [], promise: null };
+  const cell = { count: cells, name, code: request.code, source: null, environment: [], promise: null };
   for (const [key, value] of Object.entries(request.env ?? {})) {
     cell.environment.push([key, process.env[key]]);
     process.env[key] = value;
   }
   current = cell;
   useFolder(process.cwd());
-  cell.source = `${prepared(request.code)}\n//# sourceURL=${name}`;
+  try {
+    cell.source = `${prepared(request.code)}\n//# sourceURL=${name}`;
+  } catch (error) {
+    finish(cell, errorOf(error));
+  }
   return cell;
 }
 
 function prepared(code) {
+  if (typescript !== null) code = typescript.stripped(code);
   if (/\b(?:import|export)\b/.test(code)) code = require("./modules.js").rewritten(code);
   return isObjectLiteral(code) ? `(${code}\n)` : code;
 }

@@ -82,7 +82,7 @@ async def show_page(call: Call, page: Page) -> tuple[list[Values] | LongList, st
         wanted = min(step, page.limit + 1 - len(found))
         some = await call.sessions.list(call.tenant, replace(page, limit=wanted))
         found += some
-        size += sum(map(_weight, some))
+        size += sum(map(weight, some))
         if len(some) < wanted:
             more = None
             break
@@ -98,7 +98,8 @@ async def show_page(call: Call, page: Page) -> tuple[list[Values] | LongList, st
     return (list(views) if size < _SHORT_BYTES and len(found) <= _FEW else LongList(views, len(found))), more
 
 
-def _weight(session: Session) -> int:
+def weight(session: Session) -> int:
+    """How many characters its texts have."""
     texts = (*session.metadata.items(), *session.env.items())
     rules = (*session.network.allow, *session.network.deny)
     agent = size_of(session.agent_config) if session.agent_config else 0

@@ -155,7 +155,7 @@ class Commands:
         flags = int(Flag.LOSSLESS | (Flag.STDIN if command.stdin else 0))
         channel = await self._link.open(Request.START, self._start_payload(command, process_id, flags))
         try:
-            await _wait_for_start(channel)
+            pid = await _wait_for_start(channel)
             if self._oom.running >= REMEMBERED:
                 raise channel.violation("more commands that run than an agent can have")
         except BaseException as exc:
@@ -170,7 +170,7 @@ class Commands:
         self._oom.begin(process_id)
         self._keep[process_id] = command.keep_bytes
         drop_oldest(self._keep)
-        return AgentProcess(self, process_id)
+        return AgentProcess(self, process_id, pid)
 
     async def find(self, process_id: str) -> "AgentProcess":
         channel = await self._link.open(
@@ -242,6 +242,9 @@ class Commands:
             channel, end, _ = await self._wait_for_end(process_id, NO_REPLAY)
         except SandboxLost as exc:
             return lost_result(exc.message, process_id)
+        return self._result_alone(channel, end, process_id)
+
+    def _result_alone(self, channel: Channel, end: Fields, process_id: str) -> ExecResult:
         result = self._result(channel, end, CommandOutput(), process_id)
         return replace(result, truncated=bool(end.number(Tag.TRUNCATED)))
 
@@ -253,7 +256,7 @@ class Commands:
         finally:
             channel.close()
 
-    async def output(self, process_id: str, offset: int) -> AsyncIterator[Chunk]:
+    async def output(self, process_id: str, offset: int, at_end: Callable[[ExecResult], None]) -> AsyncIterator[Chunk]:
         held = self._waiting_channels.pop(process_id, None) if offset == 0 else None
         channel = held or await self._link.open(
             Request.ATTACH, _attach_payload(process_id, offset, Flag.FOLLOW | Flag.LOSSLESS)
@@ -265,6 +268,8 @@ class Commands:
                     raise channel.violation("output that goes backwards")
                 at = item.offset + len(item.data)
                 yield Chunk(_STREAMS[item.stream], item.offset, item.data)
+            if isinstance(item, Reply) and item.kind == Response.EXIT:
+                at_end(self._result_alone(channel, item.fields, process_id))
         finally:
             channel.close()
 
@@ -306,9 +311,11 @@ class StdinPipe:
 
 
 class AgentProcess:
-    def __init__(self, commands: Commands, process_id: str) -> None:
+    def __init__(self, commands: Commands, process_id: str, pid: int = 0) -> None:
         self._commands = commands
         self._id = process_id
+        self._pid = pid
+        self._result: ExecResult | None = None  # once somebody has read all of the output
 
     def __repr__(self) -> str:
         return f"<AgentProcess {self._id}>"
@@ -317,16 +324,23 @@ class AgentProcess:
     def id(self) -> str:
         return self._id
 
+    @property
+    def pid(self) -> int:
+        return self._pid
+
     def output(self, offset: int = 0) -> AsyncIterator[Chunk]:
         if not 0 <= offset < NO_REPLAY:
             raise InvalidRequest(f"an offset of {offset} cannot be")
-        return self._commands.output(self._id, offset)
+        return self._commands.output(self._id, offset, self._note_end)
+
+    def _note_end(self, result: ExecResult) -> None:
+        self._result = result
 
     async def wait(self) -> ExecResult:
         return await self._commands.wait(self._id)
 
     async def ended(self) -> ExecResult:
-        return await self._commands.ended(self._id)
+        return self._result or await self._commands.ended(self._id)
 
     async def write(self, data: bytes) -> None:
         await (await self._commands.stdin(self._id)).write(data)
@@ -432,9 +446,15 @@ def _give_up(channel: Channel) -> None:
     channel.give_up(SandboxLost("the agent did not end the command after its time-out: the sandbox hangs"))
 
 
-async def _wait_for_start(channel: Channel) -> None:
-    if not isinstance(await channel.take(), Reply):
+async def _wait_for_start(channel: Channel) -> int:
+    """Returns the pid."""
+    reply = await channel.take()
+    if not isinstance(reply, Reply):
         raise channel.violation("output of a command that has not started")
+    try:
+        return reply.fields.number(Tag.PID)
+    except ProtocolError as exc:
+        raise channel.violation(exc.message) from None
 
 
 async def _stop(task: asyncio.Task[None]) -> None:

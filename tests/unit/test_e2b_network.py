@@ -1,0 +1,53 @@
+"""E2B's network settings as rules of a session, and back."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from warren.e2b.control.network import read_network, show_network
+from warren.model.network import NetworkRules
+from warren.model.preview import PreviewRules
+from warren.model.session import Session
+
+ALL = "0.0.0.0/0"
+SESSION = Session("ses_1", "t", "e2b", "epoch", 0.0, 0.0, 0.0, previews=PreviewRules(everything=True))
+
+
+@pytest.mark.parametrize(
+    ("values", "internet", "rules"),
+    [
+        ({}, None, None),
+        ({}, True, None),
+        ({"allowOut": [], "denyOut": None}, None, None),
+        ({}, False, NetworkRules()),
+        ({"denyOut": [ALL]}, None, NetworkRules(deny=(ALL,))),
+        (
+            {"allowOut": ["*.example.com", "1.2.3.4", "1.2.3.4"], "denyOut": [ALL]},
+            None,
+            NetworkRules(allow=("*.example.com", "1.2.3.4"), deny=(ALL,)),
+        ),
+        ({"allowOut": ["example.com"]}, False, NetworkRules(allow=("example.com",))),
+        ({"denyOut": ["8.8.8.8", "10.1.2.3/8"]}, None, NetworkRules(True, deny=("8.8.8.8", "10.0.0.0/8"))),
+        ({"allowOut": ["8.8.8.8"]}, None, NetworkRules(True, allow=("8.8.8.8",))),
+        ({"allowOut": [ALL], "denyOut": [ALL]}, None, NetworkRules(True)),
+    ],
+)
+def test_what_a_client_says_becomes_rules(values: dict[str, Any], internet: bool | None, rules: NetworkRules) -> None:
+    assert read_network(values, internet) == rules
+
+
+@pytest.mark.parametrize(
+    ("rules", "shown"),
+    [
+        (NetworkRules(True), {"allowPublicTraffic": True}),
+        (NetworkRules(), {"allowPublicTraffic": True, "denyOut": [ALL]}),
+        (
+            NetworkRules(allow=("example.com",), deny=(ALL,)),
+            {"allowPublicTraffic": True, "allowOut": ["example.com"], "denyOut": [ALL]},
+        ),
+        (NetworkRules(True, deny=("8.8.8.8",)), {"allowPublicTraffic": True, "denyOut": ["8.8.8.8"]}),
+    ],
+)
+def test_rules_are_shown_as_clients_know_them(rules: NetworkRules, shown: dict[str, Any]) -> None:
+    assert show_network(replace(SESSION, network=rules)) == shown
