@@ -280,10 +280,11 @@ async def _connect(call: E2bCall, message: Message) -> AsyncIterator[Message | b
     async with call.sandbox(counts=False) as (_, sandbox):
         await call.sessions.record_use(call.tenant, call.session_id)
         info = await _find(call, sandbox, selector)
-        process = await sandbox.process(info.id)
-        with _reading(call, sandbox, process), _not_found(info):
-            async for item in _events(process, info.pid, info.bytes_total):
-                yield item
+        with _not_found(info):
+            process = await sandbox.process(info.id)
+            with _reading(call, sandbox, process):
+                async for item in _events(process, info.pid, info.bytes_total):
+                    yield item
 
 
 @contextlib.contextmanager
