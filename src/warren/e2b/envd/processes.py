@@ -35,7 +35,7 @@ from warren.e2b.users import SandboxUser, resolve
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.access import Scope
 from warren.model.code import CELL_PREFIX, is_context
-from warren.model.e2b import sandbox_id_of
+from warren.model.e2b import sandbox_env
 from warren.model.errors import CommandRefused, InvalidPath, ProcessNotFound, SandboxLost, WarrenError
 from warren.model.operations import Chunk, Command, ExecResult, ProcessInfo, Reason, Stream, TerminalSize
 from warren.model.session import Session
@@ -217,9 +217,7 @@ def _command(call: E2bCall, session: Session, request: _StartRequest, user: Sand
     env = {
         **user.env,
         **session.env,
-        "E2B_SANDBOX": "true",
-        "E2B_SANDBOX_ID": sandbox_id_of(session.id),
-        "E2B_TEMPLATE_ID": template_of(call, session),
+        **sandbox_env(session.id, template_of(call, session)),
         **config.envs,
     }
     return Command(
