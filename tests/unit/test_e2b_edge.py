@@ -23,6 +23,7 @@ from warren.model.errors import PortClosed, SessionEnded, TooLarge, Unauthorized
 from warren.model.preview import OF_E2B_SANDBOX, TRAFFIC_TOKEN
 from warren.model.session import SessionState, new_session_id
 from warren.stores.memory import MemoryStore
+from warren.tenancy.keys import Keys
 from warren.tenancy.tenants import Tenants
 from warren.testing.manual_clock import ManualClock
 
@@ -57,6 +58,7 @@ class World:
             tokens=self.tokens,
             store=self.store,
             tenants=Tenants(self.store.records, self.clock),
+            keys=Keys(self.store.records, self.clock),
             clock=self.clock,
             trusted_proxies=TrustedProxies(["10.0.0.0/8"]),
             domain=domain,

@@ -648,6 +648,7 @@ def build_edge(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIA
         tokens=build_sandbox_tokens(settings),
         store=context.sessions.store,
         tenants=context.tenancy.tenants,
+        keys=context.tenancy.keys,
         clock=context.sessions.clock,
         trusted_proxies=TrustedProxies(settings.trusted_proxies),
         domain=settings.preview_domain,

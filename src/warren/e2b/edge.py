@@ -42,6 +42,7 @@ from warren.model.e2b import (
 )
 from warren.model.errors import InvalidRequest, Unauthorized, WarrenError
 from warren.model.preview import LOCALHOST, OF_E2B_SANDBOX, TRAFFIC_TOKEN, preview_host, read_port
+from warren.tenancy.keys import Keys
 from warren.tenancy.tenants import Tenants
 
 _ID: Final = b"e2b-sandbox-id"
@@ -54,7 +55,7 @@ _API_PATH: Final = re.compile(
 _CODE_PATH: Final = re.compile(r"/(execute|contexts(/.*)?)", re.DOTALL)
 _HOST: Final = re.compile(r"([1-9][0-9]{0,4})-([0-9a-f]{32})", re.ASCII)
 _PLANE_OF_PORT: Final = {ENVD_PORT: Plane.ENVD, CODE_PORT: Plane.CODE}
-_MOST_OWNERS: Final = 10_000
+_MOST_CALLERS: Final = 10_000
 _SCOPES: Final = frozenset({KeyScope.READ, KeyScope.EXEC})
 _API_HOST: Final = "api"
 _HEALTH: Final = "/health"
@@ -106,6 +107,7 @@ class E2bEdge:
         tokens: SandboxTokens,
         store: SessionStore,
         tenants: Tenants,
+        keys: Keys,
         clock: Clock,
         trusted_proxies: TrustedProxies,
         domain: str = "",
@@ -115,11 +117,12 @@ class E2bEdge:
         self._tokens = tokens
         self._store = store
         self._tenants = tenants
+        self._keys = keys
         self._proxies = trusted_proxies
         self._domain = domain
         self._without_keys = without_keys
         self._signed_urls = SignedUrls(tokens, store, clock)
-        self._owners: OrderedDict[str, tuple[str, str]] = OrderedDict()  # tenant and key id by session id
+        self._callers: OrderedDict[str, Caller] = OrderedDict()  # by session id
         self._named_by = lru_cache(maxsize=1024)(self._read_host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -273,11 +276,15 @@ class E2bEdge:
             return Caller(upload.tenant, upload.key_id, frozenset(), (await self._tenants.of(upload.tenant)).quota)
         if found.path != _HEALTH:
             self._check_token(found, headers)
-        owner = await self._owner(found.session_id)
-        if owner is None:
+        caller = self._callers.get(found.session_id) or await self._owner(found.session_id)
+        if caller is None:
             return None
-        tenant, key_id = owner
-        return Caller(tenant, key_id, _SCOPES, (await self._tenants.of(tenant)).quota)
+        quota = (await self._tenants.of(caller.tenant)).quota
+        if caller.quota is not quota or found.session_id not in self._callers:
+            caller = self._callers[found.session_id] = caller.with_quota(quota)
+            if len(self._callers) > _MOST_CALLERS:
+                self._callers.popitem(last=False)
+        return caller
 
     def _check_token(self, found: _Found, headers: dict[bytes, str]) -> None:
         access, traffic = headers.get(ACCESS_HEADER, ""), headers.get(TRAFFIC_HEADER, "")
@@ -290,16 +297,12 @@ class E2bEdge:
         elif not self._without_keys:
             raise Unauthorized("this sandbox wants its access token", remedy="connect to the sandbox again")
 
-    async def _owner(self, session_id: str) -> tuple[str, str] | None:
-        owner = self._owners.get(session_id)
-        if owner is None:
-            session = await self._store.find(session_id)
-            if session is None:
-                return None
-            owner = self._owners[session_id] = (session.tenant, session.key_id)
-            if len(self._owners) > _MOST_OWNERS:
-                self._owners.popitem(last=False)
-        return owner
+    async def _owner(self, session_id: str) -> Caller | None:
+        """Whoever uses a sandbox uses up the quotas of the key that made it."""
+        session = await self._store.find(session_id)
+        if session is None:
+            return None
+        return Caller(session.tenant, session.key_id, _SCOPES, key_quota=await self._keys.quota_of(session.key_id))
 
 
 async def _refuse(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
