@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from warren.e2b import users
-from warren.e2b.envd.state import EnvdState
 from warren.e2b.routes import E2bCall
+from warren.e2b.template_defaults import usual_user
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import InvalidPath, Unauthorized
 from warren.model.operations import check_path
+from warren.model.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,10 @@ class Rights:
         return check_path(path)
 
 
-async def rights_of(state: EnvdState, sandbox: Sandbox, name: str) -> Rights:
-    """Raises UnknownUser."""
-    user = await users.resolve(sandbox, name)
-    if user.name != "root" and await state.allows_root(sandbox):
+async def rights_of(call: E2bCall, session: Session, sandbox: Sandbox, name: str) -> Rights:
+    """`name` is the user that the client names, "" if it names none. Raises UnknownUser."""
+    user = await users.resolve(sandbox, name or await usual_user(call, session))
+    if user.name != "root" and await call.envd.allows_root(sandbox):
         return Rights("root", user.name, user.home)
     return Rights(user.name, "", user.home)
 
@@ -57,7 +58,7 @@ def called_user(call: E2bCall) -> str:
     try:
         return base64.b64decode(value, validate=True).decode().partition(":")[0]
     except (binascii.Error, UnicodeDecodeError):
-        raise Unauthorized("the Authorization header is not Basic with a user's name") from None
+        raise Unauthorized("the Authorization header has no user") from None
 
 
 def text_field(message: dict[str, Any], *names: str) -> str:
