@@ -162,6 +162,12 @@ async def test_entries_tell_all_that_clients_show(envd: Envd) -> None:
     await envd.put("meta", b"x", {**OCTETS, "X-Metadata-a": "b"})
     moved = (await envd.ask("Move", source="meta", destination="new/place/meta"))["entry"]
     assert (moved["path"], moved["metadata"]) == ("/home/user/new/place/meta", {"a": "b"})
+    deeds: list[Any] = []
+    with anyio.fail_after(20):
+        while not deeds:
+            query = {"action": "e2b_move_entry", "session_id": f"ses_{envd.headers['E2b-Sandbox-Id']}"}
+            deeds = (await envd.client.get("/api/audit", params=query)).json()["deeds"]
+    assert (deeds[0]["detail"]["path"], deeds[0]["detail"]["target"]) == ("/home/user/meta", moved["path"])
     for path in ("new", "new", "nothing", "new/place/meta/below"):
         assert await envd.ask("Remove", path=path) == {}
     for code, response in (

@@ -25,6 +25,7 @@ from warren.model.errors import InvalidRequest
 from warren.model.operations import FileInfo, FileKind, check_metadata
 from warren.pacing import Pace
 from warren.sessions.output_events import close_source
+from warren.sessions.request_context import note
 
 MAX_PARTS: Final = 5000
 _METADATA: Final = b"x-metadata-"
@@ -129,6 +130,7 @@ async def _post_files(call: E2bCall) -> Response:
             if path in written:
                 raise E2bError(400, f"{path!r} comes twice in one request; only the first file was written")
             written[path] = await _write_file(sandbox, path, part.chunks(), metadata, rights)
+        note(files=len(written))
     return answer_json(list(written.values()))
 
 

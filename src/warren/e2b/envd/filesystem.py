@@ -134,7 +134,7 @@ async def _move(call: E2bCall, message: Message) -> Message:
     async with call.sandbox() as (session, sandbox):
         rights = await rights_of(call, session, sandbox, called_user(call))
         source = rights.path(text_field(message, "source"))
-        target = rights.path(text_field(message, "destination"))
+        target = rights.path(text_field(message, "destination"), "target")
         with contextlib.suppress(FileExists):
             await sandbox.mkdir(posixpath.dirname(target.rstrip("/")) or "/", user=rights.user, owner=rights.owner)
         await sandbox.rename(source, target, user=rights.user)
@@ -153,8 +153,8 @@ async def _remove(call: E2bCall, message: Message) -> Message:
 _SERVICE: Final = "/filesystem.Filesystem"
 ROUTES: tuple[Route, ...] = (
     Route("POST", f"{_SERVICE}/ListDir", "e2b_list_directory", Scope.READ, _list_dir, is_call=True),
-    unary(f"{_SERVICE}/Stat", "e2b_stat_file", Scope.READ, _stat),
+    unary(f"{_SERVICE}/Stat", "e2b_stat_entry", Scope.READ, _stat),
     unary(f"{_SERVICE}/MakeDir", "e2b_make_directory", Scope.EXEC, _make_dir),
-    unary(f"{_SERVICE}/Move", "e2b_move_file", Scope.EXEC, _move),
-    unary(f"{_SERVICE}/Remove", "e2b_remove_file", Scope.EXEC, _remove),
+    unary(f"{_SERVICE}/Move", "e2b_move_entry", Scope.EXEC, _move),
+    unary(f"{_SERVICE}/Remove", "e2b_remove_entry", Scope.EXEC, _remove),
 )

@@ -17,6 +17,7 @@ from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import InvalidPath, Unauthorized
 from warren.model.operations import check_path
 from warren.model.session import Session
+from warren.sessions.request_context import note
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,8 @@ class Rights:
     owner: str
     home: str
 
-    def path(self, path: str) -> str:
-        """The path as it is in the sandbox: absolute, or from the home on."""
+    def path(self, path: str, noted_as: str = "path") -> str:
+        """The path as it is in the sandbox: absolute, or from the home on. The audit record gets it."""
         try:
             path.encode(errors="surrogateescape")
         except UnicodeEncodeError:
@@ -39,7 +40,8 @@ class Rights:
             path = posixpath.normpath(f"{self.home}/{path[1:]}")
         elif not path.startswith("/"):
             path = posixpath.normpath(f"{self.home}/{path}")
-        return check_path(path)
+        note(**{noted_as: check_path(path)})
+        return path
 
 
 async def rights_of(call: E2bCall, session: Session, sandbox: Sandbox, name: str) -> Rights:
