@@ -79,7 +79,7 @@ def images(server: ServerProcess) -> list[str]:
 
 def leftovers(server: ServerProcess) -> list[str]:
     builds = server.state_dir / "templates/builds"
-    making = [str(path) for path in (server.state_dir / "images").glob(".tmp*")]
+    making = [str(path) for path in (server.state_dir / "images").glob(".making-*")]
     return making + ([str(path) for path in builds.iterdir()] if builds.is_dir() else [])
 
 
