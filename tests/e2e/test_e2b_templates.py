@@ -263,6 +263,7 @@ async def test_a_killed_server_leaves_no_build_behind(api: Api, server: ServerPr
                 step("COPY", "a", "b", filesHash="../../x"),
                 step("COPY", "../a", "b", filesHash=HASH),
                 step("COPY", "/a", "b", filesHash=HASH),
+                step("COPY", "**/a", "b", filesHash=HASH),
                 step("COPY", "a", "b", "", "rwx", filesHash=HASH),
                 step("WORKDIR", ""),
                 step("USER", "a b"),
