@@ -1,13 +1,16 @@
 """The suites where the provider e2b may differ from oci, against a server whose far side is a second Warren."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from e2e.api_client import Api
 from e2e.artifact_suite import ArtifactSuite
 from e2e.code_suite import CodeSuite
 from e2e.command_suite import CommandSuite
 from e2e.conftest import NewState
+from e2e.process_suite import read_all
 from e2e.server_time import ServerTime, TurnedTime
 from e2e.terminal_suite import TerminalSuite
 from far_warren import KEY, running_far_warren
@@ -59,3 +62,31 @@ class TestArtifacts(ArtifactSuite):
 
 class TestTerminals(TerminalSuite):
     pass
+
+
+@pytest.mark.anyio
+async def test_a_session_outlives_kill_9_of_the_server(server: ServerProcess, api: Api) -> None:
+    async with api.session() as session:
+        await session.exec("cd /tmp; export KEPT=yes")
+        process = await session.start("for n in 1 2 3 4 5; do echo $n; sleep 0.3; done")
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+        assert await session.output("pwd; echo $KEPT") == "/tmp\nyes\n"
+        assert await read_all(session, process) == "1\n2\n3\n4\n5\n"
+
+
+@pytest.mark.anyio
+async def test_what_a_session_is_told_about_its_sandbox_is_true(api: Api) -> None:
+    async with api.session() as session:
+        shown = await session.show()
+        assert shown["provider"] == "e2b"
+        assert shown["isolation"]["in_force"] == {}
+        assert "nothing of this can be read" in shown["isolation"]["missing"]["user_namespace"]
+    refused = await api.refused(
+        "POST", "/api/sessions", {"require": ["user_namespace"]}, status=503, code="isolation_unavailable"
+    )
+    assert "user_namespace" in refused["detail"]
+    refused = await api.refused(
+        "POST", "/api/sessions", {"network": {"allow": ["example.com"]}}, status=422, code="invalid_request"
+    )
+    assert "does not have the capability egress" in refused["detail"]

@@ -592,7 +592,6 @@ def build_e2b_app(
     from warren.e2b.routes import E2bRules
 
     rules = E2bRules(
-        settings.preview_domain,
         e2b_templates(settings),
         settings.e2b_public_ports,
         with_network=settings.egress,

@@ -356,7 +356,8 @@ class E2bProvider:
         """Prolongs what this process has, and ends what could not be ended before."""
         while True:
             pause = self._timeout_s / 3
-            for work in [*map(self._prolong, list(self._open)), *map(self.destroy, list(self._undestroyed))]:
+            in_use = [sandbox.id for sandbox, relay in self._open.items() if not relay.why]
+            for work in [*map(self._prolong, in_use), *map(self.destroy, list(self._undestroyed))]:
                 try:
                     await work
                 except WarrenError as exc:
@@ -364,8 +365,8 @@ class E2bProvider:
                     pause = min(pause, _RETRY_S)
             await asyncio.sleep(pause)
 
-    async def _prolong(self, sandbox: AgentSandbox) -> None:
-        record = self._load(sandbox.id)
+    async def _prolong(self, sandbox_id: str) -> None:
+        record = self._load(sandbox_id)
         if record is not None and record.ready:
             await self.api.prolong(record.far, self._timeout_s)
 
