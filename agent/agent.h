@@ -180,6 +180,8 @@ int tree_move(const char *from, const char *to);
 int make_parents(const struct file_request *r, const char *path);
 bool join_path(char *to, size_t size, const char *dir, const char *name); /* false with errno if it is too long */
 bool is_dot_entry(const char *name);
+struct dirent;
+int sorted_entries(const char *dir, struct dirent ***entries); /* as scandir(3), by name, without . and .. */
 enum code code_of(int error);
 struct stat;
 void add_stat(struct buf *b, const char *path, const struct stat *st);

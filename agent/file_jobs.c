@@ -66,7 +66,7 @@ static void run(const struct file_request *r, const struct user *u, int result) 
     sigprocmask(SIG_SETMASK, &none, NULL);
     signal(SIGXFSZ, SIG_IGN); /* writing too large a file shall fail, not kill the job */
     int error = 0;
-    if (r->op == OP_SEARCH) raise_own_oom_score();
+    if (r->op == OP_SEARCH || (r->op == OP_LIST && r->details)) raise_own_oom_score();
     if (!act_as_user(u)) error = errno;
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     if (!error && chdir(settings.workspace) != 0 && chdir("/") != 0) error = errno;

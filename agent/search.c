@@ -367,10 +367,6 @@ static void search_file(const struct stat *st) {
 
 /* ---- the walk ---- */
 
-static int compare_names(const struct dirent **a, const struct dirent **b) { return strcmp((*a)->d_name, (*b)->d_name); }
-
-static int is_entry(const struct dirent *e) { return !is_dot_entry(e->d_name); }
-
 /* proc, sysfs and cgroup: their files are not stored anywhere. */
 static bool is_kernel_filesystem(void) {
     struct statfs fs;
@@ -389,7 +385,7 @@ static void search_entry(const struct stat *st, size_t depth) {
 static int search_directory(dev_t device, size_t depth) {
     struct dirent **entries;
     size_t end = strlen(path);
-    int count = depth < MAX_DEPTH ? scandir(path, &entries, is_entry, compare_names) : -1;
+    int count = depth < MAX_DEPTH ? sorted_entries(path, &entries) : -1;
     if (count < 0) return depth < MAX_DEPTH ? errno : ENAMETOOLONG;
     for (int i = 0; i < count && !stopped(); i++) {
         struct stat st;

@@ -33,24 +33,50 @@ static bool flush(int fd, struct buf *b, size_t above) {
 
 /* ---- list ---- */
 
+static int list_below(const struct file_request *r, struct buf *b, const char *dir, uint64_t depth);
+
+static int list_entry(const struct file_request *r, struct buf *b, const char *dir, const char *name, uint64_t depth) {
+    char path[PATH_MAX], target[PATH_MAX];
+    struct stat st;
+    if (!join_path(path, sizeof path, dir, name) || lstat(path, &st) != 0) return 0;
+    size_t mark = record_open(b);
+    add_stat(b, path, &st);
+    ssize_t n = S_ISLNK(st.st_mode) ? readlink(path, target, sizeof target) : -1;
+    if (n >= 0) add_bytes(b, TAG_TARGET, target, (size_t)n);
+    if (r->details) add_details(b, path, &st);
+    record_close(b, mark);
+    if (!flush(r->out, b, FLUSH_BYTES)) return errno;
+    /* A subdirectory that cannot be read is listed, but not entered. */
+    if (S_ISDIR(st.st_mode) && depth > 1) list_below(r, b, path, depth - 1);
+    return 0;
+}
+
+static int is_entry(const struct dirent *e) { return !is_dot_entry(e->d_name); }
+
+static int compare_names(const struct dirent **a, const struct dirent **b) { return strcmp((*a)->d_name, (*b)->d_name); }
+
+int sorted_entries(const char *dir, struct dirent ***entries) { return scandir(dir, entries, is_entry, compare_names); }
+
+/* Whoever wants details gets them in the order of names, for which all names of a directory are kept. */
+static int list_in_order(const struct file_request *r, struct buf *b, const char *dir, uint64_t depth) {
+    struct dirent **entries;
+    int error = 0, count = sorted_entries(dir, &entries);
+    if (count < 0) return errno;
+    for (int i = 0; i < count; i++) {
+        if (!error) error = list_entry(r, b, dir, entries[i]->d_name, depth);
+        free(entries[i]);
+    }
+    free(entries);
+    return error;
+}
+
 static int list_below(const struct file_request *r, struct buf *b, const char *dir, uint64_t depth) {
+    if (r->details) return list_in_order(r, b, dir, depth);
     DIR *d = opendir(dir);
     if (!d) return errno;
     int error = 0;
-    char path[PATH_MAX], target[PATH_MAX];
-    for (struct dirent *e; !error && (e = readdir(d));) {
-        struct stat st;
-        if (is_dot_entry(e->d_name) || !join_path(path, sizeof path, dir, e->d_name) || lstat(path, &st) != 0) continue;
-        size_t mark = record_open(b);
-        add_stat(b, path, &st);
-        ssize_t n = S_ISLNK(st.st_mode) ? readlink(path, target, sizeof target) : -1;
-        if (n >= 0) add_bytes(b, TAG_TARGET, target, (size_t)n);
-        if (r->details) add_details(b, path, &st);
-        record_close(b, mark);
-        if (!flush(r->out, b, FLUSH_BYTES)) error = errno;
-        /* A subdirectory that cannot be read is listed, but not entered. */
-        if (S_ISDIR(st.st_mode) && depth > 1 && !error) list_below(r, b, path, depth - 1);
-    }
+    for (struct dirent *e; !error && (e = readdir(d));)
+        if (is_entry(e)) error = list_entry(r, b, dir, e->d_name, depth);
     closedir(d);
     return error;
 }

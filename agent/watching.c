@@ -56,6 +56,9 @@ static int watch_directory(const char *path, bool report_existing) {
         struct stat st;
         if (is_dot_entry(e->d_name) || !join_path(inner, sizeof inner, path, e->d_name) || lstat(inner, &st) != 0) continue;
         if (report_existing && !report_change(CHANGE_CREATED, inner, S_ISDIR(st.st_mode))) break;
+        /* It was written before anybody could watch it; who tells the steps of a write apart waits for this one. */
+        bool written = attributes && S_ISREG(st.st_mode) && st.st_size > 0;
+        if (report_existing && written && !report_change(CHANGE_MODIFIED, inner, false)) break;
         if (S_ISDIR(st.st_mode)) watch_directory(inner, report_existing);
     }
     if (d) closedir(d);

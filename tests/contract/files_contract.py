@@ -537,6 +537,10 @@ class FilesContract(ProviderHooks):
             await sandbox.rename("file-0", "moved")
             await watch.sync()
             assert seen == [(Change.MOVED_FROM, "file-0"), (Change.MOVED_TO, "moved")]
+            seen.clear()
+            await sandbox.write("just/made/file", b"new", in_place=True)
+            await watch.sync()
+            assert {(Change.CREATED, "just/made/file"), (Change.MODIFIED, "just/made/file")} <= set(seen)
         collecting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await collecting
@@ -573,7 +577,10 @@ class FilesContract(ProviderHooks):
         assert link.target_mode == 0o640
         broken = await sandbox.stat("broken", details=True)
         assert (broken.target, broken.target_path, broken.target_kind) == ("nowhere", "", None)
-        listed = {info.path: info for info in await sandbox.list("/workspace", depth=2, details=True)}
+        found = await sandbox.list("/workspace", depth=2, details=True)
+        names = ["broken", "folder", "folder/file", "folder/up", "link"]
+        assert [info.path for info in found] == [f"/workspace/{name}" for name in names]
+        listed = {info.path: info for info in found}
         assert listed["/workspace/folder/file"] == info
         assert listed["/workspace/folder/up"].target_kind is FileKind.DIRECTORY
         assert listed["/workspace/link"] == link

@@ -14,15 +14,20 @@ from contract.files_contract import FilesContract
 from contract.sandbox_contract import SandboxContract
 from contract.test_oci import BIN, OciHooks
 
+from warren.clock import SystemClock
 from warren.interfaces.images import RootFs
 from warren.interfaces.sandbox import Process, Sandbox
+from warren.interfaces.worker import Claim
+from warren.model.environment import Environment, PoolSize
 from warren.model.errors import InvalidRequest, PermissionDenied, UnknownUser
 from warren.model.operations import Command, ExecResult, Reason, TerminalSize
 from warren.model.spec import Layer, Limits, SandboxSpec
+from warren.worker.guard import MachineGuard
 from warren.worker.images.store import ImageStore
 from warren.worker.providers import hardening, oci_launch
 from warren.worker.providers.docker import DockerProvider
 from warren.worker.providers.oci import OciProvider
+from warren.worker.worker import LocalWorker
 
 pytestmark = pytest.mark.anyio
 
@@ -280,3 +285,28 @@ async def test_docker_refuses_root_inside(state_dir: Path, image_store: ImageSto
     with pytest.raises(InvalidRequest, match="would be the machine's root"):
         await provider.create(SandboxSpec(image="base", sudo=True))
     await provider.close()
+
+
+async def test_an_environment_names_its_user_in_every_sandbox(provider: OciProvider) -> None:
+    """Both in one of the pool and in one that is made for a claim; the usual name goes on to work."""
+    environment = Environment("e", "host", writable_root=True, sudo=True, user="user", pool=PoolSize(1, 1, 1))
+    worker = LocalWorker(
+        "one",
+        [provider],
+        lambda name: environment,
+        clock=SystemClock(),
+        guard=MachineGuard(Path("/tmp"), 0, 0),
+        default_environment="e",
+    )
+    await worker.start()
+    try:
+        for limits in (None, Limits(memory_mb=300)):
+            box = (await worker.claim(Claim("e", limits=limits))).sandbox
+            line = "id -un; id -gn; stat -c %U:%G /workspace; stat -c %U:%a /etc/passwd; sudo id -un"
+            result = await box.exec(Command(shell=f"{line}; sudo -u sandboxuser id -u"))
+            assert result.stdout.split() == ["user", "user", "user:user", "root:644", "root", "1000"], result.output
+            assert (await box.exec(Command(shell="id -u", user="sandboxuser"))).stdout == "1000\n"
+            named = await box.exec(Command(shell="id -un; echo ~", user="user", carry_state=False))
+            assert named.stdout == "user\n/home/user\n"
+    finally:
+        await worker.close()

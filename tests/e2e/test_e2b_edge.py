@@ -7,7 +7,7 @@ import io
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import aiohttp
@@ -144,9 +144,11 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
         yield http
 
 
-async def new_key(http: aiohttp.ClientSession, server: ServerProcess, tenant: str, *scopes: str) -> str:
+async def new_key(
+    http: aiohttp.ClientSession, server: ServerProcess, tenant: str, *scopes: str, quota: Mapping[str, int] = {}
+) -> str:
     """As E2B's clients spell it."""
-    body = {"name": "test", "tenant": tenant, **({"scopes": scopes} if scopes else {})}
+    body = {"name": "test", "tenant": tenant, "quota": dict(quota), **({"scopes": scopes} if scopes else {})}
     async with http.post(f"{server.url}/api/admin/keys", json=body, headers={"X-API-Key": ADMIN}) as response:
         _, key_id, secret = (await response.json())["key"].split("_")
         return f"e2b_{key_id}{secret}"
@@ -396,13 +398,7 @@ async def test_requests_are_recorded_and_counted(client: Client, sandbox: Sandbo
         assert (entry["tenant"], entry["session_id"]) == ("acme", f"ses_{sandbox.id}")
         assert entry["key_id"].startswith("key_")
         assert entry["key_id"] == found["e2b_create_sandbox"]["key_id"]
-    limited = await new_key(http, client.servers[0], "narrow")
-    async with http.put(
-        f"{client.servers[0].url}/api/admin/tenants/narrow",
-        json={"quota": {"requests_per_minute": 6}},
-        headers={"X-API-Key": ADMIN},
-    ) as response:
-        assert response.status == 200, await response.text()
+    limited = await new_key(http, client.servers[0], "narrow", quota={"requests_per_minute": 6})
     narrow = Client(http, client.servers[:1], limited)
     status, made = await narrow.api("POST", "/v2/sandboxes", {"templateID": "base", "timeout": 30})
     assert status == 201

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from e2e.alone_or_cluster import running
 from e2e.conftest import NewState
 from server_process import ServerProcess, running_server
 
@@ -265,6 +266,32 @@ async def test_large_files_and_bombs_cost_the_server_no_memory(
     assert (await client.delete(f"/sandboxes/{sandbox_id}")).status_code == 204
     gone = await envd.get("large")
     assert (gone.status_code, gone.json()["message"]) == (502, "The sandbox was not found")
+
+
+async def test_files_and_events_pass_through_a_coordinator(new_state: NewState) -> None:
+    key = "wk_" + "k" * 40
+
+    async def large() -> AsyncIterator[bytes]:
+        for number in range(64):
+            yield bytes([number]) * (MIB // 8)
+
+    with running("cluster", new_state, "--pool-size", "0", WARREN_API_KEY=key, WARREN_MIN_FREE_MEMORY_MB="1") as place:
+        async with httpx.AsyncClient(base_url=place.server.url, headers={"X-API-KEY": key}, timeout=60) as client:
+            made = await client.post("/v2/sandboxes", json={"templateID": "host"})
+            assert made.status_code == 201, made.text
+            envd = Envd(client, made.json())
+            await envd.ask("MakeDir", path="/tmp/seen")
+            watcher = await envd.ask("CreateWatcher", path="/tmp/seen")
+            assert (await envd.put("/tmp/seen/large", large())).status_code == 200
+            events = (await envd.ask("GetWatcherEvents", **watcher))["events"]
+            assert [event["type"] for event in events] == NEW_FILE
+            assert (await envd.get("/tmp/seen/large")).content == b"".join([piece async for piece in large()])
+            many = [("file", (f"/tmp/many/{number:03}", b"x")) for number in range(150)]
+            assert len((await client.post("/files", files=many, headers=envd.headers)).json()) == 150
+            entries = (await envd.ask("ListDir", path="/tmp/many"))["entries"]
+            assert [entry["path"] for entry in entries] == [path for _, (path, _) in many]
+            for response in (await envd.get("/tmp/none"), await envd.call("Stat", path="/tmp/none")):
+                assert (response.status_code, response.json()["code"]) in ((404, 404), (404, "not_found"))
 
 
 def _peak_mib(pid: int) -> int:

@@ -133,12 +133,23 @@ async def _nothing_listed(envd: Envd) -> bool:
     return await envd.processes() == []
 
 
-async def test_who_leaves_before_reading_anything_does_not_hold_the_command_up(envd: Envd) -> None:
+async def test_who_leaves_before_reading_anything_does_not_end_the_command(
+    envd: Envd, session: SessionApi, server: ServerProcess
+) -> None:
+    line = "head -c 3000000 /dev/zero; echo done >>/tmp/done"
     for _ in range(3):
-        async with envd.started("head -c 3000000 /dev/zero; echo done >/tmp/done") as stream:
+        async with envd.started(line) as stream:
             await stream.start()
+    body = frame(bash(line))
+    for moment in range(12):  # before it is started, while it is, and after
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        head = f"POST /process.Process/Start HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        writer.write(f"{head}E2b-Sandbox-Id: {envd.http.headers['e2b-sandbox-id']}\r\n\r\n".encode() + body)
+        await asyncio.sleep(moment / 1000)
+        writer.transport.abort()
     await until(lambda: _nothing_listed(envd))
-    assert (await envd.run("cat /tmp/done"))[0] == b"done\n"
+    assert "cancelled" not in str(await session.get("/processes"))
+    assert int((await envd.run("wc -l </tmp/done"))[0]) >= 3
 
 
 async def test_a_deadline_ends_a_command_and_not_one_that_is_only_watched(envd: Envd) -> None:
@@ -211,12 +222,12 @@ async def test_a_stream_lasts_as_long_as_somebody_can_write_to_it(envd: Envd) ->
     began = time.monotonic()
     assert await envd.run("(sleep 0.5; echo child) & echo shell") == (b"shell\nchild\n", b"", _EXITED)
     assert await envd.run("sleep 60 >/dev/null 2>&1 & echo shell") == (b"shell\n", b"", _EXITED)
-    async with envd.started("setsid sleep 60 & echo up; sleep 60") as stream:
+    async with envd.started("setsid sleep 60 & sleep 0.5; echo up; sleep 60") as stream:
         process = {"process": {"pid": await stream.start()}}
         await stream.said(b"up\n")
         await envd.done("SendSignal", {**process, "signal": "SIGNAL_SIGKILL"})
         assert await stream.end() == _KILLED
-    assert await envd.refused("setsid sleep 60 & echo up", headers={"Connect_Timeout_Ms": "300"}) == (
+    assert await envd.refused("setsid sleep 60 & echo up", headers={"Connect_Timeout_Ms": "2000"}) == (
         "deadline_exceeded",
         "the time that the client has set is over",
     )

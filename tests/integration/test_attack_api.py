@@ -80,7 +80,7 @@ class OneTenantTakenForTwo(ApiArena):
 async def test_a_server_that_does_not_tell_tenants_apart_is_seen_through(server: ServerProcess) -> None:
     arena = OneTenantTakenForTwo(server.url, await new_key(server, "acme"), await new_key(server, "acme"))
     names = ["get-session", "run-command", "exec-socket", "read-file", "flat-download-file", "read-output"]
-    names += ["change-session", "lists", "threads", "untouched"]
+    names += ["change-session", "e2b", "lists", "threads", "untouched"]
     findings = await attack_server(arena, probes=chosen(PROBES, [f"across-{name}" for name in names]))
     seen = {finding.probe.id for finding in findings if finding.outcome.verdict is ProbeVerdict.GOT_THROUGH}
     assert seen == {f"across-{name}" for name in names}, findings

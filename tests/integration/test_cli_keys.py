@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -71,6 +72,15 @@ def test_a_key_is_alone_on_stdout(admin: RemoteCli, guarded: ServerProcess) -> N
         assert said.startswith("wk_")
         assert said.count("\n") == 1
         assert with_key(guarded, said.strip()).document("whoami")["tenant"] == "acme"
+
+
+def test_a_key_is_shown_as_clients_of_e2b_take_it(admin: RemoteCli, guarded: ServerProcess) -> None:
+    said = admin.say("keys", "create", "e2b", "--tenant", "acme", "--e2b", "-q")
+    assert re.fullmatch("e2b_[0-9a-f]{80}\n", said)
+    key_id = with_key(guarded, said.strip()).document("whoami")["key_id"]
+    turned = admin.say("keys", "rotate", key_id, "--e2b", "-q").strip()
+    assert with_key(guarded, turned).document("whoami")["key_id"] == key_id
+    assert with_key(guarded, said.strip()).run("whoami").returncode == 125
 
 
 def test_a_key_is_made_as_it_was_asked_for(admin: RemoteCli, guarded: ServerProcess) -> None:

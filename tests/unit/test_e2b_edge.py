@@ -23,6 +23,7 @@ from warren.model.errors import PortClosed, SessionEnded, TooLarge, Unauthorized
 from warren.model.preview import OF_E2B_SANDBOX, TRAFFIC_TOKEN
 from warren.model.session import SessionState, new_session_id
 from warren.stores.memory import MemoryStore
+from warren.tenancy.keys import Keys
 from warren.tenancy.tenants import Tenants
 from warren.testing.manual_clock import ManualClock
 
@@ -46,7 +47,7 @@ class Answer:
 class World:
     """An edge before an app that keeps the scope of each request that reaches it, or fails."""
 
-    def __init__(self, *, without_keys: bool = False) -> None:
+    def __init__(self, *, without_keys: bool = False, domain: str = DOMAIN) -> None:
         self.clock = ManualClock()
         self.store = MemoryStore()
         self.tokens = SandboxTokens([b"k" * 32])
@@ -57,9 +58,10 @@ class World:
             tokens=self.tokens,
             store=self.store,
             tenants=Tenants(self.store.records, self.clock),
+            keys=Keys(self.store.records, self.clock),
             clock=self.clock,
             trusted_proxies=TrustedProxies(["10.0.0.0/8"]),
-            domain=DOMAIN,
+            domain=domain,
             without_keys=without_keys,
         )
 
@@ -201,6 +203,27 @@ async def test_the_control_plane_has_a_host_a_prefix_and_paths(world: World) -> 
     ]
     for path in ("/api/sessions", "/execute", "/files", "/health", "/", "/sandboxesx", "//e2b/envd/x/files"):
         assert (await world.reached(path))["path"] == path
+
+
+async def test_the_control_plane_is_told_where_its_client_finds_ports(world: World) -> None:
+    forged = {"E2b-Sandbox-Domain": "evil.example"}
+    for host, domain in (
+        ("127.0.0.1:8000", DOMAIN),
+        (f"api.{DOMAIN}", DOMAIN),
+        (f"api.{DOMAIN}:8443", f"{DOMAIN}:8443"),
+        ("api.localhost:8443", "localhost:8443"),
+    ):
+        scope = await world.reached("/sandboxes", {"host": host, **forged})
+        assert [value for name, value in scope["headers"] if name == b"e2b-sandbox-domain"] == [domain.encode()]
+    alone = World(domain="")
+    for host, domain in (
+        ("127.0.0.1:8000", "localhost:8000"),
+        ("[::1]", "localhost"),
+        ("a.example:80", "a.example:80"),
+    ):
+        scope = await alone.reached("/e2b/sandboxes", {"host": host, **forged})
+        assert (b"e2b-sandbox-domain", domain.encode()) in scope["headers"]
+        assert "evil" not in str(scope["headers"])
 
 
 async def test_old_clients_name_the_sandbox_to_the_control_plane_when_they_connect(world: World) -> None:

@@ -592,7 +592,6 @@ def build_e2b_app(
     from warren.e2b.routes import E2bRules
 
     rules = E2bRules(
-        settings.preview_domain,
         e2b_templates(settings),
         settings.e2b_public_ports,
         with_network=settings.egress,
@@ -649,6 +648,7 @@ def build_edge(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIA
         tokens=build_sandbox_tokens(settings),
         store=context.sessions.store,
         tenants=context.tenancy.tenants,
+        keys=context.tenancy.keys,
         clock=context.sessions.clock,
         trusted_proxies=TrustedProxies(settings.trusted_proxies),
         domain=settings.preview_domain,

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 
 import anyio
 
-from warren.attack import probes_api_input, probes_api_keys, probes_api_load, probes_api_previews, probes_api_tenants
+from warren.attack import (
+    probes_api_e2b,
+    probes_api_input,
+    probes_api_keys,
+    probes_api_load,
+    probes_api_previews,
+    probes_api_tenants,
+)
 from warren.attack.api_arena import ApiArena
 from warren.attack.probe import ApiProbe, Finding
 from warren.attack.suite import Progress, run_probe
@@ -16,6 +23,7 @@ from warren.attack.suite import Progress, run_probe
 PROBES: tuple[ApiProbe, ...] = (
     *probes_api_keys.PROBES,
     *probes_api_input.PROBES,
+    *probes_api_e2b.PROBES,
     *probes_api_tenants.PROBES,
     *probes_api_previews.PROBES,
     *probes_api_load.PROBES,

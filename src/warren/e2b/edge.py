@@ -26,10 +26,12 @@ from warren.http.server.request_origin import TrustedProxies, read_authority
 from warren.interfaces.store import SessionStore
 from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
+from warren.model.addresses import is_loopback
 from warren.model.e2b import (
     ACCESS_HEADER,
     ADDRESS,
     CODE_PORT,
+    DOMAIN_HEADER,
     ENVD_PORT,
     KNOWN_CALLER,
     PREFIX,
@@ -40,6 +42,7 @@ from warren.model.e2b import (
 )
 from warren.model.errors import InvalidRequest, Unauthorized, WarrenError
 from warren.model.preview import LOCALHOST, OF_E2B_SANDBOX, TRAFFIC_TOKEN, preview_host, read_port
+from warren.tenancy.keys import Keys
 from warren.tenancy.tenants import Tenants
 
 _ID: Final = b"e2b-sandbox-id"
@@ -52,17 +55,18 @@ _API_PATH: Final = re.compile(
 _CODE_PATH: Final = re.compile(r"/(execute|contexts(/.*)?)", re.DOTALL)
 _HOST: Final = re.compile(r"([1-9][0-9]{0,4})-([0-9a-f]{32})", re.ASCII)
 _PLANE_OF_PORT: Final = {ENVD_PORT: Plane.ENVD, CODE_PORT: Plane.CODE}
-_MOST_OWNERS: Final = 10_000
+_MOST_CALLERS: Final = 10_000
 _SCOPES: Final = frozenset({KeyScope.READ, KeyScope.EXEC})
 _API_HOST: Final = "api"
 _HEALTH: Final = "/health"
 
 
 class _Named(NamedTuple):
-    """What a host names: the control plane, or a port of a sandbox. `port` is that of the host itself."""
+    """What a host names: the control plane, or a port of a sandbox. `domain` and `port` are the host's own."""
 
     session_id: str
     sandbox_port: int
+    domain: str
     port: int | None
 
     @property
@@ -71,7 +75,10 @@ class _Named(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What a request is for. With `host` it gets this one: its own is no name of the server."""
+    """What a request is for. With `host` it gets this one: its own is no name of the server.
+
+    `domain` is that below which a client of the control plane finds ports of sandboxes.
+    """
 
     plane: Plane
     session_id: str
@@ -79,6 +86,7 @@ class _Found(NamedTuple):
     raw_path: bytes
     host: bytes = b""
     signed: SignedRequest | None = None
+    domain: str = ""
 
 
 class _Port(NamedTuple):
@@ -99,6 +107,7 @@ class E2bEdge:
         tokens: SandboxTokens,
         store: SessionStore,
         tenants: Tenants,
+        keys: Keys,
         clock: Clock,
         trusted_proxies: TrustedProxies,
         domain: str = "",
@@ -108,11 +117,12 @@ class E2bEdge:
         self._tokens = tokens
         self._store = store
         self._tenants = tenants
+        self._keys = keys
         self._proxies = trusted_proxies
         self._domain = domain
         self._without_keys = without_keys
         self._signed_urls = SignedUrls(tokens, store, clock)
-        self._owners: OrderedDict[str, tuple[str, str]] = OrderedDict()  # tenant and key id by session id
+        self._callers: OrderedDict[str, Caller] = OrderedDict()  # by session id
         self._named_by = lru_cache(maxsize=1024)(self._read_host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -182,10 +192,11 @@ class E2bEdge:
             return None
         path, raw_path, is_prefixed = _without_prefix(scope)
         if named is not None:
-            host = f"{LOCALHOST}:{named.port}" if named.port else LOCALHOST
+            host = _with_port(LOCALHOST, named.port)
             plane = Plane.API if named.is_api else _PLANE_OF_PORT[named.sandbox_port]
             signed = self._signed(scope, headers, plane, path)
-            return _Found(plane, named.session_id, path, raw_path, host.encode(), signed)
+            domain = _with_port(named.domain, named.port)
+            return _Found(plane, named.session_id, path, raw_path, host.encode(), signed, domain)
         if session_id := _session_in(headers):
             if is_ambiguous:
                 raise E2bError(400, "a header of this request is there twice")
@@ -194,7 +205,7 @@ class E2bEdge:
             session_id = await self._signed_urls.find(signed, self._client_of(scope))
             return _Found(Plane.ENVD, session_id, path, raw_path, signed=signed)
         if is_prefixed or _API_PATH.fullmatch(path):
-            return _Found(Plane.API, "", path, raw_path)
+            return _Found(Plane.API, "", path, raw_path, domain=self._domain_for(headers))
         return None
 
     def _addressed(
@@ -212,7 +223,7 @@ class E2bEdge:
         if port not in _PLANE_OF_PORT:
             return _Port(session_id, port, preview_host(session_id, port, self._domain or LOCALHOST).encode())
         if _API_PATH.fullmatch(path):
-            return _Found(Plane.API, "", path, raw_path)
+            return _Found(Plane.API, "", path, raw_path, domain=self._domain_for(headers))
         plane = _PLANE_OF_PORT[port]
         return _Found(plane, session_id, path, raw_path, signed=self._signed(scope, headers, plane, path))
 
@@ -235,11 +246,20 @@ class E2bEdge:
         if not parent or parent not in (self._domain, LOCALHOST):
             return None
         if label == _API_HOST:
-            return _Named("", 0, authority.port)
+            return _Named("", 0, parent, authority.port)
         match = _HOST.fullmatch(label)
         if match is None or int(match[1]) > 65535:
             return None
-        return _Named(session_id_of(match[2]), int(match[1]), authority.port)
+        return _Named(session_id_of(match[2]), int(match[1]), parent, authority.port)
+
+    def _domain_for(self, headers: dict[bytes, str]) -> str:
+        """The domain of previews, or the name by which the client knows this server. Names below `localhost` lead to
+        the same machine; names below an address lead nowhere."""
+        host = headers.get(b"host", "")
+        authority = read_authority(host)
+        if self._domain or authority is None:
+            return self._domain or LOCALHOST
+        return _with_port(LOCALHOST, authority.port) if is_loopback(authority.host) else host
 
     def _client_of(self, scope: Scope) -> str:
         seen = dict(scope)
@@ -256,11 +276,15 @@ class E2bEdge:
             return Caller(upload.tenant, upload.key_id, frozenset(), (await self._tenants.of(upload.tenant)).quota)
         if found.path != _HEALTH:
             self._check_token(found, headers)
-        owner = await self._owner(found.session_id)
-        if owner is None:
+        caller = self._callers.get(found.session_id) or await self._owner(found.session_id)
+        if caller is None:
             return None
-        tenant, key_id = owner
-        return Caller(tenant, key_id, _SCOPES, (await self._tenants.of(tenant)).quota)
+        quota = (await self._tenants.of(caller.tenant)).quota
+        if caller.quota is not quota or found.session_id not in self._callers:
+            caller = self._callers[found.session_id] = caller.with_quota(quota)
+            if len(self._callers) > _MOST_CALLERS:
+                self._callers.popitem(last=False)
+        return caller
 
     def _check_token(self, found: _Found, headers: dict[bytes, str]) -> None:
         access, traffic = headers.get(ACCESS_HEADER, ""), headers.get(TRAFFIC_HEADER, "")
@@ -273,16 +297,12 @@ class E2bEdge:
         elif not self._without_keys:
             raise Unauthorized("this sandbox wants its access token", remedy="connect to the sandbox again")
 
-    async def _owner(self, session_id: str) -> tuple[str, str] | None:
-        owner = self._owners.get(session_id)
-        if owner is None:
-            session = await self._store.find(session_id)
-            if session is None:
-                return None
-            owner = self._owners[session_id] = (session.tenant, session.key_id)
-            if len(self._owners) > _MOST_OWNERS:
-                self._owners.popitem(last=False)
-        return owner
+    async def _owner(self, session_id: str) -> Caller | None:
+        """Whoever uses a sandbox uses up the quotas of the key that made it."""
+        session = await self._store.find(session_id)
+        if session is None:
+            return None
+        return Caller(session.tenant, session.key_id, _SCOPES, key_quota=await self._keys.quota_of(session.key_id))
 
 
 async def _refuse(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
@@ -317,11 +337,17 @@ def _inner_scope(scope: Scope, found: _Found) -> Scope:
     if found.plane is Plane.API:
         host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
         inner[ADDRESS] = host + scope["path"].removesuffix(found.path)
+        others = (header for header in scope["headers"] if header[0] != DOMAIN_HEADER)
+        inner["headers"] = [*others, (DOMAIN_HEADER, found.domain.encode("latin-1"))]
     else:
         inner["headers"] = [header for header in scope["headers"] if not _is_credential(*header)]
     if found.host:
         inner["headers"] = [(name, found.host if name == b"host" else value) for name, value in inner["headers"]]
     return inner
+
+
+def _with_port(name: str, port: int | None) -> str:
+    return f"{name}:{port}" if port else name
 
 
 def _is_credential(name: bytes, value: bytes) -> bool:

@@ -16,6 +16,7 @@ from warren.http.problems import MEDIA_TYPE
 from warren.model.e2b import Plane, sandbox_id_of
 from warren.model.errors import (
     CommandRefused,
+    Conflict,
     FileExists,
     InvalidRequest,
     IsDirectory,
@@ -94,8 +95,8 @@ def as_connect_error(exc: WarrenError) -> ConnectError:
         return ConnectError("unauthenticated", message_of(exc))
     if isinstance(exc, CommandRefused):
         return ConnectError("permission_denied", message_of(exc))
-    if isinstance(exc, FileExists):
-        return ConnectError("already_exists", message_of(exc))
+    if isinstance(exc, Conflict):  # of the calls only one for a file can mean that something exists
+        return ConnectError("already_exists" if isinstance(exc, FileExists) else "failed_precondition", message_of(exc))
     if isinstance(exc, IsDirectory | NotADirectory | InvalidRequest):
         return ConnectError("invalid_argument", message_of(exc))
     status = exc.http_status

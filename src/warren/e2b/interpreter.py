@@ -4,7 +4,6 @@ A line goes out as soon as there is something to say, and at least every few sec
 other one is gone. A client that goes away interrupts its cell.
 """
 
-import contextlib
 import json
 import time
 from collections.abc import AsyncGenerator
@@ -150,17 +149,18 @@ async def _lines(events: Events) -> AsyncGenerator[bytes, None]:
 
 
 async def _events(call: Call, body: CodeBody) -> Events:
-    """A default context that ended while nobody looked is started anew, and that is no error: E2B's does the same."""
-    async with contextlib.AsyncExitStack() as stack:
+    """If the context is gone before anything has run, the cell is tried again. The first look at a default context that
+    has ended tells that, the next one starts a fresh one; a named context stays as it is."""
+    tries = 2 if body.context else 3
+    for attempt in range(tries):
         try:
-            started = await stack.enter_async_context(started_cell(call, body, _BEGINNING))
+            async with started_cell(call, body, _BEGINNING, look=attempt > 0) as (process, execution):
+                async for event in cell_events(call, process, execution, CellReader(), keepalive_s=KEEPALIVE_S):
+                    yield event
+            return
         except ContextLost:
-            if body.context:
+            if attempt + 1 == tries:
                 raise
-            started = await stack.enter_async_context(started_cell(call, body, _BEGINNING))
-        process, execution = started
-        async for event in cell_events(call, process, execution, CellReader(), keepalive_s=KEEPALIVE_S):
-            yield event
 
 
 def _line(event: Event | None) -> bytes:

@@ -28,12 +28,10 @@ _MAX_PARAMETERS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class E2bRules:
-    """`domain` is that of previews, "" if there is none. `templates` are names of templates with the environment that
-    each stands for; other names stand for the environment of that name. With `public_ports` the ports of sandboxes
-    made by E2B's clients are public, unless the client wants them private. `builds` builds templates; without it none
-    are built here."""
+    """`templates` are names of templates with the environment that each stands for; other names stand for the
+    environment of that name. With `public_ports` the ports of sandboxes made by E2B's clients are public, unless the
+    client wants them private. `builds` builds templates; without it none are built here."""
 
-    domain: str = ""
     templates: Mapping[str, str] = field(default_factory=dict)
     public_ports: bool = True
     with_network: bool = True

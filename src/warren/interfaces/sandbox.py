@@ -88,7 +88,8 @@ class Sandbox(Protocol):
     knows no attributes keeps none. Where commands may be root, `owner` is the user who gets what root creates. A
     sandbox that an older release made refuses these, and a watch for `attributes`, with Conflict, and has no `details`.
 
-    `entries` yields what `list` gives, as it is found; `list` raises LimitReached for more entries than fit in memory.
+    `entries` yields what `list` gives, as it is found, and with `details` in the order of names, each directory before
+    what is in it; `list` raises LimitReached for more entries than fit in memory.
 
     `search` yields matches as they are found, ordered by directory and name, and one SearchSummary as the last item.
     Reaching a limit is not an error; the summary says so. An invalid expression raises InvalidRequest, one that needs

@@ -119,6 +119,11 @@ class Keys:
             raise NotFound(f"there is no key {key_id[:80]!r}", remedy="`warren keys list` shows those there are")
         return _read(record)
 
+    async def quota_of(self, key_id: str) -> Quota:
+        """No bounds for a key that was revoked, and for the configuration's own."""
+        record = await self._records.get(KIND, key_id) if key_id else None
+        return NO_QUOTA if record is None else _read(record).quota
+
     async def revoke(self, key_id: str) -> None:
         """Lets nobody in with this key from now on."""
         await self.get(key_id)

@@ -31,11 +31,10 @@ from warren.e2b.errors import E2bError
 from warren.e2b.routes import E2bCall, Route
 from warren.e2b.tokens import Opens
 from warren.http.context import answer_json
-from warren.http.server.request_origin import read_authority
 from warren.interfaces.store import Page
 from warren.model.access import Scope
 from warren.model.capability import network_needs
-from warren.model.e2b import ENVD_VERSION, sandbox_id_of, session_id_of
+from warren.model.e2b import DOMAIN_HEADER, ENVD_VERSION, sandbox_id_of, session_id_of
 from warren.model.environment import Environment
 from warren.model.errors import Forbidden, InvalidRequest, SessionEnded, SessionNotFound
 from warren.model.network import NO_NETWORK, NetworkRules
@@ -63,7 +62,6 @@ _SHORT_PAGE: Final = 250
 _MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
 _VIEW_BYTES: Final = 2048
 _STATES: Final = frozenset({"running", "paused"})
-_LOOPBACK: Final = "localhost"
 
 
 # -- creating
@@ -403,18 +401,8 @@ def template_of(call: E2bCall, session: Session) -> str:
 
 
 def domain_of(call: E2bCall) -> str:
-    """Below which ports of sandboxes have names: that of previews, or the name by which the client knows this server.
-    Names below `localhost` lead to the same machine; names below an address lead nowhere."""
-    if call.rules.domain:
-        return call.rules.domain
-    host = call.header("host")
-    authority = read_authority(host)
-    if authority is None:
-        return _LOOPBACK
-    is_loopback = authority.host == _LOOPBACK or getattr(authority.host, "is_loopback", False)
-    if not is_loopback:
-        return host
-    return f"{_LOOPBACK}:{authority.port}" if authority.port else _LOOPBACK
+    """Below which ports of sandboxes have names; the edge knows by which name the client has come."""
+    return call.header(DOMAIN_HEADER.decode())
 
 
 _ONE: Final = "/sandboxes/{sandbox_id}"

@@ -1,8 +1,8 @@
 """E2B's service filesystem.Filesystem, but for its watchers: lists, entries, directories, moves and removals."""
 
-import asyncio
 import contextlib
 import posixpath
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from typing import Final
 
@@ -16,10 +16,9 @@ from warren.e2b.users import DEFAULT_USER
 from warren.http.context import answer_json
 from warren.interfaces.sandbox import Sandbox
 from warren.model.access import Scope
-from warren.model.errors import FileExists, FileNotFound, LimitReached, NotADirectory
+from warren.model.errors import FileExists, FileNotFound, NotADirectory
 from warren.model.operations import FileInfo, FileKind
 from warren.model.spec import USER
-from warren.pacing import Pace
 from warren.sessions.long_values import LongList
 from warren.sessions.output_events import close_source
 
@@ -30,8 +29,6 @@ _TYPES: Final = {
     FileKind.OTHER: "FILE_TYPE_UNSPECIFIED",
 }
 _SIGNS: Final = {FileKind.FILE: "", FileKind.DIRECTORY: "d", FileKind.SYMLINK: "L", FileKind.OTHER: "?"}
-_MOST_BYTES: Final = 16 * 1024 * 1024  # of a list, as JSON
-_ENTRY_BYTES: Final = 300
 _FEW: Final = 100
 
 
@@ -80,39 +77,41 @@ async def _rights(call: E2bCall, sandbox: Sandbox) -> Rights:
 
 
 async def _list_dir(call: E2bCall) -> Response:
-    """Ordered by path, as far down as asked. Links in it are not followed."""
+    """Ordered by name, as far down as asked. Links in it are not followed."""
     message = await call.json()
     depth = message.get("depth") or 1
     if not isinstance(depth, int) or not 1 <= depth <= 1000:
         raise ConnectError("invalid_argument", "depth must be 1 to 1000")
+    source = _read_entries(call, text_field(message, "path"), depth)
+    begun: list[Message] = []
+    async for entry in source:  # raises what is wrong with the path
+        begun.append(entry)
+        if len(begun) == _FEW:
+            return answer_json({"entries": LongList(_all_entries(begun, source))})
+    return answer_json({"entries": begun})
+
+
+async def _read_entries(call: E2bCall, path: str, depth: int) -> AsyncGenerator[Message, None]:
+    """The sandbox is in use for as long as the list takes."""
     async with call.sandbox() as (_, sandbox):
         rights = await _rights(call, sandbox)
-        found = await _find_entries(sandbox, rights.path(text_field(message, "path")), depth, rights.user)
-    if len(found) <= _FEW:
-        return answer_json({"entries": [entry_of(info) for info in found]})
-    return answer_json({"entries": LongList(map(entry_of, found))})
+        entries = sandbox.entries(rights.path(path), depth=depth, user=rights.user, details=True)
+        try:
+            async for info in entries:
+                yield entry_of(info)
+        finally:
+            await close_source(entries)
 
 
-async def _find_entries(sandbox: Sandbox, path: str, depth: int, user: str) -> list[FileInfo]:
-    found, size, pace = list[FileInfo](), 0, Pace()
-    entries = sandbox.entries(path, depth=depth, user=user, details=True)
+async def _all_entries(begun: list[Message], source: AsyncGenerator[Message, None]) -> AsyncGenerator[Message, None]:
     try:
-        async for info in entries:
-            found.append(info)
-            size += len(info.path) + len(info.target_path) + _ENTRY_BYTES
-            size += sum(len(key) + len(value) for key, value in info.metadata.items())
-            if size > _MOST_BYTES:
-                raise LimitReached(f"the list of {path!r} is too long", remedy="list less deep")
-            await pace.give_way()
+        for entry in begun:
+            yield entry
+        begun.clear()
+        async for entry in source:
+            yield entry
     finally:
-        await close_source(entries)
-    if len(found) > _FEW:
-        return await asyncio.to_thread(sorted, found, key=_order)
-    return sorted(found, key=_order)
-
-
-def _order(info: FileInfo) -> list[str]:
-    return info.path.split("/")
+        await close_source(source)
 
 
 async def _stat(call: E2bCall, message: Message) -> Message:

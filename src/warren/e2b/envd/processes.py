@@ -42,6 +42,7 @@ from warren.model.session import Session
 from warren.sessions.output_events import close_source
 from warren.sessions.refused_process import RefusedProcess
 from warren.sessions.validation import validated
+from warren.shielding import run_shielded
 
 _SERVICE: Final = "/process.Process"
 _PREFIX: Final = "e2b_"  # of the ids of commands that this wire has started
@@ -175,15 +176,25 @@ class _InputEvent(_Values):
 async def _start(call: E2bCall, message: Message) -> AsyncIterator[Message | bytes]:
     request = validated(_StartRequest, message)
     async with call.sandbox() as (session, sandbox):
-        process = await _start_command(call, session, sandbox, request)
+        begun: list[Process] = []
+        try:
+            await run_shielded(_start_command(call, session, sandbox, request, begun))
+        except asyncio.CancelledError:  # the client has left, and the command runs on
+            for process in begun:
+                with _reading(call, sandbox, process):
+                    await _begin(process.output())
+            raise
+        (process,) = begun
         with _reading(call, sandbox, process):
-            call.started.add(session.id, process.id, _record(request))
             del message, request  # they may be long, and the command may run for days
             async for item in _events(process, process.pid, 0):
                 yield item
 
 
-async def _start_command(call: E2bCall, session: Session, sandbox: Sandbox, request: _StartRequest) -> Process:
+async def _start_command(
+    call: E2bCall, session: Session, sandbox: Sandbox, request: _StartRequest, begun: list[Process]
+) -> None:
+    """Adds the process to `begun`."""
     usual = await usual_user(call, session)
     user = await resolve(sandbox, _user_name(call) or usual)
     cwd = _absolute(request.process.cwd or "", user) if request.process.cwd or not session.image else ""
@@ -197,7 +208,8 @@ async def _start_command(call: E2bCall, session: Session, sandbox: Sandbox, requ
     if isinstance(process, RefusedProcess):
         refusal = await process.wait()
         raise CommandRefused(refusal.stderr.strip(), remedy="ask for another command, or another policy")
-    return process
+    call.started.add(session.id, process.id, _record(request))
+    begun.append(process)
 
 
 def _command(call: E2bCall, session: Session, request: _StartRequest, user: SandboxUser, cwd: str) -> Command:

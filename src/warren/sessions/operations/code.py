@@ -248,23 +248,29 @@ async def stream_code(call: Call, body: CodeBody) -> Events:
 
 @contextlib.asynccontextmanager
 async def started_cell(
-    call: Call, body: CodeBody, beginning: Beginning = PLAIN
+    call: Call, body: CodeBody, beginning: Beginning = PLAIN, *, look: bool = True
 ) -> AsyncIterator[tuple[Process, Execution]]:
-    """Runs a cell for the time of a `with` block, then interrupts it."""
+    """Runs a cell for the time of a `with` block, then interrupts it. Without `look` a context that is remembered is
+    taken for granted; if it is gone nothing has run, and `cell_events` raises ContextLost."""
     if call.key:
         raise InvalidRequest("a stream cannot be repeated", remedy="leave out the Idempotency-Key, or the stream")
     cell, cell_id = _cell_of(call, body), new_cell_id()
     async with call.using():
         try:
             keeper = await call.context.contexts.keeper_of(
-                call.sandbox, call.session, cell.context_id, partial(_image, call), look=True, beginning=beginning
+                call.sandbox, call.session, cell.context_id, partial(_image, call), look=look, beginning=beginning
             )
         except CommandRefused as exc:
             yield RefusedProcess(refused_result(exc)), cell.execution(cell_id)
             return
         command, request = with_pid(cell.command, keeper), cell.request(call.session)
-        async with foreground(call.sandbox, command, request, process_id=cell_id) as process:
-            yield process, cell.execution(cell_id)
+        execution = cell.execution(cell_id)
+        async with foreground(
+            call.sandbox, command, request, process_id=cell_id, is_over=lambda: execution.reason != "running"
+        ) as process:
+            yield process, execution
+        if execution.reason != "running":
+            call.context.contexts.forget_later(call.sandbox, cell_id)
 
 
 async def cell_events(

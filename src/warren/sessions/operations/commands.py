@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Annotated, Any, Final, Literal
 
 import anyio
@@ -115,9 +115,15 @@ async def _foreground_of(sandbox: Sandbox, command: Command, body: ExecBody, std
 
 @contextlib.asynccontextmanager
 async def foreground(
-    sandbox: Sandbox, command: Command, stdin: bytes | AsyncIterable[bytes] | None, process_id: str = ""
+    sandbox: Sandbox,
+    command: Command,
+    stdin: bytes | AsyncIterable[bytes] | None,
+    process_id: str = "",
+    *,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[Process]:
-    """Runs a command for the time of a `with` block, then ends and forgets it. `stdin` None: stdin stays open."""
+    """Runs a command for the time of a `with` block, then ends and forgets it. `stdin` None: stdin stays open.
+    `is_over`: it has ended, and somebody else has it forgotten."""
     process = await sandbox.start(command, process_id=process_id, follow=True)
     writer = asyncio.create_task(_write_stdin(process, stdin))
     try:
@@ -126,7 +132,8 @@ async def foreground(
         writer.cancel()
         with anyio.CancelScope(shield=True), contextlib.suppress(WarrenError):
             await asyncio.wait([writer])
-            await _end_and_forget(sandbox, process)
+            if not is_over():
+                await _end_and_forget(sandbox, process)
 
 
 async def _write_stdin(process: Process, stdin: bytes | AsyncIterable[bytes] | None) -> None:

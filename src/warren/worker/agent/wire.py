@@ -153,7 +153,7 @@ class Flag(IntFlag):
 
     ONCE: when EXIT is sent and nothing was left running, forget it. UNTIL_CLOSED: it ends when no process can write
     to its output any more, or by a signal KILL or TERM.
-    DETAILS: answer also with OWNER, GROUP, METADATA and what a link leads to.
+    DETAILS: answer also with OWNER, GROUP, METADATA and what a link leads to; LIST goes in the order of names.
     ATTRIBUTES: report changes of attributes as such. METADATA: replace the file's metadata by that of the request.
     """
 
