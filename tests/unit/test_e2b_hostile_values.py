@@ -1,7 +1,8 @@
 """Values that a hostile client or sandbox makes up for E2B's wire: none is an internal error, none takes long."""
 
+import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -9,10 +10,13 @@ import pytest
 from warren.e2b.control.bodies import read_whole
 from warren.e2b.control.metrics import _figures
 from warren.e2b.envd.filesystem import entry_of
+from warren.e2b.envd.places import Rights
+from warren.e2b.envd.state import EnvdState
+from warren.e2b.envd.watchers import MAX_WATCHERS, Directory, Watcher
 from warren.e2b.errors import E2bError
 from warren.e2b.users import resolve
 from warren.model.errors import UnknownUser
-from warren.model.operations import FileInfo, FileKind
+from warren.model.operations import Change, FileEvent, FileInfo, FileKind
 from warren.model.spec import MIB, Limits, SandboxSpec
 from warren.testing.fake_provider import FakeProvider
 
@@ -64,3 +68,27 @@ async def test_a_list_of_users_is_searched_soon() -> None:
     for name in ("nn", "ann:x", "Ann", "a.n", "ann\n"):
         with pytest.raises(UnknownUser):
             await resolve(sandbox, name)
+
+
+class Burst(Directory):
+    """Its events come all at once."""
+
+    async def watch(self) -> AsyncGenerator[FileEvent, None]:  # type: ignore[override]
+        yield FileEvent(Change.WATCHING, "/tmp", True)
+        await asyncio.sleep(0.02)
+        for number in range(3000):
+            yield FileEvent(Change.MODIFIED, f"/tmp/{number}", False)
+
+
+async def test_many_watchers_of_a_busy_directory_leave_time_for_others() -> None:
+    sandbox, state = await FakeProvider().create(SandboxSpec()), EnvdState()
+    directory = Burst(sandbox, Rights("", "", "/tmp"), {"path": "/tmp"})
+    watchers = [Watcher(state, "ses_1", directory) for _ in range(MAX_WATCHERS)]
+    for watcher in watchers:
+        await watcher.begin()
+    longest = 0.0
+    while state.watchers:
+        began = time.process_time()
+        await asyncio.sleep(0)
+        longest = max(longest, time.process_time() - began)
+    assert longest < 0.05

@@ -31,6 +31,7 @@ MAX_WATCHERS: Final = 32  # of a session
 MAX_EVENT_BYTES: Final = 512 * 1024  # of a watcher
 MAX_ALL_EVENT_BYTES: Final = 64 * 1024 * 1024  # of a process
 _EVENT_BYTES: Final = 200
+_STEP: Final = 16
 _TYPES: Final = {
     Change.CREATED: "EVENT_TYPE_CREATE",
     Change.MOVED_TO: "EVENT_TYPE_CREATE",
@@ -127,8 +128,12 @@ class Watcher:
         return events
 
     async def _collect(self) -> None:
+        taken = 0
         with contextlib.suppress(WarrenError):  # its sandbox is gone
             async for event in self._watch:
+                taken += 1
+                if taken % _STEP == 0:  # others watch the same directory perhaps, and all get their events at once
+                    await asyncio.sleep(0)
                 if event.change is Change.OVERFLOW:
                     self._overflowed = True
                 elif not self._overflowed:
