@@ -141,10 +141,9 @@ async def test_output_comes_as_it_is_made_and_who_leaves_interrupts(code: httpx.
         heard = [(json.loads(await anext(lines))["type"], time.monotonic() - began) for _ in range(3)]
     (_, at_first), (_, at_keepalive), (_, at_second) = heard
     assert [kind for kind, _ in heard] == ["stdout", "keepalive", "stdout"]
-    assert at_first < 4
-    assert 4.5 < at_keepalive < at_second
+    assert at_first + 4 < at_keepalive < at_second
     assert await text(code, "kept") == "kept"
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
 
 
 async def test_a_context_that_dies_is_told_and_is_there_again(code: httpx.AsyncClient) -> None:
