@@ -84,6 +84,7 @@ class FarBox:
             task.cancel()
         for process in self.processes.values():
             process.tell(None)  # no end: the sandbox is gone
+            await process.process.wait()
             process.process._transport.close()  # type: ignore[attr-defined]
 
 

@@ -15,6 +15,8 @@ import pytest
 from e2b_far_side import KEY, FarSide
 
 import warren
+from warren.doctor.check import Level
+from warren.doctor.parts import check_far_side
 from warren.model.errors import (
     ImageNotFound,
     InvalidRequest,
@@ -136,6 +138,16 @@ async def test_an_unreachable_far_side_is_one_clear_sentence(new: New, tmp_path:
         await provider.check(SandboxSpec())
     assert await provider.list_ids() == []
     await provider.destroy("0" * 32)
+
+
+async def test_doctor_says_whether_the_far_side_answers(far: FarSide, new: New) -> None:
+    provider = new()
+    box = await provider.create(SandboxSpec())
+    assert "answers, 1 sandboxes" in (await check_far_side(provider)).found
+    await provider.destroy(box.id)
+    away = await check_far_side(new(url="http://127.0.0.1:9"))
+    assert away.level is Level.FAIL
+    assert "WARREN_E2B_API_URL" in away.remedy
 
 
 async def test_templates_and_limits_that_are_not_there_are_refused(far: FarSide, new: New, tmp_path: Path) -> None:

@@ -357,12 +357,13 @@ class E2bProvider:
         while True:
             pause = self._timeout_s / 3
             in_use = [sandbox.id for sandbox, relay in self._open.items() if not relay.why]
-            for work in [*map(self._prolong, in_use), *map(self.destroy, list(self._undestroyed))]:
-                try:
-                    await work
-                except WarrenError as exc:
-                    _log.warning("e2b_out_of_reach", error=exc)
-                    pause = min(pause, _RETRY_S)
+            for what, names in ((self._prolong, in_use), (self.destroy, list(self._undestroyed))):
+                for sandbox_id in names:
+                    try:
+                        await what(sandbox_id)
+                    except Exception as exc:
+                        _log.warning("e2b_not_kept", sandbox=sandbox_id, error=exc)
+                        pause = min(pause, _RETRY_S)
             await asyncio.sleep(pause)
 
     async def _prolong(self, sandbox_id: str) -> None:

@@ -7,6 +7,7 @@ nobody knows whether an answer that got lost was about a new sandbox.
 
 import asyncio
 import base64
+import io
 import json
 import re
 import struct
@@ -206,7 +207,9 @@ class E2bApi:
     async def upload(self, far: FarSandbox, path: str, content: bytes) -> None:
         """Writes a file that belongs to root."""
         form = aiohttp.FormData()
-        form.add_field("file", content, filename=path.rpartition("/")[2], content_type="application/octet-stream")
+        form.add_field(
+            "file", io.BytesIO(content), filename=path.rpartition("/")[2], content_type="application/octet-stream"
+        )
         url = f"{self._envd(far)}/files?{urlencode({'path': path, 'username': 'root'})}"
         with _errors("copying the agent into a sandbox"):
             async with self._client().post(
