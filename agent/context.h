@@ -4,7 +4,7 @@
  *   cell client -> keeper -> runner   Q a request       cell client -> keeper          i interrupt it
  *   runner -> keeper -> cell client   r an event, x the end; h, once and before all others: the runner is ready
  *   keeper -> cell client             b begin, o and e text of stdout and stderr, c cut, l lost
- *   keeper -> its own stdout          v variables, if it was asked to tell some; h
+ *   keeper -> its own stdout          d its directory; v variables, if it was asked to tell some; h
  * Requests, events and ends are JSON that nothing here reads. */
 #ifndef WARREN_CONTEXT_H
 #define WARREN_CONTEXT_H

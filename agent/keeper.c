@@ -17,11 +17,13 @@
  * A client that goes away, or asks for it, has its cell interrupted; a runner that does not end the cell within the
  * grace time is killed. When the runner ends the keeper ends too, with its exit code.
  *
- * The variables that `--env` names are told before the hello, so that whoever restarts the context can give them again.
+ * Its directory, and the variables that `--env` names, are told before the hello, so that whoever restarts the context
+ * can give them again.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -324,8 +326,16 @@ static bool tell_variables(void) {
     return written;
 }
 
+static bool tell_directory(void) {
+    char path[PATH_MAX];
+    uint8_t head[FRAME_HEAD];
+    if (!getcwd(path, sizeof path)) return true;
+    frame_head(head, 'd', strlen(path));
+    return write_all(1, head, sizeof head) && write_all(1, path, strlen(path));
+}
+
 static void hear_hello(void) {
-    bool written = tell_variables() && write_all(1, frame.body->bytes, frame.body->size);
+    bool written = tell_directory() && tell_variables() && write_all(1, frame.body->bytes, frame.body->size);
     free(frame.body);
     early_bytes = 0;
     if (!written) kill_runner(NULL);

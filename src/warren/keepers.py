@@ -102,7 +102,7 @@ async def remove_keeper(sandbox: Sandbox, process: Process) -> None:
 
 async def read_hello(process: Process) -> Hello | None:
     """None if it said something else, or nothing before it ended."""
-    frames, size, source, env = FrameReader("vh"), 0, process.output(), dict[str, str]()
+    frames, size, source, told = FrameReader("dvh"), 0, process.output(), dict[str, bytes]()
     try:
         async for chunk in source:
             size += len(chunk.data)
@@ -110,9 +110,9 @@ async def read_hello(process: Process) -> Hello | None:
                 return None
             if chunk.stream == "stdout":
                 for kind, payload in frames.feed(chunk.data):
+                    told[kind] = payload
                     if kind == "h":
-                        return _hello_of(payload, env)
-                    env = _variables_of(payload)
+                        return _hello_of(told)
     except BadFrames:
         return None
     finally:
@@ -127,14 +127,14 @@ def _variables_of(payload: bytes) -> dict[str, str]:
     return {name: value for name, found, value in (entry.partition("=") for entry in entries) if found}
 
 
-def _hello_of(payload: bytes, env: Mapping[str, str]) -> Hello:
+def _hello_of(told: Mapping[str, bytes]) -> Hello:
     try:
-        values: Any = read_json(payload)
+        values: Any = read_json(told["h"])
     except (InvalidJson, TooLarge):
         values = {}
-    texts = values if isinstance(values, dict) else {}
-    version, cwd = (text if isinstance(text := texts.get(name), str) else "" for name in ("version", "cwd"))
-    return Hello(version[:100], cwd[:4096], env)
+    version = values.get("version") if isinstance(values, dict) else ""
+    cwd = told.get("d", b"").decode("utf-8", "surrogateescape")
+    return Hello(version[:100] if isinstance(version, str) else "", cwd, _variables_of(told.get("v", b"")))
 
 
 def _why_not(language: Language, ended: ExecResult, image: str) -> WarrenError:

@@ -98,6 +98,15 @@ def frames_of(data: bytes) -> list[tuple[str, bytes]]:
     return frames
 
 
+async def told_by(keeper: Process) -> bytes:
+    """All that it says until the runner is ready."""
+    output, data = keeper.output(), b""
+    while b'"version"' not in data:
+        data += (await anext(output)).data
+    await output.aclose()  # type: ignore[attr-defined]
+    return data
+
+
 def cell_of(result: ExecResult) -> Cell:
     data = b"".join(piece.data for piece in result.written.pieces() if piece.stream != STDERR)
     assert not result.truncated
@@ -115,11 +124,7 @@ class Context:
         await self.sandbox.write("runner.py", runner)
         argv = (self.program, "context", "--id", ID, *options, "--", "python3", "/workspace/runner.py")
         self.process = await self.sandbox.start(Command(argv=argv), process_id=ID)
-        output = self.process.output()
-        async for chunk in output:
-            assert frames_of(chunk.data) == [("h", b'{"version": "1"}')]
-            break
-        await output.aclose()  # type: ignore[attr-defined]
+        assert frames_of(await told_by(self.process)) == [("d", b"/workspace"), ("h", b'{"version": "1"}')]
         self.pid = (await self.info()).pid
         return self
 
@@ -371,17 +376,14 @@ for n in range(40): send(b"r", bytes([n]) * 1000000)"""
             assert (result.exit_code, text in result.stderr, result.stdout) == (code, True, "")
             assert len(result.stderr) < 2200
 
-    async def test_the_variables_that_are_asked_for_are_told_before_the_hello(self, context: Context) -> None:
+    async def test_directory_and_variables_are_told_before_the_hello(self, context: Context) -> None:
         await context.sandbox.write("runner.py", _RUNNER)
         argv = (context.program, "context", "--id", ID, "--env", "A", "--env", "NONE", "--env", "B", "--")
         for value, told in (("x\ny=", [("v", b"A=1\0B=x\ny=\0")]), ("y" * 120_000, [])):
             env = {"A": "1" if told else value, "B": value, **({} if told else {"NONE": value})}
-            command = Command(argv=(*argv, "python3", "/workspace/runner.py"), env=env)
+            command = Command(argv=(*argv, "python3", "/workspace/runner.py"), env=env, cwd="/tmp")
             process = await context.sandbox.start(command, process_id=ID)
-            output, data = process.output(), b""
-            while b'"version"' not in data:
-                data += (await anext(output)).data
-            assert frames_of(data) == [*told, ("h", b'{"version": "1"}')]
+            assert frames_of(await told_by(process)) == [("d", b"/tmp"), *told, ("h", b'{"version": "1"}')]
             await process.kill(0)
             await process.ended()
             await context.sandbox.forget(ID)

@@ -280,7 +280,7 @@ class StoreContract(StoreKeysContract, StoreCapsContract, RecordsContract):
 
     async def test_the_server_finds_a_session_of_any_tenant_with_its_previews(self, store: SessionStore) -> None:
         one = await added(store)
-        changed = one.changed(previews=PreviewRules(2, (3000,), (8888,))) if one.state.can_run else one
+        changed = one.changed(previews=PreviewRules(2, (3000,), (8888,), everything=True)) if one.state.can_run else one
         if changed is not one:
             assert await store.swap(changed)
         assert await store.find(one.id) == changed == await store.get("acme", one.id)

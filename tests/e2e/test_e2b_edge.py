@@ -3,12 +3,16 @@
 import asyncio
 import base64
 import contextlib
+import hashlib
 import io
 import json
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import aiohttp
 import pytest
@@ -113,7 +117,8 @@ class Sandbox:
     async def serve(self, port: int = PORT) -> None:
         """Starts a server inside that echoes."""
         text = SERVER.read_text()
-        line = f"cat > preview_server.py <<'EOF'\n{text}\nEOF\n(setsid python3 preview_server.py {port} 127.0.0.1 &)"
+        start = f"(setsid python3 preview_server.py {port} 127.0.0.1 >/dev/null 2>&1 &)"
+        line = f"cat > preview_server.py <<'EOF'\n{text}\nEOF\n{start}"
         assert await self.run(line) == (0, "")
         for _ in range(200):
             if (await self.open(port))[0] == 200:
@@ -124,6 +129,15 @@ class Sandbox:
     async def open(self, port: int = PORT, path: str = "/echo", **headers: str) -> tuple[int, Any]:
         host = f"{port}-{self.id}.localhost"
         return await self.client.ask("GET", path, {"Host": host, **headers})
+
+
+def signed(path: str, token: str, operation: str, expires_at: int | None = None) -> str:
+    text = f"{path}:{operation}::{token}" + ("" if expires_at is None else f":{expires_at}")
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+    values = {"path": path, "signature": f"v1_{digest}"} | (
+        {} if expires_at is None else {"signature_expiration": str(expires_at)}
+    )
+    return "/files?" + urlencode(values)
 
 
 def framed(message: Any, flags: int = 0) -> bytes:
@@ -190,6 +204,51 @@ async def test_the_user_that_is_asked_for_reaches_the_worker(sandbox: Sandbox) -
     assert "unauthenticated" in said
 
 
+async def test_a_signed_url_needs_no_header_at_all(client: Client, sandbox: Sandbox) -> None:
+    async with client.sandbox(), client.sandbox():
+        writing = signed("/tmp/a b.txt", sandbox.access, "write")
+        status, answer = await client.ask("POST", writing, {"Content-Type": "application/octet-stream"}, data=b"hello")
+        assert (status, answer[0]["path"]) == (200, "/tmp/a b.txt")
+        for _ in client.servers:
+            assert await client.ask("GET", signed("/tmp/a b.txt", sandbox.access, "read")) == (200, b"hello")
+        host = {"Host": f"49983-{sandbox.id}.localhost"}
+        assert await client.ask("GET", signed("/tmp/a b.txt", sandbox.access, "read"), host) == (200, b"hello")
+    now = int(time.time())
+    assert (await client.ask("GET", signed("/tmp/a b.txt", sandbox.access, "read", now + 60)))[0] == 200
+    status, expired = await client.ask("GET", signed("/tmp/a b.txt", sandbox.access, "read", now - 60))
+    assert (status, expired["code"], "signature is already expired" in expired["message"]) == (401, 401, True)
+    for wrong in (writing, signed("/tmp/a b.txt", sandbox.access[:-1], "read"), signed("/x", sandbox.traffic, "read")):
+        assert (await client.ask("GET", wrong))[0] == 401
+
+
+async def test_large_files_pass_as_streams(client: Client, sandbox: Sandbox) -> None:
+    piece, count = bytes(range(256)) * 1024, 256  # 64 MiB
+    before = [_most_memory_kb(server) for server in client.servers]
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(count):
+            yield piece
+
+    headers = {**sandbox.headers, "Content-Type": "application/octet-stream"}
+    status, answer = await client.ask("POST", "/files?path=/tmp/large", headers, data=pieces())
+    assert status == 200, answer
+    wanted = hashlib.sha256(piece * count).hexdigest()
+    assert (await sandbox.run("sha256sum < /tmp/large"))[1].split()[0] == wanted
+    for server in client.servers:
+        digest = hashlib.sha256()
+        async with client.http.get(f"{server.url}/files?path=/tmp/large", headers=sandbox.headers) as response:
+            async for received in response.content.iter_any():
+                digest.update(received)
+        assert digest.hexdigest() == wanted
+    after = [_most_memory_kb(server) for server in client.servers]
+    assert max(new - old for new, old in zip(after, before, strict=True)) < 32 * 1024
+
+
+def _most_memory_kb(server: ServerProcess) -> int:
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+
+
 async def test_one_idempotency_key_makes_one_sandbox(client: Client) -> None:
     body = {"templateID": "base", "timeout": 60}
     made = [await client.api("POST", "/v2/sandboxes", body, **{"Idempotency-Key": "once"}) for _ in range(4)]
@@ -227,7 +286,7 @@ async def _run_private(client: Client, other: Sandbox, private: Sandbox) -> None
     status, closed = await private.open(**token)
     assert (status, closed["message"]) == (502, "The sandbox is running but port is not open")
     text = SERVER.read_text()
-    await private.run(f"cat > s.py <<'EOF'\n{text}\nEOF\n(setsid python3 s.py {PORT} 127.0.0.1 &)")
+    await private.run(f"cat > s.py <<'EOF'\n{text}\nEOF\n(setsid python3 s.py {PORT} 127.0.0.1 >/dev/null 2>&1 &)")
     for _ in range(100):
         status, seen = await private.open(**token)
         if status == 200:

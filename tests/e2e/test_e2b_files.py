@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import httpx
+import httpx2
 import pytest
 from e2e.alone_or_cluster import running
 from e2e.conftest import NewState
@@ -34,12 +34,12 @@ def server(new_state: NewState) -> Iterator[ServerProcess]:
 class Envd:
     """The service inside of one sandbox."""
 
-    def __init__(self, client: httpx.AsyncClient, sandbox: dict[str, Any]) -> None:
+    def __init__(self, client: httpx2.AsyncClient, sandbox: dict[str, Any]) -> None:
         self.client = client
         self.headers = {"E2b-Sandbox-Id": sandbox["sandboxID"], "E2b-Sandbox-Port": "49983"}
         self.headers["X-Access-Token"] = sandbox["envdAccessToken"]
 
-    async def call(self, name: str, user: str = "", **message: Any) -> httpx.Response:
+    async def call(self, name: str, user: str = "", **message: Any) -> httpx2.Response:
         basic = {"Authorization": "Basic " + base64.b64encode(f"{user}:".encode()).decode()} if user else {}
         return await self.client.post(f"/filesystem.Filesystem/{name}", json=message, headers={**self.headers, **basic})
 
@@ -48,25 +48,25 @@ class Envd:
         assert response.status_code == 200, response.text
         return response.json()
 
-    async def put(self, path: str, content: Any, headers: dict[str, str] = OCTETS, **query: str) -> httpx.Response:
+    async def put(self, path: str, content: Any, headers: dict[str, str] = OCTETS, **query: str) -> httpx2.Response:
         return await self.client.post(
             "/files", params={"path": path, **query}, content=content, headers={**self.headers, **headers}
         )
 
-    async def get(self, path: str, encoding: str = "identity", **query: str) -> httpx.Response:
+    async def get(self, path: str, encoding: str = "identity", **query: str) -> httpx2.Response:
         headers = {**self.headers, "Accept-Encoding": encoding}
         return await self.client.get("/files", params={"path": path, **query}, headers=headers)
 
 
 @pytest.fixture
-async def client(server: ServerProcess) -> AsyncIterator[httpx.AsyncClient]:
+async def client(server: ServerProcess) -> AsyncIterator[httpx2.AsyncClient]:
     (key,) = json.loads(server.credentials.read_text()).values()
-    async with httpx.AsyncClient(base_url=server.url, headers={"X-API-KEY": key}, timeout=60) as client:
+    async with httpx2.AsyncClient(base_url=server.url, headers={"X-API-KEY": key}, timeout=60) as client:
         yield client
 
 
 @pytest.fixture
-async def envd(client: httpx.AsyncClient) -> AsyncIterator[Envd]:
+async def envd(client: httpx2.AsyncClient) -> AsyncIterator[Envd]:
     made = await client.post("/v2/sandboxes", json={"templateID": "base"})
     assert made.status_code == 201, made.text
     yield Envd(client, made.json())
@@ -162,6 +162,12 @@ async def test_entries_tell_all_that_clients_show(envd: Envd) -> None:
     await envd.put("meta", b"x", {**OCTETS, "X-Metadata-a": "b"})
     moved = (await envd.ask("Move", source="meta", destination="new/place/meta"))["entry"]
     assert (moved["path"], moved["metadata"]) == ("/home/user/new/place/meta", {"a": "b"})
+    deeds: list[Any] = []
+    with anyio.fail_after(20):
+        while not deeds:
+            query = {"action": "e2b_move_entry", "session_id": f"ses_{envd.headers['E2b-Sandbox-Id']}"}
+            deeds = (await envd.client.get("/api/audit", params=query)).json()["deeds"]
+    assert (deeds[0]["detail"]["path"], deeds[0]["detail"]["target"]) == ("/home/user/meta", moved["path"])
     for path in ("new", "new", "nothing", "new/place/meta/below"):
         assert await envd.ask("Remove", path=path) == {}
     for code, response in (
@@ -235,7 +241,7 @@ async def test_a_stream_of_events_keeps_alive_and_ends_in_time(envd: Envd) -> No
 
 
 async def test_large_files_and_bombs_cost_the_server_no_memory(
-    server: ServerProcess, client: httpx.AsyncClient
+    server: ServerProcess, client: httpx2.AsyncClient
 ) -> None:
     limits = {"environment": "e2b", "limits": {"disk_mb": 192}}
     made = await client.post("/api/sessions", json=limits)
@@ -276,7 +282,7 @@ async def test_files_and_events_pass_through_a_coordinator(new_state: NewState) 
             yield bytes([number]) * (MIB // 8)
 
     with running("cluster", new_state, "--pool-size", "0", WARREN_API_KEY=key, WARREN_MIN_FREE_MEMORY_MB="1") as place:
-        async with httpx.AsyncClient(base_url=place.server.url, headers={"X-API-KEY": key}, timeout=60) as client:
+        async with httpx2.AsyncClient(base_url=place.server.url, headers={"X-API-KEY": key}, timeout=60) as client:
             made = await client.post("/v2/sandboxes", json={"templateID": "host"})
             assert made.status_code == 201, made.text
             envd = Envd(client, made.json())

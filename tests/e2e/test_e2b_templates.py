@@ -79,7 +79,7 @@ def images(server: ServerProcess) -> list[str]:
 
 def leftovers(server: ServerProcess) -> list[str]:
     builds = server.state_dir / "templates/builds"
-    making = [str(path) for path in (server.state_dir / "images").glob(".tmp*")]
+    making = [str(path) for path in (server.state_dir / "images").glob(".making-*")]
     return making + ([str(path) for path in builds.iterdir()] if builds.is_dir() else [])
 
 
@@ -263,6 +263,7 @@ async def test_a_killed_server_leaves_no_build_behind(api: Api, server: ServerPr
                 step("COPY", "a", "b", filesHash="../../x"),
                 step("COPY", "../a", "b", filesHash=HASH),
                 step("COPY", "/a", "b", filesHash=HASH),
+                step("COPY", "**/a", "b", filesHash=HASH),
                 step("COPY", "a", "b", "", "rwx", filesHash=HASH),
                 step("WORKDIR", ""),
                 step("USER", "a b"),

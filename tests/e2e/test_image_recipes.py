@@ -173,6 +173,10 @@ async def test_the_answer_meanwhile(machine: Machine, server: ServerProcess, api
         assert {"step", "fraction", "about"} <= set(problem)
     async with api.ask("POST", "/api/sessions", body, headers=keys[0]) as answer:
         assert answer.headers["Retry-After"] == "2"
+    async with api.ask("POST", "/v2/sandboxes", {"templateID": "slower"}, headers=keys[0]) as answer:
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "2")
+        told = await answer.json()
+        assert (set(told), told["code"]) == ({"code", "message"}, 503)
     assert await state_of(api, "slower") == "building"
     assert server.log.count("image_build_started image=environment/slower") == 1
     states = ["ended", "creating", "running"]
@@ -180,6 +184,8 @@ async def test_the_answer_meanwhile(machine: Machine, server: ServerProcess, api
     waited = await api.post("/create_session", {"thread_id": "t", **body})  # without a key
     assert waited["thread_id"] == "t"
     assert await state_of(api, "slower") == "ready"
+    machine.write("e2bs", recipe("e2bs", "sleep 3"))
+    await api.post("/v2/sandboxes", {"templateID": "e2bs", "timeout": 60}, status=201)  # waits too
 
 
 async def test_an_outdated_image_stays_in_use_until_the_new_one_is_ready(

@@ -18,6 +18,7 @@ from warren.e2b.edge import E2bEdge
 from warren.e2b.tokens import Opens, SandboxTokens
 from warren.http.problems import problem
 from warren.http.server.request_origin import TrustedProxies
+from warren.model.access import NO_QUOTA
 from warren.model.e2b import KNOWN_CALLER, sandbox_id_of
 from warren.model.errors import PortClosed, SessionEnded, TooLarge, Unauthorized, WarrenError
 from warren.model.preview import OF_E2B_SANDBOX, TRAFFIC_TOKEN
@@ -295,7 +296,8 @@ async def test_only_its_own_token_opens_a_sandbox(world: World) -> None:
     for forged in ("x", "ses_" + "0" * 32, "A" * 32, "0" * 33, "../" + "0" * 29):
         answer = await world.refused(502, "/health", {"E2b-Sandbox-Id": forged})
         assert answer["message"] == "The sandbox was not found"
-    assert (await world.reached("/health", by_id))[KNOWN_CALLER].tenant == "acme"
+    caller = (await world.reached("/health", by_id))[KNOWN_CALLER]
+    assert (caller.tenant, caller.scopes, caller.quota, caller.key_quota) == ("acme", frozenset(), NO_QUOTA, NO_QUOTA)
 
 
 async def test_a_request_that_names_two_sandboxes_is_refused(world: World) -> None:

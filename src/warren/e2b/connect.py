@@ -116,8 +116,10 @@ async def read_messages(pieces: AsyncIterator[bytes]) -> AsyncIterator[Message]:
         data += piece
         while len(data) >= _HEAD.size:
             flags, length = _HEAD.unpack_from(data)
-            if flags & ~END or length > MAX_MESSAGE:
-                raise ConnectError("invalid_argument", "a frame is compressed or too long: send plain JSON in frames")
+            if flags & ~END:
+                raise ConnectError("invalid_argument", "a frame is compressed, or is none: send plain JSON in frames")
+            if length > MAX_MESSAGE:
+                raise ConnectError("invalid_argument", f"a message has up to {MAX_MESSAGE} bytes: send smaller pieces")
             if len(data) < _HEAD.size + length:
                 break
             body = bytes(data[_HEAD.size : _HEAD.size + length])

@@ -279,6 +279,8 @@ class E2bEdge:
         caller = self._callers.get(found.session_id) or await self._owner(found.session_id)
         if caller is None:
             return None
+        if found.path == _HEALTH:  # everybody may ask, so it costs the owner nothing
+            return Caller(caller.tenant, caller.key_id, frozenset())
         quota = (await self._tenants.of(caller.tenant)).quota
         if caller.quota is not quota or found.session_id not in self._callers:
             caller = self._callers[found.session_id] = caller.with_quota(quota)

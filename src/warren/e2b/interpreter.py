@@ -11,12 +11,13 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from warren.e2b.control.sandboxes import template_of
 from warren.e2b.errors import E2bError, is_gone, message_of
 from warren.e2b.routes import E2bCall, Route
 from warren.e2b.users import USUAL
+from warren.http.context import JsonAnswer
 from warren.http.server.http_guard import StreamedAnswer
 from warren.model.access import Scope
 from warren.model.code import CellReader, CodeContext, CodeResult
@@ -79,13 +80,13 @@ async def create_context(call: E2bCall) -> Response:
             idle_s=_NO_IDLE_TIME,
             image=call.sessions.image_of(session),
         )
-    return JSONResponse(_context_view(created))
+    return JsonAnswer(_context_view(created))
 
 
 async def list_contexts(call: E2bCall) -> Response:
     async with call.sandbox(counts=False) as (_, sandbox):
         found = await call.context.contexts.list(sandbox)
-    return JSONResponse([_context_view(context) for context in found])
+    return JsonAnswer([_context_view(context) for context in found])
 
 
 async def restart_context(call: E2bCall) -> Response:

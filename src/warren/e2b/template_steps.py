@@ -91,6 +91,8 @@ def _check_arguments(kind: str, args: Sequence[str], where: str) -> None:
     if kind == "COPY":
         if args[0].startswith("/") or ".." in args[0].split("/"):
             raise E2bError(400, f"{where}: {args[0][:80]!r} does not lie below the directory of the build")
+        if "**" in args[0].split("/"):
+            raise E2bError(400, f"{where}: ** in {args[0][:80]!r} is not supported; copy a directory as a whole")
         if len(args) > 3 and args[3] and not _MODE.fullmatch(args[3]):
             raise E2bError(400, f"{where}: the mode {args[3][:80]!r} must be octal digits, such as 0755")
         if not args[1]:

@@ -68,9 +68,9 @@ class FakeAgent:
         self._process.handlers[2] = context.interrupt
         named = [name for option, name in itertools.pairwise(argv) if option == "--env"]
         variables = "".join(f"{name}={self._shell.env[name]}\0" for name in named)
-        hello = json.dumps({"version": "fake", "cwd": self._shell.cwd}).encode()
+        told = frame("d", self._shell.cwd.encode()) + frame("v", variables.encode())
         try:
-            await self._process.emit(1, frame("v", variables.encode()) + frame("h", hello))
+            await self._process.emit(1, told + frame("h", b'{"version": "fake"}'))
             await asyncio.Event().wait()
         finally:
             context.lost = True

@@ -38,6 +38,8 @@ class UserNames:
 
 async def _changed_files(sandbox: Sandbox, name: str, home: str) -> dict[str, bytes]:
     passwd, group = await asyncio.gather(_read(sandbox, _PASSWD), _read(sandbox, _GROUP))
+    if max(len(passwd), len(group)) >= _MAX_NAMES:  # more than the agent reads
+        return {}
     changed = (
         (_PASSWD, passwd, add_line(passwd, f"{name}:x:{USER_UID}:{USER_UID}::{home}:/bin/bash")),
         (_GROUP, group, add_line(group, f"{name}:x:{USER_UID}:")),

@@ -44,4 +44,5 @@ export async function withSandbox(Sandbox, opts, use) {
 export function done() {
   const file = new URL('./node_modules/e2b/package.json', import.meta.url)
   console.log(`ok, e2b ${JSON.parse(readFileSync(file, 'utf8')).version}`)
+  process.exit() // the SDK leaves a timer of a minute behind when a cell is refused
 }

@@ -67,7 +67,7 @@ with Sandbox.create(timeout=300) as sandbox:
     wait_until(lambda: pty.kill(handle.pid) is False)
     with refused(NotFoundException):
         pty.send_stdin(handle.pid, b"x")
-    with refused(NotFoundException if since(2, 20) else Exception):  # the oldest passes it on as it is
+    with refused(NotFoundException if since(2, 44) else Exception):  # older ones pass it on as it is
         pty.resize(999_999, PtySize(rows=1, cols=1))
     handle = pty.create(PtySize(rows=24, cols=80))
     pty.send_stdin(handle.pid, b"exit 7\n")

@@ -49,7 +49,8 @@ _NAMESPACE: Final = uuid.UUID("6d7a0c1e-52a1-4f0e-9a55-2f5b7c1f5a10")
 _UPLOAD_S: Final = 900
 _MOST_LISTED: Final = 100
 _NOT_HERE: Final = "templates are not built in a cluster; let the operator add an environment to the registry"
-_LONGEST_COMMAND: Final = 32 * 1024
+_LONGEST_COMMAND: Final = 8 * 1024
+_BUILDER: Final = Scope.ADMIN  # building an image takes much of the machine, and changes what others get
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,16 +504,16 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", f"{_ONE}/tags/exists", "e2b_list_tags", Scope.READ, has_tag),
     Route("GET", f"{_ONE}/tags/groups", "e2b_list_tags", Scope.READ, refuse_history),
     Route("GET", f"{_ONE}/tags/{{tag}}/assignments", "e2b_list_tags", Scope.READ, refuse_history),
-    Route("POST", "/templates/tags", "e2b_change_template", Scope.ADMIN, add_tags),
-    Route("DELETE", "/templates/tags", "e2b_change_template", Scope.ADMIN, remove_tags),
+    Route("POST", "/templates/tags", "e2b_change_template", _BUILDER, add_tags),
+    Route("DELETE", "/templates/tags", "e2b_change_template", _BUILDER, remove_tags),
     Route("GET", _ONE, "e2b_get_template", Scope.READ, get_template),
-    Route("PATCH", _ONE, "e2b_change_template", Scope.ADMIN, update_template),
-    Route("PATCH", f"/v2{_ONE}", "e2b_change_template", Scope.ADMIN, update_template),
-    Route("DELETE", _ONE, "e2b_delete_template", Scope.ADMIN, delete_template),
-    Route("POST", "/v3/templates", "e2b_build_template", Scope.ADMIN, request_build),
-    Route("GET", f"{_ONE}/files/{{hash}}", "e2b_build_template", Scope.ADMIN, find_files),
+    Route("PATCH", _ONE, "e2b_change_template", _BUILDER, update_template),
+    Route("PATCH", f"/v2{_ONE}", "e2b_change_template", _BUILDER, update_template),
+    Route("DELETE", _ONE, "e2b_delete_template", _BUILDER, delete_template),
+    Route("POST", "/v3/templates", "e2b_build_template", _BUILDER, request_build),
+    Route("GET", f"{_ONE}/files/{{hash}}", "e2b_build_template", _BUILDER, find_files),
     Route("PUT", f"{UPLOADS}{{hash}}", "e2b_upload_files", None, put_files, streams=True),
-    Route("POST", f"/v2{_BUILD}", "e2b_build_template", Scope.ADMIN, start_build),
+    Route("POST", f"/v2{_BUILD}", "e2b_build_template", _BUILDER, start_build),
     Route("GET", f"{_BUILD}/status", "e2b_get_build", Scope.READ, get_status),
     Route("GET", f"{_BUILD}/logs", "e2b_get_build", Scope.READ, get_logs),
 )

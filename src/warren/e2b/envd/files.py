@@ -25,6 +25,7 @@ from warren.model.errors import InvalidRequest
 from warren.model.operations import FileInfo, FileKind, check_metadata
 from warren.pacing import Pace
 from warren.sessions.output_events import close_source
+from warren.sessions.request_context import note
 
 MAX_PARTS: Final = 5000
 _METADATA: Final = b"x-metadata-"
@@ -49,8 +50,8 @@ async def _get_file(call: E2bCall) -> Response:
 
 async def _read_file(call: E2bCall) -> AsyncGenerator[dict[str, str] | bytes, None]:
     """The headers of the answer, then the file. The sandbox is in use for as long as that takes."""
-    async with call.sandbox() as (_, sandbox):
-        rights = await rights_of(call.envd, sandbox, call.parameter("username"))
+    async with call.sandbox() as (session, sandbox):
+        rights = await rights_of(call, session, sandbox, call.parameter("username"))
         path = rights.path(call.parameter("path"))
         info = await _readable(sandbox, path, rights)
         # What the kernel makes up (/proc) has no size. A file that grows is read as far as it was.
@@ -110,8 +111,8 @@ async def _post_files(call: E2bCall) -> Response:
     metadata = _read_metadata(call)
     body = _unpacked(call)
     kind = call.header("content-type").partition(";")[0].strip().lower()
-    async with call.sandbox() as (_, sandbox):
-        rights = await rights_of(call.envd, sandbox, call.parameter("username"))
+    async with call.sandbox() as (session, sandbox):
+        rights = await rights_of(call, session, sandbox, call.parameter("username"))
         given = "path" in call.query
         if kind == "application/octet-stream":
             if not given:
@@ -129,6 +130,7 @@ async def _post_files(call: E2bCall) -> Response:
             if path in written:
                 raise E2bError(400, f"{path!r} comes twice in one request; only the first file was written")
             written[path] = await _write_file(sandbox, path, part.chunks(), metadata, rights)
+        note(files=len(written))
     return answer_json(list(written.values()))
 
 

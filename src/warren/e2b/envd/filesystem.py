@@ -9,12 +9,11 @@ from typing import Final
 from starlette.responses import Response
 
 from warren.e2b.connect import Message, unary
-from warren.e2b.envd.places import Rights, called_user, rights_of, text_field
+from warren.e2b.envd.places import called_user, rights_of, text_field
 from warren.e2b.errors import ConnectError
 from warren.e2b.routes import E2bCall, Route
 from warren.e2b.users import DEFAULT_USER
 from warren.http.context import answer_json
-from warren.interfaces.sandbox import Sandbox
 from warren.model.access import Scope
 from warren.model.errors import FileExists, FileNotFound, NotADirectory
 from warren.model.operations import FileInfo, FileKind
@@ -72,10 +71,6 @@ def _text(name: str) -> str:
     return name.encode(errors="surrogateescape").decode(errors="replace")
 
 
-async def _rights(call: E2bCall, sandbox: Sandbox) -> Rights:
-    return await rights_of(call.envd, sandbox, called_user(call))
-
-
 async def _list_dir(call: E2bCall) -> Response:
     """Ordered by name, as far down as asked. Links in it are not followed."""
     message = await call.json()
@@ -93,8 +88,8 @@ async def _list_dir(call: E2bCall) -> Response:
 
 async def _read_entries(call: E2bCall, path: str, depth: int) -> AsyncGenerator[Message, None]:
     """The sandbox is in use for as long as the list takes."""
-    async with call.sandbox() as (_, sandbox):
-        rights = await _rights(call, sandbox)
+    async with call.sandbox() as (session, sandbox):
+        rights = await rights_of(call, session, sandbox, called_user(call))
         entries = sandbox.entries(rights.path(path), depth=depth, user=rights.user, details=True)
         try:
             async for info in entries:
@@ -115,15 +110,15 @@ async def _all_entries(begun: list[Message], source: AsyncGenerator[Message, Non
 
 
 async def _stat(call: E2bCall, message: Message) -> Message:
-    async with call.sandbox() as (_, sandbox):
-        rights = await _rights(call, sandbox)
+    async with call.sandbox() as (session, sandbox):
+        rights = await rights_of(call, session, sandbox, called_user(call))
         info = await sandbox.stat(rights.path(text_field(message, "path")), user=rights.user, details=True)
     return {"entry": entry_of(info)}
 
 
 async def _make_dir(call: E2bCall, message: Message) -> Message:
-    async with call.sandbox() as (_, sandbox):
-        rights = await _rights(call, sandbox)
+    async with call.sandbox() as (session, sandbox):
+        rights = await rights_of(call, session, sandbox, called_user(call))
         path = rights.path(text_field(message, "path"))
         path = path.rstrip("/") or "/"
         with contextlib.suppress(FileNotFound):
@@ -136,10 +131,10 @@ async def _make_dir(call: E2bCall, message: Message) -> Message:
 
 
 async def _move(call: E2bCall, message: Message) -> Message:
-    async with call.sandbox() as (_, sandbox):
-        rights = await _rights(call, sandbox)
+    async with call.sandbox() as (session, sandbox):
+        rights = await rights_of(call, session, sandbox, called_user(call))
         source = rights.path(text_field(message, "source"))
-        target = rights.path(text_field(message, "destination"))
+        target = rights.path(text_field(message, "destination"), "target")
         with contextlib.suppress(FileExists):
             await sandbox.mkdir(posixpath.dirname(target.rstrip("/")) or "/", user=rights.user, owner=rights.owner)
         await sandbox.rename(source, target, user=rights.user)
@@ -148,8 +143,8 @@ async def _move(call: E2bCall, message: Message) -> Message:
 
 async def _remove(call: E2bCall, message: Message) -> Message:
     """What is not there is removed already."""
-    async with call.sandbox() as (_, sandbox):
-        rights = await _rights(call, sandbox)
+    async with call.sandbox() as (session, sandbox):
+        rights = await rights_of(call, session, sandbox, called_user(call))
         with contextlib.suppress(FileNotFound, NotADirectory):
             await sandbox.remove(rights.path(text_field(message, "path")), recursive=True, user=rights.user)
     return {}
@@ -158,8 +153,8 @@ async def _remove(call: E2bCall, message: Message) -> Message:
 _SERVICE: Final = "/filesystem.Filesystem"
 ROUTES: tuple[Route, ...] = (
     Route("POST", f"{_SERVICE}/ListDir", "e2b_list_directory", Scope.READ, _list_dir, is_call=True),
-    unary(f"{_SERVICE}/Stat", "e2b_stat_file", Scope.READ, _stat),
+    unary(f"{_SERVICE}/Stat", "e2b_stat_entry", Scope.READ, _stat),
     unary(f"{_SERVICE}/MakeDir", "e2b_make_directory", Scope.EXEC, _make_dir),
-    unary(f"{_SERVICE}/Move", "e2b_move_file", Scope.EXEC, _move),
-    unary(f"{_SERVICE}/Remove", "e2b_remove_file", Scope.EXEC, _remove),
+    unary(f"{_SERVICE}/Move", "e2b_move_entry", Scope.EXEC, _move),
+    unary(f"{_SERVICE}/Remove", "e2b_remove_entry", Scope.EXEC, _remove),
 )

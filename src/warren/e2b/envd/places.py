@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from warren.e2b import users
-from warren.e2b.envd.state import EnvdState
 from warren.e2b.routes import E2bCall
+from warren.e2b.template_defaults import usual_user
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import InvalidPath, Unauthorized
 from warren.model.operations import check_path
+from warren.model.session import Session
+from warren.sessions.request_context import note
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,8 @@ class Rights:
     owner: str
     home: str
 
-    def path(self, path: str) -> str:
-        """The path as it is in the sandbox: absolute, or from the home on."""
+    def path(self, path: str, noted_as: str = "path") -> str:
+        """The path as it is in the sandbox: absolute, or from the home on. The audit record gets it."""
         try:
             path.encode(errors="surrogateescape")
         except UnicodeEncodeError:
@@ -38,13 +40,14 @@ class Rights:
             path = posixpath.normpath(f"{self.home}/{path[1:]}")
         elif not path.startswith("/"):
             path = posixpath.normpath(f"{self.home}/{path}")
-        return check_path(path)
+        note(**{noted_as: check_path(path)})
+        return path
 
 
-async def rights_of(state: EnvdState, sandbox: Sandbox, name: str) -> Rights:
-    """Raises UnknownUser."""
-    user = await users.resolve(sandbox, name)
-    if user.name != "root" and await state.allows_root(sandbox):
+async def rights_of(call: E2bCall, session: Session, sandbox: Sandbox, name: str) -> Rights:
+    """`name` is the user that the client names, "" if it names none. Raises UnknownUser."""
+    user = await users.resolve(sandbox, name or await usual_user(call, session))
+    if user.name != "root" and await call.envd.allows_root(sandbox):
         return Rights("root", user.name, user.home)
     return Rights(user.name, "", user.home)
 
@@ -57,7 +60,7 @@ def called_user(call: E2bCall) -> str:
     try:
         return base64.b64decode(value, validate=True).decode().partition(":")[0]
     except (binascii.Error, UnicodeDecodeError):
-        raise Unauthorized("the Authorization header is not Basic with a user's name") from None
+        raise Unauthorized("the Authorization header has no user") from None
 
 
 def text_field(message: dict[str, Any], *names: str) -> str:

@@ -27,6 +27,7 @@ from warren.e2b.connect import (
     unary,
 )
 from warren.e2b.control.sandboxes import template_of
+from warren.e2b.envd.places import called_user
 from warren.e2b.envd.started import Record, StartedCommands
 from warren.e2b.errors import ConnectError
 from warren.e2b.routes import E2bCall, Route
@@ -35,7 +36,7 @@ from warren.e2b.users import SandboxUser, resolve
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.access import Scope
 from warren.model.code import CELL_PREFIX, is_context
-from warren.model.e2b import sandbox_id_of
+from warren.model.e2b import sandbox_env
 from warren.model.errors import CommandRefused, InvalidPath, ProcessNotFound, SandboxLost, WarrenError
 from warren.model.operations import Chunk, Command, ExecResult, ProcessInfo, Reason, Stream, TerminalSize
 from warren.model.session import Session
@@ -196,7 +197,7 @@ async def _start_command(
 ) -> None:
     """Adds the process to `begun`."""
     usual = await usual_user(call, session)
-    user = await resolve(sandbox, _user_name(call) or usual)
+    user = await resolve(sandbox, called_user(call) or usual)
     cwd = _absolute(request.process.cwd or "", user) if request.process.cwd or not session.image else ""
     command = _command(call, session, request, user, cwd)
     try:
@@ -217,9 +218,7 @@ def _command(call: E2bCall, session: Session, request: _StartRequest, user: Sand
     env = {
         **user.env,
         **session.env,
-        "E2B_SANDBOX": "true",
-        "E2B_SANDBOX_ID": sandbox_id_of(session.id),
-        "E2B_TEMPLATE_ID": template_of(call, session),
+        **sandbox_env(session.id, template_of(call, session)),
         **config.envs,
     }
     return Command(
@@ -252,17 +251,6 @@ def _line_of(config: _Config) -> str:
     return ""
 
 
-def _user_name(call: E2bCall) -> str:
-    """The name in `Authorization: Basic`, whose password is empty."""
-    kind, _, encoded = call.header("authorization").partition(" ")
-    if kind.lower() != "basic":
-        return ""
-    try:
-        return base64.b64decode(encoded.strip(), validate=True).decode().partition(":")[0]
-    except ValueError:
-        raise ConnectError("unauthenticated", "the Authorization header has no user") from None
-
-
 def _absolute(path: str, user: SandboxUser) -> str:
     if path == "~" or path.startswith("~/"):
         path = user.home + path[1:]
@@ -280,10 +268,11 @@ async def _connect(call: E2bCall, message: Message) -> AsyncIterator[Message | b
     async with call.sandbox(counts=False) as (_, sandbox):
         await call.sessions.record_use(call.tenant, call.session_id)
         info = await _find(call, sandbox, selector)
-        process = await sandbox.process(info.id)
-        with _reading(call, sandbox, process), _not_found(info):
-            async for item in _events(process, info.pid, info.bytes_total):
-                yield item
+        with _not_found(info):
+            process = await sandbox.process(info.id)
+            with _reading(call, sandbox, process):
+                async for item in _events(process, info.pid, info.bytes_total):
+                    yield item
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from warren.interfaces.sandbox import FileWatch, Sandbox
 from warren.model.access import Scope
 from warren.model.errors import WarrenError
 from warren.model.operations import Change, FileEvent
+from warren.model.session import Session
 
 MAX_WATCHERS: Final = 32  # of a session
 MAX_EVENT_BYTES: Final = 512 * 1024  # of a watcher
@@ -143,13 +144,13 @@ class Watcher:
         self._state.event_bytes += size
 
 
-async def _directory(call: E2bCall, sandbox: Sandbox, message: Message) -> Directory:
-    return Directory(sandbox, await rights_of(call.envd, sandbox, called_user(call)), message)
+async def _directory(call: E2bCall, session: Session, sandbox: Sandbox, message: Message) -> Directory:
+    return Directory(sandbox, await rights_of(call, session, sandbox, called_user(call)), message)
 
 
 async def _create_watcher(call: E2bCall, message: Message) -> Message:
-    async with call.sandbox() as (_, sandbox):
-        watcher = Watcher(call.envd, call.session_id, await _directory(call, sandbox, message))
+    async with call.sandbox() as (session, sandbox):
+        watcher = Watcher(call.envd, call.session_id, await _directory(call, session, sandbox, message))
         await watcher.begin()
     return {"watcherId": watcher.id}
 
@@ -177,8 +178,8 @@ def _watcher(call: E2bCall, message: Message) -> Watcher:
 
 async def _watch_dir(call: E2bCall, message: Message) -> AsyncGenerator[Message, None]:
     """Does not keep the session alive."""
-    async with call.sandbox(counts=False) as (_, sandbox):
-        directory = await _directory(call, sandbox, message)
+    async with call.sandbox(counts=False) as (session, sandbox):
+        directory = await _directory(call, session, sandbox, message)
         async with contextlib.aclosing(directory.watch()) as events:
             async for event in events:
                 if event.change is Change.OVERFLOW:

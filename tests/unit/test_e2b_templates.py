@@ -1,0 +1,117 @@
+"""Parts of E2B's templates: recipes, records, uploads, and the addresses to which files are uploaded."""
+
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from warren.e2b.errors import E2bError
+from warren.e2b.template_records import Build, BuiltTemplate, Status, finished, read_name, with_build, with_tags
+from warren.e2b.template_steps import make_recipe, read_steps
+from warren.e2b.template_uploads import KEPT_S, Uploads
+from warren.e2b.tokens import SandboxTokens, Upload
+from warren.model.errors import MachineFull, Unauthorized
+from warren.model.image import Configure, Copy, ImageConfig, Run
+from warren.model.tenant_images import may_use_image, template_in, tenant_image
+
+pytestmark = pytest.mark.anyio
+
+HASH = "ab" * 32
+
+
+def test_steps_become_a_recipe() -> None:
+    steps = read_steps(
+        [
+            {"type": "USER", "args": ["root"]},
+            {"type": "RUN", "args": ["make"]},
+            {"type": "RUN", "args": ["make test", "user"]},
+            {"type": "WORKDIR", "args": ["app"]},
+            {"type": "COPY", "args": ["src/*.py", "lib", "user:root", "0755"], "filesHash": HASH},
+            {"type": "ENV", "args": ["A", '{"b": "$C ${D} $1"}', "E", "$A"]},
+            {"type": "USER", "args": ["user"]},
+        ]
+    )
+    made = make_recipe("base", ImageConfig(env={"C": "c"}, workdir="/w"), "user", steps)
+    assert (made.before, made.after) == (0, 0)
+    _, run, test, workdir, copy, env, user = made.recipe.stages[0].steps
+    assert isinstance(run, Run)
+    assert isinstance(test, Run)
+    assert isinstance(copy, Copy)
+    assert (run.argv[-1], run.user, run.env["HOME"]) == ("make", "root", "/root")
+    assert (test.user, test.env["HOME"], test.env["USER"]) == ("sandboxuser", "/home/user", "user")
+    assert (copy.sources, copy.target, copy.owner, copy.mode) == (("5/src/*.py",), "/w/app/lib", "1000:root", "0755")
+    assert [(each.key, each.value) for each in (workdir, env, user) if isinstance(each, Configure)] == [
+        ("workdir", "/w/app"),
+        ("env", {"A": '{"b": "c ${D} $1"}', "E": "$A"}),
+        ("user", ""),
+    ]
+    path = make_recipe("base", ImageConfig(), "user", read_steps([{"type": "ENV", "args": ["PATH", "/x:$PATH"]}]))
+    assert (path.before, path.after) == (1, 1)
+    last = path.recipe.stages[0].steps[-1]
+    assert isinstance(last, Run)
+    assert last.argv[-1].startswith("export PATH=/x:/usr/")
+
+
+def test_builds_that_no_tag_names_are_forgotten_but_for_the_newest() -> None:
+    template = BuiltTemplate("acme", "mine", 0.0, 0.0)
+    for number in range(30):
+        template = with_build(template, Build(f"b{number}", number, number, tags=("latest",)))
+        if number in (3, 4):
+            status = Status.READY if number == 3 else Status.ERROR
+            template = finished(template, f"b{number}", status, 100.0, ("", ""))
+    assert template.tagged("latest").id == "b3"
+    assert len(template.builds) <= 12
+    assert "b29" in template.builds
+    with pytest.raises(E2bError, match="may have 20 tags"):
+        with_tags(template, template.tagged("latest"), [f"t{number}" for number in range(20)], 0.0)
+    assert read_name("Mine:v1.0") == ("mine", "v1.0")
+
+
+def test_an_image_of_a_template_is_for_its_tenant() -> None:
+    image = tenant_image("acme", "mine", "b1")
+    assert (may_use_image("acme", image), may_use_image("other", image)) == (True, False)
+    assert (may_use_image("other", "base"), template_in(image), template_in("base")) == (True, "mine", "")
+
+
+async def pieces(*sizes: int) -> AsyncIterator[bytes]:
+    for size in sizes:
+        yield b"x" * size
+
+
+async def test_uploads_are_bounded_and_leave_nothing_when_they_fail(tmp_path: Path) -> None:
+    uploads = Uploads(tmp_path / "uploads", lambda: None, most_bytes=3_000_000)
+    await uploads.put("acme", HASH, pieces(1_500_000, 1_400_000), 0)
+    assert (await uploads.has("acme", HASH), await uploads.has("other", HASH)) == (True, False)
+    for sizes, length in (((1,), 4_000_000), ((2_000_000, 2_000_000), 0)):
+        with pytest.raises(E2bError, match="an archive may have"):
+            await uploads.put("acme", HASH[::-1], pieces(*sizes), length)
+    (kept,) = tmp_path.glob("uploads/*/*")
+    uploads.link("acme", HASH, tmp_path / "linked")
+    os.utime(kept, (time.time() - KEPT_S - 1,) * 2)
+    (kept.parent / ".part-left").write_bytes(b"")
+    uploads.remove_old(restarted=True)
+    assert list(tmp_path.glob("uploads/*")) == []
+    assert (tmp_path / "linked").stat().st_size == 2_900_000
+    with pytest.raises(E2bError, match="not uploaded"):
+        uploads.link("acme", HASH, tmp_path / "again")
+
+    def refuse() -> None:
+        raise MachineFull("the disk is full")
+
+    with pytest.raises(MachineFull):
+        await Uploads(tmp_path / "full", refuse).put("acme", HASH, pieces(1), 1)
+    assert list(tmp_path.glob("full/*/*")) == []
+
+
+def test_the_address_of_an_upload_is_signed_and_expires() -> None:
+    tokens, older = SandboxTokens([b"new", b"old"]), SandboxTokens([b"old"])
+    upload = Upload(int(time.time()) + 60, "acme", "key", HASH)
+    assert tokens.read_upload(tokens.sign_upload(upload)) == tokens.read_upload(older.sign_upload(upload)) == upload
+    stale = tokens.sign_upload(upload._replace(expires=int(time.time()) - 1))
+    forged = tokens.sign_upload(upload._replace(tenant="other")).partition(".")[0]
+    mac = tokens.sign_upload(upload).partition(".")[2]
+    for text in ("", "x", ".", stale, f"{forged}.{mac}", "\u2713.\u2713", older.sign_upload(upload)[:-1]):
+        with pytest.raises(Unauthorized):
+            tokens.read_upload(text)
