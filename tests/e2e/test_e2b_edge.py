@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
 ADMIN = "wk_" + "k" * 40
 PORT = 3000
-SETTINGS = {"WARREN_API_KEY": ADMIN, "WARREN_E2B_TEMPLATES": "base=base"}
+SETTINGS = {"WARREN_API_KEY": ADMIN, "WARREN_E2B_TEMPLATES": "base=base", "WARREN_EGRESS": "false"}
 GONE = "The sandbox was not found"
 _HEAD = struct.Struct(">BI")
 
@@ -255,6 +255,15 @@ async def test_one_idempotency_key_makes_one_sandbox(client: Client) -> None:
     assert {status for status, _ in made} == {201}
     assert len({answer["sandboxID"] for _, answer in made}) == 1
     assert (await client.api("DELETE", f"/sandboxes/{made[0][1]['sandboxID']}"))[0] == 204
+
+
+async def test_a_network_is_needed_only_if_it_was_asked_for(client: Client) -> None:
+    """These servers have no way out of sandboxes."""
+    async with client.sandbox(templateID="e2b") as sandbox:
+        assert (await client.api("GET", f"/sandboxes/{sandbox.id}"))[1]["allowInternetAccess"] is False
+    rules = {"allowOut": ["192.0.2.0/24"], "denyOut": ["0.0.0.0/0"]}
+    status, answer = await client.api("POST", "/v2/sandboxes", {"templateID": "e2b", "network": rules})
+    assert (status in (400, 403), answer["code"] == status, "egress" in answer["message"]) == (True, True, True)
 
 
 async def test_ports_are_public_unless_the_client_wants_them_private(client: Client, sandbox: Sandbox) -> None:
