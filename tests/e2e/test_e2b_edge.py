@@ -274,6 +274,13 @@ async def test_ports_are_public_unless_the_client_wants_them_private(client: Cli
         502,
         {"sandboxId": sandbox.id, "message": "The sandbox is running but port is not open", "port": 3001, "code": 502},
     )
+    native = f"{client.servers[0].url}/api/sessions/ses_{sandbox.id}/ports"
+    async with client.http.get(native, headers={"X-API-Key": client.key}) as response:
+        assert [one["public"] for one in (await response.json())["ports"] if one["port"] == PORT] == [True]
+    async with client.http.put(
+        f"{native}/{PORT}", json={"public": False}, headers={"X-API-Key": client.key}
+    ) as response:
+        assert (response.status, (await response.json())["code"]) == (409, "conflict")
     page = await sandbox.open(PORT + 1, Accept="text/html")
     assert (page[0], b"Nothing listens here yet" in page[1]) == (502, True)
     headers = {"E2b-Sandbox-Id": sandbox.id, "E2b-Sandbox-Port": str(PORT)}
