@@ -47,8 +47,7 @@ def test_a_template_is_built_and_used(sdk: str, server: ServerProcess, tmp_path:
 
 
 def _builders_key(server: ServerProcess) -> str:
-    scopes = ["--scopes", "read,exec,files,sessions,admin"]
-    argv = [sys.executable, "-m", "warren.cli.main", "keys", "create", "builder", *scopes, "--e2b", "-q"]
+    argv = [sys.executable, "-m", "warren.cli.main", "keys", "create", "builder", "--e2b", "-q"]
     own = {"WARREN_URL": server.url, "WARREN_API_KEY": KEY}
     made = subprocess.run(argv, env={**clean_environ(), **own}, capture_output=True, text=True, check=False)
     assert re.fullmatch(r"e2b_[0-9a-f]{80}\n", made.stdout), made.stderr

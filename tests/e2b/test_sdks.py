@@ -19,10 +19,12 @@ from pathlib import Path
 
 import pytest
 from certificates import NAME, make_certificates
+from e2e.image_state import new_image_state
 from integration.test_documents import SHOWN_SERVER, fenced
 from local_names import LocalNames
 from server_process import ServerProcess, clean_environ, running_server
-from this_run import new_state_dir
+
+from warren.worker.images.layers import flatten
 
 ROOT = Path(__file__).parents[2]
 SDKS = ROOT / "build" / "e2b-sdks"
@@ -68,19 +70,19 @@ class World:
 
 
 @pytest.fixture(scope="session")
-def images(image_cache: Path) -> dict[str, Path]:
-    """The images that the default templates are made of; that of the code interpreter is base with matplotlib.
+def code_image(image_cache: Path) -> Path:
+    """The image of the code interpreter for tests: base with matplotlib. The real one has more, and takes minutes.
 
-    It is made once for each version of base, and kept. The real one has more, and takes minutes.
+    It is made once for each version of base, and kept.
     """
     base = (image_cache / "images" / "base").resolve()
     kept = SDKS / f"code-interpreter-{base.name}"
     if not kept.exists():
         with tempfile.TemporaryDirectory(dir=SDKS) as folder:
             made = Path(folder) / "image"
-            subprocess.run(["cp", "--archive", "--link", base, made], check=True)
-            shutil.rmtree(made / "uses", ignore_errors=True)  # those of sandboxes that use base
-            (made / "uses").mkdir()
+            made.mkdir()
+            flatten(base / "rootfs", [], made / "rootfs")
+            shutil.copy(base / "image.json", made)
             (python,) = (made / "rootfs" / "usr" / "bin").glob("python3.[0-9]*[0-9]")
             target = made / "rootfs" / "usr" / "local" / "lib" / python.name / "dist-packages"
             wanted = ["--python-version", python.name.removeprefix("python"), "--only-binary", ":all:", *_DRAWING]
@@ -88,26 +90,27 @@ def images(image_cache: Path) -> dict[str, Path]:
             subprocess.run([*pip, *wanted], check=True, capture_output=True)
             with contextlib.suppress(OSError):  # another process was faster
                 made.rename(kept)
-    return {"base": base, "code-interpreter": kept}
+    return kept
 
 
 _DRAWING = ("numpy==2.4.6", "matplotlib==3.11.2")
 
 
-def new_state(images: dict[str, Path]) -> Path:
-    state = new_state_dir()
-    (state / "images" / ".versions").mkdir(parents=True)
-    for name, version in images.items():
-        (state / "images" / ".versions" / version.name).symlink_to(version)
-        (state / "images" / name).symlink_to(Path(".versions") / version.name)
+def new_state(image_cache: Path, code_image: Path) -> Path:
+    """With images of its own, because programs build some; their files are hard links."""
+    state = new_image_state(image_cache)
+    image = state / "images" / "code-interpreter"
+    image.mkdir()
+    flatten(code_image / "rootfs", [], image / "rootfs")
+    shutil.copy(code_image / "image.json", image)
     return state
 
 
 @pytest.fixture(scope="module", params=MODES)
 def world(
-    request: pytest.FixtureRequest, images: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, image_cache: Path, code_image: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
-    state, folder = new_state(images), tmp_path_factory.mktemp("names")
+    state, folder = new_state(image_cache, code_image), tmp_path_factory.mktemp("names")
     certificates = make_certificates(folder, f"*.{NAME}")
     flags, tls, settings = ["--pool-size", "1", "--cpus", "2"], None, {"WARREN_API_KEY": KEY}
     if request.param == "domain":
@@ -121,13 +124,15 @@ def world(
                 where = {"E2B_DOMAIN": f"{NAME}:{server.port}", **known}
             else:
                 where = {"E2B_API_URL": server.url, "E2B_SANDBOX_URL": server.url}
-            yield World(server, {"E2B_API_KEY": e2b_key(server, certificates.ca), **where}, names)
+            keys = {"E2B_API_KEY": e2b_key(server, certificates.ca)}
+            keys["BUILD_KEY"] = e2b_key(server, certificates.ca, "--scopes", "read,exec,files,sessions,admin")
+            yield World(server, {**keys, **where}, names)
     finally:
         shutil.rmtree(state, ignore_errors=True)
 
 
-def e2b_key(server: ServerProcess, ca: Path) -> str:
-    argv = [sys.executable, "-m", "warren.cli.main", "keys", "create", "sdks", "--e2b", "-q"]
+def e2b_key(server: ServerProcess, ca: Path, *more: str) -> str:
+    argv = [sys.executable, "-m", "warren.cli.main", "keys", "create", "sdks", "--e2b", "-q", *more]
     own = {"WARREN_URL": server.url, "WARREN_API_KEY": KEY, "SSL_CERT_FILE": str(ca)}
     made = subprocess.run(argv, env={**clean_environ(), **own}, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
