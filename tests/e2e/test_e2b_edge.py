@@ -455,6 +455,7 @@ async def test_a_client_that_leaves_or_reads_slowly_costs_nobody_anything(client
 async def test_requests_are_recorded_and_counted(client: Client, sandbox: Sandbox, http: aiohttp.ClientSession) -> None:
     assert await sandbox.run("true") == (0, "")
     await sandbox.client.ask("GET", "/contexts", {"E2B-Traffic-Access-Token": sandbox.traffic})
+    assert (await sandbox.call("List", {}, **{"X-Access-Token": sandbox.traffic}))[0] == 401
     wanted = {"e2b_create_sandbox", "e2b_start_process", "e2b_list_contexts"}
     found: dict[str, Any] = {}
     for _ in range(50):
@@ -465,9 +466,11 @@ async def test_requests_are_recorded_and_counted(client: Client, sandbox: Sandbo
         ) as response:
             entries = (await response.json())["deeds"]
         found = {entry["action"]: entry for entry in entries}
-        if wanted <= found.keys():
+        if wanted | {"e2b_list_processes"} <= found.keys():
             break
         await asyncio.sleep(0.1)
+    refused = found["e2b_list_processes"]
+    assert (refused["tenant"], refused["key_id"], refused["result"]) == ("", "", "unauthorized")
     for action in wanted:
         entry = found[action]
         assert (entry["tenant"], entry["session_id"]) == ("acme", f"ses_{sandbox.id}")

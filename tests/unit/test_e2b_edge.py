@@ -21,7 +21,7 @@ from warren.http.server.request_origin import TrustedProxies
 from warren.model.access import NO_QUOTA
 from warren.model.e2b import KNOWN_CALLER, sandbox_id_of
 from warren.model.errors import PortClosed, SessionEnded, TooLarge, Unauthorized, WarrenError
-from warren.model.preview import OF_E2B_SANDBOX, TRAFFIC_TOKEN
+from warren.model.preview import OF_E2B_SANDBOX, PREVIEW_ERROR, TRAFFIC_TOKEN
 from warren.model.session import SessionState, new_session_id
 from warren.stores.memory import MemoryStore
 from warren.tenancy.keys import Keys
@@ -67,6 +67,10 @@ class World:
         )
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        if PREVIEW_ERROR in scope:  # admission raises it
+            assert KNOWN_CALLER not in scope
+            await problem(scope[PREVIEW_ERROR])(scope, receive, send)
+            return
         self.seen.append(scope)
         if self.failure is not None:
             await problem(self.failure)(scope, receive, send)
