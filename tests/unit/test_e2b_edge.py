@@ -2,10 +2,12 @@
 
 import asyncio
 import base64
+import gc
 import hashlib
 import itertools
 import json
 import time
+import tracemalloc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +18,8 @@ from contract.store_values import a_session
 
 from warren.e2b.edge import E2bEdge
 from warren.e2b.tokens import Opens, SandboxTokens
-from warren.http.problems import problem
+from warren.http.problems import MEDIA_TYPE, problem
+from warren.http.server.http_guard import BARE
 from warren.http.server.request_origin import TrustedProxies
 from warren.model.access import NO_QUOTA
 from warren.model.e2b import KNOWN_CALLER, sandbox_id_of
@@ -54,6 +57,7 @@ class World:
         self.tokens = SandboxTokens([b"k" * 32])
         self.seen: list[dict[str, Any]] = []
         self.failure: WarrenError | None = None
+        self.own_problem = b""
         self.edge = E2bEdge(
             self._app,
             tokens=self.tokens,
@@ -74,6 +78,11 @@ class World:
         self.seen.append(scope)
         if self.failure is not None:
             await problem(self.failure)(scope, receive, send)
+            return
+        if self.own_problem:
+            headers = [(b"content-type", MEDIA_TYPE.encode())]
+            await send({"type": "http.response.start", "status": 418, "headers": headers, BARE: True})
+            await send({"type": "http.response.body", "body": self.own_problem})
             return
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"reached"})
@@ -471,3 +480,25 @@ async def test_a_preview_of_a_sandbox_of_an_e2b_client_answers_in_its_form(world
     world.failure = PortClosed("nothing listens")
     answer = await world.ask("/", {"host": f"8080-{sandbox}.localhost"})
     assert (answer.status, answer.json["port"]) == (502, 8080)
+
+
+async def test_what_a_sandbox_answers_passes_as_it_is_even_if_it_is_a_problem(world: World) -> None:
+    session_id = await world.session()
+    host = {"host": f"3000-{sandbox_id_of(session_id)}.{DOMAIN}", "E2B-Traffic-Access-Token": world.traffic(session_id)}
+    world.own_problem = b'{"detail": "of the sandbox"}'
+    answer = await world.ask("/", host)
+    assert (answer.status, answer.headers["content-type"], answer.body) == (418, MEDIA_TYPE, world.own_problem)
+
+
+async def test_signed_urls_that_were_found_take_little_memory_however_long_their_paths_are(world: World) -> None:
+    session_id = await world.session()
+    token, path = world.access(session_id), "/" + "x" * 50_000
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            await world.reached("/files", query=signed(f"{path}{number}", token))
+            world.seen.clear()
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < 1024 * 1024
+    finally:
+        tracemalloc.stop()

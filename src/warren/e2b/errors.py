@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Send
 
 from warren.http.problems import MEDIA_TYPE
+from warren.http.server.http_guard import BARE
 from warren.model.e2b import Plane, sandbox_id_of
 from warren.model.errors import (
     CommandRefused,
@@ -219,5 +220,8 @@ class ShapedAnswer:
 
 
 def _is_problem(message: Message) -> bool:
+    """Of this server; what a sandbox answers is its own."""
     wanted = MEDIA_TYPE.encode()
-    return any(name.lower() == b"content-type" and value.startswith(wanted) for name, value in message["headers"])
+    return not message.get(BARE) and any(
+        name.lower() == b"content-type" and value.startswith(wanted) for name, value in message["headers"]
+    )

@@ -71,7 +71,7 @@ class SignedUrls:
         self._tokens = tokens
         self._store = store
         self._clock = clock
-        self._found: OrderedDict[SignedRequest, str] = OrderedDict()
+        self._found: OrderedDict[str, str] = OrderedDict()  # session ids by signature: paths may be long
         self._known: OrderedDict[str, list[str]] = OrderedDict()  # access tokens by session id
         self._one_at_a_time = asyncio.Lock()
         self._waiting: Counter[str] = Counter()
@@ -86,10 +86,10 @@ class SignedUrls:
     async def find(self, asked: SignedRequest, client: str) -> str:
         """The id of the session whose token signed it. Raises Unauthorized, and RateLimited for a `client` that tries
         too many."""
-        session_id = self._found.get(asked)
+        session_id = self._found.get(asked.signature)
         if session_id is None:
             session_id = await self._search(asked, client)
-            self._found[asked] = session_id
+            self._found[asked.signature] = session_id
             if len(self._found) > _MOST_REMEMBERED:
                 self._found.popitem(last=False)
         self.check(asked, session_id)

@@ -4,6 +4,7 @@ At E2B the usual user is `user` with the home `/home/user`. Here that is the san
 (1000). Others are those of the sandbox's image, with their homes.
 """
 
+import re
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -52,8 +53,10 @@ async def _home_in_passwd(sandbox: Sandbox, name: str) -> str:
         data = b"".join([piece async for piece in sandbox.read("/etc/passwd", length=_MAX_PASSWD)])
     except (FileNotFound, PermissionDenied):
         return ""
-    for line in data.decode(errors="surrogateescape").splitlines():
-        fields = line.split(":")
-        if len(fields) >= 7 and fields[0] == name:
-            return fields[5] if fields[5].startswith("/") else "/"
-    return ""
+    # Not line by line: the file is the sandbox's, and may have very many.
+    called = re.escape(name.encode(errors="surrogateescape"))
+    line = re.search(rb"^%s:(?:[^:\n]*:){4}([^:\n]*):" % called, data, re.MULTILINE)
+    if line is None or ":" in name:
+        return ""
+    home = line[1].decode(errors="surrogateescape")
+    return home if home.startswith("/") else "/"

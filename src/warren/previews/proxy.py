@@ -17,7 +17,6 @@ from warren.cluster.proxy.http_requests import RequestBody, send_pieces
 from warren.cluster.proxy.websockets import MAX_PREVIEW_MESSAGE, Dialled, forward_websocket
 from warren.http.context import check_scope
 from warren.http.server.connections import MAX_MESSAGE
-from warren.http.server.http_guard import BARE
 from warren.interfaces.sandbox import Sandbox
 from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
@@ -78,11 +77,9 @@ class PreviewProxy:
         whole = await body.whole_if_received()
         begun = False
 
-        async def send_bare(message: Message) -> None:
+        async def send_on(message: Message) -> None:
             nonlocal begun
             begun = True
-            if preview.by_host:
-                message[BARE] = True
             await send(message)
 
         exchange = self._client.request(
@@ -100,7 +97,7 @@ class PreviewProxy:
                 answered = for_client(response.status, response.headers, preview)
                 if self._behind_coordinator:
                     answered.append((SANDBOX_HEADER, b"1"))
-                await send_pieces(response, answered, send_bare)
+                await send_pieces(response, answered, send_on, bare=preview.by_host)
         except ForwardingFailed as exc:
             if begun:
                 raise

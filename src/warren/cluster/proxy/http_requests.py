@@ -9,6 +9,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from warren.cluster.http_client.client import WorkerClient, WorkerResponse
 from warren.cluster.http_client.headers import Header, headers_for_client, headers_for_worker, request_target
+from warren.http.server.http_guard import BARE
 
 MAX_REWIND: Final = 64 * 1024
 
@@ -133,12 +134,13 @@ async def forward_response(response: WorkerResponse, send: Send, *, of_sandbox: 
     then breaks the client's connection, so that the client does not take a part for the whole.
     """
     headers = headers_for_client(response.status, response.headers, of_sandbox=of_sandbox)
-    await send_pieces(response, headers, send)
+    await send_pieces(response, headers, send, bare=of_sandbox)
 
 
-async def send_pieces(response: WorkerResponse, headers: Sequence[Header], send: Send) -> None:
-    """Sends the response with these headers, and its body as it arrives. Raises `Broken` as `forward_response` does."""
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+async def send_pieces(response: WorkerResponse, headers: Sequence[Header], send: Send, *, bare: bool = False) -> None:
+    """Sends the response with these headers, `bare` or not, and its body as it arrives. Raises `Broken` as
+    `forward_response` does."""
+    await send({"type": "http.response.start", "status": response.status, "headers": headers, BARE: bare})
     while piece := await response.read():
         is_last = response.is_complete
         await send({"type": "http.response.body", "body": piece, "more_body": not is_last})

@@ -1,6 +1,5 @@
 """Reads the fields of JSON bodies and queries. What is wrong becomes a 400. Fields that nobody asks for are ignored."""
 
-import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -35,8 +34,8 @@ def read_whole(values: Mapping[str, Any], name: str, least: int, most: int) -> i
     value = values.get(name)
     if value is None:
         return None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value != int(value):
+    is_whole = value.is_integer() if isinstance(value, float) else isinstance(value, int)
+    if not is_whole or isinstance(value, bool):
         raise bad(f"{name} must be a whole number")
     return _within(name, int(value), least, most)
 

@@ -29,6 +29,8 @@ _TYPES: Final = {
 }
 _SIGNS: Final = {FileKind.FILE: "", FileKind.DIRECTORY: "d", FileKind.SYMLINK: "L", FileKind.OTHER: "?"}
 _FEW: Final = 100
+_EARLIEST: Final = datetime(1, 1, 1, tzinfo=UTC).timestamp()
+_LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 
 def entry_of(info: FileInfo) -> Message:
@@ -43,7 +45,7 @@ def entry_of(info: FileInfo) -> Message:
         "permissions": permissions(info.kind, info.mode),
         "owner": _named(info.owner or str(info.uid)),
         "group": _named(info.group or str(info.gid)),
-        "modifiedTime": datetime.fromtimestamp(info.modified, UTC).isoformat().replace("+00:00", "Z"),
+        "modifiedTime": _moment(info.modified),
     }
     if info.kind is FileKind.SYMLINK:
         entry["isSymlink"] = True
@@ -59,6 +61,12 @@ def permissions(kind: FileKind, mode: int) -> str:
     signs = _SIGNS[kind] + "".join(sign for bit, sign in ((0o4000, "u"), (0o2000, "g"), (0o1000, "t")) if mode & bit)
     bits = "".join(sign if mode >> 8 - at & 1 else "-" for at, sign in enumerate("rwxrwxrwx"))
     return (signs or "-") + bits
+
+
+def _moment(seconds: float) -> str:
+    """A sandbox gives its files any time, also one that no calendar has."""
+    moment = datetime.fromtimestamp(min(max(seconds, _EARLIEST), _LATEST), UTC)
+    return moment.isoformat().replace("+00:00", "Z")
 
 
 def _named(name: str) -> str:
