@@ -1,6 +1,7 @@
 """A far side that is slow, busy, broken or gone, under the provider e2b; and kill -9 of the process that uses it."""
 
 import asyncio
+import gzip
 import hashlib
 import os
 import random
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from aiohttp import web
 from e2b_far_side import KEY, FarSide
 
 import warren
@@ -58,6 +60,53 @@ async def new(far: FarSide, tmp_path: Path) -> AsyncIterator[New]:
 
 def is_clean(far: FarSide, tmp_path: Path) -> bool:
     return not far.boxes and [path.name for path in tmp_path.glob("e2b/*")] in ([], ["state-id"])
+
+
+# -- a far side that means harm
+
+
+@pytest.mark.parametrize("path", ["/sandboxes", "/sandboxes/far", "/files", "/process.Process/Start"])
+async def test_no_redirection_is_followed(far: FarSide, new: New, tmp_path: Path, path: str) -> None:
+    away = {"Location": f"{far.url}/elsewhere"}
+    far.failures.append((path, web.Response(status=307, headers=away)))
+    with pytest.raises(ProviderUnavailable, match="which is not followed"):
+        await new().create(SandboxSpec())
+    assert "POST /elsewhere" not in far.asked
+    assert "GET /elsewhere" not in far.asked
+    assert is_clean(far, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/sandboxes", '{"sandboxID": "a", "domain": "x@192.0.2.1/"}'),
+        ("/sandboxes", '{"sandboxID": "a", "envdAccessToken": {"b": 1}}'),
+        ("/sandboxes", "[" * 100_000),
+        ("/sandboxes/far", '{"cpuCount": [1]}'),
+        ("/sandboxes/far", f'{{"memoryMB": 1{"0" * 400}}}'),
+        ("/sandboxes/far", f"[{'[],' * 500_000}[]]"),
+    ],
+    ids=["domain", "token", "deep", "list", "digits", "many"],
+)
+async def test_an_answer_that_makes_no_sense_is_one_clear_sentence(
+    far: FarSide, new: New, tmp_path: Path, path: str, text: str
+) -> None:
+    far.failures.append((path, web.Response(text=text, content_type="application/json")))
+    with pytest.raises(ProviderUnavailable, match=r"an answer (that is not JSON|without a proper)"):
+        await new().create(SandboxSpec())
+    assert is_clean(far, tmp_path)
+
+
+async def test_a_list_that_makes_no_sense_names_nothing(far: FarSide, new: New) -> None:
+    provider = new()
+    await provider.destroy((await provider.create(SandboxSpec())).id)
+    for text in ('[[], 1, {"metadata": [1]}, {"metadata": {"warren_state": 1}}]', '{"a": 1}', "[" * 100_000):
+        far.failures.append(("/v2/sandboxes", web.Response(text=text, content_type="application/json")))
+        assert await provider.list_ids() == []
+    packed = {"Content-Encoding": "gzip"}
+    far.failures.append(("/v2/sandboxes", web.Response(body=gzip.compress(b"[]"), headers=packed)))
+    with pytest.raises(ProviderUnavailable, match="not JSON"):
+        await provider.list_far_ids()
 
 
 # -- what the far side refuses

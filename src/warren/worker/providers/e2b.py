@@ -64,6 +64,7 @@ _START_S: Final = 60.0
 _AT_ONCE: Final = 8
 _CHECKED_S: Final = 10.0
 _RETRY_S: Final = 20.0
+_KEPT: Final = 64 * 1024
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 _FOLDER: Final = "/opt/warren"
 _AGENT: Final = f"{_FOLDER}/agent"
@@ -310,6 +311,7 @@ class E2bProvider:
                 async for event in events:
                     output = event.get("data") or {}
                     said += b"".join(decoded(output.get(stream)) for stream in ("stdout", "stderr"))
+                    said = said[-_KEPT:]
                     if _READY in said:
                         return
         except FarFailure as exc:

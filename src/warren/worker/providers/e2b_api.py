@@ -3,6 +3,9 @@
 The control plane makes, finds and ends sandboxes; envd, inside each, runs programs and takes files. Calls that can be
 repeated are repeated a few times when the far side is busy or out of reach. A creation is not, unless it was refused:
 nobody knows whether an answer that got lost was about a new sandbox.
+
+The far side is not trusted: what it answers is bounded, read strictly and never unpacked, and no redirection is
+followed, which could lead into the operator's own network.
 """
 
 import asyncio
@@ -20,6 +23,7 @@ from urllib.parse import quote, urlencode
 import aiohttp
 
 from warren.model.errors import ImageNotFound, InvalidRequest, NoCapacity, NoSpace, ProviderUnavailable, WarrenError
+from warren.model.strict_json import read_in_steps
 from warren.worker.agent.link import printable
 
 DOMAIN: Final = "e2b.app"
@@ -38,6 +42,12 @@ _LAST_FRAME: Final = 2
 _MAX_FRAME: Final = 8 * 1024 * 1024
 _MAX_ANSWER: Final = 4 * 1024 * 1024
 _MOST_PAGES: Final = 1000
+_MAX_LIST: Final = 16 * 1024 * 1024
+_LONG: Final = 64 * 1024
+_LONGEST_WAIT_S: Final = 3600.0
+_ID: Final = re.compile(r"[A-Za-z0-9-]{1,128}", re.ASCII)
+_TOKEN: Final = re.compile(r"[!-~]{0,4096}", re.ASCII)
+_HOST: Final = re.compile(r"[A-Za-z0-9_.\[\]:-]{0,255}", re.ASCII)
 
 Json = dict[str, Any]
 
@@ -104,7 +114,8 @@ class E2bApi:
                         remedy="the image of the environment is the name of a template of the far side",
                     ) from exc
                 raise
-            return FarSandbox(_text(made, "sandboxID"), made.get("envdAccessToken") or "", made.get("domain") or "")
+            token, domain = _text(made, "envdAccessToken", _TOKEN), _text(made, "domain", _HOST)
+            return FarSandbox(_text(made, "sandboxID"), token, domain)
 
     async def size(self, sandbox_id: str) -> FarSize | None:
         """What the sandbox has; None if it is gone."""
@@ -117,21 +128,24 @@ class E2bApi:
                 raise
             if found.get("state") == "paused":
                 return None
-            numbers = (float(found.get(name) or 0) for name in ("cpuCount", "memoryMB", "diskSizeMB"))
-            cpus, memory_mb, disk_mb = numbers
+            cpus, memory_mb, disk_mb = (_number(found, name) for name in ("cpuCount", "memoryMB", "diskSizeMB"))
             return FarSize(cpus, int(memory_mb), int(disk_mb))
 
     async def list(self, metadata: Mapping[str, str]) -> Sequence[tuple[str, Mapping[str, str]]]:
         """The ids of those that have this metadata, each with all that it has."""
         query = {"metadata": urlencode({quote(name): quote(value) for name, value in metadata.items()}), "limit": "100"}
         found: list[tuple[str, Mapping[str, str]]] = []
+        size = 0
         with _errors("listing sandboxes"):
             for _ in range(_MOST_PAGES):
                 page, headers = await self._exchange("GET", f"/v2/sandboxes?{urlencode(query)}")
                 for each in page if isinstance(page, list) else ():
-                    has = each.get("metadata") or {}
+                    has = _texts(each, "metadata")
                     if metadata.items() <= has.items():  # a server that ignores the filter shall do no harm
                         found.append((_text(each, "sandboxID"), has))
+                        size += sum(len(name) + len(value) for name, value in has.items())
+                if size > _MAX_LIST:
+                    break
                 query["nextToken"] = headers.get("x-next-token", "")
                 if not query["nextToken"]:
                     return found
@@ -187,7 +201,12 @@ class E2bApi:
         for tries_left in reversed(range(_TRIES)):
             try:
                 async with self._client().request(
-                    method, self._api + path, json=body, headers={"X-API-KEY": self._key}, timeout=_TIMEOUT
+                    method,
+                    self._api + path,
+                    json=body,
+                    headers={"X-API-KEY": self._key},
+                    timeout=_TIMEOUT,
+                    allow_redirects=False,
                 ) as response:
                     return await _answer(response), response.headers
             except FarFailure as exc:
@@ -213,7 +232,7 @@ class E2bApi:
         url = f"{self._envd(far)}/files?{urlencode({'path': path, 'username': 'root'})}"
         with _errors("copying the agent into a sandbox"):
             async with self._client().post(
-                url, data=form, headers=self._headers(far), timeout=_UPLOAD_TIMEOUT
+                url, data=form, headers=self._headers(far), timeout=_UPLOAD_TIMEOUT, allow_redirects=False
             ) as response:
                 await _answer(response)
 
@@ -222,7 +241,9 @@ class E2bApi:
         body = {"process": {"pid": pid}, "input": {"stdin": base64.b64encode(data).decode()}}
         headers = {**self._headers(far), "Connect-Protocol-Version": "1"}
         url = f"{self._envd(far)}/process.Process/SendInput"
-        async with self._client().post(url, json=body, headers=headers, timeout=_TIMEOUT) as response:
+        async with self._client().post(
+            url, json=body, headers=headers, timeout=_TIMEOUT, allow_redirects=False
+        ) as response:
             await _answer(response)
 
     @asynccontextmanager
@@ -248,13 +269,13 @@ class E2bApi:
             "Content-Type": "application/connect+json",
             "Connect-Protocol-Version": "1",
             "Keepalive-Ping-Interval": str(_PING_S),
-            "Accept-Encoding": "identity",
         }
         async with self._client().post(
             f"{self._envd(far)}/process.Process/{method}",
             data=_FRAME.pack(0, len(text)) + text,
             headers=headers,
             timeout=_STREAM_TIMEOUT,
+            allow_redirects=False,
         ) as response:
             if response.status != 200:
                 await _answer(response)
@@ -272,7 +293,10 @@ class E2bApi:
         if self._session is None:
             # Every sandbox has a stream that stays open.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
-            self._session = aiohttp.ClientSession(connector=connector, trust_env=True, raise_for_status=False)
+            plain = {"Accept-Encoding": "identity"}
+            self._session = aiohttp.ClientSession(
+                connector=connector, trust_env=True, raise_for_status=False, headers=plain, auto_decompress=False
+            )
         return self._session
 
 
@@ -281,13 +305,14 @@ async def _events(content: aiohttp.StreamReader) -> AsyncIterator[Json]:
         flags, size = _FRAME.unpack(await content.readexactly(_FRAME.size))
         if size > _MAX_FRAME:
             raise FarFailure(200, f"a frame of {size} bytes")
-        found = _json(await content.readexactly(size))
+        found = await _object(await content.readexactly(size))
         if flags & _LAST_FRAME:
             error = found.get("error")
-            if error:
+            if isinstance(error, dict):
                 raise FarFailure(200, printable(str(error.get("message", ""))), str(error.get("code", "")))
             return
-        yield found.get("event") or {}
+        event = found.get("event")
+        yield {kind: one for kind, one in event.items() if isinstance(one, dict)} if isinstance(event, dict) else {}
 
 
 async def _answer(response: aiohttp.ClientResponse) -> Any:
@@ -296,35 +321,61 @@ async def _answer(response: aiohttp.ClientResponse) -> Any:
         raw += more
     if response.status < 300:
         try:
-            return json.loads(raw) if raw else {}
-        except ValueError:
-            raise FarFailure(response.status, "an answer that is not JSON") from None
-    said = _json(raw)
+            return await _parsed(raw) if raw else {}
+        except WarrenError:
+            raise FarFailure(response.status, "an answer that is not JSON, or too much of it") from None
+    if response.status < 400:
+        raise FarFailure(response.status, "it redirects to another address, which is not followed")
+    said = await _object(raw)
     kind = said.get("code") if isinstance(said.get("code"), str) else ""
     message = printable(str(said.get("message") or raw[:200].decode(errors="replace")), 300)
     raise FarFailure(response.status, message, kind or "", _retry_after(response.headers.get("Retry-After", "")))
 
 
-def _json(raw: bytes) -> Json:
+async def _parsed(raw: bytes) -> Any:
+    """Raises WarrenError for what is not JSON, or too much of it. What is long is read in steps."""
+    found: Any = None
+    for value in read_in_steps(raw):
+        found = value
+        if len(raw) > _LONG:
+            await asyncio.sleep(0)
+    return found
+
+
+async def _object(raw: bytes) -> Json:
+    """Empty for everything but an object."""
     try:
-        found = json.loads(raw)
-    except ValueError:
+        found = await _parsed(raw)
+    except WarrenError:
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def _retry_after(text: str) -> float | None:
     try:
-        return max(0.0, float(text)) if text else None
+        return min(max(0.0, float(text)), _LONGEST_WAIT_S) if text else None
     except ValueError:
         return None
 
 
-def _text(found: Json, name: str) -> str:
-    value = found.get(name)
-    if not isinstance(value, str) or not re.fullmatch("[A-Za-z0-9-]{1,128}", value):
-        raise FarFailure(200, f"an answer without {name}")
+def _text(found: object, name: str, pattern: re.Pattern[str] = _ID) -> str:
+    value = (found.get(name) or "") if isinstance(found, dict) else None
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise FarFailure(200, f"an answer without a proper {name}")
     return value
+
+
+def _texts(found: object, name: str) -> dict[str, str]:
+    values = found.get(name) if isinstance(found, dict) else None
+    pairs = values.items() if isinstance(values, dict) else ()
+    return {key: value for key, value in pairs if isinstance(value, str)}
+
+
+def _number(found: Json, name: str) -> float:
+    value = found.get(name) or 0
+    if not isinstance(value, int | float) or not 0 <= value < 1 << 31:
+        raise FarFailure(200, f"an answer without a proper {name}")
+    return float(value)
 
 
 @contextmanager

@@ -123,7 +123,7 @@ class Relay:
         before, found, said, marking = b"", False, b"", None
         try:
             async for event in events:
-                if "start" in event:
+                if "start" in event and marking is None:
                     self._pid = self._pid or int(event["start"].get("pid") or 0)
                     self._started.set()
                     outage.is_over()
