@@ -31,6 +31,7 @@ namespace: "dict[str, Any]" = main.__dict__
 sources: "dict[str, str]" = {}
 count = 0
 shown = 0  # results of this cell
+after_cell: "list[Callable[[], object]]" = []  # what `get_ipython().events` was given
 _flags = _TOP_LEVEL_AWAIT
 _streams = (sys.stdout, sys.stderr)
 _last: "dict[str, Any]" = {}
@@ -96,6 +97,8 @@ def _execute(request: bytes) -> None:
         run_source(values["code"], "<cell %d>" % count, is_cell=True)
     finally:
         try:
+            for function in list(after_cell):
+                function()
             if "matplotlib._pylab_helpers" in sys.modules:
                 from . import figures
 
@@ -348,6 +351,7 @@ _WATCHED = frozenset(
         "multiprocessing.spawn",
         "plotly.io._renderers",
         "IPython",
+        "IPython.core",
         "IPython.display",
         "IPython.core.display",
         "IPython.core.display_functions",

@@ -18,7 +18,7 @@ def find_spec(name: str, path: "Any", target: "Any", watcher: object) -> "Any":
         if spec is not None:
             _extend(spec.loader)
             return spec
-    if name in ("IPython", "IPython.display"):
+    if name in ("IPython", "IPython.core", "IPython.display", "IPython.core.display"):
         from . import ipython
 
         return ipython.find_spec(name)
@@ -52,7 +52,7 @@ def after_import(module: "ModuleType") -> None:
         from . import plotly_figures
 
         plotly_figures.extend(module)
-    elif name.startswith("IPython."):
+    elif name.startswith("IPython.") and name != "IPython.core":
         from . import display
 
         for function in (display.display, display.clear_output, display.update_display, display.publish_display_data):
