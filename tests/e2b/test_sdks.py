@@ -124,15 +124,13 @@ def world(
                 where = {"E2B_DOMAIN": f"{NAME}:{server.port}", **known}
             else:
                 where = {"E2B_API_URL": server.url, "E2B_SANDBOX_URL": server.url}
-            keys = {"E2B_API_KEY": e2b_key(server, certificates.ca)}
-            keys["BUILD_KEY"] = e2b_key(server, certificates.ca, "--scopes", "read,exec,files,sessions,admin")
-            yield World(server, {**keys, **where}, names)
+            yield World(server, {"E2B_API_KEY": e2b_key(server, certificates.ca), **where}, names)
     finally:
         shutil.rmtree(state, ignore_errors=True)
 
 
-def e2b_key(server: ServerProcess, ca: Path, *more: str) -> str:
-    argv = [sys.executable, "-m", "warren.cli.main", "keys", "create", "sdks", "--e2b", "-q", *more]
+def e2b_key(server: ServerProcess, ca: Path) -> str:
+    argv = [sys.executable, "-m", "warren.cli.main", "keys", "create", "sdks", "--e2b", "-q"]
     own = {"WARREN_URL": server.url, "WARREN_API_KEY": KEY, "SSL_CERT_FILE": str(ca)}
     made = subprocess.run(argv, env={**clean_environ(), **own}, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
