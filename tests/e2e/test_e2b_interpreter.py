@@ -112,6 +112,7 @@ async def test_contexts_are_created_listed_restarted_and_removed(code: httpx.Asy
         await code.post("/execute", json={"code": "1", "context_id": made["id"]}),
     ):
         assert (answer.status_code, answer.json()["code"]) == (404, 404)
+        assert "/api/" not in answer.text  # clients of E2B know no route of Warren's own
 
 
 @pytest.mark.parametrize(

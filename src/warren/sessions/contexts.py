@@ -441,9 +441,7 @@ def _find(known: Sequence[ProcessInfo], context_id: str) -> ProcessInfo:
 
 
 def _not_found(context_id: str) -> ContextNotFound:
-    return ContextNotFound(
-        f"there is no context {context_id[:80]!r}", remedy="create one: POST /api/sessions/{id}/contexts"
-    )
+    return ContextNotFound(f"there is no context {context_id[:80]!r}", remedy="create one, or take one that is listed")
 
 
 def _default_of(context_id: str) -> str:

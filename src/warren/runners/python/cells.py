@@ -45,6 +45,7 @@ def start(of: "Channel") -> None:
     builtins.get_ipython = get_ipython  # type: ignore[attr-defined]
     builtins.input = _no_input
     sys.meta_path.insert(0, _Watcher)
+    sys.meta_path.append(_LateFinder)
     faulthandler.enable()  # says where when the interpreter itself breaks
     for name in _WATCHED.intersection(sys.modules):
         from . import hooks
@@ -369,6 +370,18 @@ class _Watcher:
         from . import hooks
 
         return hooks.find_spec(name, path, target, _Watcher)
+
+
+class _LateFinder:
+    """The last finder of modules: pip may have made the user's directory of packages since the start."""
+
+    @staticmethod
+    def find_spec(name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        if path is not None:
+            return None
+        from . import hooks
+
+        return hooks.find_in_new_directory(name)
 
 
 def _make_codec() -> "tuple[Callable[[bytes], Any], Callable[[Any], bytes]]":

@@ -25,6 +25,28 @@ def find_spec(name: str, path: "Any", target: "Any", watcher: object) -> "Any":
     return None
 
 
+def find_in_new_directory(name: str) -> "Any":
+    """Python itself looks for the user's directory of packages only when it starts. It comes before the system's."""
+    import os
+    import site
+
+    folder = site.getusersitepackages() if site.ENABLE_USER_SITE else ""
+    if not folder or folder in sys.path or not os.path.isdir(folder):
+        return None
+    from importlib.machinery import PathFinder
+
+    known = len(sys.path)
+    site.addsitedir(folder)
+    added, first = sys.path[known:], known
+    for index, entry in enumerate(sys.path[:known]):
+        if entry.endswith(("site-packages", "dist-packages")):
+            first = index
+            break
+    del sys.path[known:]
+    sys.path[first:first] = added
+    return PathFinder.find_spec(name)
+
+
 def _extend(loader: "Any") -> None:
     original = getattr(loader, "exec_module", None)
     if original is None or isinstance(loader, type):
