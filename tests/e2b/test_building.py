@@ -14,6 +14,7 @@ from server_process import ServerProcess, clean_environ, running_server
 
 ROOT = Path(__file__).parents[2]
 SDKS = ROOT / "build" / "e2b-sdks"
+NODE = str(SDKS / "js" / "node_modules" / ".bin" / "node")  # that of the distribution may be too old
 PROGRAMS = Path(__file__).parent / "building"
 KEY = "wk_" + "k" * 40
 
@@ -33,7 +34,7 @@ def test_a_template_is_built_and_used(sdk: str, server: ServerProcess, tmp_path:
     argv = [str(SDKS / sdk / "bin" / "python"), "-B", str(shutil.copy(PROGRAMS / "build.py", tmp_path))]
     if sdk == "js":  # node finds packages beside the file that imports them
         (tmp_path / "node_modules").symlink_to(SDKS / "js" / "node_modules")
-        argv = ["node", str(shutil.copy(PROGRAMS / "build.mjs", tmp_path))]
+        argv = [NODE, str(shutil.copy(PROGRAMS / "build.mjs", tmp_path))]
     variables = {
         "PATH": os.environ["PATH"],
         "HOME": str(tmp_path),
@@ -47,8 +48,7 @@ def test_a_template_is_built_and_used(sdk: str, server: ServerProcess, tmp_path:
 
 
 def _builders_key(server: ServerProcess) -> str:
-    scopes = ["--scopes", "read,exec,files,sessions,admin"]
-    argv = [sys.executable, "-m", "warren.cli.main", "keys", "create", "builder", *scopes, "--e2b", "-q"]
+    argv = [sys.executable, "-m", "warren.cli.main", "keys", "create", "builder", "--e2b", "-q"]
     own = {"WARREN_URL": server.url, "WARREN_API_KEY": KEY}
     made = subprocess.run(argv, env={**clean_environ(), **own}, capture_output=True, text=True, check=False)
     assert re.fullmatch(r"e2b_[0-9a-f]{80}\n", made.stdout), made.stderr

@@ -19,13 +19,16 @@ from pathlib import Path
 
 import pytest
 from certificates import NAME, make_certificates
+from e2e.image_state import new_image_state
 from integration.test_documents import SHOWN_SERVER, fenced
 from local_names import LocalNames
 from server_process import ServerProcess, clean_environ, running_server
-from this_run import new_state_dir
+
+from warren.worker.images.layers import flatten
 
 ROOT = Path(__file__).parents[2]
 SDKS = ROOT / "build" / "e2b-sdks"
+NODE = str(SDKS / "js" / "node_modules" / ".bin" / "node")  # that of the distribution may be too old
 PROGRAMS = Path(__file__).parent / "programs"
 VERSIONS = sorted((file.stem for file in (PROGRAMS.parent / "sdks").glob("*.txt")), key=lambda text: text.split("."))
 NEWEST = max(VERSIONS, key=lambda text: [int(part) for part in text.split(".")])
@@ -68,19 +71,19 @@ class World:
 
 
 @pytest.fixture(scope="session")
-def images(image_cache: Path) -> dict[str, Path]:
-    """The images that the default templates are made of; that of the code interpreter is base with matplotlib.
+def code_image(image_cache: Path) -> Path:
+    """The image of the code interpreter for tests: base with matplotlib. The real one has more, and takes minutes.
 
-    It is made once for each version of base, and kept. The real one has more, and takes minutes.
+    It is made once for each version of base, and kept.
     """
     base = (image_cache / "images" / "base").resolve()
     kept = SDKS / f"code-interpreter-{base.name}"
     if not kept.exists():
         with tempfile.TemporaryDirectory(dir=SDKS) as folder:
             made = Path(folder) / "image"
-            subprocess.run(["cp", "--archive", "--link", base, made], check=True)
-            shutil.rmtree(made / "uses", ignore_errors=True)  # those of sandboxes that use base
-            (made / "uses").mkdir()
+            made.mkdir()
+            flatten(base / "rootfs", [], made / "rootfs")
+            shutil.copy(base / "image.json", made)
             (python,) = (made / "rootfs" / "usr" / "bin").glob("python3.[0-9]*[0-9]")
             target = made / "rootfs" / "usr" / "local" / "lib" / python.name / "dist-packages"
             wanted = ["--python-version", python.name.removeprefix("python"), "--only-binary", ":all:", *_DRAWING]
@@ -88,26 +91,27 @@ def images(image_cache: Path) -> dict[str, Path]:
             subprocess.run([*pip, *wanted], check=True, capture_output=True)
             with contextlib.suppress(OSError):  # another process was faster
                 made.rename(kept)
-    return {"base": base, "code-interpreter": kept}
+    return kept
 
 
 _DRAWING = ("numpy==2.4.6", "matplotlib==3.11.2")
 
 
-def new_state(images: dict[str, Path]) -> Path:
-    state = new_state_dir()
-    (state / "images" / ".versions").mkdir(parents=True)
-    for name, version in images.items():
-        (state / "images" / ".versions" / version.name).symlink_to(version)
-        (state / "images" / name).symlink_to(Path(".versions") / version.name)
+def new_state(image_cache: Path, code_image: Path) -> Path:
+    """With images of its own, because programs build some; their files are hard links."""
+    state = new_image_state(image_cache)
+    image = state / "images" / "code-interpreter"
+    image.mkdir()
+    flatten(code_image / "rootfs", [], image / "rootfs")
+    shutil.copy(code_image / "image.json", image)
     return state
 
 
 @pytest.fixture(scope="module", params=MODES)
 def world(
-    request: pytest.FixtureRequest, images: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, image_cache: Path, code_image: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
-    state, folder = new_state(images), tmp_path_factory.mktemp("names")
+    state, folder = new_state(image_cache, code_image), tmp_path_factory.mktemp("names")
     certificates = make_certificates(folder, f"*.{NAME}")
     flags, tls, settings = ["--pool-size", "1", "--cpus", "2"], None, {"WARREN_API_KEY": KEY}
     if request.param == "domain":
@@ -144,7 +148,7 @@ def command(sdk: str, name: str, folder: Path) -> list[str]:
     (folder / "node_modules").symlink_to(SDKS / "js" / "node_modules")
     for file in PROGRAMS.glob("*.mjs"):
         shutil.copy(file, folder)
-    return ["node", str(folder / name)]
+    return [NODE, str(folder / name)]
 
 
 @pytest.mark.parametrize(("sdk", "name"), CASES)
@@ -167,7 +171,7 @@ PAGE = ROOT / "docs" / "e2b.md"
 @pytest.mark.parametrize("world", ["one-port"], indirect=True)
 def test_the_blocks_of_the_page_work(world: World, tmp_path: Path) -> None:
     (tmp_path / "node_modules").symlink_to(SDKS / "js" / "node_modules")
-    run = {"python": [str(SDKS / NEWEST / "bin" / "python"), "-c"], "js": ["node", "--input-type=module", "-e"]}
+    run = {"python": [str(SDKS / NEWEST / "bin" / "python"), "-c"], "js": [NODE, "--input-type=module", "-e"]}
     parts = [f'warren() {{ PYTHONPATH={ROOT / "src"} {sys.executable} -m warren.cli.main "$@"; }}']
     parts += [f"export WARREN_API_KEY={KEY} WARREN_CONFIG=/dev/null"]
     for kind, text in fenced(PAGE):
@@ -214,7 +218,7 @@ _PRIVATE = {
 def test_every_call_is_used_by_a_program(sdk: str, tmp_path: Path) -> None:
     (tmp_path / "node_modules").symlink_to(SDKS / "js" / "node_modules")
     python = [str(SDKS / NEWEST / "bin" / "python"), "-c", _CALLS]
-    argv = ["node", "--input-type=module", "-e", _JS_CALLS] if sdk == JS else python
+    argv = [NODE, "--input-type=module", "-e", _JS_CALLS] if sdk == JS else python
     calls = json.loads(subprocess.run(argv, cwd=tmp_path, check=True, capture_output=True).stdout)
     text = "".join((PROGRAMS / name).read_text() for name in programs(sdk))
     unused = [name for name in calls if name not in _PRIVATE and not re.search(rf"\b{name}\b", text)]

@@ -110,6 +110,7 @@ class CodeSuite:
             started = await socket.expect("started")
             assert (started["context_id"], started["language"]) == ("ctx_bash", "bash")
             assert (await socket.expect("stdout"))["text"] == "ready\n"
+            await asyncio.sleep(0.3)  # bash heeds an interrupt when it has begun its command
             await socket.send("interrupt")
             while (message := await socket.next())["type"] != "end":
                 pass

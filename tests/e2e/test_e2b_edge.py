@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
 ADMIN = "wk_" + "k" * 40
 PORT = 3000
-SETTINGS = {"WARREN_API_KEY": ADMIN, "WARREN_E2B_TEMPLATES": "base=base"}
+SETTINGS = {"WARREN_API_KEY": ADMIN, "WARREN_E2B_TEMPLATES": "base=base", "WARREN_EGRESS": "false"}
 GONE = "The sandbox was not found"
 _HEAD = struct.Struct(">BI")
 
@@ -257,6 +257,15 @@ async def test_one_idempotency_key_makes_one_sandbox(client: Client) -> None:
     assert (await client.api("DELETE", f"/sandboxes/{made[0][1]['sandboxID']}"))[0] == 204
 
 
+async def test_a_network_is_needed_only_if_it_was_asked_for(client: Client) -> None:
+    """These servers have no way out of sandboxes."""
+    async with client.sandbox(templateID="e2b") as sandbox:
+        assert (await client.api("GET", f"/sandboxes/{sandbox.id}"))[1]["allowInternetAccess"] is False
+    rules = {"allowOut": ["192.0.2.0/24"], "denyOut": ["0.0.0.0/0"]}
+    status, answer = await client.api("POST", "/v2/sandboxes", {"templateID": "e2b", "network": rules})
+    assert (status in (400, 403), answer["code"] == status, "egress" in answer["message"]) == (True, True, True)
+
+
 async def test_ports_are_public_unless_the_client_wants_them_private(client: Client, sandbox: Sandbox) -> None:
     await sandbox.serve()
     assert (await sandbox.open(path="/sandboxes?x=1"))[0] in (200, 404)
@@ -265,6 +274,13 @@ async def test_ports_are_public_unless_the_client_wants_them_private(client: Cli
         502,
         {"sandboxId": sandbox.id, "message": "The sandbox is running but port is not open", "port": 3001, "code": 502},
     )
+    native = f"{client.servers[0].url}/api/sessions/ses_{sandbox.id}/ports"
+    async with client.http.get(native, headers={"X-API-Key": client.key}) as response:
+        assert [one["public"] for one in (await response.json())["ports"] if one["port"] == PORT] == [True]
+    async with client.http.put(
+        f"{native}/{PORT}", json={"public": False}, headers={"X-API-Key": client.key}
+    ) as response:
+        assert (response.status, (await response.json())["code"]) == (409, "conflict")
     page = await sandbox.open(PORT + 1, Accept="text/html")
     assert (page[0], b"Nothing listens here yet" in page[1]) == (502, True)
     headers = {"E2b-Sandbox-Id": sandbox.id, "E2b-Sandbox-Port": str(PORT)}
@@ -439,6 +455,7 @@ async def test_a_client_that_leaves_or_reads_slowly_costs_nobody_anything(client
 async def test_requests_are_recorded_and_counted(client: Client, sandbox: Sandbox, http: aiohttp.ClientSession) -> None:
     assert await sandbox.run("true") == (0, "")
     await sandbox.client.ask("GET", "/contexts", {"E2B-Traffic-Access-Token": sandbox.traffic})
+    assert (await sandbox.call("List", {}, **{"X-Access-Token": sandbox.traffic}))[0] == 401
     wanted = {"e2b_create_sandbox", "e2b_start_process", "e2b_list_contexts"}
     found: dict[str, Any] = {}
     for _ in range(50):
@@ -449,9 +466,11 @@ async def test_requests_are_recorded_and_counted(client: Client, sandbox: Sandbo
         ) as response:
             entries = (await response.json())["deeds"]
         found = {entry["action"]: entry for entry in entries}
-        if wanted <= found.keys():
+        if wanted | {"e2b_list_processes"} <= found.keys():
             break
         await asyncio.sleep(0.1)
+    refused = found["e2b_list_processes"]
+    assert (refused["tenant"], refused["key_id"], refused["result"]) == ("", "", "unauthorized")
     for action in wanted:
         entry = found[action]
         assert (entry["tenant"], entry["session_id"]) == ("acme", f"ses_{sandbox.id}")

@@ -172,6 +172,7 @@ async def test_entries_tell_all_that_clients_show(envd: Envd) -> None:
         assert await envd.ask("Remove", path=path) == {}
     for code, response in (
         ("not_found", await envd.call("Stat", path="meta")),
+        ("not_found", await envd.call("Stat", path="folder/file/below")),
         ("not_found", await envd.call("ListDir", path="nothing")),
         ("invalid_argument", await envd.call("ListDir", path="folder/file")),
         ("invalid_argument", await envd.call("ListDir", path="folder", depth=-1)),

@@ -112,6 +112,7 @@ async def test_contexts_are_created_listed_restarted_and_removed(code: httpx.Asy
         await code.post("/execute", json={"code": "1", "context_id": made["id"]}),
     ):
         assert (answer.status_code, answer.json()["code"]) == (404, 404)
+        assert "/api/" not in answer.text  # clients of E2B know no route of Warren's own
 
 
 @pytest.mark.parametrize(
@@ -141,10 +142,9 @@ async def test_output_comes_as_it_is_made_and_who_leaves_interrupts(code: httpx.
         heard = [(json.loads(await anext(lines))["type"], time.monotonic() - began) for _ in range(3)]
     (_, at_first), (_, at_keepalive), (_, at_second) = heard
     assert [kind for kind, _ in heard] == ["stdout", "keepalive", "stdout"]
-    assert at_first < 4
-    assert 4.5 < at_keepalive < at_second
+    assert at_first + 4 < at_keepalive < at_second
     assert await text(code, "kept") == "kept"
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
 
 
 async def test_a_context_that_dies_is_told_and_is_there_again(code: httpx.AsyncClient) -> None:

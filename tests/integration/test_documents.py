@@ -34,8 +34,8 @@ from warren.model.errors import WarrenError
 from warren.model.usage import Usage
 
 ROOT = Path(__file__).parents[2]
-# These show files of other programs, policies, builds, and other packages; tests/integrations, tests/unit/test_policy.py,
-# tests/e2e/test_image_recipes.py and tests/e2b/test_sdks.py try them.
+# These show files of other programs, policies, builds, and other packages. They are tried by tests/integrations,
+# tests/unit/test_policy.py, tests/e2e/test_image_recipes.py and tests/e2b/test_sdks.py.
 _ELSEWHERE = {
     ROOT / "docs" / name for name in ("mcp.md", "integration-guide.md", "command-policy.md", "build.md", "e2b.md")
 }

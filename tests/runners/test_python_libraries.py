@@ -166,3 +166,17 @@ class TestOthers:
         assert formats == [{"html"}, {"json"}, {"png"}]
         assert runner.run("d.clear_output()").events == [{"type": "clear_output", "wait": False}]
         assert shown(runner, "d.Math('x')")["latex"] == "$\\displaystyle x$"
+
+    def test_matplotlib_after_an_import_of_ipython_that_is_not_installed(self) -> None:
+        hide = (
+            "import importlib.machinery as m\nfound = m.PathFinder.find_spec\n"
+            "m.PathFinder.find_spec = lambda name, *rest: None if name[:7] == 'IPython' else found(name, *rest)"
+        )
+        with Runner([CODE_PYTHON, RUNNERS / "python" / "main.py"]) as runner:
+            runner.run(hide)
+            code = "from IPython.core.display import HTML, display\nfrom IPython.display import Markdown\nHTML('<b>')"
+            assert shown(runner, code)["html"] == "<b>"
+            code = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"
+            assert shown(runner, code)["chart"]["type"] == "line"
+            runner.run("get_ipython().events.register('post_execute', lambda: print('after'))")
+            assert runner.run("plt.ioff()\nprint('cell')").stdout == "cell\nafter\n"

@@ -189,6 +189,19 @@ handle = display(All(), display_id='one')
             **{"json": {"a": [1, None]}, "javascript": "b()", "extra": {"a/b": {"c": 1}}},
         }
 
+    def test_what_pip_installs_for_the_user_can_be_imported_at_once(self, runner: Runner, tmp_path: Path) -> None:
+        """Also if its directory was not there when the context started, and before what the system has."""
+        folder = tmp_path / "late" / "site-packages"
+        runner.run(f"import site, sys\nsite.ENABLE_USER_SITE, site.USER_SITE = True, {str(folder)!r}")
+        assert runner.run("import fresh").error["name"] == "ModuleNotFoundError"
+        code = f"!mkdir -p {folder} && echo value = 5 > {folder}/fresh.py\nimport fresh\nfresh.value"
+        assert runner.run(code).text == "5"
+        code = (
+            "next(entry for entry in sys.path if entry.endswith(('site-packages', 'dist-packages'))) == site.USER_SITE"
+        )
+        assert runner.run(code).text == "True"
+        assert runner.run("import stale").error["name"] == "ModuleNotFoundError"
+
     def test_ipython_display_works_without_ipython(self, runner: Runner) -> None:
         code = "from IPython.display import HTML, Markdown, clear_output, display\ndisplay(HTML('<b>'), Markdown('*'))"
         assert [sorted(result) for result in runner.run(code).results] == [

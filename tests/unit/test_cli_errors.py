@@ -38,7 +38,7 @@ def warren(*arguments: str, state: Path, stdin: bytes = b"", **environ: str) -> 
         (["run", "--timeout", "x", "--", "true"], 2, "not a valid float"),
         (["run", "-e", "NAME", "--", "true"], 2, "expected K=V"),
         (["shell"], 2, "needs a terminal"),
-        (["run", "--env", "nope", "--", "true"], 125, "there are: base, code-interpreter, host"),
+        (["run", "--env", "nope", "--", "true"], 125, "there are: base, code-interpreter, e2b"),
         (["run", "--image", "nope", "--", "true"], 125, "there is no image 'nope'"),
         (["run", "--image", "../x", "--", "true"], 125, "is not an image name"),
         (["run", "--provider", "vm", "--", "true"], 125, "there is no provider 'vm'"),

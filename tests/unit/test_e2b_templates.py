@@ -34,8 +34,8 @@ def test_steps_become_a_recipe() -> None:
         ]
     )
     made = make_recipe("base", ImageConfig(env={"C": "c"}, workdir="/w"), "user", steps)
-    assert (made.before, made.after) == (0, 0)
-    _, run, test, workdir, copy, env, user = made.recipe.stages[0].steps
+    assert (made.before, made.after) == (1, 0)
+    _, _, run, test, workdir, copy, env, user = made.recipe.stages[0].steps
     assert isinstance(run, Run)
     assert isinstance(test, Run)
     assert isinstance(copy, Copy)
@@ -48,7 +48,7 @@ def test_steps_become_a_recipe() -> None:
         ("user", ""),
     ]
     path = make_recipe("base", ImageConfig(), "user", read_steps([{"type": "ENV", "args": ["PATH", "/x:$PATH"]}]))
-    assert (path.before, path.after) == (1, 1)
+    assert (path.before, path.after) == (2, 1)
     last = path.recipe.stages[0].steps[-1]
     assert isinstance(last, Run)
     assert last.argv[-1].startswith("export PATH=/x:/usr/")

@@ -21,7 +21,7 @@ from warren.model.errors import Unavailable, WarrenError
 from warren.worker.providers.host_provider import require_root
 
 _STOP_S: Final = 90.0
-_PROVIDERS: Final = ("oci", "docker", "e2b")  # each keeps its sandboxes in a folder of that name
+_FOLDERS: Final = {"oci": "sandboxes", "docker": "docker", "e2b": "e2b"}  # of each provider, in the state directory
 
 
 @click.command()
@@ -99,7 +99,8 @@ def _providers(settings: Settings) -> dict[str, Provider]:
     """Those that may have sandboxes in the state directory, also if the server does not use them any more."""
     from warren.app.wiring import build_provider
 
-    return {name: build_provider(settings, name) for name in _PROVIDERS if (settings.state_dir / name).is_dir()}
+    used = [name for name, folder in _FOLDERS.items() if (settings.state_dir / folder).is_dir()]
+    return {name: build_provider(settings, name) for name in used}
 
 
 def _server_pid(state: Path) -> int:

@@ -466,6 +466,8 @@ _ROWS = (
     Option("e2b_templates", TEMPLATES, ("base=e2b", "code-interpreter-v1=e2b-code-interpreter"),
            "The environments that E2B's templates stand for; other templates are environments of that name.",
            default_text="base=e2b,code-interpreter-v1=e2b-code-interpreter"),
+    Option("e2b_template_mb", whole_number(0, 2**30), 10240,
+           "How many MiB the templates may take that one tenant builds; with 0 nobody builds any."),
     Option("e2b_public_ports", SWITCH, True,
            "Whether ports of sandboxes that E2B's clients make are public, as they are at E2B."),
     Option("webhook_networks", NETWORKS, (), "Networks that webhooks may call although they are not public."),

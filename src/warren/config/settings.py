@@ -122,6 +122,7 @@ class Settings:
     preview_domain: str
     preview_public: bool
     e2b_templates: tuple[str, ...]
+    e2b_template_mb: int
     e2b_public_ports: bool
     webhook_networks: tuple[str, ...]
     image_registry: str

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from warren.clock import Clock
 from warren.e2b.app import find_route, is_call
-from warren.e2b.errors import E2bError, ShapedAnswer, gone_response, response_of_port, response_to
+from warren.e2b.errors import E2bError, ShapedAnswer, response_of_port, response_to
 from warren.e2b.signed_urls import PATH as FILES
 from warren.e2b.signed_urls import SignedRequest, SignedUrls, read_signed
 from warren.e2b.tokens import Opens, SandboxTokens, session_named_in
@@ -40,8 +40,15 @@ from warren.model.e2b import (
     Plane,
     session_id_of,
 )
-from warren.model.errors import InvalidRequest, Unauthorized, WarrenError
-from warren.model.preview import LOCALHOST, OF_E2B_SANDBOX, TRAFFIC_TOKEN, preview_host, read_port
+from warren.model.errors import InvalidRequest, SessionNotFound, Unauthorized, WarrenError
+from warren.model.preview import (
+    LOCALHOST,
+    OF_E2B_SANDBOX,
+    PREVIEW_ERROR,
+    TRAFFIC_TOKEN,
+    preview_host,
+    read_port,
+)
 from warren.tenancy.keys import Keys
 from warren.tenancy.tenants import Tenants
 
@@ -147,21 +154,23 @@ class E2bEdge:
     async def _answer(
         self, found: _Found, headers: dict[bytes, str], scope: Scope, receive: Receive, send: Send
     ) -> None:
+        caller, error = None, None
+        try:
+            if found.signed is not None and not found.session_id:
+                found = found._replace(session_id=await self._signed_urls.find(found.signed, self._client_of(scope)))
+            if found.plane is not Plane.API or found.path.startswith(UPLOADS):
+                caller = await self._identify(found, headers, scope)
+        except WarrenError as exc:
+            error = exc
         inner = _inner_scope(scope, found)
         find_route(inner)
+        if error is not None:
+            inner[PREVIEW_ERROR] = error  # admission records and raises it, and the guard answers
+        elif caller is not None:
+            inner[KNOWN_CALLER] = caller
         shape = partial(
             response_to, plane=found.plane, session_id=found.session_id, is_call=is_call(found.plane, found.path)
         )
-        if found.plane is not Plane.API or found.path.startswith(UPLOADS):
-            try:
-                caller = await self._identify(found, headers, scope)
-            except WarrenError as exc:
-                await shape(exc)(scope, receive, send)
-                return
-            if caller is None:
-                await gone_response(found.session_id)(scope, receive, send)
-                return
-            inner[KNOWN_CALLER] = caller
         await self._app(inner, receive, ShapedAnswer(send, shape).send)
 
     async def _open_port(
@@ -202,8 +211,7 @@ class E2bEdge:
                 raise E2bError(400, "a header of this request is there twice")
             return self._addressed(session_id, scope, headers, path, raw_path)
         if path == FILES and (signed := read_signed(scope["method"], scope["query_string"])) is not None:
-            session_id = await self._signed_urls.find(signed, self._client_of(scope))
-            return _Found(Plane.ENVD, session_id, path, raw_path, signed=signed)
+            return _Found(Plane.ENVD, "", path, raw_path, signed=signed)
         if is_prefixed or _API_PATH.fullmatch(path):
             return _Found(Plane.API, "", path, raw_path, domain=self._domain_for(headers))
         return None
@@ -268,16 +276,14 @@ class E2bEdge:
 
     # -- who asks
 
-    async def _identify(self, found: _Found, headers: dict[bytes, str], scope: Scope) -> Caller | None:
-        """None if there is no such sandbox. Raises Unauthorized."""
+    async def _identify(self, found: _Found, headers: dict[bytes, str], scope: Scope) -> Caller:
+        """Raises Unauthorized, and SessionNotFound."""
         if found.plane is Plane.API:
             upload = self._tokens.read_upload(_token_in(scope["query_string"]))
             return Caller(upload.tenant, upload.key_id, frozenset(), (await self._tenants.of(upload.tenant)).quota)
         if found.path != _HEALTH:
             self._check_token(found, headers)
         caller = self._callers.get(found.session_id) or await self._owner(found.session_id)
-        if caller is None:
-            return None
         if found.path == _HEALTH:  # everybody may ask, so it costs the owner nothing
             return Caller(caller.tenant, caller.key_id, frozenset())
         quota = (await self._tenants.of(caller.tenant)).quota
@@ -298,11 +304,11 @@ class E2bEdge:
         elif not self._without_keys:
             raise Unauthorized("this sandbox wants its access token", remedy="connect to the sandbox again")
 
-    async def _owner(self, session_id: str) -> Caller | None:
+    async def _owner(self, session_id: str) -> Caller:
         """Whoever uses a sandbox uses up the quotas of the key that made it."""
         session = await self._store.find(session_id)
         if session is None:
-            return None
+            raise SessionNotFound(f"there is no session {session_id}")
         return Caller(session.tenant, session.key_id, _SCOPES, key_quota=await self._keys.quota_of(session.key_id))
 
 

@@ -205,7 +205,7 @@ def _encode(values: dict[str, Any]) -> bytes:
 
 
 ROUTES: tuple[Route, ...] = (
-    Route("GET", "/health", "e2b_check_interpreter", Scope.READ, check_health),
+    Route("GET", "/health", "e2b_check_interpreter", None, check_health),
     Route("POST", "/execute", "e2b_run_code", Scope.EXEC, execute),
     Route("POST", "/contexts", "e2b_create_context", Scope.EXEC, create_context),
     Route("GET", "/contexts", "e2b_list_contexts", Scope.READ, list_contexts),

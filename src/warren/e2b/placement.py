@@ -6,14 +6,16 @@ from typing import Any
 from warren.e2b.control.bodies import read_flag, read_object
 from warren.e2b.control.network import read_network
 from warren.e2b.errors import E2bError
+from warren.e2b.template_records import DEFAULT_TAG
 from warren.model.e2b import NETWORK_IF_POSSIBLE
 from warren.model.errors import InvalidRequest
 
 
 def placement_wishes(values: Mapping[str, Any], templates: Mapping[str, str]) -> dict[str, Any]:
     """In the words of the native API. What is wrong with a request the worker says."""
-    template = values.get("templateID")
-    wishes: dict[str, Any] = {"environment": templates.get(template, template) if isinstance(template, str) else ""}
+    given = values.get("templateID")
+    template = given.removesuffix(f":{DEFAULT_TAG}") if isinstance(given, str) else ""
+    wishes: dict[str, Any] = {"environment": templates.get(template, template)}
     try:
         rules = read_network(read_object(values, "network") or {}, read_flag(values, "allow_internet_access"))
     except (E2bError, InvalidRequest):

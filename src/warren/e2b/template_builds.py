@@ -25,7 +25,8 @@ from warren.interfaces.images import ImageVersion
 from warren.interfaces.records import RecordStore
 from warren.logs import get_log
 from warren.model.errors import ImageNotFound, MachineFull, Stopping, WarrenError
-from warren.model.tenant_images import TENANT_IMAGES, template_in, tenant_image
+from warren.model.spec import MIB
+from warren.model.tenant_images import TENANT_IMAGES, is_image_of, template_in, tenant_image
 from warren.shielding import run_shielded
 from warren.worker.guard import Room, default_disk_reserve, read_room
 from warren.worker.images.builds import run_build
@@ -123,8 +124,9 @@ class BuildLog:
 
 
 class TemplateBuilds:
-    """`command` builds an image, as for ImageBuilds; a whole build may take `timeout_s`. `disk_reserve_mb` must stay
-    free on the disk of the state directory; 0: the usual reserve."""
+    """`command` builds an image, as for ImageBuilds; a whole build may take `timeout_s`. A tenant whose images take
+    `most_mb` builds no more. `disk_reserve_mb` must stay free on the disk of the state directory; 0: the usual
+    reserve."""
 
     def __init__(
         self,
@@ -136,8 +138,10 @@ class TemplateBuilds:
         env: Mapping[str, str],
         *,
         timeout_s: float,
+        most_mb: int = 10_240,
         disk_reserve_mb: int = 0,
     ) -> None:
+        self._most_mb = most_mb
         self._state_dir, self._images, self._clock = state_dir, images, clock
         self._command, self._env, self._timeout_s = command, env, timeout_s
         self._disk_reserve_mb = disk_reserve_mb
@@ -197,6 +201,14 @@ class TemplateBuilds:
                 f"the server's disk has {room.disk_free} MiB free, {reserve} MiB must stay free",
                 remedy="the operator frees some space, or removes images that nobody needs",
                 retry_after_s=60.0,
+            )
+
+    def _check_size(self, tenant: str) -> None:
+        own = (image.size_bytes for image in self._images.list() if is_image_of(tenant, image.name))
+        size_mb = sum(own) // MIB
+        if size_mb >= self._most_mb:
+            raise E2bError(
+                429, f"your templates take {size_mb} MiB, and {self._most_mb} MiB is the most; delete some first"
             )
 
     async def build_of(self, tenant: str, image: str) -> Build | None:
@@ -267,6 +279,7 @@ class TemplateBuilds:
 
     def _fill(self, directory: Path, tenant: str, plan: Plan) -> None:
         self.check_room()
+        self._check_size(tenant)
         directory.mkdir(mode=0o700, parents=True)
         for step in plan.steps:
             if step.files_hash:

@@ -21,6 +21,17 @@ DEFAULT_USER: Final = "user"
 DEFAULT_DIRECTORY: Final = "/home/user"
 ROOT: Final = "root"
 _SOURCE: Final = "template"
+# Commands of templates may name the user: `chown user:user`. Another user of that name stays as it is.
+_ADD_USER: Final = """\
+add() {
+    if grep -q "^user:" "$1" && ! grep -q "^user:[^:]*:1000:" "$1"; then return; fi
+    { echo "$2"; grep -v "^user:" "$1" || true; } > "$1.new"
+    cat "$1.new" > "$1"
+    rm "$1.new"
+}
+add /etc/passwd user:x:1000:1000::/home/user:/bin/bash
+add /etc/group user:x:1000:
+"""
 # Login shells, in which clients run their commands, take PATH from /etc/profile.
 _KEEP_PATH: Final = 'mkdir -p /etc/profile.d; printf "%s\\n" "$1" > /etc/profile.d/template-path.sh'
 _MOST_STEPS: Final = 500
@@ -115,7 +126,7 @@ def from_json(values: Sequence[Mapping[str, Any]]) -> tuple[TemplateStep, ...]:
 def make_recipe(base: str, config: ImageConfig, user: str, steps: Sequence[TemplateStep]) -> Made:
     """`config` and `user` are those of the base. The files of the step number N lie in the directory `N` of the
     build, counted from 1."""
-    made: list[Step] = []
+    made: list[Step] = [Run(("/bin/sh", "-ec", _ADD_USER), "add user", user=ROOT)]
     env, directory = {"PATH": DEFAULT_PATH, **config.env}, config.workdir
     if directory in ("", "/"):
         directory = DEFAULT_DIRECTORY

@@ -17,7 +17,11 @@ def template_in(image: str) -> str:
 
 def may_use_image(tenant: str, image: str) -> bool:
     """Images that belong to nobody are for everybody."""
-    return not image.startswith(TENANT_IMAGES) or image.startswith(_place_of(tenant))
+    return not image.startswith(TENANT_IMAGES) or is_image_of(tenant, image)
+
+
+def is_image_of(tenant: str, image: str) -> bool:
+    return image.startswith(_place_of(tenant))
 
 
 def tenant_mark(tenant: str) -> str:

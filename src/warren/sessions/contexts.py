@@ -171,10 +171,11 @@ class Contexts:
                 remedy="delete one of them: DELETE /api/sessions/{id}/contexts/{context_id}",
             )
         # The session's variables come with every cell of a default context: the pool may have started it ahead.
-        keeper.hello = await start_keeper(
+        hello = await start_keeper(
             sandbox, keeper.language, keeper.id, cwd=keeper.cwd, env=keeper.env,
             base_env={} if keeper.is_default else session.env, idle_s=keeper.idle_s, image=image,
         )  # fmt: skip
+        keeper.hello = replace(hello, env={})
         keeper.pid = _find(await sandbox.processes(), keeper.id).pid
         self._remember(sandbox, keeper)
 
@@ -197,14 +198,14 @@ class Contexts:
     async def _known(self, sandbox: Sandbox, info: ProcessInfo) -> Keeper:
         keeper = self._found(sandbox, info)
         if keeper.hello is None:
+            hello = None
             with contextlib.suppress(TimeoutError, WarrenError):
                 async with asyncio.timeout(_HELLO_S):
-                    keeper.hello = await read_hello(await sandbox.process(info.id))
-            if keeper.hello is not None:  # of before a restart of the server: what it was created with
+                    hello = await read_hello(await sandbox.process(info.id))
+            if hello is not None:  # an earlier server, or the pool, has started it: what it was created with
                 is_remembered = (sandbox.id, info.id) in self._keepers
                 self.forget(sandbox, info.id)
-                keeper.cwd = keeper.cwd or keeper.hello.cwd
-                keeper.env = keeper.env or dict(keeper.hello.env)
+                keeper.hello, keeper.cwd, keeper.env = replace(hello, env={}), hello.cwd, dict(hello.env)
                 if is_remembered:
                     self._remember(sandbox, keeper)
         return keeper
@@ -440,9 +441,7 @@ def _find(known: Sequence[ProcessInfo], context_id: str) -> ProcessInfo:
 
 
 def _not_found(context_id: str) -> ContextNotFound:
-    return ContextNotFound(
-        f"there is no context {context_id[:80]!r}", remedy="create one: POST /api/sessions/{id}/contexts"
-    )
+    return ContextNotFound(f"there is no context {context_id[:80]!r}", remedy="create one, or take one that is listed")
 
 
 def _default_of(context_id: str) -> str:

@@ -1,6 +1,7 @@
 """Builds a template with Python's SDK, makes a sandbox of it, and builds one that fails."""
 
 import os
+import time
 from pathlib import Path
 
 from e2b import Sandbox, Template
@@ -35,10 +36,20 @@ with Sandbox.create(template=name, timeout=120) as sandbox:
     ).stdout.splitlines()
     assert seen == ["/srv/app", "from a file", "user 640", "root", "user", "blue", "/opt/bin", "up", "1"], seen
     assert sandbox.get_info().template_id == name
+failing = Template().from_template(name).run_cmd("echo because; exit 7")
 failed = ""
 try:
-    Template.build(Template().from_template(name).run_cmd("echo because; exit 7"), alias=f"{name}-failing")
+    Template.build(failing, alias=f"{name}-failing")
 except BuildException as exc:
     failed = str(exc)
 assert "exit code 7" in failed, failed
+if hasattr(Template, "assign_tags"):  # not in the oldest
+    assert Template.assign_tags(f"{name}:default", ["v1"]).tags == ["v1"]
+    assert {one.tag for one in Template.get_tags(name)} == {"default", "v1"}
+    Template.remove_tags(name, ["v1"])
+    assert [one.tag for one in Template.get_tags(name)] == ["default"]
+    begun = Template.build_in_background(failing, f"{name}-failing")
+    while (status := Template.get_build_status(begun)).status.value not in ("ready", "error"):
+        time.sleep(0.2)
+    assert status.status.value == "error"
 print("done")

@@ -1,6 +1,6 @@
-// A server in a sandbox by its host name, and who may open it; templates; rules of the network.
+// A server in a sandbox by its host name, and who may open it; rules of the network.
 import assert from 'node:assert/strict'
-import { Sandbox, SandboxError, Template } from 'e2b'
+import { Sandbox, SandboxError } from 'e2b'
 import { done, refused, until, webUrl, withSandbox } from './checks.mjs'
 
 async function serve(sandbox, headers = {}) {
@@ -31,7 +31,4 @@ await withSandbox(Sandbox, { allowInternetAccess: false }, async (sandbox) => {
   await Sandbox.updateNetwork(sandbox.sandboxId, { allowInternetAccess: false })
 })
 
-assert.equal(await Template.exists('base'), true)
-assert.equal(await Template.exists('no-such-template'), false)
-assert.equal(await Template.aliasExists('code-interpreter-v1'), true)
 done()

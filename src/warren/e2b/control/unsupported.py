@@ -15,6 +15,7 @@ _FORK: Final = "forking sandboxes is not supported"
 _SNAPSHOTS: Final = "snapshots are not supported"
 _VOLUMES: Final = "volumes are not supported"
 _SECRETS: Final = "secrets are not supported over this API: `warren secrets` sets those of sandboxes"
+_EVENTS: Final = "events of sandboxes are not supported over this API: `warren webhooks` tells of sessions"
 _ONE: Final = "/sandboxes/{sandbox_id}"
 _CONTENT: Final = "/volumecontent/{volume_id}"
 _TABLE: Final = (
@@ -23,6 +24,10 @@ _TABLE: Final = (
     ("POST", f"{_ONE}/snapshots", _SNAPSHOTS),
     ("GET", f"{_ONE}/logs", _LOGS),
     ("GET", f"/v2{_ONE}/logs", _LOGS),
+    ("GET", "/events/sandboxes", _EVENTS),
+    ("GET", "/events/sandboxes/{of_sandbox}", _EVENTS),
+    *((method, "/events/webhooks", _EVENTS) for method in ("GET", "POST")),
+    *((method, "/events/webhooks/{webhook_id}", _EVENTS) for method in ("GET", "PATCH", "DELETE")),
     ("GET", "/snapshots", _SNAPSHOTS),
     ("POST", "/volumes", _VOLUMES),
     ("GET", "/volumes", _VOLUMES),

@@ -120,7 +120,11 @@ async def _all_entries(begun: list[Message], source: AsyncGenerator[Message, Non
 async def _stat(call: E2bCall, message: Message) -> Message:
     async with call.sandbox() as (session, sandbox):
         rights = await rights_of(call, session, sandbox, called_user(call))
-        info = await sandbox.stat(rights.path(text_field(message, "path")), user=rights.user, details=True)
+        path = rights.path(text_field(message, "path"))
+        try:
+            info = await sandbox.stat(path, user=rights.user, details=True)
+        except NotADirectory as exc:  # nothing is below a file: `exists` is to say so
+            raise FileNotFound(exc.message) from exc
     return {"entry": entry_of(info)}
 
 

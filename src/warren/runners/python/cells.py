@@ -31,6 +31,7 @@ namespace: "dict[str, Any]" = main.__dict__
 sources: "dict[str, str]" = {}
 count = 0
 shown = 0  # results of this cell
+after_cell: "list[Callable[[], object]]" = []  # what `get_ipython().events` was given
 _flags = _TOP_LEVEL_AWAIT
 _streams = (sys.stdout, sys.stderr)
 _last: "dict[str, Any]" = {}
@@ -44,6 +45,7 @@ def start(of: "Channel") -> None:
     builtins.get_ipython = get_ipython  # type: ignore[attr-defined]
     builtins.input = _no_input
     sys.meta_path.insert(0, _Watcher)
+    sys.meta_path.append(_LateFinder)
     faulthandler.enable()  # says where when the interpreter itself breaks
     for name in _WATCHED.intersection(sys.modules):
         from . import hooks
@@ -96,6 +98,8 @@ def _execute(request: bytes) -> None:
         run_source(values["code"], "<cell %d>" % count, is_cell=True)
     finally:
         try:
+            for function in list(after_cell):
+                function()
             if "matplotlib._pylab_helpers" in sys.modules:
                 from . import figures
 
@@ -348,6 +352,7 @@ _WATCHED = frozenset(
         "multiprocessing.spawn",
         "plotly.io._renderers",
         "IPython",
+        "IPython.core",
         "IPython.display",
         "IPython.core.display",
         "IPython.core.display_functions",
@@ -365,6 +370,18 @@ class _Watcher:
         from . import hooks
 
         return hooks.find_spec(name, path, target, _Watcher)
+
+
+class _LateFinder:
+    """The last finder of modules: pip may have made the user's directory of packages since the start."""
+
+    @staticmethod
+    def find_spec(name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        if path is not None:
+            return None
+        from . import hooks
+
+        return hooks.find_in_new_directory(name)
 
 
 def _make_codec() -> "tuple[Callable[[bytes], Any], Callable[[Any], bytes]]":

@@ -18,11 +18,33 @@ def find_spec(name: str, path: "Any", target: "Any", watcher: object) -> "Any":
         if spec is not None:
             _extend(spec.loader)
             return spec
-    if name in ("IPython", "IPython.display"):
+    if name in ("IPython", "IPython.core", "IPython.display", "IPython.core.display"):
         from . import ipython
 
         return ipython.find_spec(name)
     return None
+
+
+def find_in_new_directory(name: str) -> "Any":
+    """Python itself looks for the user's directory of packages only when it starts. It comes before the system's."""
+    import os
+    import site
+
+    folder = site.getusersitepackages() if site.ENABLE_USER_SITE else ""
+    if not folder or folder in sys.path or not os.path.isdir(folder):
+        return None
+    from importlib.machinery import PathFinder
+
+    known = len(sys.path)
+    site.addsitedir(folder)
+    added, first = sys.path[known:], known
+    for index, entry in enumerate(sys.path[:known]):
+        if entry.endswith(("site-packages", "dist-packages")):
+            first = index
+            break
+    del sys.path[known:]
+    sys.path[first:first] = added
+    return PathFinder.find_spec(name)
 
 
 def _extend(loader: "Any") -> None:
@@ -52,7 +74,7 @@ def after_import(module: "ModuleType") -> None:
         from . import plotly_figures
 
         plotly_figures.extend(module)
-    elif name.startswith("IPython."):
+    elif name.startswith("IPython.") and name != "IPython.core":
         from . import display
 
         for function in (display.display, display.clear_output, display.update_display, display.publish_display_data):

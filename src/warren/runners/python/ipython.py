@@ -24,7 +24,7 @@ _MIMES = {
 def find_spec(name: str) -> "Any":
     from importlib.machinery import ModuleSpec
 
-    return ModuleSpec(name, _Loader(), is_package=name == "IPython")  # type: ignore[arg-type]
+    return ModuleSpec(name, _Loader(), is_package=not name.endswith("display"))  # type: ignore[arg-type]
 
 
 class _Loader:
@@ -34,15 +34,19 @@ class _Loader:
 
     @staticmethod
     def exec_module(module: "ModuleType") -> None:
-        names: dict[str, Any] = {"get_ipython": cells.get_ipython, "display": display}
-        if module.__name__ == "IPython.display":
+        names: dict[str, Any] = {}
+        if module.__name__ == "IPython":
+            # matplotlib leaves the event loop alone where it sees this version or a later one.
+            names = {"get_ipython": cells.get_ipython, "display": display, "version_info": (8, 24, 0, "")}
+            names["__version__"] = "8.24.0"
+        elif module.__name__ != "IPython.core":
             names = {name: _class(name, mime) for name, mime in _MIMES.items()}
             names["Image"] = Image
             for function in (display.display, display.clear_output, display.update_display, display.DisplayHandle):
                 names[function.__name__] = function
         for name, value in names.items():
             setattr(module, name, value)
-        if module.__name__ == "IPython.display":
+        if names and module.__name__ != "IPython":
             sys.modules["IPython"].display = module  # type: ignore[attr-defined]
 
 

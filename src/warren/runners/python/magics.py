@@ -12,7 +12,7 @@ from . import cells
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType
-    from typing import Any
+    from typing import Any, Callable
 
 _ASSIGNED = re.compile(r"^(\s*)([\w.,\[\]'\" ]+?)\s*=\s*([!%])(?!=)(.*)$")
 _VARIABLE = re.compile(r"\$(\$|\w+)|\{([^{}]+)\}")
@@ -87,8 +87,25 @@ def _line_call(text: str) -> str:
     return "get_ipython().run_line_magic(%r, %r)" % (name, rest.strip())
 
 
+class Events:
+    """Calls functions at the end of each cell."""
+
+    def register(self, event: str, function: "Callable[[], object]") -> None:
+        if event != "post_execute":
+            raise ValueError("Functions can be called at the event post_execute only, not at %s." % event)
+        if function not in cells.after_cell:
+            cells.after_cell.append(function)
+
+    def unregister(self, event: str, function: "Callable[[], object]") -> None:
+        if event != "post_execute" or function not in cells.after_cell:
+            raise ValueError("This function was not registered for %s." % event)
+        cells.after_cell.remove(function)
+
+
 class Shell:
     """What `get_ipython()` gives."""
+
+    events = Events()
 
     kernel = None  # that it is there tells pandas that this is no terminal
     config: "dict[str, Any]" = {}
