@@ -14,6 +14,7 @@ from server_process import ServerProcess, clean_environ, running_server
 
 ROOT = Path(__file__).parents[2]
 SDKS = ROOT / "build" / "e2b-sdks"
+NODE = str(SDKS / "js" / "node_modules" / ".bin" / "node")  # that of the distribution may be too old
 PROGRAMS = Path(__file__).parent / "building"
 KEY = "wk_" + "k" * 40
 
@@ -33,7 +34,7 @@ def test_a_template_is_built_and_used(sdk: str, server: ServerProcess, tmp_path:
     argv = [str(SDKS / sdk / "bin" / "python"), "-B", str(shutil.copy(PROGRAMS / "build.py", tmp_path))]
     if sdk == "js":  # node finds packages beside the file that imports them
         (tmp_path / "node_modules").symlink_to(SDKS / "js" / "node_modules")
-        argv = ["node", str(shutil.copy(PROGRAMS / "build.mjs", tmp_path))]
+        argv = [NODE, str(shutil.copy(PROGRAMS / "build.mjs", tmp_path))]
     variables = {
         "PATH": os.environ["PATH"],
         "HOME": str(tmp_path),

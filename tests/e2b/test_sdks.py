@@ -28,6 +28,7 @@ from warren.worker.images.layers import flatten
 
 ROOT = Path(__file__).parents[2]
 SDKS = ROOT / "build" / "e2b-sdks"
+NODE = str(SDKS / "js" / "node_modules" / ".bin" / "node")  # that of the distribution may be too old
 PROGRAMS = Path(__file__).parent / "programs"
 VERSIONS = sorted((file.stem for file in (PROGRAMS.parent / "sdks").glob("*.txt")), key=lambda text: text.split("."))
 NEWEST = max(VERSIONS, key=lambda text: [int(part) for part in text.split(".")])
@@ -124,15 +125,13 @@ def world(
                 where = {"E2B_DOMAIN": f"{NAME}:{server.port}", **known}
             else:
                 where = {"E2B_API_URL": server.url, "E2B_SANDBOX_URL": server.url}
-            keys = {"E2B_API_KEY": e2b_key(server, certificates.ca)}
-            keys["BUILD_KEY"] = e2b_key(server, certificates.ca, "--scopes", "read,exec,files,sessions,admin")
-            yield World(server, {**keys, **where}, names)
+            yield World(server, {"E2B_API_KEY": e2b_key(server, certificates.ca), **where}, names)
     finally:
         shutil.rmtree(state, ignore_errors=True)
 
 
-def e2b_key(server: ServerProcess, ca: Path, *more: str) -> str:
-    argv = [sys.executable, "-m", "warren.cli.main", "keys", "create", "sdks", "--e2b", "-q", *more]
+def e2b_key(server: ServerProcess, ca: Path) -> str:
+    argv = [sys.executable, "-m", "warren.cli.main", "keys", "create", "sdks", "--e2b", "-q"]
     own = {"WARREN_URL": server.url, "WARREN_API_KEY": KEY, "SSL_CERT_FILE": str(ca)}
     made = subprocess.run(argv, env={**clean_environ(), **own}, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
@@ -149,7 +148,7 @@ def command(sdk: str, name: str, folder: Path) -> list[str]:
     (folder / "node_modules").symlink_to(SDKS / "js" / "node_modules")
     for file in PROGRAMS.glob("*.mjs"):
         shutil.copy(file, folder)
-    return ["node", str(folder / name)]
+    return [NODE, str(folder / name)]
 
 
 @pytest.mark.parametrize(("sdk", "name"), CASES)
@@ -172,7 +171,7 @@ PAGE = ROOT / "docs" / "e2b.md"
 @pytest.mark.parametrize("world", ["one-port"], indirect=True)
 def test_the_blocks_of_the_page_work(world: World, tmp_path: Path) -> None:
     (tmp_path / "node_modules").symlink_to(SDKS / "js" / "node_modules")
-    run = {"python": [str(SDKS / NEWEST / "bin" / "python"), "-c"], "js": ["node", "--input-type=module", "-e"]}
+    run = {"python": [str(SDKS / NEWEST / "bin" / "python"), "-c"], "js": [NODE, "--input-type=module", "-e"]}
     parts = [f'warren() {{ PYTHONPATH={ROOT / "src"} {sys.executable} -m warren.cli.main "$@"; }}']
     parts += [f"export WARREN_API_KEY={KEY} WARREN_CONFIG=/dev/null"]
     for kind, text in fenced(PAGE):
@@ -219,7 +218,7 @@ _PRIVATE = {
 def test_every_call_is_used_by_a_program(sdk: str, tmp_path: Path) -> None:
     (tmp_path / "node_modules").symlink_to(SDKS / "js" / "node_modules")
     python = [str(SDKS / NEWEST / "bin" / "python"), "-c", _CALLS]
-    argv = ["node", "--input-type=module", "-e", _JS_CALLS] if sdk == JS else python
+    argv = [NODE, "--input-type=module", "-e", _JS_CALLS] if sdk == JS else python
     calls = json.loads(subprocess.run(argv, cwd=tmp_path, check=True, capture_output=True).stdout)
     text = "".join((PROGRAMS / name).read_text() for name in programs(sdk))
     unused = [name for name in calls if name not in _PRIVATE and not re.search(rf"\b{name}\b", text)]

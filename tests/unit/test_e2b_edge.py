@@ -17,7 +17,7 @@ import pytest
 from contract.store_values import a_session
 
 from warren.e2b.edge import E2bEdge
-from warren.e2b.tokens import Opens, SandboxTokens
+from warren.e2b.tokens import Opens, SandboxTokens, Upload
 from warren.http.problems import MEDIA_TYPE, problem
 from warren.http.server.http_guard import BARE
 from warren.http.server.request_origin import TrustedProxies
@@ -502,3 +502,14 @@ async def test_signed_urls_that_were_found_take_little_memory_however_long_their
         assert tracemalloc.get_traced_memory()[0] < 1024 * 1024
     finally:
         tracemalloc.stop()
+
+
+async def test_a_query_of_very_many_parameters_costs_nothing_before_somebody_is_let_in(world: World) -> None:
+    many = "&a=b" * 14_000
+    upload = world.tokens.sign_upload(Upload(int(time.time()) + 60, "acme", "key_1", "ab" * 16))
+    began = time.process_time()
+    for _ in range(20):
+        await world.refused(401, "/files", query=f"signature=v1_x{many}")
+        await world.refused(401, f"/templates/uploads/{'ab' * 16}", method="PUT", query=f"token={upload}{many}")
+    assert time.process_time() - began < 0.2
+    await world.reached(f"/templates/uploads/{'ab' * 16}", method="PUT", query=f"token={upload}")

@@ -5,7 +5,7 @@ import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -22,8 +22,6 @@ from warren.http.problems import read_json_body
 from warren.model.access import Caller, Scope
 from warren.model.e2b import Plane
 from warren.sessions.manager import SandboxUse, Sessions
-
-_MAX_PARAMETERS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ _MOST_OF_CLIENT: Final = 8
 _REST: Final = 3
 """A search for nothing is followed by a pause of so many times its length."""
 _STEP: Final = 64
+_MOST_PARAMETERS: Final = 64
 
 
 class SignedRequest(NamedTuple):
@@ -56,6 +57,8 @@ def read_signed(method: str, query: bytes) -> SignedRequest | None:
     """None for a request without a signature. Raises Unauthorized for one that no signature can allow."""
     if b"signature=" not in query:
         return None
+    if query.count(b"&") >= _MOST_PARAMETERS:  # nobody has been let in yet, and reading them takes time
+        raise _invalid()
     values = dict(urllib.parse.parse_qsl(query.decode("latin-1"), keep_blank_values=True, errors="surrogateescape"))
     if not values.get("signature"):
         return None

@@ -4,7 +4,7 @@ A template is an environment of the registry, under its own name or one of the o
 use; or one that the tenant has built (template_builds.py). A tenant's own is found first. Its id is its name.
 
 A client builds a template in four steps: it asks for a build, uploads the files of its COPY steps, sends the steps, and
-asks how far the build is. Like every build of images this needs a key of the operator.
+asks how far the build is.
 """
 
 import asyncio
