@@ -71,6 +71,12 @@ async def test_a_command_has_its_output_its_variables_and_its_end(envd: Envd, se
     assert (len(stream.output["stdout"]), stream.longest) == (3 * MIB, 32 * 1024)
 
 
+async def test_login_shells_find_what_pip_installs_for_the_user(url: str) -> None:
+    async with Api(url) as api, api.session(environment="e2b") as session, Envd(url, session.id) as envd:
+        await envd.run("mkdir -p ~/.local/bin; cp /bin/true ~/.local/bin/fresh")
+        assert await envd.run("command -v fresh") == (b"/home/user/.local/bin/fresh\n", b"", _EXITED)
+
+
 async def test_what_cannot_be_run_is_refused_with_the_code_that_clients_know(envd: Envd) -> None:
     wrong = [
         (bash("true", cwd="/not/there"), {}, "invalid_argument", "cwd '/not/there' does not exist"),

@@ -1,8 +1,9 @@
 """Gives the sandbox user another name, under which programs in the sandbox see it.
 
 Whoever looks up the number of a user takes the first line that has it. So a line before the usual one renames the user
-for `whoami` and `ls -l`, and both names go on to mean the same user. `worker.py` does this in sandboxes of environments
-with the key `user`, before anybody gets them.
+for `whoami` and `ls -l`, and both names go on to mean the same user. Login shells of the user find
+the programs that `pip` installs for it. `worker.py` does this in sandboxes of environments with the key `user`, before
+anybody gets them.
 """
 
 import asyncio
@@ -13,6 +14,8 @@ from warren.model.spec import USER_UID
 
 _PASSWD: Final = "/etc/passwd"
 _GROUP: Final = "/etc/group"
+_PROFILE: Final = "/etc/profile.d/own-programs.sh"
+_OWN_PROGRAMS: Final = b'if [ -d "$HOME/.local/bin" ]; then PATH="$HOME/.local/bin:$PATH"; fi\n'
 _MAX_NAMES: Final = 1024 * 1024
 _MOST_KEPT: Final = 64
 
@@ -44,7 +47,8 @@ async def _changed_files(sandbox: Sandbox, name: str, home: str) -> dict[str, by
         (_PASSWD, passwd, add_line(passwd, f"{name}:x:{USER_UID}:{USER_UID}::{home}:/bin/bash")),
         (_GROUP, group, add_line(group, f"{name}:x:{USER_UID}:")),
     )
-    return {path: after.encode(errors="surrogateescape") for path, before, after in changed if after != before}
+    names = {path: after.encode(errors="surrogateescape") for path, before, after in changed if after != before}
+    return {**names, _PROFILE: _OWN_PROGRAMS}
 
 
 def add_line(text: str, line: str) -> str:
