@@ -11,6 +11,7 @@ from warren.e2b.control.bodies import read_whole
 from warren.e2b.control.metrics import _figures
 from warren.e2b.envd.filesystem import entry_of
 from warren.e2b.envd.places import Rights
+from warren.e2b.envd.started import Record, StartedCommands
 from warren.e2b.envd.state import EnvdState
 from warren.e2b.envd.watchers import MAX_WATCHERS, Directory, Watcher
 from warren.e2b.errors import E2bError
@@ -82,7 +83,7 @@ class Burst(Directory):
 
 async def test_many_watchers_of_a_busy_directory_leave_time_for_others() -> None:
     sandbox, state = await FakeProvider().create(SandboxSpec()), EnvdState()
-    directory = Burst(sandbox, Rights("", "", "/tmp"), {"path": "/tmp"})
+    directory = Burst(sandbox, Rights("", "", "/tmp"), {"path": "/tmp"}, state.turn_of("ses_1"))
     watchers = [Watcher(state, "ses_1", directory) for _ in range(MAX_WATCHERS)]
     for watcher in watchers:
         await watcher.begin()
@@ -92,3 +93,26 @@ async def test_many_watchers_of_a_busy_directory_leave_time_for_others() -> None
         await asyncio.sleep(0)
         longest = max(longest, time.process_time() - began)
     assert longest < 0.05
+
+
+def test_a_sandbox_leaves_others_room_for_their_events() -> None:
+    state, mib = EnvdState(), 1024 * 1024
+    taken = sum(state.take_room("ses_1", mib) for _ in range(100))
+    assert 6 <= taken <= 8
+    assert all(state.take_room("ses_2", mib) for _ in range(6))
+    state.give_back_room("ses_1", taken * mib)
+    assert state.take_room("ses_1", 6 * mib)
+
+
+def test_a_sandbox_cannot_push_out_what_is_known_of_commands_of_others() -> None:
+    started = StartedCommands(most_characters=80_000)
+    started.add("ses_1", "first", Record({"cmd": "a"}, tag="mine"))
+    for number in range(1000):
+        started.add("ses_2", f"p{number}", Record({"cmd": "b"}, size=500))
+    assert started.find("ses_1", "first") is not None
+    assert started.find("ses_2", "p0") is None
+    assert started.find("ses_2", "p999") is not None
+    for number in range(100):
+        started.add(f"ses_{number + 3}", "p", Record({"cmd": "c"}, size=8000))
+    assert started.find("ses_102", "p") is not None
+    assert int(repr(started).split()[1]) < 20

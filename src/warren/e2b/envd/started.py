@@ -8,8 +8,9 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-_MOST_RECORDS: Final = 10_000
 _MOST_CHARACTERS: Final = 16 * 1024 * 1024
+_RECORD_CHARACTERS: Final = 1000  # what a record takes beside the texts of its client
+_SHARE: Final = 8  # of that a sandbox may have one part in so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,33 +26,46 @@ class Record:
 class StartedCommands:
     """The records, and who reads the output of which command: one that is read must not be forgotten."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_characters: int = _MOST_CHARACTERS) -> None:
+        self._most_characters = most_characters
         self._readers: Counter[tuple[str, str]] = Counter()
         self._awaited: set[tuple[str, str]] = set()
-        self._records: OrderedDict[tuple[str, str], Record] = OrderedDict()
-        self._size = 0
+        self._records: dict[str, OrderedDict[str, Record]] = {}  # by session id and process id
+        self._sizes: Counter[str] = Counter()  # by session id, in characters
 
     def __repr__(self) -> str:
-        return (
-            f"<StartedCommands: {len(self._records)} records, {len(self._readers)} read, {len(self._awaited)} awaited>"
-        )
+        records = sum(map(len, self._records.values()))
+        return f"<StartedCommands: {records} records, {len(self._readers)} read, {len(self._awaited)} awaited>"
 
     def add(self, session_id: str, process_id: str, record: Record) -> None:
-        self._records[session_id, process_id] = record
-        self._size += record.size
-        while len(self._records) > _MOST_RECORDS or self._size > _MOST_CHARACTERS:
-            self._size -= self._records.popitem(last=False)[1].size
+        """The oldest records of a sandbox make way for its newer ones; those of others only when all take too much, and
+        then those of the sandbox that takes the most."""
+        self._records.setdefault(session_id, OrderedDict())[process_id] = record
+        self._sizes[session_id] += record.size + _RECORD_CHARACTERS
+        while self._sizes[session_id] > self._most_characters // _SHARE:
+            self._remove_oldest(session_id)
+        while self._sizes.total() > self._most_characters:
+            self._remove_oldest(self._sizes.most_common(1)[0][0])
+
+    def _remove_oldest(self, session_id: str) -> None:
+        self.remove(session_id, next(iter(self._records[session_id])))
 
     def find(self, session_id: str, process_id: str) -> Record | None:
-        return self._records.get((session_id, process_id))
+        records = self._records.get(session_id)
+        return records.get(process_id) if records is not None else None
 
     def remove(self, session_id: str, process_id: str) -> None:
-        if (record := self._records.pop((session_id, process_id), None)) is not None:
-            self._size -= record.size
+        records = self._records.get(session_id)
+        if records is None:
+            return
+        if (record := records.pop(process_id, None)) is not None:
+            self._sizes[session_id] -= record.size + _RECORD_CHARACTERS
+        if not records:
+            del self._records[session_id], self._sizes[session_id]
 
     def close_stdin(self, session_id: str, process_id: str) -> None:
         if (record := self.find(session_id, process_id)) is not None:
-            self._records[session_id, process_id] = replace(record, stdin=False)
+            self._records[session_id][process_id] = replace(record, stdin=False)
 
     def begin_reading(self, session_id: str, process_id: str) -> None:
         self._readers[session_id, process_id] += 1

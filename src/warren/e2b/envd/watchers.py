@@ -29,7 +29,6 @@ from warren.model.session import Session
 
 MAX_WATCHERS: Final = 32  # of a session
 MAX_EVENT_BYTES: Final = 512 * 1024  # of a watcher
-MAX_ALL_EVENT_BYTES: Final = 64 * 1024 * 1024  # of a process
 _EVENT_BYTES: Final = 200
 _STEP: Final = 16
 _TYPES: Final = {
@@ -44,10 +43,10 @@ _OVERFLOW: Final = "too much happened at once, and some of it was missed: watch 
 
 
 class Directory:
-    """What a client watches."""
+    """What a client watches. `turn` is of its sandbox: it looks at one entry at a time, however many watch."""
 
-    def __init__(self, sandbox: Sandbox, rights: Rights, message: Message) -> None:
-        self._sandbox, self._user = sandbox, rights.user
+    def __init__(self, sandbox: Sandbox, rights: Rights, message: Message, turn: asyncio.Lock) -> None:
+        self._sandbox, self._user, self._turn = sandbox, rights.user, turn
         self._root = rights.path(text_field(message, "path")).rstrip("/") or "/"
         self._recursive = _switch(message, "recursive")
         self._with_entry = _switch(message, "includeEntry", "include_entry")
@@ -62,8 +61,9 @@ class Directory:
             "type": _TYPES[event.change],
         }
         if self._with_entry and event.change not in (Change.REMOVED, Change.MOVED_FROM):
-            with contextlib.suppress(WarrenError):  # it is gone already
-                shown["entry"] = entry_of(await self._sandbox.stat(event.path, user=self._user, details=True))
+            async with self._turn:
+                with contextlib.suppress(WarrenError):  # it is gone already
+                    shown["entry"] = entry_of(await self._sandbox.stat(event.path, user=self._user, details=True))
         return shown
 
 
@@ -123,7 +123,7 @@ class Watcher:
 
     def _take_all(self) -> list[Message]:
         events, self._events = self._events, []
-        self._state.event_bytes -= self._size
+        self._state.give_back_room(self._session_id, self._size)
         self._size = 0
         return events
 
@@ -141,16 +141,16 @@ class Watcher:
 
     def _add(self, shown: Message) -> None:
         size = _EVENT_BYTES + len(shown["name"]) + (len(json.dumps(shown["entry"])) if "entry" in shown else 0)
-        if self._size + size > MAX_EVENT_BYTES or self._state.event_bytes + size > MAX_ALL_EVENT_BYTES:
+        if self._size + size > MAX_EVENT_BYTES or not self._state.take_room(self._session_id, size):
             self._overflowed = True
             return
         self._events.append(shown)
         self._size += size
-        self._state.event_bytes += size
 
 
 async def _directory(call: E2bCall, session: Session, sandbox: Sandbox, message: Message) -> Directory:
-    return Directory(sandbox, await rights_of(call, session, sandbox, called_user(call)), message)
+    rights = await rights_of(call, session, sandbox, called_user(call))
+    return Directory(sandbox, rights, message, call.envd.turn_of(session.id))
 
 
 async def _create_watcher(call: E2bCall, message: Message) -> Message:
