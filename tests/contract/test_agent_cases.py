@@ -46,6 +46,11 @@ async def test_a_long_line_runs_whatever_descriptors_are_open(box: Sandbox) -> N
     assert set(said) == {"hello\n"}
 
 
+async def test_files_may_be_older_than_1970(box: Sandbox) -> None:
+    await box.exec(Command(shell="touch -d '1960-01-01 00:00:00 UTC' old"))
+    assert (await box.stat("old")).modified == -315619200
+
+
 async def test_two_kills_of_an_ended_command_are_both_answered(box: Sandbox) -> None:
     process = await box.start(Command(shell="sleep 60 & echo up"))
     assert (await process.wait()).background == 1

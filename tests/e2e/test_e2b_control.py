@@ -337,7 +337,8 @@ async def test_no_route_fails_over_a_wrong_request(admin: Api) -> None:
                         await send("GET", route.path.replace("{sandbox_id}", made["sandboxID"]), **{name: text})
         assert {200, 400, 404, 501} <= seen
         await refused(api, "PATCH", f"/sandboxes/{made['sandboxID']}", status=405)
-        await refused(api, "GET", "/v2/nothing", status=404)
+        for nothing in ("/v2/nothing", "/teams", "/api-keys/1"):
+            await refused(api, "GET", nothing, status=404)
         for place in ("/events/sandboxes", f"/events/sandboxes/{NOBODYS}", "/events/webhooks"):
             assert "warren webhooks" in await refused(api, "GET", place, status=501)
         await api.call("DELETE", f"/sandboxes/{made['sandboxID']}", status=204)

@@ -57,7 +57,8 @@ _PORT: Final = b"e2b-sandbox-port"
 _HEADERS: Final = frozenset({_ID, _PORT, ACCESS_HEADER, TRAFFIC_HEADER, b"host"})
 _CREDENTIALS: Final = frozenset({ACCESS_HEADER, TRAFFIC_HEADER, b"x-api-key", b"cookie"})
 _API_PATH: Final = re.compile(
-    r"/(v[0-9]+|sandboxes|templates|snapshots|volumes|volumecontent|secrets|events)(/.*)?", re.DOTALL
+    r"/(v[0-9]+|sandboxes|templates|snapshots|volumes|volumecontent|secrets|events|teams|nodes|api-keys)(/.*)?",
+    re.DOTALL,
 )
 _CODE_PATH: Final = re.compile(r"/(execute|contexts(/.*)?)", re.DOTALL)
 _HOST: Final = re.compile(r"([1-9][0-9]{0,4})-([0-9a-f]{32})", re.ASCII)

@@ -409,6 +409,11 @@ def _member_record(member: Member) -> bytes:
     return record(items)
 
 
+def _signed(number: int) -> int:
+    """Of 64 bits: files may be older than 1970."""
+    return number - (1 << 64) if number >> 63 else number
+
+
 def _file_info(channel: Channel, found: Fields, base: str) -> FileInfo:
     try:
         kind = _KINDS.get(found.number(Tag.KIND))
@@ -421,7 +426,7 @@ def _file_info(channel: Channel, found: Fields, base: str) -> FileInfo:
             mode=found.number(Tag.MODE) & 0o7777,
             uid=found.number(Tag.UID),
             gid=found.number(Tag.GID),
-            modified=found.number(Tag.MTIME_NS) / 1e9,
+            modified=_signed(found.number(Tag.MTIME_NS)) / 1e9,
             target=found.text(Tag.TARGET),
             owner=found.text(Tag.OWNER),
             group=found.text(Tag.GROUP),
