@@ -94,7 +94,7 @@ def test_usage_is_shown_by_day_with_a_total(admin: RemoteCli) -> None:
     found = user.document("usage")
     assert [(row["tenant"], row["sessions"], row["commands"]) for row in found["usage"]] == [("spender", 2, 2)]
     lines = user.say("usage").splitlines()
-    assert (lines[0].split()[0], lines[-1].split()[0]) == ("DAY", "total")
+    assert (lines[0].split()[0], lines[-2].split()[0], lines[-1]) == ("DAY", "total", "artifacts take 0.0 MiB now")
     (row,) = csv.DictReader(user.say("usage", "--csv").splitlines())
     assert (row["tenant"], row["sessions"]) == ("spender", "2")
     everybody = csv.DictReader(admin.say("usage", "--all", "--csv").splitlines())
