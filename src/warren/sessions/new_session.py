@@ -57,9 +57,11 @@ class CreateResult:
 def fingerprint(request: Any) -> str:
     """A hash of the request, the same in every process and version: a field added later counts only if it is set."""
     values = asdict(request)
-    for name in ("provider", "judged_as", "network", "secrets", "agent_config", "gpus", "previews"):
+    for name in ("provider", "judged_as", "network", "secrets", "agent_config", "gpus", "previews", "until_closed"):
         if not values.get(name):
             values.pop(name, None)
+    if values.get("stdin"):
+        del values["stdin"]
     text = json.dumps(values, sort_keys=True, default=_to_json)
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
