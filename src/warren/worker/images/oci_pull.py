@@ -8,7 +8,9 @@ points to the version it pointed to.
 
 import contextlib
 import hashlib
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -44,6 +46,7 @@ from warren.worker.images.store import ImageStore, silent
 from warren.worker.images.tree import Tree
 
 _AT_ONCE: Final = 3
+_LOOK_S: Final = 0.02
 _NESTED: Final = 3  # indexes in indexes
 _MB: Final = 1_000_000
 
@@ -157,8 +160,13 @@ class _Pull:
         files = [folder / f"layer-{number}" for number in range(len(manifest.layers))]
         step = f"downloading {manifest.size / _MB:.0f} MB"
 
+        ended: set[Path] = set()
+
         def download(file: Path, layer: Descriptor) -> None:
-            self._registry.retried(lambda: self._download(file, layer, lambda: report(progress)))
+            try:
+                self._registry.retried(lambda: self._download(file, layer, lambda: report(progress)))
+            finally:
+                ended.add(file)
 
         def report(progress: Progress) -> None:
             progress(step, 0.95 * self._received / max(1, manifest.size))
@@ -166,8 +174,11 @@ class _Pull:
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pull") as threads:
             waiting: list[Future[None]] = []
             try:
-                waiting += [threads.submit(download, *each) for each in zip(files, manifest.layers, strict=True)]
+                with _held_signals():
+                    waiting += [threads.submit(download, *each) for each in zip(files, manifest.layers, strict=True)]
                 for future, file, diff_id in zip(waiting, files, config.diff_ids, strict=True):
+                    while file not in ended:
+                        time.sleep(_LOOK_S)  # a wait for the future would miss a signal that comes just before it
                     future.result()
                     unpacked.apply(lambda file=file: _opened(file), diff_id)  # type: ignore[misc]
                     file.unlink()
@@ -209,3 +220,14 @@ def _digest(data: bytes) -> str:
 
 def _opened(file: Path) -> IO[bytes]:
     return file.open("rb")
+
+
+@contextlib.contextmanager
+def _held_signals() -> Iterator[None]:
+    """Keeps the signals that end a program until the end of the block: an exception in the middle of starting threads
+    could leave one of their locks taken. The threads that are started never get these signals."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
