@@ -183,7 +183,8 @@ async def _start(call: E2bCall, message: Message) -> AsyncIterator[Message | byt
         except asyncio.CancelledError:  # the client has left, and the command runs on
             for process in begun:
                 with _reading(call, sandbox, process):
-                    await _begin(process.output())
+                    output = process.output()
+                    await _leave(output, await _begin(output))
             raise
         (process,) = begun
         with _reading(call, sandbox, process):
@@ -304,17 +305,19 @@ async def _forget_at_end(started: StartedCommands, session_id: str, sandbox: San
 
 
 async def _events(process: Process, pid: int, offset: int) -> AsyncIterator[Message | bytes]:
-    output, is_read = process.output(offset), False
+    """Reads before it says that the command has started: the client misses nothing that comes after that, and a command
+    that waits for its first reader does not wait for one who leaves at once."""
+    output = process.output(offset)
+    reading = await _begin(output)
     try:
         yield {"event": {"start": {"pid": pid}}}
-        is_read = True
-        async for chunk in output:
+        chunk = await reading
+        while chunk is not None:
             for piece in _pieces(chunk):
                 yield piece
+            chunk = await anext(output, None)
     finally:
-        if not is_read:
-            await _begin(output)
-        await close_source(output)
+        await _leave(output, reading)
     result = await process.ended()
     if result.reason is Reason.SANDBOX_LOST:
         raise SandboxLost(result.stderr or "the sandbox is gone")
@@ -323,13 +326,18 @@ async def _events(process: Process, pid: int, offset: int) -> AsyncIterator[Mess
     yield {"event": {"end": _end_values(result)}}
 
 
-async def _begin(output: AsyncIterator[Chunk]) -> None:
-    """Reads for a moment: a command waits for its first reader, and would wait for ever for one who has left."""
+async def _begin(output: AsyncIterator[Chunk]) -> "asyncio.Future[Chunk | None]":
+    """Returns when the sandbox has been asked for the output; the first of it is the result."""
     reading = asyncio.ensure_future(anext(output, None))
     await asyncio.sleep(0)
+    return reading
+
+
+async def _leave(output: AsyncIterator[Chunk], reading: "asyncio.Future[Chunk | None]") -> None:
     reading.cancel()
     with anyio.CancelScope(shield=True):
         await asyncio.wait([reading])
+    await close_source(output)
 
 
 def _pieces(chunk: Chunk) -> list[bytes]:
