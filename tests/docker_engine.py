@@ -97,6 +97,7 @@ class DockerEngine:
             except subprocess.TimeoutExpired:
                 self.kill()
         self._end_containerd()
+        self._end_shims()
         for mount in reversed(mounts_below(self.root)):
             subprocess.run(["umount", "--lazy", mount], check=False)
         shutil.rmtree(self.root, ignore_errors=True)
@@ -107,6 +108,14 @@ class DockerEngine:
             pid = int((self.root / "exec/containerd/containerd.pid").read_text())
             if str(self.root).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
+
+    def _end_shims(self) -> None:
+        """A containerd that was killed just when a container ended leaves the container's shim behind."""
+        for place in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                command = place.read_bytes()
+                if b"containerd-shim" in command.split(b"\0")[0] and f"{self.root}/".encode() in command:
+                    os.kill(int(place.parent.name), signal.SIGKILL)
 
 
 def mounts_below(root: Path) -> list[str]:
