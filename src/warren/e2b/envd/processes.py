@@ -48,7 +48,6 @@ from warren.shielding import run_shielded
 _SERVICE: Final = "/process.Process"
 _PREFIX: Final = "e2b_"  # of the ids of commands that this wire has started
 _PIECE: Final = 32 * 1024
-_KEPT: Final = 1024 * 1024  # nobody asks for output that came before
 _LONGEST_S: Final = 7 * 86400.0
 _SHELLS: Final = frozenset({"bash", "/bin/bash", "/usr/bin/bash", "sh", "/bin/sh", "/usr/bin/sh"})
 _KEEPALIVE: Final[Message] = {"event": {"keepalive": {}}}
@@ -230,7 +229,6 @@ def _command(call: E2bCall, session: Session, request: _StartRequest, user: Sand
         timeout_s=None if timeout_s is None else min(timeout_s, _LONGEST_S),
         grace_s=0.0,
         carry_state=False,
-        keep_bytes=_KEPT,
         terminal=None if request.pty is None else _terminal_size(request.pty),
         judged_as=_line_of(config),
         stdin=request.takes_input,
