@@ -595,7 +595,6 @@ def build_e2b_app(
     rules = E2bRules(
         e2b_templates(settings),
         settings.e2b_public_ports,
-        with_network=settings.egress,
         builds=template_builds,
     )
     return E2bApp(app, context, rules, build_sandbox_tokens(settings))

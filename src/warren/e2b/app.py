@@ -58,8 +58,6 @@ class E2bApp:
             self._tokens,
             scope,
             receive,
-            inner.plane,
-            inner.path,
             inner.session_id,
             found.params,
             self._started,

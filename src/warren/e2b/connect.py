@@ -44,7 +44,7 @@ def unary(path: str, name: str, scope: Scope, call: Callable[[E2bCall, Message],
         async with _deadline(request):
             return JSONResponse(await call(request, await request.json()))
 
-    return Route("POST", path, name, scope, run, is_call=True)
+    return Route("POST", path, name, scope, run)
 
 
 def server_stream(
@@ -61,7 +61,7 @@ def server_stream(
     async def run(request: E2bCall) -> Response:
         return _StreamAnswer(request, call, keepalive)
 
-    return Route("POST", path, name, scope, run, is_call=True)
+    return Route("POST", path, name, scope, run)
 
 
 def client_stream(
@@ -80,7 +80,7 @@ def client_stream(
             await close_source(messages)
         return Response(frame(answer) + _end(None), 200, None, STREAM_TYPE)
 
-    return Route("POST", path, name, scope, run, streams=True, is_call=True)
+    return Route("POST", path, name, scope, run, streams=True)
 
 
 def timeout_of(request: E2bCall) -> float | None:

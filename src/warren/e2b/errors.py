@@ -100,9 +100,7 @@ def as_connect_error(exc: WarrenError) -> ConnectError:
         return ConnectError("already_exists" if isinstance(exc, FileExists) else "failed_precondition", message_of(exc))
     if isinstance(exc, IsDirectory | NotADirectory | InvalidRequest):
         return ConnectError("invalid_argument", message_of(exc))
-    status = exc.http_status
-    code = "invalid_argument" if status in (400, 422) else _CODE_OF_HTTP.get(status, "unknown")
-    return ConnectError(code, message_of(exc))
+    return ConnectError(_code_of(exc.http_status), message_of(exc))
 
 
 def as_e2b_error(exc: WarrenError) -> E2bError:

@@ -20,7 +20,6 @@ from warren.e2b.tokens import SandboxTokens
 from warren.http.context import Context
 from warren.http.problems import read_json_body
 from warren.model.access import Caller, Scope
-from warren.model.e2b import Plane
 from warren.sessions.manager import SandboxUse, Sessions
 
 
@@ -32,21 +31,18 @@ class E2bRules:
 
     templates: Mapping[str, str] = field(default_factory=dict)
     public_ports: bool = True
-    with_network: bool = True
     builds: TemplateBuilds | None = None
 
 
 @dataclass
 class E2bCall:
-    """One request. `path` is what the client asked for; `params` are the parts of it that its route names."""
+    """One request. `params` are the parts of its path that the route names."""
 
     context: Context
     rules: E2bRules
     tokens: SandboxTokens
     scope: RequestScope
     receive: Receive
-    plane: Plane
-    path: str
     session_id: str
     params: dict[str, str]
     started: StartedCommands
@@ -117,7 +113,7 @@ Run = Callable[[E2bCall], Awaitable[Response]]
 @dataclass(frozen=True)
 class Route:
     """`name` is the action in the audit record. `scope` None: nobody is asked for anything. `streams`: the body may be
-    of any length. `is_call`: a remote procedure call, whose errors have another form."""
+    of any length."""
 
     method: str
     path: str
@@ -125,7 +121,6 @@ class Route:
     scope: Scope | None
     run: Run
     streams: bool = False
-    is_call: bool = False
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:

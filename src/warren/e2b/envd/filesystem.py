@@ -164,7 +164,7 @@ async def _remove(call: E2bCall, message: Message) -> Message:
 
 _SERVICE: Final = "/filesystem.Filesystem"
 ROUTES: tuple[Route, ...] = (
-    Route("POST", f"{_SERVICE}/ListDir", "e2b_list_directory", Scope.READ, _list_dir, is_call=True),
+    Route("POST", f"{_SERVICE}/ListDir", "e2b_list_directory", Scope.READ, _list_dir),
     unary(f"{_SERVICE}/Stat", "e2b_stat_entry", Scope.READ, _stat),
     unary(f"{_SERVICE}/MakeDir", "e2b_make_directory", Scope.EXEC, _make_dir),
     unary(f"{_SERVICE}/Move", "e2b_move_entry", Scope.EXEC, _move),
