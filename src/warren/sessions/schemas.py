@@ -354,6 +354,13 @@ class NetworkUseView(NetworkView):
     refusals: list[RefusalView] = Field(description="The last ones, newest last")
 
 
+class AlertsView(BaseModel):
+    memory: float
+    disk: float
+    processes: float
+    cpu: float
+
+
 class EnvironmentView(BaseModel):
     name: str
     description: str
@@ -371,6 +378,7 @@ class EnvironmentView(BaseModel):
     root: Literal["read-only", "writable"] = Field(description="Whether all of the file system can be written to")
     sudo: bool = Field(description="Commands may run as root of the sandbox: `user: root`, or `sudo` inside")
     contexts: list[str] = Field(description="Languages whose code context is started ahead, in sandboxes of the pool")
+    alerts: AlertsView = Field(description="Percent of the limits from which on `resource.high` is published; 0: never")
     default: bool = Field(description="A session that names no environment gets this one")
     image_state: Literal["ready", "missing", "outdated", "building"] | None = Field(
         description="A missing image is built when it is first needed, if there is a recipe. null: a coordinator"
