@@ -52,7 +52,7 @@ SECURITY_HEADERS = (
 """Sent with every answer: what a browser must not do with it."""
 DEFAULT_HEADERS = (
     (b"cache-control", b"no-store"),
-    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),
 )
 """Sent with every answer that does not set them itself."""
 _STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000")
