@@ -141,6 +141,7 @@ GOOD = [
     Request("GET", "/api/whoami"),
     Request("GET", "/api/audit"),
     Request("GET", "/api/usage"),
+    Request("GET", "/api/events"),
     Request("GET", "/api/admin/audit"),
     Request("GET", "/api/admin/usage"),
     Request("POST", "/api/admin/keys", 201, json={"name": "bad input"}),

@@ -96,6 +96,7 @@ _MORE_ROUTES: Final = (
     ("GET", "/api/whoami"),
     ("GET", "/api/audit"),
     ("GET", "/api/usage"),
+    ("GET", "/api/events"),
     ("GET", "/api/stats"),
     ("GET", "/api/webhooks"),
     ("POST", "/api/webhooks"),

@@ -21,6 +21,7 @@ from warren.model.events import (
     EventKind,
     NetworkRefusedData,
     QuotaReachedData,
+    SessionChangedData,
     SessionCreatedData,
     SessionEndedData,
 )
@@ -150,7 +151,7 @@ class Tenancy:
     def _record_event(self, event: Event) -> None:
         """Writes an audit entry for an event that no other entry covers."""
         data = event.data
-        has_entry = isinstance(data, SessionCreatedData | NetworkRefusedData) or (
+        has_entry = isinstance(data, SessionCreatedData | SessionChangedData | NetworkRefusedData) or (
             isinstance(data, CommandEndedData) and not data.background
         )
         if self.audit is not None and not has_entry:
