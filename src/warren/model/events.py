@@ -20,6 +20,7 @@ class EventKind(StrEnum):
     COMMAND_REFUSED = "command.refused"
     QUOTA_REACHED = "quota.reached"
     NETWORK_REFUSED = "network.refused"
+    RESOURCE_HIGH = "resource.high"
     ARTIFACT_CREATED = "artifact.created"
     ARTIFACT_LEFT_OUT = "artifact.left_out"
 
@@ -89,6 +90,19 @@ class NetworkRefusedData:
 
 
 @dataclass(frozen=True, slots=True)
+class ResourceHighData:
+    """`used` and `limit` are bytes, processes or cores, as the resource is; `percent` is the one of the other, and
+    `threshold` what it reached."""
+
+    resource: str
+    used: float
+    limit: float
+    percent: float
+    threshold: float
+    thread_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ArtifactCreatedData:
     artifact_id: str
     name: str
@@ -116,6 +130,7 @@ EventData = (
     | CommandEndedData
     | QuotaReachedData
     | NetworkRefusedData
+    | ResourceHighData
     | ArtifactCreatedData
     | ArtifactsLeftOutData
 )
