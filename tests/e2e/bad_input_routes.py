@@ -144,6 +144,8 @@ GOOD = [
     Request("GET", "/api/audit"),
     Request("GET", "/api/usage"),
     Request("GET", "/api/events"),
+    Request("GET", "/api/quotas"),
+    Request("GET", "/api/admin/quotas", query={"of": "kept"}),
     Request("GET", "/api/admin/audit"),
     Request("GET", "/api/admin/usage"),
     Request("POST", "/api/admin/keys", 201, json={"name": "bad input"}),

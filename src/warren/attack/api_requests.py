@@ -99,6 +99,8 @@ _MORE_ROUTES: Final = (
     ("GET", "/api/audit"),
     ("GET", "/api/usage"),
     ("GET", "/api/events"),
+    ("GET", "/api/quotas"),
+    ("GET", "/api/admin/quotas"),
     ("GET", "/api/stats"),
     ("GET", "/api/webhooks"),
     ("POST", "/api/webhooks"),
