@@ -33,7 +33,15 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
-from warren.model.events import Event, EventData, EventKind, SessionCreatedData, SessionEndedData, SessionLostData
+from warren.model.events import (
+    Event,
+    EventData,
+    EventKind,
+    SessionChangedData,
+    SessionCreatedData,
+    SessionEndedData,
+    SessionLostData,
+)
 from warren.model.session import FAILED_CREATIONS, EndReason, Session, SessionState
 from warren.sessions.artifacts import Artifacts
 from warren.sessions.egress import Egress
@@ -555,6 +563,9 @@ class Lifecycle:
         )
         data = SessionCreatedData(session.thread_id or None, session.memory_mb, session.environment, session.pooled)
         self._publish(EventKind.SESSION_CREATED, session, data)
+
+    def report_changed(self, session: Session, *changed: str) -> None:
+        self._publish(EventKind.SESSION_CHANGED, session, SessionChangedData(session.thread_id or None, changed))
 
     def _report_ended(self, session: Session) -> None:
         """A session that never had a sandbox has no `session_created` before it, and is no event for subscribers."""

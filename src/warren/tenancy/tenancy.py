@@ -21,6 +21,7 @@ from warren.model.events import (
     EventKind,
     NetworkRefusedData,
     QuotaReachedData,
+    SessionChangedData,
     SessionCreatedData,
     SessionEndedData,
 )
@@ -84,7 +85,7 @@ class Tenancy:
         self.feed = feed or EventFeed()
         self._shared_events = shared_events
         self.events.subscribe((shared_events or self.feed).publish, wants)
-        quotas = Quotas(clock, counters, reached=self._publish_quota_reached, spent_before=self._spent_today)
+        quotas = Quotas(clock, counters, reached=self._publish_quota_reached, spent_before=self.spent_today)
         policies = Policies(environments, self._policy_of)
         self.metering = Metering(
             clock,
@@ -150,7 +151,7 @@ class Tenancy:
     def _record_event(self, event: Event) -> None:
         """Writes an audit entry for an event that no other entry covers."""
         data = event.data
-        has_entry = isinstance(data, SessionCreatedData | NetworkRefusedData) or (
+        has_entry = isinstance(data, SessionCreatedData | SessionChangedData | NetworkRefusedData) or (
             isinstance(data, CommandEndedData) and not data.background
         )
         if self.audit is not None and not has_entry:
@@ -163,7 +164,8 @@ class Tenancy:
         data = QuotaReachedData(quota, caller.key_id)
         self.events.publish(Event(EventKind.QUOTA_REACHED, caller.tenant, self._clock.wall(), data))
 
-    async def _spent_today(self, tenant: str, what: str) -> float:
+    async def spent_today(self, tenant: str, what: str) -> float:
+        """What a tenant has used of a day's quota, by the usage book."""
         today = day_of(self._clock.wall())
         rows = await self.usage.between(tenant, today, today)
         return sum(float(getattr(row.usage, _COUNTED_AS[what])) for row in rows)
