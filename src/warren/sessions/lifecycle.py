@@ -41,6 +41,7 @@ from warren.sessions.event_hub import EventHub
 from warren.sessions.network_meter import NetworkMeter
 from warren.sessions.request_context import shorter_claim_timeout, shorter_image_wait
 from warren.shielding import run_shielded
+from warren.tracing import traced
 
 T = TypeVar("T")
 _log = get_log(__name__)
@@ -170,7 +171,9 @@ class Lifecycle:
         worker = self._choose_worker()
         try:
             self._fault("stored")
-            claimed = await worker.claim(self._claim(session))
+            with traced("claim", session=session.id, environment=session.environment) as span:
+                claimed = await worker.claim(self._claim(session))
+                span.note(pooled=claimed.pooled, provider=claimed.provider)
         except BaseException as exc:
             await run_shielded(self._fail(session, exc))
             raise
