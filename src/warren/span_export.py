@@ -28,6 +28,7 @@ INTERVAL_S: Final = 1.0
 SEND_TIMEOUT_S: Final = 5.0
 STOP_S: Final = 3.0
 REPORT_S: Final = 60.0
+_GIVE_UP_S: Final = 0.5
 _LIBRARY: Final = "opentelemetry"
 
 _log = get_log(__name__)
@@ -82,9 +83,6 @@ class SpanExporter:
         return self._refused + self._unsent
 
     def start(self) -> None:
-        library = logging.getLogger(_LIBRARY)
-        library.addHandler(self._complaints)
-        library.propagate = False  # it has a line for every attempt; ours has one a minute
         self._thread.start()
 
     def record(self, span: Span) -> None:
@@ -102,14 +100,23 @@ class SpanExporter:
         self._wake.set()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, self._stop_s)
-        self._sender.shutdown()  # type: ignore[no-untyped-call]
-        library = logging.getLogger(_LIBRARY)
-        library.removeHandler(self._complaints)
-        library.propagate = True
+        self._sender.shutdown()  # type: ignore[no-untyped-call]  # what is being sent is given up
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, _GIVE_UP_S)
         self._unsent += len(self._waiting)
         self._report()
 
     def _run(self) -> None:
+        library = logging.getLogger(_LIBRARY)
+        library.addHandler(self._complaints)
+        library.propagate = False  # it has a line for every attempt; ours has one a minute
+        try:
+            self._send_all()
+        finally:
+            library.removeHandler(self._complaints)
+            library.propagate = True
+
+    def _send_all(self) -> None:
         while not self._stopping or self._waiting:
             if not self._stopping and len(self._waiting) < BATCH:
                 self._wake.wait(self._interval_s)
