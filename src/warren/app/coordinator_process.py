@@ -6,7 +6,7 @@ Two tasks run beside the requests: `fleet` refreshes the view of the workers and
 """
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 from starlette.types import ASGIApp
 
@@ -43,6 +43,7 @@ from warren.shielding import run_shielded
 from warren.stores.redis_store import RedisStore
 from warren.tenancy.identity import BindingIdentity
 from warren.tenancy.tenancy import Tenancy
+from warren.tracing import OFF, Tracing
 
 _log = get_log(__name__)
 
@@ -50,6 +51,8 @@ _log = get_log(__name__)
 class CoordinatorService:
     sessions: Sessions
     tenancy: Tenancy
+    process_name: ClassVar[str] = "warren-coordinator"  # in traces
+    tracing: Tracing = OFF
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -136,7 +139,7 @@ class CoordinatorService:
         app = CoordinatorMiddleware(
             create_app(context, wrapped=with_router), self._auth, self._fleet, self._worker_client
         )
-        return build_edge(settings, app, context)
+        return build_edge(settings, app, context, self.tracing)
 
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:
         """Destroys nothing: the sessions belong to their workers."""

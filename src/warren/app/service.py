@@ -41,6 +41,7 @@ from warren.sessions.manager import Sessions
 from warren.sessions.reaper import Reaper
 from warren.shielding import run_shielded
 from warren.tenancy.tenancy import Tenancy
+from warren.tracing import OFF, Tracing
 from warren.worker.worker import LocalWorker
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Service:
     sessions: Sessions
     tenancy: Tenancy
     in_cluster: ClassVar[bool] = False  # whether other workers share the store
+    process_name: ClassVar[str] = "warren"  # in traces
+    tracing: Tracing = OFF
     response_grace_s: float = 1.0  # the time in which clients may read their last answers
 
     def __init__(self, settings: Settings, *, fault: Callable[[str], None] = lambda _: None) -> None:
@@ -101,7 +104,9 @@ class Service:
         self._store = await self._open_store()
         for name in settings.providers:
             self._providers.append(build_provider(settings, name, partial(self._call_fault, "provider")))
-        self._worker = build_worker(settings, self._providers, self.environments, partial(self._call_fault, "worker"))
+        self._worker = build_worker(
+            settings, self._providers, self.environments, partial(self._call_fault, "worker"), self.tracing
+        )
         self.tenancy = self._tenancy = await self._open_tenancy(self._store)
         fault = partial(self._call_fault, "lifecycle")
         saving = partial(self._call_fault, "artifacts")

@@ -20,6 +20,7 @@ from warren.model.environment import Environment, PoolSize
 from warren.model.errors import InvalidRequest, ProviderUnavailable, UnknownEnvironment, WarrenError
 from warren.model.spec import IoLimits
 from warren.model.version import __version__
+from warren.tracing import OFF, Tracing
 from warren.worker.images.store import ImageStore
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from warren.sessions.manager import Sessions
     from warren.sessions.preview_links import PreviewLinks
     from warren.sessions.reaper import Reaper
+    from warren.span_export import SpanExporter
     from warren.stores.encryption import Encryption
     from warren.tenancy.identity import BindingIdentity, Identity
     from warren.tenancy.tenancy import Tenancy
@@ -225,7 +227,11 @@ def secret_keys(settings: Settings) -> "list[bytes]":
 
 
 def build_worker(
-    settings: Settings, providers: Sequence[Provider], environments: Environments, fault: Fault = lambda _: None
+    settings: Settings,
+    providers: Sequence[Provider],
+    environments: Environments,
+    fault: Fault = lambda _: None,
+    tracing: Tracing = OFF,
 ) -> "LocalWorker":
     from warren.worker.guard import MachineGuard
     from warren.worker.worker import LocalWorker
@@ -244,6 +250,7 @@ def build_worker(
         default_environment=settings.default_environment,
         default_pool=PoolSize(settings.pool_size, settings.pool_min, settings.pool_max),
         builds=build_image_builds(settings),
+        tracing=tracing,
         fault=fault,
     )
 
@@ -304,6 +311,21 @@ def build_recipes(settings: Settings) -> "Callable[[str], NamedRecipe | None]":
         return None
 
     return find
+
+
+def build_span_exporter(settings: Settings, process_name: str) -> "SpanExporter | None":
+    """What sends spans to the collector, if there is one. Raises InvalidRequest, so call it before anything is
+    started."""
+    if not settings.otlp_endpoint:
+        return None
+    from warren.span_export import SpanExporter
+
+    resource = {
+        "service.name": process_name,
+        "service.instance.id": settings.worker_id,
+        "service.version": __version__,
+    }
+    return SpanExporter(settings.otlp_endpoint, resource)
 
 
 def build_clock() -> Clock:
@@ -598,6 +620,7 @@ def build_app(
     tenancy: "Tenancy",
     identity: "BindingIdentity",
     template_builds: "TemplateBuilds | None" = None,
+    tracing: Tracing = OFF,
 ) -> "ASGIApp":
     from warren.http.app import create_app
     from warren.previews.proxy import PreviewProxy
@@ -608,7 +631,7 @@ def build_app(
         e2b_app = build_e2b_app(settings, app, context, template_builds)
         return PreviewProxy(e2b_app, sessions, context.port_connections)
 
-    return build_edge(settings, create_app(context, wrapped=wrapped), context)
+    return build_edge(settings, create_app(context, wrapped=wrapped), context, tracing)
 
 
 def build_e2b_app(
@@ -655,7 +678,7 @@ def build_links(settings: Settings) -> "PreviewLinks":
     return PreviewLinks(_installation_keys(settings), settings.preview_domain, public_allowed=settings.preview_public)
 
 
-def build_edge(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIApp":
+def build_edge(settings: Settings, app: "ASGIApp", context: "Context", tracing: Tracing = OFF) -> "ASGIApp":
     """What clients reach: those of E2B, previews by host, and everything else behind the guard."""
     from warren.e2b.edge import E2bEdge
     from warren.http.server.request_origin import TrustedProxies
@@ -663,7 +686,7 @@ def build_edge(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIA
 
     assert context.links is not None
     previews = PreviewEdge(
-        build_guard(settings, build_dashboard(settings, app, context)),
+        build_guard(settings, build_dashboard(settings, app, context), tracing),
         app,
         links=context.links,
         store=context.sessions.store,
@@ -686,7 +709,7 @@ def build_edge(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIA
     )
 
 
-def build_guard(settings: Settings, app: "ASGIApp", *, any_host: bool = False) -> "ASGIApp":
+def build_guard(settings: Settings, app: "ASGIApp", tracing: Tracing = OFF, *, any_host: bool = False) -> "ASGIApp":
     """With `any_host` the server answers under every host name."""
     from warren.e2b import app as e2b
     from warren.http.dispatch import takes_stream
@@ -699,4 +722,5 @@ def build_guard(settings: Settings, app: "ASGIApp", *, any_host: bool = False) -
         trusted_proxies=settings.trusted_proxies,
         max_body=settings.max_body_mb * 1024 * 1024,
         takes_stream=lambda scope: takes_stream(scope) or e2b.takes_stream(scope),
+        tracing=tracing,
     )

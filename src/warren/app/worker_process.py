@@ -44,6 +44,7 @@ _MB_PER_SANDBOX: Final = 64  # the least memory of a sandbox, which bounds how m
 
 class WorkerService(Service):
     in_cluster: ClassVar[bool] = True
+    process_name: ClassVar[str] = "warren-worker"
 
     def __init__(self, settings: Settings, **more: Any) -> None:
         super().__init__(settings, **more)
@@ -165,7 +166,7 @@ class WorkerService(Service):
             self.sessions.lifecycle.figures.latest,
             partial(send_image, self._images, self._offered),
         )
-        return build_guard(self._settings, app, any_host=True)
+        return build_guard(self._settings, app, self.tracing, any_host=True)
 
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:
         """Tells coordinators at once to send no new sessions, and at the end that the worker may come back."""

@@ -165,6 +165,8 @@ class Settings:
     log_level: str
     log_format: str
     log_file: Path | None
+    otlp_endpoint: str
+    trace_sample: float
     sources: Mapping[str, str] = field(repr=False)
     warnings: tuple[str, ...] = ()
 

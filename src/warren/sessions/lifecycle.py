@@ -50,6 +50,7 @@ from warren.sessions.figures import FiguresMeter
 from warren.sessions.network_meter import NetworkMeter
 from warren.sessions.request_context import shorter_claim_timeout, shorter_image_wait
 from warren.shielding import run_shielded
+from warren.tracing import traced
 
 T = TypeVar("T")
 _log = get_log(__name__)
@@ -182,7 +183,9 @@ class Lifecycle:
         worker = self._choose_worker()
         try:
             self._fault("stored")
-            claimed = await worker.claim(self._claim(session))
+            with traced("claim", session=session.id, environment=session.environment) as span:
+                claimed = await worker.claim(self._claim(session))
+                span.note(pooled=claimed.pooled, provider=claimed.provider)
         except BaseException as exc:
             await run_shielded(self._fail(session, exc))
             raise

@@ -11,6 +11,7 @@ has one worker at a time.
 """
 
 import asyncio
+import contextvars
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
@@ -44,6 +45,7 @@ from warren.model.errors import (
 from warren.model.image import Recipe
 from warren.model.spec import SandboxSpec
 from warren.shielding import run_shielded
+from warren.tracing import OFF, Tracing
 from warren.worker.guard import MachineGuard, usable_cores
 from warren.worker.images.builds import FetchImage, ImageBuilds
 from warren.worker.pool import Pool
@@ -104,9 +106,11 @@ class LocalWorker:
         default_pool: PoolSize | None = None,
         parallel: int | None = None,
         builds: ImageBuilds | None = None,
+        tracing: Tracing = OFF,
         fault: Callable[[str], None] = lambda step: None,
     ) -> None:
         self._builds = builds
+        self._tracing = tracing
         self._user_names = UserNames()
         self._name, self._environments = name, environments
         self._providers = {provider.name: provider for provider in providers}
@@ -305,12 +309,13 @@ class LocalWorker:
         if not making.cancelled() and making.exception() is None:
             await asyncio.wait([self._destruction(making.result().id)])
 
-    async def _make(self, provider: Provider, spec: SandboxSpec) -> Sandbox:
+    async def _make(self, provider: Provider, spec: SandboxSpec, environment: Environment) -> Sandbox:
         async with self._slots:
             self.guard.check(len(self._live), self._creating)
             self._creating += 1
             try:
-                sandbox = await provider.create(spec)
+                with self._tracing.span("create", environment=environment.name, provider=provider.name):
+                    sandbox = await provider.create(spec)
             finally:
                 self._creating -= 1
             self._live.add(sandbox.id)
@@ -319,9 +324,9 @@ class LocalWorker:
 
     async def _make_with_user(self, provider: Provider, spec: SandboxSpec, environment: Environment) -> Sandbox:
         if not environment.user:
-            return await self._make(provider, spec)
+            return await self._make(provider, spec, environment)
         before = await provider.image_version(spec.image)
-        sandbox = await self._make(provider, spec)
+        sandbox = await self._make(provider, spec, environment)
         try:
             version = await provider.image_version(spec.image)
             image = (provider.name, spec.image, version) if version == before else ()
@@ -377,7 +382,8 @@ class LocalWorker:
             pressure=self.guard.pressure,
             kept=is_default and environment.name == self._default_environment,
         )
-        self._own(asyncio.ensure_future(pool.run()))
+        # In a context of its own: the request that claims first is not the one that all its sandboxes are made for.
+        self._own(asyncio.create_task(pool.run(), context=contextvars.Context()))
         return pool
 
     async def _watch_pools(self) -> None:
