@@ -160,6 +160,7 @@ GOOD = [
     Request("GET", "/ready"),
     Request("GET", "/version"),
     Request("GET", "/api/stats"),
+    Request("GET", "/metrics"),
 ]
 
 BAD_IDS = [

@@ -97,6 +97,7 @@ _MORE_ROUTES: Final = (
     ("GET", "/api/audit"),
     ("GET", "/api/usage"),
     ("GET", "/api/stats"),
+    ("GET", "/metrics"),
     ("GET", "/api/webhooks"),
     ("POST", "/api/webhooks"),
     ("GET", "/api/secrets"),

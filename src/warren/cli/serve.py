@@ -158,7 +158,7 @@ async def _run_service(settings: Settings, service: "Service", tls: "ssl.SSLCont
     def app() -> "ASGIApp":
         identity = build_identity(settings, service.tenancy, tokens)
         environments, builds = service.environments, service.template_builds()
-        return build_app(settings, environments, service.sessions, service.tenancy, identity, builds)
+        return build_app(settings, environments, service.sessions, service.tenancy, identity, builds, service.metrics)
 
     async def announce(port: int) -> None:
         url = _server_url(settings, port)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends, Security
 from fastapi.security import SecurityScopes
@@ -23,6 +23,9 @@ from warren.sessions.operations.call import OperationContext
 from warren.tenancy.identity import Identity
 from warren.tenancy.tenancy import Tenancy
 
+if TYPE_CHECKING:
+    from warren.metrics.process_metrics import ProcessMetrics
+
 
 def new_router(prefix: str = "", tags: Sequence[str] = ()) -> APIRouter:
     return APIRouter(prefix=prefix, tags=list(tags), route_class=StrictRoute)
@@ -31,7 +34,7 @@ def new_router(prefix: str = "", tags: Sequence[str] = ()) -> APIRouter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context(OperationContext):
     """`identity` identifies callers; `with_key` tells whether they need a key or a token. Only a coordinator has
-    `cluster`. `answer_memory` bounds what long answers hold until they are read."""
+    `cluster`. `answer_memory` bounds what long answers hold until they are read. `metrics` None: there are none."""
 
     tenancy: Tenancy
     identity: Identity
@@ -40,6 +43,7 @@ class Context(OperationContext):
     with_key: bool = True
     answer_memory: AnswerMemory = field(default_factory=AnswerMemory)
     cluster: ClusterControl | None = None
+    metrics: "ProcessMetrics | None" = None
 
 
 async def _context(connection: HTTPConnection) -> Context:
@@ -66,6 +70,7 @@ Reader = Annotated[str, Security(tenant_of, scopes=[Scope.READ])]
 Runner = Annotated[str, Security(tenant_of, scopes=[Scope.EXEC])]
 SessionUser = Annotated[str, Security(tenant_of, scopes=[Scope.SESSIONS])]
 Auditor = Annotated[str, Security(tenant_of, scopes=[Scope.AUDIT])]
+Scraper = Annotated[str, Security(tenant_of, scopes=[Scope.METRICS])]
 Admin = Annotated[str, Security(tenant_of, scopes=[Scope.ADMIN])]
 
 

@@ -32,6 +32,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 
 from warren.http.problems import free_frames, internal_problem, is_disconnect, logged_error_id, problem
 from warren.http.server.request_origin import HostRule, OriginRule, TrustedProxies, read_authority
+from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.logs import get_log
 from warren.model.addresses import is_loopback
 from warren.model.errors import HostNotAllowed, InvalidRequest, NotFound, OriginNotAllowed, TooLarge, WarrenError
@@ -107,8 +108,10 @@ class HttpGuard:
         trusted_proxies: Sequence[str] = (),
         max_body: int = MAX_BODY,
         takes_stream: Callable[[Scope], bool] = lambda scope: False,
+        recorder: Recorder = NO_RECORDER,
     ) -> None:
         self._app = app
+        self._recorder = recorder
         self._proxies = TrustedProxies(trusted_proxies)
         self._hosts = HostRule(listen_host, allowed_hosts)
         self._origins = OriginRule(allowed_origins)
@@ -141,7 +144,7 @@ class HttpGuard:
         except Exception as exc:
             await answer.fail(scope, receive, exc, None)
         finally:
-            _log_request(scope["method"], inner, answer)
+            self._report(scope["method"], inner, answer)
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -169,7 +172,18 @@ class HttpGuard:
             if not is_disconnect(exc):
                 await _abort_websocket(scope, receive, answer.send, internal_problem(exc), 1011)
         finally:
-            _log_request("WEBSOCKET", scope, answer)
+            self._report("WEBSOCKET", scope, answer)
+
+    def _report(self, method: str, scope: Scope, answer: "_Response") -> None:
+        """Tells the route instead of the path, which may contain names that must not be logged."""
+        operation = scope.get("operation")
+        route = operation[0].path if operation else getattr(scope.get("route"), "path", "unknown")
+        status, seconds = answer.status or CALLER_LEFT, time.perf_counter() - answer.began
+        self._recorder.request_ended(route, method, status, seconds)
+        if _log.writes(logging.INFO):
+            caller = scope.get("caller")
+            tenant = caller.tenant if caller is not None and caller.scopes else None
+            _log.info("request", method=method, route=route, status=status, ms=round(seconds * 1000, 2), tenant=tenant)
 
     def _tls_required(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
         """Whether the answer tells browsers to use TLS from now on: if they use it now, and not for loopback."""
@@ -242,21 +256,6 @@ CALLER_LEFT = 499  # no status was sent: the caller went away first
 
 def _choose_id(given: bytes | None) -> bytes:
     return given if given is not None and _REQUEST_ID.fullmatch(given) else os.urandom(8).hex().encode()
-
-
-def _log_request(method: str, scope: Scope, answer: "_Response") -> None:
-    """Logs the route instead of the path, which may contain names that must not be logged."""
-    if not _log.writes(logging.INFO):
-        return
-    operation, caller = scope.get("operation"), scope.get("caller")
-    _log.info(
-        "request",
-        method=method,
-        route=operation[0].path if operation else getattr(scope.get("route"), "path", "unknown"),
-        status=answer.status or CALLER_LEFT,
-        ms=round((time.perf_counter() - answer.began) * 1000, 2),
-        tenant=caller.tenant if caller is not None and caller.scopes else None,
-    )
 
 
 class _Response:
