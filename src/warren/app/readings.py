@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 from warren.cluster.lease import Lease
-from warren.interfaces.cluster import ClusterControl
+from warren.interfaces.cluster import WORKER_STATES, ClusterControl
 from warren.metrics.readings import Readings
 from warren.model.errors import WarrenError
 from warren.model.session import SessionState
@@ -44,7 +44,8 @@ def worker_readings(mirror: MirroredStore, worker: LocalWorker, connections: Por
 
 def coordinator_readings(control: ClusterControl) -> Read:
     async def read() -> Readings:
-        return Readings(cluster_workers=Counter(worker.state for worker in control.status().workers))
+        counts = Counter(worker.state for worker in control.status().workers)
+        return Readings(cluster_workers={state: counts[state] for state in WORKER_STATES})
 
     return read
 

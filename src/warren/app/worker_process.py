@@ -175,7 +175,7 @@ class WorkerService(Service):
         return build_guard(self._settings, app, self._recorder, any_host=True)
 
     def _metrics_app(self, connections: PortConnections) -> ASGIApp:
-        """For Prometheus, which has no caller's name from a coordinator, but a key."""
+        """For Prometheus, which no coordinator has let in. It needs a key, whatever coordinators ask for."""
         assert self._mirror is not None
         assert self._worker is not None
         if self.metrics is not None:
@@ -183,7 +183,7 @@ class WorkerService(Service):
         tenancy = self.tenancy
         return Admission(
             MetricsApp(self.metrics),
-            build_identity(self._settings, tenancy),
+            build_identity(replace(self._settings, auth=True), tenancy),
             tenancy.metering.quotas,
             self._clock,
             audit=tenancy.audit,

@@ -145,6 +145,7 @@ class PrometheusRecorder:
         if len(self._environments) >= MOST_ENVIRONMENTS or not self._is_environment(name):
             return OTHER
         self._environments[name] = name
+        self._hits.labels(name), self._misses.labels(name)  # a ratio needs both, also while one is 0
         return name
 
 
