@@ -173,6 +173,7 @@ GOOD = [
     Request("GET", "/ready"),
     Request("GET", "/version"),
     Request("GET", "/api/stats"),
+    Request("GET", "/metrics"),
 ]
 
 BAD_IDS = [
