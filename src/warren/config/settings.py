@@ -114,6 +114,7 @@ class Settings:
     audit: bool
     audit_commands: str
     audit_mb: int
+    metrics: bool
     artifact_store: str
     artifact_s3_endpoint: str
     artifact_max_mb: int
@@ -121,6 +122,8 @@ class Settings:
     artifact_ttl_s: float
     preview_domain: str
     preview_public: bool
+    dashboard: bool
+    embed_origins: tuple[str, ...]
     e2b_templates: tuple[str, ...]
     e2b_template_mb: int
     e2b_public_ports: bool
@@ -163,6 +166,8 @@ class Settings:
     log_level: str
     log_format: str
     log_file: Path | None
+    otlp_endpoint: str
+    trace_sample: float
     sources: Mapping[str, str] = field(repr=False)
     warnings: tuple[str, ...] = ()
 
