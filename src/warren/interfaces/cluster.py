@@ -6,14 +6,13 @@ from typing import Final, Protocol
 
 from warren.interfaces.worker import WorkerStats
 
-
 WORKER_STATES: Final = ("ready", "draining", "stopping", "incompatible", "dead")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker as its last heartbeat described it. `state` is one of WORKER_STATES. `lease_left_s` is negative since the
-    lease ran out."""
+    """A worker as its last heartbeat described it. `state` is one of WORKER_STATES. `lease_left_s` is negative since
+    the lease ran out."""
 
     id: str
     state: str
