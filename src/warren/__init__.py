@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         SavedArtifacts,
         SearchSummary,
         SessionInfo,
+        Ticket,
     )
 
 _MODULES = {
@@ -65,6 +66,7 @@ _MODULES = {
         "SavedArtifacts",
         "SearchSummary",
         "SessionInfo",
+        "Ticket",
     ),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -100,6 +102,7 @@ __all__ = [
     "SearchSummary",
     "SessionInfo",
     "Terminal",
+    "Ticket",
     "WarrenError",
 ]
 
