@@ -67,6 +67,8 @@ GOOD = [
     Request("PATCH", _S, json={"metadata": {"a": "b"}}),
     Request("POST", f"{_S}/keep-alive"),
     Request("GET", f"{_S}/network"),
+    Request("GET", f"{_S}/metrics"),
+    Request("GET", "/api/metrics", query={"session_ids": "{session_id}"}),
     Request("PUT", f"{_S}/network", json={"allow": []}),
     Request("POST", f"{_S}/exec", json={"command": "echo hello"}),
     Request("POST", f"{_S}/processes", 201, json={"command": "sleep 1000"}),
@@ -149,6 +151,9 @@ GOOD = [
     Request("GET", "/api/whoami"),
     Request("GET", "/api/audit"),
     Request("GET", "/api/usage"),
+    Request("GET", "/api/events"),
+    Request("GET", "/api/quotas"),
+    Request("GET", "/api/admin/quotas", query={"of": "kept"}),
     Request("GET", "/api/admin/audit"),
     Request("GET", "/api/admin/usage"),
     Request("POST", "/api/admin/keys", 201, json={"name": "bad input"}),
@@ -168,6 +173,7 @@ GOOD = [
     Request("GET", "/ready"),
     Request("GET", "/version"),
     Request("GET", "/api/stats"),
+    Request("GET", "/metrics"),
 ]
 
 BAD_IDS = [

@@ -25,6 +25,7 @@ from warren.cluster.http_client.client import WorkerClient
 from warren.cluster.problem_log import ProblemLog
 from warren.config.settings import WORKER_PORT, Settings
 from warren.interfaces.environments import Environments
+from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.store import SessionStore
 from warren.logs import get_log
 from warren.model.addresses import is_loopback, read_networks
@@ -37,7 +38,9 @@ from warren.stores.redis_link import RedisLink, connect
 from warren.stores.redis_scripts import OPEN
 from warren.stores.redis_store import check_it_is_ours
 from warren.tenancy.audit.redis import RedisAudit
+from warren.tenancy.event_feed import EventFeed
 from warren.tenancy.redis_counters import RedisCounters
+from warren.tenancy.shared_events import SharedEvents
 from warren.tenancy.tenancy import Tenancy
 from warren.tenancy.webhooks.outbox import Webhooks
 from warren.tenancy.webhooks.sender import WebhookSender
@@ -195,7 +198,12 @@ def _load_certificate(context: ssl.SSLContext, settings: Settings) -> None:
 
 
 async def build_tenancy(
-    settings: Settings, store: SessionStore, link: RedisLink, clock: Clock, environments: Environments
+    settings: Settings,
+    store: SessionStore,
+    link: RedisLink,
+    clock: Clock,
+    environments: Environments,
+    recorder: Recorder = NO_RECORDER,
 ) -> Tenancy:
     sender = WebhookSender(read_networks(settings.webhook_networks))
     encryption = build_encryption(settings)
@@ -203,6 +211,7 @@ async def build_tenancy(
     if settings.audit:
         commands = CommandText(settings.audit_commands)
         audit = await RedisAudit.open(link, commands=commands, max_bytes=settings.audit_mb * 1024 * 1024)
+    feed = EventFeed()
     return Tenancy(
         store.records,
         clock,
@@ -211,6 +220,9 @@ async def build_tenancy(
         webhooks=Webhooks(store.records, clock, sender, encryption),
         encryption=encryption,
         counters=RedisCounters(redis_url(settings), settings.redis_namespace),
+        feed=feed,
+        shared_events=SharedEvents(link, feed),
+        recorder=recorder,
     )
 
 

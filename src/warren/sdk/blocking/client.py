@@ -28,6 +28,7 @@ from warren.sdk.results import (
     EnvironmentInfo,
     ExecuteResult,
     ImageInfo,
+    MetricsInfo,
     NetworkInfo,
     OutputChunk,
     OutputDecoder,
@@ -178,15 +179,18 @@ class SandboxClient(Files, Code):
         thread_id: str = "",
         environment: str = "",
         metadata: Mapping[str, str] | None = None,
+        search: str = "",
         **options: Unpack[ServerOptions],
     ) -> list[SessionInfo]:
-        """The sessions of the server, newest first: by default all that have not ended."""
+        """The sessions of the server, newest first: by default all that have not ended. `search` is a text in the
+        session id, the thread id or the metadata."""
         pairs = [f"{name}={value}" for name, value in (metadata or {}).items()]
         filters: dict[str, Any] = {
             "state": list(states),
             "thread_id": thread_id,
             "environment": environment,
             "metadata": pairs,
+            "search": search,
         }
         client = cls(server_url, **options)
         found: list[SessionInfo] = []
@@ -300,6 +304,11 @@ class SandboxClient(Files, Code):
     def network(self) -> NetworkInfo:
         """What the sandbox may reach, what it has reached, and what it was refused of late."""
         return NetworkInfo.of(self._perform("get_network"))
+
+    def metrics(self) -> MetricsInfo:
+        """What the session uses now: processors, memory, disk, processes, network; and what it used in the last
+        minutes. This does not keep it alive."""
+        return MetricsInfo.of(self._perform("get_metrics"))
 
     def set_network(
         self,
