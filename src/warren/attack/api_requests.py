@@ -102,6 +102,7 @@ _MORE_ROUTES: Final = (
     ("GET", "/api/quotas"),
     ("GET", "/api/admin/quotas"),
     ("GET", "/api/stats"),
+    ("GET", "/metrics"),
     ("GET", "/api/webhooks"),
     ("POST", "/api/webhooks"),
     ("GET", "/api/secrets"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from warren.clock import Clock
 from warren.interfaces.audit import AuditLog
+from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.records import RecordStore
 from warren.logs import get_log
 from warren.model.access import Caller
@@ -65,6 +66,7 @@ class Tenancy:
         encryption: Encryption | None = None,
         feed: EventFeed | None = None,
         shared_events: "SharedEvents | None" = None,
+        recorder: Recorder = NO_RECORDER,
     ) -> None:
         """Without `counters` this process counts quotas in its memory; without `encryption` secrets end with it.
         `shared_events` fill the `feed` of a cluster; without them this process fills it alone."""
@@ -94,6 +96,7 @@ class Tenancy:
             refused=policies.refused,
             payer_of=self._payer_of,
             count_command=self.usage.add_command,
+            recorder=recorder,
         )
         self.networks = Networks(clock, self.usage, quotas, self.events, self._payer_of, audit)
         self._tasks: list[asyncio.Task[Any]] = []
