@@ -437,6 +437,7 @@ class SessionView(BaseModel):
     thread had an earlier session, whose files are gone."""
 
     session_id: str
+    tenant: str
     state: SessionState
     environment: str
     thread_id: str | None
@@ -614,6 +615,7 @@ def session_view(session: Session, clock: Clock, base_url: str, image: str) -> d
     expires = session.state.expires and not session.state.is_in_transition
     return {
         "session_id": session.id,
+        "tenant": session.tenant,
         "state": session.state,
         "environment": session.environment,
         "thread_id": session.thread_id or None,
