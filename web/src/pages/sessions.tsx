@@ -49,7 +49,11 @@ export function SessionsPage() {
         };
     }, [place]);
 
-    const show = (changes: Record<string, string>) => route(address("/ui/sessions", { ...query, after: "", ...changes }), true);
+    function show(changes: Record<string, string>) {
+        // Of the address as it is now: a search that was typed a moment ago may come after another choice.
+        const shown = Object.fromEntries(new URLSearchParams(location.search));
+        route(address("/ui/sessions", { ...shown, after: "", ...changes }), true);
+    }
     const close = () => (asked.value = null);
     async function end(session: Session) {
         await remove(path`/api/sessions/${session.session_id}`);
