@@ -19,9 +19,9 @@ document.addEventListener("securitypolicyviolation", (event) =>
 
 _UNNAMED: Final = """
 [...document.querySelectorAll("button, a[href], input, select, textarea, summary, [role=tab]")]
-    .filter((one) => one.checkVisibility())
-    .filter((one) => !(one.ariaLabel || one.labels?.length || one.innerText?.trim() || one.ariaLabelledByElements?.length))
-    .map((one) => one.outerHTML)
+    .filter((it) => it.checkVisibility())
+    .filter((it) => !(it.ariaLabel || it.labels?.length || it.innerText?.trim() || it.ariaLabelledByElements?.length))
+    .map((it) => it.outerHTML)
 """
 
 expect.set_options(timeout=_PATIENCE_MS)
