@@ -22,7 +22,7 @@ import { Filters } from "./session_filters";
 
 const PAGE = 50;
 const FIGURES_MS = 10_000;
-const LIST_MS = 30_000; // idle times change without an event
+const LIST_MS = 60_000; // idle times change without an event
 const OTHERS_MS = 10_000; // and the events are those of one's own tenant
 
 type Shares = Record<string, { limits: FigureLimits; now: Figures }>;
