@@ -82,8 +82,7 @@ class TerminalSuite:
         async with session.socket("/terminal", rows=30, columns=100) as first:
             process = (await first.expect("started"))["process_id"]
             async with session.socket("/terminal", process_id=process) as second:
-                await second.expect("started")
-                assert _size(await second.expect("size")) == (30, 100)
+                assert _size(await second.expect("started")) == (30, 100)
                 await second.send("resize", rows=20, columns=70)
                 assert _size(await first.expect("size")) == (20, 70)
                 await first.raw.send_bytes(b"stty size\n")

@@ -134,9 +134,10 @@ function readEvent(block: string): StreamEvent | null {
 }
 
 /** A WebSocket of the API. A page that holds its key in memory opens it by a ticket, since a browser sends no header. */
-export async function openSocket(path: string, query: Query = {}, sessionId = ""): Promise<WebSocket> {
+export async function openSocket(path: string, query: Query = {}, sessionId = "", token = ""): Promise<WebSocket> {
     const protocols: string[] = [];
-    if (memoryKey.value && sessionId) {
+    if (token) protocols.push("warren", `warren.token.${token}`);
+    else if (memoryKey.value && sessionId) {
         const made = await post<{ ticket: string }>(`/api/sessions/${encodeURIComponent(sessionId)}/tickets`, {});
         const redeemed = await post<{ token: string }>("/api/ui/tickets/redeem", { ticket: made.ticket });
         protocols.push("warren", `warren.token.${redeemed.token}`);

@@ -17,8 +17,6 @@ class TerminalViewer:
     def __init__(self, size: TerminalSize | None) -> None:
         self.size = size
         self._changed = asyncio.Event()
-        if size is not None:
-            self._changed.set()
 
     def tell(self, size: TerminalSize) -> None:
         self.size = size

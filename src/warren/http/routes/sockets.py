@@ -311,7 +311,9 @@ async def _bridge(
     record_use: _RecordUse | None,
     terminal: _Terminal | None = None,
 ) -> None:
-    await _send(socket, "started", {"process_id": process.id, "offset": offset})
+    size = terminal.viewer.size if terminal is not None else None
+    shown = {"rows": size and size.rows, "columns": size and size.columns} if terminal is not None else {}
+    await _send(socket, "started", {"process_id": process.id, "offset": offset, **shown})
     tasks = [
         asyncio.create_task(_send_output(socket, process, context, encoding, offset, terminal)),
         asyncio.create_task(_apply_messages(socket, process, record_use, terminal)),
