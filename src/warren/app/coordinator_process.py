@@ -97,7 +97,13 @@ class CoordinatorService:
         )
         self.sessions = build_sessions(settings, lifecycle, self.tenancy, self._environments)
         failover = Failover(self._fleet, self._roster, self._store, lifecycle, retention_s=settings.key_retention_s)
-        self.control = ClusterOperator(self._fleet, self._roster, failover, self._peer_calls.worker_stats)
+        self.control = ClusterOperator(
+            self._fleet,
+            self._roster,
+            failover,
+            self._peer_calls.worker_stats,
+            self._peer_calls.session_figures,
+        )
         await self._fleet.refresh()
         self._tasks = [
             asyncio.create_task(self._liveness.run(), name="liveness"),

@@ -391,12 +391,14 @@ def build_lifecycle(
     store: "SessionStore",
     worker: "LocalWorker",
     tenancy: "Tenancy",
+    environments: Environments,
     fault: Fault = lambda _: None,
     *,
     clock: Clock,
     artifacts: "Artifacts | None" = None,
     in_cluster: bool = False,
 ) -> "Lifecycle":
+    from warren.sessions.figures import FiguresMeter
     from warren.sessions.lifecycle import Lifecycle
     from warren.sessions.network_meter import NetworkMeter
 
@@ -410,6 +412,7 @@ def build_lifecycle(
         events=tenancy.events,
         egress=build_egress(settings),
         network_meter=NetworkMeter(clock, tenancy.networks.report, tenancy.networks.bounds_of),
+        figures=FiguresMeter(clock, environments, tenancy.events.publish),
         secrets=tenancy.secrets,
         artifacts=artifacts,
         fault=fault,

@@ -15,7 +15,6 @@ from warren.answer_memory import AnswerMemory
 from warren.http.problems import StrictRoute
 from warren.http.server.connections import BODY_IS_NEXT
 from warren.http.server.http_guard import StreamedAnswer
-from warren.interfaces.cluster import ClusterControl
 from warren.model.access import Caller, Scope
 from warren.model.errors import Forbidden, Unavailable
 from warren.sessions.long_values import HasLongValues, encode, json_pieces
@@ -30,8 +29,8 @@ def new_router(prefix: str = "", tags: Sequence[str] = ()) -> APIRouter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context(OperationContext):
-    """`identity` identifies callers; `with_key` tells whether they need a key or a token. Only a coordinator has
-    `cluster`. `answer_memory` bounds what long answers hold until they are read."""
+    """`identity` identifies callers; `with_key` tells whether they need a key or a token. `answer_memory` bounds what
+    long answers hold until they are read."""
 
     tenancy: Tenancy
     identity: Identity
@@ -39,7 +38,6 @@ class Context(OperationContext):
     version: str
     with_key: bool = True
     answer_memory: AnswerMemory = field(default_factory=AnswerMemory)
-    cluster: ClusterControl | None = None
 
 
 async def _context(connection: HTTPConnection) -> Context:

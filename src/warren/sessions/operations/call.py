@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from warren.interfaces.cluster import ClusterControl
 from warren.interfaces.environments import Environments
 from warren.interfaces.images import ImageList
 from warren.interfaces.sandbox import Sandbox
@@ -35,7 +36,7 @@ Values = dict[str, Any]
 class OperationContext:
     """What every operation works with. `labels` are the labels of this worker, which a new session may require;
     `worker_url` is its address in a cluster. Without `links` there are no previews, without `artifacts` none of
-    these."""
+    these. Only a coordinator has `cluster`."""
 
     sessions: Sessions
     provider: str
@@ -52,6 +53,7 @@ class OperationContext:
     port_connections: PortConnections = field(default_factory=PortConnections)
     terminal_viewers: TerminalViewers = field(default_factory=TerminalViewers)
     contexts: Contexts = field(default_factory=Contexts)
+    cluster: ClusterControl | None = None
 
     def limited_timeout(self, timeout_s: float | None) -> float:
         timeout_s = self.command_timeout_s if timeout_s is None else timeout_s
