@@ -83,8 +83,11 @@ class TerminalSuite:
             process = (await first.expect("started"))["process_id"]
             async with session.socket("/terminal", process_id=process) as second:
                 assert _size(await second.expect("started")) == (30, 100)
-                await second.send("resize", rows=20, columns=70)
-                assert _size(await first.expect("size")) == (20, 70)
+                async with session.socket(f"/processes/{process}/attach") as watcher:
+                    assert _size(await watcher.expect("started")) == (30, 100)
+                    await second.send("resize", rows=20, columns=70)
+                    assert _size(await first.expect("size")) == (20, 70)
+                    assert _size((await watcher.until("size"))[-1]) == (20, 70)
                 await first.raw.send_bytes(b"stty size\n")
                 await first.said(b"20 70")
             await session.call("POST", f"/processes/{process}/resize", {"rows": 25, "columns": 90}, status=204)

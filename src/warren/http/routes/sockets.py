@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
@@ -132,7 +132,8 @@ async def attach_socket(
         async with context.sessions.using(tenant, session_id, counts=False) as (_, sandbox):
             process = await sandbox.process(process_id)
             record_use = _use_recorder(context, tenant, session_id)
-            await _bridge(socket, process, context, encoding, offset, record_use)
+            with _viewed(context, session_id, process_id) as terminal:
+                await _bridge(socket, process, context, encoding, offset, record_use, terminal)
 
 
 @router.websocket("/terminal")
@@ -156,15 +157,9 @@ async def terminal_socket(
             process = await open_terminal(session, sandbox, size, process_id=process_id, command=command, cwd=cwd)
             record_use = _use_recorder(context, tenant, session_id)
             await record_use()
-            viewers = context.terminal_viewers
-            with viewers.viewing(session_id, process.id) as viewer:
-
-                def resized(size: TerminalSize) -> None:
-                    viewers.resized(session_id, process.id, size, viewer)
-
+            with _viewed(context, session_id, process.id, _Window(window, offset)) as terminal:
                 if size is not None:
-                    resized(size)
-                terminal = _Terminal(viewer, resized, _Window(window, offset))
+                    terminal.resized(size)
                 await _bridge(socket, process, context, "", offset, record_use, terminal)
 
 
@@ -205,7 +200,7 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class _Terminal:
-    """What the socket of a terminal has beside that of a command."""
+    """What the socket of a process that may have a terminal has beside that of a command."""
 
     viewer: TerminalViewer
     resized: Callable[[TerminalSize], None]
@@ -215,6 +210,17 @@ class _Terminal:
         while True:
             size = await self.viewer.next_size()
             await _send(socket, "size", {"rows": size.rows, "columns": size.columns})
+
+
+@contextlib.contextmanager
+def _viewed(context: Context, session_id: str, process_id: str, window: _Window | None = None) -> Iterator[_Terminal]:
+    viewers = context.terminal_viewers
+    with viewers.viewing(session_id, process_id) as viewer:
+
+        def resized(size: TerminalSize) -> None:
+            viewers.resized(session_id, process_id, size, viewer)
+
+        yield _Terminal(viewer, resized, window or _Window(0, 0))
 
 
 @router.websocket("/forward/{port}")
@@ -344,7 +350,7 @@ async def _send_output(
     async for chunk in with_keepalives(process.output(offset), context.keepalive_s):
         if chunk is None:
             await _send(socket, "keepalive", {})
-        elif terminal is not None and chunk.stream is Stream.TERMINAL:
+        elif terminal is not None and chunk.stream is Stream.TERMINAL and not encoding:
             if chunk.offset > offset:
                 terminal.window.skip(chunk.offset - offset)
                 await _send(socket, "gap", {"offset": chunk.offset})
