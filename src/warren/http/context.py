@@ -32,8 +32,8 @@ def new_router(prefix: str = "", tags: Sequence[str] = ()) -> APIRouter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context(OperationContext):
     """`identity` identifies callers; `with_key` tells whether they need a key or a token. `answer_memory` bounds what
-    long answers hold until they are read. Only a server with a dashboard has `page_sessions` and `tickets`, and its
-    identity is a BindingIdentity."""
+    long answers hold until they are read. Only a server with a dashboard has `page_sessions` and
+    `tickets`, and its identity is a BindingIdentity."""
 
     tenancy: Tenancy
     identity: Identity
