@@ -96,10 +96,10 @@ function Status({ connection, readOnly }: { connection: Connection | null; readO
         ended: note,
         failed: note,
     };
-    const classes = { connecting: "pending", open: "running", away: "pending", ended: "ended", failed: "failed" };
+    const classes = { connecting: "pending", open: "running", away: "error", ended: "", failed: "error" };
     return (
         <span role="status" aria-live="polite">
-            <span class={`state ${classes[state]}`}>{texts[state]}</span>{" "}
+            <span class={state === "open" || state === "connecting" ? `state ${classes[state]}` : `note ${classes[state]}`}>{texts[state]}</span>{" "}
             {state === "failed" && <button type="button" class="plain small" onClick={() => connection!.again()}>Try again</button>}
             {connection?.foreignSize.value && (
                 <span class="note small">
