@@ -39,7 +39,7 @@ async def test_a_command_is_started_watched_signalled_and_forgotten(
     await expect(output).to_contain_text("begun")
     assert "title" not in await processes.raw.title()
     await processes.get("button", "Signal worker").click()
-    await processes.field("Signal", exact=True).select_option("USR1")
+    await processes.get("combobox", "Signal").select_option("USR1")
     await processes.get("button", "Send").click()
     await expect(output).to_contain_text("got it")
     await expect(processes.text("It ended with 5.")).to_be_visible()

@@ -144,13 +144,17 @@ function handleKey(event: KeyboardEvent, screen: Screen): boolean {
     return true;
 }
 
+const NO_CLIPBOARD = "Over plain HTTP the browser gives this page no clipboard: use the keyboard or the menu of the mouse.";
+
 async function copy(screen: Screen): Promise<void> {
     const text = screen.terminal.getSelection();
     if (!text) return tell("Nothing is selected.");
+    if (!navigator.clipboard) return tell(NO_CLIPBOARD, "error");
     await attempt(() => navigator.clipboard.writeText(text), "Copied.");
 }
 
 async function paste(screen: Screen): Promise<void> {
+    if (!navigator.clipboard) return tell(NO_CLIPBOARD, "error");
     await attempt(async () => screen.terminal.paste(withoutControls(await navigator.clipboard.readText())));
     screen.terminal.focus();
 }
