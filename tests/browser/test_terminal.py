@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator
 
 import pytest
-from browser.conftest import Visit
+from browser.conftest import FAR_NAME, NewKey, Visit
 from browser.shell import Shell
 from browser.watched_page import WatchedPage
 from e2e.api_client import Api, SessionApi
@@ -214,6 +214,48 @@ async def test_what_is_pasted_cannot_press_keys(visit: Visit, admin_key: str, se
     assert await session.output("ls") == ""
 
 
+async def test_selected_text_is_copied(visit: Visit, admin_key: str, session: SessionApi) -> None:
+    page = await visit(admin_key, place(session), permissions=["clipboard-read", "clipboard-write"])
+    shell = await Shell(page).open()
+    await shell.type("clear; echo cop''ied")
+    await shell.says("copied")
+    await page.raw.locator(".xterm-screen").dblclick(position={"x": 20, "y": 8})
+    await page.get("button", "Copy").click()
+    await expect(page.text("Copied.")).to_be_visible()
+    assert await page.raw.evaluate("navigator.clipboard.readText()") == "copied"
+
+
+async def test_the_terminal_is_left_by_keyboard_and_read_aloud(shell: Shell) -> None:
+    page = shell.page
+    await shell.press("Tab")
+    await expect(page.field("Shell 1, input")).to_be_focused()  # the program in the terminal has the key
+    await shell.press("Control+Shift+ArrowUp")
+    await expect(page.get("tab", "Shell 1")).to_be_focused()
+    await page.field("Screen reader").check()
+    await shell.focus()
+    await shell.type("echo al''oud")
+    await expect(page.raw.locator(".xterm-accessibility")).to_contain_text("aloud")
+
+
+async def test_a_page_that_keeps_its_key_in_memory_has_terminals_and_files_too(
+    visit: Visit, admin_key: str, session: SessionApi, server: ServerProcess
+) -> None:
+    page = await visit(place=f"http://{FAR_NAME}:{server.port}{place(session)}")
+    page.expected.append("Cross-Origin-Opener-Policy header has been ignored")
+    await page.field("API key").fill(admin_key)
+    await page.get("button", "Sign in").click()
+    shell = await Shell(page).open()
+    await shell.type("echo key > not''e; echo wri''tten")
+    await shell.says("written")
+    assert await page.raw.context.cookies() == []
+    await page.get("tab", "Files").click()
+    await page.get("button", "note", exact=True).click()
+    await expect(page.field("Text", exact=True)).to_have_value("key\n")
+    async with page.raw.expect_download() as started:
+        await page.get("button", "Download", exact=True).click()
+    assert (await started.value).suggested_filename == "note"
+
+
 async def test_colours_and_themes(visit: Visit, admin_key: str, session: SessionApi) -> None:
     for scheme in ("light", "dark"):
         page = await visit(admin_key, place(session), color_scheme=scheme, viewport={"width": 360, "height": 740})
@@ -229,8 +271,7 @@ async def test_colours_and_themes(visit: Visit, admin_key: str, session: Session
         await page.picture(f"terminal-{scheme}-360")
 
 
-async def test_a_key_without_the_scope_sees_no_terminal(visit: Visit, new_key: object, api: Api) -> None:
-    assert callable(new_key)
+async def test_a_key_without_the_scope_sees_no_terminal(visit: Visit, new_key: NewKey, api: Api) -> None:
     key = await new_key("readers", "read", "sessions")
     async with Api(api.url, {"X-API-Key": key}) as theirs, theirs.session() as session:
         page = await visit(key, place(session))
