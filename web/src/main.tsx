@@ -2,6 +2,7 @@
 
 import "./style/base.css";
 import "./style/parts.css";
+import "./style/session.css";
 
 import { render } from "preact";
 import { lazy, LocationProvider, Route, Router } from "preact-iso";

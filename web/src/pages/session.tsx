@@ -15,6 +15,13 @@ export interface TabProps {
 
 const TABS = [
     { id: "details", label: "Details", component: lazy(() => import("../session/details").then((module) => module.Details)) },
+    { id: "code", label: "Code", component: lazy(() => import("../session/code").then((module) => module.Code)) },
+    { id: "ports", label: "Ports", component: lazy(() => import("../session/ports").then((module) => module.Ports)) },
+    { id: "network", label: "Network", component: lazy(() => import("../session/network").then((module) => module.Network)) },
+    { id: "artifacts", label: "Artifacts", component: lazy(() => import("../session/artifacts").then((module) => module.Artifacts)) },
+    { id: "figures", label: "Figures", component: lazy(() => import("../session/figures").then((module) => module.Figures)) },
+    { id: "record", label: "Record", component: lazy(() => import("../session/record").then((module) => module.Record)) },
+    { id: "isolation", label: "Isolation", component: lazy(() => import("../session/isolation").then((module) => module.Isolation)) },
 ];
 
 export function SessionPage() {
