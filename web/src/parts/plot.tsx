@@ -99,8 +99,8 @@ function describePlot(
         cursor: { drag: { setScale: false, x: false, y: false }, points: { size: 6 } },
         series: [{}, ...series],
         axes: [
-            { ...axis, space: 70, values: (_plot, at) => at.map((time) => new Date(time * 1000).toLocaleTimeString([], timeParts(at))) },
-            { ...axis, size: 74, values: (_plot, at) => at.map(show), splits: (_plot, _axis, from, to) => roundSteps(from, to, binary) },
+            { ...axis, space: 80, size: 30, values: (_plot, at) => at.map((time) => new Date(time * 1000).toLocaleTimeString([], timeParts(at))) },
+            { ...axis, size: 76, values: (_plot, at) => at.map(show), splits: (_plot, _axis, from, to) => roundSteps(from, to, binary) },
         ],
         scales: {
             x: { time: true },

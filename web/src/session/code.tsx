@@ -150,10 +150,10 @@ function CellView({ cell, number, sessionId, takesFocus, onRun, onInterrupt, onK
     return (
         <section class={`cell card ${cell.state.value}`} aria-label={`Cell ${number}`}>
             <div class="code">
-                <label class="count" for={`${cell.id}-code`} aria-label={`Code of cell ${number}`}>[{running ? "*" : (cell.count.value ?? " ")}]</label>
+                <span class="count" aria-hidden="true">[{running ? "*" : (cell.count.value ?? " ")}]</span>
                 <textarea
                     ref={code} id={`${cell.id}-code`} class="mono" rows={lines} value={cell.code.value} spellcheck={false} autocapitalize="off" autocomplete="off"
-                    aria-describedby="cell-keys" placeholder="Code" onKeyDown={press} onFocus={() => (tabLeaves.value = false)} onBlur={onKeep}
+                    aria-label={`Code of cell ${number}`} aria-describedby="cell-keys" placeholder="Code" onKeyDown={press} onFocus={() => (tabLeaves.value = false)} onBlur={onKeep}
                     onInput={(event) => (cell.code.value = event.currentTarget.value)}
                 />
                 <span class="cell-buttons">

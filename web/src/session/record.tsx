@@ -72,7 +72,7 @@ export function Record({ session }: TabProps) {
                     <Table
                         label="Events" rows={events.value} keyOf={(one) => one.id} empty="Nothing has happened since this page was opened."
                         columns={[
-                            { name: "Time", show: (one) => shortTime(one.timestamp) },
+                            { name: "Time", show: (one) => <span class="nowrap">{shortTime(one.timestamp)}</span> },
                             { name: "Event", show: (one) => <span class={`state ${mood(one.type)}`}>{one.type}</span> },
                             { name: "What", show: (one) => describeValues(one.data) },
                         ]}
@@ -125,13 +125,13 @@ function Deeds({ id }: { id: string }) {
                             <Table
                                 label="Audit record" rows={rows} keyOf={keyOf} empty="Nothing was done, as far as this page shows."
                                 columns={[
-                                    { name: "Time", show: (one) => <span title={fullTime(one.at)}>{shortTime(one.at)}</span> },
-                                    { name: "Action", show: (one) => one.action },
+                                    { name: "Time", show: (one) => <span class="nowrap" title={fullTime(one.at)}>{shortTime(one.at)}</span> },
+                                    { name: "Action", show: (one) => <span class="nowrap">{one.action}</span> },
                                     { name: "Result", show: (one) => <span class={`state ${one.result === "ok" ? "ok" : "refused"}`}>{one.result}</span> },
                                     { name: "What", show: (one) => <What deed={one} /> },
                                     { name: "Exit code", show: (one) => exitCode(one), right: true },
-                                    { name: "Took", show: (one) => took(one.duration_ms), right: true },
-                                    { name: "Who", show: (one) => [one.key_id, one.client].filter(Boolean).join(" ") },
+                                    { name: "Took", show: (one) => <span class="nowrap">{took(one.duration_ms)}</span>, right: true },
+                                    { name: "Who", show: (one) => <span class="nowrap">{[one.key_id, one.client].filter(Boolean).join(" ")}</span> },
                                 ]}
                             />
                             {next && <button type="button" class="plain" onClick={() => more(next)}>Older</button>}
