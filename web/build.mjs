@@ -39,10 +39,10 @@ for (const [page, entry] of Object.entries(pages)) {
     const script = Object.keys(outputs).find((name) => outputs[name].entryPoint === `src/${entry}.tsx`);
     const style = outputs[script].cssBundle;
     const first = staticImports(outputs, script);
-    const links = first.slice(1).map((name) => `<link rel="modulepreload" href="/ui/static/${basename(name)}">`);
+    const links = first.slice(1).map((name) => `<link rel="modulepreload" nonce="__NONCE__" href="/ui/static/${basename(name)}">`);
     const html = readFileSync(join(here, page), "utf8")
         .replace("<!-- styles -->", style ? `<link rel="stylesheet" href="/ui/static/${basename(style)}">` : "")
-        .replace("<!-- scripts -->", [...links, `<script type="module" src="/ui/static/${basename(script)}"></script>`].join("\n"));
+        .replace("<!-- scripts -->", [...links, `<script type="module" nonce="__NONCE__" src="/ui/static/${basename(script)}"></script>`].join("\n"));
     files.set(page, Buffer.from(html));
     firstLoads[page] = [page, ...first.map((name) => basename(name)), ...(style ? [basename(style)] : [])];
 }

@@ -66,6 +66,8 @@ GOOD = [
     Request("PATCH", _S, json={"metadata": {"a": "b"}}),
     Request("POST", f"{_S}/keep-alive"),
     Request("GET", f"{_S}/network"),
+    Request("GET", f"{_S}/metrics"),
+    Request("GET", "/api/metrics", query={"session_ids": "{session_id}"}),
     Request("PUT", f"{_S}/network", json={"allow": []}),
     Request("POST", f"{_S}/exec", json={"command": "echo hello"}),
     Request("POST", f"{_S}/processes", 201, json={"command": "sleep 1000"}),

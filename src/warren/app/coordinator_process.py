@@ -20,6 +20,7 @@ from warren.app.wiring import (
     build_environments,
     build_sessions,
     e2b_templates,
+    with_pages,
 )
 from warren.clock import ClusterClock
 from warren.cluster.auth import ClusterAuth
@@ -40,7 +41,7 @@ from warren.sessions.lifecycle import Lifecycle
 from warren.sessions.manager import Sessions
 from warren.shielding import run_shielded
 from warren.stores.redis_store import RedisStore
-from warren.tenancy.identity import Identity
+from warren.tenancy.identity import BindingIdentity
 from warren.tenancy.tenancy import Tenancy
 
 _log = get_log(__name__)
@@ -97,7 +98,13 @@ class CoordinatorService:
         )
         self.sessions = build_sessions(settings, lifecycle, self.tenancy, self._environments)
         failover = Failover(self._fleet, self._roster, self._store, lifecycle, retention_s=settings.key_retention_s)
-        self.control = ClusterOperator(self._fleet, self._roster, failover, self._peer_calls.worker_stats)
+        self.control = ClusterOperator(
+            self._fleet,
+            self._roster,
+            failover,
+            self._peer_calls.worker_stats,
+            self._peer_calls.session_figures,
+        )
         await self._fleet.refresh()
         self._tasks = [
             asyncio.create_task(self._liveness.run(), name="liveness"),
@@ -106,9 +113,10 @@ class CoordinatorService:
         ]
         self.tenancy.start()
 
-    def app(self, identity: Identity) -> ASGIApp:
+    def app(self, identity: BindingIdentity) -> ASGIApp:
         settings = self._settings
         context = build_context(settings, self._environments, self.sessions, self.tenancy, identity, self.control)
+        context = with_pages(settings, context)
 
         def with_router(app: ASGIApp) -> ASGIApp:
             return Router(

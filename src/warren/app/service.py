@@ -120,6 +120,7 @@ class Service:
             self._store,
             self._worker,
             self.tenancy,
+            self.environments,
             fault,
             clock=self._clock,
             artifacts=artifacts,
@@ -134,6 +135,7 @@ class Service:
         self._run(reaper.run(), "reaper")
         self._run(reaper.watch_losses(self._worker), "losses")
         self._run(self._lifecycle.network_meter.run(), "networks")
+        self._run(self._lifecycle.figures.run(), "figures")
         self._run(ArtifactExpiry(artifacts, self._clock).run(), "artifacts")
         self._run(self.environments.watch(self._clock), "environments")
         self._run(self._report_obstacle(self._worker), "readiness")

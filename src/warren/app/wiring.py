@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from warren.sessions.preview_links import PreviewLinks
     from warren.sessions.reaper import Reaper
     from warren.stores.encryption import Encryption
-    from warren.tenancy.identity import Identity
+    from warren.tenancy.identity import BindingIdentity, Identity
     from warren.tenancy.tenancy import Tenancy
     from warren.tenancy.tokens import Tokens
     from warren.worker.images.builds import ImageBuilds
@@ -391,12 +391,14 @@ def build_lifecycle(
     store: "SessionStore",
     worker: "LocalWorker",
     tenancy: "Tenancy",
+    environments: Environments,
     fault: Fault = lambda _: None,
     *,
     clock: Clock,
     artifacts: "Artifacts | None" = None,
     in_cluster: bool = False,
 ) -> "Lifecycle":
+    from warren.sessions.figures import FiguresMeter
     from warren.sessions.lifecycle import Lifecycle
     from warren.sessions.network_meter import NetworkMeter
 
@@ -410,6 +412,7 @@ def build_lifecycle(
         events=tenancy.events,
         egress=build_egress(settings),
         network_meter=NetworkMeter(clock, tenancy.networks.report, tenancy.networks.bounds_of),
+        figures=FiguresMeter(clock, environments, tenancy.events.publish),
         secrets=tenancy.secrets,
         artifacts=artifacts,
         fault=fault,
@@ -483,7 +486,7 @@ def build_ceilings(settings: Settings) -> "Ceilings":
     return replace(usual, **changes)
 
 
-def build_identity(settings: Settings, tenancy: "Tenancy", tokens: "Tokens | None" = None) -> "Identity":
+def build_identity(settings: Settings, tenancy: "Tenancy", tokens: "Tokens | None" = None) -> "BindingIdentity":
     """How callers are identified."""
     from warren.tenancy.identity import AnonymousIdentity, CredentialIdentity
 
@@ -491,7 +494,7 @@ def build_identity(settings: Settings, tenancy: "Tenancy", tokens: "Tokens | Non
         return AnonymousIdentity(tenancy.tenants)
     if tokens is not None:
         tokens.revocations = tenancy.revocations
-    return CredentialIdentity(tenancy.keys, tenancy.tenants, tokens, settings.api_key)
+    return CredentialIdentity(tenancy.keys, tenancy.tenants, tokens, settings.api_key, _installation_keys(settings)[0])
 
 
 async def build_tokens(settings: Settings) -> "Tokens | None":
@@ -553,6 +556,29 @@ def build_context(
     )
 
 
+def with_pages(settings: Settings, context: "Context") -> "Context":
+    """The context of a process that has the dashboard, unless it is switched off."""
+    from warren.tenancy.page_sessions import PageSessions
+    from warren.tenancy.tickets import Tickets
+
+    if not settings.dashboard:
+        return context
+    parts = context.sessions.store.records, context.sessions.clock, context.pages_identity
+    return replace(context, page_sessions=PageSessions(*parts), tickets=Tickets(*parts))
+
+
+def build_dashboard(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIApp":
+    """What serves the pages, before the app."""
+    from warren.dashboard.access import PageAccess
+    from warren.dashboard.edge import PageEdge
+    from warren.dashboard.pages import Pages
+
+    if context.page_sessions is None or context.tickets is None:
+        return app
+    access = PageAccess(context.page_sessions, context.tickets, with_cookies=settings.auth)
+    return PageEdge(app, Pages(settings.embed_origins), access, context.tickets)
+
+
 def build_labels(settings: Settings) -> dict[str, str]:
     """The labels of this worker, which a new session may require."""
     given = dict(label.split("=", 1) for label in settings.labels)
@@ -570,13 +596,13 @@ def build_app(
     environments: Environments,
     sessions: "Sessions",
     tenancy: "Tenancy",
-    identity: "Identity",
+    identity: "BindingIdentity",
     template_builds: "TemplateBuilds | None" = None,
 ) -> "ASGIApp":
     from warren.http.app import create_app
     from warren.previews.proxy import PreviewProxy
 
-    context = build_context(settings, environments, sessions, tenancy, identity)
+    context = with_pages(settings, build_context(settings, environments, sessions, tenancy, identity))
 
     def wrapped(app: "ASGIApp") -> "ASGIApp":
         e2b_app = build_e2b_app(settings, app, context, template_builds)
@@ -611,18 +637,22 @@ def _pairs(texts: Sequence[str]) -> dict[str, str]:
 
 
 def build_sandbox_tokens(settings: Settings) -> "SandboxTokens":
-    from warren.app.cluster_wiring import cluster_keys
     from warren.e2b.tokens import SandboxTokens
 
-    return SandboxTokens(cluster_keys(settings) if settings.cluster_secret else secret_keys(settings))
+    return SandboxTokens(_installation_keys(settings))
+
+
+def _installation_keys(settings: Settings) -> "list[bytes]":
+    """Keys that all processes of the installation know, the one in use first."""
+    from warren.app.cluster_wiring import cluster_keys
+
+    return cluster_keys(settings) if settings.cluster_secret else secret_keys(settings)
 
 
 def build_links(settings: Settings) -> "PreviewLinks":
-    from warren.app.cluster_wiring import cluster_keys
     from warren.sessions.preview_links import PreviewLinks
 
-    keys = cluster_keys(settings) if settings.cluster_secret else secret_keys(settings)
-    return PreviewLinks(keys, settings.preview_domain, public_allowed=settings.preview_public)
+    return PreviewLinks(_installation_keys(settings), settings.preview_domain, public_allowed=settings.preview_public)
 
 
 def build_edge(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIApp":
@@ -633,7 +663,7 @@ def build_edge(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIA
 
     assert context.links is not None
     previews = PreviewEdge(
-        build_guard(settings, app),
+        build_guard(settings, build_dashboard(settings, app, context)),
         app,
         links=context.links,
         store=context.sessions.store,

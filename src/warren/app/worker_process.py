@@ -162,6 +162,7 @@ class WorkerService(Service):
             self._auth,
             self.lease,
             self.describe,
+            self.sessions.lifecycle.figures.latest,
             partial(send_image, self._images, self._offered),
         )
         return build_guard(self._settings, app, any_host=True)

@@ -275,6 +275,7 @@ def _freeze_loaded_objects() -> None:
 
 async def _stop(service: Any, server: Any, grace_s: float, *, destroy: bool) -> None:
     """Ends the work first, so that its responses still leave, then the connections, then the rest."""
+    service.tenancy.feed.close()
     await service.sessions.drain(grace_s)
     await server.stop(service.response_grace_s)
     await service.stop(0.0, destroy=destroy)

@@ -121,6 +121,8 @@ class Settings:
     artifact_ttl_s: float
     preview_domain: str
     preview_public: bool
+    dashboard: bool
+    embed_origins: tuple[str, ...]
     e2b_templates: tuple[str, ...]
     e2b_template_mb: int
     e2b_public_ports: bool

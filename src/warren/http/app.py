@@ -13,9 +13,9 @@ from warren.http.dispatch import Dispatcher
 from warren.http.docs_page import add_pages
 from warren.http.openapi import DESCRIPTION, PROBLEMS, TAGS, openapi_builder, operation_id
 from warren.http.problems import register
-from warren.http.routes import admin, cluster, health, operations, records, secrets, sockets, webhooks
+from warren.http.routes import admin, cluster, events, health, operations, pages, records, secrets, sockets, webhooks
 
-ROUTERS = (operations, sockets, webhooks, secrets, records, admin, cluster, health)
+ROUTERS = (operations, sockets, webhooks, secrets, records, events, admin, cluster, pages, health)
 
 
 class _JsonLine(JSONResponse):

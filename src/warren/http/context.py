@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Depends, Security
 from fastapi.security import SecurityScopes
@@ -15,13 +15,14 @@ from warren.answer_memory import AnswerMemory
 from warren.http.problems import StrictRoute
 from warren.http.server.connections import BODY_IS_NEXT
 from warren.http.server.http_guard import StreamedAnswer
-from warren.interfaces.cluster import ClusterControl
 from warren.model.access import Caller, Scope
 from warren.model.errors import Forbidden, Unavailable
 from warren.sessions.long_values import HasLongValues, encode, json_pieces
 from warren.sessions.operations.call import OperationContext
-from warren.tenancy.identity import Identity
+from warren.tenancy.identity import BindingIdentity, Identity
+from warren.tenancy.page_sessions import PageSessions
 from warren.tenancy.tenancy import Tenancy
+from warren.tenancy.tickets import Tickets
 
 
 def new_router(prefix: str = "", tags: Sequence[str] = ()) -> APIRouter:
@@ -30,8 +31,9 @@ def new_router(prefix: str = "", tags: Sequence[str] = ()) -> APIRouter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context(OperationContext):
-    """`identity` identifies callers; `with_key` tells whether they need a key or a token. Only a coordinator has
-    `cluster`. `answer_memory` bounds what long answers hold until they are read."""
+    """`identity` identifies callers; `with_key` tells whether they need a key or a token. `answer_memory` bounds what
+    long answers hold until they are read. Only a server with a dashboard has `page_sessions` and `tickets`, and its
+    identity is a BindingIdentity."""
 
     tenancy: Tenancy
     identity: Identity
@@ -39,7 +41,12 @@ class Context(OperationContext):
     version: str
     with_key: bool = True
     answer_memory: AnswerMemory = field(default_factory=AnswerMemory)
-    cluster: ClusterControl | None = None
+    page_sessions: PageSessions | None = None
+    tickets: Tickets | None = None
+
+    @property
+    def pages_identity(self) -> BindingIdentity:
+        return cast(BindingIdentity, self.identity)
 
 
 async def _context(connection: HTTPConnection) -> Context:

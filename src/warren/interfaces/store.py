@@ -71,11 +71,15 @@ NO_CAPS = Caps()
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Selects sessions of a tenant, newest first, after the session id `after`."""
+    """Selects sessions, newest first, after the session id `after`. `search` is a text in the id, the thread id, or the
+    names and values of the metadata, in upper or lower case."""
 
     states: frozenset[SessionState] = frozenset(state for state in SessionState if state.is_active)
     thread_id: str = ""
     environment: str = ""
+    provider: str = ""
+    worker: str = ""
+    search: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
     after: str = ""
     limit: int = 100
@@ -100,7 +104,8 @@ class SessionStore(Protocol):
     `find` gives a session of any tenant, for the server itself: no caller sees it.
     `swap` stores a change (`session.version` is one more than that of the session it was made from) and gives True,
     unless another change was faster or the session is unknown.
-    `list` gives a page, newest first (by creation, then by id); a page after an unknown id is empty.
+    `list` gives a page, newest first (by creation, then by id); a page after an unknown id is empty. ANY_TENANT stands
+    for all tenants, for operators: then all states of the page must be active.
     `active` gives all active sessions of all tenants, `active_ids` their ids; `due` those in a state that `expires`
     whose deadline has passed, the longest overdue first; `count` the number of sessions in each state.
     `purge` deletes sessions that ended, and keys that were made, before `before` or in another epoch. A key stays as

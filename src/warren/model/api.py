@@ -110,7 +110,7 @@ class Operation:
             return "registry"
         if self.path.startswith("/api/artifacts"):
             return "artifacts"
-        if not self.path.startswith("/api/sessions"):
+        if not self.path.startswith(("/api/sessions", "/api/metrics")):
             return "environments"
         part = self.path.removeprefix(SESSION).strip("/").split("/")[0]
         tags = {"processes": "processes", "kill-all": "processes", "files": "files", "exec": "commands"}
@@ -161,6 +161,14 @@ _ROWS: Final = (
         "set_network", "PUT", f"{SESSION}/network", Scope.SESSIONS, "Change what the sandbox may reach",
         reads=Reads.JSON, in_sandbox=False, repeatable=True,
         audited=(("internet", "internet"), ("allow", "allow"), ("deny", "deny")),
+    ),
+    Operation(
+        "get_metrics", "GET", f"{SESSION}/metrics", Scope.READ, "Show what a session uses now, and used before",
+        counts=False,
+    ),
+    Operation(
+        "list_metrics", "GET", "/api/metrics", Scope.READ, "Show what several sessions use",
+        session_in=SessionIn.NOWHERE, in_sandbox=False,
     ),
     # -- what sessions can be made of
     Operation(

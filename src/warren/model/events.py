@@ -19,6 +19,7 @@ class EventKind(StrEnum):
     COMMAND_REFUSED = "command.refused"
     QUOTA_REACHED = "quota.reached"
     NETWORK_REFUSED = "network.refused"
+    RESOURCE_HIGH = "resource.high"
     ARTIFACT_CREATED = "artifact.created"
     ARTIFACT_LEFT_OUT = "artifact.left_out"
 
@@ -80,6 +81,19 @@ class NetworkRefusedData:
 
 
 @dataclass(frozen=True, slots=True)
+class ResourceHighData:
+    """`used` and `limit` are bytes, processes or cores, as the resource is; `percent` is the one of the other, and
+    `threshold` what it reached."""
+
+    resource: str
+    used: float
+    limit: float
+    percent: float
+    threshold: float
+    thread_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ArtifactCreatedData:
     artifact_id: str
     name: str
@@ -106,6 +120,7 @@ EventData = (
     | CommandEndedData
     | QuotaReachedData
     | NetworkRefusedData
+    | ResourceHighData
     | ArtifactCreatedData
     | ArtifactsLeftOutData
 )

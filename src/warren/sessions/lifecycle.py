@@ -38,6 +38,7 @@ from warren.model.session import FAILED_CREATIONS, EndReason, Session, SessionSt
 from warren.sessions.artifacts import Artifacts
 from warren.sessions.egress import Egress
 from warren.sessions.event_hub import EventHub
+from warren.sessions.figures import FiguresMeter
 from warren.sessions.network_meter import NetworkMeter
 from warren.sessions.request_context import shorter_claim_timeout, shorter_image_wait
 from warren.shielding import run_shielded
@@ -86,6 +87,7 @@ class Lifecycle:
         events: EventHub | None = None,
         egress: Egress | None = None,
         network_meter: NetworkMeter | None = None,
+        figures: FiguresMeter | None = None,
         secrets: SecretSource | None = None,
         artifacts: Artifacts | None = None,
         fault: Callable[[str], None] = lambda _: None,
@@ -94,6 +96,8 @@ class Lifecycle:
         self.egress = egress or Egress()
         self.network_meter = network_meter or NetworkMeter(clock)
         self.network_meter.reopen = self.keep_network
+        self.figures = figures or FiguresMeter(clock)
+        self.figures.find_sandbox = self._sandbox_of
         self.secrets = secrets or NoSecrets()
         self.artifacts = artifacts
         self.workers = workers
@@ -251,6 +255,10 @@ class Lifecycle:
     def track(self, session: Session) -> None:
         """Remembers which session has the sandbox, after a claim or after a restart."""
         self._owners[session.sandbox_id] = (session.tenant, session.id)
+        self.figures.follow(session)
+
+    async def _sandbox_of(self, session: Session) -> Sandbox:
+        return await self.worker_of(session).sandbox(session.sandbox_id)
 
     # -- the network
 
@@ -408,6 +416,7 @@ class Lifecycle:
     async def _destroy_sandbox(self, session: Session) -> None:
         """Does nothing for a sandbox of another worker: that worker destroys it when it comes back."""
         self._owners.pop(session.sandbox_id, None)
+        self.figures.forget(session.tenant, session.id)
         self._secret_users.pop(session.id, None)
         if not self._is_elsewhere(session):
             await self.network_meter.finish(session.sandbox_id)
@@ -512,7 +521,7 @@ class Lifecycle:
                 _log.warning("sandbox_disowned", sandbox=sandbox_id, session=session_id)
                 disowned[sandbox_id] = session_id
         for sandbox_id in disowned:
-            del self._owners[sandbox_id]
+            self.figures.forget(*self._owners.pop(sandbox_id))
         for worker in self.workers.values():
             await asyncio.gather(*map(worker.destroy, disowned))
 

@@ -437,6 +437,7 @@ class SessionView(BaseModel):
     thread had an earlier session, whose files are gone."""
 
     session_id: str
+    tenant: str
     state: SessionState
     environment: str
     thread_id: str | None
@@ -472,6 +473,42 @@ class SessionView(BaseModel):
 class SessionPage(BaseModel):
     sessions: list[SessionView]
     next: str | None = Field(description="Give it as `after` to get the next page")
+
+
+class FiguresView(BaseModel):
+    """What a session uses at a moment."""
+
+    at: str
+    cpu_s: float = Field(description="Seconds of processor time that it has used in all")
+    cpus: float = Field(description="Cores in use on average since the point before; 0 in the first")
+    memory_bytes: int = Field(description="Without `cache_bytes`")
+    cache_bytes: int = Field(description="Files that the kernel keeps in memory as long as nobody needs it")
+    disk_bytes: int
+    processes: int = Field(description="With their threads, as the limit counts them; 0 where a far side does not tell")
+    sent_bytes: int = Field(description="To the network, since the sandbox has one")
+    received_bytes: int
+
+
+class FigureLimitsView(BaseModel):
+    cpus: float
+    memory_bytes: int
+    disk_bytes: int
+    processes: int
+
+
+class LatestFiguresView(BaseModel):
+    limits: FigureLimitsView
+    now: FiguresView
+
+
+class MetricsView(LatestFiguresView):
+    session_id: str
+    interval_s: float = Field(description="Between the points of the series; on a machine with much to read it grows")
+    series: list[FiguresView] = Field(description="Oldest first; it begins anew when the server is restarted")
+
+
+class FiguresPage(BaseModel):
+    metrics: dict[str, LatestFiguresView] = Field(description="By session id")
 
 
 class ExecView(BaseModel):
@@ -614,6 +651,7 @@ def session_view(session: Session, clock: Clock, base_url: str, image: str) -> d
     expires = session.state.expires and not session.state.is_in_transition
     return {
         "session_id": session.id,
+        "tenant": session.tenant,
         "state": session.state,
         "environment": session.environment,
         "thread_id": session.thread_id or None,

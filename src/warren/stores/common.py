@@ -109,5 +109,13 @@ def matches_page(page: Page, session: Session) -> bool:
         session.state in page.states
         and page.thread_id in ("", session.thread_id)
         and page.environment in ("", session.environment)
+        and page.provider in ("", session.provider)
+        and page.worker in ("", session.worker)
         and page.metadata.items() <= session.metadata.items()
+        and (not page.search or _contains(session, page.search.casefold()))
     )
+
+
+def _contains(session: Session, text: str) -> bool:
+    metadata = session.metadata
+    return any(text in one.casefold() for one in (session.id, session.thread_id, *metadata, *metadata.values()))

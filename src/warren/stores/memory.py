@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from warren.interfaces.records import Record
 from warren.interfaces.store import ANSWER_GONE, NO_CAPS, Added, Caps, Key, KeyLimits, KeyRecord, Page
+from warren.model.access import ANY_TENANT
 from warren.model.errors import Conflict
 from warren.model.session import Session, SessionState
 from warren.stores.common import (
@@ -117,9 +118,10 @@ class MemoryStore:
         return True
 
     async def list(self, tenant: str, page: Page) -> Sequence[Session]:
-        found = (one for one in self._of(tenant) if matches_page(page, one))
+        whole = self._sessions.values() if tenant == ANY_TENANT else self._of(tenant)
+        found = (one for one in whole if matches_page(page, one))
         if page.after:
-            after = await self.get(tenant, page.after)
+            after = await (self.find(page.after) if tenant == ANY_TENANT else self.get(tenant, page.after))
             if after is None:
                 return []
             found = (one for one in found if list_position(one) < list_position(after))

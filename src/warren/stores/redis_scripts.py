@@ -280,6 +280,7 @@ end
 local names = {listed = {tenant}, live = {tenant}, thread = {tenant, thread}, active = {}}
 local set, rank, found, looked = key(index, unpack(names[index])), 0, {}, 0
 if after ~= '' then
+  if score == '' and index == 'active' then score = call('HGET', key('session', after), 'created') end
   if score == '' then score = call('ZSCORE', key('listed', tenant), after) end
   if not score then return {'', '', found} end
   rank = call('ZCOUNT', set, '(' .. score, '+inf')

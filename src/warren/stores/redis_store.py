@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyLimits, KeyRecord, Page
 from warren.logs import get_log
+from warren.model.access import ANY_TENANT
 from warren.model.errors import Conflict, Unavailable
 from warren.model.session import Session, SessionState
 from warren.stores import redis_scripts as scripts
@@ -107,7 +108,7 @@ class RedisStore:
     async def list(self, tenant: str, page: Page) -> Sequence[Session]:
         if page.limit <= 0 or not page.states:
             return []
-        return await self._walk(_index(page), tenant, page)
+        return await self._walk("active" if tenant == ANY_TENANT else _index(page), tenant, page)
 
     async def active(self) -> Sequence[Session]:
         return await self._walk("active", "", Page(limit=sys.maxsize))

@@ -27,6 +27,7 @@ from warren.interfaces.store import (
     Page,
 )
 from warren.logs import get_log
+from warren.model.access import ANY_TENANT
 from warren.model.errors import Unavailable, WarrenError
 from warren.model.session import Session, SessionState
 from warren.pacing import Pace
@@ -73,8 +74,8 @@ _ACTIVE_OF_THREAD: Final = f"""SELECT data FROM sessions
 _ENDED_OF_THREAD: Final = f"""SELECT data FROM sessions
     WHERE tenant = ? AND thread_id = ? AND thread_id != '' AND {INACTIVE_SQL}
     ORDER BY created_at DESC, id DESC LIMIT 1"""
-_PLACE: Final = "SELECT created_at, id FROM sessions WHERE id = ? AND tenant = ?"
-_IDS: Final = """SELECT id, created_at FROM {} WHERE tenant = ? AND state IN ({}) AND (created_at, id) < (?, ?) {}
+_PLACE: Final = "SELECT created_at, id FROM sessions WHERE id = ? AND {}"
+_IDS: Final = """SELECT id, created_at FROM {} WHERE {} AND state IN ({}) AND (created_at, id) < (?, ?) {}
     ORDER BY created_at DESC, id DESC LIMIT ?"""
 _ACTIVE: Final = f"SELECT data FROM sessions WHERE {ACTIVE_SQL}"
 _ACTIVE_IDS: Final = f"SELECT id FROM sessions WHERE {ACTIVE_SQL}"
@@ -240,10 +241,11 @@ class SqliteStore:
     def _ids(self, tenant: str, page: Page) -> Iterator[str]:
         """The sessions in the states of the page, newest first, from where it begins. Looks no further than asked."""
         place: tuple[float, str] = (math.inf, "")
+        of_tenant = _of_tenant(tenant)
         if not page.states:
             return
         if page.after:
-            found = self._run(_PLACE, page.after, tenant).fetchone()
+            found = self._run(_PLACE.format(of_tenant), page.after, tenant).fetchone()
             if found is None:
                 return
             place = found
@@ -251,6 +253,7 @@ class SqliteStore:
         # Else SQLite would walk through all ended sessions of a day, which may be very many.
         sql = _IDS.format(
             f"sessions INDEXED BY {'active' if active else 'listed'}",
+            of_tenant,
             ", ".join("?" * len(page.states)),
             f"AND {ACTIVE_SQL}" if active else "",
         )
@@ -453,9 +456,13 @@ def _of_kind(kind: str, group: str) -> tuple[str, tuple[str, ...]]:
     return ('kind = ? AND "group" = ?', (kind, group)) if group else ("kind = ?", (kind,))
 
 
+def _of_tenant(tenant: str) -> str:
+    return "? IS NOT NULL" if tenant == ANY_TENANT else "tenant = ?"
+
+
 def _query(tenant: str, page: Page) -> tuple[str, tuple[Any, ...]]:
     """Reads a session if it may fit the page: metadata is compared as text only."""
-    wanted, values = ["id = ?", "tenant = ?"], [tenant]
+    wanted, values = ["id = ?", _of_tenant(tenant)], [tenant]
     for column, value in (("thread_id", page.thread_id), ("environment", page.environment)):
         if value:
             wanted.append(f"{column} = ?")

@@ -32,6 +32,7 @@ from warren.sessions.event_hub import EventHub
 from warren.stores.encryption import Encryption
 from warren.tenancy.audit.refusals import RefusalLimit
 from warren.tenancy.counters import Counters
+from warren.tenancy.event_feed import EventFeed, wants
 from warren.tenancy.keys import Keys
 from warren.tenancy.metered_sandbox import Metering
 from warren.tenancy.networks import Networks
@@ -43,6 +44,7 @@ from warren.tenancy.tenants import Tenants
 from warren.tenancy.usage import UsageBook, day_of
 
 if TYPE_CHECKING:
+    from warren.tenancy.shared_events import SharedEvents
     from warren.tenancy.webhooks.outbox import Webhooks
 
 _log = get_log(__name__)
@@ -60,8 +62,11 @@ class Tenancy:
         webhooks: "Webhooks | None" = None,
         counters: Counters | None = None,
         encryption: Encryption | None = None,
+        feed: EventFeed | None = None,
+        shared_events: "SharedEvents | None" = None,
     ) -> None:
-        """Without `counters` this process counts quotas in its memory; without `encryption` secrets end with it."""
+        """Without `counters` this process counts quotas in its memory; without `encryption` secrets end with it.
+        `shared_events` fill the `feed` of a cluster; without them this process fills it alone."""
         self._clock = clock
         self.keys = Keys(records, clock)
         self.revocations = Revocations(records, clock)
@@ -76,6 +81,9 @@ class Tenancy:
         self.events.subscribe(self._record_event, _is_of_session)
         if webhooks is not None:
             self.events.subscribe(webhooks.publish, webhooks.wants)
+        self.feed = feed or EventFeed()
+        self._shared_events = shared_events
+        self.events.subscribe((shared_events or self.feed).publish, wants)
         quotas = Quotas(clock, counters, reached=self._publish_quota_reached, spent_before=self._spent_today)
         policies = Policies(environments, self._policy_of)
         self.metering = Metering(
@@ -93,21 +101,26 @@ class Tenancy:
         return f"<Tenancy {self.metering!r}>"
 
     def start(self, *, deliver_webhooks: bool = True) -> None:
-        """Without `deliver_webhooks` this process only queues deliveries, and another one sends them."""
+        """Without `deliver_webhooks` this process only queues deliveries and writes events; others send them."""
         self._run(self.usage.run(), "usage")
         if deliver_webhooks:
             self._run(self._renew_secrets(), "renewing secrets")
         if self.webhooks is not None and deliver_webhooks:
             self._run(self.webhooks.run(), "webhooks")
+        if self._shared_events is not None and deliver_webhooks:
+            self._run(self._shared_events.run(), "events")
 
     async def close(self) -> None:
         """Writes what is still to be written."""
+        self.feed.close()
         await self.metering.close()
         await self.metering.quotas.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.usage.close()
+        if self._shared_events is not None:
+            await self._shared_events.close()
         if self.webhooks is not None:
             await self.webhooks.close()
         if self.refusals is not None:

@@ -1,5 +1,7 @@
 // Numbers and times as people read them.
 
+import { now } from "./clock";
+
 export function bytes(value: number): string {
     const units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let at = 0;
@@ -18,9 +20,9 @@ export function duration(seconds: number): string {
     return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds % 86400) / 3600)} h`;
 }
 
-/** Seconds from now until a time; negative if it has passed. */
+/** Seconds from now until a time; negative if it has passed. What shows it is shown anew every second. */
 export function secondsUntil(time: string): number {
-    return (Date.parse(time) - Date.now()) / 1000;
+    return (Date.parse(time) - now.value) / 1000;
 }
 
 export const percent = (part: number, whole: number): number => (whole > 0 ? Math.min(100, (100 * part) / whole) : 0);

@@ -177,15 +177,18 @@ class SandboxClient(Files, Code):
         thread_id: str = "",
         environment: str = "",
         metadata: Mapping[str, str] | None = None,
+        search: str = "",
         **options: Unpack[ServerOptions],
     ) -> list[SessionInfo]:
-        """The sessions of the server, newest first: by default all that have not ended."""
+        """The sessions of the server, newest first: by default all that have not ended. `search` is a text in the
+        session id, the thread id or the metadata."""
         pairs = [f"{name}={value}" for name, value in (metadata or {}).items()]
         filters: dict[str, Any] = {
             "state": list(states),
             "thread_id": thread_id,
             "environment": environment,
             "metadata": pairs,
+            "search": search,
         }
         client = cls(server_url, **options)
         found: list[SessionInfo] = []

@@ -7,6 +7,7 @@ from warren.sessions.operations import (
     code,
     commands,
     environments,
+    figures,
     files,
     network,
     ports,
@@ -15,8 +16,17 @@ from warren.sessions.operations import (
     sessions,
 )
 
-HANDLERS: Final = {
-    handler.name: handler
-    for module in (sessions, network, environments, registry, commands, code, processes, files, artifacts, ports)
-    for handler in module.HANDLERS
-}
+_MODULES: Final = (
+    sessions,
+    network,
+    figures,
+    environments,
+    registry,
+    commands,
+    code,
+    processes,
+    files,
+    artifacts,
+    ports,
+)
+HANDLERS: Final = {handler.name: handler for module in _MODULES for handler in module.HANDLERS}
