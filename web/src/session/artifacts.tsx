@@ -7,11 +7,15 @@ import { may } from "../account";
 import { download, get, path, post, remove, request } from "../api";
 import { listen } from "../live";
 import type { TabProps } from "../pages/session";
+import { Confirm } from "../parts/confirm";
 import { Dialog } from "../parts/dialog";
+import { linesOf } from "../parts/fields";
+import { gathered } from "../parts/gathered";
 import { Shown, useLoaded } from "../parts/load";
 import { attempt, describe, tell } from "../parts/messages";
 import { Table } from "../parts/table";
 import { bytes, duration, fullTime, secondsUntil } from "../parts/units";
+import { visible } from "../parts/visible";
 
 interface Artifact {
     artifact_id: string;
@@ -44,27 +48,34 @@ export function Artifacts({ session }: TabProps) {
     const loaded = useLoaded((signal) => get<Page>("/api/artifacts", { session_id: id }, signal), [id]);
     const older = useSignal<Page | null>(null);
     const shown = useSignal<Artifact | null>(null);
+    const erased = useSignal<Artifact | null>(null);
     const paths = useSignal("");
-    useEffect(() => listen((event) => {
-        if (event.kind === "gap" || (event.kind.startsWith("artifact.") && event.data.session_id === id)) loaded.again();
-    }), [id]);
+    useEffect(() => {
+        const reload = gathered(loaded.again);
+        const stop = listen((event) => {
+            if (event.kind === "gap" || (event.kind.startsWith("artifact.") && event.data.session_id === id)) reload.ask();
+        });
+        return () => {
+            reload.stop();
+            stop();
+        };
+    }, [id]);
 
     async function save(event: Event) {
         event.preventDefault();
         await attempt(async () => {
-            const wanted = paths.value.split("\n").map((line) => line.trim()).filter(Boolean);
-            const saved = await post<Saved>(path`/api/sessions/${id}/artifacts`, { paths: wanted });
+            const saved = await post<Saved>(path`/api/sessions/${id}/artifacts`, { paths: linesOf(paths.value) });
             tell(`Saved: ${saved.artifacts.length} ${saved.artifacts.length === 1 ? "file" : "files"}`);
             const first = saved.left_out[0];
-            if (first) tell(`Left out: ${saved.left_out_count}, such as ${first.path}: ${first.why}`, "error");
+            if (first) tell(`Left out: ${saved.left_out_count}, such as ${visible(first.path)}: ${first.why}`, "error");
             await loaded.again();
         });
     }
-    const erase = (one: Artifact) => attempt(async () => {
+    const erase = async (one: Artifact) => {
         await remove(path`/api/artifacts/${one.artifact_id}`);
         if (older.value) older.value = { ...older.value, artifacts: older.value.artifacts.filter((other) => other.artifact_id !== one.artifact_id) };
         await loaded.again();
-    }, `${one.name} is deleted`);
+    };
     const more = (after: string) => attempt(async () => {
         const page = await get<Page>("/api/artifacts", { session_id: id, after });
         older.value = { artifacts: [...(older.value?.artifacts ?? []), ...page.artifacts], next: page.next };
@@ -93,7 +104,7 @@ export function Artifacts({ session }: TabProps) {
                                 label="Artifacts" rows={unique([...page.artifacts, ...(older.value?.artifacts ?? [])])} keyOf={(one) => one.artifact_id}
                                 empty="Nothing is saved yet. What lies in /workspace/artifacts is saved when the session ends."
                                 columns={[
-                                    { name: "Name", show: (one) => <span title={one.path ?? ""}>{one.name}</span> },
+                                    { name: "Name", show: (one) => <span title={visible(one.path ?? "")}>{visible(one.name)}</span> },
                                     { name: "Type", show: (one) => one.mime_type },
                                     { name: "Size", show: (one) => bytes(one.size), right: true },
                                     { name: "Made", show: (one) => fullTime(one.created_at) },
@@ -102,11 +113,11 @@ export function Artifacts({ session }: TabProps) {
                                         name: "Actions",
                                         show: (one) => (
                                             <span class="actions">
-                                                <button type="button" class="plain" aria-label={`Show ${one.name}`} onClick={() => (shown.value = one)}>Show</button>
-                                                <button type="button" class="plain" aria-label={`Download ${one.name}`} onClick={() => attempt(() => download(contentOf(one), {}, fileName(one.name)))}>
+                                                <button type="button" class="plain" aria-label={`Show ${visible(one.name)}`} onClick={() => (shown.value = one)}>Show</button>
+                                                <button type="button" class="plain" aria-label={`Download ${visible(one.name)}`} onClick={() => attempt(() => download(contentOf(one), {}, fileName(one.name)))}>
                                                     Download
                                                 </button>
-                                                {may("files") && <button type="button" class="danger" aria-label={`Delete ${one.name}`} onClick={() => erase(one)}>Delete</button>}
+                                                {may("files") && <button type="button" class="danger" aria-label={`Delete ${visible(one.name)}`} onClick={() => (erased.value = one)}>Delete</button>}
                                             </span>
                                         ),
                                     },
@@ -117,6 +128,11 @@ export function Artifacts({ session }: TabProps) {
                     );
                 }}
             </Shown>
+            {erased.value && (
+                <Confirm title="Delete the artifact" action="Delete" onConfirm={() => erase(erased.value!)} onClose={() => (erased.value = null)}>
+                    <p>{visible(erased.value.name)}, {bytes(erased.value.size)}, is gone for good then.</p>
+                </Confirm>
+            )}
             {shown.value && <Content artifact={shown.value} onClose={() => (shown.value = null)} />}
         </>
     );
@@ -156,9 +172,9 @@ function Content({ artifact, onClose }: { artifact: Artifact; onClose: () => voi
         };
     }, [artifact.artifact_id]);
     return (
-        <Dialog title={artifact.name} onClose={onClose}>
+        <Dialog title={visible(artifact.name)} onClose={onClose}>
             {problem.value && <p class="note error" role="alert">{problem.value}</p>}
-            {picture.value && <img class="picture" src={picture.value} alt={artifact.name} />}
+            {picture.value && <img class="picture" src={picture.value} alt={visible(artifact.name)} />}
             {text.value && <pre class="shown" tabIndex={0}>{text.value}</pre>}
             <p class="note mono">{bytes(artifact.size)} · SHA-256 {artifact.sha256}</p>
         </Dialog>

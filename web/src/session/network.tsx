@@ -7,6 +7,8 @@ import { may } from "../account";
 import { get, path, put } from "../api";
 import { listen } from "../live";
 import type { TabProps } from "../pages/session";
+import { linesOf } from "../parts/fields";
+import { gathered } from "../parts/gathered";
 import { Shown, useLoaded } from "../parts/load";
 import { attempt } from "../parts/messages";
 import { Table } from "../parts/table";
@@ -47,9 +49,16 @@ export function Network({ session, again }: TabProps) {
     const id = session.session_id;
     const address = path`/api/sessions/${id}/network`;
     const loaded = useLoaded((signal) => get<Use>(address, {}, signal), [id], EVERY_MS);
-    useEffect(() => listen((event) => {
-        if (event.kind === "gap" || (event.kind === "network.refused" && event.data.session_id === id)) loaded.again();
-    }), [id]);
+    useEffect(() => {
+        const reload = gathered(loaded.again);
+        const stop = listen((event) => {
+            if (event.kind === "gap" || (event.kind === "network.refused" && event.data.session_id === id)) reload.ask();
+        });
+        return () => {
+            reload.stop();
+            stop();
+        };
+    }, [id]);
 
     async function change(rules: Rules) {
         await put(address, rules);
@@ -127,10 +136,9 @@ function RulesForm({ rules, onChange }: { rules: Rules; onChange: (rules: Rules)
     const allow = useSignal(rules.allow.join("\n"));
     const deny = useSignal(rules.deny.join("\n"));
     const locked = !may("sessions");
-    const lines = (text: string) => text.split("\n").map((line) => line.trim()).filter(Boolean);
     function submit(event: Event) {
         event.preventDefault();
-        attempt(() => onChange({ internet: internet.value, allow: lines(allow.value), deny: lines(deny.value) }), "The new rules hold");
+        attempt(() => onChange({ internet: internet.value, allow: linesOf(allow.value), deny: linesOf(deny.value) }), "The new rules hold");
     }
     return (
         <form class="rules" onSubmit={submit}>

@@ -5,6 +5,7 @@ import { useSignal } from "@preact/signals";
 import { may } from "../account";
 import { get, path, post, put, remove } from "../api";
 import type { TabProps } from "../pages/session";
+import { Confirm } from "../parts/confirm";
 import { Shown, useLoaded } from "../parts/load";
 import { attempt, tell } from "../parts/messages";
 import { Table } from "../parts/table";
@@ -30,6 +31,7 @@ export function Ports({ session }: TabProps) {
     const loaded = useLoaded((signal) => get<{ ports: Port[] }>(path`/api/sessions/${id}/ports`, {}, signal), [id], EVERY_MS);
     const lastsS = useSignal(3600);
     const link = useSignal<Link | null>(null);
+    const revokes = useSignal(false);
 
     const open = (port: number) => attempt(async () => {
         const made = await post<Link>(path`/api/sessions/${id}/links`, { port, expires_s: lastsS.value });
@@ -40,10 +42,10 @@ export function Ports({ session }: TabProps) {
         await put(path`/api/sessions/${id}/ports/${port.port}`, { public: !port.public });
         await loaded.again();
     }, port.public ? `Port ${port.port} is private` : `Port ${port.port} is open to everybody`);
-    const revoke = () => attempt(async () => {
+    const revoke = async () => {
         await remove(path`/api/sessions/${id}/links`);
         link.value = null;
-    }, "All links of this session are closed");
+    };
 
     return (
         <>
@@ -55,8 +57,13 @@ export function Ports({ session }: TabProps) {
                     </select>
                 </label>
                 <button type="button" class="plain" onClick={loaded.again}>Look again</button>
-                {may("exec") && <button type="button" class="danger" onClick={revoke}>Revoke all links</button>}
+                {may("exec") && <button type="button" class="danger" onClick={() => (revokes.value = true)}>Revoke all links</button>}
             </div>
+            {revokes.value && (
+                <Confirm title="Revoke all links" action="Revoke" onConfirm={revoke} onClose={() => (revokes.value = false)}>
+                    <p>Nobody can open a preview of this session by a link that was made until now.</p>
+                </Confirm>
+            )}
             {link.value && <Made link={link.value} />}
             <Shown of={loaded}>
                 {({ ports }) => (
