@@ -24,7 +24,10 @@ export function Shell({ children }: { children: ComponentChildren }) {
         <>
             <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); main.current!.focus(); }}>Skip to the page</a>
             <header class="top">
-                <a class="brand" href="/">Warren</a>
+                <a class="brand" href="/">
+                    <svg viewBox="7 6 18 20" aria-hidden="true"><path d="M7 26V15a9 9 0 0 1 18 0v11h-5V15a4 4 0 0 0-8 0v11z" fill="currentColor" /></svg>
+                    Warren
+                </a>
                 {account.value && (
                     <nav aria-label="Pages">
                         {allowed().map((place) => place.label && (
