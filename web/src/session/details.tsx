@@ -2,6 +2,7 @@
 
 import type { TabProps } from "../pages/session";
 import { fullTime } from "../parts/units";
+import { visible } from "../parts/visible";
 
 export function Details({ session }: TabProps) {
     const facts: [string, string][] = [
@@ -12,6 +13,7 @@ export function Details({ session }: TabProps) {
         ["Worker", session.worker ?? ""],
         ["Thread", session.thread_id ?? ""],
         ["Created", fullTime(session.created_at)],
+        ...Object.entries(session.metadata).map(([name, value]): [string, string] => [visible(name), visible(value)]),
     ];
     return (
         <dl class="facts">
