@@ -28,6 +28,14 @@ pytestmark = pytest.mark.anyio
 
 HIT = "window.hit = 1; alert(1)"
 EVIL = f"<img src=x onerror='{HIT}'><script>{HIT}</script>"
+DRAW_ALL = """
+import math
+plt.bar(['a', 'b', 'c'], [1, 2, -1]); plt.show()
+plt.pie([1, 3], labels=['x', 'y']); plt.show()
+plt.boxplot([[1, 2, 3, 4, 10], [2, 3, 4]]); plt.show()
+plt.scatter([1, 2, 3], [3, math.nan, 5]); plt.yscale('log'); plt.show()
+figure, (left, right) = plt.subplots(1, 2); left.plot([1, 2]); right.barh(['q'], [3]); plt.show()
+"""
 NARROW = {"width": 360, "height": 740}
 
 
@@ -123,18 +131,29 @@ async def test_a_cell_draws_a_chart(session: SessionApi, page: WatchedPage) -> N
     await page.get("button", "Save as artifact").click()
     await expect(page.text("Saved as artifact cell-1-2.chart.json")).to_be_visible()
 
-    await run_cell(page, 2, "import pandas; pandas.DataFrame({'name': ['a', 'b'], 'size': [1, 2]})", "Shift+Enter")
+    await run_cell(page, 2, DRAW_ALL, "Shift+Enter")
+    await expect(page.raw.get_by_label("Cell 2", exact=True).get_by_role("img")).to_have_count(5, timeout=60_000)
+    for button in await page.raw.get_by_label("Cell 2", exact=True).get_by_role("button", name="Chart").all():
+        await button.click()
+    for kind in ("bar chart", "pie chart: x 25 %, y 75 %", "box and whisker chart", "scatter chart", "line chart"):
+        await expect(page.get("img", kind).last).to_be_visible()
+    drawn = "".join(await page.raw.locator(".chart svg").evaluate_all("all => all.map(one => one.outerHTML)"))
+    assert "NaN" not in drawn
+    assert "Infinity" not in drawn
+    assert drawn.count("<svg") == 7  # one of two axes
+
+    await run_cell(page, 3, "import pandas; pandas.DataFrame({'name': ['a', 'b'], 'size': [1, 2]})", "Shift+Enter")
     await expect(page.get("region", "Table").get_by_role("cell", name="b")).to_be_visible(timeout=60_000)
-    await run_cell(page, 3, "def fail():\n    1 / 0\nfail()", "Shift+Enter")
+    await run_cell(page, 4, "def fail():\n    1 / 0\nfail()", "Shift+Enter")
     await expect(page.text("ZeroDivisionError: division by zero", exact=True)).to_be_visible()
-    await run_cell(page, 4, "import time\nprint('waits', flush=True)\ntime.sleep(600)")
+    await run_cell(page, 5, "import time\nprint('waits', flush=True)\ntime.sleep(600)")
     await expect(page.text("waits", exact=True)).to_be_visible()
-    await page.get("button", "Interrupt cell 4").click()
+    await page.get("button", "Interrupt cell 5").click()
     await expect(page.text("KeyboardInterrupt").first).to_be_visible()
     await page.picture("code")
 
     await page.raw.reload()
-    await expect(page.field("Code of cell 3")).to_have_value("def fail():\n    1 / 0\nfail()")
+    await expect(page.field("Code of cell 4")).to_have_value("def fail():\n    1 / 0\nfail()")
 
 
 async def test_contexts_are_made_restarted_and_deleted(session: SessionApi, page: WatchedPage) -> None:
@@ -154,6 +173,21 @@ async def test_contexts_are_made_restarted_and_deleted(session: SessionApi, page
     await page.get("combobox", "Context").select_option("ctx_bash")
     await run_cell(page, 1, "echo $((40 + 2)) in bash")
     await expect(page.text("42 in bash", exact=True)).to_be_visible()
+
+
+async def test_cells_wait_for_their_turn_and_leave_room_for_an_interrupt(
+    session: SessionApi, page: WatchedPage
+) -> None:
+    await page.goto(place(session, "code"))
+    await run_cell(page, 1, "import time; print('begun', flush=True); time.sleep(600)", "Shift+Enter")
+    for number in range(2, 9):  # more than a browser has connections to a server
+        await run_cell(page, number, f"print('turn', {number})", "Shift+Enter")
+    await expect(page.text("begun", exact=True)).to_be_visible()
+    await expect(page.text("Waits for the cell before it.")).to_have_count(7)
+    await page.get("button", "Interrupt cell 3").click()
+    await page.get("button", "Interrupt cell 1").click()
+    await expect(page.text("turn 8", exact=True)).to_be_visible()
+    await expect(page.text("turn 3", exact=True)).not_to_be_visible()
 
 
 async def test_a_refused_connection_is_seen_and_allowed(page: WatchedPage, api: Api, destination: int) -> None:

@@ -26,6 +26,7 @@ export interface Props {
 }
 
 const COLOURS = ["--accent", "--warn", "--good", "--bad"];
+const LEAST_SPAN_S = 60;
 
 export function Plot({ label, times, lines, show, limit, binary = false, height = 170 }: Props) {
     const place = useRef<HTMLDivElement>(null);
@@ -75,8 +76,10 @@ export function Plot({ label, times, lines, show, limit, binary = false, height 
 }
 
 function dataOf({ times, lines, limit }: Pick<Props, "times" | "lines" | "limit">): uPlot.AlignedData {
-    const data: (readonly (number | null)[])[] = [times, ...lines.map((line) => line.values)];
-    if (limit !== undefined) data.push(times.map(() => limit));
+    // A limit is a line from the beginning, also while there is one value only.
+    const start = times.length === 1 ? [times[0]! - LEAST_SPAN_S] : [];
+    const data: (readonly (number | null)[])[] = [[...start, ...times], ...lines.map((line) => [...start.map(() => null), ...line.values])];
+    if (limit !== undefined) data.push([...start, ...times].map(() => limit));
     return data as uPlot.AlignedData;
 }
 
@@ -89,7 +92,7 @@ function describePlot(
         label: line.label,
         stroke: colourOf(element, COLOURS[at % COLOURS.length]!),
         width: 1.5,
-        points: { show: false },
+        points: { show: (plot: uPlot) => plot.data[0].length <= 2 },
     }));
     if (limited) series.push({ label: "limit", stroke: colourOf(element, "--bad"), width: 1, dash: [6, 4], points: { show: false } });
     return {
@@ -103,8 +106,8 @@ function describePlot(
             { ...axis, size: 76, values: (_plot, at) => at.map(show), splits: (_plot, _axis, from, to) => roundSteps(from, to, binary) },
         ],
         scales: {
-            x: { time: true },
-            y: { range: (_plot, _from, to) => [0, Math.max(to ?? 0, limitNow() ?? 0, Number.MIN_VALUE) * 1.08 || 1] },
+            x: { time: true, range: (_plot, from, to) => [Math.min(from, to - LEAST_SPAN_S), to] },
+            y: { range: (_plot, _from, to) => [0, 1.08 * Math.max(to ?? 0, limitNow() ?? 0) || (binary ? 1024 : 1)] },
         },
     };
 }

@@ -65,7 +65,7 @@ function focusOn(cell: Cell): void {
 }
 
 function interrupt(notebook: Notebook, cell: Cell): void {
-    if (!cell.context) cell.stop?.abort(); // it waits for another cell, or for the context to start
+    if (!cell.context) cell.stop?.abort(); // it waits for its turn, or for the context to start
     else attempt(() => post(path`/api/sessions/${notebook.sessionId}/contexts/${cell.context}/interrupt`)).then((done) => done || cell.stop?.abort());
 }
 
@@ -129,7 +129,7 @@ interface CellProps {
 function CellView({ cell, number, sessionId, takesFocus, onRun, onInterrupt, onKeep, onRemove, onAdd }: CellProps) {
     const code = useRef<HTMLTextAreaElement>(null);
     const tabLeaves = useSignal(false);
-    const running = cell.isRunning;
+    const busy = cell.isBusy;
     const lines = Math.min(30, Math.max(3, cell.code.value.split("\n").length + 1));
     useEffect(() => {
         if (takesFocus) code.current!.focus();
@@ -150,22 +150,23 @@ function CellView({ cell, number, sessionId, takesFocus, onRun, onInterrupt, onK
     return (
         <section class={`cell card ${cell.state.value}`} aria-label={`Cell ${number}`}>
             <div class="code">
-                <span class="count" aria-hidden="true">[{running ? "*" : (cell.count.value ?? " ")}]</span>
+                <span class="count" aria-hidden="true">[{busy ? "*" : (cell.count.value ?? " ")}]</span>
                 <textarea
                     ref={code} id={`${cell.id}-code`} class="mono" rows={lines} value={cell.code.value} spellcheck={false} autocapitalize="off" autocomplete="off"
                     aria-label={`Code of cell ${number}`} aria-describedby="cell-keys" placeholder="Code" onKeyDown={press} onFocus={() => (tabLeaves.value = false)} onBlur={onKeep}
                     onInput={(event) => (cell.code.value = event.currentTarget.value)}
                 />
                 <span class="cell-buttons">
-                    {running
+                    {busy
                         ? <button type="button" class="danger" onClick={onInterrupt} aria-label={`Interrupt cell ${number}`}>Stop</button>
                         : <button type="button" disabled={!may("exec")} onClick={() => onRun(false)} aria-label={`Run cell ${number}`}>Run</button>}
                     <button type="button" class="quiet" title="Add a cell below" aria-label={`Add a cell below cell ${number}`} onClick={onAdd}>+</button>
                     <button type="button" class="quiet" title="Remove this cell" aria-label={`Remove cell ${number}`} onClick={onRemove}>×</button>
                 </span>
             </div>
-            <div class="outputs" aria-live="polite" aria-busy={running} aria-label={`Output of cell ${number}`} role="region">
+            <div class="outputs" aria-live="polite" aria-busy={busy} aria-label={`Output of cell ${number}`} role="region">
                 {cell.outputs.value.map((output, at) => <OutputView key={at} output={output} sessionId={sessionId} name={`cell-${number}-${at + 1}`} />)}
+                {cell.state.value === "waiting" && <p class="note">Waits for the cell before it.</p>}
                 {cell.hidden.value > 0 && <p class="note">{cell.hidden.value} more characters came and are not shown.</p>}
                 {cell.ending.value && <p class="note ending">{cell.ending.value}</p>}
             </div>
@@ -183,7 +184,7 @@ function OutputView({ output, sessionId, name }: { output: Output; sessionId: st
     if (output.kind === "problem") return <p class="note error" role="alert">{output.text}</p>;
     return (
         <div class="raised-error" role="alert">
-            <strong>{output.name}: {output.value}</strong>
+            <strong>{output.value ? `${output.name}: ${output.value}` : output.name}</strong>
             {output.traceback && <pre>{output.traceback}</pre>}
         </div>
     );

@@ -17,7 +17,7 @@ export type Output =
     | { kind: "error"; name: string; value: string; traceback: string }
     | { kind: "problem"; text: string };
 
-export type CellState = "new" | "running" | "done" | "failed";
+export type CellState = "new" | "waiting" | "running" | "done" | "failed";
 
 const MOST_TEXT = 200_000; // characters of output that are shown of a cell
 const MOST_RESULTS = 100;
@@ -25,6 +25,7 @@ const MOST_CELLS = 100;
 const MOST_NOTEBOOKS = 10;
 const MOST_KEPT = 500_000;
 const FLUSH_MS = 60;
+const MOST_RUNNING = 2; // a browser has six connections to a server, and an interrupt needs one of them
 
 let lastId = 0;
 
@@ -52,8 +53,9 @@ export class Cell {
         this.code.value = code;
     }
 
-    get isRunning(): boolean {
-        return this.state.value === "running";
+    /** It runs, or waits for another one. */
+    get isBusy(): boolean {
+        return this.state.value === "running" || this.state.value === "waiting";
     }
 
     begin(): void {
@@ -67,7 +69,7 @@ export class Cell {
             this.hidden.value = 0;
             this.ending.value = "";
             this.count.value = null;
-            this.state.value = "running";
+            this.state.value = "waiting";
         });
     }
 
@@ -115,6 +117,8 @@ export class Notebook {
     readonly language = signal("python");
     /** The id of the context that cells run in; empty: the language's own. */
     readonly context = signal("");
+    /** By context: the cell that was asked for last. */
+    private readonly last = new Map<string, Promise<void>>();
 
     constructor(readonly sessionId: string) {
         const codes = readKept(sessionId);
@@ -147,28 +151,52 @@ export class Notebook {
         }
     }
 
+    /** Runs it after those of the same context that came before. */
     async run(cell: Cell): Promise<void> {
-        if (cell.isRunning) return;
+        if (cell.isBusy) return;
         this.keep();
         cell.begin();
-        cell.stop = new AbortController();
-        const where = this.context.value ? { context: this.context.value } : { language: this.language.value };
+        const stop = (cell.stop = new AbortController());
+        const where: Record<string, string> = this.context.value ? { context: this.context.value } : { language: this.language.value };
+        const place = JSON.stringify(where);
+        const mine = (this.last.get(place) ?? Promise.resolve()).then(() => withSlot(stop.signal, () => this.runNow(cell, where, stop.signal)));
+        this.last.set(place, mine);
+        await mine;
+        if (cell.state.value === "waiting") cell.state.value = "new"; // it was stopped before its turn
+    }
+
+    private async runNow(cell: Cell, where: Record<string, string>, signal: AbortSignal): Promise<void> {
+        cell.state.value = "running";
         let ended = false;
         try {
-            const stream = events("POST", path`/api/sessions/${this.sessionId}/code`, { body: { code: cell.code.value, ...where }, signal: cell.stop.signal });
-            for await (const event of stream) {
-                ended ||= event.kind === "end";
+            for await (const event of events("POST", path`/api/sessions/${this.sessionId}/code`, { body: { code: cell.code.value, ...where }, signal })) {
+                ended ||= event.kind === "end" || (event.kind === "error" && Boolean(event.data.code));
                 take(cell, event.kind, event.data);
             }
             if (!ended) cell.add({ kind: "problem", text: "The connection ended before the cell did; it was interrupted." });
         } catch (error) {
-            const stopped = cell.stop.signal.aborted;
-            if (!stopped || error instanceof ApiError) cell.add({ kind: "problem", text: describe(error) });
-        } finally {
-            cell.stop = null;
-            cell.flush();
-            if (cell.isRunning) cell.state.value = "failed";
+            if (!signal.aborted || error instanceof ApiError) cell.add({ kind: "problem", text: describe(error) });
         }
+        cell.stop = null;
+        cell.flush();
+        if (cell.isBusy) cell.state.value = "failed";
+    }
+}
+
+let running = 0;
+const waiting: (() => void)[] = [];
+
+/** Does the work when few others are at work; not at all if it was stopped before. */
+async function withSlot(stopped: AbortSignal, work: () => Promise<void>): Promise<void> {
+    if (stopped.aborted) return;
+    if (running >= MOST_RUNNING) await new Promise<void>((go) => waiting.push(go));
+    else running += 1;
+    try {
+        if (!stopped.aborted) await work();
+    } finally {
+        const next = waiting.shift(); // it gets this place
+        if (next) next();
+        else running -= 1;
     }
 }
 
@@ -217,7 +245,7 @@ const notebooks = new Map<string, Notebook>();
 export function notebookOf(sessionId: string): Notebook {
     let notebook = notebooks.get(sessionId);
     if (!notebook) {
-        const idle = [...notebooks].find(([, one]) => one.cells.value.every((cell) => !cell.isRunning));
+        const idle = [...notebooks].find(([, one]) => one.cells.value.every((cell) => !cell.isBusy));
         if (notebooks.size >= MOST_NOTEBOOKS && idle) notebooks.delete(idle[0]);
         notebooks.set(sessionId, (notebook = new Notebook(sessionId)));
     }
