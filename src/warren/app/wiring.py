@@ -16,10 +16,12 @@ from warren.config.registry import Registry, packaged_registry
 from warren.config.settings import Settings, as_variables, check_provider, environment_with
 from warren.interfaces.environments import Environments
 from warren.interfaces.provider import Provider
+from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import InvalidRequest, ProviderUnavailable, UnknownEnvironment, WarrenError
 from warren.model.spec import IoLimits
 from warren.model.version import __version__
+from warren.tracing import OFF, Tracing
 from warren.worker.images.store import ImageStore
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from warren.interfaces.cluster import ClusterControl
     from warren.interfaces.records import RecordStore
     from warren.interfaces.store import SessionStore
+    from warren.metrics.process_metrics import ProcessMetrics
     from warren.model.image import Recipe
     from warren.model.network import EgressPolicy
     from warren.model.spec import Ceilings
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from warren.sessions.manager import Sessions
     from warren.sessions.preview_links import PreviewLinks
     from warren.sessions.reaper import Reaper
+    from warren.span_export import SpanExporter
     from warren.stores.encryption import Encryption
     from warren.tenancy.identity import BindingIdentity, Identity
     from warren.tenancy.tenancy import Tenancy
@@ -224,8 +228,30 @@ def secret_keys(settings: Settings) -> "list[bytes]":
     return [key, *map(read_key, settings.other_secrets_keys)]
 
 
+def build_metrics(settings: Settings, environments: Environments, role: str) -> "ProcessMetrics | None":
+    if not settings.metrics:
+        return None
+    from warren.metrics.process_metrics import ProcessMetrics
+
+    def is_environment(name: str) -> bool:
+        with suppress(WarrenError):
+            return environments(name).name == name
+        return False
+
+    return ProcessMetrics(role, __version__, is_environment)
+
+
+def recorder_of(metrics: "ProcessMetrics | None") -> Recorder:
+    return NO_RECORDER if metrics is None else metrics.recorder
+
+
 def build_worker(
-    settings: Settings, providers: Sequence[Provider], environments: Environments, fault: Fault = lambda _: None
+    settings: Settings,
+    providers: Sequence[Provider],
+    environments: Environments,
+    fault: Fault = lambda _: None,
+    tracing: Tracing = OFF,
+    recorder: Recorder = NO_RECORDER,
 ) -> "LocalWorker":
     from warren.worker.guard import MachineGuard
     from warren.worker.worker import LocalWorker
@@ -244,6 +270,8 @@ def build_worker(
         default_environment=settings.default_environment,
         default_pool=PoolSize(settings.pool_size, settings.pool_min, settings.pool_max),
         builds=build_image_builds(settings),
+        tracing=tracing,
+        recorder=recorder,
         fault=fault,
     )
 
@@ -306,12 +334,31 @@ def build_recipes(settings: Settings) -> "Callable[[str], NamedRecipe | None]":
     return find
 
 
+def build_span_exporter(settings: Settings, process_name: str) -> "SpanExporter | None":
+    """What sends spans to the collector, if there is one. Raises InvalidRequest, so call it before anything is
+    started."""
+    if not settings.otlp_endpoint:
+        return None
+    from warren.span_export import SpanExporter
+
+    resource = {
+        "service.name": process_name,
+        "service.instance.id": settings.worker_id,
+        "service.version": __version__,
+    }
+    return SpanExporter(settings.otlp_endpoint, resource)
+
+
 def build_clock() -> Clock:
     return SystemClock()
 
 
 async def build_tenancy(
-    settings: Settings, store: "SessionStore", clock: Clock, environments: Environments
+    settings: Settings,
+    store: "SessionStore",
+    clock: Clock,
+    environments: Environments,
+    recorder: Recorder = NO_RECORDER,
 ) -> "Tenancy":
     from warren.model.addresses import read_networks
     from warren.tenancy.tenancy import Tenancy
@@ -327,6 +374,7 @@ async def build_tenancy(
         audit=await build_audit(settings),
         webhooks=Webhooks(store.records, clock, sender, encryption),
         encryption=encryption,
+        recorder=recorder,
     )
 
 
@@ -397,6 +445,7 @@ def build_lifecycle(
     clock: Clock,
     artifacts: "Artifacts | None" = None,
     in_cluster: bool = False,
+    recorder: Recorder = NO_RECORDER,
 ) -> "Lifecycle":
     from warren.sessions.figures import FiguresMeter
     from warren.sessions.lifecycle import Lifecycle
@@ -411,10 +460,11 @@ def build_lifecycle(
         in_cluster=in_cluster,
         events=tenancy.events,
         egress=build_egress(settings),
-        network_meter=NetworkMeter(clock, tenancy.networks.report, tenancy.networks.bounds_of),
+        network_meter=NetworkMeter(clock, tenancy.networks.report, tenancy.networks.bounds_of, recorder=recorder),
         figures=FiguresMeter(clock, environments, tenancy.events.publish),
         secrets=tenancy.secrets,
         artifacts=artifacts,
+        recorder=recorder,
         fault=fault,
     )
     tenancy.secrets.when_changed(lifecycle.secret_changed)
@@ -528,6 +578,7 @@ def build_context(
     tenancy: "Tenancy",
     identity: "Identity",
     cluster: "ClusterControl | None" = None,
+    metrics: "ProcessMetrics | None" = None,
 ) -> "Context":
     from warren.answer_memory import MIB, AnswerMemory
     from warren.http.context import Context
@@ -553,6 +604,7 @@ def build_context(
         links=build_links(settings),
         artifacts=sessions.lifecycle.artifacts,
         cluster=cluster,
+        metrics=metrics,
     )
 
 
@@ -598,17 +650,23 @@ def build_app(
     tenancy: "Tenancy",
     identity: "BindingIdentity",
     template_builds: "TemplateBuilds | None" = None,
+    tracing: Tracing = OFF,
+    metrics: "ProcessMetrics | None" = None,
 ) -> "ASGIApp":
+    from warren.app.readings import server_readings
     from warren.http.app import create_app
     from warren.previews.proxy import PreviewProxy
 
-    context = with_pages(settings, build_context(settings, environments, sessions, tenancy, identity))
+    context = build_context(settings, environments, sessions, tenancy, identity, metrics=metrics)
+    context = with_pages(settings, context)
+    if metrics is not None:
+        metrics.read = server_readings(sessions, context.port_connections)
 
     def wrapped(app: "ASGIApp") -> "ASGIApp":
         e2b_app = build_e2b_app(settings, app, context, template_builds)
         return PreviewProxy(e2b_app, sessions, context.port_connections)
 
-    return build_edge(settings, create_app(context, wrapped=wrapped), context)
+    return build_edge(settings, create_app(context, wrapped=wrapped), context, tracing)
 
 
 def build_e2b_app(
@@ -655,7 +713,7 @@ def build_links(settings: Settings) -> "PreviewLinks":
     return PreviewLinks(_installation_keys(settings), settings.preview_domain, public_allowed=settings.preview_public)
 
 
-def build_edge(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIApp":
+def build_edge(settings: Settings, app: "ASGIApp", context: "Context", tracing: Tracing = OFF) -> "ASGIApp":
     """What clients reach: those of E2B, previews by host, and everything else behind the guard."""
     from warren.e2b.edge import E2bEdge
     from warren.http.server.request_origin import TrustedProxies
@@ -663,7 +721,7 @@ def build_edge(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIA
 
     assert context.links is not None
     previews = PreviewEdge(
-        build_guard(settings, build_dashboard(settings, app, context)),
+        build_guard(settings, build_dashboard(settings, app, context), tracing, recorder_of(context.metrics)),
         app,
         links=context.links,
         store=context.sessions.store,
@@ -686,7 +744,14 @@ def build_edge(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIA
     )
 
 
-def build_guard(settings: Settings, app: "ASGIApp", *, any_host: bool = False) -> "ASGIApp":
+def build_guard(
+    settings: Settings,
+    app: "ASGIApp",
+    tracing: Tracing = OFF,
+    recorder: Recorder = NO_RECORDER,
+    *,
+    any_host: bool = False,
+) -> "ASGIApp":
     """With `any_host` the server answers under every host name."""
     from warren.e2b import app as e2b
     from warren.http.dispatch import takes_stream
@@ -699,4 +764,6 @@ def build_guard(settings: Settings, app: "ASGIApp", *, any_host: bool = False) -
         trusted_proxies=settings.trusted_proxies,
         max_body=settings.max_body_mb * 1024 * 1024,
         takes_stream=lambda scope: takes_stream(scope) or e2b.takes_stream(scope),
+        tracing=tracing,
+        recorder=recorder,
     )

@@ -460,6 +460,7 @@ _ROWS = (
            "Whether the record has the text of commands, with what looks like a secret removed."),
     Option("audit_mb", whole_number(1, 1_000_000), 256,
            "How much of the record is kept; the oldest entries are removed first."),
+    Option("metrics", SWITCH, True, "Whether Prometheus can read metrics at /metrics.", flag="--metrics/--no-metrics"),
     Option("artifact_store", ARTIFACT_STORE, "",
            "Where artifacts are kept: a directory that all machines share, or s3://BUCKET/PREFIX.",
            default_text="a directory in the state directory"),
@@ -542,6 +543,10 @@ _ROWS = (
     Option("log_format", one_of("text", "json"), "text", "How log lines look.", flag="--log-format"),
     Option("log_file", PATH, None, "The file of the log, in at most 5 parts of 10 MiB.", flag="--log-file",
            default_text="stderr"),
+    Option("otlp_endpoint", ENDPOINT, "", "The collector that spans are sent to, by OTLP over HTTP.",
+           default_text="no spans are recorded"),
+    Option("trace_sample", number(0, 1), 1.0,
+           "The share of the traces that begin here and are recorded; callers decide about theirs."),
 )  # fmt: skip
 
 OPTIONS: Mapping[str, Option] = MappingProxyType({option.name: option for option in _ROWS})

@@ -114,6 +114,7 @@ class Settings:
     audit: bool
     audit_commands: str
     audit_mb: int
+    metrics: bool
     artifact_store: str
     artifact_s3_endpoint: str
     artifact_max_mb: int
@@ -165,6 +166,8 @@ class Settings:
     log_level: str
     log_format: str
     log_file: Path | None
+    otlp_endpoint: str
+    trace_sample: float
     sources: Mapping[str, str] = field(repr=False)
     warnings: tuple[str, ...] = ()
 

@@ -32,6 +32,7 @@ from warren.tenancy.audit.refusals import RefusalLimit
 from warren.tenancy.bindings import GRANT, Grant
 from warren.tenancy.identity import Identity
 from warren.tenancy.quotas import Quotas, Standing, standing_of
+from warren.tracing import trace_id
 
 OPEN_PATHS: Final = frozenset(
     {
@@ -158,6 +159,8 @@ class Admission:
             self._add_usage(caller.tenant, exchange.bytes_in, exchange.bytes_out)
         if self._audit is None or scope.get("forwarded"):  # the worker records what it was forwarded, and knows more
             return
+        if trace := trace_id():
+            request_context.notes["trace"] = trace
         # The writer's thread makes the entry; here, on the event loop, every microsecond counts for each request.
         status = exchange.status if error is None and exchange.status else _status(exchange, error)
         client = scope.get("client")

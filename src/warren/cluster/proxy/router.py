@@ -70,6 +70,7 @@ from warren.model.preview import CHECKED_HEADER, PREVIEW, SANDBOX_HEADER, Previe
 from warren.model.session import Session, SessionState, new_session_id
 from warren.sessions.artifact_records import place_of
 from warren.sessions.lifecycle import unusable_error
+from warren.tracing import trace_headers
 
 _MAX_REMEMBERED: Final = 100_000
 _PATIENCE_S: Final = 10.0  # how long a worker may let a create wait when another worker could take it
@@ -124,6 +125,7 @@ class Router:
         if found is None:
             await self._app(scope, receive, send)
             return
+        scope["operation"] = found
         operation, named = found
         body = RequestBody(receive)
         if operation.of_machine:
@@ -410,6 +412,7 @@ class Router:
             (CLIENT_HEADER, client.encode("latin-1", "replace")),
             (SCHEME_HEADER, b"https" if scope.get("scheme") in ("https", "wss") else b"http"),
             (b"x-request-id", request_id.get().encode()),
+            *trace_headers(),
             *([(CHECKED_HEADER, scope[PREVIEW].encode())] if PREVIEW in scope else []),
         ]
 
