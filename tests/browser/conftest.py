@@ -20,6 +20,7 @@ answer of 400 and above there. The pages of a failed test are pictured in build/
 import contextlib
 import json
 import re
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ import warren
 Visit = Callable[..., Awaitable[WatchedPage]]
 NewKey = Callable[..., Awaitable[str]]
 
+FAR_NAME = "warren.test"
+"""Leads to the server as well, but for the browser it is a name like any other: without TLS, nothing is secure."""
 _FAILED = pytest.StashKey[bool]()
 _STATIC = Path(warren.__file__).parent / "dashboard" / "static" / "index.html"
 
@@ -52,9 +55,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def server(image_cache: Path) -> Iterator[ServerProcess]:
     assert _STATIC.exists(), "the dashboard is not built: run `node build.mjs` in web/"
     path = new_state_dir(image_cache)
-    with running_server(path, WARREN_AUTH="true", WARREN_MIN_FREE_MEMORY_MB="1") as server:
+    settings = {"WARREN_AUTH": "true", "WARREN_MIN_FREE_MEMORY_MB": "1", "WARREN_ALLOWED_HOSTS": FAR_NAME}
+    with running_server(path, **settings) as server:
         yield server
-    assert list((path / "sandboxes").glob("*")) == []
+    left = list((path / "sandboxes").glob("*"))
+    shutil.rmtree(path, ignore_errors=True)
+    assert left == []
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +88,9 @@ def new_key(api: Api) -> NewKey:
 async def browser() -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
         # The pages are Warren's own; Chromium's sandbox does not start for root.
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = await playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", f"--host-resolver-rules=MAP {FAR_NAME} 127.0.0.1"]
+        )
         yield browser
         await browser.close()
 

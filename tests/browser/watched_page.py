@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from e2e.api_client import Api
-from playwright.async_api import BrowserContext, ConsoleMessage, Dialog, Locator, Page, Request, Response
+from playwright.async_api import BrowserContext, ConsoleMessage, Dialog, Locator, Page, Request, Response, expect
 
 CHROMIUM: Final = "/usr/bin/chromium"
 PICTURES: Final = Path(__file__).parents[2] / "build" / "pictures"
@@ -16,6 +16,9 @@ _REPORT_VIOLATIONS: Final = """
 document.addEventListener("securitypolicyviolation", (event) =>
     console.error(`policy violated: ${event.violatedDirective} ${event.blockedURI} ${event.sample}`));
 """
+
+
+expect.set_options(timeout=_PATIENCE_MS)
 
 
 class WatchedPage:
@@ -45,7 +48,7 @@ class WatchedPage:
             assert answer.status < 300, await answer.text()
             link = (await answer.json())["url"]
         await self.raw.goto(link)
-        await self.raw.wait_for_url(re.compile(r"/ui/sessions"))
+        await self.raw.wait_for_url(re.compile(r"/ui/(?!enter)"))
 
     async def goto(self, place: str) -> None:
         await self.raw.goto(place)

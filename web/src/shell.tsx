@@ -5,7 +5,7 @@ import type { ComponentChildren } from "preact";
 import { useLocation } from "preact-iso/router";
 import { useEffect, useRef } from "preact/hooks";
 
-import { account, facts } from "./account";
+import { account, facts, may } from "./account";
 import { connected, listen } from "./live";
 import { allowed, home } from "./pages";
 import { Messages } from "./parts/messages";
@@ -44,7 +44,7 @@ export function Shell({ children }: { children: ComponentChildren }) {
                     </a>
                 )}
             </header>
-            {account.value && <Connection />}
+            {may("read") && <Connection />}
             <main ref={main} id="main" tabIndex={-1}>{children}</main>
             <Messages />
         </>

@@ -113,11 +113,11 @@ export function Artifacts({ session }: TabProps) {
                                         name: "Actions",
                                         show: (one) => (
                                             <span class="actions">
-                                                <button type="button" class="plain" aria-label={`Show ${visible(one.name)}`} onClick={() => (shown.value = one)}>Show</button>
-                                                <button type="button" class="plain" aria-label={`Download ${visible(one.name)}`} onClick={() => attempt(() => download(contentOf(one), {}, fileName(one.name)))}>
+                                                <button type="button" class="plain small" aria-label={`Show ${visible(one.name)}`} onClick={() => (shown.value = one)}>Show</button>
+                                                <button type="button" class="plain small" aria-label={`Download ${visible(one.name)}`} onClick={() => attempt(() => download(contentOf(one), {}, fileName(one.name)))}>
                                                     Download
                                                 </button>
-                                                {may("files") && <button type="button" class="danger" aria-label={`Delete ${visible(one.name)}`} onClick={() => (erased.value = one)}>Delete</button>}
+                                                {may("files") && <button type="button" class="danger small" aria-label={`Delete ${visible(one.name)}`} onClick={() => (erased.value = one)}>Delete</button>}
                                             </span>
                                         ),
                                     },

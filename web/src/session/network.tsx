@@ -110,7 +110,7 @@ function Allow({ refusal, rules, onAllow }: { refusal: Refused; rules: Rules; on
     return (
         <span class="actions">
             <code>{refusal.rule}</code>
-            {may("sessions") && <button type="button" onClick={() => onAllow(refusal.rule)} aria-label={`Allow ${refusal.rule}`}>Allow this</button>}
+            {may("sessions") && <button type="button" class="small" onClick={() => onAllow(refusal.rule)} aria-label={`Allow ${refusal.rule}`}>Allow this</button>}
         </span>
     );
 }

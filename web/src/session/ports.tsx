@@ -77,9 +77,9 @@ export function Ports({ session }: TabProps) {
                                 name: "Preview",
                                 show: (one) => (
                                     <span class="actions">
-                                        {may("exec") && <button type="button" onClick={() => open(one.port)} aria-label={`Open port ${one.port} in a new tab`}>Open</button>}
+                                        {may("exec") && <button type="button" class="small" onClick={() => open(one.port)} aria-label={`Open port ${one.port} in a new tab`}>Open</button>}
                                         {may("sessions") && (
-                                            <button type="button" class="plain" onClick={() => publish(one)} aria-label={`Make port ${one.port} ${one.public ? "private" : "public"}`}>
+                                            <button type="button" class="plain small" onClick={() => publish(one)} aria-label={`Make port ${one.port} ${one.public ? "private" : "public"}`}>
                                                 {one.public ? "Make private" : "Make public"}
                                             </button>
                                         )}

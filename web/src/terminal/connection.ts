@@ -2,7 +2,8 @@
 //
 // Flow: the server sends at most WINDOW bytes beyond what the screen has shown, so a fast command waits for the page.
 // A hidden page, in which browsers let almost nothing run, hangs up instead of holding the command (and others who look
-// at it) back, and goes on from its offset when it is seen again.
+// at it) back, and goes on from its offset when it is seen again. So does a page that only watches, and acknowledges
+// nothing, until it has shown what it has.
 //
 // Size: a terminal has one size, which everybody who looks at it shares. The page that was used last gives it: focusing
 // or typing takes over, and the others show the terminal in the size that they are told.
@@ -112,9 +113,11 @@ export class Connection {
                 this.replayUntil = info.bytes_total;
             }
             const { rows, cols } = this.screen.terminal;
-            const asked = readOnly || (this.begun && !document.hasFocus()) ? {} : { rows, columns: cols };
-            const query = { process_id: processId, offset: this.received, window: WINDOW, command, ...asked };
-            const socket = await openSocket(path`/api/sessions/${sessionId}/terminal`, query, sessionId, token);
+            const size = this.begun && !document.hasFocus() ? {} : { rows, columns: cols };
+            const [place, query] = readOnly
+                ? [path`/api/sessions/${sessionId}/processes/${processId}/attach`, { offset: this.received, encoding: "base64" }]
+                : [path`/api/sessions/${sessionId}/terminal`, { process_id: processId, offset: this.received, window: WINDOW, command, ...size }];
+            const socket = await openSocket(place, query, sessionId, token);
             if (this.closed) return socket.close();
             this.socket = socket;
             socket.onmessage = (event) => this.socket === socket && this.take(event.data);
@@ -129,15 +132,13 @@ export class Connection {
     }
 
     private take(data: string | ArrayBuffer): void {
-        if (typeof data !== "string") {
-            this.received += data.byteLength;
-            this.waiting += data.byteLength;
-            this.screen.terminal.write(new Uint8Array(data), () => this.wasShown(data.byteLength));
-            if (document.hidden) this.hangUpIfBehind();
-            return;
-        }
+        if (typeof data !== "string") return this.show(new Uint8Array(data));
         const message = JSON.parse(data);
         switch (message.type) {
+            case "output":
+                if (message.offset > this.received) this.skipTo(message.offset);
+                this.show(Uint8Array.from(atob(message.data), (character) => character.charCodeAt(0)));
+                break;
             case "started":
                 this.begun = true;
                 this.waitMs = 500;
@@ -151,9 +152,7 @@ export class Connection {
                 this.adopt(message.rows, message.columns);
                 break;
             case "gap":
-                this.received = message.offset;
-                // The first byte ends a sequence that the gap may have cut.
-                this.screen.terminal.write("\x18\r\n\x1b[0;2m[a part of the output was not kept]\x1b[0m\r\n");
+                this.skipTo(message.offset);
                 break;
             case "error":
                 this.note.value = String(message.detail);
@@ -165,8 +164,22 @@ export class Connection {
         }
     }
 
+    private show(data: Uint8Array): void {
+        this.received += data.length;
+        this.waiting += data.length;
+        this.screen.terminal.write(data, () => this.wasShown(data.length));
+        if (document.hidden || this.place.readOnly) this.hangUpIfBehind();
+    }
+
+    private skipTo(offset: number): void {
+        this.received = offset;
+        // The first byte ends a sequence that the gap may have cut.
+        this.screen.terminal.write("\x18\r\n\x1b[0;2m[a part of the output was not kept]\x1b[0m\r\n");
+    }
+
     private wasShown(size: number): void {
         this.waiting -= size;
+        if (this.waiting === 0) this.comeBack();
         const shown = this.received - this.waiting;
         if (shown - this.told < TELL_EVERY) return;
         this.told = shown;
@@ -203,7 +216,7 @@ export class Connection {
     }
 
     private hangUpIfBehind(): void {
-        if (this.state.value !== "open" || this.waiting < HANG_UP_AT) return;
+        if (this.state.value !== "open" || this.waiting < (document.hidden ? HANG_UP_AT : WINDOW)) return;
         const socket = this.socket;
         this.socket = null;
         this.state.value = "away";
@@ -211,7 +224,7 @@ export class Connection {
     }
 
     private comeBack(): void {
-        if (this.state.value === "away" && !this.closed && !document.hidden) this.connect();
+        if (this.state.value === "away" && !this.closed && !document.hidden && this.waiting < HANG_UP_AT) this.connect();
     }
 
     private lost(code: number): void {
