@@ -4,7 +4,8 @@
 
 A test is async and asks for fixtures:
 
-- `server`: of the module, on oci, with the kept images; `server.url`, `server.stop()`, `server.start()`.
+- `server`: of the module, on oci (or what its PROVIDER says), with the kept images; `server.url`, `server.stop()`,
+  `server.start()`.
 - `admin_key`, and `api`: a client of the server with that key, for what a test prepares or checks by HTTP.
 - `new_key(tenant, *scopes)`: makes another key. Without scopes it has the usual ones.
 - `visit(key=…, place=…, **options)`: a page in a browser of its own (no cookie is shared), signed in by a one-time link
@@ -52,11 +53,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 @pytest.fixture(scope="module")
-def server(image_cache: Path) -> Iterator[ServerProcess]:
+def server(image_cache: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     assert _STATIC.exists(), "the dashboard is not built: run `node build.mjs` in web/"
     path = new_state_dir(image_cache)
     settings = {"WARREN_AUTH": "true", "WARREN_MIN_FREE_MEMORY_MB": "1", "WARREN_ALLOWED_HOSTS": FAR_NAME}
-    with running_server(path, **settings) as server:
+    provider = getattr(request.module, "PROVIDER", "oci")
+    with running_server(path, provider=provider, **settings) as server:
         yield server
     left = list((path / "sandboxes").glob("*"))
     shutil.rmtree(path, ignore_errors=True)

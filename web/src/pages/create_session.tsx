@@ -68,13 +68,15 @@ export function CreateSession({ environments, onClose }: { environments: readonl
     return (
         <Dialog title="New session" onClose={onClose}>
             <form onSubmit={submit}>
-                <label>
-                    Environment
-                    <select value={environment.value} onChange={(event) => (environment.value = event.currentTarget.value)}>
-                        {environments.map((one) => <option key={one.name} value={one.name}>{one.name}{one.default ? " (default)" : ""}</option>)}
-                    </select>
-                    {chosen && <small>{describeEnvironment(chosen)}</small>}
-                </label>
+                <div class="field">
+                    <label>
+                        Environment
+                        <select value={environment.value} onChange={(event) => (environment.value = event.currentTarget.value)} aria-describedby="environment-hint">
+                            {environments.map((one) => <option key={one.name} value={one.name}>{one.name}{one.default ? " (default)" : ""}</option>)}
+                        </select>
+                    </label>
+                    <small id="environment-hint">{chosen && describeEnvironment(chosen)}</small>
+                </div>
                 <TextField label="Thread" value={texts.thread} maxLength={255} hint="A conversation of yours. It has one session at a time: if there is one, you get that." />
                 <details>
                     <summary>Image and limits</summary>

@@ -1,6 +1,6 @@
 // The sessions that there are, as they come and go.
 
-import { useComputed, useSignal, type Signal } from "@preact/signals";
+import { useSignal, type Signal } from "@preact/signals";
 import { useLocation } from "preact-iso/router";
 import { useEffect } from "preact/hooks";
 
@@ -38,7 +38,7 @@ export function SessionsPage() {
         LIST_MS,
     );
     const environments = useLoaded((signal) => get<{ environments: Environment[] }>("/api/environments", {}, signal), []);
-    const shares = useShares(page.value);
+    const shares = useShares(page.value.value);
     const asked = useSignal<Asked | null>(null);
     useEffect(() => {
         const refresh = gathered(page.again);
@@ -49,7 +49,11 @@ export function SessionsPage() {
         };
     }, [place]);
 
-    const show = (changes: Record<string, string>) => route(address("/ui/sessions", { ...query, after: "", ...changes }), true);
+    function show(changes: Record<string, string>) {
+        // Of the address as it is now: a search that was typed a moment ago may come after another choice.
+        const shown = Object.fromEntries(new URLSearchParams(location.search));
+        route(address("/ui/sessions", { ...shown, after: "", ...changes }), true);
+    }
     const close = () => (asked.value = null);
     async function end(session: Session) {
         await remove(path`/api/sessions/${session.session_id}`);
@@ -93,18 +97,17 @@ export function SessionsPage() {
     );
 }
 
-/** What the shown sessions use, for those that run here. */
-function useShares(page: Signal<SessionPage | null>): Signal<Shares> {
-    const ids = useComputed(() => (page.value?.sessions ?? []).filter((one) => one.state === "running").map((one) => one.session_id).join(","));
-    const found = useLoaded(
-        async (signal) => (ids.value ? (await get<{ metrics: Shares }>("/api/metrics", { session_ids: ids.value }, signal)).metrics : {}),
-        [ids.value],
+/** What the sessions of the page use, if they run. */
+function useShares(page: SessionPage | null): Signal<Shares | null> {
+    const ids = (page?.sessions ?? []).filter((one) => one.state === "running").map((one) => one.session_id).join(",");
+    return useLoaded(
+        async (signal) => (ids ? (await get<{ metrics: Shares }>("/api/metrics", { session_ids: ids }, signal)).metrics : {}),
+        [ids],
         FIGURES_MS,
-    );
-    return useComputed(() => found.value.value ?? {});
+    ).value;
 }
 
-function columns(shares: Signal<Shares>, asked: Signal<Asked | null>, of: string): readonly Column<Session>[] {
+function columns(shares: Signal<Shares | null>, asked: Signal<Asked | null>, of: string): readonly Column<Session>[] {
     const isMine = (one: Session) => one.tenant === undefined || one.tenant === account.value?.tenant;
     const all: (Column<Session> | false)[] = [
         { name: "Session", show: (one) => <SessionLink session={one} isMine={isMine(one)} /> },
@@ -161,7 +164,7 @@ function Left({ session }: { session: Session }) {
 }
 
 interface ShareProps {
-    of: Signal<Shares>;
+    of: Signal<Shares | null>;
     session: Session;
     part: (use: Figures) => number;
     whole: (limits: FigureLimits) => number;
@@ -169,7 +172,7 @@ interface ShareProps {
 }
 
 function Share({ of, session, part, whole, text }: ShareProps) {
-    const found = session.state === "running" ? of.value[session.session_id] : undefined;
+    const found = session.state === "running" ? of.value?.[session.session_id] : undefined;
     if (!found) return <>–</>;
     return <Meter value={part(found.now)} most={whole(found.limits)} text={text} />;
 }

@@ -1,14 +1,21 @@
 // What went wrong inside a part of the page stays there.
 
-import { useSignal } from "@preact/signals";
-import type { ComponentChildren } from "preact";
+import { Component, type ComponentChildren } from "preact";
 import lazyPart, { ErrorBoundary } from "preact-iso/lazy";
 
 /** Shows its children; if one of them fails, a note instead, and the rest of the page goes on. */
-export function Boundary({ children }: { children: ComponentChildren }) {
-    const failed = useSignal(false);
-    if (failed.value) return <Broken what="This part of the page has failed." />;
-    return <ErrorBoundary onError={(error) => { console.error(error); failed.value = true; }}>{children}</ErrorBoundary>;
+export class Boundary extends Component<{ children: ComponentChildren }, { failed: boolean }> {
+    override state = { failed: false };
+
+    override componentDidCatch(error: unknown): void {
+        console.error(error);
+        this.setState({ failed: true });
+    }
+
+    render() {
+        // The inner one waits for parts that are loaded late; what fails comes to this one.
+        return this.state.failed ? <Broken what="This part of the page has failed." /> : <ErrorBoundary>{this.props.children}</ErrorBoundary>;
+    }
 }
 
 /** A component that is loaded when it is first shown. */
