@@ -1,5 +1,6 @@
 """The tabs of a session: code with charts, ports, network, artifacts, figures, record, isolation."""
 
+import base64
 import io
 import json
 import shutil
@@ -36,6 +37,9 @@ plt.boxplot([[1, 2, 3, 4, 10], [2, 3, 4]]); plt.show()
 plt.scatter([1, 2, 3], [3, math.nan, 5]); plt.yscale('log'); plt.show()
 figure, (left, right) = plt.subplots(1, 2); left.plot([1, 2]); right.barh(['q'], [3]); plt.show()
 """
+PICTURE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 NARROW = {"width": 360, "height": 740}
 
 
@@ -196,6 +200,8 @@ async def test_a_refused_connection_is_seen_and_allowed(page: WatchedPage, api: 
         await expect(page.text("Nothing was refused.")).to_be_visible()
         ask = f"curl -sS -m 10 http://models.example:{destination}/"
         assert (await session.exec(ask))["exit_code"] != 0
+        row = page.get("row", "models.example")
+        await expect(row.get_by_role("cell").nth(2)).to_have_text(str((await session.get("/network"))["refused"]))
         await page.get("button", "Allow models.example").click()
         await expect(page.text("allowed now")).to_be_visible()
         await expect(page.field("Allowed, one in a line")).to_have_value("other.example\nmodels.example")
@@ -237,16 +243,20 @@ async def test_ports_open_by_links_that_can_be_revoked(session: SessionApi, page
 
 async def test_artifacts_are_saved_shown_and_deleted(session: SessionApi, page: WatchedPage) -> None:
     await session.exec("mkdir out; echo 42 > out/answer.txt; head -c 100 /dev/zero > out/zeros.bin")
+    await session.write("out/dot.png", PICTURE)
     await page.goto(place(session, "artifacts"))
     await page.field("Files, directories or globs to save, one in a line").fill("out/*\nmissing.txt")
     await page.get("button", "Save", exact=True).click()
-    await expect(page.text("Saved: 2 files")).to_be_visible()
+    await expect(page.text("Saved: 3 files")).to_be_visible()
     await expect(page.raw.locator(".message.error")).to_contain_text("missing.txt")
     await page.get("button", "Show out/answer.txt").click()
     await expect(page.get("dialog", "out/answer.txt")).to_contain_text("42")
     await page.raw.keyboard.press("Escape")
     await page.get("button", "Show out/zeros.bin").click()
     await expect(page.text("This is not text. Download it.")).to_be_visible()
+    await page.raw.keyboard.press("Escape")
+    await page.get("button", "Show out/dot.png").click()
+    assert await page.get("img", "out/dot.png").evaluate("one => one.decode().then(() => one.naturalWidth)") == 1
     await page.raw.keyboard.press("Escape")
     async with page.raw.expect_download() as saved:
         await page.get("button", "Download out/answer.txt").click()

@@ -16,3 +16,9 @@ export function roundSteps(from: number, to: number, binary = false): number[] {
     for (let at = Math.ceil(from / step); at * step <= to && steps.length < 20; at += 1) steps.push(Number((at * step).toPrecision(12)));
     return steps;
 }
+
+/** The same for an axis of powers of ten; `from` and `to` are exponents, and so are the steps. */
+export function logSteps(from: number, to: number): number[] {
+    if (to - from > 1) return roundSteps(from, to).filter((step) => Number.isInteger(step));
+    return roundSteps(10 ** from, 10 ** to).map(Math.log10);
+}

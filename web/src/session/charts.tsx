@@ -3,7 +3,7 @@
 
 import type { ComponentChildren } from "preact";
 
-import { roundSteps } from "../parts/steps";
+import { logSteps, roundSteps } from "../parts/steps";
 
 type Values = Record<string, unknown>;
 
@@ -194,7 +194,7 @@ function overAxes(chart: Values, elements: readonly Values[], mark: Mark): Drawn
         picture: (
             <>
                 <ValueAxis span={spanY} y={y} label={textOf(chart.y_label)} log={logY} />
-                {(names.length ? names.slice(0, 30).map((_, at) => at) : roundSteps(spanX.from, spanX.to)).map((value) => (
+                {(names.length ? names.slice(0, 30).map((_, at) => at) : (logX ? logSteps : roundSteps)(spanX.from, spanX.to)).map((value) => (
                     <g key={value}>
                         <path class="grid-line" d={`M${x(value)} ${TOP}V${HEIGHT - BOTTOM}`} />
                         <text x={x(value)} y={HEIGHT - BOTTOM + 16} text-anchor="middle">{cut(showX(value), 14)}</text>
@@ -210,7 +210,7 @@ function overAxes(chart: Values, elements: readonly Values[], mark: Mark): Drawn
 function ValueAxis({ span, y, label, log = false }: { span: Span; y: (value: number) => number; label: string; log?: boolean }) {
     return (
         <>
-            {roundSteps(span.from, span.to).map((value) => (
+            {(log ? logSteps : roundSteps)(span.from, span.to).map((value) => (
                 <g key={value}>
                     <path class="grid-line" d={`M${LEFT} ${y(value)}H${WIDTH - RIGHT}`} />
                     <text x={LEFT - 6} y={y(value) + 4} text-anchor="end">{cut(shown(log ? 10 ** value : value), 10)}</text>

@@ -27,6 +27,7 @@ interface Refusal {
     port: number;
     reason: string;
     rule: string;
+    count: number;
 }
 
 interface Use extends Rules {
@@ -40,7 +41,6 @@ interface Use extends Rules {
 
 interface Refused extends Refusal {
     key: string;
-    count: number;
 }
 
 const EVERY_MS = 10_000;
@@ -84,7 +84,7 @@ export function Network({ session, again }: TabProps) {
                     <section aria-labelledby="refused">
                         <h2 id="refused">Refused lately</h2>
                         <Table
-                            label="Refused connections" rows={counted(use.refusals)} keyOf={(one) => one.key} empty="Nothing was refused."
+                            label="Refused connections" rows={counted(use.refusals)} keyOf={(one) => one.key} empty={use.internet || use.allow.length ? "Nothing was refused." : "The sandbox has no network. What it tries to reach is known only when it has one."}
                             columns={[
                                 { name: "Destination", show: (one) => destination(one) },
                                 { name: "Why", show: (one) => one.reason },
@@ -124,7 +124,7 @@ function counted(refusals: readonly Refusal[]): Refused[] {
     const found = new Map<string, Refused>();
     for (const refusal of refusals) {
         const key = JSON.stringify([destination(refusal), refusal.reason, refusal.rule]);
-        const count = (found.get(key)?.count ?? 0) + 1;
+        const count = (found.get(key)?.count ?? 0) + refusal.count;
         found.delete(key);
         found.set(key, { ...refusal, key, count });
     }

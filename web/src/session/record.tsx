@@ -45,6 +45,8 @@ const ACTIONS = [
     "set_network", "network.connection", "network.refused", "create_link", "change_session", "create_session", "session.expired", "session.lost", "resource.high",
 ];
 
+const RESULTS: { [result: string]: string } = { ok: "ok", allowed: "ok", more: "warn", left: "warn" };
+
 /** Events that this page has seen, by session; they stay while the page does. */
 const seen = new Map<string, Signal<Happened[]>>();
 
@@ -127,7 +129,7 @@ function Deeds({ id }: { id: string }) {
                                 columns={[
                                     { name: "Time", show: (one) => <span class="nowrap" title={fullTime(one.at)}>{shortTime(one.at)}</span> },
                                     { name: "Action", show: (one) => <span class="nowrap">{one.action}</span> },
-                                    { name: "Result", show: (one) => <span class={`state ${one.result === "ok" ? "ok" : "refused"}`}>{one.result}</span> },
+                                    { name: "Result", show: (one) => one.result && <span class={`state ${RESULTS[one.result] ?? "refused"}`}>{one.result}</span> },
                                     { name: "What", show: (one) => <What deed={one} /> },
                                     { name: "Exit code", show: (one) => exitCode(one), right: true },
                                     { name: "Took", show: (one) => <span class="nowrap">{took(one.duration_ms)}</span>, right: true },
@@ -146,10 +148,10 @@ function Deeds({ id }: { id: string }) {
 function What({ deed }: { deed: Deed }) {
     const { command, exit_code: _code, ...rest } = deed.detail;
     return (
-        <>
+        <div>
             {command !== undefined && <pre class="command">{Array.isArray(command) ? command.join(" ") : String(command)}</pre>}
             <span class="note">{describeValues(rest)}</span>
-        </>
+        </div>
     );
 }
 
