@@ -325,6 +325,16 @@ class PortInfo(Result):
 
 
 @dataclass(frozen=True, slots=True)
+class Ticket(Result):
+    """Opens the session's terminal to a page without a key. `url` is good for one use, within a minute; what it opens
+    is closed at `expires_at`."""
+
+    ticket: str
+    url: str
+    expires_at: str
+
+
+@dataclass(frozen=True, slots=True)
 class FileEntry(Result):
     """`kind`: file, directory, symlink or other. `mode` is octal text such as 0644."""
 
