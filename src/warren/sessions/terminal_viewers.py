@@ -22,13 +22,8 @@ class TerminalViewer:
         self.size = size
         self._changed.set()
 
-    def keep(self, size: TerminalSize) -> None:
-        """It has chosen the size itself, and need not be told."""
-        self.size = size
-        self._changed.clear()
-
     async def next_size(self) -> TerminalSize:
-        """Waits for a size that somebody else has chosen."""
+        """Waits until it is told a size, and gives the last."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -59,9 +54,11 @@ class TerminalViewers:
                 del self._viewers[key]
 
     def resized(self, session_id: str, process_id: str, size: TerminalSize, by: TerminalViewer | None = None) -> None:
-        """Tells all viewers but the one that did it."""
-        for viewer in self._viewers.get((session_id, process_id), ()):
-            if viewer is by:
-                viewer.keep(size)
+        """Tells all viewers. The one that did it is told too, unless it is alone: if two do it at the same time, both
+        must end with the size that came last."""
+        viewers = self._viewers.get((session_id, process_id), ())
+        for viewer in viewers:
+            if viewer is by and len(viewers) == 1:
+                viewer.size = size
             else:
                 viewer.tell(size)

@@ -15,7 +15,7 @@ import { tell } from "../parts/messages";
 import { Tabs } from "../parts/tabs";
 import { useTitle } from "../parts/title";
 import { duration, fullTime, secondsUntil } from "../parts/units";
-import { visible } from "../parts/visible";
+import { legible, visible } from "../parts/visible";
 import type { Session } from "../types";
 import { Prolong } from "./prolong";
 
@@ -140,7 +140,7 @@ function Ending({ session }: { session: Session }) {
     return (
         <div class="card" role="status">
             <p>
-                <b>{what}</b> {REASONS[session.reason ?? ""] ?? session.reason} {session.detail && <span class="note">{visible(session.detail)}</span>}
+                <b>{what}</b> {REASONS[session.reason ?? ""] ?? session.reason} {session.detail && <span class="note">{legible(session.detail)}</span>}
             </p>
             {session.state === "lost" && <p class="note">Its files are gone. End it to free its place, or create another.</p>}
             <p><a href="/ui/sessions">All sessions</a></p>

@@ -5,9 +5,14 @@
 const HIDDEN =
     /[\u0000-\u001f\u007f-\u00a0\u00ad\u034f\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3000\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\u{e0000}-\u{e0fff}]|\p{Surrogate}/gu;
 
-/** The same name with hidden characters as escapes: a newline is \n, a right-to-left override \u202e. */
+/** The same name with hidden characters as escapes: a newline is \n, a right-to-left override \u202e, and \ itself \\. */
 export function visible(text: string): string {
-    return text.replace(/\\/g, "\\\\").replace(HIDDEN, escape);
+    return legible(text.replace(/\\/g, "\\\\"));
+}
+
+/** A command or a sentence with hidden characters as escapes; a backslash of its own stays as it is. */
+export function legible(text: string): string {
+    return text.replace(HIDDEN, escape);
 }
 
 function escape(character: string): string {

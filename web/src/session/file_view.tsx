@@ -19,6 +19,8 @@ const PICTURES: Record<string, string> = {
 };
 
 interface Text {
+    /** The file as it was when this was read. */
+    info: FileInfo;
     text: string;
     /** Why it cannot be edited; empty if it can. */
     fixed: string;
@@ -73,19 +75,19 @@ function Picture({ place, info, kind }: { place: string; info: FileInfo; kind: s
 
 function TextView({ place, info, onSaved, onDirty }: Props) {
     const loaded = useLoaded((signal) => readText(place, info, signal), [info.path, info.modified, info.size]);
-    return <Shown of={loaded}>{(found) => <Editor key={`${info.path} ${info.modified}`} place={place} info={info} found={found} onSaved={onSaved} onDirty={onDirty} />}</Shown>;
+    return <Shown of={loaded}>{(found) => <Editor key={`${found.info.size} ${found.info.modified}`} place={place} found={found} onSaved={onSaved} onDirty={onDirty} />}</Shown>;
 }
 
 async function readText(place: string, info: FileInfo, signal: AbortSignal): Promise<Text> {
-    if (info.kind !== "file") return { text: "", fixed: "It is no file that can be read.", notices: [], newline: "\n" };
-    if (info.size === 0) return { text: "", fixed: "", notices: [], newline: "\n" };
+    if (info.kind !== "file") return { info, text: "", fixed: "It is no file that can be read.", notices: [], newline: "\n" };
+    if (info.size === 0) return { info, text: "", fixed: "", notices: [], newline: "\n" };
     const range = `bytes=0-${MOST_TEXT - 1}`;
     const content = new Uint8Array(await (await request("GET", `${place}/files/content`, { query: { path: info.path }, range, signal })).arrayBuffer());
-    return understand(content, info.size);
+    return { info, ...understand(content, info.size) };
 }
 
 /** What the bytes of a file are as text, and whether saving them again would leave the rest of it as it is. */
-export function understand(content: Uint8Array<ArrayBuffer>, size: number): Text {
+export function understand(content: Uint8Array<ArrayBuffer>, size: number): Omit<Text, "info"> {
     const notices: string[] = [];
     let fixed = "";
     if (content.includes(0)) return { text: "", fixed: "It is not text. Download it to look at it.", notices, newline: "\n" };
@@ -106,7 +108,8 @@ export function understand(content: Uint8Array<ArrayBuffer>, size: number): Text
     return { text, fixed, notices, newline };
 }
 
-function Editor({ place, info, found, onSaved, onDirty }: Props & { found: Text }) {
+function Editor({ place, found, onSaved, onDirty }: Omit<Props, "info"> & { found: Text }) {
+    const { info } = found;
     const original = found.text.replaceAll("\r\n", "\n");
     const text = useSignal(original);
     const isBusy = useSignal(false);

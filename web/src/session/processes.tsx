@@ -13,7 +13,7 @@ import { Shown, useLoaded } from "../parts/load";
 import { attempt, describe, tell } from "../parts/messages";
 import { Table } from "../parts/table";
 import { bytes, duration } from "../parts/units";
-import { visible } from "../parts/visible";
+import { legible, visible } from "../parts/visible";
 import { newScreen } from "../terminal/screen";
 import type { ProcessInfo } from "../types";
 
@@ -60,7 +60,7 @@ export function Processes({ session }: TabProps) {
                         keyOf={(one) => one.process_id}
                         empty="Nothing runs in the background."
                         columns={[
-                            { name: "Command", show: (one) => <><code>{shorten(visible(one.command))}</code><small class="mono">{visible(one.process_id)}</small></> },
+                            { name: "Command", show: (one) => <><code>{shorten(legible(one.command))}</code><small class="mono">{visible(one.process_id)}</small></> },
                             { name: "State", show: (one) => <State of={one} /> },
                             { name: "User", show: (one) => visible(one.user) },
                             { name: "Started", right: true, show: (one) => `${duration(one.started_s_ago)} ago` },
@@ -85,7 +85,7 @@ export function Processes({ session }: TabProps) {
             {asked.value?.what === "signal" && <Signal process={asked.value.process} place={of(asked.value.process)} onDone={found.again} onClose={close} />}
             {asked.value?.what === "kill" && (
                 <Confirm title="Kill this command?" action="Kill it" onConfirm={() => kill((asked.value as { process: ProcessInfo }).process)} onClose={close}>
-                    <p><code>{shorten(visible(asked.value.process.command))}</code> and everything that it started end.</p>
+                    <p><code>{shorten(legible(asked.value.process.command))}</code> and everything that it started end.</p>
                 </Confirm>
             )}
             {asked.value?.what === "kill-all" && (
@@ -151,7 +151,7 @@ function Signal({ process, place, onDone, onClose }: { process: ProcessInfo; pla
     return (
         <Dialog title="Send a signal" onClose={onClose}>
             <form onSubmit={submit}>
-                <p><code>{shorten(visible(process.command))}</code></p>
+                <p><code>{shorten(legible(process.command))}</code></p>
                 <label>
                     Signal
                     <select value={signal.value} onChange={(event) => (signal.value = event.currentTarget.value)}>

@@ -102,8 +102,14 @@ export function chosenFiles(list: FileList): Incoming[] {
 
 /** What was dropped, with everything in folders. The items must be read before the event is over. */
 export async function droppedFiles(items: DataTransferItemList): Promise<Incoming[]> {
-    const entries = [...items].map((item) => item.webkitGetAsEntry()).filter((entry) => entry !== null);
     const found: Incoming[] = [];
+    const entries: FileSystemEntry[] = [];
+    for (const item of items) {
+        const entry = item.webkitGetAsEntry();
+        const file = item.getAsFile();
+        if (entry) entries.push(entry);
+        else if (file) found.push({ path: file.name, file });
+    }
     for (const entry of entries) await gather(entry, found);
     return found;
 }

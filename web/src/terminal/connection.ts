@@ -49,6 +49,7 @@ export class Connection {
     private waiting = 0; // bytes that came and are not shown yet
     private told = 0; // the offset that the server was told
     private replayUntil = 0;
+    private agreed = ""; // the size that the terminal has, as far as this page knows
     private begun: boolean;
     private closed = false;
     private connecting = false;
@@ -80,7 +81,10 @@ export class Connection {
     fit(): void {
         if (this.foreignSize.value) return;
         this.screen.fit.fit();
-        this.sendSize();
+        const { rows, cols: columns } = this.screen.terminal;
+        if (this.place.readOnly || this.agreed === `${columns}×${rows}`) return;
+        this.agreed = `${columns}×${rows}`;
+        this.send({ type: "resize", rows, columns });
     }
 
     /** The terminal gets the size of this page. */
@@ -145,6 +149,7 @@ export class Connection {
                 this.told = this.received;
                 this.state.value = "open";
                 this.note.value = "";
+                this.agreed = "";
                 if (message.rows === null) this.fit();
                 else this.adopt(message.rows, message.columns);
                 break;
@@ -200,15 +205,10 @@ export class Connection {
     }
 
     private adopt(rows: number, columns: number): void {
-        const { terminal } = this.screen;
-        if (rows === terminal.rows && columns === terminal.cols) return;
-        this.foreignSize.value = `${columns}×${rows}`;
-        terminal.resize(columns, rows);
-    }
-
-    private sendSize(): void {
-        const { rows, cols } = this.screen.terminal;
-        if (!this.place.readOnly) this.send({ type: "resize", rows, columns: cols });
+        this.agreed = `${columns}×${rows}`;
+        const own = this.screen.fit.proposeDimensions();
+        this.foreignSize.value = own?.rows === rows && own.cols === columns ? "" : this.agreed;
+        this.screen.terminal.resize(columns, rows);
     }
 
     private send(message: object): void {

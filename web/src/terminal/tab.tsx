@@ -9,7 +9,7 @@ import { Dialog } from "../parts/dialog";
 import { Shown, useLoaded } from "../parts/load";
 import { attempt } from "../parts/messages";
 import { Tabs } from "../parts/tabs";
-import { visible } from "../parts/visible";
+import { legible } from "../parts/visible";
 import type { ProcessInfo } from "../types";
 import { TerminalView } from "./view";
 
@@ -105,6 +105,6 @@ function TerminalTabs({ sessionId, processes }: { sessionId: string; processes: 
 
 function labelOf(process: ProcessInfo, number: number): string {
     if (process.command === SHELL) return `Shell ${number}`;
-    const text = visible(process.command);
+    const text = legible(process.command);
     return text.length > 24 ? `${text.slice(0, 23)}…` : text;
 }

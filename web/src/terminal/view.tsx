@@ -96,10 +96,10 @@ function Status({ connection, readOnly }: { connection: Connection | null; readO
         ended: note,
         failed: note,
     };
-    const classes = { connecting: "pending", open: "running", away: "pending", ended: "ended", failed: "failed" };
+    const classes = { connecting: "pending", open: "running", away: "error", ended: "", failed: "error" };
     return (
         <span role="status" aria-live="polite">
-            <span class={`state ${classes[state]}`}>{texts[state]}</span>{" "}
+            <span class={state === "open" || state === "connecting" ? `state ${classes[state]}` : `note ${classes[state]}`}>{texts[state]}</span>{" "}
             {state === "failed" && <button type="button" class="plain small" onClick={() => connection!.again()}>Try again</button>}
             {connection?.foreignSize.value && (
                 <span class="note small">
@@ -144,13 +144,17 @@ function handleKey(event: KeyboardEvent, screen: Screen): boolean {
     return true;
 }
 
+const NO_CLIPBOARD = "Over plain HTTP the browser gives this page no clipboard: use the keyboard or the menu of the mouse.";
+
 async function copy(screen: Screen): Promise<void> {
     const text = screen.terminal.getSelection();
     if (!text) return tell("Nothing is selected.");
+    if (!navigator.clipboard) return tell(NO_CLIPBOARD, "error");
     await attempt(() => navigator.clipboard.writeText(text), "Copied.");
 }
 
 async function paste(screen: Screen): Promise<void> {
+    if (!navigator.clipboard) return tell(NO_CLIPBOARD, "error");
     await attempt(async () => screen.terminal.paste(withoutControls(await navigator.clipboard.readText())));
     screen.terminal.focus();
 }

@@ -3,9 +3,9 @@
 The server sends JSON texts: `started`, `output`, `result`, `error`, `keepalive`; a terminal's output comes as
 binary messages instead. The client sends binary messages for standard input, or JSON texts: `stdin`
 (`data` or `data_base64`), `close_stdin`, `signal`, `resize` (`rows`, `columns`), `kill`. Of a terminal the server also
-sends `size`, when somebody else has changed it, and `gap`, the offset at which the output goes on after a part that was
-not kept. A client that opened a terminal with `window` sends `shown`, the offset up to which it has shown the output;
-the server sends no more than `window` bytes beyond it.
+sends `size`, when one of several clients has changed it, and `gap`, the offset at which the output goes on after a part
+that was not kept. A client that opened a terminal with `window` sends `shown`, the offset up to which it has shown the
+output; the server sends no more than `window` bytes beyond it.
 
 Two tasks per socket: one reads the process and waits until the client has taken what it was sent, the other reads
 the client and waits until the process has taken its input. The task that ends first ends the other. When a
