@@ -341,6 +341,7 @@ class RefusalView(BaseModel):
     port: int
     reason: str
     rule: str = Field(description="The rule that would allow it; empty if no rule of a session can")
+    count: int = Field(1, description="It came so often in a row, the last time then")
 
 
 class NetworkUseView(NetworkView):
