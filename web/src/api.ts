@@ -1,6 +1,7 @@
 // Requests to Warren's API. Every failure is an ApiError whose message can be shown to people.
 
 import { memoryKey, signedOut } from "./account";
+import { serverTime } from "./parts/clock";
 
 export class ApiError extends Error {
     constructor(
@@ -25,6 +26,7 @@ export interface Options {
     query?: Query;
     body?: unknown; // sent as JSON, unless it is a Blob
     accept?: string;
+    lastId?: string; // of the last event that was seen of a stream
     signal?: AbortSignal;
 }
 
@@ -48,6 +50,7 @@ export async function request(method: string, path: string, options: Options = {
         body = JSON.stringify(options.body);
     }
     if (options.accept) headers["Accept"] = options.accept;
+    if (options.lastId) headers["Last-Event-ID"] = options.lastId;
     if (memoryKey.value) headers["Authorization"] = `Bearer ${memoryKey.value}`;
     let response: Response;
     try {
@@ -63,6 +66,7 @@ export async function request(method: string, path: string, options: Options = {
         if (options.signal?.aborted) throw error;
         throw new ApiError(0, "The server cannot be reached");
     }
+    serverTime(response.headers.get("Date"));
     if (response.ok) return response;
     const problem = await readProblem(response);
     if (problem.status === 401) signedOut();
@@ -101,14 +105,15 @@ export interface StreamEvent {
     data: any;
 }
 
-/** The events of a stream (text/event-stream), until it ends or the signal aborts it. */
-export async function* events(method: string, path: string, options: Options & { lastId?: string } = {}): AsyncGenerator<StreamEvent> {
+/** The events of a stream (text/event-stream), until it ends or the signal aborts it. After `silentMs` without a sign of
+ *  life the server counts as away. */
+export async function* events(method: string, path: string, options: Options & { silentMs?: number } = {}): AsyncGenerator<StreamEvent> {
     const response = await request(method, path, { ...options, accept: "text/event-stream" });
     const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
     let text = "";
     try {
         for (;;) {
-            const { done, value } = await reader.read();
+            const { done, value } = await readSoon(reader, options.silentMs);
             if (done) return;
             text += value;
             const blocks = text.split(/\r?\n\r?\n/);
@@ -120,6 +125,19 @@ export async function* events(method: string, path: string, options: Options & {
         }
     } finally {
         reader.cancel().catch(() => undefined);
+    }
+}
+
+async function readSoon(reader: ReadableStreamDefaultReader<string>, silentMs = 0) {
+    if (!silentMs) return reader.read();
+    let timer = 0;
+    const tooLate = new Promise<never>((_, reject) => {
+        timer = setTimeout(() => reject(new ApiError(0, "The server does not answer")), silentMs);
+    });
+    try {
+        return await Promise.race([reader.read(), tooLate]);
+    } finally {
+        clearTimeout(timer);
     }
 }
 

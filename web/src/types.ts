@@ -38,6 +38,20 @@ export interface Session {
     isolation?: Record<string, any> | null;
 }
 
+/** What a session can be made of. */
+export interface Environment {
+    name: string;
+    description: string;
+    image: string;
+    provider: string | null;
+    limits: Limits;
+    idle_timeout_s: number | null;
+    max_lifetime_s: number | null;
+    network: { internet: boolean; allow: string[]; deny: string[] };
+    default: boolean;
+    image_state: string | null;
+}
+
 export interface SessionPage {
     sessions: Session[];
     next: string | null;

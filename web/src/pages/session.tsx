@@ -1,8 +1,9 @@
 // One session: its terminals, files, code, network and figures, each in a tab of its own.
 
-import { lazy, useLocation, useRoute } from "preact-iso";
+import { useLocation, useRoute } from "preact-iso/router";
 
 import { get, path } from "../api";
+import { lazy } from "../parts/boundary";
 import { Shown, useLoaded } from "../parts/load";
 import { Tabs } from "../parts/tabs";
 import type { Session } from "../types";

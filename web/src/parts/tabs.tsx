@@ -3,6 +3,8 @@
 import type { ComponentChildren } from "preact";
 import { useRef } from "preact/hooks";
 
+import { Boundary } from "./boundary";
+
 export interface Tab {
     id: string;
     label: string;
@@ -54,7 +56,9 @@ export function Tabs({ label, tabs, chosen, onChoose, children, after }: Props) 
                 </div>
                 {after}
             </div>
-            <div role="tabpanel" id={`panel-${chosen}`} aria-labelledby={`tab-${chosen}`} class="panel">{children}</div>
+            <div role="tabpanel" id={`panel-${chosen}`} aria-labelledby={`tab-${chosen}`} class="panel">
+                <Boundary key={chosen}>{children}</Boundary>
+            </div>
         </div>
     );
 }
