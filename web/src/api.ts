@@ -26,18 +26,27 @@ export interface Options {
     query?: Query;
     body?: unknown; // sent as JSON, unless it is a Blob
     accept?: string;
+    range?: string; // bytes=0-9
     lastId?: string; // of the last event that was seen of a stream
     signal?: AbortSignal;
 }
 
 export function address(path: string, query: Query = {}): string {
-    const search = new URLSearchParams();
+    const pairs: string[] = [];
     for (const [name, value] of Object.entries(query)) {
         if (value === undefined || value === "") continue;
-        for (const one of Array.isArray(value) ? value : [value]) search.append(name, String(one));
+        for (const one of Array.isArray(value) ? value : [value]) pairs.push(`${name}=${encodeText(String(one))}`);
     }
-    const text = search.toString();
-    return text ? `${path}?${text}` : path;
+    return pairs.length ? `${path}?${pairs.join("&")}` : path;
+}
+
+/** Names of files need not be UTF-8: the API gives their other bytes as lone surrogates, and takes them as bytes. */
+function encodeText(text: string): string {
+    return text.replace(/\p{Surrogate}|\P{Surrogate}+/gu, (part) => {
+        const code = part.codePointAt(0)!;
+        if (code >= 0xdc80 && code <= 0xdcff) return `%${(code - 0xdc00).toString(16).toUpperCase()}`;
+        return encodeURIComponent(code >= 0xd800 && code <= 0xdfff ? "\ufffd" : part);
+    });
 }
 
 /** Sends a request and gives the response, if it is a good one. */
@@ -50,6 +59,7 @@ export async function request(method: string, path: string, options: Options = {
         body = JSON.stringify(options.body);
     }
     if (options.accept) headers["Accept"] = options.accept;
+    if (options.range) headers["Range"] = options.range;
     if (options.lastId) headers["Last-Event-ID"] = options.lastId;
     if (memoryKey.value) headers["Authorization"] = `Bearer ${memoryKey.value}`;
     let response: Response;
@@ -152,9 +162,10 @@ function readEvent(block: string): StreamEvent | null {
 }
 
 /** A WebSocket of the API. A page that holds its key in memory opens it by a ticket, since a browser sends no header. */
-export async function openSocket(path: string, query: Query = {}, sessionId = ""): Promise<WebSocket> {
+export async function openSocket(path: string, query: Query = {}, sessionId = "", token = ""): Promise<WebSocket> {
     const protocols: string[] = [];
-    if (memoryKey.value && sessionId) {
+    if (token) protocols.push("warren", `warren.token.${token}`);
+    else if (memoryKey.value && sessionId) {
         const made = await post<{ ticket: string }>(`/api/sessions/${encodeURIComponent(sessionId)}/tickets`, {});
         const redeemed = await post<{ token: string }>("/api/ui/tickets/redeem", { ticket: made.ticket });
         protocols.push("warren", `warren.token.${redeemed.token}`);
@@ -164,6 +175,28 @@ export async function openSocket(path: string, query: Query = {}, sessionId = ""
     const socket = new WebSocket(url, protocols);
     socket.binaryType = "arraybuffer";
     return socket;
+}
+
+/** Sends a file, and says meanwhile how many of its bytes were sent: fetch cannot. */
+export function upload(path: string, query: Query, file: Blob, onProgress: (sent: number) => void, signal: AbortSignal): Promise<void> {
+    return new Promise((resolve, reject) => {
+        const sender = new XMLHttpRequest();
+        sender.open("PUT", address(path, query));
+        sender.setRequestHeader("X-Warren-Page", "1");
+        if (memoryKey.value) sender.setRequestHeader("Authorization", `Bearer ${memoryKey.value}`);
+        sender.upload.onprogress = (event) => onProgress(event.loaded);
+        sender.onerror = () => reject(new ApiError(0, "The server cannot be reached"));
+        sender.onabort = () => reject(new ApiError(0, "It was cancelled"));
+        sender.onload = async () => {
+            if (sender.status >= 200 && sender.status < 300) return resolve();
+            const headers = { "Retry-After": sender.getResponseHeader("Retry-After") ?? "" };
+            const problem = await readProblem(new Response(sender.responseText, { status: sender.status, headers }));
+            if (problem.status === 401) signedOut();
+            reject(problem);
+        };
+        signal.addEventListener("abort", () => sender.abort());
+        sender.send(file);
+    });
 }
 
 /** Saves an answer of the API as a file. */

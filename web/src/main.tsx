@@ -1,7 +1,11 @@
 // The beginning: asks the server who is signed in, and shows the page that the address names.
 
+import "@xterm/xterm/css/xterm.css";
+
 import "./style/base.css";
 import "./style/parts.css";
+import "./style/session.css";
+import "./style/session_parts.css";
 
 import { useSignal } from "@preact/signals";
 import { render } from "preact";

@@ -88,8 +88,25 @@ export interface SessionMetrics {
 export interface ProcessInfo {
     process_id: string;
     command: string;
-    state: string;
+    user: string;
+    running: boolean;
     terminal: boolean;
-    started_at: string;
+    bytes_total: number;
+    truncated: boolean;
+    started_s_ago: number;
     exit_code: number | null;
+    reason: string | null;
+    background: number;
+}
+
+export interface FileInfo {
+    path: string;
+    name: string;
+    kind: string; // file, directory, symlink or other
+    size: number;
+    mode: string;
+    uid: number;
+    gid: number;
+    modified: string;
+    target: string | null;
 }

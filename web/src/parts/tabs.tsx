@@ -18,9 +18,11 @@ interface Props {
     onChoose: (id: string) => void;
     children: ComponentChildren;
     after?: ComponentChildren;
+    /** The children choose what they show themselves, and stay when another tab is chosen. */
+    keep?: boolean;
 }
 
-export function Tabs({ label, tabs, chosen, onChoose, children, after }: Props) {
+export function Tabs({ label, tabs, chosen, onChoose, children, after, keep }: Props) {
     const list = useRef<HTMLDivElement>(null);
     function move(event: KeyboardEvent) {
         const at = tabs.findIndex((tab) => tab.id === chosen);
@@ -57,7 +59,7 @@ export function Tabs({ label, tabs, chosen, onChoose, children, after }: Props) 
                 {after}
             </div>
             <div role="tabpanel" id={`panel-${chosen}`} aria-labelledby={`tab-${chosen}`} class="panel">
-                <Boundary key={chosen}>{children}</Boundary>
+                <Boundary key={keep ? "" : chosen}>{children}</Boundary>
             </div>
         </div>
     );
