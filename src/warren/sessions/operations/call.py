@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from warren.interfaces.cluster import ClusterControl
 from warren.interfaces.environments import Environments
 from warren.interfaces.images import ImageList
+from warren.interfaces.machine import Doctor, ImageBuildControl
 from warren.interfaces.sandbox import Sandbox
 from warren.model.api import OPERATIONS, Operation
 from warren.model.errors import InvalidRequest
@@ -54,6 +55,8 @@ class OperationContext:
     terminal_viewers: TerminalViewers = field(default_factory=TerminalViewers)
     contexts: Contexts = field(default_factory=Contexts)
     cluster: ClusterControl | None = None
+    doctor: Doctor | None = None
+    builds: ImageBuildControl | None = None
 
     def limited_timeout(self, timeout_s: float | None) -> float:
         timeout_s = self.command_timeout_s if timeout_s is None else timeout_s
