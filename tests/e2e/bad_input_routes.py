@@ -155,6 +155,7 @@ GOOD = [
     Request("GET", "/api/quotas"),
     Request("GET", "/api/admin/quotas", query={"of": "kept"}),
     Request("GET", "/api/admin/doctor"),
+    Request("GET", "/api/history"),
     Request("GET", "/api/admin/builds"),
     Request("POST", "/api/admin/builds", 422, json={"environment": "base"}),
     Request("DELETE", "/api/admin/builds", 404, {"image": "base"}),

@@ -1,4 +1,4 @@
-"""What only operators see: the doctor's report, builds of images. One server, and a coordinator with its worker."""
+"""What only operators see: the doctor's report, builds of images, the history; of one server, and in a cluster."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -49,6 +49,30 @@ async def test_the_doctors_report_can_be_read_and_is_made_once_a_minute(admin: A
     async with of(admin, "tenant") as tenant:
         await tenant.refused("GET", "/api/admin/doctor", status=403, code="forbidden")
     await admin.refused("GET", "/api/admin/doctor", status=404, code="not_found", worker="nobody")
+
+
+async def test_the_history_has_what_was_done(admin: Api, place: Place) -> None:
+    async with admin.session() as session:
+        await session.exec("true")
+        worker = session.found["worker"] if place.redis else ""
+
+        async def has_execs() -> bool:
+            shown = await admin.get("/api/history", **({"worker": worker} if worker else {}))
+            return sum(value or 0 for value in shown["columns"]["execs"]) > 0
+
+        await until(has_execs)
+        mine = await admin.get("/api/history", span="1h")
+        others = await admin.get("/api/history", span="24h", worker=worker)
+    assert (mine["interval_s"], others["interval_s"]) == (10.0, 300.0)
+    assert mine["columns"]["sessions_running"][-1] >= 1
+    assert max(value or 0 for value in mine["columns"]["requests"]) >= 1
+    assert others["pools"]["base"]["ready"]
+    assert others["columns"]["memory_free_mb"][-1] > 0
+    assert (mine["process"] == others["process"]) == (place.redis is None)
+    async with of(admin, "tenant") as tenant:
+        await tenant.refused("GET", "/api/history", status=403, code="forbidden")
+    await admin.refused("GET", "/api/history", status=404, code="not_found", worker="nobody")
+    await admin.refused("GET", "/api/history", status=422, code="invalid_request", span="1w")
 
 
 async def _build(admin: Api, image: str) -> dict[str, Any] | None:

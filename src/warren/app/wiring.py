@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from warren.model.spec import Ceilings
     from warren.sessions.artifacts import Artifacts
     from warren.sessions.egress import Egress
+    from warren.sessions.history import History
     from warren.sessions.lifecycle import Lifecycle
     from warren.sessions.manager import Sessions
     from warren.sessions.preview_links import PreviewLinks
@@ -580,6 +581,7 @@ def build_context(
     identity: "Identity",
     cluster: "ClusterControl | None" = None,
     metrics: "ProcessMetrics | None" = None,
+    history: "History | None" = None,
 ) -> "Context":
     from warren.answer_memory import MIB, AnswerMemory
     from warren.http.context import Context
@@ -611,6 +613,7 @@ def build_context(
             (each.builds for each in sessions.lifecycle.workers.values() if isinstance(each, LocalWorker)), None
         ),
         metrics=metrics,
+        history=history,
     )
 
 
@@ -664,12 +667,13 @@ def build_app(
     template_builds: "TemplateBuilds | None" = None,
     tracing: Tracing = OFF,
     metrics: "ProcessMetrics | None" = None,
+    history: "History | None" = None,
 ) -> "ASGIApp":
     from warren.app.readings import server_readings
     from warren.http.app import create_app
     from warren.previews.proxy import PreviewProxy
 
-    context = build_context(settings, environments, sessions, tenancy, identity, metrics=metrics)
+    context = build_context(settings, environments, sessions, tenancy, identity, metrics=metrics, history=history)
     context = with_pages(settings, context)
     if metrics is not None:
         metrics.read = server_readings(sessions, context.port_connections)
@@ -733,7 +737,7 @@ def build_edge(settings: Settings, app: "ASGIApp", context: "Context", tracing: 
 
     assert context.links is not None
     previews = PreviewEdge(
-        build_guard(settings, build_dashboard(settings, app, context), tracing, recorder_of(context.metrics)),
+        build_guard(settings, build_dashboard(settings, app, context), tracing, context.history or NO_RECORDER),
         app,
         links=context.links,
         store=context.sessions.store,

@@ -67,8 +67,8 @@ class Operation:
     `in_query` are the arguments that travel in the query although the others are a JSON body. `session_name` is the
     header, or the pattern of host names whose first group is the session id. `of_machine`: it is about a machine that
     runs sandboxes, so a coordinator sends it to the worker that `worker` in the query names, else to any.
-    `of_artifact`: it needs the content of an artifact, so a coordinator sends it to the worker that keeps it, if one
-    does.
+    `of_named_machine`: it is about the process that answers, unless the query names a worker. `of_artifact`: it needs
+    the content of an artifact, so a coordinator sends it to the worker that keeps it, if one does.
     """
 
     name: str
@@ -89,6 +89,7 @@ class Operation:
     in_query: tuple[str, ...] = ()
     session_name: str = ""
     of_machine: bool = False
+    of_named_machine: bool = False
     of_artifact: bool = False
 
     @property
@@ -113,6 +114,8 @@ class Operation:
             return "artifacts"
         if self.path.startswith("/api/admin"):
             return "admin"
+        if self.path == "/api/history":
+            return "server"
         if not self.path.startswith(("/api/sessions", "/api/metrics")):
             return "environments"
         part = self.path.removeprefix(SESSION).strip("/").split("/")[0]
@@ -184,6 +187,10 @@ _ROWS: Final = (
         in_sandbox=False, of_machine=True,
     ),
     # -- the machine, for operators
+    Operation(
+        "get_history", "GET", "/api/history", Scope.ADMIN, "Figures of the server over the last hour or day",
+        session_in=SessionIn.NOWHERE, in_sandbox=False, of_named_machine=True,
+    ),
     Operation(
         "get_doctor_report", "GET", "/api/admin/doctor", Scope.ADMIN, "What the doctor says of the machine",
         session_in=SessionIn.NOWHERE, in_sandbox=False, watched=True, of_machine=True,

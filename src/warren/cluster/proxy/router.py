@@ -129,11 +129,14 @@ class Router:
         scope["operation"] = found
         operation, named = found
         body = RequestBody(receive)
-        if operation.of_machine:
+        if operation.of_machine or operation.of_named_machine:
             check_scope(scope["caller"], operation.scope)
-            named_worker = _named_worker(scope)
-            worker_id = self._fleet.member(named_worker).id if named_worker else self._any_worker()
-            await self._forward_to_owner(worker_id, scope, receive, body, send)
+            if named_worker := _named_worker(scope):
+                await self._forward_to_owner(self._fleet.member(named_worker).id, scope, receive, body, send)
+            elif operation.of_machine:
+                await self._forward_to_owner(self._any_worker(), scope, receive, body, send)
+            else:
+                await self._app(scope, body.replay(), send)
             return
         if operation.of_artifact:
             if worker_id := await self._keeper_of(scope["caller"], named["artifact_id"], operation):

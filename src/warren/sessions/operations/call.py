@@ -23,6 +23,7 @@ from warren.model.errors import InvalidRequest
 from warren.model.session import Session
 from warren.sessions.artifacts import Artifacts
 from warren.sessions.contexts import Contexts
+from warren.sessions.history import History
 from warren.sessions.manager import SandboxUse, Sessions
 from warren.sessions.output_events import close_source
 from warren.sessions.port_connections import PortConnections
@@ -57,6 +58,7 @@ class OperationContext:
     cluster: ClusterControl | None = None
     doctor: Doctor | None = None
     builds: ImageBuildControl | None = None
+    history: History | None = None
 
     def limited_timeout(self, timeout_s: float | None) -> float:
         timeout_s = self.command_timeout_s if timeout_s is None else timeout_s

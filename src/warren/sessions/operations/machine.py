@@ -1,12 +1,13 @@
 """The machine itself, for operators: what its doctor says, and the builds of its images."""
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
 from warren.interfaces.machine import BuildStatus, ImageBuildControl
 from warren.model.errors import InvalidRequest, NotFound
+from warren.sessions.history import COLUMNS
 from warren.sessions.operations.call import Call, Handler, Reply, Values
 from warren.sessions.request_context import note
 from warren.sessions.schemas import Body, timestamp
@@ -25,6 +26,23 @@ class CancelQuery(MachineQuery):
 class BuildBody(Body):
     environment: str = Field("", max_length=255, description="Build the image of this environment", examples=["base"])
     image: str = Field("", max_length=255, description="Or this image, which has a recipe in the registry")
+
+
+class HistoryQuery(BaseModel):
+    span: Literal["1h", "24h"] = Field("1h", description="A point every 10 s for an hour, or every 5 min for a day")
+    worker: str = Field("", max_length=64, description="In a cluster: this worker's instead of the coordinator's")
+
+
+class HistoryView(BaseModel):
+    process: str = Field(description="Whose figures they are: the worker's, or the coordinator's name")
+    interval_s: float
+    first_at: str = Field(description="When the oldest point was made; the others follow, one each interval")
+    columns: dict[str, list[float | None]] = Field(
+        description=f"One value for each point; null: nothing to tell. {', '.join(COLUMNS)}"
+    )
+    pools: dict[str, dict[str, list[float | None]]] = Field(
+        description="By environment: ready, waiting, hits and misses; of at most 20"
+    )
 
 
 class CheckView(BaseModel):
@@ -57,6 +75,23 @@ class BuildView(BaseModel):
 class BuildList(BaseModel):
     worker: str
     builds: list[BuildView] = Field(description="Those that run, and the last of each image that has ended")
+
+
+async def get_history(call: Call, query: HistoryQuery) -> Values:
+    """From the process's own memory: it begins anew with the process. Counts are those of one interval, percentiles of
+    what ended in it: `create` is how long new sessions waited for their sandbox, `exec_overhead` what Warren added to
+    the time of a command. A coordinator has figures of its requests and of all sessions; those of the machines are its
+    workers'."""
+    history = call.context.history
+    if history is None:
+        raise NotFound("no history is kept here")
+    if call.context.cluster is None:
+        process = _check_worker(call, query.worker)
+    else:
+        process = call.context.cluster.status().coordinator
+    view = history.view(query.span)
+    first_at = timestamp(view.pop("from"))
+    return {"process": process, "first_at": first_at, **view}
 
 
 async def get_doctor_report(call: Call, query: MachineQuery) -> Values:
@@ -119,6 +154,7 @@ def _show(build: BuildStatus) -> Values:
 
 
 HANDLERS = (
+    Handler("get_history", get_history, query=HistoryQuery, result=HistoryView),
     Handler("get_doctor_report", get_doctor_report, query=MachineQuery, result=DoctorView),
     Handler("list_builds", list_builds, query=MachineQuery, result=BuildList),
     Handler("start_build", start_build, query=MachineQuery, body=BuildBody, result=BuildView),
