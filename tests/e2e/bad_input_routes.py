@@ -57,6 +57,7 @@ _SE = "/api/secrets/{name}"
 _K = "/api/admin/keys/{key_id}"
 _T = "/api/admin/tenants/{name}"
 _C = "/api/cluster"
+_PAGE = {"X-Warren-Page": "1"}
 _ID = {"session_id": "{session_id}"}
 GOOD = [
     Request("POST", "/api/sessions", 201, json={}),
@@ -140,9 +141,19 @@ GOOD = [
     Request("GET", "/api/secrets"),
     Request("GET", _SE),
     Request("DELETE", _SE, 204),
+    Request("POST", f"{_S}/tickets", 201, json={"process_id": "{process_id}", "origins": ["https://app.example"]}),
+    Request("GET", "/api/ui/session"),
+    Request("POST", "/api/ui/sign-in", json={"key": "any"}, headers=_PAGE),
+    Request("POST", "/api/ui/sign-out", 204, headers=_PAGE),
+    Request("POST", "/api/ui/sign-out-everywhere", 204),
+    Request("POST", "/api/ui/links", 201),
+    Request("POST", "/api/ui/tickets/redeem", json={"ticket": "{ticket}"}),
     Request("GET", "/api/whoami"),
     Request("GET", "/api/audit"),
     Request("GET", "/api/usage"),
+    Request("GET", "/api/events"),
+    Request("GET", "/api/quotas"),
+    Request("GET", "/api/admin/quotas", query={"of": "kept"}),
     Request("GET", "/api/admin/audit"),
     Request("GET", "/api/admin/usage"),
     Request("POST", "/api/admin/keys", 201, json={"name": "bad input"}),
@@ -162,6 +173,7 @@ GOOD = [
     Request("GET", "/ready"),
     Request("GET", "/version"),
     Request("GET", "/api/stats"),
+    Request("GET", "/metrics"),
 ]
 
 BAD_IDS = [

@@ -49,6 +49,7 @@ def url(server: ServerProcess) -> str:
         ("POST", "/create_session"),
         ("GET", "/sessions"),
         ("GET", "/api/stats"),
+        ("GET", "/metrics"),
         ("GET", "/nowhere"),
         ("GET", "/health/../api/sessions"),
     ],

@@ -55,7 +55,8 @@ async def used(server: ServerProcess, admin: Api) -> tuple[list[str], list[bytes
         said.append(await spoken(server, "GET", f"{place}?key={VALUE}", {"X-API-Key": rotated["key"]}))
         said.append(await spoken(server, "POST", f"{place}/exec", {"X-API-Key": rotated["key"]}, b"{" + VALUE.encode()))
         said.append(await spoken(server, "GET", place, {"X-API-Key": rotated["key"] * 2000}))
-    for path in ("/api/admin/keys", "/api/admin/audit", "/api/admin/usage", "/api/stats", "/health", "/api/sessions"):
+    records = ("/api/admin/keys", "/api/admin/audit", "/api/admin/usage")
+    for path in (*records, "/api/stats", "/metrics", "/health", "/api/sessions"):
         said.append(await spoken(server, "GET", path, {"X-API-Key": ADMIN}))
     return planted, said
 

@@ -264,7 +264,7 @@ def test_every_service_is_watched_and_started_again() -> None:
     for name, service in compose()["services"].items():
         assert service["restart"] == "unless-stopped", name
         assert {"healthcheck", "stop_grace_period"} <= set(service), name
-        assert re.search(r":[0-9]", service["image"]), name
+        assert re.search(r":v?[0-9]", service["image"]), name
 
 
 def test_nginx_and_the_coordinators_know_each_other() -> None:
@@ -276,7 +276,7 @@ def test_nginx_and_the_coordinators_know_each_other() -> None:
         believed = services[name]["environment"]["WARREN_TRUSTED_PROXIES"]
         assert believed == services["nginx"]["networks"]["front"]["ipv4_address"]
     assert "front" not in {*services["redis"]["networks"], *services["worker-1"]["networks"]}
-    assert [name for name, service in services.items() if "ports" in service] == ["nginx"]
+    assert [name for name, service in services.items() if "ports" in service] == ["nginx", "grafana"]
 
 
 # -- Redis, as both files start it

@@ -43,7 +43,10 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs")
 # The servers of these pages want keys, as every server does that is not told otherwise.
 _GUARDED = {
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("api.md", "operations.md", "tenants.md", "tutorial.md", "webhooks.md")),
+    *(
+        ROOT / "docs" / name
+        for name in ("api.md", "monitoring.md", "operations.md", "tenants.md", "tutorial.md", "webhooks.md")
+    ),
     *(ROOT / "docs" / name for name in ("e2b-guide.md", "e2b-examples.md")),
 }
 # What these pages show leaves files in the directory that it is run in.

@@ -30,7 +30,7 @@ AUTH = ClusterAuth("a-secret-of-the-cluster")
 
 def without_audit(caller: Caller) -> Caller:
     """A worker has nothing to do with that scope, and one of an older version does not know it."""
-    return replace(caller, scopes=caller.scopes - {Scope.AUDIT})
+    return replace(caller, scopes=caller.scopes - {Scope.AUDIT, Scope.METRICS})
 
 
 @pytest.mark.parametrize(

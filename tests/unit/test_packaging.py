@@ -17,6 +17,7 @@ DISTRIBUTIONS = {
     "jwt": "pyjwt",
     "langchain_core": "langchain-core",
     "opentelemetry": "opentelemetry-sdk",
+    "prometheus_client": "prometheus-client",
     "pydantic_core": "pydantic-core",
     "python_multipart": "python-multipart",
     "tree_sitter": "tree-sitter",

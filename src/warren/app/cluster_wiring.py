@@ -25,6 +25,7 @@ from warren.cluster.http_client.client import WorkerClient
 from warren.cluster.problem_log import ProblemLog
 from warren.config.settings import WORKER_PORT, Settings
 from warren.interfaces.environments import Environments
+from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.store import SessionStore
 from warren.logs import get_log
 from warren.model.addresses import is_loopback, read_networks
@@ -197,7 +198,12 @@ def _load_certificate(context: ssl.SSLContext, settings: Settings) -> None:
 
 
 async def build_tenancy(
-    settings: Settings, store: SessionStore, link: RedisLink, clock: Clock, environments: Environments
+    settings: Settings,
+    store: SessionStore,
+    link: RedisLink,
+    clock: Clock,
+    environments: Environments,
+    recorder: Recorder = NO_RECORDER,
 ) -> Tenancy:
     sender = WebhookSender(read_networks(settings.webhook_networks))
     encryption = build_encryption(settings)
@@ -216,6 +222,7 @@ async def build_tenancy(
         counters=RedisCounters(redis_url(settings), settings.redis_namespace),
         feed=feed,
         shared_events=SharedEvents(link, feed),
+        recorder=recorder,
     )
 
 

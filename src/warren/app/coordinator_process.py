@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from starlette.types import ASGIApp
 
 from warren.app import cluster_wiring as wiring
+from warren.app.readings import coordinator_readings
 from warren.app.wiring import (
     build_artifact_store,
     build_artifacts,
@@ -18,8 +19,10 @@ from warren.app.wiring import (
     build_e2b_app,
     build_edge,
     build_environments,
+    build_metrics,
     build_sessions,
     e2b_templates,
+    recorder_of,
     with_pages,
 )
 from warren.clock import ClusterClock
@@ -57,6 +60,7 @@ class CoordinatorService:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._environments = build_environments(settings)
+        self._metrics = build_metrics(settings, self._environments, "coordinator")
         self.response_grace_s = settings.stop_grace_s  # its work is to forward, so responses get the time that work has
         self._link = wiring.build_redis_link(settings)
         self._worker_client = wiring.build_worker_client(settings)
@@ -86,7 +90,7 @@ class CoordinatorService:
         settings, clock = self._settings, ClusterClock(await wiring.wait_for_redis_time(self._link))
         await asyncio.to_thread(self._environments.look)
         self.tenancy = self._tenancy = await wiring.build_tenancy(
-            settings, self._store, self._link, clock, self._environments
+            settings, self._store, self._link, clock, self._environments, recorder_of(self._metrics)
         )
         artifact_store = await build_artifact_store(settings) if settings.artifact_store else None
         artifacts = build_artifacts(settings, self._store.records, artifact_store, self.tenancy, clock)
@@ -98,6 +102,7 @@ class CoordinatorService:
             in_cluster=True,
             events=self.tenancy.events,
             artifacts=artifacts,
+            recorder=recorder_of(self._metrics),
         )
         self.sessions = build_sessions(settings, lifecycle, self.tenancy, self._environments)
         failover = Failover(self._fleet, self._roster, self._store, lifecycle, retention_s=settings.key_retention_s)
@@ -114,11 +119,16 @@ class CoordinatorService:
             asyncio.create_task(self._fleet.run(failover.tick), name="fleet"),
             asyncio.create_task(self._environments.watch(clock), name="environments"),
         ]
+        if self._metrics is not None:
+            self._metrics.read = coordinator_readings(self.control)
+            self._tasks.append(asyncio.create_task(self._metrics.run(), name="metrics"))
         self.tenancy.start()
 
     def app(self, identity: BindingIdentity) -> ASGIApp:
         settings = self._settings
-        context = build_context(settings, self._environments, self.sessions, self.tenancy, identity, self.control)
+        context = build_context(
+            settings, self._environments, self.sessions, self.tenancy, identity, self.control, self._metrics
+        )
         context = with_pages(settings, context)
 
         def with_router(app: ASGIApp) -> ASGIApp:

@@ -20,6 +20,7 @@ from warren.app.wiring import (
     build_clock,
     build_environments,
     build_lifecycle,
+    build_metrics,
     build_provider,
     build_reaper,
     build_sessions,
@@ -27,6 +28,7 @@ from warren.app.wiring import (
     build_template_builds,
     build_tenancy,
     build_worker,
+    recorder_of,
 )
 from warren.clock import Clock
 from warren.config.settings import Settings
@@ -61,11 +63,14 @@ class Service:
     in_cluster: ClassVar[bool] = False  # whether other workers share the store
     process_name: ClassVar[str] = "warren"  # in traces
     tracing: Tracing = OFF
+    role: ClassVar[str] = "server"
     response_grace_s: float = 1.0  # the time in which clients may read their last answers
 
     def __init__(self, settings: Settings, *, fault: Callable[[str], None] = lambda _: None) -> None:
         self._settings = settings
         self.environments = build_environments(settings)
+        self.metrics = build_metrics(settings, self.environments, self.role)
+        self._recorder = recorder_of(self.metrics)
         self._fault = fault
         self._lock = -1
         self._clock: Clock = build_clock()
@@ -104,9 +109,8 @@ class Service:
         self._store = await self._open_store()
         for name in settings.providers:
             self._providers.append(build_provider(settings, name, partial(self._call_fault, "provider")))
-        self._worker = build_worker(
-            settings, self._providers, self.environments, partial(self._call_fault, "worker"), self.tracing
-        )
+        failing = partial(self._call_fault, "worker")
+        self._worker = build_worker(settings, self._providers, self.environments, failing, self.tracing, self._recorder)
         self.tenancy = self._tenancy = await self._open_tenancy(self._store)
         fault = partial(self._call_fault, "lifecycle")
         saving = partial(self._call_fault, "artifacts")
@@ -130,6 +134,7 @@ class Service:
             clock=self._clock,
             artifacts=artifacts,
             in_cluster=self.in_cluster,
+            recorder=self._recorder,
         )
         self.sessions = build_sessions(settings, self._lifecycle, self.tenancy, self.environments)
         await self._before_recovery()
@@ -144,6 +149,8 @@ class Service:
         self._run(ArtifactExpiry(artifacts, self._clock).run(), "artifacts")
         self._run(self.environments.watch(self._clock), "environments")
         self._run(self._report_obstacle(self._worker), "readiness")
+        if self.metrics is not None:
+            self._run(self.metrics.run(), "metrics")
 
     async def _report_obstacle(self, worker: LocalWorker) -> None:
         """Logs why no sandbox can be made, and when it can; then it is the pools that report failures."""
@@ -167,7 +174,7 @@ class Service:
         return await build_store(self._settings)
 
     async def _open_tenancy(self, store: SessionStore) -> Tenancy:
-        return await build_tenancy(self._settings, store, self._clock, self.environments)
+        return await build_tenancy(self._settings, store, self._clock, self.environments, self._recorder)
 
     async def _before_recovery(self) -> None:
         """Called before the service takes over what an earlier one has left."""

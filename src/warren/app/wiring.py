@@ -16,6 +16,7 @@ from warren.config.registry import Registry, packaged_registry
 from warren.config.settings import Settings, as_variables, check_provider, environment_with
 from warren.interfaces.environments import Environments
 from warren.interfaces.provider import Provider
+from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import InvalidRequest, ProviderUnavailable, UnknownEnvironment, WarrenError
 from warren.model.spec import IoLimits
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from warren.interfaces.cluster import ClusterControl
     from warren.interfaces.records import RecordStore
     from warren.interfaces.store import SessionStore
+    from warren.metrics.process_metrics import ProcessMetrics
     from warren.model.image import Recipe
     from warren.model.network import EgressPolicy
     from warren.model.spec import Ceilings
@@ -226,12 +228,30 @@ def secret_keys(settings: Settings) -> "list[bytes]":
     return [key, *map(read_key, settings.other_secrets_keys)]
 
 
+def build_metrics(settings: Settings, environments: Environments, role: str) -> "ProcessMetrics | None":
+    if not settings.metrics:
+        return None
+    from warren.metrics.process_metrics import ProcessMetrics
+
+    def is_environment(name: str) -> bool:
+        with suppress(WarrenError):
+            return environments(name).name == name
+        return False
+
+    return ProcessMetrics(role, __version__, is_environment)
+
+
+def recorder_of(metrics: "ProcessMetrics | None") -> Recorder:
+    return NO_RECORDER if metrics is None else metrics.recorder
+
+
 def build_worker(
     settings: Settings,
     providers: Sequence[Provider],
     environments: Environments,
     fault: Fault = lambda _: None,
     tracing: Tracing = OFF,
+    recorder: Recorder = NO_RECORDER,
 ) -> "LocalWorker":
     from warren.worker.guard import MachineGuard
     from warren.worker.worker import LocalWorker
@@ -251,6 +271,7 @@ def build_worker(
         default_pool=PoolSize(settings.pool_size, settings.pool_min, settings.pool_max),
         builds=build_image_builds(settings),
         tracing=tracing,
+        recorder=recorder,
         fault=fault,
     )
 
@@ -333,7 +354,11 @@ def build_clock() -> Clock:
 
 
 async def build_tenancy(
-    settings: Settings, store: "SessionStore", clock: Clock, environments: Environments
+    settings: Settings,
+    store: "SessionStore",
+    clock: Clock,
+    environments: Environments,
+    recorder: Recorder = NO_RECORDER,
 ) -> "Tenancy":
     from warren.model.addresses import read_networks
     from warren.tenancy.tenancy import Tenancy
@@ -349,6 +374,7 @@ async def build_tenancy(
         audit=await build_audit(settings),
         webhooks=Webhooks(store.records, clock, sender, encryption),
         encryption=encryption,
+        recorder=recorder,
     )
 
 
@@ -419,6 +445,7 @@ def build_lifecycle(
     clock: Clock,
     artifacts: "Artifacts | None" = None,
     in_cluster: bool = False,
+    recorder: Recorder = NO_RECORDER,
 ) -> "Lifecycle":
     from warren.sessions.figures import FiguresMeter
     from warren.sessions.lifecycle import Lifecycle
@@ -433,10 +460,11 @@ def build_lifecycle(
         in_cluster=in_cluster,
         events=tenancy.events,
         egress=build_egress(settings),
-        network_meter=NetworkMeter(clock, tenancy.networks.report, tenancy.networks.bounds_of),
+        network_meter=NetworkMeter(clock, tenancy.networks.report, tenancy.networks.bounds_of, recorder=recorder),
         figures=FiguresMeter(clock, environments, tenancy.events.publish),
         secrets=tenancy.secrets,
         artifacts=artifacts,
+        recorder=recorder,
         fault=fault,
     )
     tenancy.secrets.when_changed(lifecycle.secret_changed)
@@ -550,6 +578,7 @@ def build_context(
     tenancy: "Tenancy",
     identity: "Identity",
     cluster: "ClusterControl | None" = None,
+    metrics: "ProcessMetrics | None" = None,
 ) -> "Context":
     from warren.answer_memory import MIB, AnswerMemory
     from warren.http.context import Context
@@ -575,6 +604,7 @@ def build_context(
         links=build_links(settings),
         artifacts=sessions.lifecycle.artifacts,
         cluster=cluster,
+        metrics=metrics,
     )
 
 
@@ -621,11 +651,16 @@ def build_app(
     identity: "BindingIdentity",
     template_builds: "TemplateBuilds | None" = None,
     tracing: Tracing = OFF,
+    metrics: "ProcessMetrics | None" = None,
 ) -> "ASGIApp":
+    from warren.app.readings import server_readings
     from warren.http.app import create_app
     from warren.previews.proxy import PreviewProxy
 
-    context = with_pages(settings, build_context(settings, environments, sessions, tenancy, identity))
+    context = build_context(settings, environments, sessions, tenancy, identity, metrics=metrics)
+    context = with_pages(settings, context)
+    if metrics is not None:
+        metrics.read = server_readings(sessions, context.port_connections)
 
     def wrapped(app: "ASGIApp") -> "ASGIApp":
         e2b_app = build_e2b_app(settings, app, context, template_builds)
@@ -686,7 +721,7 @@ def build_edge(settings: Settings, app: "ASGIApp", context: "Context", tracing: 
 
     assert context.links is not None
     previews = PreviewEdge(
-        build_guard(settings, build_dashboard(settings, app, context), tracing),
+        build_guard(settings, build_dashboard(settings, app, context), tracing, recorder_of(context.metrics)),
         app,
         links=context.links,
         store=context.sessions.store,
@@ -709,7 +744,14 @@ def build_edge(settings: Settings, app: "ASGIApp", context: "Context", tracing: 
     )
 
 
-def build_guard(settings: Settings, app: "ASGIApp", tracing: Tracing = OFF, *, any_host: bool = False) -> "ASGIApp":
+def build_guard(
+    settings: Settings,
+    app: "ASGIApp",
+    tracing: Tracing = OFF,
+    recorder: Recorder = NO_RECORDER,
+    *,
+    any_host: bool = False,
+) -> "ASGIApp":
     """With `any_host` the server answers under every host name."""
     from warren.e2b import app as e2b
     from warren.http.dispatch import takes_stream
@@ -723,4 +765,5 @@ def build_guard(settings: Settings, app: "ASGIApp", tracing: Tracing = OFF, *, a
         max_body=settings.max_body_mb * 1024 * 1024,
         takes_stream=lambda scope: takes_stream(scope) or e2b.takes_stream(scope),
         tracing=tracing,
+        recorder=recorder,
     )

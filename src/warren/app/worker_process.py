@@ -15,8 +15,9 @@ from typing import Any, ClassVar, Final
 from starlette.types import ASGIApp
 
 from warren.app import cluster_wiring as wiring
+from warren.app.readings import worker_readings
 from warren.app.service import Service
-from warren.app.wiring import build_context, build_e2b_app, build_guard, build_images, build_labels
+from warren.app.wiring import build_context, build_e2b_app, build_guard, build_identity, build_images, build_labels
 from warren.cluster.auth import ClusterAuth, CoordinatorIdentity
 from warren.cluster.heartbeat import Heartbeat
 from warren.cluster.images import ImageFetcher, OfferedImages, send_image
@@ -25,11 +26,14 @@ from warren.cluster.middleware import WorkerMiddleware
 from warren.cluster.peer_calls import PeerCalls
 from warren.cluster.roster import Report, Roster
 from warren.config.settings import Settings
+from warren.http.admission import Admission
 from warren.http.app import create_app
+from warren.http.routes.metrics import MetricsApp
 from warren.interfaces.store import SessionStore
 from warren.model.errors import WarrenError
 from warren.model.version import __version__
 from warren.previews.proxy import PreviewProxy
+from warren.sessions.port_connections import PortConnections
 from warren.stores.mirrored import MirroredStore
 from warren.stores.redis_store import RedisStore
 from warren.stores.sqlite import SqliteStore
@@ -45,6 +49,7 @@ _MB_PER_SANDBOX: Final = 64  # the least memory of a sandbox, which bounds how m
 class WorkerService(Service):
     in_cluster: ClassVar[bool] = True
     process_name: ClassVar[str] = "warren-worker"
+    role: ClassVar[str] = "worker"
 
     def __init__(self, settings: Settings, **more: Any) -> None:
         super().__init__(settings, **more)
@@ -75,7 +80,9 @@ class WorkerService(Service):
         return self._mirror
 
     async def _open_tenancy(self, store: SessionStore) -> Tenancy:
-        return await wiring.build_tenancy(self._settings, store, self._link, self._clock, self.environments)
+        return await wiring.build_tenancy(
+            self._settings, store, self._link, self._clock, self.environments, self._recorder
+        )
 
     async def _before_recovery(self) -> None:
         self.lease = Lease(self._clock)
@@ -165,8 +172,26 @@ class WorkerService(Service):
             self.describe,
             self.sessions.lifecycle.figures.latest,
             partial(send_image, self._images, self._offered),
+            self._metrics_app(context.port_connections),
         )
-        return build_guard(self._settings, app, self.tracing, any_host=True)
+        return build_guard(self._settings, app, self.tracing, self._recorder, any_host=True)
+
+    def _metrics_app(self, connections: PortConnections) -> ASGIApp:
+        """For Prometheus, which no coordinator has let in. It needs a key, whatever coordinators ask for."""
+        assert self._mirror is not None
+        assert self._worker is not None
+        if self.metrics is not None:
+            self.metrics.read = worker_readings(self._mirror, self._worker, connections, self.lease)
+        tenancy = self.tenancy
+        return Admission(
+            MetricsApp(self.metrics),
+            build_identity(replace(self._settings, auth=True), tenancy),
+            tenancy.metering.quotas,
+            self._clock,
+            audit=tenancy.audit,
+            refusals=tenancy.refusals,
+            counts=False,
+        )
 
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:
         """Tells coordinators at once to send no new sessions, and at the end that the worker may come back."""

@@ -21,6 +21,7 @@ _ADMIN = (
     ("GET", "/api/admin/audit"),
     ("GET", "/api/admin/usage"),
     ("GET", "/api/stats"),
+    ("GET", "/metrics"),
     ("GET", "/api/cluster"),
 )
 _CLAIMS = {

@@ -63,7 +63,10 @@ def keys() -> None:
 @click.argument("name")
 @click.option("--tenant", default="", metavar="T", help="The tenant it belongs to.  [default]")
 @click.option(
-    "--scopes", default="", metavar="S,S", help="Of read, exec, files, sessions, audit, admin.  [all but the last two]"
+    "--scopes",
+    default="",
+    metavar="S,S",
+    help="Of read, exec, files, sessions, audit, metrics, admin.  [the first four]",
 )
 @click.option("--expires", "expires_in_s", type=Duration(), metavar="D", help="Refuse it after so long: 30d.")
 @quota_option

@@ -159,7 +159,16 @@ async def _run_service(settings: Settings, service: "Service", tls: "ssl.SSLCont
     def app() -> "ASGIApp":
         identity = build_identity(settings, service.tenancy, tokens)
         environments, builds = service.environments, service.template_builds()
-        return build_app(settings, environments, service.sessions, service.tenancy, identity, builds, service.tracing)
+        return build_app(
+            settings,
+            environments,
+            service.sessions,
+            service.tenancy,
+            identity,
+            builds,
+            service.tracing,
+            service.metrics,
+        )
 
     async def announce(port: int) -> None:
         url = _server_url(settings, port)

@@ -17,6 +17,7 @@ from warren.cluster.http_client.client import WorkerClient
 from warren.cluster.images import IMAGE_PATH, pass_on
 from warren.cluster.lease import Lease
 from warren.http.problems import problem
+from warren.http.routes.metrics import METRICS_PATH
 from warren.model.errors import Interrupted, InvalidRequest
 from warren.model.figures import LatestFigures
 from warren.sessions.request_context import set_claim_timeout, set_session_id
@@ -38,6 +39,7 @@ class WorkerMiddleware:
     If the lease has run out by the time of the response, as when the process was stopped meanwhile, the session may
     belong to another worker. Then the response does not say that the request was done. `describe` returns what
     WORKER_PATH answers, `figures` what FIGURES_PATH answers of a tenant's sessions; `send_image` answers IMAGE_PATH.
+    `metrics` answers METRICS_PATH, for callers with a key, also without a lease: it tells of that.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class WorkerMiddleware:
         describe: Callable[[], Mapping[str, Any]],
         figures: Callable[[str, Sequence[str]], Mapping[str, LatestFigures]],
         send_image: Callable[[Scope, Send], Awaitable[None]],
+        metrics: ASGIApp,
     ) -> None:
         self._app = app
         self._auth = auth
@@ -55,8 +58,12 @@ class WorkerMiddleware:
         self._describe = describe
         self._figures = figures
         self._send_image = send_image
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "GET" and scope["path"] == METRICS_PATH:
+            await self._metrics(scope, receive, send)
+            return
         if scope["type"] in ("http", "websocket") and scope["path"] not in _PUBLIC_PATHS:
             self._auth.check(scope["headers"])
             if scope["path"] == WORKER_PATH:

@@ -460,6 +460,7 @@ _ROWS = (
            "Whether the record has the text of commands, with what looks like a secret removed."),
     Option("audit_mb", whole_number(1, 1_000_000), 256,
            "How much of the record is kept; the oldest entries are removed first."),
+    Option("metrics", SWITCH, True, "Whether Prometheus can read metrics at /metrics.", flag="--metrics/--no-metrics"),
     Option("artifact_store", ARTIFACT_STORE, "",
            "Where artifacts are kept: a directory that all machines share, or s3://BUCKET/PREFIX.",
            default_text="a directory in the state directory"),

@@ -114,6 +114,7 @@ class Settings:
     audit: bool
     audit_commands: str
     audit_mb: int
+    metrics: bool
     artifact_store: str
     artifact_s3_endpoint: str
     artifact_max_mb: int

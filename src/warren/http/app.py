@@ -14,9 +14,21 @@ from warren.http.dispatch import Dispatcher
 from warren.http.docs_page import add_pages
 from warren.http.openapi import DESCRIPTION, PROBLEMS, TAGS, openapi_builder, operation_id
 from warren.http.problems import register
-from warren.http.routes import admin, cluster, events, health, operations, pages, records, secrets, sockets, webhooks
+from warren.http.routes import (
+    admin,
+    cluster,
+    events,
+    health,
+    metrics,
+    operations,
+    pages,
+    records,
+    secrets,
+    sockets,
+    webhooks,
+)
 
-ROUTERS = (operations, sockets, webhooks, secrets, records, events, admin, cluster, pages, health)
+ROUTERS = (operations, sockets, webhooks, secrets, records, events, admin, cluster, pages, health, metrics)
 
 
 # FastAPI's own would tell whatever is set up in the process of paths, bodies and exceptions. Ours is warren.tracing.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from fastapi import APIRouter, Depends, Security
 from fastapi.security import SecurityScopes
@@ -24,6 +24,9 @@ from warren.tenancy.page_sessions import PageSessions
 from warren.tenancy.tenancy import Tenancy
 from warren.tenancy.tickets import Tickets
 
+if TYPE_CHECKING:
+    from warren.metrics.process_metrics import ProcessMetrics
+
 
 def new_router(prefix: str = "", tags: Sequence[str] = ()) -> APIRouter:
     return APIRouter(prefix=prefix, tags=list(tags), route_class=StrictRoute)
@@ -32,8 +35,8 @@ def new_router(prefix: str = "", tags: Sequence[str] = ()) -> APIRouter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context(OperationContext):
     """`identity` identifies callers; `with_key` tells whether they need a key or a token. `answer_memory` bounds what
-    long answers hold until they are read. Only a server with a dashboard has `page_sessions` and
-    `tickets`, and its identity is a BindingIdentity."""
+    long answers hold until they are read. `metrics` None: there are none. Only a server with a dashboard has
+    `page_sessions` and `tickets`, and its identity is a BindingIdentity."""
 
     tenancy: Tenancy
     identity: Identity
@@ -41,6 +44,7 @@ class Context(OperationContext):
     version: str
     with_key: bool = True
     answer_memory: AnswerMemory = field(default_factory=AnswerMemory)
+    metrics: "ProcessMetrics | None" = None
     page_sessions: PageSessions | None = None
     tickets: Tickets | None = None
 
@@ -73,6 +77,7 @@ Reader = Annotated[str, Security(tenant_of, scopes=[Scope.READ])]
 Runner = Annotated[str, Security(tenant_of, scopes=[Scope.EXEC])]
 SessionUser = Annotated[str, Security(tenant_of, scopes=[Scope.SESSIONS])]
 Auditor = Annotated[str, Security(tenant_of, scopes=[Scope.AUDIT])]
+Scraper = Annotated[str, Security(tenant_of, scopes=[Scope.METRICS])]
 Admin = Annotated[str, Security(tenant_of, scopes=[Scope.ADMIN])]
 
 

@@ -2,15 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from warren.interfaces.worker import WorkerStats
 from warren.model.figures import LatestFigures
 
+WORKER_STATES: Final = ("ready", "draining", "stopping", "incompatible", "dead")
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker as its last heartbeat described it. `lease_left_s` is negative since the lease ran out."""
+    """A worker as its last heartbeat described it. `state` is one of WORKER_STATES. `lease_left_s` is negative since
+    the lease ran out."""
 
     id: str
     state: str

@@ -79,8 +79,9 @@ class GuardStats:
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
     """`pools` has the name of the environment for the provider that it gets by default, and
-    `environment@provider` for any other. `destroying` includes sandboxes whose destruction failed so far. `gpus` counts
-    the graphics processors that sandboxes may have; `gpus_free` are the ids of those that no sandbox has."""
+    `environment@provider` for any other. `destroying` includes sandboxes whose destruction failed so far. `leaks`
+    counts those, and sandboxes of this worker that it does not know although they have been there for minutes. `gpus`
+    counts the graphics processors that sandboxes may have; `gpus_free` are the ids of those that no sandbox has."""
 
     sandboxes: int = 0
     claimed: int = 0
@@ -89,6 +90,7 @@ class WorkerStats:
     guard: GuardStats = field(default_factory=GuardStats)
     gpus: int = 0
     gpus_free: tuple[str, ...] = ()
+    leaks: int = 0
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "WorkerStats":

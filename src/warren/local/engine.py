@@ -285,7 +285,7 @@ def _import_parts() -> tuple[Callable[[], Work["tuple[Service, LocalCalls]"]], C
             f"local mode needs the packages of the server: {exc}",
             remedy="install them: pip install 'warren-sandbox[server]'",
         ) from exc
-    settings = replace(read_settings(), audit=False, auth=False)  # the only caller is this process
+    settings = replace(read_settings(), audit=False, auth=False, metrics=False)  # the only caller is this process
 
     async def make() -> "tuple[Service, LocalCalls]":
         service = Service(settings)

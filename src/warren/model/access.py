@@ -26,18 +26,22 @@ _LIMITS: Final = frozenset(each.name for each in fields(Limits))
 class Scope(StrEnum):
     """READ: look at sessions, processes and figures. EXEC: run commands, terminals. FILES: read and write files.
     SESSIONS: create, change and end sessions, and the webhooks that tell of them. AUDIT: read the audit record and the
-    usage of all tenants, and nothing else. ADMIN: the keys, tenants, audit and usage of all; it contains the others."""
+    usage of all tenants, and nothing else. METRICS: read /metrics, which counts all tenants together, and nothing else.
+    ADMIN: the keys, tenants, audit and usage of all; it contains the others."""
 
     READ = "read"
     EXEC = "exec"
     FILES = "files"
     SESSIONS = "sessions"
     AUDIT = "audit"
+    METRICS = "metrics"
     ADMIN = "admin"
 
 
 ALL_SCOPES: Final = frozenset(Scope)
-OPERATORS_SCOPES: Final = frozenset({Scope.ADMIN, Scope.AUDIT})  # what they allow reaches beyond the key's tenant
+OPERATORS_SCOPES: Final = frozenset(
+    {Scope.ADMIN, Scope.AUDIT, Scope.METRICS}
+)  # what they allow reaches beyond the key's tenant
 USUAL_SCOPES: Final = ALL_SCOPES - OPERATORS_SCOPES
 
 

@@ -302,6 +302,7 @@ class NoCapacity(Unavailable):
 
 class MachineFull(NoCapacity):
     code = "machine_full"
+    what = "provider"  # what there is too little of: sandboxes, memory, files, disk, or what the provider counts
 
 
 class Stopping(Unavailable):

@@ -12,6 +12,7 @@ _numbers = itertools.count(1)
 
 class EventKind(StrEnum):
     SESSION_CREATED = "session.created"
+    SESSION_CHANGED = "session.changed"
     SESSION_ENDED = "session.ended"
     SESSION_EXPIRED = "session.expired"
     SESSION_LOST = "session.lost"
@@ -30,6 +31,14 @@ class SessionCreatedData:
     memory_mb: int
     environment: str
     pooled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SessionChangedData:
+    """`changed` are the names of what a caller set: time-outs, metadata, network. Using a session is no change."""
+
+    thread_id: str | None
+    changed: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +124,7 @@ class ArtifactsLeftOutData:
 
 EventData = (
     SessionCreatedData
+    | SessionChangedData
     | SessionEndedData
     | SessionLostData
     | CommandEndedData

@@ -217,6 +217,47 @@ class NetworkInfo(Result):
 
 
 @dataclass(frozen=True, slots=True)
+class FiguresInfo(Result):
+    """What a session uses at a moment.
+
+    `cpu_s` is all the processor time so far, `cpus` the cores in use on average since the point before. `memory_bytes`
+    is without `cache_bytes`, which the kernel gives back when memory is short. `processes` counts threads too.
+    """
+
+    at: str = ""
+    cpu_s: float = 0.0
+    cpus: float = 0.0
+    memory_bytes: int = 0
+    cache_bytes: int = 0
+    disk_bytes: int = 0
+    processes: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsInfo(Result):
+    """What a session uses now, and used in the last minutes: `series` has a point every `interval_s`, oldest first.
+    `limits` has `cpus`, `memory_bytes`, `disk_bytes` and `processes`."""
+
+    session_id: str
+    now: FiguresInfo
+    limits: dict[str, float] = field(default_factory=dict)
+    interval_s: float = 0.0
+    series: list[FiguresInfo] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        return cls(
+            values["session_id"],
+            FiguresInfo.of(values["now"]),
+            dict(values["limits"]),
+            values["interval_s"],
+            [FiguresInfo.of(point) for point in values["series"]],
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class EnvironmentInfo(Result):
     """`limits` are those that a session gets if it asks for no others; times are None where the server's apply."""
 

@@ -1,14 +1,15 @@
 """Reads what sessions use, keeps the last points, and publishes an event when something is nearly used up.
 
 `run` reads every session of this process each READ_S, a few at a time, and keeps POINTS points of each until the
-session ends. Reading a sandbox takes some 0.1 ms of a thread, so 1,000 sessions cost about a hundredth of a core. When
-reading all of them took longer than SHARE of the time, on a busy machine or from a far side, the next round begins
-later, after LONGEST_S at most. Whoever asks for the figures of now has them read at once, once a second at most.
+session ends; a new session is read within a second. Reading a sandbox takes some 0.1 ms of a thread, so 1,000 sessions
+cost about a hundredth of a core. When reading all of them took longer than SHARE of the time, on a busy machine or from
+a far side, the next round begins later, after LONGEST_S at most. Whoever asks for the figures of now has them read at
+once, once a second at most.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -34,6 +35,7 @@ LONGEST_S: Final = 60.0
 SHARE: Final = 0.01
 POINTS: Final = 60
 FRESH_S: Final = 1.0
+_LOOK_S: Final = 1.0
 _AT_ONCE: Final = 16
 _LONGEST_READING_S: Final = 5.0
 _FALL: Final = 10.0  # percentage points below the threshold, after which the next alert may come
@@ -62,7 +64,7 @@ class _Followed:
     last_at: float = float("-inf")  # by the clock that never jumps, as are the others
     point_at: float = 0.0
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    alerts: dict[Resource, _Alert] = field(default_factory=dict)
+    alerts: dict[Resource, _Alert] = field(default_factory=lambda: {resource: _Alert() for resource in Resource})
 
 
 class FiguresMeter:
@@ -81,16 +83,19 @@ class FiguresMeter:
         self._read_s = read_s
         self.interval_s = read_s
         self._followed: dict[tuple[str, str], _Followed] = {}  # by tenant and session id
+        self._new: dict[tuple[str, str], _Followed] = {}  # those that were never read
         self.find_sandbox: FindSandbox = _not_found
 
     def __repr__(self) -> str:
         return f"<FiguresMeter: {len(self._followed)} followed, each {self.interval_s:g} s>"
 
     def follow(self, session: Session) -> None:
-        self._followed[session.tenant, session.id] = _Followed(session)
+        name = session.tenant, session.id
+        self._followed[name] = self._new[name] = _Followed(session)
 
     def forget(self, tenant: str, session_id: str) -> None:
         self._followed.pop((tenant, session_id), None)
+        self._new.pop((tenant, session_id), None)
 
     # -- for callers
 
@@ -119,17 +124,34 @@ class FiguresMeter:
     # -- the series
 
     async def run(self) -> None:
+        next_round = self._clock.now() + self.interval_s
         while True:
-            await self._clock.sleep(self.interval_s)
+            await self._clock.sleep(min(self._read_s, _LOOK_S))
             began = self._clock.now()
+            if began < next_round:
+                await self._read_new()
+                continue
             await self.read_all()
             took_s = self._clock.now() - began
             self.interval_s = min(max(self._read_s, took_s / SHARE), max(self._read_s, LONGEST_S))
+            next_round = began + self.interval_s
 
     async def read_all(self) -> None:
-        for some in _batches(list(self._followed.values())):
-            await asyncio.gather(*map(self._add_point, some))
+        self._new.clear()
+        await self._add_points(list(self._followed.values()))
+
+    async def _read_new(self) -> None:
+        new, self._new = self._new, {}
+        await self._add_points(list(new.values()))
+
+    async def _add_points(self, all_of_them: list[_Followed]) -> None:
+        for at in range(0, len(all_of_them), _AT_ONCE):
+            await asyncio.gather(*map(self._add_point, all_of_them[at : at + _AT_ONCE]))
             await asyncio.sleep(0)
+
+    def _is_followed(self, followed: _Followed) -> bool:
+        session = followed.session
+        return self._followed.get((session.tenant, session.id)) is followed
 
     async def _add_point(self, followed: _Followed) -> None:
         session = followed.session
@@ -138,6 +160,8 @@ class FiguresMeter:
             async with asyncio.timeout(_LONGEST_READING_S), followed.reading:
                 before, before_at = (followed.points[-1], followed.point_at) if followed.points else (None, 0.0)
                 point = await self._read(followed, sandbox)
+                if not self._is_followed(followed):
+                    return  # it has ended meanwhile
                 followed.point_at = followed.last_at
                 if before is not None:
                     point = _with_cpus(point, before, followed.point_at - before_at)
@@ -169,9 +193,8 @@ class FiguresMeter:
             threshold = float(getattr(thresholds, resource))
             used, limit = used_and_limit(point, limits, resource)
             percent = 100 * used / limit if limit else 0.0
-            alert = followed.alerts.setdefault(resource, _Alert())
             holds_s = _CPU_HOLDS_S if resource is Resource.CPU else 0.0
-            if is_due(alert, percent, threshold, now, holds_s):
+            if _is_due(followed.alerts[resource], percent, threshold, now, holds_s):
                 data = ResourceHighData(
                     str(resource), round(used, 3), limit, round(percent, 1), threshold, session.thread_id or None
                 )
@@ -187,7 +210,7 @@ class FiguresMeter:
             return DEFAULT_ALERTS
 
 
-def is_due(alert: _Alert, percent: float, threshold: float, now: float, holds_s: float) -> bool:
+def _is_due(alert: _Alert, percent: float, threshold: float, now: float, holds_s: float) -> bool:
     """Whether an event is to be published for a new point; notes what follows from it."""
     if not threshold:
         alert.since, alert.told = None, False
@@ -209,11 +232,6 @@ def _with_cpus(point: Figures, before: Figures, passed_s: float) -> Figures:
     if passed_s <= 0:
         return replace(point, cpus=before.cpus)
     return replace(point, cpus=round(max(0.0, point.cpu_s - before.cpu_s) / passed_s, 4))
-
-
-def _batches(all_of_them: list[_Followed]) -> Iterator[list[_Followed]]:
-    for at in range(0, len(all_of_them), _AT_ONCE):
-        yield all_of_them[at : at + _AT_ONCE]
 
 
 async def _not_found(session: Session) -> Sandbox:

@@ -8,6 +8,7 @@ makes the server lose track of them.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -15,6 +16,7 @@ from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 from warren.clock import Clock
+from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.secrets import NoSecrets, SecretSource
 from warren.interfaces.store import SessionStore
@@ -33,7 +35,15 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
-from warren.model.events import Event, EventData, EventKind, SessionCreatedData, SessionEndedData, SessionLostData
+from warren.model.events import (
+    Event,
+    EventData,
+    EventKind,
+    SessionChangedData,
+    SessionCreatedData,
+    SessionEndedData,
+    SessionLostData,
+)
 from warren.model.session import FAILED_CREATIONS, EndReason, Session, SessionState
 from warren.sessions.artifacts import Artifacts
 from warren.sessions.egress import Egress
@@ -91,6 +101,7 @@ class Lifecycle:
         figures: FiguresMeter | None = None,
         secrets: SecretSource | None = None,
         artifacts: Artifacts | None = None,
+        recorder: Recorder = NO_RECORDER,
         fault: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.store = store
@@ -107,6 +118,7 @@ class Lifecycle:
         self._image_wait_s = image_wait_s
         self.in_cluster = in_cluster
         self._events = events or EventHub()
+        self._recorder = recorder
         self._fault = fault
         self._starting: dict[str, asyncio.Task[Session]] = {}
         self._ending: dict[str, asyncio.Task[Session]] = {}
@@ -173,6 +185,7 @@ class Lifecycle:
 
     async def _start(self, session: Session) -> Session:
         worker = self._choose_worker()
+        began = time.perf_counter()
         try:
             self._fault("stored")
             with traced("claim", session=session.id, environment=session.environment) as span:
@@ -181,6 +194,7 @@ class Lifecycle:
         except BaseException as exc:
             await run_shielded(self._fail(session, exc))
             raise
+        self._recorder.sandbox_claimed(time.perf_counter() - began)
         self._fault("claimed")
         if session.opens_network:
             try:
@@ -209,7 +223,9 @@ class Lifecycle:
             raise
         if not saved or await self._was_given_up(running):
             await self._destroy_sandbox(running)
-            raise await self._why_not_started(session)
+            error = await self._why_not_started(session)
+            self._recorder.creation_ended(session.environment, "none", _outcome(error))
+            raise error
         self._report_created(running, ms=round((now - session.started) * 1000, 1))
         self._fault("running")
         return running
@@ -241,6 +257,7 @@ class Lifecycle:
         )
 
     async def _fail(self, session: Session, exc: BaseException) -> None:
+        self._recorder.creation_ended(session.environment, "none", _outcome(exc))
         detail = _CALLER_LEFT if isinstance(exc, asyncio.CancelledError) else type(exc).__name__
         detail = exc.message if isinstance(exc, WarrenError) else detail
         await self._save_end(session, EndReason.FAILED, detail)
@@ -556,8 +573,12 @@ class Lifecycle:
             pooled=session.pooled,
             ms=ms,
         )
+        self._recorder.creation_ended(session.environment, "pool" if session.pooled else "cold", "created")
         data = SessionCreatedData(session.thread_id or None, session.memory_mb, session.environment, session.pooled)
         self._publish(EventKind.SESSION_CREATED, session, data)
+
+    def report_changed(self, session: Session, *changed: str) -> None:
+        self._publish(EventKind.SESSION_CHANGED, session, SessionChangedData(session.thread_id or None, changed))
 
     def _report_ended(self, session: Session) -> None:
         """A session that never had a sandbox has no `session_created` before it, and is no event for subscribers."""
@@ -573,6 +594,7 @@ class Lifecycle:
 
     def report_lost(self, session: Session) -> None:
         _log.warning("session_lost", session=session.id, tenant=session.tenant, detail=session.detail)
+        self._recorder.sandbox_lost(session.detail)
         data = SessionLostData(session.thread_id or None, session.memory_mb, session.detail)
         self._publish(EventKind.SESSION_LOST, session, data)
 
@@ -642,6 +664,13 @@ class _SecretUser:
 
     def differs_from(self, versions: Mapping[str, str]) -> bool:
         return any(self.versions.get(name) != versions.get(name) for name in self.session.secrets)
+
+
+def _outcome(error: BaseException) -> str:
+    """Of a session that was not created."""
+    if isinstance(error, NoCapacity):
+        return "no_capacity"
+    return "cancelled" if isinstance(error, asyncio.CancelledError) else "failed"
 
 
 def _beginning(texts: Mapping[str, str]) -> dict[str, str]:

@@ -447,6 +447,8 @@ class Sessions:
                 metadata=check_metadata({name: value for name, value in merged.items() if value is not None}),
             )
             if await self.store.swap(changed):
+                given = {"idle_timeout_s": idle_timeout_s, "max_lifetime_s": max_lifetime_s, "metadata": metadata}
+                self.lifecycle.report_changed(changed, *(name for name, value in given.items() if value is not None))
                 return changed
 
     async def set_network(self, tenant: str, session_id: str, rules: NetworkRules) -> Session:
@@ -469,6 +471,7 @@ class Sessions:
                     break
             if rules.is_open or session.network.is_open:
                 await self.lifecycle.apply_network(changed)
+            self.lifecycle.report_changed(changed, "network")
             return changed
 
     async def change_previews(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from warren.clock import Clock
+from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.sandbox import Sandbox
 from warren.logs import get_log
 from warren.model.errors import SandboxLost, SandboxNotFound, WarrenError
@@ -52,10 +53,16 @@ class NetworkMeter:
     sets it."""
 
     def __init__(
-        self, clock: Clock, report: Report = _unreported, bounds_of: BoundsOf = _unbounded, read_s: float = READ_S
+        self,
+        clock: Clock,
+        report: Report = _unreported,
+        bounds_of: BoundsOf = _unbounded,
+        read_s: float = READ_S,
+        recorder: Recorder = NO_RECORDER,
     ) -> None:
         self._clock = clock
         self._report = report
+        self._recorder = recorder
         self.bounds_of = bounds_of
         self._read_s = read_s
         self._followed: dict[str, _Followed] = {}  # by sandbox id
@@ -118,7 +125,10 @@ class NetworkMeter:
         async with followed.reading:
             use = await followed.sandbox.network_use()
             new, followed.last = _difference(use, followed.last), use
-            return await self._report(followed.session, new) if new else 0.0
+            if new is None:
+                return 0.0
+            self._recorder.network_used(new)
+            return await self._report(followed.session, new)
 
 
 def _difference(use: NetworkUse, before: NetworkUse) -> NetworkUse | None:

@@ -18,6 +18,10 @@ class PortConnections:
     def __repr__(self) -> str:
         return f"<PortConnections {self._open.total()} of {len(self._open)} sessions>"
 
+    @property
+    def total(self) -> int:
+        return self._open.total()
+
     @contextmanager
     def counted(self, session_id: str) -> Iterator[None]:
         """Raises LimitReached."""

@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
-from warren.interfaces.store import SHORT_ANSWER, Caps, Key, KeyLimits, Page
+from warren.interfaces.store import SHORT_ANSWER, Caps, Held, Key, KeyLimits, Page
 from warren.model.errors import KeyReused, QuotaExceeded
 from warren.model.session import FAILED_CREATIONS, Session
 
@@ -52,12 +52,6 @@ def check_keys(of_tenant: int, of_all: int, limits: KeyLimits) -> None:
                 remedy="send requests without a key, or wait: a key is forgotten after a day",
                 retry_after_s=60,
             )
-
-
-class Held(NamedTuple):
-    sessions: int
-    disk_mb: int
-    gpus: int = 0
 
 
 def check_fingerprint(same: bool, key: Key) -> None:

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from warren.interfaces.records import Record
-from warren.interfaces.store import ANSWER_GONE, NO_CAPS, Added, Caps, Key, KeyLimits, KeyRecord, Page
+from warren.interfaces.store import ANSWER_GONE, NO_CAPS, Added, Caps, Held, Key, KeyLimits, KeyRecord, Page
 from warren.model.access import ANY_TENANT
 from warren.model.errors import Conflict
 from warren.model.session import Session, SessionState
 from warren.stores.common import (
     EVICTED_AT_ONCE,
-    Held,
     KeySums,
     check_caps,
     check_fingerprint,
@@ -140,6 +139,9 @@ class MemoryStore:
     async def count(self) -> Mapping[SessionState, int]:
         counts = Counter(one.state for one in self._sessions.values())
         return {state: counts[state] for state in SessionState}
+
+    async def held(self, tenant: str, key_id: str) -> tuple[Held, Held]:
+        return self._held(tenant), self._held(tenant, key_id)
 
     async def purge(self, epoch: str, before: float) -> int:
         ends = ((one, end_time(one)) for one in self._sessions.values())

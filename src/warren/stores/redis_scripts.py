@@ -316,6 +316,17 @@ return found
 
 ACTIVE_IDS: Final = script(body="return call('ZREVRANGE', key('active'), 0, -1)")
 
+# The sessions, disk and graphics processors of a tenant, then of one key of it.
+HELD: Final = script(
+    body="""
+local sums = call('HMGET', key('held', ARGV[3]), 'sessions', 'disk', 'gpus')
+for _, sum in ipairs(call('HMGET', key('held', ARGV[3], ARGV[4]), 'sessions', 'disk', 'gpus')) do
+  sums[#sums + 1] = sum
+end
+return sums
+"""
+)
+
 COUNT: Final = script(body="return call('HGETALL', key('counts'))")
 
 # One step: {sessions forgotten, whether there may be more}.

@@ -21,6 +21,7 @@ from warren.interfaces.store import (
     SHORT_ANSWER,
     Added,
     Caps,
+    Held,
     Key,
     KeyLimits,
     KeyRecord,
@@ -34,7 +35,6 @@ from warren.pacing import Pace
 from warren.shielding import run_shielded
 from warren.stores.common import (
     EVICTED_AT_ONCE,
-    Held,
     KeySums,
     check_caps,
     check_fingerprint,
@@ -276,6 +276,11 @@ class SqliteStore:
     async def count(self) -> Mapping[SessionState, int]:
         return dict(zip(_COUNT_COLUMNS, self._run(_COUNT).fetchone(), strict=True))
 
+    async def held(self, tenant: str, key_id: str) -> tuple[Held, Held]:
+        row = self._run(_HELD, key_id, key_id, tenant).fetchone()
+        (sessions, disk, of_key, disk_of_key), gpus = map(int, row), self._count_gpus(tenant, key_id)
+        return Held(sessions, disk, gpus[0]), Held(of_key, disk_of_key, gpus[1])
+
     async def purge(self, epoch: str, before: float) -> int:
         await self._writable()
         with self._file.transaction():
@@ -420,8 +425,11 @@ class SqliteStore:
         """How many the tenant has, and its key. Looked up only for a session that wants one and is bound in it."""
         if not session.gpus or caps.gpus is caps.key_gpus is None:
             return 0, 0
-        found = [self._decoded(data) for (data,) in self._run(_HOLDERS_OF_GPUS, session.tenant).fetchall()]
-        of_key = (len(one.gpus) for one in found if one.key_id == session.key_id)
+        return self._count_gpus(session.tenant, session.key_id)
+
+    def _count_gpus(self, tenant: str, key_id: str) -> tuple[int, int]:
+        found = [self._decoded(data) for (data,) in self._run(_HOLDERS_OF_GPUS, tenant).fetchall()]
+        of_key = (len(one.gpus) for one in found if one.key_id == key_id)
         return sum(len(one.gpus) for one in found), sum(of_key)
 
     def _decoded(self, data: str | bytes) -> Session:

@@ -21,6 +21,7 @@ from typing import Any, Final, cast
 
 from warren.answer_memory import waits_for_room
 from warren.clock import Clock
+from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.access import Caller
 from warren.model.code import is_context
@@ -78,6 +79,7 @@ class Metering:
         payer_of: PayerOf = _unbounded,
         count_command: CountCommand = lambda tenant, ran_s, cpu_s: None,
         slice_s: float = SLICE_S,
+        recorder: Recorder = NO_RECORDER,
     ) -> None:
         self.clock = clock
         self.quotas = quotas or Quotas(clock)
@@ -86,6 +88,7 @@ class Metering:
         self._payer_of = payer_of
         self._count_command = count_command
         self.slice_s = slice_s
+        self._recorder = recorder
         self._events = events or EventHub()
         self._followed: set[asyncio.Task[None]] = set()
 
@@ -95,13 +98,19 @@ class Metering:
     def sandbox(self, session: Session, sandbox: Sandbox) -> Sandbox:
         return cast(Sandbox, MeteredSandbox(self, session, sandbox))
 
-    def finished(self, session: Session, result: ExecResult, *, background: bool = False) -> None:
+    def finished(
+        self, session: Session, result: ExecResult, *, background: bool = False, waited_s: float | None = None
+    ) -> None:
+        """`waited_s`: how long the caller waited for it in all."""
+        ran_s = result.duration_ms / 1000
+        overhead_s = None if waited_s is None else max(0.0, waited_s - ran_s)
+        self._recorder.command_ended(session.environment, result.reason, ran_s, overhead_s)
         if not background:
             note_end(result)
         kind = EventKind.COMMAND_REFUSED
         if result.reason is not Reason.REFUSED:
             kind = EventKind.COMMAND_FINISHED
-            self._count_command(session.tenant, result.duration_ms / 1000, result.cpu_ms / 1000)
+            self._count_command(session.tenant, ran_s, result.cpu_ms / 1000)
         if not background and not self._events.is_wanted(session.tenant, kind):
             return
         data = CommandEndedData(
@@ -195,6 +204,7 @@ class MeteredSandbox:
 
     async def _exec(self, command: Command, stdin: bytes | AsyncIterable[bytes], process_id: str) -> ExecResult:
         metering, caller = self._metering, current_caller()
+        asked = metering.clock.now()
         self._note(command)
         if (refusal := await metering.refused(self._session, command)) is not None:
             metering.finished(self._session, refusal)
@@ -211,7 +221,8 @@ class MeteredSandbox:
             raise
         finally:
             place.leave()
-        metering.finished(self._session, _timed(result, metering.clock.now() - began))
+        ended = metering.clock.now()
+        metering.finished(self._session, _timed(result, ended - began), waited_s=ended - asked)
         return result
 
     async def _exec_on_account(

@@ -41,7 +41,6 @@ for at = 4, #ARGV, 4 do
   call('HINCRBY', count, 'last', 1)
 end
 call('LTRIM', list, -4 * KEPT, -1)
-call('EXPIRE', count, DAY_S)
 call('EXPIRE', list, DAY_S)
 """
 )
@@ -49,9 +48,9 @@ call('EXPIRE', list, DAY_S)
 # Gives the name of the counting, the number of the last event before those it gives, and the events.
 _READ: Final = script(
     body="""
+if call('HSETNX', key('events'), 'run', ARGV[6]) == 1 then call('DEL', key('feed')) end
 local run, last = unpack(call('HMGET', key('events'), 'run', 'last'))
-if not run then return {'', 0, {}} end
-last = tonumber(last)
+last = tonumber(last or 0)
 local kept, most = call('LLEN', key('feed')) / 4, tonumber(ARGV[5])
 local after = last - kept
 if run == ARGV[3] and tonumber(ARGV[4]) > after then after = tonumber(ARGV[4]) end
@@ -70,7 +69,6 @@ class SharedEvents:
         self._link = link
         self._feed = feed
         self._poll_s = poll_s
-        self._run = secrets.token_hex(8)  # what this process calls the counting, should it be the first
         self._waiting: deque[Event] = deque()
         self._has_lost = False
         self._writing: asyncio.Task[None] | None = None
@@ -114,9 +112,7 @@ class SharedEvents:
     async def _read_some(self) -> bool:
         """Gives whether there may be more."""
         feed = self._feed
-        run, after, texts = await self._link.run(_READ, feed.run, feed.last, _READ_AT_ONCE)
-        if not run:
-            return False
+        run, after, texts = await self._link.run(_READ, feed.run, feed.last, _READ_AT_ONCE, _new_run())
         if run.decode() != feed.run:
             feed.begin_again(run.decode(), after)
         elif after > feed.last:
@@ -140,7 +136,7 @@ class SharedEvents:
             for event in some:
                 texts += [event.tenant, str(event.kind), event.session_id, event_text(event)]
             try:
-                await self._link.run(_APPEND, self._run, *texts)
+                await self._link.run(_APPEND, _new_run(), *texts)
             except WarrenError as exc:
                 self._log_away(exc)
                 if self._closed:
@@ -154,3 +150,8 @@ class SharedEvents:
         if not self._is_away:
             _log.warning("events_not_shared", action="streams_say_gap", error=exc)
         self._is_away = True
+
+
+def _new_run() -> str:
+    """The name of the counting, should this process be the one that begins it."""
+    return secrets.token_hex(8)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from warren.clock import Clock
 from warren.interfaces.audit import AuditLog
+from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.records import RecordStore
 from warren.logs import get_log
 from warren.model.access import Caller
@@ -21,6 +22,7 @@ from warren.model.events import (
     EventKind,
     NetworkRefusedData,
     QuotaReachedData,
+    SessionChangedData,
     SessionCreatedData,
     SessionEndedData,
 )
@@ -64,6 +66,7 @@ class Tenancy:
         encryption: Encryption | None = None,
         feed: EventFeed | None = None,
         shared_events: "SharedEvents | None" = None,
+        recorder: Recorder = NO_RECORDER,
     ) -> None:
         """Without `counters` this process counts quotas in its memory; without `encryption` secrets end with it.
         `shared_events` fill the `feed` of a cluster; without them this process fills it alone."""
@@ -84,7 +87,7 @@ class Tenancy:
         self.feed = feed or EventFeed()
         self._shared_events = shared_events
         self.events.subscribe((shared_events or self.feed).publish, wants)
-        quotas = Quotas(clock, counters, reached=self._publish_quota_reached, spent_before=self._spent_today)
+        quotas = Quotas(clock, counters, reached=self._publish_quota_reached, spent_before=self.spent_today)
         policies = Policies(environments, self._policy_of)
         self.metering = Metering(
             clock,
@@ -93,6 +96,7 @@ class Tenancy:
             refused=policies.refused,
             payer_of=self._payer_of,
             count_command=self.usage.add_command,
+            recorder=recorder,
         )
         self.networks = Networks(clock, self.usage, quotas, self.events, self._payer_of, audit)
         self._tasks: list[asyncio.Task[Any]] = []
@@ -150,7 +154,7 @@ class Tenancy:
     def _record_event(self, event: Event) -> None:
         """Writes an audit entry for an event that no other entry covers."""
         data = event.data
-        has_entry = isinstance(data, SessionCreatedData | NetworkRefusedData) or (
+        has_entry = isinstance(data, SessionCreatedData | SessionChangedData | NetworkRefusedData) or (
             isinstance(data, CommandEndedData) and not data.background
         )
         if self.audit is not None and not has_entry:
@@ -163,7 +167,8 @@ class Tenancy:
         data = QuotaReachedData(quota, caller.key_id)
         self.events.publish(Event(EventKind.QUOTA_REACHED, caller.tenant, self._clock.wall(), data))
 
-    async def _spent_today(self, tenant: str, what: str) -> float:
+    async def spent_today(self, tenant: str, what: str) -> float:
+        """What a tenant has used of a day's quota, by the usage book."""
         today = day_of(self._clock.wall())
         rows = await self.usage.between(tenant, today, today)
         return sum(float(getattr(row.usage, _COUNTED_AS[what])) for row in rows)

@@ -181,7 +181,7 @@ def _is_signing_key(entry: Mapping[str, Any]) -> bool:
 def read_claimed(claim: Any) -> frozenset[Scope]:
     """Gives our scopes among others: `exec`, or `warren:exec`, in a list or in one text.
 
-    `admin` and `audit` may mean something else to the issuer, so the claim has to say `warren:admin`.
+    `admin`, `audit` and `metrics` may mean something else to the issuer, so the claim has to say `warren:admin`.
     """
     names = claim.split() if isinstance(claim, str) else claim if isinstance(claim, list) else []
     known = {str(scope): scope for scope in Scope}

@@ -64,31 +64,37 @@ def default_disk_reserve(room: Room) -> int:
 def refusal(room: Room, reserve: Reserve, live: int, creating: int) -> MachineFull | None:
     """Why one more sandbox is refused, beside `live` ones and `creating` others; None if there is room."""
     if live + creating >= reserve.max_sandboxes:
-        return MachineFull(
+        return _full(
+            "sandboxes",
             f"there are {live + creating} sandboxes on this machine, {reserve.max_sandboxes} are allowed",
-            remedy="end sessions that are not needed any more, or allow more sandboxes",
-            retry_after_s=_RETRY_S,
+            "end sessions that are not needed any more, or allow more sandboxes",
         )
     memory = room.memory_free - SANDBOX_MB * (creating + 1)
     if memory < reserve.memory:
-        return MachineFull(
+        return _full(
+            "memory",
             f"this machine has {max(0, memory)} MiB of memory to spare, {reserve.memory} MiB must stay free",
-            remedy="end sessions that are not needed any more, or add memory",
-            retry_after_s=_RETRY_S,
+            "end sessions that are not needed any more, or add memory",
         )
     if room.files_open > room.files_total * _FILES_SHARE:
-        return MachineFull(
+        return _full(
+            "files",
             f"{room.files_open} of the {room.files_total} files that this machine can have open are open",
-            remedy="end sessions that have many files open, or raise fs.file-max",
-            retry_after_s=_RETRY_S,
+            "end sessions that have many files open, or raise fs.file-max",
         )
     if room.disk_free < reserve.disk:
-        return MachineFull(
+        return _full(
+            "disk",
             f"the state directory's disk has {room.disk_free} MiB free, {reserve.disk} MiB must stay free",
-            remedy="free some space there, or move the state directory",
-            retry_after_s=_RETRY_S,
+            "free some space there, or move the state directory",
         )
     return None
+
+
+def _full(what: str, message: str, remedy: str) -> MachineFull:
+    error = MachineFull(message, remedy=remedy, retry_after_s=_RETRY_S)
+    error.what = what
+    return error
 
 
 def is_tight(room: Room, reserve: Reserve, *, was_tight: bool = False) -> bool:

@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any, Final
 
 from warren.clock import Clock
+from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claimed, PoolStats
 from warren.logs import get_log
@@ -110,9 +111,11 @@ class Pool:
         kept: bool = False,
         ping_s: float = PING_S,
         most_waiting: int = MOST_WAITING,
+        recorder: Recorder = NO_RECORDER,
     ) -> None:
         self.environment, self.size, self.provider = environment, size, provider
         self.counters = PoolCounters()
+        self._recorder = recorder
         self._create, self._destroy, self._clock = create, destroy, clock
         self._find_version = version
         self._parallel, self._pressure, self._kept = parallel, pressure, kept
@@ -190,7 +193,9 @@ class Pool:
         if member is None:
             member = await self._queue(_Waiter(tenant, ticket, now, now + timeout_s, _future()))
         self._turns.note_taken(tenant, self._clock.now())
-        self.counters.hits += pooled
+        if pooled:
+            self.counters.hits += 1
+            self._recorder.pool_hit(self.environment.name)
         self.counters.add_latency(time.perf_counter() - began)
         return Claimed(member.sandbox, pooled, self.provider)
 
@@ -228,6 +233,8 @@ class Pool:
         if len(self._waiters) >= self._most_waiting:
             raise self._no_capacity(waiter, len(self._waiters) + 1)
         self.counters.misses += 1
+        self._recorder.pool_missed(self.environment.name)
+        queued = time.perf_counter()
         self._demand = self._demand.missed(self.size, self._clock.now())
         bisect.insort(self._waiters, waiter, key=lambda other: other.ticket)
         self._wake.set()
@@ -236,6 +243,8 @@ class Pool:
         except asyncio.CancelledError:
             self._leave(waiter)
             raise
+        finally:
+            self._recorder.queue_left(time.perf_counter() - queued)
 
     def _leave(self, waiter: _Waiter) -> None:
         with suppress(ValueError):

@@ -12,6 +12,7 @@ has one worker at a time.
 
 import asyncio
 import contextvars
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from typing import Any, Final, TypeVar
 
 from warren.clock import Clock
 from warren.interfaces.provider import Provider
+from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claim, Claimed, Loss, WorkerStats
 from warren.keepers import start_keeper
@@ -33,6 +35,7 @@ from warren.model.errors import (
     ImageBuilding,
     InvalidRequest,
     IsolationUnavailable,
+    MachineFull,
     NoCapacity,
     ProtocolError,
     ProviderUnavailable,
@@ -60,6 +63,8 @@ _LOOK_S: Final = 1.0
 _CHECK_S: Final = 2.0
 _ANSWER_S: Final = 5.0
 _SWEEPS_S: Final = (0.0, 65.0)  # the second sweep judges directories without a record, which must be a minute old
+_LEAK_LOOK_S: Final = 60.0
+_LEAK_LOOKS: Final = 3  # so often in a row a sandbox is found that this worker does not know, then it is a leak
 _NOT_ADOPTABLE: Final = (SandboxLost, SandboxNotFound, ProtocolError, IsolationUnavailable)
 _log = get_log(__name__)
 T = TypeVar("T")
@@ -107,10 +112,12 @@ class LocalWorker:
         parallel: int | None = None,
         builds: ImageBuilds | None = None,
         tracing: Tracing = OFF,
+        recorder: Recorder = NO_RECORDER,
         fault: Callable[[str], None] = lambda step: None,
     ) -> None:
         self._builds = builds
         self._tracing = tracing
+        self._recorder = recorder
         self._user_names = UserNames()
         self._name, self._environments = name, environments
         self._providers = {provider.name: provider for provider in providers}
@@ -129,6 +136,7 @@ class LocalWorker:
         self._adopting: dict[str, asyncio.Task[Sandbox]] = {}
         self._destroying: dict[str, asyncio.Task[None]] = {}
         self._undestroyed: set[str] = set()  # a destruction runs or has failed
+        self._strangers: dict[str, int] = {}  # sandboxes that it should know and does not: how often found in a row
         self._pools: dict[tuple[str, str], Pool] = {}  # by provider and environment
         self._retired: set[Pool] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -161,6 +169,7 @@ class LocalWorker:
                 self._own(asyncio.ensure_future(self._start_default_pool()))
             self._own(asyncio.ensure_future(self._retry_destructions()))
             self._own(asyncio.ensure_future(self._watch_pools()))
+            self._own(asyncio.ensure_future(self._look_for_leaks()))
 
     async def _start_default_pool(self) -> None:
         """Once the image is there, if it has to be built; others start with their first claim."""
@@ -311,13 +320,19 @@ class LocalWorker:
 
     async def _make(self, provider: Provider, spec: SandboxSpec, environment: Environment) -> Sandbox:
         async with self._slots:
-            self.guard.check(len(self._live), self._creating)
-            self._creating += 1
+            began = time.perf_counter()
             try:
-                with self._tracing.span("create", environment=environment.name, provider=provider.name):
-                    sandbox = await provider.create(spec)
-            finally:
-                self._creating -= 1
+                self.guard.check(len(self._live), self._creating)
+                self._creating += 1
+                try:
+                    with self._tracing.span("create", environment=environment.name, provider=provider.name):
+                        sandbox = await provider.create(spec)
+                finally:
+                    self._creating -= 1
+            except MachineFull as exc:
+                self._recorder.machine_full(exc.what)
+                raise
+            self._recorder.sandbox_made(provider.name, time.perf_counter() - began)
             self._live.add(sandbox.id)
             self._makers[sandbox.id] = provider
             return sandbox
@@ -381,6 +396,7 @@ class LocalWorker:
             version=partial(provider.image_version, environment.image),
             pressure=self.guard.pressure,
             kept=is_default and environment.name == self._default_environment,
+            recorder=self._recorder,
         )
         # In a context of its own: the request that claims first is not the one that all its sandboxes are made for.
         self._own(asyncio.create_task(pool.run(), context=contextvars.Context()))
@@ -498,7 +514,9 @@ class LocalWorker:
         try:
             async with self._destroy_slots:
                 self._fault("before-destroy")
+                began = time.perf_counter()
                 await self._maker(sandbox_id).destroy(sandbox_id)
+                self._recorder.sandbox_destroyed(time.perf_counter() - began)
                 self._fault("destroyed")
         except Exception as exc:
             _log.warning("sandbox_not_destroyed", sandbox=sandbox_id, error=exc, retry_s=_RETRY_S)
@@ -513,6 +531,20 @@ class LocalWorker:
             await self._clock.sleep(_RETRY_S)
             for sandbox_id in self._undestroyed - self._destroying.keys():
                 self._destruction(sandbox_id)
+
+    async def _look_for_leaks(self) -> None:
+        """Destroys nothing: what this worker does not know, somebody should look at."""
+        while True:
+            await self._clock.sleep(_LEAK_LOOK_S)
+            try:
+                there = (await self._list(LABELS)).keys()
+            except Exception as exc:
+                _log.info("leaks_not_looked_for", error=exc)
+                continue
+            known = self._live | self._claimed.keys() | self._lost.keys() | self._undestroyed | self._destroying.keys()
+            self._strangers = {sandbox_id: self._strangers.get(sandbox_id, 0) + 1 for sandbox_id in there - known}
+            if leaked := [sandbox_id for sandbox_id, times in self._strangers.items() if times == _LEAK_LOOKS]:
+                _log.warning("sandboxes_leaked", count=len(leaked), sandboxes=sorted(leaked)[:10])
 
     # -- before and after
 
@@ -569,6 +601,8 @@ class LocalWorker:
             sandboxes=len(self._live),
             claimed=len(self._claimed),
             destroying=len(self._undestroyed | self._destroying.keys()),
+            leaks=len(self._undestroyed - self._destroying.keys())
+            + sum(times >= _LEAK_LOOKS for times in self._strangers.values()),
             pools={self._pool_name(pool): pool.stats() for pool in self._pools.values()},
             guard=self.guard.stats(),
             gpus=len(known),

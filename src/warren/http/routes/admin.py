@@ -29,7 +29,7 @@ class KeyBody(Body):
     tenant: str = Field(DEFAULT_TENANT, description="Whose key it is")
     scopes: list[str] = Field(
         default_factory=lambda: sorted(map(str, USUAL_SCOPES)),
-        description="Some of read, exec, files, sessions, audit, admin",
+        description="Some of read, exec, files, sessions, audit, metrics, admin",
     )
     expires_in_s: float | None = Field(None, gt=0, le=10 * 366 * 86400, description="After this it is refused")
     quota: dict[str, Any] = Field(default_factory=dict, description="What this key may have, see the tenants' quotas")

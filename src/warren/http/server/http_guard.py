@@ -32,6 +32,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 
 from warren.http.problems import free_frames, internal_problem, is_disconnect, logged_error_id, problem
 from warren.http.server.request_origin import HostRule, OriginRule, TrustedProxies, read_authority
+from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.logs import get_log
 from warren.model.addresses import is_loopback
 from warren.model.errors import HostNotAllowed, InvalidRequest, NotFound, OriginNotAllowed, TooLarge, WarrenError
@@ -57,7 +58,7 @@ SECURITY_HEADERS = (
 """Sent with every answer: what a browser must not do with it."""
 DEFAULT_HEADERS = (
     (b"cache-control", b"no-store"),
-    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),
 )
 """Sent with every answer that does not set them itself."""
 _STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000")
@@ -113,8 +114,10 @@ class HttpGuard:
         max_body: int = MAX_BODY,
         takes_stream: Callable[[Scope], bool] = lambda scope: False,
         tracing: Tracing = OFF,
+        recorder: Recorder = NO_RECORDER,
     ) -> None:
         self._app = app
+        self._recorder = recorder
         self._proxies = TrustedProxies(trusted_proxies)
         self._hosts = HostRule(listen_host, allowed_hosts)
         self._origins = OriginRule(allowed_origins)
@@ -149,7 +152,7 @@ class HttpGuard:
         except Exception as exc:
             await answer.fail(scope, receive, exc, None)
         finally:
-            _end_request(scope["method"], inner, answer, span)
+            self._end_request(scope["method"], inner, answer, span)
 
     async def _websocket(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send, span: Span
@@ -178,7 +181,20 @@ class HttpGuard:
             if not is_disconnect(exc):
                 await _abort_websocket(scope, receive, answer.send, internal_problem(exc), 1011)
         finally:
-            _end_request("WEBSOCKET", scope, answer, span)
+            self._end_request("WEBSOCKET", scope, answer, span)
+
+    def _end_request(self, method: str, scope: Scope, answer: "_Response", span: Span) -> None:
+        """Tells the route instead of the path, which may contain names that must not be logged."""
+        operation = scope.get("operation")
+        route = operation[0].path if operation else getattr(scope.get("route"), "path", _NO_ROUTE)
+        status, seconds = answer.status or CALLER_LEFT, time.perf_counter() - answer.began
+        self._recorder.request_ended(route, method, status, seconds)
+        if span.is_recorded:
+            _note_request(span, method, route, status, scope)
+        if _log.writes(logging.INFO):
+            caller = scope.get("caller")
+            tenant = caller.tenant if caller is not None and caller.scopes else None
+            _log.info("request", method=method, route=route, status=status, ms=round(seconds * 1000, 2), tenant=tenant)
 
     def _tls_required(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
         """Whether the answer tells browsers to use TLS from now on: if they use it now, and not for loopback."""
@@ -251,25 +267,6 @@ CALLER_LEFT = 499  # no status was sent: the caller went away first
 
 def _choose_id(given: bytes | None) -> bytes:
     return given if given is not None and _REQUEST_ID.fullmatch(given) else os.urandom(8).hex().encode()
-
-
-def _end_request(method: str, scope: Scope, answer: "_Response", span: Span) -> None:
-    """Logs the route instead of the path, which may contain names that must not be logged."""
-    if not span.is_recorded and not _log.writes(logging.INFO):
-        return
-    operation, caller = scope.get("operation"), scope.get("caller")
-    route = operation[0].path if operation else getattr(scope.get("route"), "path", _NO_ROUTE)
-    status = answer.status or CALLER_LEFT
-    if span.is_recorded:
-        _note_request(span, method, route, status, scope)
-    _log.info(
-        "request",
-        method=method,
-        route=route,
-        status=status,
-        ms=round((time.perf_counter() - answer.began) * 1000, 2),
-        tenant=caller.tenant if caller is not None and caller.scopes else None,
-    )
 
 
 def _note_request(span: Span, method: str, route: str, status: int, scope: Scope) -> None:

@@ -28,6 +28,7 @@ from warren.sdk.results import (
     EnvironmentInfo,
     ExecuteResult,
     ImageInfo,
+    MetricsInfo,
     NetworkInfo,
     OutputChunk,
     OutputDecoder,
@@ -302,6 +303,11 @@ class SandboxClient(Files, Code):
     def network(self) -> NetworkInfo:
         """What the sandbox may reach, what it has reached, and what it was refused of late."""
         return NetworkInfo.of(self._perform("get_network"))
+
+    def metrics(self) -> MetricsInfo:
+        """What the session uses now: processors, memory, disk, processes, network; and what it used in the last
+        minutes. This does not keep it alive."""
+        return MetricsInfo.of(self._perform("get_metrics"))
 
     def set_network(
         self,

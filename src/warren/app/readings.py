@@ -1,0 +1,55 @@
+"""Where each kind of process finds the values that its metrics are read from."""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+
+from warren.cluster.lease import Lease
+from warren.interfaces.cluster import WORKER_STATES, ClusterControl
+from warren.metrics.readings import Readings
+from warren.model.errors import WarrenError
+from warren.model.session import SessionState
+from warren.sessions.manager import Sessions
+from warren.sessions.port_connections import PortConnections
+from warren.stores.mirrored import MirroredStore
+from warren.worker.worker import LocalWorker
+
+Read = Callable[[], Awaitable[Readings]]
+
+
+def server_readings(sessions: Sessions, connections: PortConnections) -> Read:
+    async def read() -> Readings:
+        counts = None
+        with suppress(WarrenError):  # a store that does not answer must not hide the rest
+            counts = _by_state(await sessions.store.count())
+        (worker,) = sessions.lifecycle.workers.values()
+        return Readings(sessions=counts, worker=worker.stats(), preview_connections=connections.total)
+
+    return read
+
+
+def worker_readings(mirror: MirroredStore, worker: LocalWorker, connections: PortConnections, lease: Lease) -> Read:
+    """Only this worker's own sessions, so that the sum over all workers is right."""
+
+    async def read() -> Readings:
+        return Readings(
+            sessions=_by_state(Counter(session.state for session in mirror.own())),
+            worker=worker.stats(),
+            preview_connections=connections.total,
+            lease_left_s=lease.left_s,
+        )
+
+    return read
+
+
+def coordinator_readings(control: ClusterControl) -> Read:
+    async def read() -> Readings:
+        counts = Counter(worker.state for worker in control.status().workers)
+        return Readings(cluster_workers={state: counts[state] for state in WORKER_STATES})
+
+    return read
+
+
+def _by_state(counts: Mapping[SessionState, int]) -> dict[str, int]:
+    """Without those that have ended: they are remembered for a while, and nothing is left of them."""
+    return {str(state): counts.get(state, 0) for state in SessionState if state is not SessionState.ENDED}
