@@ -20,7 +20,7 @@ interface Attack {
     summary: string;
     counts: Record<string, number>;
     seconds: number;
-    probes: { name: string; group?: string; verdict: string; detail?: string }[];
+    probes: { id: string; group: string; tries: string; verdict: string; evidence: string }[];
 }
 
 interface Report {
@@ -31,6 +31,7 @@ interface Report {
     attack: Attack | null;
 }
 
+const VERDICTS: Record<string, string> = { contained: "ok", "not applicable": "off", undecided: "warn" };
 const LOOKS: Record<string, string> = { ok: "ok", warn: "warn", FAIL: "failed" };
 
 export function Doctor() {
@@ -79,12 +80,13 @@ function AttackReport({ attack }: { attack: Attack }) {
             <p>{attack.summary}</p>
             <p class="note">{fullTime(attack.at)}, {attack.seconds.toFixed(0)} s: {Object.entries(attack.counts).map(([verdict, count]) => `${count} ${verdict}`).join(", ")}.</p>
             <Table
-                label="Probes" rows={attack.probes} keyOf={(probe) => `${probe.group} ${probe.name}`}
+                label="Probes" rows={attack.probes} keyOf={(probe) => probe.id}
                 columns={[
-                    { name: "Probe", show: (probe) => <strong>{probe.name}</strong> },
-                    { name: "Group", show: (probe) => probe.group ?? "" },
-                    { name: "Verdict", show: (probe) => <span class={`state ${probe.verdict.toLowerCase() === "contained" ? "ok" : "warn"}`}>{probe.verdict}</span> },
-                    { name: "Detail", show: (probe) => probe.detail ?? "" },
+                    { name: "Probe", show: (probe) => <strong>{probe.id}</strong> },
+                    { name: "Group", show: (probe) => probe.group },
+                    { name: "Tries", show: (probe) => probe.tries },
+                    { name: "Verdict", show: (probe) => <span class={`state ${VERDICTS[probe.verdict] ?? "failed"}`}>{probe.verdict}</span> },
+                    { name: "Evidence", show: (probe) => probe.evidence },
                 ]}
             />
         </>

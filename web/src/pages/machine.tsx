@@ -147,7 +147,8 @@ function Room({ name, worker }: { name: string; worker: Worker }) {
 }
 
 const inMs = (seconds: number | null): string => (seconds === null ? "–" : `${(1000 * seconds).toFixed(1)} ms`);
-const whole = (value: number): string => String(Math.round(value));
+/** Nothing beside the steps of an axis that are no whole numbers. */
+const whole = (value: number): string => (Number.isInteger(value) ? String(value) : "");
 const ms = (value: number): string => `${value < 10 ? value.toFixed(1) : Math.round(value)} ms`;
 
 function Plots({ history }: { history: History }) {
@@ -159,7 +160,7 @@ function Plots({ history }: { history: History }) {
     const line = (label: string, values: Values | undefined) => ({ label, values: values ?? [] });
     const plot = (label: string, show: (value: number) => string, ...lines: { label: string; values: Values }[]) => {
         const known = lines.filter((one) => one.values.some((value) => value !== null));
-        return known.length > 0 && <Plot key={label} label={label} times={times} lines={known} show={show} />;
+        return known.length > 0 && <Plot key={label} label={label} times={times} lines={known} show={show} binary={show === bytes} />;
     };
     const inBytes = (values: Values | undefined): Values => (values ?? []).map((value) => (value === null ? null : value * MIB));
     return (
