@@ -8,25 +8,9 @@ import { listen } from "../live";
 import type { TabProps } from "../pages/session";
 import { Shown, useLoaded } from "../parts/load";
 import { attempt } from "../parts/messages";
+import { DeedTable, describeValues, unique, type Page } from "../parts/deeds";
 import { Table } from "../parts/table";
-import { fullTime, shortTime } from "../parts/units";
-
-interface Deed {
-    at: string;
-    action: string;
-    key_id: string;
-    client: string;
-    request_id: string;
-    status: number;
-    result: string;
-    duration_ms: number;
-    detail: Record<string, unknown>;
-}
-
-interface Page {
-    deeds: Deed[];
-    next: string | null;
-}
+import { shortTime } from "../parts/units";
 
 interface Happened {
     id: string;
@@ -45,7 +29,6 @@ const ACTIONS = [
     "set_network", "network.connection", "network.refused", "create_link", "change_session", "create_session", "session.expired", "session.lost", "resource.high",
 ];
 
-const RESULTS: { [result: string]: string } = { ok: "ok", allowed: "ok", more: "warn", left: "warn" };
 
 /** Events that this page has seen, by session; they stay while the page does. */
 const seen = new Map<string, Signal<Happened[]>>();
@@ -124,18 +107,7 @@ function Deeds({ id }: { id: string }) {
                     const next = older.value ? older.value.next : page.next;
                     return (
                         <>
-                            <Table
-                                label="Audit record" rows={rows} keyOf={keyOf} empty="Nothing was done, as far as this page shows."
-                                columns={[
-                                    { name: "Time", show: (one) => <span class="nowrap" title={fullTime(one.at)}>{shortTime(one.at)}</span> },
-                                    { name: "Action", show: (one) => <span class="nowrap">{one.action}</span> },
-                                    { name: "Result", show: (one) => one.result && <span class={`state ${RESULTS[one.result] ?? "refused"}`}>{one.result}</span> },
-                                    { name: "What", show: (one) => <What deed={one} /> },
-                                    { name: "Exit code", show: (one) => exitCode(one), right: true },
-                                    { name: "Took", show: (one) => <span class="nowrap">{took(one.duration_ms)}</span>, right: true },
-                                    { name: "Who", show: (one) => <span class="nowrap">{[one.key_id, one.client].filter(Boolean).join(" ")}</span> },
-                                ]}
-                            />
+                            <DeedTable deeds={rows} empty="Nothing was done, as far as this page shows." />
                             {next && <button type="button" class="plain" onClick={() => more(next)}>Older</button>}
                         </>
                     );
@@ -143,37 +115,4 @@ function Deeds({ id }: { id: string }) {
             </Shown>
         </section>
     );
-}
-
-function What({ deed }: { deed: Deed }) {
-    const { command, exit_code: _code, ...rest } = deed.detail;
-    return (
-        <div>
-            {command !== undefined && <pre class="command">{Array.isArray(command) ? command.join(" ") : String(command)}</pre>}
-            <span class="note">{describeValues(rest)}</span>
-        </div>
-    );
-}
-
-function exitCode(deed: Deed): string {
-    return deed.detail.exit_code === undefined ? "" : String(deed.detail.exit_code);
-}
-
-function took(ms: number): string {
-    if (ms === 0) return "";
-    return ms < 1000 ? `${ms.toFixed(1)} ms` : `${(ms / 1000).toFixed(2)} s`;
-}
-
-/** What is known, as text: "port 81, reason no rule allows it". */
-function describeValues(values: Record<string, unknown>): string {
-    return Object.entries(values)
-        .filter(([, value]) => value !== null && value !== "" && value !== undefined)
-        .map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : String(value)}`)
-        .join(", ");
-}
-
-const keyOf = (deed: Deed): string => JSON.stringify([deed.at, deed.request_id, deed.action, deed.detail]);
-
-function unique(deeds: readonly Deed[]): Deed[] {
-    return [...new Map(deeds.map((deed) => [keyOf(deed), deed])).values()];
 }
