@@ -29,7 +29,6 @@ const ACTIONS = [
     "set_network", "network.connection", "network.refused", "create_link", "change_session", "create_session", "session.expired", "session.lost", "resource.high",
 ];
 
-
 /** Events that this page has seen, by session; they stay while the page does. */
 const seen = new Map<string, Signal<Happened[]>>();
 
