@@ -3,6 +3,7 @@
 # make endurance  a cluster under many random faults, for many minutes; SEED=7, SEED=random, COUNT=100
 # make gpu-test   uses a graphics processor of this machine in sandboxes; IMAGE=base, RUNTIME=crun
 # make check      linters and types only
+# make web        builds the dashboard of web/ into src/warren/dashboard/static, which is committed
 # make dist       what a release consists of, in dist/: sources, wheels of both machines, list of components, checksums
 # make setup      packages of the system and .venv
 # make docs       the documentation as a site, in build/site
@@ -20,7 +21,7 @@ SHELL_FILES := quickstart.sh .ci/run scripts/system-packages scripts/find-python
     scripts/try-host.d/configure scripts/try-host.d/initrd
 
 .DEFAULT_GOAL := build
-.PHONY: setup code-venv e2b-sdks build agent launcher test-agents images check docs test test-all root endurance gpu-test dist clean
+.PHONY: setup code-venv e2b-sdks build agent launcher test-agents images check web docs test test-all root endurance gpu-test dist clean
 
 setup: $(VENV)/.stamp
 
@@ -73,13 +74,25 @@ images: setup
 	    WARREN_STATE_DIR=$(CACHE) $(BIN)/warren image build $${file%%/*} || exit 1; \
 	done
 
-check: build
+# What builds the dashboard; only those who change it, and the checks, need it.
+WEB := web/node_modules/.stamp
+
+$(WEB): web/package-lock.json $(VENV)/.stamp
+	@echo "installing what builds the dashboard"
+	@cd web && npm ci --silent --no-audit --no-fund
+	@touch $@
+
+web: $(WEB)
+	@cd web && node build.mjs --sizes
+
+check: build $(WEB)
 	@for file in $(SHELL_FILES); do sh -n $$file || exit 1; done
 	$(BIN)/python scripts/generate_sync.py --check
 	$(BIN)/ruff check --quiet $(wildcard $(PYTHON_FILES))
 	$(BIN)/ruff format --quiet --check $(wildcard $(PYTHON_FILES))
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports
+	cd web && npx --no-install tsc && node build.mjs --check
 
 # The images are downloaded while the checks run.
 test: root setup

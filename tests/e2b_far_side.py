@@ -99,6 +99,7 @@ class FarSide:
         self.boxes: dict[str, FarBox] = {}
         self.templates = {"base": "base-id"}
         self.size = {"cpuCount": 2, "memoryMB": 1024, "diskSizeMB": 4096}
+        self.metrics: list[dict[str, Any]] = []
         self.asked: list[str] = []
         self.failures: deque[tuple[str, web.Response]] = deque()
         self.lose_answers: list[str] = []
@@ -116,6 +117,7 @@ class FarSide:
                 web.post("/sandboxes", self._create),
                 web.get("/v2/sandboxes", self._list),
                 web.get("/sandboxes/{id}", self._show),
+                web.get("/sandboxes/{id}/metrics", self._metrics),
                 web.delete("/sandboxes/{id}", self._kill),
                 web.post("/sandboxes/{id}/timeout", self._timeout),
                 web.get("/templates/aliases/{name}", self._template),
@@ -210,6 +212,10 @@ class FarSide:
     async def _show(self, request: web.Request) -> web.Response:
         box = self.boxes.get(request.match_info["id"])
         return web.json_response(self._facts(box)) if box else _problem(404, "sandbox not found")
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        known = request.match_info["id"] in self.boxes
+        return web.json_response(self.metrics) if known else _problem(404, "sandbox not found")
 
     async def _kill(self, request: web.Request) -> web.Response:
         if self.refused_kills:

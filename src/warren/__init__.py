@@ -25,10 +25,12 @@ if TYPE_CHECKING:
         EntryInfo,
         EnvironmentInfo,
         ExecuteResult,
+        FiguresInfo,
         FileChange,
         FileEntry,
         FileMatch,
         ImageInfo,
+        MetricsInfo,
         NetworkInfo,
         OutputChunk,
         PortInfo,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
         SavedArtifacts,
         SearchSummary,
         SessionInfo,
+        Ticket,
     )
 
 _MODULES = {
@@ -56,8 +59,10 @@ _MODULES = {
         "ExecuteResult",
         "FileChange",
         "FileEntry",
+        "FiguresInfo",
         "FileMatch",
         "ImageInfo",
+        "MetricsInfo",
         "NetworkInfo",
         "OutputChunk",
         "PortInfo",
@@ -65,6 +70,7 @@ _MODULES = {
         "SavedArtifacts",
         "SearchSummary",
         "SessionInfo",
+        "Ticket",
     ),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -82,11 +88,13 @@ __all__ = [
     "ExecuteResult",
     "Execution",
     "ExecutionError",
+    "FiguresInfo",
     "FileChange",
     "FileEntry",
     "FileMatch",
     "ImageInfo",
     "Logs",
+    "MetricsInfo",
     "NetworkInfo",
     "NetworkRules",
     "OutputChunk",
@@ -100,6 +108,7 @@ __all__ = [
     "SearchSummary",
     "SessionInfo",
     "Terminal",
+    "Ticket",
     "WarrenError",
 ]
 

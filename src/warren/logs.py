@@ -70,12 +70,22 @@ def get_log(name: str) -> EventLog:
     return EventLog(name)
 
 
-def set_up_logs(level: str, form: str, request_id: Callable[[], str] = lambda: "", file: Path | None = None) -> None:
+def _nothing() -> str:
+    return ""
+
+
+def set_up_logs(
+    level: str,
+    form: str,
+    request_id: Callable[[], str] = _nothing,
+    file: Path | None = None,
+    trace_id: Callable[[], str] = _nothing,
+) -> None:
     """Writes the log to stderr, or to a file, whose older parts are then in FILE.1 to FILE.4.
 
-    `request_id` tells which request a line belongs to. Raises OSError if the file cannot be written.
+    `request_id` and `trace_id` tell which request a line belongs to. Raises OSError if the file cannot be written.
     """
-    lines = JsonLines(request_id) if form == "json" else TextLines(request_id)
+    lines = (JsonLines if form == "json" else TextLines)(request_id, trace_id)
     handler = _Handler(lines, sys.stderr if file is None else RotatingFile(file))
     _handlers[:] = [handler]
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
@@ -88,14 +98,16 @@ def set_up_logs(level: str, form: str, request_id: Callable[[], str] = lambda: "
 
 
 class TextLines(logging.Formatter):
-    def __init__(self, request_id: Callable[[], str] = lambda: "") -> None:
+    def __init__(self, request_id: Callable[[], str] = _nothing, trace_id: Callable[[], str] = _nothing) -> None:
         super().__init__()
-        self._request_id = request_id
+        self._request_id, self._trace_id = request_id, trace_id
 
     def line(self, logger: str, level: int, created: float, event: str, fields: Fields) -> str:
         request = self._request_id()
         if request and "request" not in fields:
             fields = {**fields, "request": request}
+        if trace := self._trace_id():
+            fields = {**fields, "trace": trace}
         shown = "".join([f" {name}={_text(value)}" for name, value in fields.items() if value is not None])
         return f"{_time(created)} {_LEVELS.get(level, str(level)):7} {event}{shown}"
 
@@ -105,9 +117,9 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    def __init__(self, request_id: Callable[[], str] = lambda: "") -> None:
+    def __init__(self, request_id: Callable[[], str] = _nothing, trace_id: Callable[[], str] = _nothing) -> None:
         super().__init__()
-        self._request_id = request_id
+        self._request_id, self._trace_id = request_id, trace_id
 
     def line(self, logger: str, level: int, created: float, event: str, fields: Fields) -> str:
         start = {"time": _time(created), "level": _LEVELS.get(level, str(level)), "logger": logger, "event": event}
@@ -116,8 +128,8 @@ class JsonLines(logging.Formatter):
             for name, value in fields.items()
             if value is not None
         }
-        request = self._request_id()
-        return json.dumps({**start, **({"request": request} if request else {}), **shown})
+        belongs_to = {"request": self._request_id(), "trace": self._trace_id()}
+        return json.dumps({**start, **{name: value for name, value in belongs_to.items() if value}, **shown})
 
     def format(self, record: logging.LogRecord) -> str:
         event, fields = _parts(record)

@@ -27,6 +27,15 @@ class CountersContract:
         assert all(0 < hit.reset_s <= 60 for hit in hits)
         assert (await counters.hit("a", 3)).allowed
 
+    async def test_hits_can_be_looked_at_without_one_more(self, counters: Counters) -> None:
+        assert await counters.hits("a") == 0
+        assert await self.hits(counters, 60, 60) == 60
+        assert [await counters.hits("a") for _ in range(3)] == [60, 60, 60]
+        await self.pass_time("a", 90)
+        assert 28 <= await counters.hits("a") <= 31
+        await self.pass_time("a", 60)
+        assert await counters.hits("a") == 0
+
     async def test_hits_of_the_minute_before_count_less_and_less(self, counters: Counters) -> None:
         assert await self.hits(counters, 60, 60) == 60
         await self.pass_time("a", 60)

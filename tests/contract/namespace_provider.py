@@ -19,11 +19,17 @@ import anyio
 from warren.interfaces.sandbox import Sandbox
 from warren.model.capability import Capability
 from warren.model.errors import InvalidRequest, IsolationUnavailable, SandboxNotFound
+from warren.model.figures import Figures
 from warren.model.spec import Isolation, Layer, SandboxSpec
 from warren.worker.agent.link import AgentLink
 from warren.worker.agent.sandbox import AgentSandbox
 
 LAUNCHER = Path(__file__).with_name("namespace_launcher.py")
+
+
+async def no_figures() -> Figures:
+    """Its processes have no cgroup of their own."""
+    return Figures()
 
 
 @dataclass
@@ -81,7 +87,13 @@ class NamespaceProvider:
         link = await AgentLink.dial(box.folder, timeout_s=5 if box.launcher.poll() is None else 0.1)
         isolation = Isolation(self.name, "none", {}, dict.fromkeys(Layer, "not here"))
         sandbox = AgentSandbox(
-            sandbox_id, link, isolation, env=box.spec.env, oom_kills=lambda: 0, why_lost=lambda: "its agent died"
+            sandbox_id,
+            link,
+            isolation,
+            env=box.spec.env,
+            oom_kills=lambda: 0,
+            why_lost=lambda: "its agent died",
+            figures=no_figures,
         )
         self._handed_out.append(sandbox)
         return sandbox

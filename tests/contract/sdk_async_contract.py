@@ -405,6 +405,16 @@ class AsyncCommandContract:
             assert await client.kill_all() >= 1
             assert (await process.wait(30)).reason == "cancelled"
 
+    async def test_what_a_session_uses_is_shown(self, new: New) -> None:
+        async with new() as client:
+            await client.execute("head -c 3000000 /dev/zero > large; sync")
+            found = await client.metrics()
+            assert found.session_id == client.session_id
+            assert (found.interval_s, found["limits"]["memory_bytes"] > 0) == (10, True)
+            assert found.now.processes >= 1
+            assert found.now["at"].endswith("Z")
+            assert isinstance(found.series, list)
+
     async def test_the_network_is_shown_and_changed(self, new: New) -> None:
         async with new(network={"allow": []}) as client:
             assert (await client.network()).allow == []

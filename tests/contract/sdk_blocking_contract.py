@@ -397,6 +397,16 @@ class CommandContract:
             assert client.kill_all() >= 1
             assert (process.wait(30)).reason == "cancelled"
 
+    def test_what_a_session_uses_is_shown(self, new: New) -> None:
+        with new() as client:
+            client.execute("head -c 3000000 /dev/zero > large; sync")
+            found = client.metrics()
+            assert found.session_id == client.session_id
+            assert (found.interval_s, found["limits"]["memory_bytes"] > 0) == (10, True)
+            assert found.now.processes >= 1
+            assert found.now["at"].endswith("Z")
+            assert isinstance(found.series, list)
+
     def test_the_network_is_shown_and_changed(self, new: New) -> None:
         with new(network={"allow": []}) as client:
             assert (client.network()).allow == []

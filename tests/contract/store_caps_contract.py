@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from contract.store_values import S, a_key, a_session, added, ended, swapped
 
-from warren.interfaces.store import Added, Caps, SessionStore
+from warren.interfaces.store import NO_CAPS, Added, Caps, Held, SessionStore
 from warren.model.errors import QuotaExceeded
 from warren.model.session import Session
 
@@ -74,6 +74,16 @@ class StoreCapsContract:
         assert await tried(store, caps, key_id="key_3", gpus=("any",)) is None
         await swapped(store, one, S.LOST)
         assert await tried(store, caps, key_id="key_3", gpus=("any",)) is not None
+
+    async def test_what_is_held_can_be_read(self, store: SessionStore) -> None:
+        assert await store.held("acme", "key_1") == (Held(0, 0), Held(0, 0))
+        await tried(store, NO_CAPS, key_id="key_1", disk_mb=10, gpus=("0", "1"))
+        last = await tried(store, NO_CAPS, key_id="key_2", disk_mb=5)
+        await tried(store, NO_CAPS, key_id="key_1", disk_mb=7, tenant="other")
+        assert await store.held("acme", "key_1") == (Held(2, 15, 2), Held(1, 10, 2))
+        assert last is not None
+        await ended(store, last)
+        assert await store.held("acme", "key_2") == (Held(1, 10, 2), Held(0, 0))
 
     async def test_a_key_has_caps_of_its_own(self, store: SessionStore) -> None:
         caps = Caps(sessions=3, key_sessions=1, key_disk_mb=10)

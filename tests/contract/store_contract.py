@@ -27,6 +27,7 @@ from contract.store_values import (
 )
 
 from warren.interfaces.store import Added, KeyRecord, Page, SessionStore
+from warren.model.access import ANY_TENANT
 from warren.model.errors import Conflict
 from warren.model.preview import PreviewRules
 from warren.model.session import Session, SessionState
@@ -210,6 +211,29 @@ class StoreContract(StoreKeysContract, StoreCapsContract, RecordsContract):
         assert list(await store.list("acme", Page(thread_id="c"))) == [new]
         assert list(await store.list("acme", Page(thread_id="c", states=ALL))) == [new, old]
         assert not await store.list("acme", Page(thread_id="a", environment="y"))
+
+    async def test_a_list_is_filtered_by_place_and_by_text(self, store: SessionStore) -> None:
+        one = await added(store, thread_id="Ärger-1", worker="w1", provider="oci", created_at=2.0)
+        two = await added(store, metadata={"User": "Zoë"}, worker="w2", provider="oci", created_at=1.0)
+        assert list(await store.list("acme", Page(provider="oci"))) == [one, two]
+        assert list(await store.list("acme", Page(provider="oci", worker="w2"))) == [two]
+        for text, found in (("ärger", one), ("ZOË", two), ("user", two), (one.id[-9:], one)):
+            assert list(await store.list("acme", Page(search=text))) == [found]
+        assert list(await store.list("acme", Page(search="ses_", limit=1, after=one.id))) == [two]
+        assert not await store.list("acme", Page(search="nowhere"))
+
+    @pytest.mark.parametrize("limit", [1, 3, 100])
+    async def test_operators_list_the_active_sessions_of_all_tenants(self, store: SessionStore, limit: int) -> None:
+        made = [await added(store, tenant=f"t{number % 3}", created_at=float(number // 2)) for number in range(9)]
+        await ended(store, await added(store))
+        seen: list[Session] = []
+        while found := await store.list(ANY_TENANT, Page(limit=limit, after=seen[-1].id if seen else "")):
+            seen += found
+            assert len(found) <= limit
+        assert seen == sorted(made, key=lambda one: (one.created_at, one.id), reverse=True)
+        gone = await ended(store, made[5])
+        assert gone.id not in {one.id for one in await store.list(ANY_TENANT, Page())}
+        assert len(await store.list(ANY_TENANT, Page(after=gone.id))) < len(made) - 1
 
     async def test_a_list_is_filtered_by_all_of_the_metadata(self, store: SessionStore) -> None:
         both = await added(store, metadata={"a": "1", "b": "2"}, created_at=3.0)

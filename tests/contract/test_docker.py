@@ -13,6 +13,7 @@ from typing import cast
 
 import anyio
 import pytest
+from contract.figures_contract import KernelFiguresContract
 from contract.files_contract import FilesContract
 from contract.network_contract import NetworkContract
 from contract.provider_contract import ProviderContract, ProviderHooks
@@ -73,6 +74,10 @@ class DockerHooks(ProviderHooks):
 
 
 class TestDockerProvider(DockerHooks, ProviderContract):
+    pass
+
+
+class TestDockerFigures(DockerHooks, KernelFiguresContract):
     pass
 
 

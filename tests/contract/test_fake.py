@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
+from contract.figures_contract import FiguresContract
 from contract.files_contract import FilesContract
 from contract.provider_contract import ProviderContract, ProviderHooks
 from contract.sandbox_contract import SandboxContract
@@ -44,4 +45,8 @@ class TestFakeSandbox(FakeHooks, SandboxContract):
 
 
 class TestFakeFiles(FakeHooks, FilesContract):
+    pass
+
+
+class TestFakeFigures(FakeHooks, FiguresContract):
     pass

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar, cast
 
 import pytest
+from contract.figures_contract import KernelFiguresContract
 from contract.files_contract import FilesContract
 from contract.network_contract import NetworkContract
 from contract.provider_contract import ProviderContract, ProviderHooks
@@ -60,6 +61,14 @@ class OciHooks(ProviderHooks):
         os.kill(record.pid, signal.SIGKILL)
         while record.alive():
             await asyncio.sleep(0.01)
+
+
+class TestCrunFigures(OciHooks, KernelFiguresContract):
+    runtime = "crun"
+
+
+class TestRuncFigures(OciHooks, KernelFiguresContract):
+    runtime = "runc"
 
 
 class TestCrunView(OciHooks, ViewContract):

@@ -41,6 +41,7 @@ class Target:
     revocation_id: str = "rev_0"
     artifact_id: str = "art_0"
     worker_id: str = DEAD
+    ticket: str = "wtk_0"
     complaints: list[str] = field(default_factory=list)
 
     @property
@@ -65,7 +66,8 @@ class Target:
         return URL(text, encoded=True)
 
     def _filled(self, text: str) -> str:
-        for name in ("session_id", "process_id", "key_id", "webhook_id", "revocation_id", "worker_id", "artifact_id"):
+        ids = ("session_id", "process_id", "key_id", "webhook_id", "revocation_id", "worker_id", "artifact_id")
+        for name in (*ids, "ticket"):
             text = text.replace(f"{{{name}}}", getattr(self, name))
         return (
             text.replace("{name}", "kept")
@@ -87,6 +89,8 @@ class Target:
         self.key_id = await self._one("/api/admin/keys", "keys", {"name": "kept"})
         self.webhook_id = await self._one("/api/webhooks", "webhooks", {"url": NOBODY, "events": ["quota.reached"]})
         self.revocation_id = await self._one("/api/admin/revocations", "revocations", {"token_id": "kept"})
+        async with self.http.post(self.url("/api/sessions/{session_id}/tickets"), json={}) as answer:
+            self.ticket = (await answer.json())["ticket"]
         await self._provide_artifact()
 
     async def _provide_artifact(self) -> None:

@@ -57,6 +57,7 @@ _SE = "/api/secrets/{name}"
 _K = "/api/admin/keys/{key_id}"
 _T = "/api/admin/tenants/{name}"
 _C = "/api/cluster"
+_PAGE = {"X-Warren-Page": "1"}
 _ID = {"session_id": "{session_id}"}
 GOOD = [
     Request("POST", "/api/sessions", 201, json={}),
@@ -66,6 +67,8 @@ GOOD = [
     Request("PATCH", _S, json={"metadata": {"a": "b"}}),
     Request("POST", f"{_S}/keep-alive"),
     Request("GET", f"{_S}/network"),
+    Request("GET", f"{_S}/metrics"),
+    Request("GET", "/api/metrics", query={"session_ids": "{session_id}"}),
     Request("PUT", f"{_S}/network", json={"allow": []}),
     Request("POST", f"{_S}/exec", json={"command": "echo hello"}),
     Request("POST", f"{_S}/processes", 201, json={"command": "sleep 1000"}),
@@ -138,9 +141,24 @@ GOOD = [
     Request("GET", "/api/secrets"),
     Request("GET", _SE),
     Request("DELETE", _SE, 204),
+    Request("POST", f"{_S}/tickets", 201, json={"process_id": "{process_id}", "origins": ["https://app.example"]}),
+    Request("GET", "/api/ui/session"),
+    Request("POST", "/api/ui/sign-in", json={"key": "any"}, headers=_PAGE),
+    Request("POST", "/api/ui/sign-out", 204, headers=_PAGE),
+    Request("POST", "/api/ui/sign-out-everywhere", 204),
+    Request("POST", "/api/ui/links", 201),
+    Request("POST", "/api/ui/tickets/redeem", json={"ticket": "{ticket}"}),
     Request("GET", "/api/whoami"),
     Request("GET", "/api/audit"),
     Request("GET", "/api/usage"),
+    Request("GET", "/api/events"),
+    Request("GET", "/api/quotas"),
+    Request("GET", "/api/admin/quotas", query={"of": "kept"}),
+    Request("GET", "/api/admin/doctor"),
+    Request("GET", "/api/history"),
+    Request("GET", "/api/admin/builds"),
+    Request("POST", "/api/admin/builds", 422, json={"environment": "base"}),
+    Request("DELETE", "/api/admin/builds", 404, {"image": "base"}),
     Request("GET", "/api/admin/audit"),
     Request("GET", "/api/admin/usage"),
     Request("POST", "/api/admin/keys", 201, json={"name": "bad input"}),

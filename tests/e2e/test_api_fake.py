@@ -8,6 +8,7 @@ from e2e.code_suite import CodeSuite
 from e2e.command_suite import CommandSuite
 from e2e.conftest import NewState
 from e2e.expiry_suite import ExpirySuite
+from e2e.figures_suite import FiguresSuite
 from e2e.file_suite import FileSuite
 from e2e.flat_suite import FlatSuite
 from e2e.hosts import Hosts
@@ -87,4 +88,8 @@ class TestFlat(FlatSuite):
 
 
 class TestServer(ServerSuite):
+    pass
+
+
+class TestFigures(FiguresSuite):
     pass

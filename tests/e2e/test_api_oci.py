@@ -8,6 +8,7 @@ from e2e.code_suite import CodeSuite, LinuxCodeSuite
 from e2e.command_suite import CommandSuite, LinuxCommandSuite, UserSuite
 from e2e.conftest import NewState
 from e2e.expiry_suite import ExpirySuite
+from e2e.figures_suite import FiguresSuite, LinuxFiguresSuite
 from e2e.file_suite import FileSuite
 from e2e.flat_suite import E2bSuite, FlatSuite
 from e2e.hosts import Hosts
@@ -115,4 +116,8 @@ class TestExpiry(ExpirySuite):
 
 
 class TestLosses(LossSuite):
+    pass
+
+
+class TestFigures(FiguresSuite, LinuxFiguresSuite):
     pass

@@ -15,7 +15,7 @@ from e2e.alone_or_cluster import KINDS, Place, running
 from e2e.api_client import Api, SessionApi
 from e2e.bad_input_routes import GOOD, Request
 from e2e.conftest import NewState
-from server_process import ServerProcess
+from server_process import ServerProcess, running_server
 
 pytestmark = pytest.mark.anyio
 LONGEST_S = 60.0
@@ -25,7 +25,7 @@ CAUTION = {
     "x-frame-options": "DENY",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
 }
 UPGRADE = (
     "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13",
@@ -135,14 +135,19 @@ def _hash_of_script(page: bytes) -> str:
     return base64.b64encode(hashlib.sha256(script).digest()).decode()
 
 
-async def test_the_first_page_says_what_this_is(server: ServerProcess) -> None:
-    answer = await raw(server, "GET", "/", "Accept: text/html,*/*;q=0.8")
+async def test_the_first_page_says_what_this_is_where_there_is_no_dashboard(new_state: NewState) -> None:
+    with running_server(new_state(), "--no-dashboard", provider="fake") as server:
+        answer = await raw(server, "GET", "/", "Accept: text/html,*/*;q=0.8")
+        about = await raw(server, "GET", "/")
+        assert (await raw(server, "GET", "/ui/sessions", "Accept: text/html")).status == 404
+        assert (await raw(server, "GET", "/api/ui/session")).status == 404
     page = answer.body.decode()
     assert answer.status == 200
     told = ("isolated Linux sandboxes", 'href="/docs"', "The key", "export WARREN_URL=http://localhost\n")
     assert all(text in page for text in told), page
     assert not re.search(r"<(script|img|link|iframe|form|base|object|embed)\b|\son[a-z]+\s*=|url\(|@import", page)
-    assert json.loads((await raw(server, "GET", "/")).body)["docs"] == "/docs"
+    assert json.loads(about.body)["docs"] == "/docs"
+    assert about.all("vary") == answer.all("vary") == ["Accept"]
 
 
 async def test_no_page_from_elsewhere_is_told_that_it_may(server: ServerProcess) -> None:

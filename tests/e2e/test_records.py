@@ -339,3 +339,36 @@ async def test_a_key_with_the_scope_audit_reads_the_records_of_all_and_does_noth
         await auditor.refused("GET", "/api/admin/keys", status=403, code="forbidden")
         await auditor.refused("POST", "/api/admin/keys", {"name": "x"}, status=403, code="forbidden")
         await auditor.refused("DELETE", "/api/admin/tenants/auditors", status=403, code="forbidden")
+
+
+# -- quotas
+
+
+async def test_a_caller_sees_its_quotas_and_what_it_uses_of_them(admin: Api) -> None:
+    bounds = {"sessions": 5, "requests_per_minute": 1000, "exec_seconds_per_day": 100, "artifacts_mb": 3}
+    await admin.call("PUT", "/api/admin/tenants/measured", {"quota": bounds})
+    async with of(admin, "measured") as api, api.session() as session:
+        await session.write("a.txt", b"kept")
+        await session.post("/artifacts", {"paths": ["a.txt"]}, status=201)
+        await session.exec("true")
+        shown = await api.get("/api/quotas")
+        rows = {row["name"]: row for row in shown["quotas"]}
+        assert {row["of"] for row in shown["quotas"]} == {"tenant"}
+        assert {name: rows[name]["bound"] for name in bounds} == bounds
+        assert [rows[name]["used"] for name in ("sessions", "artifacts_mb", "gpus")] == [1, 1, 0]
+        assert rows["disk_mb"]["bound"] is None
+        assert rows["disk_mb"]["used"] > 0
+        assert rows["requests_per_minute"]["used"] == 5
+        assert (rows["creates_per_minute"]["bound"], rows["creates_per_minute"]["used"]) == (None, None)
+        assert (rows["exec_seconds_per_day"]["per"], rows["sessions"]["per"]) == ("day", "now")
+        seen = await admin.get("/api/admin/quotas", of="measured")
+        assert {row["name"]: row["bound"] for row in seen["quotas"]} == {
+            name: row["bound"] for name, row in rows.items()
+        }
+        assert next(row["used"] for row in seen["quotas"] if row["name"] == "sessions") == 1
+        await api.refused("GET", "/api/admin/quotas", status=403, code="forbidden", of="measured")
+        key = {"name": "few", "tenant": "measured", "quota": {"sessions": 2}}
+        few = (await admin.post("/api/admin/keys", key, status=201))["key"]
+        async with Api(admin.url, {"X-API-Key": few}) as other:
+            last = (await other.get("/api/quotas"))["quotas"][-1]
+            assert last == {"name": "sessions", "of": "key", "per": "now", "bound": 2, "used": 0}

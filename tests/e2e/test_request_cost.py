@@ -220,6 +220,8 @@ def long_answers() -> Iterator[Case]:
     yield asked("POST", f"{_S}/artifacts", "links", body={"paths": ["links"]})
     yield asked("POST", f"{_S}/artifacts", "many files", body={"paths": ["many"]})
     yield asked("GET", "/api/artifacts", "many", limit="1000")
+    yield asked("GET", "/api/metrics", "many sessions", session_ids=",".join(f"ses_{at:032x}" for at in range(100)))
+    yield asked("GET", "/api/metrics", "commas", session_ids="," * 16000)
     yield asked("GET", "/api/sessions", "long sessions", state="ended", limit="1000")
 
 

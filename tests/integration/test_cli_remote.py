@@ -271,6 +271,41 @@ def test_stats_show_sessions_pools_and_the_machine(cli: RemoteCli, session: str)
     assert cli.document("stats")["workers"]["local"]["pools"]["base"]["target"] >= 1
 
 
+def test_stats_of_a_session_show_what_it_uses(cli: RemoteCli, session: str) -> None:
+    said = cli.say("stats", session)
+    assert said.startswith(f"session {session} at ")
+    for word in ("cpu", "memory", "disk", "processes", "1024.0 MiB"):
+        assert word in said
+    assert cli.document("stats", session)["limits"]["processes"] >= 8
+    assert b"there is no session" in cli.run("stats", "ses_ffff").stderr
+
+
+def test_stats_of_a_session_are_watched_in_lines_and_in_place_on_a_terminal(cli: RemoteCli, session: str) -> None:
+    with subprocess.Popen(cli.argv("stats", session, "--watch"), env=cli.environ, stdout=subprocess.PIPE) as watching:
+        assert watching.stdout is not None
+        lines = [watching.stdout.readline() for _ in range(2)]
+        watching.send_signal(signal.SIGINT)
+    assert all(line.startswith(b"at=20") and b" memory_bytes=" in line for line in lines), lines
+    with subprocess.Popen(
+        cli.argv("stats", session, "--watch", "--json"), env=cli.environ, stdout=subprocess.PIPE
+    ) as watching:
+        assert watching.stdout is not None
+        assert json.loads(watching.stdout.readline())["session_id"] == session
+        watching.send_signal(signal.SIGINT)
+    master, terminal = os.openpty()
+    try:
+        with subprocess.Popen(cli.argv("stats", session, "--watch"), env=cli.environ, stdout=terminal) as watching:
+            seen = b""
+            while seen.count(b"\033[H\033[2J") < 2:
+                seen += os.read(master, 4096)
+            watching.send_signal(signal.SIGINT)
+    finally:
+        os.close(master)
+        os.close(terminal)
+    assert b"memory" in seen
+    assert b"SHARE" in seen
+
+
 def test_self_test_finds_a_good_server_good(cli: RemoteCli) -> None:
     said = cli.say("self-test", "--url", cli.url)
     assert "FAILED" not in said

@@ -12,8 +12,10 @@ from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claim, Claimed
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import NoSpace, WarrenError
+from warren.model.figures import DEFAULT_ALERTS, AlertThresholds
 from warren.model.policy import Policy
 from warren.model.session import DEFAULT_TENANT, Session
+from warren.sessions.figures import FiguresMeter
 from warren.sessions.lifecycle import Lifecycle
 from warren.sessions.manager import Sessions
 from warren.sessions.network_meter import NetworkMeter
@@ -79,6 +81,7 @@ class World:
     fault: Callable[[str], None] = lambda _: None
     pool: PoolSize = field(default_factory=lambda: PoolSize(0, 0, 0))
     policy: Policy = field(default_factory=Policy)
+    alerts: AlertThresholds = DEFAULT_ALERTS
     recorder: Recorder = NO_RECORDER
 
     def __post_init__(self) -> None:
@@ -105,6 +108,7 @@ class World:
             self.clock,
             events=events,
             network_meter=meter,
+            figures=FiguresMeter(self.clock, self.environment, events.publish),
             secrets=self.tenancy.secrets,
             recorder=self.recorder,
             fault=self.fault,
@@ -116,7 +120,7 @@ class World:
         self.reaper = Reaper(self.sessions)
 
     def environment(self, name: str) -> Environment:
-        return replace(environment(name), policy=self.policy)
+        return replace(environment(name), policy=self.policy, alerts=self.alerts)
 
     async def session(self, session: Session) -> Session:
         return await self.sessions.get(session.tenant, session.id)

@@ -14,6 +14,7 @@ import pytest
 from unit.scripted_agent import exit_frame, hello, linked, output, said
 
 from warren.model.errors import Conflict, FileNotFound, FileProblem, InvalidRequest, ProtocolError, SandboxLost
+from warren.model.figures import Figures
 from warren.model.operations import Command, FileEvent, Search, SearchMatch, SearchSummary
 from warren.model.spec import Isolation
 from warren.worker.agent.command_result import REMEMBERED
@@ -357,9 +358,19 @@ async def answered(replies: Callable[[int], Iterable[bytes]], window: int = OUTP
         await asyncio.gather(answering, return_exceptions=True)
 
 
+async def no_figures() -> Figures:
+    return Figures()
+
+
 def sandbox_over(link: AgentLink) -> AgentSandbox:
     return AgentSandbox(
-        "0" * 32, link, Isolation("oci", "crun", {}, {}), env={}, oom_kills=lambda: 0, why_lost=lambda: "gone"
+        "0" * 32,
+        link,
+        Isolation("oci", "crun", {}, {}),
+        env={},
+        oom_kills=lambda: 0,
+        why_lost=lambda: "gone",
+        figures=no_figures,
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from warren.worker.host.cgroups import (
     CgroupLimits,
+    CgroupUse,
     SandboxCgroup,
     parse_flat,
     parse_limit,
@@ -127,3 +128,45 @@ def test_a_cgroup_that_is_gone_has_no_limits_and_no_kills(tmp_path: Path) -> Non
     assert cgroup.limits() == CgroupLimits()
     assert cgroup.oom_kills() == 0
     assert cgroup.pids() == frozenset()
+
+
+V1_STAT = """\
+cache 81920
+rss 4096
+inactive_file 40960
+active_file 40960
+hierarchical_memory_limit 67108864
+total_cache 1003520
+total_rss 3000000
+total_shmem 204800
+total_inactive_anon 0
+total_active_anon 3204800
+total_inactive_file 700000
+total_active_file 300000
+total_unevictable 0
+"""
+V2_STAT = "anon 3000000\nfile 1204800\nshmem 204800\ninactive_file 700000\nactive_file 300000\nslab 5\n"
+
+
+def test_what_is_used_is_read_from_v1_with_what_is_below(tmp_path: Path) -> None:
+    memory = {"memory.usage_in_bytes": "4500000\n", "memory.stat": V1_STAT}
+    directories = {
+        "memory": written(tmp_path / "memory", memory),
+        "cpuacct": written(tmp_path / "cpuacct", {"cpuacct.usage": "2500000000\n"}),
+        "pids": written(tmp_path / "pids", {"pids.current": "7\n"}),
+    }
+    assert SandboxCgroup(directories).use() == CgroupUse(2.5, 3_500_000, 1_000_000, 7)
+
+
+def test_what_is_used_is_read_from_v2(tmp_path: Path) -> None:
+    files = {"memory.current": "4500000\n", "memory.stat": V2_STAT, "pids.current": "7\n"}
+    cpu = "usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\nnr_periods 3\n"
+    cgroup = SandboxCgroup({"": written(tmp_path / "s", {**files, "cpu.stat": cpu})}, unified=True)
+    assert cgroup.use() == CgroupUse(2.5, 3_500_000, 1_000_000, 7)
+    (tmp_path / "s" / "memory.current").write_text("900000\n")
+    assert cgroup.use() == CgroupUse(2.5, 0, 900_000, 7), "the cache was counted before it was given back"
+
+
+def test_a_cgroup_that_is_gone_uses_nothing_that_could_be_told(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        SandboxCgroup({"": tmp_path / "gone"}, unified=True).use()

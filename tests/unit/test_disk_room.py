@@ -4,7 +4,7 @@ import pytest
 
 from warren.model.errors import MachineFull
 from warren.model.spec import MIB
-from warren.worker.host.disk_room import DiskUse, Promises, find_disk, pause_s, plan_disks, share
+from warren.worker.host.disk_room import DiskUse, Promises, disk_mount, find_disk, pause_s, plan_disks, share
 from warren.worker.host.disks import standard_size_mb
 
 GIB = 1024 * MIB
@@ -75,3 +75,6 @@ def test_only_a_loop_device_at_the_workspace_is_watched() -> None:
     assert find_disk(mark + "92 80 0:78 / /workspace rw - overlay root rw\n") == ("/.warren/disk", 7 * 256 + 5)
     assert find_disk("90 80 0:77 / /workspace rw - tmpfs disk rw\n") is None
     assert find_disk("90 80 0:77 / /tmp rw - tmpfs disk rw\n") is None
+    assert disk_mount("90 80 0:77 / /workspace rw - tmpfs disk rw\n") == ("/workspace", 77)
+    with pytest.raises(FileNotFoundError):
+        disk_mount("90 80 0:77 / /tmp rw - tmpfs disk rw\n")

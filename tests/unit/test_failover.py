@@ -1,5 +1,6 @@
 """What becomes of the sessions of dead workers: each state, and when nothing may be taken."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from warren.cluster.roster import LEASE_S, PROTOCOL
 from warren.interfaces.worker import WorkerStats
 from warren.model.errors import Conflict, NotFound, Unavailable
 from warren.model.events import Event, EventKind
+from warren.model.figures import FigureLimits, Figures, LatestFigures
 from warren.model.session import EndReason, Session, SessionState
 from warren.sessions.event_hub import EventHub
 from warren.sessions.lifecycle import Lifecycle
@@ -36,12 +38,18 @@ class World:
         self.fleet = Fleet(self.roster, ME, now=self.clock.now)
         self.lifecycle = Lifecycle(self.store, {}, self.clock, in_cluster=True, events=EventHub(self.events.append))
         self.failover = Failover(self.fleet, self.roster, self.store, self.lifecycle, retention_s=3600.0)  # type: ignore[arg-type]
-        self.control = ClusterOperator(self.fleet, self.roster, self.failover, self._stats)
+        self.control = ClusterOperator(self.fleet, self.roster, self.failover, self._stats, self._figures)
 
     async def _stats(self, address: str) -> WorkerStats:
         if address.endswith(":9"):
             raise Unavailable("nobody there")
         return WorkerStats(claimed=1)
+
+    async def _figures(self, address: str, tenant: str, session_ids: Sequence[str]) -> Mapping[str, LatestFigures]:
+        if address.endswith(":9"):
+            raise Unavailable("nobody there")
+        point = Figures(memory_bytes=len(tenant))
+        return {name: LatestFigures(FigureLimits.of(None), point) for name in session_ids}
 
     async def advance(self, seconds: float, *beating: str) -> None:
         for _ in range(round(seconds)):
@@ -302,6 +310,8 @@ async def test_the_states_of_workers(world: World) -> None:
 async def test_a_cluster_is_ready_while_any_worker_could_be_asked(world: World) -> None:
     world.control.check_ready()
     assert await world.control.figures() == {"live": WorkerStats(claimed=1)}
+    found = await world.control.session_figures("acme", {"live": ["a", "b"], "dead": ["c"], "unknown": ["d"]})
+    assert {name: latest.now.memory_bytes for name, latest in found.items()} == {"a": 4, "b": 4}
     await world.advance(LEASE_S)
     with pytest.raises(Unavailable, match="no worker of the cluster is there"):
         world.control.check_ready()

@@ -16,6 +16,7 @@ SOURCES = sorted(Path(warren.__file__).parent.rglob("*.py"))
 DISTRIBUTIONS = {
     "jwt": "pyjwt",
     "langchain_core": "langchain-core",
+    "opentelemetry": "opentelemetry-sdk",
     "prometheus_client": "prometheus-client",
     "pydantic_core": "pydantic-core",
     "python_multipart": "python-multipart",

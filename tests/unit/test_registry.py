@@ -12,6 +12,7 @@ from warren.config.registry import Registry, packaged_registry
 from warren.model.capability import Capability
 from warren.model.environment import PoolSize
 from warren.model.errors import InvalidRequest, Unavailable, UnknownEnvironment
+from warren.model.figures import AlertThresholds
 from warren.model.spec import Limits
 
 PACKAGED = ["base", "code-interpreter", "e2b", "e2b-code-interpreter", "host", "Node", "polyglot", "Python3"]
@@ -141,6 +142,12 @@ def test_a_mistake_about_root_is_said(tmp_path: Path, line: str, said: str) -> N
         write(tmp_path, "x", f"name: x\nimage: x\n{line}\n").read("x")
 
 
+def test_an_environment_may_say_when_it_alerts(tmp_path: Path) -> None:
+    text = "name: x\nimage: x\nalerts: {memory: 75, disk: off, processes: 0, cpu: 95.5}\n"
+    assert write(tmp_path, "x", text).environment("x").alerts == AlertThresholds(75, 0, 0, 95.5)
+    assert write(tmp_path, "y", "name: y\nimage: x\nalerts: {cpu: 95}\n").environment("y").alerts.memory == 90
+
+
 def test_an_environment_that_says_nothing_leaves_pool_and_times_to_the_server() -> None:
     environment = Registry(packaged_registry()).environment("base")
     assert (environment.pool, environment.idle_timeout_s, environment.max_lifetime_s) == (None, None, None)
@@ -188,6 +195,11 @@ def test_a_directory_of_the_user_adds_and_replaces(tmp_path: Path) -> None:
         ("name: x\nimage: x\nenv: {A: 1}", "env.A must be a text"),
         ("name: x\nimage: x\nenv: {'A B': x}", "not a name for an environment variable"),
         ("name: x\nimage: x\npool: 3", "pool is 3, it must be keys and values"),
+        ("name: x\nimage: x\nalerts: 90", "alerts is 90, it must be keys and values"),
+        ("name: x\nimage: x\nalerts: {memmory: 90}", "there is no key alerts.memmory"),
+        ("name: x\nimage: x\nalerts: {memory: much}", "alerts.memory is 'much'"),
+        ("name: x\nimage: x\nalerts: {disk: 101}", "alerts.disk is 101"),
+        ("name: x\nimage: x\nalerts: {cpu: true}", "alerts.cpu is True"),
         ("name: x\nimage: x\npool: {sice: 3}", "there is no key pool.sice"),
         ("name: x\nimage: x\npool: {size: few}", "pool.size is 'few', it must be a whole number"),
         ("name: x\nimage: x\npool: {size: true}", "pool.size is True"),
@@ -317,6 +329,9 @@ def test_the_environment_that_the_documents_show_is_right(tmp_path: Path) -> Non
     environment = write(tmp_path, "workshop", shown).read("workshop")
     assert environment.writable_root
     assert environment.sudo
+    page = (Path(__file__).parents[2] / "docs/figures.md").read_text()
+    (shown,) = [part.partition("```")[0] for part in page.split("```yaml\n")[1:]]
+    assert write(tmp_path, "tables", shown).read("tables").alerts == AlertThresholds(80, 95, 0, 95)
 
 
 def test_output_of_python_comes_at_once_in_our_environments() -> None:

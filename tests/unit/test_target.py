@@ -55,6 +55,8 @@ def scope(method: str, path: str, query: bytes = b"", kind: str = "http") -> dic
         ("GET", "/sessions", SessionIn.NOWHERE),
         ("GET", "/health", SessionIn.NOWHERE),
         ("GET", "/api/cluster", SessionIn.NOWHERE),
+        ("GET", "/api/sessions/ses_1/metrics", SessionIn.PATH),
+        ("GET", "/api/metrics", SessionIn.NOWHERE),
         ("GET", "/api/admin/keys", SessionIn.NOWHERE),
         ("GET", "//api/sessions/ses_1", SessionIn.NOWHERE),
     ],

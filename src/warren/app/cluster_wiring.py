@@ -38,7 +38,9 @@ from warren.stores.redis_link import RedisLink, connect
 from warren.stores.redis_scripts import OPEN
 from warren.stores.redis_store import check_it_is_ours
 from warren.tenancy.audit.redis import RedisAudit
+from warren.tenancy.event_feed import EventFeed
 from warren.tenancy.redis_counters import RedisCounters
+from warren.tenancy.shared_events import SharedEvents
 from warren.tenancy.tenancy import Tenancy
 from warren.tenancy.webhooks.outbox import Webhooks
 from warren.tenancy.webhooks.sender import WebhookSender
@@ -209,6 +211,7 @@ async def build_tenancy(
     if settings.audit:
         commands = CommandText(settings.audit_commands)
         audit = await RedisAudit.open(link, commands=commands, max_bytes=settings.audit_mb * 1024 * 1024)
+    feed = EventFeed()
     return Tenancy(
         store.records,
         clock,
@@ -217,6 +220,8 @@ async def build_tenancy(
         webhooks=Webhooks(store.records, clock, sender, encryption),
         encryption=encryption,
         counters=RedisCounters(redis_url(settings), settings.redis_namespace),
+        feed=feed,
+        shared_events=SharedEvents(link, feed),
         recorder=recorder,
     )
 

@@ -21,6 +21,7 @@ from warren.model.environment import Environment, PoolSize
 from warren.model.errors import InvalidRequest, ProviderUnavailable, UnknownEnvironment, WarrenError
 from warren.model.spec import IoLimits
 from warren.model.version import __version__
+from warren.tracing import OFF, Tracing
 from warren.worker.images.store import ImageStore
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from warren.config.image_recipes import NamedRecipe
+    from warren.doctor.reports import DoctorReports
     from warren.e2b.template_builds import TemplateBuilds
     from warren.e2b.tokens import SandboxTokens
     from warren.http.context import Context
@@ -44,12 +46,14 @@ if TYPE_CHECKING:
     from warren.model.spec import Ceilings
     from warren.sessions.artifacts import Artifacts
     from warren.sessions.egress import Egress
+    from warren.sessions.history import History
     from warren.sessions.lifecycle import Lifecycle
     from warren.sessions.manager import Sessions
     from warren.sessions.preview_links import PreviewLinks
     from warren.sessions.reaper import Reaper
+    from warren.span_export import SpanExporter
     from warren.stores.encryption import Encryption
-    from warren.tenancy.identity import Identity
+    from warren.tenancy.identity import BindingIdentity, Identity
     from warren.tenancy.tenancy import Tenancy
     from warren.tenancy.tokens import Tokens
     from warren.worker.images.builds import ImageBuilds
@@ -64,6 +68,7 @@ SECRETS_KEY: Final = "secrets.key"
 ARTIFACTS: Final = "artifacts"
 AUDIT: Final = "audit"
 AUDIT_FILES: Final = 16
+_DOCTOR: Final = (sys.executable, "-m", "warren.cli.main", "doctor", "--json")
 _BUILD_IMAGE: Final = (sys.executable, "-m", "warren.cli.main", "image", "build", "--report")
 _TEMPLATE_BUILD_S: Final = 3600.0
 
@@ -248,6 +253,7 @@ def build_worker(
     providers: Sequence[Provider],
     environments: Environments,
     fault: Fault = lambda _: None,
+    tracing: Tracing = OFF,
     recorder: Recorder = NO_RECORDER,
 ) -> "LocalWorker":
     from warren.worker.guard import MachineGuard
@@ -267,6 +273,7 @@ def build_worker(
         default_environment=settings.default_environment,
         default_pool=PoolSize(settings.pool_size, settings.pool_min, settings.pool_max),
         builds=build_image_builds(settings),
+        tracing=tracing,
         recorder=recorder,
         fault=fault,
     )
@@ -285,16 +292,15 @@ def build_image_builds(settings: Settings) -> "ImageBuilds":
         recipe_of,
         build_images(settings).source,
         _BUILD_IMAGE,
-        _build_variables(settings),
+        _child_variables(settings),
         settings.state_dir / "images",
     )
 
 
-def _build_variables(settings: Settings) -> dict[str, str]:
-    """The environment of a process that builds images."""
-    return environment_with(
-        as_variables(settings, ("state_dir", "bin_dir", "runtime", "registry_dir", "image", "egress"))
-    )
+def _child_variables(settings: Settings, *more: str) -> dict[str, str]:
+    """The environment of a process that builds images, or with `more` options does other things."""
+    names = ("state_dir", "bin_dir", "runtime", "registry_dir", "image", "egress", *more)
+    return environment_with(as_variables(settings, names))
 
 
 def build_template_builds(settings: Settings, store: "SessionStore") -> "TemplateBuilds":
@@ -306,7 +312,7 @@ def build_template_builds(settings: Settings, store: "SessionStore") -> "Templat
         build_images(settings),
         build_clock(),
         _BUILD_IMAGE,
-        _build_variables(settings),
+        _child_variables(settings),
         timeout_s=max(_TEMPLATE_BUILD_S, settings.image_build_timeout_s),
         most_mb=settings.e2b_template_mb,
         disk_reserve_mb=settings.min_free_disk_mb or 0,
@@ -328,6 +334,21 @@ def build_recipes(settings: Settings) -> "Callable[[str], NamedRecipe | None]":
         return None
 
     return find
+
+
+def build_span_exporter(settings: Settings, process_name: str) -> "SpanExporter | None":
+    """What sends spans to the collector, if there is one. Raises InvalidRequest, so call it before anything is
+    started."""
+    if not settings.otlp_endpoint:
+        return None
+    from warren.span_export import SpanExporter
+
+    resource = {
+        "service.name": process_name,
+        "service.instance.id": settings.worker_id,
+        "service.version": __version__,
+    }
+    return SpanExporter(settings.otlp_endpoint, resource)
 
 
 def build_clock() -> Clock:
@@ -420,6 +441,7 @@ def build_lifecycle(
     store: "SessionStore",
     worker: "LocalWorker",
     tenancy: "Tenancy",
+    environments: Environments,
     fault: Fault = lambda _: None,
     *,
     clock: Clock,
@@ -427,6 +449,7 @@ def build_lifecycle(
     in_cluster: bool = False,
     recorder: Recorder = NO_RECORDER,
 ) -> "Lifecycle":
+    from warren.sessions.figures import FiguresMeter
     from warren.sessions.lifecycle import Lifecycle
     from warren.sessions.network_meter import NetworkMeter
 
@@ -440,6 +463,7 @@ def build_lifecycle(
         events=tenancy.events,
         egress=build_egress(settings),
         network_meter=NetworkMeter(clock, tenancy.networks.report, tenancy.networks.bounds_of, recorder=recorder),
+        figures=FiguresMeter(clock, environments, tenancy.events.publish),
         secrets=tenancy.secrets,
         artifacts=artifacts,
         recorder=recorder,
@@ -514,7 +538,7 @@ def build_ceilings(settings: Settings) -> "Ceilings":
     return replace(usual, **changes)
 
 
-def build_identity(settings: Settings, tenancy: "Tenancy", tokens: "Tokens | None" = None) -> "Identity":
+def build_identity(settings: Settings, tenancy: "Tenancy", tokens: "Tokens | None" = None) -> "BindingIdentity":
     """How callers are identified."""
     from warren.tenancy.identity import AnonymousIdentity, CredentialIdentity
 
@@ -522,7 +546,7 @@ def build_identity(settings: Settings, tenancy: "Tenancy", tokens: "Tokens | Non
         return AnonymousIdentity(tenancy.tenants)
     if tokens is not None:
         tokens.revocations = tenancy.revocations
-    return CredentialIdentity(tenancy.keys, tenancy.tenants, tokens, settings.api_key)
+    return CredentialIdentity(tenancy.keys, tenancy.tenants, tokens, settings.api_key, _installation_keys(settings)[0])
 
 
 async def build_tokens(settings: Settings) -> "Tokens | None":
@@ -557,10 +581,12 @@ def build_context(
     identity: "Identity",
     cluster: "ClusterControl | None" = None,
     metrics: "ProcessMetrics | None" = None,
+    history: "History | None" = None,
 ) -> "Context":
     from warren.answer_memory import MIB, AnswerMemory
     from warren.http.context import Context
     from warren.sessions.contexts import Contexts
+    from warren.worker.worker import LocalWorker
 
     return Context(
         sessions=sessions,
@@ -582,8 +608,42 @@ def build_context(
         links=build_links(settings),
         artifacts=sessions.lifecycle.artifacts,
         cluster=cluster,
+        doctor=None if cluster else build_doctor(settings),
+        builds=next(
+            (each.builds for each in sessions.lifecycle.workers.values() if isinstance(each, LocalWorker)), None
+        ),
         metrics=metrics,
+        history=history,
     )
+
+
+def build_doctor(settings: Settings) -> "DoctorReports":
+    from warren.doctor.reports import DoctorReports
+
+    return DoctorReports(_DOCTOR, _child_variables(settings, "provider", "docker", "e2b", "gpus"), settings.state_dir)
+
+
+def with_pages(settings: Settings, context: "Context") -> "Context":
+    """The context of a process that has the dashboard, unless it is switched off."""
+    from warren.tenancy.page_sessions import PageSessions
+    from warren.tenancy.tickets import Tickets
+
+    if not settings.dashboard:
+        return context
+    parts = context.sessions.store.records, context.sessions.clock, context.pages_identity
+    return replace(context, page_sessions=PageSessions(*parts), tickets=Tickets(*parts))
+
+
+def build_dashboard(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIApp":
+    """What serves the pages, before the app."""
+    from warren.dashboard.access import PageAccess
+    from warren.dashboard.edge import PageEdge
+    from warren.dashboard.pages import Pages
+
+    if context.page_sessions is None or context.tickets is None:
+        return app
+    access = PageAccess(context.page_sessions, context.tickets, with_cookies=settings.auth)
+    return PageEdge(app, Pages(settings.embed_origins), access, context.tickets)
 
 
 def build_labels(settings: Settings) -> dict[str, str]:
@@ -603,15 +663,18 @@ def build_app(
     environments: Environments,
     sessions: "Sessions",
     tenancy: "Tenancy",
-    identity: "Identity",
+    identity: "BindingIdentity",
     template_builds: "TemplateBuilds | None" = None,
+    tracing: Tracing = OFF,
     metrics: "ProcessMetrics | None" = None,
+    history: "History | None" = None,
 ) -> "ASGIApp":
     from warren.app.readings import server_readings
     from warren.http.app import create_app
     from warren.previews.proxy import PreviewProxy
 
-    context = build_context(settings, environments, sessions, tenancy, identity, metrics=metrics)
+    context = build_context(settings, environments, sessions, tenancy, identity, metrics=metrics, history=history)
+    context = with_pages(settings, context)
     if metrics is not None:
         metrics.read = server_readings(sessions, context.port_connections)
 
@@ -619,7 +682,7 @@ def build_app(
         e2b_app = build_e2b_app(settings, app, context, template_builds)
         return PreviewProxy(e2b_app, sessions, context.port_connections)
 
-    return build_edge(settings, create_app(context, wrapped=wrapped), context)
+    return build_edge(settings, create_app(context, wrapped=wrapped), context, tracing)
 
 
 def build_e2b_app(
@@ -648,21 +711,25 @@ def _pairs(texts: Sequence[str]) -> dict[str, str]:
 
 
 def build_sandbox_tokens(settings: Settings) -> "SandboxTokens":
-    from warren.app.cluster_wiring import cluster_keys
     from warren.e2b.tokens import SandboxTokens
 
-    return SandboxTokens(cluster_keys(settings) if settings.cluster_secret else secret_keys(settings))
+    return SandboxTokens(_installation_keys(settings))
+
+
+def _installation_keys(settings: Settings) -> "list[bytes]":
+    """Keys that all processes of the installation know, the one in use first."""
+    from warren.app.cluster_wiring import cluster_keys
+
+    return cluster_keys(settings) if settings.cluster_secret else secret_keys(settings)
 
 
 def build_links(settings: Settings) -> "PreviewLinks":
-    from warren.app.cluster_wiring import cluster_keys
     from warren.sessions.preview_links import PreviewLinks
 
-    keys = cluster_keys(settings) if settings.cluster_secret else secret_keys(settings)
-    return PreviewLinks(keys, settings.preview_domain, public_allowed=settings.preview_public)
+    return PreviewLinks(_installation_keys(settings), settings.preview_domain, public_allowed=settings.preview_public)
 
 
-def build_edge(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIApp":
+def build_edge(settings: Settings, app: "ASGIApp", context: "Context", tracing: Tracing = OFF) -> "ASGIApp":
     """What clients reach: those of E2B, previews by host, and everything else behind the guard."""
     from warren.e2b.edge import E2bEdge
     from warren.http.server.request_origin import TrustedProxies
@@ -670,7 +737,7 @@ def build_edge(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIA
 
     assert context.links is not None
     previews = PreviewEdge(
-        build_guard(settings, app, recorder_of(context.metrics)),
+        build_guard(settings, build_dashboard(settings, app, context), tracing, context.history or NO_RECORDER),
         app,
         links=context.links,
         store=context.sessions.store,
@@ -694,7 +761,12 @@ def build_edge(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIA
 
 
 def build_guard(
-    settings: Settings, app: "ASGIApp", recorder: Recorder = NO_RECORDER, *, any_host: bool = False
+    settings: Settings,
+    app: "ASGIApp",
+    tracing: Tracing = OFF,
+    recorder: Recorder = NO_RECORDER,
+    *,
+    any_host: bool = False,
 ) -> "ASGIApp":
     """With `any_host` the server answers under every host name."""
     from warren.e2b import app as e2b
@@ -708,5 +780,6 @@ def build_guard(
         trusted_proxies=settings.trusted_proxies,
         max_body=settings.max_body_mb * 1024 * 1024,
         takes_stream=lambda scope: takes_stream(scope) or e2b.takes_stream(scope),
+        tracing=tracing,
         recorder=recorder,
     )

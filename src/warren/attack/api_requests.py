@@ -31,6 +31,7 @@ _BODIES: Final[Mapping[str, dict[str, Any]]] = {
 }
 _QUERIES: Final[Mapping[str, dict[str, str]]] = {
     "wait_for_process": {"timeout_s": "0.1"},
+    "list_metrics": {"session_ids": "{session_id}"},
     "list_files": {"path": "/workspace"},
     "stat_file": {"path": "secret"},
     "resolve_path": {"path": "secret"},
@@ -67,7 +68,8 @@ def request_for(row: Operation, session: str, process: str) -> ApiRequest:
     path = row.path.replace("{session_id}", session).replace("{process_id}", process).replace("{port}", "3000")
     path = path.replace("{kind}", "prompts").replace("{entry}", "coding").replace("{artifact_id}", _NO_ARTIFACT)
     path = path.replace("{context_id}", "ctx_bash").replace("{execution_id}", process)
-    query, body = dict(_QUERIES.get(row.name, {})), _BODIES.get(row.name)
+    query = {name: text.replace("{session_id}", session) for name, text in _QUERIES.get(row.name, {}).items()}
+    body = _BODIES.get(row.name)
     if row.session_in is SessionIn.QUERY:
         query["session_id"] = session
     if row.session_in is SessionIn.JSON:
@@ -96,6 +98,9 @@ _MORE_ROUTES: Final = (
     ("GET", "/api/whoami"),
     ("GET", "/api/audit"),
     ("GET", "/api/usage"),
+    ("GET", "/api/events"),
+    ("GET", "/api/quotas"),
+    ("GET", "/api/admin/quotas"),
     ("GET", "/api/stats"),
     ("GET", "/metrics"),
     ("GET", "/api/webhooks"),

@@ -88,8 +88,10 @@ async def _send(arena: ApiArena, row: Operation, request: ApiRequest) -> Answer:
 @_two_tenants
 async def _lists(arena: ApiArena) -> ProbeResult:
     seen = []
-    for path in ("/api/sessions", "/sessions", "/api/audit", "/api/usage", "/api/webhooks"):
-        for query in ({}, {"tenant": arena.other.name}, {"all": "true"}, {"thread_id": arena.other.thread}):
+    other = arena.other
+    queries = ({"tenant": other.name}, {"all": "true"}, {"thread_id": other.thread}, {"session_ids": other.session})
+    for path in ("/api/sessions", "/sessions", "/api/metrics", "/api/audit", "/api/usage", "/api/webhooks"):
+        for query in ({}, *queries):
             answer = await arena.call("GET", path, query=query)
             # The record of what this tenant did has the other's ids: it has just asked for them.
             words = (f'"tenant":"{arena.other.name}"', *(() if "audit" in path else (arena.other.session,)))

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 import click
 
 STREAM_FDS: Final = {"stdout": 1, "stderr": 2, "terminal": 1}
+CLEAR_SCREEN: Final = "\033[H\033[2J"
 _MIB: Final = 1024 * 1024
 
 

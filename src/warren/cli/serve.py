@@ -139,9 +139,10 @@ def _run_process(
     from warren.http.server.http_guard import request_id
     from warren.http.server.serving import new_event_loop
     from warren.logs import set_up_logs
+    from warren.tracing import trace_id
 
     try:
-        set_up_logs(settings.log_level, settings.log_format, request_id.get, settings.log_file)
+        set_up_logs(settings.log_level, settings.log_format, request_id.get, settings.log_file, trace_id)
     except OSError as exc:
         raise InvalidRequest(f"the log file {settings.log_file} cannot be written: {exc.strerror}") from exc
     for warning in settings.warnings:
@@ -158,7 +159,17 @@ async def _run_service(settings: Settings, service: "Service", tls: "ssl.SSLCont
     def app() -> "ASGIApp":
         identity = build_identity(settings, service.tenancy, tokens)
         environments, builds = service.environments, service.template_builds()
-        return build_app(settings, environments, service.sessions, service.tenancy, identity, builds, service.metrics)
+        return build_app(
+            settings,
+            environments,
+            service.sessions,
+            service.tenancy,
+            identity,
+            builds,
+            service.tracing,
+            service.metrics,
+            service.history,
+        )
 
     async def announce(port: int) -> None:
         url = _server_url(settings, port)
@@ -237,11 +248,34 @@ async def _serve_until_stopped(
     app: "Callable[[], ASGIApp]",
     announce: Callable[[int], Awaitable[None]],
 ) -> int:
+    """With traces, if the settings name a collector for them."""
+    from warren.app.wiring import build_span_exporter
+    from warren.tracing import Tracing
+
+    signals = _Signals()
+    spans = build_span_exporter(settings, service.process_name)
+    if spans is None:
+        return await _serve(settings, service, signals, tls, app, announce)
+    service.tracing = Tracing(spans, settings.trace_sample)
+    spans.start()
+    try:
+        return await _serve(settings, service, signals, tls, app, announce)
+    finally:
+        await signals.run_until_second(spans.close())
+
+
+async def _serve(
+    settings: Settings,
+    service: Any,
+    signals: "_Signals",
+    tls: "ssl.SSLContext | None",
+    app: "Callable[[], ASGIApp]",
+    announce: Callable[[int], Awaitable[None]],
+) -> int:
     """Starts the service before the HTTP server, and stops it after the server."""
     from warren.http.server.http_guard import HttpLimits
     from warren.http.server.serving import HttpServer
 
-    signals = _Signals()
     if not await signals.run_unless_stopped(service.start()):
         return 0
     limits = HttpLimits(
@@ -275,6 +309,7 @@ def _freeze_loaded_objects() -> None:
 
 async def _stop(service: Any, server: Any, grace_s: float, *, destroy: bool) -> None:
     """Ends the work first, so that its responses still leave, then the connections, then the rest."""
+    service.tenancy.feed.close()
     await service.sessions.drain(grace_s)
     await server.stop(service.response_grace_s)
     await service.stop(0.0, destroy=destroy)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import click
 
+from warren.cli.figures import show_session
 from warren.cli.main import EXIT_WARREN_FAILED, report
 from warren.cli.options import (
     Duration,
@@ -25,6 +26,7 @@ from warren.cli.options import (
     thread_option,
 )
 from warren.cli.output import (
+    CLEAR_SCREEN,
     STREAM_FDS,
     format_age,
     format_seconds,
@@ -50,7 +52,6 @@ _POOL_TITLES: Final = (
 _OUTPUT_BYTES: Final = 1024 * 1024
 _FOLLOW_S: Final = 30.0
 _WATCH_S: Final = 2.0
-_CLEAR_SCREEN: Final = "\033[H\033[2J"
 
 
 @click.command()
@@ -417,25 +418,32 @@ def kill_all(sessions: tuple[str, ...], thread: str, url: str, as_json: bool) ->
 
 
 @click.command()
+@click.argument("session", required=False, default="", shell_complete=complete_session)
+@thread_option
 @click.option("--watch", is_flag=True, help=f"Show them again every {_WATCH_S:g} seconds, until Ctrl-C.")
 @server_options
-def stats(watch: bool, url: str, as_json: bool) -> None:
-    """Show the figures of a server.
+def stats(session: str, thread: str, watch: bool, url: str, as_json: bool) -> None:
+    """Show the figures of a session, or of a server.
 
-    Its sessions, its pools, its machine. docs/operations.md says what to do about each figure.
+    Of a session: what it uses of its processors, memory, disk and processes, and used in the last minutes; with --watch
+    in place on a terminal, otherwise a line each time. Without one: sessions, pools and the machine of the server.
+    docs/figures.md and docs/operations.md say what to do about each figure.
 
-    Example: warren stats --json
+    Example: warren stats ses_0123 --watch
     """
-    if watch and as_json:
-        raise click.UsageError("--watch is for a person; a program asks again when it wants to")
     with Server(url) as server:
+        if session or thread:
+            session_id = server.find(session, thread)
+            return show_session(server, session_id, watch_s=_WATCH_S if watch else None, as_json=as_json)
+        if watch and as_json:
+            raise click.UsageError("--watch is for a person; a program asks again when it wants to")
         while True:
             figures = server.backend.stats()
             if as_json:
                 print_json(figures)
                 return
             if watch:
-                click.echo(_CLEAR_SCREEN if sys.stdout.isatty() else "", nl=False)
+                click.echo(CLEAR_SCREEN if sys.stdout.isatty() else "", nl=False)
             _print_figures(figures)
             if not watch:
                 return

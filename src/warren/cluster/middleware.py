@@ -4,7 +4,7 @@ On a worker it serves only coordinators, and only while the lease lasts. On a co
 that have lost Redis, and passes on images that one worker has and another lacks.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -19,10 +19,12 @@ from warren.cluster.lease import Lease
 from warren.http.problems import problem
 from warren.http.routes.metrics import METRICS_PATH
 from warren.model.errors import Interrupted, InvalidRequest
+from warren.model.figures import LatestFigures
 from warren.sessions.request_context import set_claim_timeout, set_session_id
 
 LEASE_PATH: Final = "/internal/lease"
 WORKER_PATH: Final = "/internal/worker"
+FIGURES_PATH: Final = "/internal/figures"
 _PUBLIC_PATHS: Final = frozenset({"/health", "/ready"})  # health checks do not know the secret
 _LEASE_LOST: Final = Interrupted(
     "this worker lost touch with its cluster during the request, and its sessions may have been given up",
@@ -36,8 +38,8 @@ class WorkerMiddleware:
 
     If the lease has run out by the time of the response, as when the process was stopped meanwhile, the session may
     belong to another worker. Then the response does not say that the request was done. `describe` returns what
-    WORKER_PATH answers, `send_image` answers IMAGE_PATH. `metrics` answers METRICS_PATH, for callers with a key, also
-    without a lease: it tells of that.
+    WORKER_PATH answers, `figures` what FIGURES_PATH answers of a tenant's sessions; `send_image` answers IMAGE_PATH.
+    `metrics` answers METRICS_PATH, for callers with a key, also without a lease: it tells of that.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class WorkerMiddleware:
         auth: ClusterAuth,
         lease: Lease,
         describe: Callable[[], Mapping[str, Any]],
+        figures: Callable[[str, Sequence[str]], Mapping[str, LatestFigures]],
         send_image: Callable[[Scope, Send], Awaitable[None]],
         metrics: ASGIApp,
     ) -> None:
@@ -53,6 +56,7 @@ class WorkerMiddleware:
         self._auth = auth
         self._lease = lease
         self._describe = describe
+        self._figures = figures
         self._send_image = send_image
         self._metrics = metrics
 
@@ -64,6 +68,11 @@ class WorkerMiddleware:
             self._auth.check(scope["headers"])
             if scope["path"] == WORKER_PATH:
                 await JSONResponse(self._describe())(scope, receive, send)
+                return
+            if scope["path"] == FIGURES_PATH:
+                found = self._figures(*_tenant_and_sessions(scope))
+                values = {name: latest.as_mapping() for name, latest in found.items()}
+                await JSONResponse({"figures": values})(scope, receive, send)
                 return
             if scope["path"] == IMAGE_PATH:
                 await self._send_image(scope, send)
@@ -86,6 +95,14 @@ class WorkerMiddleware:
                 await send(message)
 
         return fenced_send
+
+
+def _tenant_and_sessions(scope: Scope) -> tuple[str, list[str]]:
+    query = parse_qs(scope["query_string"].decode("latin-1"))
+    try:
+        return query["tenant"][0], query["sessions"][0].split(",")
+    except KeyError as exc:
+        raise InvalidRequest("the query must name a `tenant` and its `sessions`") from exc
 
 
 def _restore_client(scope: Scope) -> None:

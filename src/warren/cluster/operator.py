@@ -4,7 +4,7 @@ The coordinator's routes and `/ready` call it as `interfaces.cluster.ClusterCont
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from warren.cluster.failover import Failover
 from warren.cluster.fleet import Fleet
@@ -12,18 +12,27 @@ from warren.cluster.roster import LEASE_S, Member, Roster
 from warren.interfaces.cluster import ClusterStatus, WorkerStatus
 from warren.interfaces.worker import WorkerStats
 from warren.model.errors import Unavailable
+from warren.model.figures import LatestFigures
+
+FetchFigures = Callable[[str, str, Sequence[str]], Awaitable[Mapping[str, LatestFigures]]]
 
 
 class ClusterOperator:
-    """`fetch_stats` asks the worker at an address for its figures."""
+    """`fetch_stats` asks the worker at an address for its figures, `fetch_figures` for those of a tenant's sessions."""
 
     def __init__(
-        self, fleet: Fleet, roster: Roster, failover: Failover, fetch_stats: Callable[[str], Awaitable[WorkerStats]]
+        self,
+        fleet: Fleet,
+        roster: Roster,
+        failover: Failover,
+        fetch_stats: Callable[[str], Awaitable[WorkerStats]],
+        fetch_figures: FetchFigures,
     ) -> None:
         self._fleet = fleet
         self._roster = roster
         self._failover = failover
         self._fetch_stats = fetch_stats
+        self._fetch_figures = fetch_figures
 
     def status(self) -> ClusterStatus:
         fleet = self._fleet
@@ -68,6 +77,14 @@ class ClusterOperator:
         alive = self._alive()
         found = await asyncio.gather(*(self._fetch_stats(member.address) for member in alive), return_exceptions=True)
         return {member.id: stats for member, stats in zip(alive, found, strict=True) if isinstance(stats, WorkerStats)}
+
+    async def session_figures(
+        self, tenant: str, session_ids: Mapping[str, Sequence[str]]
+    ) -> Mapping[str, LatestFigures]:
+        alive = [member for member in self._alive() if member.id in session_ids]
+        asked = (self._fetch_figures(member.address, tenant, session_ids[member.id]) for member in alive)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return {name: one for answer in answers if isinstance(answer, Mapping) for name, one in answer.items()}
 
     def _alive(self) -> list[Member]:
         return [member for member in self._fleet.members.values() if member.alive]

@@ -1,16 +1,18 @@
 """The calls that coordinators and workers make to each other besides forwarding; `middleware` answers them."""
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from warren.cluster.auth import ClusterAuth
 from warren.cluster.http_client.client import WorkerClient
 from warren.cluster.http_client.errors import ForwardingFailed
-from warren.cluster.middleware import LEASE_PATH, WORKER_PATH
+from warren.cluster.middleware import FIGURES_PATH, LEASE_PATH, WORKER_PATH
 from warren.cluster.roster import LeaseStatus, Peer
 from warren.interfaces.worker import WorkerStats
 from warren.model.errors import Unavailable
+from warren.model.figures import LatestFigures
 
 _TIMEOUT_S: Final = 2.0
 _RENEW_TIMEOUT_S: Final = 4.0  # the coordinator may first have to find out that Redis does not respond
@@ -37,6 +39,14 @@ class PeerCalls:
     async def worker_stats(self, address: str) -> WorkerStats:
         """The current figures of the worker at an address."""
         return WorkerStats.from_json((await self._call(address, "GET", WORKER_PATH))["stats"])
+
+    async def session_figures(
+        self, address: str, tenant: str, session_ids: Sequence[str]
+    ) -> Mapping[str, LatestFigures]:
+        """The last points of a tenant's sessions that the worker at an address has."""
+        query = urlencode({"tenant": tenant, "sessions": ",".join(session_ids)})
+        found = await self._call(address, "GET", f"{FIGURES_PATH}?{query}")
+        return {name: LatestFigures.from_mapping(values) for name, values in found["figures"].items()}
 
     async def _call(self, address: str, method: str, target: str, timeout_s: float = _TIMEOUT_S) -> Any:
         headers = [(b"host", address.rpartition("//")[2].encode()), *self._auth.headers()]

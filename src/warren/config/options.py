@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from warren.model.addresses import canonical_origin
 from warren.model.code import CONTEXT_IDLE_S, MOST_CONTEXTS
 from warren.model.egress import Ceiling
 from warren.model.environment import MOST_POOLED, PoolSize
@@ -164,6 +165,12 @@ def _parse_host_pattern(text: str) -> str:
     return f"*.{_parse_host(text[2:])}" if text.startswith("*.") else _parse_host(text)
 
 
+def _parse_origins(text: str) -> tuple[str, ...]:
+    origins = [canonical_origin(part.strip()) for part in text.split(",") if part.strip()]
+    _require(None not in origins)
+    return tuple(origin for origin in origins if origin is not None)
+
+
 def _parse_networks(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_parse_network(part.strip()) for part in text.split(",")))
 
@@ -238,6 +245,7 @@ HOSTS = Kind(
     "LIST",
     _parse_hosts,
 )
+ORIGINS = Kind("a list of origins such as https://app.example.com, with commas between them", "LIST", _parse_origins)
 NETWORKS = Kind(
     "a list of addresses and networks such as 10.0.0.0/8, with commas between them", "LIST", _parse_networks
 )
@@ -464,6 +472,10 @@ _ROWS = (
            "The domain below which every preview has a name of its own; all names below it must lead here.",
            default_text="previews have names below localhost, and paths"),
     Option("preview_public", SWITCH, False, "Whether callers may make previews public, for everybody to open."),
+    Option("dashboard", SWITCH, True, "Whether the server has a dashboard: web pages, at / and /ui.",
+           flag="--dashboard/--no-dashboard"),
+    Option("embed_origins", ORIGINS, (),
+           "The sites that may show embedded terminals in a frame, beside those that a ticket names."),
     Option("e2b_templates", TEMPLATES, ("base=e2b", "code-interpreter-v1=e2b-code-interpreter"),
            "The environments that E2B's templates stand for; other templates are environments of that name.",
            default_text="base=e2b,code-interpreter-v1=e2b-code-interpreter"),
@@ -531,6 +543,10 @@ _ROWS = (
     Option("log_format", one_of("text", "json"), "text", "How log lines look.", flag="--log-format"),
     Option("log_file", PATH, None, "The file of the log, in at most 5 parts of 10 MiB.", flag="--log-file",
            default_text="stderr"),
+    Option("otlp_endpoint", ENDPOINT, "", "The collector that spans are sent to, by OTLP over HTTP.",
+           default_text="no spans are recorded"),
+    Option("trace_sample", number(0, 1), 1.0,
+           "The share of the traces that begin here and are recorded; callers decide about theirs."),
 )  # fmt: skip
 
 OPTIONS: Mapping[str, Option] = MappingProxyType({option.name: option for option in _ROWS})

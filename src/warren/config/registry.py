@@ -19,6 +19,7 @@ from warren.model.code import find_language
 from warren.model.entries import InvalidEntry, Place
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import InvalidRequest, Unavailable, UnknownEntry, UnknownEnvironment
+from warren.model.figures import AlertThresholds, Resource
 from warren.model.gpus import read_gpus
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.policy import Policy
@@ -57,6 +58,7 @@ _KEYS = {
     "gpus": ((int, list), "a number or a list of ids"),
     "contexts": _LIST,
     "user": _TEXT,
+    "alerts": _MAPPING,
 }
 _REQUIRED = ("name", "image")
 _ROOTS = {"read-only": False, "writable": True}
@@ -174,6 +176,7 @@ def read_environment(path: Path) -> Environment:
     env = _read_env(file, values.pop("env", {}))
     secrets = _read_secrets(file, values.pop("secrets", []))
     needs = _read_needs(file, values.pop("needs", []))
+    alerts = _read_alerts(file, values.pop("alerts", {}))
     writable_root = _read_root(file, values.pop("root", "read-only"))
     if values.get("sudo"):
         needs |= {Capability.USER_NAMESPACE}  # without one, root inside would be the machine's root
@@ -209,6 +212,7 @@ def read_environment(path: Path) -> Environment:
             writable_root=writable_root,
             gpus=gpus,
             recipe=recipe,
+            alerts=alerts,
             **values,
         )
 
@@ -298,6 +302,14 @@ def _read_io(file: YamlFile, values: dict[Any, Any]) -> IoLimits:
     _check_whole_numbers(file, "io", values, [field.name for field in fields(IoLimits)])
     with _mistakes(file, "io"):
         return IoLimits(**values)
+
+
+def _read_alerts(file: YamlFile, values: dict[Any, Any]) -> AlertThresholds:
+    for key in values:
+        if key not in list(Resource):
+            raise _unknown_key(file, f"there is no key alerts.{key}", Resource, "alerts", key)
+    with _mistakes(file, "alerts"):
+        return AlertThresholds.from_mapping(values)
 
 
 def _read_pool(file: YamlFile, values: dict[Any, Any]) -> PoolSize:

@@ -122,6 +122,8 @@ class Settings:
     artifact_ttl_s: float
     preview_domain: str
     preview_public: bool
+    dashboard: bool
+    embed_origins: tuple[str, ...]
     e2b_templates: tuple[str, ...]
     e2b_template_mb: int
     e2b_public_ports: bool
@@ -164,6 +166,8 @@ class Settings:
     log_level: str
     log_format: str
     log_file: Path | None
+    otlp_endpoint: str
+    trace_sample: float
     sources: Mapping[str, str] = field(repr=False)
     warnings: tuple[str, ...] = ()
 
@@ -206,7 +210,7 @@ def as_variables(settings: Settings, names: Iterable[str]) -> dict[str, str]:
     """The values of the options whose names begin so, as variables for a child process; empty ones are left out."""
     names, found = tuple(names), dict[str, str]()
     for name in (each for each in OPTIONS if each.startswith(names)):
-        value = getattr(settings, name)
+        value = getattr(settings, OPTIONS[name].attribute)
         if value not in (None, "", ()):
             text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             found[f"WARREN_{name.upper()}"] = text.lower() if isinstance(value, bool) else text

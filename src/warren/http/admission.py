@@ -29,10 +29,17 @@ from warren.model.errors import RateLimited, Unauthorized, WarrenError
 from warren.model.preview import PREVIEW, PREVIEW_CALLER, PREVIEW_CHECK, PREVIEW_ERROR
 from warren.sessions.request_context import RequestContext, set_request_context
 from warren.tenancy.audit.refusals import RefusalLimit
+from warren.tenancy.bindings import GRANT, Grant
 from warren.tenancy.identity import Identity
 from warren.tenancy.quotas import Quotas, Standing, standing_of
+from warren.tracing import trace_id
 
-OPEN_PATHS: Final = frozenset({"/", "/health", "/ready", "/version", "/docs", "/openapi.json"})
+OPEN_PATHS: Final = frozenset(
+    {
+        *("/", "/health", "/ready", "/version", "/docs", "/openapi.json"),
+        *("/api/ui/session", "/api/ui/sign-in", "/api/ui/sign-out", "/api/ui/tickets/redeem"),
+    }
+)
 ANONYMOUS: Final = Caller(scopes=frozenset())
 BYTES_OUT: Final = "bytes_out"
 CHECK_S: Final = 2.0
@@ -87,9 +94,10 @@ class Admission:
         try:
             if PREVIEW_ERROR in scope:
                 raise scope[PREVIEW_ERROR]
-            caller = (
-                scope.get(PREVIEW_CALLER) or scope.get(KNOWN_CALLER) or await self._identity.caller(scope["headers"])
-            )
+            grant: Grant | None = scope.get(GRANT)
+            caller: Caller | None = scope.get(PREVIEW_CALLER) or scope.get(KNOWN_CALLER)
+            if caller is None:
+                caller = grant.caller if grant is not None else await self._identity.caller(scope["headers"])
         except Unauthorized as exc:
             if self._refusals is None or self._refusals.may_record(""):
                 self._record(scope, exchange, RequestContext(ANONYMOUS), exc)
@@ -97,6 +105,8 @@ class Admission:
         by_key = partial(self._identity.check_again, scope["headers"])
         if PREVIEW_CALLER in scope:
             exchange.check_again = scope.get(PREVIEW_CHECK)
+        elif grant is not None:
+            exchange.check_again = grant.check_again
         elif KNOWN_CALLER not in scope:
             exchange.check_again = by_key
         if PREVIEW in scope:
@@ -149,6 +159,8 @@ class Admission:
             self._add_usage(caller.tenant, exchange.bytes_in, exchange.bytes_out)
         if self._audit is None or scope.get("forwarded"):  # the worker records what it was forwarded, and knows more
             return
+        if trace := trace_id():
+            request_context.notes["trace"] = trace
         # The writer's thread makes the entry; here, on the event loop, every microsecond counts for each request.
         status = exchange.status if error is None and exchange.status else _status(exchange, error)
         client = scope.get("client")

@@ -1,9 +1,10 @@
 """Builds the ASGI app: routes, operations, error answers and admission."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI
+from fastapi.telemetry import TelemetryConfig
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
@@ -13,9 +14,31 @@ from warren.http.dispatch import Dispatcher
 from warren.http.docs_page import add_pages
 from warren.http.openapi import DESCRIPTION, PROBLEMS, TAGS, openapi_builder, operation_id
 from warren.http.problems import register
-from warren.http.routes import admin, cluster, health, metrics, operations, records, secrets, sockets, webhooks
+from warren.http.routes import (
+    admin,
+    cluster,
+    events,
+    health,
+    metrics,
+    operations,
+    pages,
+    records,
+    secrets,
+    sockets,
+    webhooks,
+)
 
-ROUTERS = (operations, sockets, webhooks, secrets, records, admin, cluster, health, metrics)
+ROUTERS = (operations, sockets, webhooks, secrets, records, events, admin, cluster, pages, health, metrics)
+
+
+# FastAPI's own would tell whatever is set up in the process of paths, bodies and exceptions. Ours is warren.tracing.
+_NO_TELEMETRY: Final[TelemetryConfig] = {
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
+    "auto_configure": False,
+}
 
 
 class _JsonLine(JSONResponse):
@@ -58,6 +81,7 @@ def new_fastapi_app(version: str) -> FastAPI:
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
+        telemetry=_NO_TELEMETRY,
     )
     register(app)
     for module in ROUTERS:

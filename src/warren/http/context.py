@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from fastapi import APIRouter, Depends, Security
 from fastapi.security import SecurityScopes
@@ -15,13 +15,14 @@ from warren.answer_memory import AnswerMemory
 from warren.http.problems import StrictRoute
 from warren.http.server.connections import BODY_IS_NEXT
 from warren.http.server.http_guard import StreamedAnswer
-from warren.interfaces.cluster import ClusterControl
 from warren.model.access import Caller, Scope
 from warren.model.errors import Forbidden, Unavailable
 from warren.sessions.long_values import HasLongValues, encode, json_pieces
 from warren.sessions.operations.call import OperationContext
-from warren.tenancy.identity import Identity
+from warren.tenancy.identity import BindingIdentity, Identity
+from warren.tenancy.page_sessions import PageSessions
 from warren.tenancy.tenancy import Tenancy
+from warren.tenancy.tickets import Tickets
 
 if TYPE_CHECKING:
     from warren.metrics.process_metrics import ProcessMetrics
@@ -33,8 +34,9 @@ def new_router(prefix: str = "", tags: Sequence[str] = ()) -> APIRouter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context(OperationContext):
-    """`identity` identifies callers; `with_key` tells whether they need a key or a token. Only a coordinator has
-    `cluster`. `answer_memory` bounds what long answers hold until they are read. `metrics` None: there are none."""
+    """`identity` identifies callers; `with_key` tells whether they need a key or a token. `answer_memory` bounds what
+    long answers hold until they are read. `metrics` None: there are none. Only a server with a dashboard has
+    `page_sessions` and `tickets`, and its identity is a BindingIdentity."""
 
     tenancy: Tenancy
     identity: Identity
@@ -42,8 +44,13 @@ class Context(OperationContext):
     version: str
     with_key: bool = True
     answer_memory: AnswerMemory = field(default_factory=AnswerMemory)
-    cluster: ClusterControl | None = None
     metrics: "ProcessMetrics | None" = None
+    page_sessions: PageSessions | None = None
+    tickets: Tickets | None = None
+
+    @property
+    def pages_identity(self) -> BindingIdentity:
+        return cast(BindingIdentity, self.identity)
 
 
 async def _context(connection: HTTPConnection) -> Context:

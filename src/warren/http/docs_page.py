@@ -39,12 +39,13 @@ Values = dict[str, Any]
 def add_pages(app: FastAPI, version: str) -> None:
     async def home(request: Request) -> Response:
         if "text/html" not in request.headers.get("accept", ""):
-            return JSONResponse({"name": "warren", "version": version, "docs": "/docs", "openapi": "/openapi.json"})
+            about = {"name": "warren", "version": version, "docs": "/docs", "openapi": "/openapi.json"}
+            return JSONResponse(about, headers={"Vary": "Accept"})
         values = {"style": _STYLE, "version": escape(version), "url": escape(str(request.base_url).rstrip("/"))}
         values["key"] = _HOME_KEY if _with_key(request) else f"<p>{_NO_KEY}</p>"
         values["set_key"] = " WARREN_API_KEY=…" if _with_key(request) else ""
         page = re.sub(r"\{(\w+)\}", lambda match: values[match[1]], _HOME)
-        return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
+        return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY, "Vary": "Accept"})
 
     making, made = asyncio.Lock(), list[str]()
 

@@ -51,6 +51,7 @@ TAGS: Final = [
     {"name": "records", "description": "What was done, and what was used"},
     {"name": "admin", "description": "Keys and tenants, for the operator of a server"},
     {"name": "cluster", "description": "Workers, for the operator of a cluster"},
+    {"name": "pages", "description": "Signing in to the dashboard, and tickets for terminals in other pages"},
     {"name": "server", "description": "Health, version and figures of a server"},
 ]
 _OTHER_APIS: Final = ("flat", "e2b")

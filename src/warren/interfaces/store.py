@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from warren.interfaces.records import RecordStore
 from warren.model.session import Session, SessionState
@@ -69,13 +69,25 @@ class Caps:
 NO_CAPS = Caps()
 
 
+class Held(NamedTuple):
+    """What sessions take up that hold a sandbox: how many there are, their disk, their graphics processors."""
+
+    sessions: int
+    disk_mb: int
+    gpus: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Selects sessions of a tenant, newest first, after the session id `after`."""
+    """Selects sessions, newest first, after the session id `after`. `search` is a text in the id, the thread id, or the
+    names and values of the metadata, in upper or lower case."""
 
     states: frozenset[SessionState] = frozenset(state for state in SessionState if state.is_active)
     thread_id: str = ""
     environment: str = ""
+    provider: str = ""
+    worker: str = ""
+    search: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
     after: str = ""
     limit: int = 100
@@ -100,9 +112,11 @@ class SessionStore(Protocol):
     `find` gives a session of any tenant, for the server itself: no caller sees it.
     `swap` stores a change (`session.version` is one more than that of the session it was made from) and gives True,
     unless another change was faster or the session is unknown.
-    `list` gives a page, newest first (by creation, then by id); a page after an unknown id is empty.
+    `list` gives a page, newest first (by creation, then by id); a page after an unknown id is empty. ANY_TENANT stands
+    for all tenants, for operators: then all states of the page must be active.
     `active` gives all active sessions of all tenants, `active_ids` their ids; `due` those in a state that `expires`
-    whose deadline has passed, the longest overdue first; `count` the number of sessions in each state.
+    whose deadline has passed, the longest overdue first; `count` the number of sessions in each state. `held` gives
+    what a tenant, and one key of it, hold of their caps.
     `purge` deletes sessions that ended, and keys that were made, before `before` or in another epoch. A key stays as
     long as its session.
     `claim_key` stores a new key and gives None, or gives what is known of the key. A known key with another fingerprint
@@ -130,6 +144,7 @@ class SessionStore(Protocol):
     async def active_ids(self) -> Sequence[str]: ...
     async def due(self, now: float, limit: int) -> Sequence[Session]: ...
     async def count(self) -> Mapping[SessionState, int]: ...
+    async def held(self, tenant: str, key_id: str) -> tuple[Held, Held]: ...
     async def purge(self, epoch: str, before: float) -> int: ...
     async def claim_key(self, key: Key, epoch: str, now: float) -> KeyRecord | None: ...
     async def answer_key(self, key: Key, answer: str) -> None: ...

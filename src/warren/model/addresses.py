@@ -7,6 +7,7 @@ one if machines route it there (mapped, NAT64), and is refused if that way is un
 local NAT64).
 """
 
+import re
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final, TypeAlias
@@ -57,6 +58,11 @@ _REFUSED_6: Final = tuple(
         ("3fff::/20", "an address for documentation"),
     )
 )
+_ORIGIN: Final = re.compile(
+    r"(https?)://([a-z0-9_-]+(?:\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(?::([1-9][0-9]{0,4}))?/?", re.ASCII
+)
+_ORIGIN_PORTS: Final = {"http": 80, "https": 443}
+_MAX_ORIGIN: Final = 300
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 
 
@@ -72,6 +78,22 @@ def is_loopback(host: str | IPv4Address | IPv6Address) -> bool:
             return False
     mapped = host.ipv4_mapped if isinstance(host, IPv6Address) else None
     return (mapped or host).is_loopback
+
+
+def canonical_origin(text: str) -> str | None:
+    """An origin of web pages (`https://app.example.com:8443`) in its one spelling, which is safe in a header; None for
+    anything else."""
+    match = _ORIGIN.fullmatch(text.lower())
+    if match is None or len(text) > _MAX_ORIGIN or int(match[3] or 0) > 65535:
+        return None
+    scheme, host, port = match.groups()
+    if host.startswith("["):
+        try:
+            host = f"[{IPv6Address(host[1:-1])}]"
+        except ValueError:
+            return None
+    default = port is None or int(port) == _ORIGIN_PORTS[scheme]
+    return f"{scheme}://{host}" + ("" if default else f":{int(port)}")
 
 
 def read_networks(texts: Iterable[str]) -> tuple[Network, ...]:

@@ -6,6 +6,7 @@ from typing import Final
 from warren.model.capability import Capability
 from warren.model.code import find_language
 from warren.model.errors import InvalidRequest
+from warren.model.figures import DEFAULT_ALERTS, AlertThresholds
 from warren.model.gpus import check_gpus
 from warren.model.image import Recipe
 from warren.model.network import NO_NETWORK, NetworkRules
@@ -52,7 +53,8 @@ class Environment:
     else. `writable_root` and `sudo` are those of SandboxSpec; no request can ask for them. `gpus` are the graphics
     processors that each of its sandboxes has for itself: ids, or `any`. `contexts` are the languages whose default
     code context is started in a sandbox that is made ahead, before anybody gets it. `user` is another name for the
-    sandbox user; empty: none. `recipe` is how its image is made, if its file says that."""
+    sandbox user; empty: none. `recipe` is how its image is made, if its file says that. `alerts` are
+    the shares of its limits from which on an event is published."""
 
     name: str
     image: str
@@ -74,6 +76,7 @@ class Environment:
     contexts: tuple[str, ...] = ()
     user: str = ""
     recipe: Recipe | None = None
+    alerts: AlertThresholds = DEFAULT_ALERTS
 
     def __post_init__(self) -> None:
         check_image_name(self.image)

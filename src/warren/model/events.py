@@ -12,6 +12,7 @@ _numbers = itertools.count(1)
 
 class EventKind(StrEnum):
     SESSION_CREATED = "session.created"
+    SESSION_CHANGED = "session.changed"
     SESSION_ENDED = "session.ended"
     SESSION_EXPIRED = "session.expired"
     SESSION_LOST = "session.lost"
@@ -19,6 +20,7 @@ class EventKind(StrEnum):
     COMMAND_REFUSED = "command.refused"
     QUOTA_REACHED = "quota.reached"
     NETWORK_REFUSED = "network.refused"
+    RESOURCE_HIGH = "resource.high"
     ARTIFACT_CREATED = "artifact.created"
     ARTIFACT_LEFT_OUT = "artifact.left_out"
 
@@ -29,6 +31,14 @@ class SessionCreatedData:
     memory_mb: int
     environment: str
     pooled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SessionChangedData:
+    """`changed` are the names of what a caller set: time-outs, metadata, network. Using a session is no change."""
+
+    thread_id: str | None
+    changed: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +90,19 @@ class NetworkRefusedData:
 
 
 @dataclass(frozen=True, slots=True)
+class ResourceHighData:
+    """`used` and `limit` are bytes, processes or cores, as the resource is; `percent` is the one of the other, and
+    `threshold` what it reached."""
+
+    resource: str
+    used: float
+    limit: float
+    percent: float
+    threshold: float
+    thread_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ArtifactCreatedData:
     artifact_id: str
     name: str
@@ -101,11 +124,13 @@ class ArtifactsLeftOutData:
 
 EventData = (
     SessionCreatedData
+    | SessionChangedData
     | SessionEndedData
     | SessionLostData
     | CommandEndedData
     | QuotaReachedData
     | NetworkRefusedData
+    | ResourceHighData
     | ArtifactCreatedData
     | ArtifactsLeftOutData
 )

@@ -19,9 +19,12 @@ _NEVER_TO_SANDBOX: Final = frozenset(
 )
 _NEVER_PREFIXES: Final = (b"x-warren-", b"x-forwarded-", b"proxy-")
 _NEVER_TO_CLIENT: Final = frozenset({b"date", b"alt-svc", b"strict-transport-security", b"public-key-pins"})
-_NEVER_BY_PATH: Final = frozenset({b"clear-site-data", b"service-worker-allowed"})
+_NEVER_BY_PATH: Final = frozenset({b"clear-site-data", b"service-worker-allowed", b"nel", b"report-to"})
 _BAD: Final = re.compile(rb"[\r\n\0]")
-PATH_POLICY: Final = (b"content-security-policy", b"sandbox allow-scripts allow-forms allow-popups allow-modals")
+PATH_POLICY: Final = (
+    b"content-security-policy",
+    b"sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads",
+)
 """A page that is read by path has no origin, for otherwise it would have the API's."""
 
 

@@ -6,6 +6,7 @@ Addresses, requests, error responses as exceptions, which request may be repeate
 import json
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
@@ -147,11 +148,21 @@ class Request:
             headers["Accept"] = self.accept
         if self.byte_range:
             headers["Range"] = self.byte_range
-        return headers
+        return headers | _trace_headers()
 
     @property
     def body(self) -> bytes | None:
         return None if self.values is None else json.dumps(self.values).encode()
+
+
+def _trace_headers() -> dict[str, str]:
+    """The trace of the caller's program, if that uses OpenTelemetry: what the server does for it belongs to it too."""
+    api = sys.modules.get("opentelemetry.trace")
+    context = api.get_current_span().get_span_context() if api is not None else None
+    if context is None or not context.is_valid:
+        return {}
+    headers = {"traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"}
+    return headers | ({"tracestate": state} if (state := context.trace_state.to_header()) else {})
 
 
 def _query_text(value: Any) -> str:

@@ -202,7 +202,8 @@ class SessionInfo(Result):
 class NetworkInfo(Result):
     """What a sandbox may reach, and what it did since it was made or its machine's worker restarted.
 
-    Each of `refusals` has `at`, `name`, `address`, `port`, `reason` and `rule`: what would allow it, if anything would.
+    Each of `refusals` has `at`, `name`, `address`, `port`, `reason`, `rule` (what would allow it, if anything would)
+    and `count`: how often it came in a row.
     """
 
     internet: bool = False
@@ -214,6 +215,47 @@ class NetworkInfo(Result):
     open_connections: int = 0
     refused: int = 0
     refusals: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class FiguresInfo(Result):
+    """What a session uses at a moment.
+
+    `cpu_s` is all the processor time so far, `cpus` the cores in use on average since the point before. `memory_bytes`
+    is without `cache_bytes`, which the kernel gives back when memory is short. `processes` counts threads too.
+    """
+
+    at: str = ""
+    cpu_s: float = 0.0
+    cpus: float = 0.0
+    memory_bytes: int = 0
+    cache_bytes: int = 0
+    disk_bytes: int = 0
+    processes: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsInfo(Result):
+    """What a session uses now, and used in the last minutes: `series` has a point every `interval_s`, oldest first.
+    `limits` has `cpus`, `memory_bytes`, `disk_bytes` and `processes`."""
+
+    session_id: str
+    now: FiguresInfo
+    limits: dict[str, float] = field(default_factory=dict)
+    interval_s: float = 0.0
+    series: list[FiguresInfo] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        return cls(
+            values["session_id"],
+            FiguresInfo.of(values["now"]),
+            dict(values["limits"]),
+            values["interval_s"],
+            [FiguresInfo.of(point) for point in values["series"]],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +322,16 @@ class PortInfo(Result):
     port: int
     address: str
     public: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket(Result):
+    """Opens the session's terminal to a page without a key. `url` is good for one use, within a minute; what it opens
+    is closed at `expires_at`."""
+
+    ticket: str
+    url: str
+    expires_at: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import math
 
 from warren.interfaces.store import NO_CAPS, Caps
-from warren.model.access import NO_QUOTA, Caller
+from warren.model.access import ANY_TENANT, NO_QUOTA, Caller, Scope, check_tenant
 from warren.model.errors import Forbidden, InvalidRequest
 from warren.model.spec import Ceilings, Limits
 
@@ -14,6 +14,18 @@ _CEILING_OPTIONS = {
     "disk_mb": "max_disk_mb",
     "open_files": "max_open_files",
 }
+
+
+def choose_tenant(caller: Caller, of: str, *scopes: Scope) -> str:
+    """Whose things a caller looks at: its own, or those of the tenant that an operator names. ANY_TENANT is all."""
+    if not of:
+        return caller.tenant
+    if not any(map(caller.may, scopes)):
+        raise Forbidden(
+            "this key sees the things of its own tenant only",
+            remedy=f"leave `of` out, or use a key with the scope {' or '.join(scopes)}",
+        )
+    return of if of == ANY_TENANT else check_tenant(of)
 
 
 def caps_of(caller: Caller) -> Caps:

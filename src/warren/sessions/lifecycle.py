@@ -35,14 +35,24 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
-from warren.model.events import Event, EventData, EventKind, SessionCreatedData, SessionEndedData, SessionLostData
+from warren.model.events import (
+    Event,
+    EventData,
+    EventKind,
+    SessionChangedData,
+    SessionCreatedData,
+    SessionEndedData,
+    SessionLostData,
+)
 from warren.model.session import FAILED_CREATIONS, EndReason, Session, SessionState
 from warren.sessions.artifacts import Artifacts
 from warren.sessions.egress import Egress
 from warren.sessions.event_hub import EventHub
+from warren.sessions.figures import FiguresMeter
 from warren.sessions.network_meter import NetworkMeter
 from warren.sessions.request_context import shorter_claim_timeout, shorter_image_wait
 from warren.shielding import run_shielded
+from warren.tracing import traced
 
 T = TypeVar("T")
 _log = get_log(__name__)
@@ -88,6 +98,7 @@ class Lifecycle:
         events: EventHub | None = None,
         egress: Egress | None = None,
         network_meter: NetworkMeter | None = None,
+        figures: FiguresMeter | None = None,
         secrets: SecretSource | None = None,
         artifacts: Artifacts | None = None,
         recorder: Recorder = NO_RECORDER,
@@ -97,6 +108,8 @@ class Lifecycle:
         self.egress = egress or Egress()
         self.network_meter = network_meter or NetworkMeter(clock)
         self.network_meter.reopen = self.keep_network
+        self.figures = figures or FiguresMeter(clock)
+        self.figures.find_sandbox = self._sandbox_of
         self.secrets = secrets or NoSecrets()
         self.artifacts = artifacts
         self.workers = workers
@@ -175,7 +188,9 @@ class Lifecycle:
         began = time.perf_counter()
         try:
             self._fault("stored")
-            claimed = await worker.claim(self._claim(session))
+            with traced("claim", session=session.id, environment=session.environment) as span:
+                claimed = await worker.claim(self._claim(session))
+                span.note(pooled=claimed.pooled, provider=claimed.provider)
         except BaseException as exc:
             await run_shielded(self._fail(session, exc))
             raise
@@ -260,6 +275,10 @@ class Lifecycle:
     def track(self, session: Session) -> None:
         """Remembers which session has the sandbox, after a claim or after a restart."""
         self._owners[session.sandbox_id] = (session.tenant, session.id)
+        self.figures.follow(session)
+
+    async def _sandbox_of(self, session: Session) -> Sandbox:
+        return await self.worker_of(session).sandbox(session.sandbox_id)
 
     # -- the network
 
@@ -417,6 +436,7 @@ class Lifecycle:
     async def _destroy_sandbox(self, session: Session) -> None:
         """Does nothing for a sandbox of another worker: that worker destroys it when it comes back."""
         self._owners.pop(session.sandbox_id, None)
+        self.figures.forget(session.tenant, session.id)
         self._secret_users.pop(session.id, None)
         if not self._is_elsewhere(session):
             await self.network_meter.finish(session.sandbox_id)
@@ -521,7 +541,7 @@ class Lifecycle:
                 _log.warning("sandbox_disowned", sandbox=sandbox_id, session=session_id)
                 disowned[sandbox_id] = session_id
         for sandbox_id in disowned:
-            del self._owners[sandbox_id]
+            self.figures.forget(*self._owners.pop(sandbox_id))
         for worker in self.workers.values():
             await asyncio.gather(*map(worker.destroy, disowned))
 
@@ -556,6 +576,9 @@ class Lifecycle:
         self._recorder.creation_ended(session.environment, "pool" if session.pooled else "cold", "created")
         data = SessionCreatedData(session.thread_id or None, session.memory_mb, session.environment, session.pooled)
         self._publish(EventKind.SESSION_CREATED, session, data)
+
+    def report_changed(self, session: Session, *changed: str) -> None:
+        self._publish(EventKind.SESSION_CHANGED, session, SessionChangedData(session.thread_id or None, changed))
 
     def _report_ended(self, session: Session) -> None:
         """A session that never had a sandbox has no `session_created` before it, and is no event for subscribers."""

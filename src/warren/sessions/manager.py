@@ -66,6 +66,7 @@ from warren.sessions.new_session import (
 )
 from warren.sessions.request_context import current_caller, note, session_id_or
 from warren.shielding import run_shielded
+from warren.tracing import note_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,7 @@ class Sessions:
                     raise
                 session, added = earlier, Added.THREAD
             note(session_id=session.id)
+            note_trace(session=session.id, environment=session.environment)
             if added is Added.NEW:
                 has_no_name = not key and not request.thread_id
                 return CreateResult(await self.lifecycle.start(session, end_if_abandoned=has_no_name), created=True)
@@ -335,6 +337,7 @@ class Sessions:
     async def _begin_use(self, tenant: str, session_id: str, counts: bool) -> tuple[Session, Sandbox]:
         self.check_open()
         session = await self._wait_until_usable(await self.get(tenant, session_id))
+        note_trace(session=session.id, environment=session.environment)
         if counts:
             session = await self._record_use(session)
         try:
@@ -444,6 +447,8 @@ class Sessions:
                 metadata=check_metadata({name: value for name, value in merged.items() if value is not None}),
             )
             if await self.store.swap(changed):
+                given = {"idle_timeout_s": idle_timeout_s, "max_lifetime_s": max_lifetime_s, "metadata": metadata}
+                self.lifecycle.report_changed(changed, *(name for name, value in given.items() if value is not None))
                 return changed
 
     async def set_network(self, tenant: str, session_id: str, rules: NetworkRules) -> Session:
@@ -466,6 +471,7 @@ class Sessions:
                     break
             if rules.is_open or session.network.is_open:
                 await self.lifecycle.apply_network(changed)
+            self.lifecycle.report_changed(changed, "network")
             return changed
 
     async def change_previews(

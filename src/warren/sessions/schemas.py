@@ -341,6 +341,7 @@ class RefusalView(BaseModel):
     port: int
     reason: str
     rule: str = Field(description="The rule that would allow it; empty if no rule of a session can")
+    count: int = Field(1, description="It came so often in a row, the last time then")
 
 
 class NetworkUseView(NetworkView):
@@ -352,6 +353,13 @@ class NetworkUseView(NetworkView):
     open_connections: int
     refused: int
     refusals: list[RefusalView] = Field(description="The last ones, newest last")
+
+
+class AlertsView(BaseModel):
+    memory: float
+    disk: float
+    processes: float
+    cpu: float
 
 
 class EnvironmentView(BaseModel):
@@ -371,6 +379,7 @@ class EnvironmentView(BaseModel):
     root: Literal["read-only", "writable"] = Field(description="Whether all of the file system can be written to")
     sudo: bool = Field(description="Commands may run as root of the sandbox: `user: root`, or `sudo` inside")
     contexts: list[str] = Field(description="Languages whose code context is started ahead, in sandboxes of the pool")
+    alerts: AlertsView = Field(description="Percent of the limits from which on `resource.high` is published; 0: never")
     default: bool = Field(description="A session that names no environment gets this one")
     image_state: Literal["ready", "missing", "outdated", "building"] | None = Field(
         description="A missing image is built when it is first needed, if there is a recipe. null: a coordinator"
@@ -437,6 +446,7 @@ class SessionView(BaseModel):
     thread had an earlier session, whose files are gone."""
 
     session_id: str
+    tenant: str
     state: SessionState
     environment: str
     thread_id: str | None
@@ -472,6 +482,42 @@ class SessionView(BaseModel):
 class SessionPage(BaseModel):
     sessions: list[SessionView]
     next: str | None = Field(description="Give it as `after` to get the next page")
+
+
+class FiguresView(BaseModel):
+    """What a session uses at a moment."""
+
+    at: str
+    cpu_s: float = Field(description="Seconds of processor time that it has used in all")
+    cpus: float = Field(description="Cores in use on average since the point before; 0 in the first")
+    memory_bytes: int = Field(description="Without `cache_bytes`")
+    cache_bytes: int = Field(description="Files that the kernel keeps in memory as long as nobody needs it")
+    disk_bytes: int
+    processes: int = Field(description="With their threads, as the limit counts them; 0 where a far side does not tell")
+    sent_bytes: int = Field(description="To the network, since the sandbox has one")
+    received_bytes: int
+
+
+class FigureLimitsView(BaseModel):
+    cpus: float
+    memory_bytes: int
+    disk_bytes: int
+    processes: int
+
+
+class LatestFiguresView(BaseModel):
+    limits: FigureLimitsView
+    now: FiguresView
+
+
+class MetricsView(LatestFiguresView):
+    session_id: str
+    interval_s: float = Field(description="Between the points of the series; on a machine with much to read it grows")
+    series: list[FiguresView] = Field(description="Oldest first; it begins anew when the server is restarted")
+
+
+class FiguresPage(BaseModel):
+    metrics: dict[str, LatestFiguresView] = Field(description="By session id")
 
 
 class ExecView(BaseModel):
@@ -614,6 +660,7 @@ def session_view(session: Session, clock: Clock, base_url: str, image: str) -> d
     expires = session.state.expires and not session.state.is_in_transition
     return {
         "session_id": session.id,
+        "tenant": session.tenant,
         "state": session.state,
         "environment": session.environment,
         "thread_id": session.thread_id or None,

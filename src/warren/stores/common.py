@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
-from warren.interfaces.store import SHORT_ANSWER, Caps, Key, KeyLimits, Page
+from warren.interfaces.store import SHORT_ANSWER, Caps, Held, Key, KeyLimits, Page
 from warren.model.errors import KeyReused, QuotaExceeded
 from warren.model.session import FAILED_CREATIONS, Session
 
@@ -52,12 +52,6 @@ def check_keys(of_tenant: int, of_all: int, limits: KeyLimits) -> None:
                 remedy="send requests without a key, or wait: a key is forgotten after a day",
                 retry_after_s=60,
             )
-
-
-class Held(NamedTuple):
-    sessions: int
-    disk_mb: int
-    gpus: int = 0
 
 
 def check_fingerprint(same: bool, key: Key) -> None:
@@ -109,5 +103,13 @@ def matches_page(page: Page, session: Session) -> bool:
         session.state in page.states
         and page.thread_id in ("", session.thread_id)
         and page.environment in ("", session.environment)
+        and page.provider in ("", session.provider)
+        and page.worker in ("", session.worker)
         and page.metadata.items() <= session.metadata.items()
+        and (not page.search or _contains(session, page.search.casefold()))
     )
+
+
+def _contains(session: Session, text: str) -> bool:
+    metadata = session.metadata
+    return any(text in one.casefold() for one in (session.id, session.thread_id, *metadata, *metadata.values()))

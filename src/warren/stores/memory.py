@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from warren.interfaces.records import Record
-from warren.interfaces.store import ANSWER_GONE, NO_CAPS, Added, Caps, Key, KeyLimits, KeyRecord, Page
+from warren.interfaces.store import ANSWER_GONE, NO_CAPS, Added, Caps, Held, Key, KeyLimits, KeyRecord, Page
+from warren.model.access import ANY_TENANT
 from warren.model.errors import Conflict
 from warren.model.session import Session, SessionState
 from warren.stores.common import (
     EVICTED_AT_ONCE,
-    Held,
     KeySums,
     check_caps,
     check_fingerprint,
@@ -117,9 +117,10 @@ class MemoryStore:
         return True
 
     async def list(self, tenant: str, page: Page) -> Sequence[Session]:
-        found = (one for one in self._of(tenant) if matches_page(page, one))
+        whole = self._sessions.values() if tenant == ANY_TENANT else self._of(tenant)
+        found = (one for one in whole if matches_page(page, one))
         if page.after:
-            after = await self.get(tenant, page.after)
+            after = await (self.find(page.after) if tenant == ANY_TENANT else self.get(tenant, page.after))
             if after is None:
                 return []
             found = (one for one in found if list_position(one) < list_position(after))
@@ -138,6 +139,9 @@ class MemoryStore:
     async def count(self) -> Mapping[SessionState, int]:
         counts = Counter(one.state for one in self._sessions.values())
         return {state: counts[state] for state in SessionState}
+
+    async def held(self, tenant: str, key_id: str) -> tuple[Held, Held]:
+        return self._held(tenant), self._held(tenant, key_id)
 
     async def purge(self, epoch: str, before: float) -> int:
         ends = ((one, end_time(one)) for one in self._sessions.values())

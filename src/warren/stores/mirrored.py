@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from warren.interfaces.records import Record, RecordStore
-from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyLimits, KeyRecord, Page, SessionStore
+from warren.interfaces.store import NO_CAPS, Added, Caps, Held, Key, KeyLimits, KeyRecord, Page, SessionStore
 from warren.logs import get_log
 from warren.model.errors import Unavailable
 from warren.model.session import Session, SessionState
@@ -200,6 +200,9 @@ class MirroredStore:
 
     async def list(self, tenant: str, page: Page) -> Sequence[Session]:
         return await self._shared.list(tenant, page)
+
+    async def held(self, tenant: str, key_id: str) -> tuple[Held, Held]:
+        return await self._shared.held(tenant, key_id)
 
     async def active(self) -> Sequence[Session]:
         return list(self._rows.values())

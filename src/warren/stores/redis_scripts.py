@@ -280,6 +280,7 @@ end
 local names = {listed = {tenant}, live = {tenant}, thread = {tenant, thread}, active = {}}
 local set, rank, found, looked = key(index, unpack(names[index])), 0, {}, 0
 if after ~= '' then
+  if score == '' and index == 'active' then score = call('HGET', key('session', after), 'created') end
   if score == '' then score = call('ZSCORE', key('listed', tenant), after) end
   if not score then return {'', '', found} end
   rank = call('ZCOUNT', set, '(' .. score, '+inf')
@@ -314,6 +315,17 @@ return found
 )
 
 ACTIVE_IDS: Final = script(body="return call('ZREVRANGE', key('active'), 0, -1)")
+
+# The sessions, disk and graphics processors of a tenant, then of one key of it.
+HELD: Final = script(
+    body="""
+local sums = call('HMGET', key('held', ARGV[3]), 'sessions', 'disk', 'gpus')
+for _, sum in ipairs(call('HMGET', key('held', ARGV[3], ARGV[4]), 'sessions', 'disk', 'gpus')) do
+  sums[#sums + 1] = sum
+end
+return sums
+"""
+)
 
 COUNT: Final = script(body="return call('HGETALL', key('counts'))")
 

@@ -11,13 +11,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyLimits, KeyRecord, Page
+from warren.interfaces.store import NO_CAPS, Added, Caps, Held, Key, KeyLimits, KeyRecord, Page
 from warren.logs import get_log
+from warren.model.access import ANY_TENANT
 from warren.model.errors import Conflict, Unavailable
 from warren.model.session import Session, SessionState
 from warren.stores import redis_scripts as scripts
 from warren.stores.common import (
-    Held,
     check_caps,
     check_fingerprint,
     check_keys,
@@ -107,7 +107,7 @@ class RedisStore:
     async def list(self, tenant: str, page: Page) -> Sequence[Session]:
         if page.limit <= 0 or not page.states:
             return []
-        return await self._walk(_index(page), tenant, page)
+        return await self._walk("active" if tenant == ANY_TENANT else _index(page), tenant, page)
 
     async def active(self) -> Sequence[Session]:
         return await self._walk("active", "", Page(limit=sys.maxsize))
@@ -122,6 +122,10 @@ class RedisStore:
         flat = await self._run(scripts.COUNT)
         counts = dict(zip(flat[::2], map(int, flat[1::2]), strict=True))
         return {state: counts.get(state.encode(), 0) for state in SessionState}
+
+    async def held(self, tenant: str, key_id: str) -> tuple[Held, Held]:
+        sums = [int(one or 0) for one in await self._run(scripts.HELD, tenant, key_id)]
+        return Held(*sums[:3]), Held(*sums[3:])
 
     async def purge(self, epoch: str, before: float) -> int:
         """The number may be too low if a script had to be run twice."""

@@ -21,19 +21,20 @@ from warren.interfaces.store import (
     SHORT_ANSWER,
     Added,
     Caps,
+    Held,
     Key,
     KeyLimits,
     KeyRecord,
     Page,
 )
 from warren.logs import get_log
+from warren.model.access import ANY_TENANT
 from warren.model.errors import Unavailable, WarrenError
 from warren.model.session import Session, SessionState
 from warren.pacing import Pace
 from warren.shielding import run_shielded
 from warren.stores.common import (
     EVICTED_AT_ONCE,
-    Held,
     KeySums,
     check_caps,
     check_fingerprint,
@@ -73,8 +74,8 @@ _ACTIVE_OF_THREAD: Final = f"""SELECT data FROM sessions
 _ENDED_OF_THREAD: Final = f"""SELECT data FROM sessions
     WHERE tenant = ? AND thread_id = ? AND thread_id != '' AND {INACTIVE_SQL}
     ORDER BY created_at DESC, id DESC LIMIT 1"""
-_PLACE: Final = "SELECT created_at, id FROM sessions WHERE id = ? AND tenant = ?"
-_IDS: Final = """SELECT id, created_at FROM {} WHERE tenant = ? AND state IN ({}) AND (created_at, id) < (?, ?) {}
+_PLACE: Final = "SELECT created_at, id FROM sessions WHERE id = ? AND {}"
+_IDS: Final = """SELECT id, created_at FROM {} WHERE {} AND state IN ({}) AND (created_at, id) < (?, ?) {}
     ORDER BY created_at DESC, id DESC LIMIT ?"""
 _ACTIVE: Final = f"SELECT data FROM sessions WHERE {ACTIVE_SQL}"
 _ACTIVE_IDS: Final = f"SELECT id FROM sessions WHERE {ACTIVE_SQL}"
@@ -240,10 +241,11 @@ class SqliteStore:
     def _ids(self, tenant: str, page: Page) -> Iterator[str]:
         """The sessions in the states of the page, newest first, from where it begins. Looks no further than asked."""
         place: tuple[float, str] = (math.inf, "")
+        of_tenant = _of_tenant(tenant)
         if not page.states:
             return
         if page.after:
-            found = self._run(_PLACE, page.after, tenant).fetchone()
+            found = self._run(_PLACE.format(of_tenant), page.after, tenant).fetchone()
             if found is None:
                 return
             place = found
@@ -251,6 +253,7 @@ class SqliteStore:
         # Else SQLite would walk through all ended sessions of a day, which may be very many.
         sql = _IDS.format(
             f"sessions INDEXED BY {'active' if active else 'listed'}",
+            of_tenant,
             ", ".join("?" * len(page.states)),
             f"AND {ACTIVE_SQL}" if active else "",
         )
@@ -272,6 +275,11 @@ class SqliteStore:
 
     async def count(self) -> Mapping[SessionState, int]:
         return dict(zip(_COUNT_COLUMNS, self._run(_COUNT).fetchone(), strict=True))
+
+    async def held(self, tenant: str, key_id: str) -> tuple[Held, Held]:
+        row = self._run(_HELD, key_id, key_id, tenant).fetchone()
+        (sessions, disk, of_key, disk_of_key), gpus = map(int, row), self._count_gpus(tenant, key_id)
+        return Held(sessions, disk, gpus[0]), Held(of_key, disk_of_key, gpus[1])
 
     async def purge(self, epoch: str, before: float) -> int:
         await self._writable()
@@ -417,8 +425,11 @@ class SqliteStore:
         """How many the tenant has, and its key. Looked up only for a session that wants one and is bound in it."""
         if not session.gpus or caps.gpus is caps.key_gpus is None:
             return 0, 0
-        found = [self._decoded(data) for (data,) in self._run(_HOLDERS_OF_GPUS, session.tenant).fetchall()]
-        of_key = (len(one.gpus) for one in found if one.key_id == session.key_id)
+        return self._count_gpus(session.tenant, session.key_id)
+
+    def _count_gpus(self, tenant: str, key_id: str) -> tuple[int, int]:
+        found = [self._decoded(data) for (data,) in self._run(_HOLDERS_OF_GPUS, tenant).fetchall()]
+        of_key = (len(one.gpus) for one in found if one.key_id == key_id)
         return sum(len(one.gpus) for one in found), sum(of_key)
 
     def _decoded(self, data: str | bytes) -> Session:
@@ -453,9 +464,13 @@ def _of_kind(kind: str, group: str) -> tuple[str, tuple[str, ...]]:
     return ('kind = ? AND "group" = ?', (kind, group)) if group else ("kind = ?", (kind,))
 
 
+def _of_tenant(tenant: str) -> str:
+    return "? IS NOT NULL" if tenant == ANY_TENANT else "tenant = ?"
+
+
 def _query(tenant: str, page: Page) -> tuple[str, tuple[Any, ...]]:
     """Reads a session if it may fit the page: metadata is compared as text only."""
-    wanted, values = ["id = ?", "tenant = ?"], [tenant]
+    wanted, values = ["id = ?", _of_tenant(tenant)], [tenant]
     for column, value in (("thread_id", page.thread_id), ("environment", page.environment)):
         if value:
             wanted.append(f"{column} = ?")

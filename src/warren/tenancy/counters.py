@@ -29,7 +29,8 @@ class Counters(Protocol):
     is less than 60 seconds ago, as if they had come evenly.
     `begin` creates a counter with what was spent before, and does nothing if it exists. `spend` adds `amount` if that
     makes no more than `most` and says whether it did; if not, all of `most` counts as spent. It gives None if the
-    counter does not exist: then `begin` it. `get` gives 0 for a counter that does not exist.
+    counter does not exist: then `begin` it. `get` gives 0 for a counter that does not exist. `hits` gives how many
+    requests count now, and counts none.
     """
 
     @property
@@ -41,6 +42,7 @@ class Counters(Protocol):
         """Whether this process has to count alone for now, though the counters are shared."""
 
     async def hit(self, name: str, limit: int) -> Hit: ...
+    async def hits(self, name: str) -> int: ...
     async def begin(self, name: str, expiry_s: int, spent: int) -> None: ...
     async def spend(self, name: str, amount: int, most: int) -> bool | None: ...
     async def get(self, name: str) -> int: ...
@@ -88,10 +90,18 @@ class MemoryCounters:
             minutes = self._minutes[name] = _Minutes(now)
         minutes.move_to(now)
         left_s = minutes.began + MINUTE_S - now
-        allowed = _used(minutes.previous, minutes.current, left_s) < limit
+        allowed = hits_of(minutes.previous, minutes.current, left_s) < limit
         if allowed:
             minutes.current += 1
         return hit_of(allowed, limit, minutes.previous, minutes.current, left_s)
+
+    async def hits(self, name: str) -> int:
+        minutes = self._minutes.get(name)
+        if minutes is None:
+            return 0
+        now = self._now()
+        minutes.move_to(now)
+        return hits_of(minutes.previous, minutes.current, minutes.began + MINUTE_S - now)
 
     async def begin(self, name: str, expiry_s: int, spent: int) -> None:
         if self._sum(name) is None:
@@ -129,12 +139,12 @@ class MemoryCounters:
 
 def hit_of(allowed: bool, limit: int, previous: int, current: int, left_s: float) -> Hit:
     """`previous` and `current` are the hits of two minutes; the current one lasts for another `left_s`."""
-    remaining = max(0, limit - _used(previous, current, left_s))
+    remaining = max(0, limit - hits_of(previous, current, left_s))
     waits = [left_s] if current else []
     if previous:
         waits.append(left_s % (MINUTE_S / previous))  # until one less of them counts
     return Hit(allowed, remaining, min(waits, default=0.0))
 
 
-def _used(previous: int, current: int, left_s: float) -> int:
+def hits_of(previous: int, current: int, left_s: float) -> int:
     return math.floor(previous * left_s / MINUTE_S) + current

@@ -14,7 +14,7 @@ import json
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final, NamedTuple
 
@@ -55,6 +55,9 @@ class _CachedKey(NamedTuple):
     caller: Caller
     until: float
     verified: float
+
+
+_HashFor = Callable[[ApiKey | None], str]
 
 
 class Keys:
@@ -145,19 +148,35 @@ class Keys:
 
     async def recognise(self, text: str) -> Caller:
         """Raises Unauthorized, with the same message and in the same time for every wrong key."""
+        return (await self._recognise(text)).caller
+
+    async def identify(self, text: str) -> ApiKey:
+        """The stored key that a key's text is of. Raises Unauthorized as `recognise` does."""
+        return (await self._recognise(text)).key
+
+    async def recognise_stored(self, key_id: str, hashed: str) -> Caller:
+        """The caller of a stored key, as long as it has the secret with this hash: not once it was revoked or rotated.
+        Raises Unauthorized."""
+        digest = hashlib.sha256(f"stored {key_id} {hashed}".encode()).digest()
+        return (await self._look_up(digest, key_id, lambda key: hashed if key else _NO_SALT)).caller
+
+    async def _recognise(self, text: str) -> _CachedKey:
         digest = hashlib.sha256(text.encode(errors="surrogatepass")).digest()
+        key_id, secret = _split(text)
+        return await self._look_up(digest, key_id, lambda key: _hash(key.salt if key else _NO_SALT, secret))
+
+    async def _look_up(self, digest: bytes, key_id: str, hash_for: _HashFor) -> _CachedKey:
         known = self._cache.get(digest)
         if known is None or known.until <= self._clock.now():
-            known = await self._find(text, digest)
+            known = await self._find(digest, key_id, hash_for)
         key, now = known.key, self._clock.wall()
         if key.expires_at is not None and key.expires_at <= now:
             raise Unauthorized("this API key has expired", remedy="`warren keys create` makes a new one")
         if key.used_at is None or now - key.used_at >= _USED_AT_S:
             self._note_use(key, digest, now)
-        return known.caller
+        return known
 
-    async def _find(self, text: str, digest: bytes) -> _CachedKey:
-        key_id, secret = _split(text)
+    async def _find(self, digest: bytes, key_id: str, hash_for: _HashFor) -> _CachedKey:
         forgotten = self._forgotten
         try:
             record = await self._records.get(KIND, key_id) if key_id else None
@@ -166,9 +185,9 @@ class Keys:
                 raise
             return trusted
         if forgotten != self._forgotten:  # a key was revoked while this one was looked up
-            return await self._find(text, digest)
+            return await self._find(digest, key_id, hash_for)
         key = None if record is None else _read(record)
-        right = hmac.compare_digest(_hash(key.salt if key else _NO_SALT, secret), key.hashed if key else _NO_SALT)
+        right = hmac.compare_digest(hash_for(key), key.hashed if key else _NO_SALT)
         if key is None or not right:
             self._cache.pop(digest, None)
             raise Unauthorized(_WRONG, remedy=_REMEDY)

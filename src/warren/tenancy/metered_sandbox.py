@@ -2,7 +2,7 @@
 
 `MeteredSandbox` is a sandbox whose `exec` and `start` check first: the command policies of the environment and the
 tenant, the tenant's exec seconds, and the gate that gives tenants their turns. When a command has ended it is
-counted and published. File operations go straight to the sandbox.
+counted and published. File operations go straight to the sandbox; in a trace, both have spans.
 
 Each second of a command is paid in advance, so commands that run at once never use more exec seconds than are left. A
 command whose next second cannot be paid is ended and keeps its output so far. A command whose end nobody sees, because
@@ -15,7 +15,7 @@ command leaves running in the background. Callers cannot give the ids of context
 
 import asyncio
 import math
-from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -36,10 +36,12 @@ from warren.model.operations import (
 )
 from warren.model.session import Session
 from warren.sessions.event_hub import EventHub
+from warren.sessions.output_events import close_source
 from warren.sessions.refused_process import RefusedProcess
 from warren.sessions.request_context import current_caller, note, note_command, note_end
 from warren.tenancy.fair_gate import FairGate
 from warren.tenancy.quotas import DAY_S, EGRESS_BYTES, Quotas
+from warren.tracing import NO_SPAN, Span, is_traced, traced
 
 Verdict = Callable[[Session, Command], Awaitable["ExecResult | None"]]
 PayerOf = Callable[[Session], Awaitable[Caller]]
@@ -47,6 +49,9 @@ CountCommand = Callable[[str, float, float], None]
 
 EXEC_SECONDS: Final = "exec_seconds"
 SLICE_S: Final = 1.0
+_FILE_METHODS: Final = frozenset(
+    {"read", "write", "list", "entries", "stat", "mkdir", "remove", "rename", "pack", "unpack", "search"}
+)
 _OVER: Final = "\nwarren: ended: the exec seconds of this day are used up\n"
 _BROKEN_OFF: Final = _OVER.lstrip()
 
@@ -175,11 +180,29 @@ class MeteredSandbox:
         return f"<MeteredSandbox {self._sandbox!r}>"
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._sandbox, name)
+        method = getattr(self._sandbox, name)
+        return self._traced(name, method) if name in _FILE_METHODS and is_traced() else method
+
+    def _traced(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result, span = method(*args, **kwargs), self._span("file")
+            span.note(operation=name)
+            return _traced_stream(span, result) if isinstance(result, AsyncIterator) else _traced_call(span, result)
+
+        return call
+
+    def _span(self, name: str) -> Span:
+        return traced(name, session=self._session.id, environment=self._session.environment)
 
     async def exec(
         self, command: Command, stdin: bytes | AsyncIterable[bytes] = b"", *, process_id: str = ""
     ) -> ExecResult:
+        with self._span("exec") as span:
+            result = await self._exec(command, stdin, process_id)
+            _note_result(span, result)
+            return result
+
+    async def _exec(self, command: Command, stdin: bytes | AsyncIterable[bytes], process_id: str) -> ExecResult:
         metering, caller = self._metering, current_caller()
         asked = metering.clock.now()
         self._note(command)
@@ -228,11 +251,23 @@ class MeteredSandbox:
         return result
 
     async def start(self, command: Command, *, process_id: str = "", follow: bool = False) -> Process:
+        """The span of a command that somebody follows lasts until its end, any other until it has started."""
+        span = self._span("exec").start()
+        try:
+            process, is_followed = await self._start(command, process_id, follow, span)
+        except BaseException as exc:
+            span.end(exc)
+            raise
+        if not is_followed:
+            span.end()
+        return process
+
+    async def _start(self, command: Command, process_id: str, follow: bool, span: Span) -> tuple[Process, bool]:
         metering, caller = self._metering, current_caller()
         self._note(command)
         if (refusal := await metering.refused(self._session, command)) is not None:
             metering.finished(self._session, refusal)
-            return self._refused(refusal, follow=follow)
+            return self._refused(refusal, follow=follow), False
         on_account = metering.quotas.bounds(caller, EXEC_SECONDS)
         if on_account and not await metering.quotas.spend(caller, EXEC_SECONDS, 1):
             raise metering.quotas.spent(caller, EXEC_SECONDS)
@@ -242,11 +277,13 @@ class MeteredSandbox:
         finally:
             place.leave()
         if is_context(process_id):
-            return process
+            return process, False
         note(process_id=process.id)
-        payer = caller if on_account else None
-        metering.follow(self.until_ended(process, payer, background=not follow), f"following {process.id}")
-        return process
+        ending = self.until_ended(
+            process, caller if on_account else None, background=not follow, span=span if follow else NO_SPAN
+        )
+        metering.follow(ending, f"following {process.id}")
+        return process, follow
 
     def _note(self, command: Command) -> None:
         note(session_id=self._session.id)
@@ -258,9 +295,9 @@ class MeteredSandbox:
         raise CommandRefused(refusal.stderr.strip(), remedy="ask for another command, or another policy")
 
     async def until_ended(
-        self, process: Process, payer: Caller | None, *, background: bool, had_s: float = 0.0
+        self, process: Process, payer: Caller | None, *, background: bool, had_s: float = 0.0, span: Span = NO_SPAN
     ) -> None:
-        """Follows a process to its end. `had_s`: how long it has run already."""
+        """Follows a process to its end, which is that of its span. `had_s`: how long it has run already."""
         metering = self._metering
         began = metering.clock.now() - had_s
         ended = asyncio.ensure_future(process.ended())
@@ -270,8 +307,13 @@ class MeteredSandbox:
             result = await ended
         except WarrenError as exc:  # it was forgotten before it ended, or went with its sandbox
             result = _cut_short(exc, metering.clock.now() - began, process.id)
+        except BaseException as exc:
+            span.end(exc)
+            raise
         finally:
             ended.cancel()
+        _note_result(span, result)
+        span.end()
         metering.finished(self._session, _timed(result, metering.clock.now() - began), background=background)
 
     async def _paid_while(self, caller: Caller, running: asyncio.Future[ExecResult]) -> bool:
@@ -318,6 +360,32 @@ class _Payer:
         self._timer.cancel()
         if self._paying is not None and not self._cancelled:
             self._paying.cancel()
+
+
+def _note_result(span: Span, result: ExecResult) -> None:
+    if span.is_recorded:
+        span.note(reason=str(result.reason), exit_code=result.exit_code)
+
+
+async def _traced_call(span: Span, work: Awaitable[Any]) -> Any:
+    with span:
+        return await work
+
+
+async def _traced_stream(span: Span, source: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
+    """The span begins with the first piece that is asked for."""
+    span.start()
+    try:
+        async for piece in source:
+            yield piece
+    except GeneratorExit:
+        raise
+    except BaseException as exc:
+        span.end(exc)
+        raise
+    finally:
+        await close_source(source)
+        span.end()
 
 
 def _timed(result: ExecResult, ran_s: float) -> ExecResult:

@@ -130,6 +130,19 @@ class Quotas:
             least = min(least, max(0, most - await self._counters.get(self._today(what, whose))))
         return least
 
+    async def minute_use(self, whose: str, what: str) -> int:
+        """How many of these count now, for a tenant or a key that has such a quota."""
+        return await self._counters.hits(f"{what}/{whose}")
+
+    async def day_use(self, whose: str, what: str) -> int:
+        """How much was spent today, for a tenant or a key that has such a quota."""
+        return await self._counters.get(self._today(what, whose))
+
+    @property
+    def day_ends_at(self) -> float:
+        """The time of day at which quotas of the day start anew."""
+        return (int(self._clock.wall() // DAY_S) + 1.0) * DAY_S
+
     def check_left(self, caller: Caller, what: str) -> None:
         """Raises QuotaExceeded if a day's quota is known to be used up."""
         if not self._used_up:

@@ -17,7 +17,7 @@ from warren.model.errors import NoSpace, Unavailable
 from warren.stores.redis_address import RedisAddress, read_address
 from warren.stores.redis_link import RedisLink, Value
 from warren.stores.redis_lua import Script, script
-from warren.tenancy.counters import MINUTE_S, Hit, MemoryCounters, hit_of
+from warren.tenancy.counters import MINUTE_S, Hit, MemoryCounters, hit_of, hits_of
 
 TIMEOUT_S: Final = 1.0
 RETRY_S: Final = 2.0
@@ -45,6 +45,18 @@ if allowed then
   call('EXPIRE', name, 2 * minute)
 end
 return {{allowed and 1 or 0, previous, current, tostring(left)}}
+"""
+)
+# Gives the hits of the minute before and of the current one, and how long that lasts; nothing if there were none.
+_HITS: Final = script(
+    body=f"""{_NAME}
+local kept = call('HMGET', name, 'began', 'previous', 'current')
+if not kept[1] then return false end
+local time, minute = call('TIME'), {MINUTE_S}
+local now, began, previous, current = time[1] + time[2] / 1000000, tonumber(kept[1]), kept[2], kept[3]
+if now < began or now >= began + 2 * minute then return false end
+if now >= began + minute then began, previous, current = began + minute, current, 0 end
+return {{previous, current, tostring(began + minute - now)}}
 """
 )
 _BEGIN: Final = script(body=f"{_NAME}call('SET', name, ARGV[5], 'NX', 'EX', ARGV[4])")
@@ -116,6 +128,13 @@ class RedisCounters:
         if allowed:
             await self._memory.hit(name, limit)  # so that memory knows where to go on
         return hit_of(bool(allowed), limit, previous, current, float(left_s))
+
+    async def hits(self, name: str) -> int:
+        try:
+            found = await self._run(_HITS, name)
+        except _Away:
+            return await self._memory.hits(name)
+        return 0 if found is None else hits_of(int(found[0]), int(found[1]), float(found[2]))
 
     async def begin(self, name: str, expiry_s: int, spent: int) -> None:
         try:

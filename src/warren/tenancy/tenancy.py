@@ -22,6 +22,7 @@ from warren.model.events import (
     EventKind,
     NetworkRefusedData,
     QuotaReachedData,
+    SessionChangedData,
     SessionCreatedData,
     SessionEndedData,
 )
@@ -33,6 +34,7 @@ from warren.sessions.event_hub import EventHub
 from warren.stores.encryption import Encryption
 from warren.tenancy.audit.refusals import RefusalLimit
 from warren.tenancy.counters import Counters
+from warren.tenancy.event_feed import EventFeed, wants
 from warren.tenancy.keys import Keys
 from warren.tenancy.metered_sandbox import Metering
 from warren.tenancy.networks import Networks
@@ -44,6 +46,7 @@ from warren.tenancy.tenants import Tenants
 from warren.tenancy.usage import UsageBook, day_of
 
 if TYPE_CHECKING:
+    from warren.tenancy.shared_events import SharedEvents
     from warren.tenancy.webhooks.outbox import Webhooks
 
 _log = get_log(__name__)
@@ -61,9 +64,12 @@ class Tenancy:
         webhooks: "Webhooks | None" = None,
         counters: Counters | None = None,
         encryption: Encryption | None = None,
+        feed: EventFeed | None = None,
+        shared_events: "SharedEvents | None" = None,
         recorder: Recorder = NO_RECORDER,
     ) -> None:
-        """Without `counters` this process counts quotas in its memory; without `encryption` secrets end with it."""
+        """Without `counters` this process counts quotas in its memory; without `encryption` secrets end with it.
+        `shared_events` fill the `feed` of a cluster; without them this process fills it alone."""
         self._clock = clock
         self.keys = Keys(records, clock)
         self.revocations = Revocations(records, clock)
@@ -78,7 +84,10 @@ class Tenancy:
         self.events.subscribe(self._record_event, _is_of_session)
         if webhooks is not None:
             self.events.subscribe(webhooks.publish, webhooks.wants)
-        quotas = Quotas(clock, counters, reached=self._publish_quota_reached, spent_before=self._spent_today)
+        self.feed = feed or EventFeed()
+        self._shared_events = shared_events
+        self.events.subscribe((shared_events or self.feed).publish, wants)
+        quotas = Quotas(clock, counters, reached=self._publish_quota_reached, spent_before=self.spent_today)
         policies = Policies(environments, self._policy_of)
         self.metering = Metering(
             clock,
@@ -96,21 +105,26 @@ class Tenancy:
         return f"<Tenancy {self.metering!r}>"
 
     def start(self, *, deliver_webhooks: bool = True) -> None:
-        """Without `deliver_webhooks` this process only queues deliveries, and another one sends them."""
+        """Without `deliver_webhooks` this process only queues deliveries and writes events; others send them."""
         self._run(self.usage.run(), "usage")
         if deliver_webhooks:
             self._run(self._renew_secrets(), "renewing secrets")
         if self.webhooks is not None and deliver_webhooks:
             self._run(self.webhooks.run(), "webhooks")
+        if self._shared_events is not None and deliver_webhooks:
+            self._run(self._shared_events.run(), "events")
 
     async def close(self) -> None:
         """Writes what is still to be written."""
+        self.feed.close()
         await self.metering.close()
         await self.metering.quotas.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.usage.close()
+        if self._shared_events is not None:
+            await self._shared_events.close()
         if self.webhooks is not None:
             await self.webhooks.close()
         if self.refusals is not None:
@@ -140,7 +154,7 @@ class Tenancy:
     def _record_event(self, event: Event) -> None:
         """Writes an audit entry for an event that no other entry covers."""
         data = event.data
-        has_entry = isinstance(data, SessionCreatedData | NetworkRefusedData) or (
+        has_entry = isinstance(data, SessionCreatedData | SessionChangedData | NetworkRefusedData) or (
             isinstance(data, CommandEndedData) and not data.background
         )
         if self.audit is not None and not has_entry:
@@ -153,7 +167,8 @@ class Tenancy:
         data = QuotaReachedData(quota, caller.key_id)
         self.events.publish(Event(EventKind.QUOTA_REACHED, caller.tenant, self._clock.wall(), data))
 
-    async def _spent_today(self, tenant: str, what: str) -> float:
+    async def spent_today(self, tenant: str, what: str) -> float:
+        """What a tenant has used of a day's quota, by the usage book."""
         today = day_of(self._clock.wall())
         rows = await self.usage.between(tenant, today, today)
         return sum(float(getattr(row.usage, _COUNTED_AS[what])) for row in rows)

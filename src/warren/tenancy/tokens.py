@@ -73,12 +73,20 @@ class Tokens:
 
     async def recognise(self, token: str, *, expired: bool = False) -> Caller:
         """With `expired` also a token that has expired."""
-        if len(token) > MAX_TOKEN:
-            raise Unauthorized(f"the token is longer than {MAX_TOKEN} characters", remedy=_REMEDY)
-        claims = self._verify(token, await self._key_for(token))
+        return (await self.read(token, expired=expired))[0]
+
+    async def check_claims(self, claims: Mapping[str, Any], *, expired: bool = False) -> None:
+        """Raises Unauthorized if a token that was accepted earlier, with these claims, would not be accepted now."""
         self._check_times(claims, expired=expired)
         if self.revocations is not None:
             await self.revocations.check(claims)
+
+    async def read(self, token: str, *, expired: bool = False) -> tuple[Caller, Mapping[str, Any]]:
+        """Whose token it is, and its claims."""
+        if len(token) > MAX_TOKEN:
+            raise Unauthorized(f"the token is longer than {MAX_TOKEN} characters", remedy=_REMEDY)
+        claims = self._verify(token, await self._key_for(token))
+        await self.check_claims(claims, expired=expired)
         tenant = claims.get(self._rules.tenant_claim)
         try:
             check_tenant(tenant if isinstance(tenant, str) else "")
@@ -89,7 +97,7 @@ class Tokens:
         assert isinstance(tenant, str)
         subject = claims.get("sub")
         name = subject if isinstance(subject, str) and subject.isprintable() else ""
-        return Caller(tenant, f"jwt:{name[:128]}", read_claimed(claims.get(self._rules.scopes_claim)))
+        return Caller(tenant, f"jwt:{name[:128]}", read_claimed(claims.get(self._rules.scopes_claim))), claims
 
     def _verify(self, token: str, key: jwt.PyJWK) -> Mapping[str, Any]:
         """Without the times, which `_check_times` compares with our own clock, so that tests can set it."""

@@ -48,7 +48,7 @@ class FakeFiles:
     def __init__(self, disk_mb: int) -> None:
         self._root = _new_directory(0, 0o755)
         self._limit = disk_mb * MIB
-        self._used = 0
+        self.used = 0
         self.watchers: list[Callable[[FileEvent], None]] = []
         for path, mode in {"/etc": 0o755, "/root": 0o700, "/usr/bin": 0o755}.items():
             self._make_directory(path, 0, mode)
@@ -195,7 +195,7 @@ class FakeFiles:
         if node.kind is FileKind.DIRECTORY and not recursive:
             raise IsDirectory(f"{path!r} is a directory", remedy="remove it recursively")
         del parent.children[name]
-        self._used -= sum(len(found.data) for _, found in _walk(path, node, 1 << 30)) + len(node.data)
+        self.used -= sum(len(found.data) for _, found in _walk(path, node, 1 << 30)) + len(node.data)
         self._notify(Change.REMOVED, path, node.kind is FileKind.DIRECTORY)
 
     def rename(self, source: str, target: str, uid: int) -> None:
@@ -232,9 +232,9 @@ class FakeFiles:
         ]
 
     def _reserve(self, size: int) -> None:
-        if self._used + size > self._limit:
+        if self.used + size > self._limit:
             raise NoSpace(f"the disk of {self._limit // MIB} MiB is full")
-        self._used += size
+        self.used += size
 
     def _notify(self, change: Change, path: str, directory: bool) -> None:
         for tell in list(self.watchers):

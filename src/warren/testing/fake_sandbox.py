@@ -24,6 +24,7 @@ from warren.model.errors import (
     SandboxLost,
     WarrenError,
 )
+from warren.model.figures import Figures
 from warren.model.network import NO_NETWORK, EgressBound, ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import (
     Change,
@@ -70,6 +71,7 @@ class FakeMachine:
         self.next_pid = 2
         self.network, self.network_use = NO_NETWORK, NetworkUse()
         self.network_bounds: tuple[EgressBound, ...] = ()
+        self.figures = Figures()  # what it uses beside its files and commands, as a test says
         self.lost = asyncio.Event()
         self.why = ""
         self.when_lost: list[tuple[FakeSandbox, Callable[[str], None]]] = []
@@ -399,6 +401,18 @@ class FakeSandbox:
 
     async def dial(self, port: int) -> socket.socket:
         raise lacks(self._check_alive().isolation.provider, Capability.PORTS)
+
+    async def figures(self) -> Figures:
+        machine = self._check_alive()
+        running = sum(process.running + len(process.children) for process in machine.processes.values())
+        use, base = machine.network_use, machine.figures
+        return replace(
+            base,
+            disk_bytes=base.disk_bytes + self._files.used,
+            processes=base.processes + 1 + running,
+            sent_bytes=use.bytes_sent,
+            received_bytes=use.bytes_received,
+        )
 
     async def ping(self) -> None:
         self._check_alive()

@@ -11,6 +11,7 @@ has one worker at a time.
 """
 
 import asyncio
+import contextvars
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -47,6 +48,7 @@ from warren.model.errors import (
 from warren.model.image import Recipe
 from warren.model.spec import SandboxSpec
 from warren.shielding import run_shielded
+from warren.tracing import OFF, Tracing
 from warren.worker.guard import MachineGuard, usable_cores
 from warren.worker.images.builds import FetchImage, ImageBuilds
 from warren.worker.pool import Pool
@@ -109,10 +111,12 @@ class LocalWorker:
         default_pool: PoolSize | None = None,
         parallel: int | None = None,
         builds: ImageBuilds | None = None,
+        tracing: Tracing = OFF,
         recorder: Recorder = NO_RECORDER,
         fault: Callable[[str], None] = lambda step: None,
     ) -> None:
         self._builds = builds
+        self._tracing = tracing
         self._recorder = recorder
         self._user_names = UserNames()
         self._name, self._environments = name, environments
@@ -191,6 +195,10 @@ class LocalWorker:
             maker = self._provider_for(found, provider)
             if maker.local_images:
                 await self._builds.prepare(*self._image_of(found, image, maker))
+
+    @property
+    def builds(self) -> ImageBuilds | None:
+        return self._builds
 
     def fetch_images_by(self, fetch: FetchImage) -> None:
         """Says how images that are missing here can be had from other machines."""
@@ -314,14 +322,15 @@ class LocalWorker:
         if not making.cancelled() and making.exception() is None:
             await asyncio.wait([self._destruction(making.result().id)])
 
-    async def _make(self, provider: Provider, spec: SandboxSpec) -> Sandbox:
+    async def _make(self, provider: Provider, spec: SandboxSpec, environment: Environment) -> Sandbox:
         async with self._slots:
             began = time.perf_counter()
             try:
                 self.guard.check(len(self._live), self._creating)
                 self._creating += 1
                 try:
-                    sandbox = await provider.create(spec)
+                    with self._tracing.span("create", environment=environment.name, provider=provider.name):
+                        sandbox = await provider.create(spec)
                 finally:
                     self._creating -= 1
             except MachineFull as exc:
@@ -334,9 +343,9 @@ class LocalWorker:
 
     async def _make_with_user(self, provider: Provider, spec: SandboxSpec, environment: Environment) -> Sandbox:
         if not environment.user:
-            return await self._make(provider, spec)
+            return await self._make(provider, spec, environment)
         before = await provider.image_version(spec.image)
-        sandbox = await self._make(provider, spec)
+        sandbox = await self._make(provider, spec, environment)
         try:
             version = await provider.image_version(spec.image)
             image = (provider.name, spec.image, version) if version == before else ()
@@ -393,7 +402,8 @@ class LocalWorker:
             kept=is_default and environment.name == self._default_environment,
             recorder=self._recorder,
         )
-        self._own(asyncio.ensure_future(pool.run()))
+        # In a context of its own: the request that claims first is not the one that all its sandboxes are made for.
+        self._own(asyncio.create_task(pool.run(), context=contextvars.Context()))
         return pool
 
     async def _watch_pools(self) -> None:

@@ -12,6 +12,7 @@ from warren.http.server.http_guard import SECURITY_HEADERS
 from warren.model.e2b import KNOWN_CALLER
 from warren.model.errors import InvalidRequest
 from warren.model.preview import PREVIEW
+from warren.tracing import TRACEPARENT, TRACESTATE
 
 Header = tuple[bytes, bytes]
 
@@ -77,6 +78,8 @@ def headers_for_worker(
     else:
         not_forwarded = _NOT_FORWARDED - {b"authorization"} if KNOWN_CALLER in scope else _NOT_FORWARDED
     left_out = not_forwarded | without | {name for name, _ in added}
+    if TRACEPARENT in left_out:
+        left_out |= {TRACESTATE}  # it belongs to the one that is replaced
     headers: list[Header] = scope["headers"]
     left_out |= named_in_connection(headers)
     kept = [

@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
+from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -70,6 +71,7 @@ from warren.model.preview import CHECKED_HEADER, PREVIEW, SANDBOX_HEADER, Previe
 from warren.model.session import Session, SessionState, new_session_id
 from warren.sessions.artifact_records import place_of
 from warren.sessions.lifecycle import unusable_error
+from warren.tracing import trace_headers
 
 _MAX_REMEMBERED: Final = 100_000
 _PATIENCE_S: Final = 10.0  # how long a worker may let a create wait when another worker could take it
@@ -124,10 +126,17 @@ class Router:
         if found is None:
             await self._app(scope, receive, send)
             return
+        scope["operation"] = found
         operation, named = found
         body = RequestBody(receive)
-        if operation.of_machine:
-            await self._forward_to_owner(self._any_worker(), scope, receive, body, send)
+        if operation.of_machine or operation.of_named_machine:
+            check_scope(scope["caller"], operation.scope)
+            if named_worker := _named_worker(scope):
+                await self._forward_to_owner(self._fleet.member(named_worker).id, scope, receive, body, send)
+            elif operation.of_machine:
+                await self._forward_to_owner(self._any_worker(), scope, receive, body, send)
+            else:
+                await self._app(scope, body.replay(), send)
             return
         if operation.of_artifact:
             if worker_id := await self._keeper_of(scope["caller"], named["artifact_id"], operation):
@@ -410,6 +419,7 @@ class Router:
             (CLIENT_HEADER, client.encode("latin-1", "replace")),
             (SCHEME_HEADER, b"https" if scope.get("scheme") in ("https", "wss") else b"http"),
             (b"x-request-id", request_id.get().encode()),
+            *trace_headers(),
             *([(CHECKED_HEADER, scope[PREVIEW].encode())] if PREVIEW in scope else []),
         ]
 
@@ -481,6 +491,11 @@ def _opens_network(values: Mapping[str, Any], environment: Environment) -> bool:
         except InvalidRequest:
             return False
     return rules.is_open or bool(environment.secrets or secrets)
+
+
+def _named_worker(scope: Scope) -> str:
+    query: bytes = scope["query_string"]
+    return parse_qs(query.decode("latin-1")).get("worker", [""])[-1]
 
 
 def _creates_session(operation: Operation, caller: Caller, target: Target, session: Session | None) -> bool:

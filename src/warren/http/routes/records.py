@@ -5,23 +5,26 @@ Without admin or audit a caller sees the records of its own tenant, and nothing 
 
 import asyncio
 import re
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime
 from typing import Annotated, Any, Final, Literal
 from weakref import WeakValueDictionary
 
 from fastapi import Depends, Header, Query
 from pydantic import BaseModel, Field
+from starlette.requests import Request
 from starlette.responses import Response
 
 from warren.answer_memory import require_room
-from warren.http.context import Auditor, Context, Ctx, JsonAnswer, Reader, answer_json, new_router
+from warren.http.context import Admin, Auditor, Context, Ctx, JsonAnswer, Reader, answer_json, new_router
 from warren.interfaces import audit
+from warren.model.access import Caller, check_tenant
 from warren.model.audit import AuditEntry
 from warren.model.errors import InvalidRequest, NotFound
 from warren.model.usage import NO_USAGE
 from warren.sessions.long_values import LongList
 from warren.sessions.schemas import timestamp
+from warren.tenancy.quota_use import QuotaReader
 from warren.tenancy.usage import as_csv, day_of, row_view
 
 CSV: Final = "text/csv"
@@ -87,6 +90,21 @@ class UsageTable(BaseModel):
     artifact_bytes: int = Field(description="What artifacts take now, whatever the days; not in a table")
 
 
+class QuotaView(BaseModel):
+    name: str = Field(description="The quota, as in what is set for a tenant", examples=["sessions"])
+    of: str = Field(description="`tenant` or `key`")
+    per: str = Field(description="`now`: held at once; `minute`, `day`")
+    bound: int | None = Field(description="Null: there is none")
+    used: int | None = Field(description="Null: not counted; requests and creates are only where they are bounded")
+
+
+class QuotaTable(BaseModel):
+    tenant: str
+    key_id: str
+    day_ends_at: str = Field(description="When quotas of the day start anew")
+    quotas: list[QuotaView] = Field(description="All of the tenant; of the key those that bound it")
+
+
 def _filters(
     since: Annotated[str, Query(description="From then on: ISO 8601 or Unix seconds", examples=["2026-01-31"])] = "",
     until: Annotated[str, Query(description="Before then: ISO 8601 or Unix seconds", examples=["1800000000"])] = "",
@@ -145,6 +163,35 @@ async def read_usage(context: Ctx, tenant: Reader, span: Span) -> Response:
 async def read_all_usage(context: Ctx, tenant: Auditor, span: Span, of: OfTenant = "") -> Response:
     """As `/api/usage`."""
     return await _read_usage(context, of or None, span)
+
+
+@router.get("/quotas", response_model=QuotaTable, summary="What your quotas allow, and how much is used")
+async def read_quotas(request: Request, context: Ctx, tenant: Reader) -> Response:
+    return await _read_quotas(context, request.scope["caller"])
+
+
+@router.get("/admin/quotas", response_model=QuotaTable, summary="The quotas of a tenant, and how much is used")
+async def read_all_quotas(
+    context: Ctx, tenant: Admin, of: Annotated[str, Query(description="The tenant", max_length=64)]
+) -> Response:
+    quota = (await context.tenancy.tenants.of(check_tenant(of))).quota
+    return await _read_quotas(context, Caller(of, quota=quota))
+
+
+async def _read_quotas(context: Context, caller: Caller) -> Response:
+    async def artifact_bytes(tenant: str) -> int:
+        return await context.artifacts.records.used_bytes(tenant) if context.artifacts else 0
+
+    quotas = context.tenancy.metering.quotas
+    reader = QuotaReader(context.sessions.store, quotas, context.tenancy.spent_today, artifact_bytes)
+    return JsonAnswer(
+        {
+            "tenant": caller.tenant,
+            "key_id": caller.key_id,
+            "day_ends_at": timestamp(quotas.day_ends_at),
+            "quotas": [asdict(row) for row in await reader.read(caller)],
+        }
+    )
 
 
 async def _find_entries(context: Context, tenant: str | None, filters: audit.Query) -> Response:

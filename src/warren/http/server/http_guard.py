@@ -1,7 +1,7 @@
 """The outermost ASGI middleware: checks every request before the app gets it, and completes every answer.
 
 `HttpGuard` is one middleware rather than five, because each layer costs time. For each request it finds the client's
-address (behind a proxy too), gives the request an id, and checks
+address (behind a proxy too), gives the request an id and its trace, and checks
 
 - the Host, because a web page could make its own name resolve to this machine,
 - the Origin, because pages of other sites must not use the browser to reach the server,
@@ -37,6 +37,7 @@ from warren.logs import get_log
 from warren.model.addresses import is_loopback
 from warren.model.errors import HostNotAllowed, InvalidRequest, NotFound, OriginNotAllowed, TooLarge, WarrenError
 from warren.model.preview import PREVIEW
+from warren.tracing import OFF, Span, Tracing, Value
 
 _log = get_log(__name__)
 
@@ -44,6 +45,10 @@ MAX_BODY = 4 * 1024 * 1024
 MAX_PARAMETERS = 1000
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _CACHED_CHECKS = 256
+_SESSION_ID = re.compile(r"ses_[0-9a-f]{32}")
+_NO_ROUTE = "unknown"
+_BEGIN_NO_TRACE = ("/health", "/ready", "/metrics", "/internal/")
+"""Paths that machines ask for all the time."""
 SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -53,7 +58,7 @@ SECURITY_HEADERS = (
 """Sent with every answer: what a browser must not do with it."""
 DEFAULT_HEADERS = (
     (b"cache-control", b"no-store"),
-    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),
 )
 """Sent with every answer that does not set them itself."""
 _STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000")
@@ -108,6 +113,7 @@ class HttpGuard:
         trusted_proxies: Sequence[str] = (),
         max_body: int = MAX_BODY,
         takes_stream: Callable[[Scope], bool] = lambda scope: False,
+        tracing: Tracing = OFF,
         recorder: Recorder = NO_RECORDER,
     ) -> None:
         self._app = app
@@ -117,19 +123,21 @@ class HttpGuard:
         self._origins = OriginRule(allowed_origins)
         self._max_body = max_body
         self._takes_stream = takes_stream
+        self._tracing = tracing
         # The same few headers come again and again; parsing them each time would be most of the cost.
         self._find_refusal = lru_cache(maxsize=_CACHED_CHECKS)(self._check_host_and_origin)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await self._http(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await self._websocket(scope, receive, send)
-        else:
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
-
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+            return
         headers = dict(scope["headers"])
+        may_begin = not scope["path"].startswith(_BEGIN_NO_TRACE)
+        with self._tracing.request(scope["headers"], headers, may_begin=may_begin) as span:
+            handle = self._http if scope["type"] == "http" else self._websocket
+            await handle(scope, headers, receive, send, span)
+
+    async def _http(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send, span: Span) -> None:
         answer = _Response(send, _choose_id(headers.get(b"x-request-id")), self._tls_required(scope, headers))
         if self._proxies:
             self._proxies.apply(scope)
@@ -144,10 +152,11 @@ class HttpGuard:
         except Exception as exc:
             await answer.fail(scope, receive, exc, None)
         finally:
-            self._report(scope["method"], inner, answer)
+            self._end_request(scope["method"], inner, answer, span)
 
-    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
+    async def _websocket(
+        self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send, span: Span
+    ) -> None:
         answer = _Response(send, _choose_id(headers.get(b"x-request-id")), self._tls_required(scope, headers))
         if self._proxies:
             self._proxies.apply(scope)
@@ -172,14 +181,16 @@ class HttpGuard:
             if not is_disconnect(exc):
                 await _abort_websocket(scope, receive, answer.send, internal_problem(exc), 1011)
         finally:
-            self._report("WEBSOCKET", scope, answer)
+            self._end_request("WEBSOCKET", scope, answer, span)
 
-    def _report(self, method: str, scope: Scope, answer: "_Response") -> None:
+    def _end_request(self, method: str, scope: Scope, answer: "_Response", span: Span) -> None:
         """Tells the route instead of the path, which may contain names that must not be logged."""
         operation = scope.get("operation")
-        route = operation[0].path if operation else getattr(scope.get("route"), "path", "unknown")
+        route = operation[0].path if operation else getattr(scope.get("route"), "path", _NO_ROUTE)
         status, seconds = answer.status or CALLER_LEFT, time.perf_counter() - answer.began
         self._recorder.request_ended(route, method, status, seconds)
+        if span.is_recorded:
+            _note_request(span, method, route, status, scope)
         if _log.writes(logging.INFO):
             caller = scope.get("caller")
             tenant = caller.tenant if caller is not None and caller.scopes else None
@@ -256,6 +267,20 @@ CALLER_LEFT = 499  # no status was sent: the caller went away first
 
 def _choose_id(given: bytes | None) -> bytes:
     return given if given is not None and _REQUEST_ID.fullmatch(given) else os.urandom(8).hex().encode()
+
+
+def _note_request(span: Span, method: str, route: str, status: int, scope: Scope) -> None:
+    known: dict[str, Value] = {"http.request.method": method, "http.response.status_code": status}
+    if route != _NO_ROUTE:
+        known["http.route"] = route
+    span.name = f"{method} {scope.get('action', '') if route == _NO_ROUTE else route}".strip()
+    span.note(**known)
+    operation = scope.get("operation")
+    session_id = (operation[1] if operation else scope.get("path_params", {})).get("session_id", "")
+    if _SESSION_ID.fullmatch(session_id):
+        span.note(session=session_id)
+    if status >= 500:
+        span.error = str(status)
 
 
 class _Response:

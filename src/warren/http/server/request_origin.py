@@ -130,6 +130,19 @@ def _parse_origin(entry: str) -> tuple[str, Authority]:
     return found
 
 
+def is_secure_for_browser(scope: Scope) -> bool:
+    """Whether a browser keeps a Secure cookie of this request: over HTTPS, or from its own machine.
+
+    Behind a proxy that ends TLS and is not trusted, the page's own origin tells that it was loaded over HTTPS. A lie
+    would gain nothing: it is the browser that decides.
+    """
+    headers = dict(scope["headers"])
+    if scope["scheme"] == "https" or headers.get(b"origin", b"").startswith(b"https://"):
+        return True
+    authority = read_authority(headers.get(b"host", b"").decode("latin-1"))
+    return authority is not None and is_loopback(authority.host)
+
+
 class TrustedProxies:
     """`entries` are addresses and networks, such as 127.0.0.1 or 10.0.0.0/8."""
 

@@ -28,12 +28,14 @@ from warren.sdk.results import (
     EnvironmentInfo,
     ExecuteResult,
     ImageInfo,
+    MetricsInfo,
     NetworkInfo,
     OutputChunk,
     OutputDecoder,
     PortInfo,
     ProcessInfo,
     SessionInfo,
+    Ticket,
 )
 
 if TYPE_CHECKING:
@@ -177,15 +179,18 @@ class SandboxClient(Files, Code):
         thread_id: str = "",
         environment: str = "",
         metadata: Mapping[str, str] | None = None,
+        search: str = "",
         **options: Unpack[ServerOptions],
     ) -> list[SessionInfo]:
-        """The sessions of the server, newest first: by default all that have not ended."""
+        """The sessions of the server, newest first: by default all that have not ended. `search` is a text in the
+        session id, the thread id or the metadata."""
         pairs = [f"{name}={value}" for name, value in (metadata or {}).items()]
         filters: dict[str, Any] = {
             "state": list(states),
             "thread_id": thread_id,
             "environment": environment,
             "metadata": pairs,
+            "search": search,
         }
         client = cls(server_url, **options)
         found: list[SessionInfo] = []
@@ -299,6 +304,11 @@ class SandboxClient(Files, Code):
     def network(self) -> NetworkInfo:
         """What the sandbox may reach, what it has reached, and what it was refused of late."""
         return NetworkInfo.of(self._perform("get_network"))
+
+    def metrics(self) -> MetricsInfo:
+        """What the session uses now: processors, memory, disk, processes, network; and what it used in the last
+        minutes. This does not keep it alive."""
+        return MetricsInfo.of(self._perform("get_metrics"))
 
     def set_network(
         self,
@@ -475,6 +485,26 @@ class SandboxClient(Files, Code):
     def set_port(self, port: int, *, public: bool | None = None, host_header: str | None = None) -> None:
         """Makes the preview of a port public or private, and says which host its server sees."""
         self._perform("change_port", port=str(port), public=public, host_header=host_header)
+
+    def create_ticket(
+        self,
+        *,
+        process_id: str = "",
+        read_only: bool = False,
+        expires_s: float = 3600.0,
+        origins: Sequence[str] = (),
+    ) -> Ticket:
+        """A ticket that opens the session's terminals, or only one process, in a browser that has no key.
+
+        `read_only`: to watch the process, not to type. `origins` are the sites that may show the page in a frame, such
+        as `https://app.example.com`. Needs a server: local mode has none.
+        """
+
+        def make(session_id: str) -> Ticket:
+            values = {"process_id": process_id, "read_only": read_only, "expires_in_s": expires_s}
+            return Ticket.of(self._backend.create_ticket(session_id, **values, origins=list(origins)))
+
+        return self._call(make)
 
     @contextlib.contextmanager
     def terminal(

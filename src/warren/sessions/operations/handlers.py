@@ -7,7 +7,9 @@ from warren.sessions.operations import (
     code,
     commands,
     environments,
+    figures,
     files,
+    machine,
     network,
     ports,
     processes,
@@ -15,8 +17,18 @@ from warren.sessions.operations import (
     sessions,
 )
 
-HANDLERS: Final = {
-    handler.name: handler
-    for module in (sessions, network, environments, registry, commands, code, processes, files, artifacts, ports)
-    for handler in module.HANDLERS
-}
+_MODULES: Final = (
+    sessions,
+    network,
+    figures,
+    environments,
+    machine,
+    registry,
+    commands,
+    code,
+    processes,
+    files,
+    artifacts,
+    ports,
+)
+HANDLERS: Final = {handler.name: handler for module in _MODULES for handler in module.HANDLERS}

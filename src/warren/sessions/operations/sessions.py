@@ -8,12 +8,15 @@ from pydantic import BaseModel, Field
 
 from warren.answer_memory import require_room
 from warren.interfaces.store import Page
+from warren.model.access import ANY_TENANT, Scope
 from warren.model.entries import size_of
 from warren.model.errors import Conflict, InvalidRequest
 from warren.model.session import MAX_METADATA, Session, SessionState
 from warren.pacing import Pace
+from warren.sessions.allowances import choose_tenant
 from warren.sessions.long_values import LongList
 from warren.sessions.operations.call import Call, Handler, OperationContext, Reply, Values
+from warren.sessions.request_context import current_caller
 from warren.sessions.schemas import PatchBody, SessionBody, SessionPage, SessionView, isolation_view, session_view
 
 LISTS = frozenset({"state", "metadata"})
@@ -36,6 +39,16 @@ class SessionsQuery(BaseModel):
     state: list[SessionState] | None = Field(None, description="Only those; by default all that have not ended")
     thread_id: str = Field("", max_length=255, description="Only this thread's")
     environment: str = Field("", description="Only those of this environment")
+    provider: str = Field("", max_length=64, description="Only those of this provider")
+    worker: str = Field("", max_length=64, description="Only those of this worker")
+    search: str = Field(
+        "", max_length=255, description="A text in the session id, the thread id or the metadata, in any case"
+    )
+    of: str = Field(
+        "",
+        max_length=64,
+        description="Those of this tenant, or `*` for the active ones of all; needs the scope admin",
+    )
     metadata: list[str] | None = Field(None, description="`name=value`; all must match")
     after: str = Field("", description="`next` of the page before")
     limit: Annotated[int, Field(ge=1, le=1000, description="So many at most")] = 100
@@ -58,20 +71,26 @@ async def create_session(call: Call, body: SessionBody | None) -> Reply:
 
 async def list_sessions(call: Call, query: SessionsQuery) -> Values:
     """Newest first. Looking does not count as use. A page may have fewer than `limit` if their metadata is long."""
+    tenant = choose_tenant(current_caller(), query.of, Scope.ADMIN) if query.of else call.tenant
     chosen: dict[str, Any] = {"states": frozenset(query.state)} if query.state else {}
+    if tenant == ANY_TENANT and not all(state.is_active for state in chosen.get("states", ())):
+        raise InvalidRequest("ended sessions are listed for one tenant at a time", remedy="name the tenant with `of`")
     page = Page(
         thread_id=query.thread_id,
         environment=query.environment,
+        provider=query.provider,
+        worker=query.worker,
+        search=query.search,
         metadata=read_pairs(query.metadata or []),
         after=query.after,
         limit=query.limit,
         **chosen,
     )
-    shown, more = await show_page(call, page)
+    shown, more = await show_page(call, page, tenant)
     return {"sessions": shown, "next": more}
 
 
-async def show_page(call: Call, page: Page) -> tuple[list[Values] | LongList, str | None]:
+async def show_page(call: Call, page: Page, tenant: str = "") -> tuple[list[Values] | LongList, str | None]:
     """The sessions of the page, and the id after which the next page begins.
 
     They are read some at a time, and the page ends early when they are long: each may hold hundreds of KiB.
@@ -80,7 +99,7 @@ async def show_page(call: Call, page: Page) -> tuple[list[Values] | LongList, st
     size, step, pace = 0, _FIRST_STEP, Pace()
     while True:
         wanted = min(step, page.limit + 1 - len(found))
-        some = await call.sessions.list(call.tenant, replace(page, limit=wanted))
+        some = await call.sessions.list(tenant or call.tenant, replace(page, limit=wanted))
         found += some
         size += sum(map(weight, some))
         if len(some) < wanted:

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import posixpath
 import socket
-from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
 from warren.egress.broker import BrokerSetup
@@ -12,6 +13,7 @@ from warren.egress.certificates import Certificates, new_certificates
 from warren.interfaces.sandbox import Process
 from warren.model.capability import Capability, lacks
 from warren.model.errors import FileExists, FileNotFound, IsDirectory, NotADirectory, PermissionDenied
+from warren.model.figures import Figures
 from warren.model.network import EgressBound, ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import Command, ExecResult, ProcessInfo
 from warren.model.secrets import CA_BUNDLE, BoundSecret
@@ -43,8 +45,8 @@ class SandboxNetwork(Protocol):
 
 class AgentSandbox(AgentFiles):
     """`oom_kills` counts the processes of the sandbox that the kernel killed for want of memory; `why_lost` explains
-    what became of a sandbox whose agent is gone. Without a `network` it reaches nothing outside; without `ports` the
-    provider cannot reach servers inside."""
+    what became of a sandbox whose agent is gone; `figures` reads what it uses, but for its network. Without a `network`
+    it reaches nothing outside; without `ports` the provider cannot reach servers inside."""
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class AgentSandbox(AgentFiles):
         env: Mapping[str, str],
         oom_kills: Callable[[], int],
         why_lost: Callable[[], str],
+        figures: Callable[[], Awaitable[Figures]],
         network: SandboxNetwork | None = None,
         ports: SandboxPorts | None = None,
     ) -> None:
@@ -65,6 +68,7 @@ class AgentSandbox(AgentFiles):
         self._certificates: tuple[list[str], Certificates] | None = None
         self._commands = Commands(link, env, oom_kills)
         self._ports = ports
+        self._figures = figures
         link.why_lost = why_lost
 
     def __repr__(self) -> str:
@@ -142,6 +146,14 @@ class AgentSandbox(AgentFiles):
         if self._ports is None:
             raise lacks(self._isolation.provider, Capability.PORTS)
         return self._ports
+
+    async def figures(self) -> Figures:
+        self._link.check()
+        figures = await self._figures()
+        if self._network is None:
+            return figures
+        use = await self._network.use()
+        return replace(figures, sent_bytes=use.bytes_sent, received_bytes=use.bytes_received)
 
     async def ping(self) -> None:
         channel = await self._link.open(Request.PING)

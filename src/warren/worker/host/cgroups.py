@@ -149,6 +149,17 @@ class CgroupLimits:
     sockets: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class CgroupUse:
+    """`memory` is without `cache`, the pages of files that the kernel can drop or write back. `processes` are tasks, as
+    the limit of pids counts them."""
+
+    cpu_s: float
+    memory: int
+    cache: int
+    processes: int
+
+
 class OomCounter:
     """Reads how many processes the kernel has killed for lack of memory; 0 when the cgroup is gone.
 
@@ -194,6 +205,22 @@ class SandboxCgroup:
 
     def limits(self) -> CgroupLimits:
         return self._limits_v2() if self.unified else self._limits_v1()
+
+    def use(self) -> CgroupUse:
+        """What its processes use now, and have used. Raises OSError if it is gone."""
+        if self.unified:
+            return parse_use_v2(
+                self._read_now("cpu", "cpu.stat"),
+                self._read_now("memory", "memory.current"),
+                self._read_now("memory", "memory.stat"),
+                self._read_now("pids", "pids.current"),
+            )
+        return parse_use_v1(
+            self._read_now("cpuacct", "cpuacct.usage"),
+            self._read_now("memory", "memory.usage_in_bytes"),
+            self._read_now("memory", "memory.stat"),
+            self._read_now("pids", "pids.current"),
+        )
 
     def limit_sockets(self, size: int) -> None:
         """Limits the buffers of TCP and UDP sockets that are made from now on. With v1 they have an account of their
@@ -271,17 +298,19 @@ class SandboxCgroup:
         return (path for path in dict.fromkeys(self.directories.values()) if path.is_dir())
 
     def _read(self, controller: str, name: str) -> str:
+        """Empty if it cannot be read."""
+        try:
+            return self._read_now(controller, name)
+        except OSError:
+            return ""
+
+    def _read_now(self, controller: str, name: str) -> str:
         directory = self.directories.get(_UNIFIED if self.unified else controller)
         if directory is None:
             return ""
-        try:
-            fd = os.open(f"{directory}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return ""
+        fd = os.open(f"{directory}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.read(fd, _MAX_FILE).decode()
-        except OSError:
-            return ""
         finally:
             os.close(fd)
 
@@ -389,6 +418,33 @@ def parse_membership(text: str) -> dict[str, str]:
 def parse_flat(text: str) -> dict[str, int]:
     pairs = (line.split() for line in text.splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def parse_use_v1(usage_ns: str, memory: str, memory_stat: str, pids: str) -> CgroupUse:
+    cache = _field(memory_stat, "total_active_file") + _field(memory_stat, "total_inactive_file")
+    return _use(_number(usage_ns) / 1e9, _number(memory), cache, _number(pids))
+
+
+def parse_use_v2(cpu_stat: str, memory: str, memory_stat: str, pids: str) -> CgroupUse:
+    cache = _field(memory_stat, "active_file") + _field(memory_stat, "inactive_file")
+    return _use(_field(cpu_stat, "usage_usec") / 1e6, _number(memory), cache, _number(pids))
+
+
+def _use(cpu_s: float, memory: int, cache: int, processes: int) -> CgroupUse:
+    """The kernel counts the two at different moments: neither is more than all there is, nor less than nothing."""
+    cache = min(cache, memory)
+    return CgroupUse(cpu_s, memory - cache, cache, processes)
+
+
+def _field(text: str, name: str) -> int:
+    """One value of a flat file: `parse_flat` takes as long as all the rest of a reading."""
+    found = f"\n{text}".partition(f"\n{name} ")[2]
+    return _number(found.partition("\n")[0])
+
+
+def _number(text: str) -> int:
+    text = text.strip()
+    return int(text) if text.isdigit() else 0
 
 
 def parse_limit(text: str) -> int | None:

@@ -15,6 +15,7 @@ Each provider of a process runs one watch over all sandboxes of its state direct
 """
 
 import asyncio
+import errno
 import fcntl
 import os
 import re
@@ -241,13 +242,27 @@ def _usual_reserve(size: int, block: int) -> int:
 
 def find_disk(mountinfo: str) -> tuple[str, int] | None:
     """Where a sandbox's disk is mounted, and the loop device it is; None for any other disk."""
-    places = {words[4]: words for words in (line.split(" ") for line in mountinfo.splitlines())}
-    words = places.get(DISK_POINT) or places.get(WORKSPACE) or []
+    words = _disk_words(mountinfo)
+    is_ext4 = bool(words) and words[words.index("-") + 1] == "ext4"
+    return (words[4], _device(words)) if is_ext4 and words[2].startswith("7:") else None
+
+
+def disk_mount(mountinfo: str) -> tuple[str, int]:
+    """Where a sandbox's disk is mounted, whatever it is, and its device number. Raises FileNotFoundError."""
+    words = _disk_words(mountinfo)
     if not words:
-        return None
+        raise FileNotFoundError(errno.ENOENT, "there is no disk")
+    return words[4], _device(words)
+
+
+def _disk_words(mountinfo: str) -> list[str]:
+    places = {words[4]: words for words in (line.split(" ") for line in mountinfo.splitlines())}
+    return places.get(DISK_POINT) or places.get(WORKSPACE) or []
+
+
+def _device(words: list[str]) -> int:
     major, _, minor = words[2].partition(":")
-    is_ext4 = words[words.index("-") + 1] == "ext4"
-    return (words[4], os.makedev(int(major), int(minor))) if is_ext4 and major == "7" else None
+    return os.makedev(int(major), int(minor))
 
 
 class DiskWatch:

@@ -22,6 +22,7 @@ import secrets
 import shlex
 import shutil
 import tarfile
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -43,6 +44,7 @@ from warren.model.errors import (
     SandboxNotFound,
     WarrenError,
 )
+from warren.model.figures import Figures
 from warren.model.spec import HOME, USER, USER_UID, WRITABLE, Isolation, Layer, Limits, SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.agent.link import AgentLink, printable
@@ -70,6 +72,7 @@ _FOLDER: Final = "/opt/warren"
 _AGENT: Final = f"{_FOLDER}/agent"
 _SOCKET: Final = f"{_FOLDER}/run/agent.sock"
 _UPLOAD: Final = "/tmp/.warren-agent.tar.gz"
+_MEASURED_S: Final = 60.0
 _READY: Final = b"warren is ready"
 _NOT_READ: Final = "the far side made the sandbox: nothing of this can be read from here"
 _log = get_log(__name__)
@@ -345,6 +348,7 @@ class E2bProvider:
             env={"OMP_NUM_THREADS": str(max(1, math.ceil(size.cpus))), **record.spec.env},
             oom_kills=lambda: 0,
             why_lost=partial(self._loss_reason, record.sandbox_id, relay),
+            figures=FarFigures(self.api, record.far).read,
         )
         self._open[sandbox] = relay
         if self._keeping is None:
@@ -442,6 +446,30 @@ class E2bProvider:
         finally:
             mine.unlink(missing_ok=True)
         return path.read_text()
+
+
+class FarFigures:
+    """What the far side says that a sandbox uses. It tells how busy the processors are and no total, so that is added
+    up here from one reading to the next; it does not tell how many processes there are."""
+
+    def __init__(self, api: E2bApi, far: str) -> None:
+        self._api, self._far = api, far
+        self._cpu_s = 0.0
+        self._read_at = 0.0
+
+    async def read(self) -> Figures:
+        found = await self._api.metrics(self._far, time.time() - _MEASURED_S)
+        if found is None:
+            raise ProviderUnavailable("E2B has measured nothing of this sandbox yet", retry_after_s=_MEASURED_S / 10)
+        now = time.monotonic()
+        self._cpu_s += found.cpus * (now - self._read_at) if self._read_at else 0.0
+        self._read_at = now
+        return Figures(
+            cpu_s=self._cpu_s,
+            memory_bytes=found.memory_bytes,
+            cache_bytes=found.cache_bytes,
+            disk_bytes=found.disk_bytes,
+        )
 
 
 def _check_size(spec: SandboxSpec, size: FarSize) -> None:

@@ -80,6 +80,16 @@ class FarSize:
     disk_mb: int
 
 
+@dataclass(frozen=True, slots=True)
+class FarMetrics:
+    """`cpus` is how many cores were in use."""
+
+    cpus: float
+    memory_bytes: int
+    cache_bytes: int
+    disk_bytes: int
+
+
 class E2bApi:
     """Connects when first used, and again after `close`. Without a `sandbox_url` each sandbox has a host of its own,
     under the `domain` that the far side named, unless an `api_url` says that everything is at one address."""
@@ -130,6 +140,17 @@ class E2bApi:
                 return None
             cpus, memory_mb, disk_mb = (_number(found, name) for name in ("cpuCount", "memoryMB", "diskSizeMB"))
             return FarSize(cpus, int(memory_mb), int(disk_mb))
+
+    async def metrics(self, sandbox_id: str, since: float) -> FarMetrics | None:
+        """The last that was measured since then; None if nothing was."""
+        with _errors("reading the metrics of a sandbox"):
+            found, _ = await self._exchange("GET", f"/sandboxes/{quote(sandbox_id)}/metrics?start={int(since)}")
+            points = [point for point in found if isinstance(point, dict)] if isinstance(found, list) else []
+            if not points:
+                return None
+            last = points[-1]
+            used, count = _number(last, "cpuUsedPct"), _number(last, "cpuCount")
+            return FarMetrics(used / 100 * count, *(_size(last, name) for name in ("memUsed", "memCache", "diskUsed")))
 
     async def list(self, metadata: Mapping[str, str]) -> Sequence[tuple[str, Mapping[str, str]]]:
         """The ids of those that have this metadata, each with all that it has."""
@@ -369,6 +390,13 @@ def _texts(found: object, name: str) -> dict[str, str]:
     values = found.get(name) if isinstance(found, dict) else None
     pairs = values.items() if isinstance(values, dict) else ()
     return {key: value for key, value in pairs if isinstance(value, str)}
+
+
+def _size(found: Json, name: str) -> int:
+    value = found.get(name) or 0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1 << 60:
+        raise FarFailure(200, f"an answer without a proper {name}")
+    return int(value)
 
 
 def _number(found: Json, name: str) -> float:

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final, Generic, TypedDict, TypeVar
 
@@ -32,6 +33,7 @@ from warren.worker.host import isolation
 from warren.worker.host.cgroups import CgroupLimits, Hierarchies, SandboxCgroup
 from warren.worker.host.disk_room import ENDED, HELD, OVERCOMMIT, DiskWatch, Promises, WatchedDisk, find_disk
 from warren.worker.host.disks import STOCK, Disks, FreedImages
+from warren.worker.host.figures import FigureReader, FigureSource
 from warren.worker.host.file_locks import FileLockWatch
 from warren.worker.host.kernel_queues import NetlinkWatch, TcpWatch, WatchedSandbox
 from warren.worker.host.processes import boot_id, is_exiting, kill_if
@@ -160,6 +162,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._hierarchies = Hierarchies.here()
         self._uids = UidRanges()
         self.disks = Disks(self._state / "disks", self._launcher, stock=disk_stock)
+        self._figures = FigureReader()
         self._freed_images = FreedImages()
         self._kernel_watches = (
             FileLockWatch(),
@@ -337,6 +340,7 @@ class HostProvider(ABC, Generic[R, Plan]):
             },
             oom_kills=cgroup.oom_counter(),
             why_lost=lambda: self._loss_reason(record),
+            figures=partial(self._figures.read, FigureSource(cgroup, record.pid, record.alive)),
             network=self._egress.network_of(record) if self._egress is not None else None,
             ports=SandboxPorts(record),
         )

@@ -1,0 +1,113 @@
+"""Figures: what a session uses now, and the alerts that follow from them."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from typing import Any, Final
+
+from warren.model.errors import InvalidRequest
+from warren.model.spec import MIB, Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One point. `at` is the time of day. `cpu_s` is all that was used of processors so far, `cpus` how many cores that
+    was on average since the point before (0 in the first). `memory_bytes` is without the cache of files, which the
+    kernel takes back when memory is short: that is `cache_bytes`. `processes` includes threads. The bytes of the
+    network are those that went through the sandbox's rules, 0 if it has none."""
+
+    at: float = 0.0
+    cpu_s: float = 0.0
+    cpus: float = 0.0
+    memory_bytes: int = 0
+    cache_bytes: int = 0
+    disk_bytes: int = 0
+    processes: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+    def as_mapping(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> "Figures":
+        """Also what a worker of another version wrote: unknown figures are ignored, missing ones are zero."""
+        return cls(**{each.name: values[each.name] for each in fields(cls) if each.name in values})
+
+
+@dataclass(frozen=True, slots=True)
+class FigureLimits:
+    """What a session may use at most, in the units of its figures."""
+
+    cpus: float
+    memory_bytes: int
+    disk_bytes: int
+    processes: int
+
+    @classmethod
+    def of(cls, limits: Limits | None) -> "FigureLimits":
+        limits = limits or Limits()
+        return cls(limits.cpus, limits.memory_mb * MIB, limits.disk_mb * MIB, limits.pids)
+
+
+@dataclass(frozen=True, slots=True)
+class LatestFigures:
+    """The limits of a session, and the last point that is known of it."""
+
+    limits: FigureLimits
+    now: Figures
+
+    def as_mapping(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> "LatestFigures":
+        limits = {each.name: values["limits"].get(each.name, 0) for each in fields(FigureLimits)}
+        return cls(FigureLimits(**limits), Figures.from_mapping(values["now"]))
+
+
+class Resource(StrEnum):
+    """What an alert can be about."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+    PROCESSES = "processes"
+    CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class AlertThresholds:
+    """In percent of the limit, from which on an event `resource.high` is published; 0 is never."""
+
+    memory: float = 90
+    disk: float = 90
+    processes: float = 90
+    cpu: float = 0
+
+    def __post_init__(self) -> None:
+        for each in Resource:
+            value = getattr(self, each)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100:
+                raise InvalidRequest(
+                    f"alerts.{each} is {value!r}", remedy="it is a percentage of the limit from 1 to 100, or off"
+                )
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> "AlertThresholds":
+        """YAML reads `off` as false."""
+        return cls(**{name: 0 if value is False or value == "off" else value for name, value in values.items()})
+
+
+DEFAULT_ALERTS: Final = AlertThresholds()
+
+
+def used_and_limit(figures: Figures, limits: FigureLimits, resource: Resource) -> tuple[float, float]:
+    match resource:
+        case Resource.MEMORY:
+            return figures.memory_bytes, limits.memory_bytes
+        case Resource.DISK:
+            return figures.disk_bytes, limits.disk_bytes
+        case Resource.PROCESSES:
+            return figures.processes, limits.processes
+        case Resource.CPU:
+            return figures.cpus, limits.cpus

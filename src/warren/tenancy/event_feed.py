@@ -1,0 +1,262 @@
+"""The events of sessions as they happen, for whoever keeps GET /api/events open.
+
+The feed keeps the last events of each tenant in a ring, and those of all tenants in one more. A stream holds no queue:
+it knows the number of the last event that it has sent, and reads on from there. If the ring has moved past that
+number, because the reader is slow or comes back late, the stream says `gap`, and its reader must look at everything
+again. An event is encoded once, when the first stream sends it, however many streams there are.
+
+A tenant's ring holds its own events only, so a busy tenant pushes out nobody else's. When all rings together hold too
+many, the tenant without an event for the longest time loses its ring.
+
+On one machine `publish` numbers the events. In a cluster Redis does, see shared_events.py.
+"""
+
+import asyncio
+import json
+import re
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from warren.model.access import ANY_TENANT
+from warren.model.errors import RateLimited, Stopping
+from warren.model.events import Event, EventKind
+
+RING: Final = 1000  # events of a tenant
+ALL_RINGS: Final = 20_000
+MAX_STREAMS: Final = 128  # of a tenant
+KINDS: Final = tuple(kind for kind in EventKind if kind is not EventKind.COMMAND_FINISHED)
+"""What the feed tells of. A busy session ends hundreds of commands a second: those are in the audit record."""
+_ID: Final = re.compile(r"([0-9a-f]{16})-([0-9]{1,15})")
+_FRAME_BYTES: Final = 64 * 1024
+_KEEPALIVE: Final = b": keep-alive\n\n"
+
+
+def wants(tenant: str, kind: EventKind) -> bool:
+    return kind is not EventKind.COMMAND_FINISHED
+
+
+def event_text(event: Event) -> str:
+    """The event as JSON, with the same fields as a webhook's message."""
+    moment = datetime.fromtimestamp(event.at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    values: dict[str, Any] = {
+        "id": event.id,
+        "type": str(event.kind),
+        "timestamp": moment,
+        "tenant": event.tenant,
+        "session_id": event.session_id,
+        "data": event.json_data(),
+    }
+    return json.dumps(values, allow_nan=False)
+
+
+class FeedEntry:
+    """An event with its number; `text` is its JSON, or the event from which that is made when it is first needed."""
+
+    __slots__ = ("_frame", "_text", "kind", "number", "session_id", "tenant")
+
+    def __init__(self, number: int, tenant: str, kind: str, session_id: str, text: Event | str) -> None:
+        self.number, self.tenant, self.kind, self.session_id = number, tenant, kind, session_id
+        self._text: Event | str | None = text
+        self._frame = b""
+
+    def frame(self, run: str) -> bytes:
+        if self._text is not None:
+            text = self._text if isinstance(self._text, str) else event_text(self._text)
+            self._frame = _frame(self.kind, f"{run}-{self.number}", text)
+            self._text = None
+        return self._frame
+
+
+class _Ring:
+    """`lost` is the number of the last event that is not in it any more."""
+
+    __slots__ = ("entries", "lost")
+
+    def __init__(self, lost: int) -> None:
+        self.entries: deque[FeedEntry] = deque()
+        self.lost = lost
+
+
+class EventFeed:
+    """`publish` neither waits nor raises. `refresh` is called before a stream begins: it brings in what other processes
+    have published. `run` names the counting: numbers of another run mean nothing here."""
+
+    def __init__(self, *, ring: int = RING, all_rings: int = ALL_RINGS, max_streams: int = MAX_STREAMS) -> None:
+        self._most, self._most_in_all, self._max_streams = ring, all_rings, max_streams
+        self.run = secrets.token_hex(8)
+        self.last = 0
+        self.refresh: Callable[[], Awaitable[None]] | None = None
+        self._rings: OrderedDict[str, _Ring] = OrderedDict()
+        self._in_all = 0
+        self._lost = 0  # the last event of a tenant that has no ring any more
+        self._streams: dict[str, set[_Stream]] = {}
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<EventFeed: {self._in_all} events of {len(self._rings)} tenants, {self.streams} streams>"
+
+    @property
+    def streams(self) -> int:
+        return sum(map(len, self._streams.values()))
+
+    def publish(self, event: Event) -> None:
+        if wants(event.tenant, event.kind):
+            self.add(FeedEntry(self.last + 1, event.tenant, str(event.kind), event.session_id, event))
+
+    def add(self, entry: FeedEntry) -> None:
+        """Numbers only grow."""
+        self.last = entry.number
+        for name in (entry.tenant, ANY_TENANT):
+            self._keep(name, entry)
+            for stream in self._streams.get(name, ()):
+                if stream.takes(entry):
+                    stream.wake.set()
+
+    def _keep(self, name: str, entry: FeedEntry) -> None:
+        ring = self._rings.get(name)
+        if ring is None:
+            ring = self._rings[name] = _Ring(self._lost)
+        ring.entries.append(entry)
+        self._in_all += 1
+        if len(ring.entries) > self._most:
+            ring.lost = ring.entries.popleft().number
+            self._in_all -= 1
+        self._rings.move_to_end(name)
+        for other in list(self._rings) if self._in_all > self._most_in_all else ():
+            if self._in_all > self._most_in_all and other not in (name, ANY_TENANT):
+                gone = self._rings.pop(other)
+                self._in_all -= len(gone.entries)
+                self._lost = max(self._lost, gone.entries[-1].number)
+
+    def lose(self, number: int) -> None:
+        """Events up to this number did not get here: every stream says so, and whoever resumes from before them too."""
+        self._rings.clear()
+        self._in_all, self._lost, self.last = 0, number, number
+        for stream in self._all_streams():
+            stream.wake.set()
+
+    def begin_again(self, run: str, last: int) -> None:
+        """The events are counted by another process from now on, or that one has begun anew."""
+        self.run, self.last = run, last
+        self._rings.clear()
+        self._in_all, self._lost = 0, last
+        for stream in self._all_streams():
+            stream.is_broken = True
+            stream.wake.set()
+
+    def close(self) -> None:
+        """Ends all streams."""
+        self._closed = True
+        for stream in self._all_streams():
+            stream.wake.set()
+
+    def _all_streams(self) -> list["_Stream"]:
+        return [stream for streams in self._streams.values() for stream in streams]
+
+    async def stream(
+        self,
+        tenant: str,
+        *,
+        of: str = "",
+        kinds: Collection[str] = (),
+        session_id: str = "",
+        after: str = "",
+        keepalive_s: float = 15.0,
+    ) -> AsyncGenerator[bytes, None]:
+        """Server-sent events, encoded: `ready` first, then those that happen, with what came since `after` (the id of
+        an event) before. `of` is whose events, `tenant` who reads them. Raises RateLimited for a stream too many."""
+        if self._closed:
+            raise Stopping("the server is being stopped", retry_after_s=5)
+        if sum(stream.tenant == tenant for stream in self._all_streams()) >= self._max_streams:
+            raise RateLimited(
+                f"{self._max_streams} streams of events of this tenant are open",
+                remedy="close some of them",
+                retry_after_s=5,
+            )
+        name, reader = of or tenant, _Stream(tenant, kinds, session_id)
+        mine = self._streams.setdefault(name, set())
+        mine.add(reader)
+        try:
+            if self.refresh is not None:
+                await self.refresh()
+            place = self._place(after)
+            resumed = place is not None and self._has_all_since(name, place)
+            cursor = place if place is not None and resumed else self.last
+            reader.is_broken = bool(after) and not resumed
+            yield _frame("ready", f"{self.run}-{cursor}", json.dumps({"resumed": resumed}))
+            while not self._closed:
+                reader.wake.clear()
+                async for data in self._since(name, reader, cursor):
+                    yield data
+                cursor = reader.cursor
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(keepalive_s):
+                        await reader.wake.wait()
+                if not reader.wake.is_set():
+                    yield _KEEPALIVE
+        finally:
+            mine.discard(reader)
+            if not mine and self._streams.get(name) is mine:
+                del self._streams[name]
+
+    async def _since(self, name: str, reader: "_Stream", cursor: int) -> AsyncGenerator[bytes, None]:
+        """What the reader wants of the events after `cursor`, some at a time. Leaves `reader.cursor` after the last."""
+        if reader.is_broken or not self._has_all_since(name, cursor):
+            reader.is_broken, reader.cursor = False, self.last
+            yield self._gap()
+            return
+        ring, found = self._rings.get(name), []
+        reader.cursor = self.last
+        for entry in reversed(ring.entries if ring is not None else ()):
+            if entry.number <= cursor:
+                break
+            if reader.takes(entry):
+                found.append(entry)
+        frames: list[bytes] = []
+        size = 0
+        for entry in reversed(found):
+            frame = entry.frame(self.run)
+            if size + len(frame) > _FRAME_BYTES and frames:
+                yield b"".join(frames)
+                frames, size = [], 0
+            frames.append(frame)
+            size += len(frame)
+        if frames:
+            yield b"".join(frames)
+
+    def _gap(self) -> bytes:
+        return _frame("gap", f"{self.run}-{self.last}", json.dumps({"detail": "some events are not known any more"}))
+
+    def _place(self, event_id: str) -> int | None:
+        match = _ID.fullmatch(event_id)
+        if match is None or match[1] != self.run or int(match[2]) > self.last:
+            return None
+        return int(match[2])
+
+    def _has_all_since(self, name: str, number: int) -> bool:
+        ring = self._rings.get(name)
+        return number >= (self._lost if ring is None else ring.lost)
+
+
+class _Stream:
+    """`is_broken`: it has missed something."""
+
+    __slots__ = ("_kinds", "_session_id", "cursor", "is_broken", "tenant", "wake")
+
+    def __init__(self, tenant: str, kinds: Collection[str], session_id: str) -> None:
+        self._kinds, self._session_id = frozenset(kinds), session_id
+        self.tenant = tenant
+        self.cursor = 0
+        self.is_broken = False
+        self.wake = asyncio.Event()
+
+    def takes(self, entry: FeedEntry) -> bool:
+        return (not self._kinds or entry.kind in self._kinds) and self._session_id in ("", entry.session_id)
+
+
+def _frame(kind: str, event_id: str, text: str) -> bytes:
+    return f"event: {kind}\nid: {event_id}\ndata: {text}\n\n".encode()

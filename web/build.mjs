@@ -1,0 +1,108 @@
+// Builds the dashboard into src/warren/dashboard/static. The result is committed; the same sources give the same bytes.
+//   node build.mjs           writes it
+//   node build.mjs --check   fails if what is committed is not what the sources give, or if that loads too much at once
+//   node build.mjs --sizes   prints what a browser loads, gzipped
+import { build } from "esbuild";
+import { createHash } from "node:crypto";
+import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { basename, dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { gzipSync } from "node:zlib";
+
+const here = dirname(fileURLToPath(import.meta.url));
+const target = join(here, "../src/warren/dashboard/static");
+const MOST_KB = 60; // gzipped, of what the dashboard loads before it shows anything
+const pages = { "index.html": "main", "embed.html": "embed" };
+
+const result = await build({
+    absWorkingDir: here,
+    entryPoints: { main: "src/main.tsx", embed: "src/embed.tsx" },
+    bundle: true,
+    splitting: true,
+    format: "esm",
+    target: "es2022",
+    minify: true,
+    write: false,
+    metafile: true,
+    legalComments: "none",
+    jsx: "automatic",
+    jsxImportSource: "preact",
+    outdir: "out",
+    entryNames: "[name]-[hash]",
+    chunkNames: "[name]-[hash]",
+    assetNames: "[name]-[hash]",
+    logLevel: "warning",
+});
+
+const files = new Map(result.outputFiles.map((file) => [basename(file.path), Buffer.from(file.contents)]));
+const icon = readFileSync(join(here, "icon.svg"));
+const iconName = `icon-${createHash("sha256").update(icon).digest("hex").slice(0, 8).toUpperCase()}.svg`;
+files.set(iconName, icon);
+const firstLoads = {};
+for (const [page, entry] of Object.entries(pages)) {
+    const outputs = result.metafile.outputs;
+    const script = Object.keys(outputs).find((name) => outputs[name].entryPoint === `src/${entry}.tsx`);
+    const style = outputs[script].cssBundle;
+    const first = staticImports(outputs, script);
+    const links = first.slice(1).map((name) => `<link rel="modulepreload" nonce="__NONCE__" href="/ui/static/${basename(name)}">`);
+    const html = readFileSync(join(here, page), "utf8")
+        .replace("<!-- icon -->", `<link rel="icon" type="image/svg+xml" href="/ui/static/${iconName}">`)
+        .replace("<!-- styles -->", style ? `<link rel="stylesheet" href="/ui/static/${basename(style)}">` : "")
+        .replace("<!-- scripts -->", [...links, `<script type="module" nonce="__NONCE__" src="/ui/static/${basename(script)}"></script>`].join("\n"));
+    files.set(page, Buffer.from(html));
+    firstLoads[page] = [page, ...first.map((name) => basename(name)), ...(style ? [basename(style)] : [])];
+}
+files.set("LICENSES.txt", Buffer.from(licenses()));
+
+if (process.argv.includes("--check")) check();
+else write();
+if (process.argv.includes("--sizes")) printSizes();
+
+function staticImports(outputs, name, seen = []) {
+    if (seen.includes(name)) return seen;
+    seen.push(name);
+    for (const one of outputs[name].imports) if (one.kind === "import-statement") staticImports(outputs, one.path, seen);
+    return seen;
+}
+
+function licenses() {
+    const packages = Object.keys(JSON.parse(readFileSync(join(here, "package.json"), "utf8")).dependencies).sort();
+    return ["@preact/signals-core", ...packages].sort().map((name) => {
+        const folder = join(here, "node_modules", name);
+        const { version, license } = JSON.parse(readFileSync(join(folder, "package.json"), "utf8"));
+        const file = readdirSync(folder).find((one) => /^licen[cs]e/i.test(one));
+        const text = file ? readFileSync(join(folder, file), "utf8").trim() : license;
+        return `${name} ${version} (${license})\n\n${text}\n`;
+    }).join("\n----\n\n");
+}
+
+function write() {
+    rmSync(target, { recursive: true, force: true });
+    mkdirSync(target, { recursive: true });
+    for (const [name, content] of files) writeFileSync(join(target, name), content);
+}
+
+function check() {
+    const there = existsSync(target) ? readdirSync(target).sort() : [];
+    const wanted = [...files.keys()].sort();
+    const same = String(there) === String(wanted)
+        && wanted.every((name) => readFileSync(join(target, name)).equals(files.get(name)));
+    if (!same) {
+        console.error("src/warren/dashboard/static is not what web/ gives: run `make web` and commit the result");
+        process.exit(1);
+    }
+    const first = kb(firstLoads["index.html"]);
+    if (first > MOST_KB) {
+        console.error(`index.html loads ${first.toFixed(1)} KB at once, more than ${MOST_KB}: use lazy() for what is not needed at once`);
+        process.exit(1);
+    }
+}
+
+function kb(names) {
+    return names.reduce((sum, name) => sum + gzipSync(files.get(name), { level: 9 }).length, 0) / 1024;
+}
+
+function printSizes() {
+    for (const [page, names] of Object.entries(firstLoads)) console.log(`${kb(names).toFixed(1).padStart(8)} KB  ${page} and what it loads at once`);
+    for (const name of files.keys()) console.log(`${kb([name]).toFixed(1).padStart(8)} KB  ${name}`);
+}

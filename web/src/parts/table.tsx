@@ -1,0 +1,40 @@
+// A table of rows that have keys. On a narrow screen each row becomes a card, with the column's name beside each value.
+
+import type { ComponentChildren } from "preact";
+
+export interface Column<Row> {
+    name: string;
+    show: (row: Row) => ComponentChildren;
+    right?: boolean; // a number
+}
+
+interface Props<Row> {
+    label: string;
+    columns: readonly Column<Row>[];
+    rows: readonly Row[];
+    keyOf: (row: Row) => string;
+    empty?: string;
+    look?: string; // a class
+}
+
+export function Table<Row>({ label, columns, rows, keyOf, empty = "There is nothing here.", look = "" }: Props<Row>) {
+    if (rows.length === 0) return <p class="note">{empty}</p>;
+    return (
+        <div class={`table ${look}`}>
+            <table aria-label={label}>
+                <thead>
+                    <tr>{columns.map((column) => <th key={column.name} scope="col" class={column.right ? "right" : ""}>{column.name}</th>)}</tr>
+                </thead>
+                <tbody>
+                    {rows.map((row) => (
+                        <tr key={keyOf(row)}>
+                            {columns.map((column) => (
+                                <td key={column.name} data-name={column.name} class={column.right ? "right" : ""}>{column.show(row)}</td>
+                            ))}
+                        </tr>
+                    ))}
+                </tbody>
+            </table>
+        </div>
+    );
+}
