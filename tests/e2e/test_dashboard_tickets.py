@@ -148,6 +148,8 @@ async def test_who_only_watches_types_nothing(url: str, session: SessionApi) -> 
     async with Api(url, {"Authorization": f"Bearer {token}"}) as api:
         place = f"/api/sessions/{session.id}/processes/talk/resize"
         await api.refused("POST", place, {"rows": 3, "columns": 3}, status=403, code="forbidden")
+    # This socket resizes, and starts a command if there is no such process (any more).
+    assert await refused(url, f"/api/sessions/{session.id}/terminal?process_id=talk&command=id", token) == 403
     assert (await session.get("/processes/talk"))["running"] is True
 
 

@@ -16,17 +16,20 @@ from pydantic import BaseModel
 from warren.interfaces.cluster import ClusterControl
 from warren.interfaces.environments import Environments
 from warren.interfaces.images import ImageList
+from warren.interfaces.machine import Doctor, ImageBuildControl
 from warren.interfaces.sandbox import Sandbox
 from warren.model.api import OPERATIONS, Operation
 from warren.model.errors import InvalidRequest
 from warren.model.session import Session
 from warren.sessions.artifacts import Artifacts
 from warren.sessions.contexts import Contexts
+from warren.sessions.history import History
 from warren.sessions.manager import SandboxUse, Sessions
 from warren.sessions.output_events import close_source
 from warren.sessions.port_connections import PortConnections
 from warren.sessions.preview_links import PreviewLinks
 from warren.sessions.request_context import note
+from warren.sessions.terminal_viewers import TerminalViewers
 
 Values = dict[str, Any]
 
@@ -50,8 +53,12 @@ class OperationContext:
     links: PreviewLinks | None = None
     artifacts: Artifacts | None = None
     port_connections: PortConnections = field(default_factory=PortConnections)
+    terminal_viewers: TerminalViewers = field(default_factory=TerminalViewers)
     contexts: Contexts = field(default_factory=Contexts)
     cluster: ClusterControl | None = None
+    doctor: Doctor | None = None
+    builds: ImageBuildControl | None = None
+    history: History | None = None
 
     def limited_timeout(self, timeout_s: float | None) -> float:
         timeout_s = self.command_timeout_s if timeout_s is None else timeout_s
