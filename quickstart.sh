@@ -195,6 +195,7 @@ cat <<END
 
 Warren works. From any terminal, and as often as you like:
     $try
+    $url in a browser is the dashboard; \`$shown ui\` prints a link that signs you in.
     $url/docs in a browser shows every request there is.
     .venv/bin/python has the client (from warren import SandboxClient), and .venv/bin/warren --help lists the commands.
 Without the server:

@@ -1,8 +1,9 @@
 // Builds the dashboard into src/warren/dashboard/static. The result is committed; the same sources give the same bytes.
 //   node build.mjs           writes it
-//   node build.mjs --check   fails if what is committed is not what the sources give
+//   node build.mjs --check   fails if what is committed is not what the sources give, or if that loads too much at once
 //   node build.mjs --sizes   prints what a browser loads, gzipped
 import { build } from "esbuild";
+import { createHash } from "node:crypto";
 import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { basename, dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -10,6 +11,7 @@ import { gzipSync } from "node:zlib";
 
 const here = dirname(fileURLToPath(import.meta.url));
 const target = join(here, "../src/warren/dashboard/static");
+const MOST_KB = 60; // gzipped, of what the dashboard loads before it shows anything
 const pages = { "index.html": "main", "embed.html": "embed" };
 
 const result = await build({
@@ -33,6 +35,9 @@ const result = await build({
 });
 
 const files = new Map(result.outputFiles.map((file) => [basename(file.path), Buffer.from(file.contents)]));
+const icon = readFileSync(join(here, "icon.svg"));
+const iconName = `icon-${createHash("sha256").update(icon).digest("hex").slice(0, 8).toUpperCase()}.svg`;
+files.set(iconName, icon);
 const firstLoads = {};
 for (const [page, entry] of Object.entries(pages)) {
     const outputs = result.metafile.outputs;
@@ -41,6 +46,7 @@ for (const [page, entry] of Object.entries(pages)) {
     const first = staticImports(outputs, script);
     const links = first.slice(1).map((name) => `<link rel="modulepreload" nonce="__NONCE__" href="/ui/static/${basename(name)}">`);
     const html = readFileSync(join(here, page), "utf8")
+        .replace("<!-- icon -->", `<link rel="icon" type="image/svg+xml" href="/ui/static/${iconName}">`)
         .replace("<!-- styles -->", style ? `<link rel="stylesheet" href="/ui/static/${basename(style)}">` : "")
         .replace("<!-- scripts -->", [...links, `<script type="module" nonce="__NONCE__" src="/ui/static/${basename(script)}"></script>`].join("\n"));
     files.set(page, Buffer.from(html));
@@ -85,10 +91,18 @@ function check() {
         console.error("src/warren/dashboard/static is not what web/ gives: run `make web` and commit the result");
         process.exit(1);
     }
+    const first = kb(firstLoads["index.html"]);
+    if (first > MOST_KB) {
+        console.error(`index.html loads ${first.toFixed(1)} KB at once, more than ${MOST_KB}: use lazy() for what is not needed at once`);
+        process.exit(1);
+    }
+}
+
+function kb(names) {
+    return names.reduce((sum, name) => sum + gzipSync(files.get(name), { level: 9 }).length, 0) / 1024;
 }
 
 function printSizes() {
-    const kb = (names) => names.reduce((sum, name) => sum + gzipSync(files.get(name), { level: 9 }).length, 0) / 1024;
     for (const [page, names] of Object.entries(firstLoads)) console.log(`${kb(names).toFixed(1).padStart(8)} KB  ${page} and what it loads at once`);
     for (const name of files.keys()) console.log(`${kb([name]).toFixed(1).padStart(8)} KB  ${name}`);
 }

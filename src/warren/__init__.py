@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         SavedArtifacts,
         SearchSummary,
         SessionInfo,
+        Ticket,
     )
 
 _MODULES = {
@@ -69,6 +70,7 @@ _MODULES = {
         "SavedArtifacts",
         "SearchSummary",
         "SessionInfo",
+        "Ticket",
     ),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -106,6 +108,7 @@ __all__ = [
     "SearchSummary",
     "SessionInfo",
     "Terminal",
+    "Ticket",
     "WarrenError",
 ]
 

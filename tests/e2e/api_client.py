@@ -60,10 +60,15 @@ class Socket:
 
     async def end(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """All that comes before the result, and the result."""
-        before = []
-        while (values := await self.next())["type"] != "result":
-            before.append(values)
-        return before, values
+        *before, result = await self.until("result")
+        return before, result
+
+    async def until(self, kind: str) -> list[dict[str, Any]]:
+        """All that comes up to the first of this kind."""
+        came = [await self.next()]
+        while came[-1]["type"] != kind:
+            came.append(await self.next())
+        return came
 
     async def said(self, text: bytes) -> None:
         """Until the terminal has said this."""

@@ -1,6 +1,7 @@
 """Terminals over a WebSocket: what is typed, what comes back, and coming back to one after the line has broken."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from e2e.api_client import Api, SessionApi
@@ -77,6 +78,54 @@ class TerminalSuite:
             await socket.raw.send_bytes(b"stty size\n")
             await socket.said(b"40 90")
 
+    async def test_all_who_look_at_a_terminal_learn_its_size(self, session: SessionApi) -> None:
+        async with session.socket("/terminal", rows=30, columns=100) as first:
+            process = (await first.expect("started"))["process_id"]
+            async with session.socket("/terminal", process_id=process) as second:
+                assert _size(await second.expect("started")) == (30, 100)
+                async with session.socket(f"/processes/{process}/attach") as watcher:
+                    assert _size(await watcher.expect("started")) == (30, 100)
+                    await second.send("resize", rows=20, columns=70)
+                    for one in (first, second):
+                        assert _size((await one.until("size"))[-1]) == (20, 70)
+                    assert _size((await watcher.until("size"))[-1]) == (20, 70)
+                await first.raw.send_bytes(b"stty size\n")
+                await first.said(b"20 70")
+            await session.call("POST", f"/processes/{process}/resize", {"rows": 25, "columns": 90}, status=204)
+            assert _size(await first.expect("size")) == (25, 90)
+
+    async def test_no_more_comes_than_the_window_of_a_client_that_tells_what_it_has_shown(
+        self, session: SessionApi
+    ) -> None:
+        async with session.socket("/terminal", command="seq 1500000", window=100_000) as socket:
+            process = (await socket.expect("started"))["process_id"]
+            await socket.said(b"1000\r\n")
+            waiting = 0
+            while (total := (await session.get(f"/processes/{process}"))["bytes_total"]) != waiting:
+                waiting = total
+                await asyncio.sleep(0.5)
+            assert waiting < 10_000_000  # of 12 million: the command waits for this client
+            reader = asyncio.create_task(socket.end())
+            while not reader.done():
+                await socket.send("shown", offset=len(socket.binary))
+                await asyncio.sleep(0.01)
+            await reader
+            assert socket.binary.count(b"\r\n") == 1_500_000
+
+    async def test_output_that_was_not_kept_is_a_gap(self, session: SessionApi) -> None:
+        body = {"command": "seq 200000; sleep 1000", "keep_bytes": 65536, "terminal": {"rows": 24, "columns": 80}}
+        process = (await session.call("POST", "/processes", body, status=201))["process_id"]
+        total = 0
+        while total < 1_400_000:
+            await asyncio.sleep(0.05)
+            total = (await session.get(f"/processes/{process}"))["bytes_total"]
+        async with session.socket("/terminal", process_id=process) as socket:
+            await socket.expect("started")
+            gap = await socket.expect("gap")
+            head = len(socket.binary)
+            await socket.said(b"199999\r\n200000\r\n")
+            assert gap["offset"] + len(socket.binary) - head == total
+
     async def test_a_terminal_with_a_name_is_made_once_and_found_again(self, session: SessionApi) -> None:
         for expected in (b"N=1.", b"N=2."):
             async with session.socket("/terminal", process_id="main") as socket:
@@ -131,3 +180,7 @@ class TerminalSuite:
 
             await socket.expect("started")
             await outlives(session, api, time, write)
+
+
+def _size(message: dict[str, Any]) -> tuple[int, int]:
+    return message["rows"], message["columns"]

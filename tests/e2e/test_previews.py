@@ -194,9 +194,11 @@ async def test_what_a_sandbox_answers_has_no_effect_beyond_its_own_origin(
         "a=1; Domain=example.com; Path=/",
         "warren-preview=x",
         "__Host-warren-preview=x; Secure",
+        "__Host-warren=x; Secure; Path=/",
         "b=2; dOmAiN =x",
     ]
     lines = [*(f"Set-Cookie: {cookie}" for cookie in cookies), "Strict-Transport-Security: max-age=9", "Alt-Svc: h3"]
+    lines += ["Service-Worker-Allowed: /", "NEL: {}", "Report-To: {}"]
     lines += ["X-Warren-Sandbox: 1", "Clear-Site-Data: *", "X-Own: yes", "Connection: X-Gone", "Content-Length: 2"]
     raw = "\r\n".join(["HTTP/1.1 200 OK", *lines, "", "ok"]).encode().hex()
     key = {"X-API-Key": KEY}
@@ -217,7 +219,18 @@ async def test_what_a_sandbox_answers_has_no_effect_beyond_its_own_origin(
         assert response.headers.getall("set-cookie") == [f"a=1; Path={prefix}", f"b=2; Path={prefix}"]
         assert "sandbox allow-scripts" in response.headers["content-security-policy"]
         assert "allow-same-origin" not in response.headers["content-security-policy"]
-        assert "clear-site-data" not in response.headers
+        for name in ("clear-site-data", "service-worker-allowed", "nel", "report-to"):
+            assert name not in response.headers
+
+
+async def test_a_sandbox_never_sees_the_sign_in_of_the_dashboard(private: Private, session: SessionApi) -> None:
+    sent = {"X-API-Key": KEY, "Cookie": "own=1; __Host-warren=secret; other=2"}
+    for seen in (
+        await private.sees(**sent),
+        named((await session.get(f"/ports/{PORT}/echo", headers=sent))["headers"]),
+    ):
+        assert "secret" not in str(seen)
+        assert "own=1" in seen["cookie"]
 
 
 async def test_the_host_that_the_server_sees_can_be_localhost(private: Private, session: SessionApi) -> None:

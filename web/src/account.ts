@@ -21,6 +21,8 @@ export const facts = signal<ServerFacts | null>(null);
 /** A key that is kept in this page's memory only, where the browser takes no cookie. */
 export const memoryKey = signal("");
 export const account = computed(() => facts.value?.account ?? null);
+/** Why the sign-in is shown in the middle of somebody's work. */
+export const signedOutWhy = signal("");
 
 export function may(scope: string): boolean {
     const scopes = account.value?.scopes ?? [];
@@ -28,7 +30,9 @@ export function may(scope: string): boolean {
 }
 
 /** A request was refused for want of credentials: the page shows the sign-in again, and comes back afterwards. */
-export function signedOut(): void {
+export function signedOut(why = "You are not signed in any more. Sign in again to go on where you were."): void {
     memoryKey.value = "";
-    if (facts.value?.account) facts.value = { ...facts.value, account: null };
+    if (!facts.value?.account) return;
+    signedOutWhy.value = why;
+    facts.value = { ...facts.value, account: null };
 }

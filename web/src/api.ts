@@ -1,6 +1,7 @@
 // Requests to Warren's API. Every failure is an ApiError whose message can be shown to people.
 
 import { memoryKey, signedOut } from "./account";
+import { serverTime } from "./parts/clock";
 
 export class ApiError extends Error {
     constructor(
@@ -25,17 +26,27 @@ export interface Options {
     query?: Query;
     body?: unknown; // sent as JSON, unless it is a Blob
     accept?: string;
+    range?: string; // bytes=0-9
+    lastId?: string; // of the last event that was seen of a stream
     signal?: AbortSignal;
 }
 
 export function address(path: string, query: Query = {}): string {
-    const search = new URLSearchParams();
+    const pairs: string[] = [];
     for (const [name, value] of Object.entries(query)) {
         if (value === undefined || value === "") continue;
-        for (const one of Array.isArray(value) ? value : [value]) search.append(name, String(one));
+        for (const one of Array.isArray(value) ? value : [value]) pairs.push(`${name}=${encodeText(String(one))}`);
     }
-    const text = search.toString();
-    return text ? `${path}?${text}` : path;
+    return pairs.length ? `${path}?${pairs.join("&")}` : path;
+}
+
+/** Names of files need not be UTF-8: the API gives their other bytes as lone surrogates, and takes them as bytes. */
+function encodeText(text: string): string {
+    return text.replace(/\p{Surrogate}|\P{Surrogate}+/gu, (part) => {
+        const code = part.codePointAt(0)!;
+        if (code >= 0xdc80 && code <= 0xdcff) return `%${(code - 0xdc00).toString(16).toUpperCase()}`;
+        return encodeURIComponent(code >= 0xd800 && code <= 0xdfff ? "\ufffd" : part);
+    });
 }
 
 /** Sends a request and gives the response, if it is a good one. */
@@ -48,6 +59,8 @@ export async function request(method: string, path: string, options: Options = {
         body = JSON.stringify(options.body);
     }
     if (options.accept) headers["Accept"] = options.accept;
+    if (options.range) headers["Range"] = options.range;
+    if (options.lastId) headers["Last-Event-ID"] = options.lastId;
     if (memoryKey.value) headers["Authorization"] = `Bearer ${memoryKey.value}`;
     let response: Response;
     try {
@@ -63,6 +76,7 @@ export async function request(method: string, path: string, options: Options = {
         if (options.signal?.aborted) throw error;
         throw new ApiError(0, "The server cannot be reached");
     }
+    serverTime(response.headers.get("Date"));
     if (response.ok) return response;
     const problem = await readProblem(response);
     if (problem.status === 401) signedOut();
@@ -101,14 +115,15 @@ export interface StreamEvent {
     data: any;
 }
 
-/** The events of a stream (text/event-stream), until it ends or the signal aborts it. */
-export async function* events(method: string, path: string, options: Options & { lastId?: string } = {}): AsyncGenerator<StreamEvent> {
+/** The events of a stream (text/event-stream), until it ends or the signal aborts it. After `silentMs` without a sign of
+ *  life the server counts as away. */
+export async function* events(method: string, path: string, options: Options & { silentMs?: number } = {}): AsyncGenerator<StreamEvent> {
     const response = await request(method, path, { ...options, accept: "text/event-stream" });
     const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
     let text = "";
     try {
         for (;;) {
-            const { done, value } = await reader.read();
+            const { done, value } = await readSoon(reader, options.silentMs);
             if (done) return;
             text += value;
             const blocks = text.split(/\r?\n\r?\n/);
@@ -123,6 +138,19 @@ export async function* events(method: string, path: string, options: Options & {
     }
 }
 
+async function readSoon(reader: ReadableStreamDefaultReader<string>, silentMs = 0) {
+    if (!silentMs) return reader.read();
+    let timer = 0;
+    const tooLate = new Promise<never>((_, reject) => {
+        timer = setTimeout(() => reject(new ApiError(0, "The server does not answer")), silentMs);
+    });
+    try {
+        return await Promise.race([reader.read(), tooLate]);
+    } finally {
+        clearTimeout(timer);
+    }
+}
+
 function readEvent(block: string): StreamEvent | null {
     const event = { id: "", kind: "message", data: "" };
     for (const line of block.split(/\r?\n/)) {
@@ -134,9 +162,10 @@ function readEvent(block: string): StreamEvent | null {
 }
 
 /** A WebSocket of the API. A page that holds its key in memory opens it by a ticket, since a browser sends no header. */
-export async function openSocket(path: string, query: Query = {}, sessionId = ""): Promise<WebSocket> {
+export async function openSocket(path: string, query: Query = {}, sessionId = "", token = ""): Promise<WebSocket> {
     const protocols: string[] = [];
-    if (memoryKey.value && sessionId) {
+    if (token) protocols.push("warren", `warren.token.${token}`);
+    else if (memoryKey.value && sessionId) {
         const made = await post<{ ticket: string }>(`/api/sessions/${encodeURIComponent(sessionId)}/tickets`, {});
         const redeemed = await post<{ token: string }>("/api/ui/tickets/redeem", { ticket: made.ticket });
         protocols.push("warren", `warren.token.${redeemed.token}`);
@@ -146,6 +175,28 @@ export async function openSocket(path: string, query: Query = {}, sessionId = ""
     const socket = new WebSocket(url, protocols);
     socket.binaryType = "arraybuffer";
     return socket;
+}
+
+/** Sends a file, and says meanwhile how many of its bytes were sent: fetch cannot. */
+export function upload(path: string, query: Query, file: Blob, onProgress: (sent: number) => void, signal: AbortSignal): Promise<void> {
+    return new Promise((resolve, reject) => {
+        const sender = new XMLHttpRequest();
+        sender.open("PUT", address(path, query));
+        sender.setRequestHeader("X-Warren-Page", "1");
+        if (memoryKey.value) sender.setRequestHeader("Authorization", `Bearer ${memoryKey.value}`);
+        sender.upload.onprogress = (event) => onProgress(event.loaded);
+        sender.onerror = () => reject(new ApiError(0, "The server cannot be reached"));
+        sender.onabort = () => reject(new ApiError(0, "It was cancelled"));
+        sender.onload = async () => {
+            if (sender.status >= 200 && sender.status < 300) return resolve();
+            const headers = { "Retry-After": sender.getResponseHeader("Retry-After") ?? "" };
+            const problem = await readProblem(new Response(sender.responseText, { status: sender.status, headers }));
+            if (problem.status === 401) signedOut();
+            reject(problem);
+        };
+        signal.addEventListener("abort", () => sender.abort());
+        sender.send(file);
+    });
 }
 
 /** Saves an answer of the API as a file. */

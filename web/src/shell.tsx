@@ -1,47 +1,77 @@
-// What is around every page.
+// What is around every page: navigation, messages, and whether the server answers.
 
+import { useSignal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
-import { useLocation } from "preact-iso";
+import { useLocation } from "preact-iso/router";
+import { useEffect, useRef } from "preact/hooks";
 
 import { account, facts, may } from "./account";
-import { connected } from "./live";
+import { connected, listen } from "./live";
+import { allowed, home } from "./pages";
 import { Messages } from "./parts/messages";
-
-interface Place {
-    href: string;
-    label: string;
-    scope?: string;
-}
-
-const PLACES: readonly Place[] = [
-    { href: "/ui/sessions", label: "Sessions" },
-    { href: "/ui/machine", label: "Machine", scope: "admin" },
-    { href: "/ui/usage", label: "Usage" },
-    { href: "/ui/admin", label: "Administration" },
-];
+import { loadFacts } from "./signing";
 
 export function Shell({ children }: { children: ComponentChildren }) {
     const { path } = useLocation();
+    const main = useRef<HTMLElement>(null);
+    const wasAt = useRef(path);
+    useEffect(() => {
+        // Somebody who reads by ear begins at the top of the new page.
+        if (wasAt.current !== path) main.current!.focus({ preventScroll: true });
+        wasAt.current = path;
+    }, [path]);
     return (
         <>
-            <a class="skip" href="#main">Skip to the page</a>
+            <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); main.current!.focus(); }}>Skip to the page</a>
             <header class="top">
-                <a class="brand" href="/ui/sessions">Warren</a>
+                <a class="brand" href="/">
+                    <svg viewBox="7 6 18 20" aria-hidden="true"><path d="M7 26V15a9 9 0 0 1 18 0v11h-5V15a4 4 0 0 0-8 0v11z" fill="currentColor" /></svg>
+                    Warren
+                </a>
                 {account.value && (
                     <nav aria-label="Pages">
-                        {PLACES.filter((place) => !place.scope || may(place.scope)).map((place) => (
-                            <a key={place.href} href={place.href} aria-current={path.startsWith(place.href) ? "page" : undefined}>
+                        {allowed().map((place) => place.label && (
+                            <a key={place.path} href={place.path} aria-current={path === place.path || path.startsWith(`${place.path}/`) || (path === "/" && place.path === home()) ? "page" : undefined}>
                                 {place.label}
                             </a>
                         ))}
                     </nav>
                 )}
                 <span class="grow" />
-                {account.value && facts.value?.mode === "keys" && <a href="/ui/account">{account.value.tenant}</a>}
+                {account.value && (
+                    <a class="who" href="/ui/account" aria-current={path === "/ui/account" ? "page" : undefined} aria-label={`Account of ${account.value.tenant}`}>
+                        {account.value.tenant}
+                    </a>
+                )}
             </header>
-            {!connected.value && <p class="banner" role="alert">The server does not answer. This page goes on by itself when it is back.</p>}
-            <main id="main" tabIndex={-1}>{children}</main>
+            {may("read") && <Connection />}
+            <main ref={main} id="main" tabIndex={-1}>{children}</main>
             <Messages />
         </>
+    );
+}
+
+/** Keeps the stream of events open on every page, so that each of them knows when the server is away. */
+function Connection() {
+    const version = useRef(facts.value?.version);
+    const isOld = useSignal(false);
+    useEffect(() => listen(() => undefined), []);
+    useEffect(() => {
+        let wasConnected = true;
+        return connected.subscribe((isConnected) => {
+            // A server that comes back may be another version, and may have forgotten who was signed in.
+            if (isConnected && !wasConnected) loadFacts().then(() => (isOld.value = version.current !== facts.value?.version), () => undefined);
+            wasConnected = isConnected;
+        });
+    }, []);
+    return (
+        <div role="status">
+            {!connected.value && <p class="banner">The server does not answer. This page goes on by itself when it is back.</p>}
+            {isOld.value && (
+                <p class="banner">
+                    The server has a new version. <button type="button" class="plain" onClick={() => location.reload()}>Load the page again</button>
+                </p>
+            )}
+        </div>
     );
 }

@@ -38,6 +38,25 @@ export interface Session {
     isolation?: Record<string, any> | null;
 }
 
+/** What a session can be made of. */
+export interface Environment {
+    name: string;
+    description: string;
+    image: string;
+    provider: string | null;
+    limits: Limits;
+    idle_timeout_s: number | null;
+    max_lifetime_s: number | null;
+    needs: string[];
+    secrets: string[];
+    gpus: string[];
+    root: string;
+    sudo: boolean;
+    network: { internet: boolean; allow: string[]; deny: string[] };
+    default: boolean;
+    image_state: string | null;
+}
+
 export interface SessionPage {
     sessions: Session[];
     next: string | null;
@@ -74,8 +93,25 @@ export interface SessionMetrics {
 export interface ProcessInfo {
     process_id: string;
     command: string;
-    state: string;
+    user: string;
+    running: boolean;
     terminal: boolean;
-    started_at: string;
+    bytes_total: number;
+    truncated: boolean;
+    started_s_ago: number;
     exit_code: number | null;
+    reason: string | null;
+    background: number;
+}
+
+export interface FileInfo {
+    path: string;
+    name: string;
+    kind: string; // file, directory, symlink or other
+    size: number;
+    mode: string;
+    uid: number;
+    gid: number;
+    modified: string;
+    target: string | null;
 }

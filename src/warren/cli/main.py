@@ -43,6 +43,7 @@ _GROUPS = {
         "kill": "warren.cli.sessions:kill",
         "kill-all": "warren.cli.sessions:kill_all",
         "stats": "warren.cli.sessions:stats",
+        "ui": "warren.cli.ui:ui",
         "self-test": "warren.cli.self_test:self_test",
     },
     "Who uses a server, and what for": {

@@ -18,12 +18,20 @@ from collections.abc import (
 from typing import TYPE_CHECKING, Any, Final
 
 from warren.local.engine import ENGINE, start_task
+from warren.model.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from warren.local.calls import LocalCalls
 
 _MAX_AHEAD: Final = 4  # items that a pump reads before the caller takes them
 _END: Final = object()
+
+
+def _no_tickets() -> InvalidRequest:
+    return InvalidRequest(
+        "a ticket opens a page of a server, and local mode has none",
+        remedy="start `warren serve`, and connect to it",
+    )
 
 
 class _Pump:
@@ -132,6 +140,9 @@ class Local(_Client):
         with self._pump(_open_socket(self._calls.socket(operation, session_id, **arguments))) as pump:
             yield _Socket(ENGINE.wait(pump.take()))
 
+    def create_ticket(self, session_id: str, **values: Any) -> Any:
+        raise _no_tickets()
+
     def stats(self) -> Any:
         return ENGINE.wait(self._calls.stats())
 
@@ -196,6 +207,9 @@ class AsyncLocal(_Client):
         calls = await self._joined_calls()
         async with self._pump(_open_socket(calls.socket(operation, session_id, **arguments))) as pump:
             yield _AsyncSocket(await ENGINE.run(pump.take()))
+
+    async def create_ticket(self, session_id: str, **values: Any) -> Any:
+        raise _no_tickets()
 
     async def stats(self) -> Any:
         calls = await self._joined_calls()

@@ -202,7 +202,8 @@ class SessionInfo(Result):
 class NetworkInfo(Result):
     """What a sandbox may reach, and what it did since it was made or its machine's worker restarted.
 
-    Each of `refusals` has `at`, `name`, `address`, `port`, `reason` and `rule`: what would allow it, if anything would.
+    Each of `refusals` has `at`, `name`, `address`, `port`, `reason`, `rule` (what would allow it, if anything would)
+    and `count`: how often it came in a row.
     """
 
     internet: bool = False
@@ -321,6 +322,16 @@ class PortInfo(Result):
     port: int
     address: str
     public: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket(Result):
+    """Opens the session's terminal to a page without a key. `url` is good for one use, within a minute; what it opens
+    is closed at `expires_at`."""
+
+    ticket: str
+    url: str
+    expires_at: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,15 +65,21 @@ class OpaqueTokens:
 
     async def take(self, token: str) -> Mapping[str, Any] | None:
         """As `look_up`, but of all who ask, one gets the value."""
-        self._forget(_hash(token))
-        record = await self._find(token)
-        return json.loads(record.value) if record is not None and await self._remove(record.id) else None
+        record = await self._records.get(self._kind, _hash(token)) if self._looks_right(token) else None
+        if record is None or self._has_expired(record) or not await self._remove(record.id):
+            return None
+        value: Mapping[str, Any] = json.loads(record.value)
+        return value
 
     async def change(self, token: str, value: Mapping[str, Any]) -> None:
         """Gives way to any other change of the token's value."""
         record = await self._find(token)
-        if record is not None:
-            await self._records.put(record.changed(json.dumps(value), record.due))
+        if record is None:
+            return
+        changed, forgotten = record.changed(json.dumps(value), record.due), self._forgotten
+        if await self._records.put(changed) and forgotten == self._forgotten:
+            self._put_in_cache(changed)
+        else:
             self._forget(record.id)
 
     async def withdraw(self, token: str) -> None:
@@ -104,13 +110,20 @@ class OpaqueTokens:
                 if record is None:
                     self._cache.pop(token_id, None)
                     return None
-                known = self._cache[token_id] = _Cached(record, now + CACHED_S, now)
-                self._cache.move_to_end(token_id)
-                if len(self._cache) > _MAX_CACHED:
-                    self._cache.popitem(last=False)
+                self._put_in_cache(record)
         else:
             record = known.record
-        return record if record.due is None or self._clock.wall() < record.due else None
+        return None if self._has_expired(record) else record
+
+    def _has_expired(self, record: Record) -> bool:
+        return record.due is not None and record.due <= self._clock.wall()
+
+    def _put_in_cache(self, record: Record) -> None:
+        now = self._clock.now()
+        self._cache[record.id] = _Cached(record, now + CACHED_S, now)
+        self._cache.move_to_end(record.id)
+        if len(self._cache) > _MAX_CACHED:
+            self._cache.popitem(last=False)
 
     def _looks_right(self, token: str) -> bool:
         return token.startswith(self._prefix) and _SECRET.fullmatch(token, len(self._prefix)) is not None

@@ -8,6 +8,7 @@ export function Dialog({ title, onClose, children }: { title: string; onClose: (
     useEffect(() => {
         const before = document.activeElement;
         ref.current!.showModal();
+        ref.current!.querySelector<HTMLElement>("input, select, textarea, .buttons button")?.focus();
         return () => {
             if (before instanceof HTMLElement) before.focus();
         };

@@ -2,8 +2,10 @@
 
 import { useSignal, type Signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
-import { useCallback, useEffect } from "preact/hooks";
+import { useCallback, useEffect, useRef } from "preact/hooks";
 
+import { ApiError } from "../api";
+import { connected } from "../live";
 import { describe } from "./messages";
 
 export interface Loaded<T> {
@@ -13,39 +15,38 @@ export interface Loaded<T> {
     again: () => Promise<void>;
 }
 
-/** `everyMs` loads again and again while the page is visible; 0 only when asked. */
+/** Loads when `inputs` change, when the server is back after it was away, and every `everyMs` while the page is
+ *  visible; 0: only then. What comes from an earlier load than the one that is shown is dropped. */
 export function useLoaded<T>(load: (signal: AbortSignal) => Promise<T>, inputs: readonly unknown[], everyMs = 0): Loaded<T> {
     const value = useSignal<T | null>(null);
     const error = useSignal("");
+    const running = useRef(new AbortController());
     const again = useCallback(async () => {
+        running.current.abort();
+        const { signal } = (running.current = new AbortController());
         try {
-            value.value = await load(new AbortController().signal);
+            const found = await load(signal);
+            if (signal.aborted) return;
+            value.value = found;
             error.value = "";
         } catch (failure) {
-            error.value = describe(failure);
+            // While the server is away, the page says so at its top, and what was loaded before stays.
+            const isAway = failure instanceof ApiError && failure.isAway && value.value !== null;
+            if (!signal.aborted && !isAway) error.value = describe(failure);
         }
     }, inputs);
     useEffect(() => {
-        const stop = new AbortController();
-        let timer = 0;
-        async function turn() {
-            try {
-                if (!document.hidden || value.value === null) {
-                    const found = await load(stop.signal);
-                    if (stop.signal.aborted) return;
-                    value.value = found;
-                    error.value = "";
-                }
-            } catch (failure) {
-                if (stop.signal.aborted) return;
-                error.value = describe(failure);
-            }
-            if (everyMs) timer = setTimeout(turn, everyMs);
-        }
-        turn();
+        again();
+        const timer = everyMs ? setInterval(() => document.hidden || again(), everyMs) : 0;
+        let wasConnected = connected.value;
+        const stopWatching = connected.subscribe((isConnected) => {
+            if (isConnected && !wasConnected) again();
+            wasConnected = isConnected;
+        });
         return () => {
-            stop.abort();
-            clearTimeout(timer);
+            running.current.abort();
+            clearInterval(timer);
+            stopWatching();
         };
     }, inputs);
     return { value, error, again };

@@ -14,12 +14,13 @@ interface Props<Row> {
     rows: readonly Row[];
     keyOf: (row: Row) => string;
     empty?: string;
+    look?: string; // a class
 }
 
-export function Table<Row>({ label, columns, rows, keyOf, empty = "There is nothing here." }: Props<Row>) {
+export function Table<Row>({ label, columns, rows, keyOf, empty = "There is nothing here.", look = "" }: Props<Row>) {
     if (rows.length === 0) return <p class="note">{empty}</p>;
     return (
-        <div class="table">
+        <div class={`table ${look}`}>
             <table aria-label={label}>
                 <thead>
                     <tr>{columns.map((column) => <th key={column.name} scope="col" class={column.right ? "right" : ""}>{column.name}</th>)}</tr>

@@ -3,6 +3,8 @@
 import type { ComponentChildren } from "preact";
 import { useRef } from "preact/hooks";
 
+import { Boundary } from "./boundary";
+
 export interface Tab {
     id: string;
     label: string;
@@ -16,9 +18,11 @@ interface Props {
     onChoose: (id: string) => void;
     children: ComponentChildren;
     after?: ComponentChildren;
+    /** The children choose what they show themselves, and stay when another tab is chosen. */
+    keep?: boolean;
 }
 
-export function Tabs({ label, tabs, chosen, onChoose, children, after }: Props) {
+export function Tabs({ label, tabs, chosen, onChoose, children, after, keep }: Props) {
     const list = useRef<HTMLDivElement>(null);
     function move(event: KeyboardEvent) {
         const at = tabs.findIndex((tab) => tab.id === chosen);
@@ -54,7 +58,9 @@ export function Tabs({ label, tabs, chosen, onChoose, children, after }: Props) 
                 </div>
                 {after}
             </div>
-            <div role="tabpanel" id={`panel-${chosen}`} aria-labelledby={`tab-${chosen}`} class="panel">{children}</div>
+            <div role="tabpanel" id={`panel-${chosen}`} aria-labelledby={`tab-${chosen}`} class="panel">
+                <Boundary key={keep ? "" : chosen}>{children}</Boundary>
+            </div>
         </div>
     );
 }

@@ -1,5 +1,7 @@
 // Numbers and times as people read them.
 
+import { now } from "./clock";
+
 export function bytes(value: number): string {
     const units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let at = 0;
@@ -11,16 +13,20 @@ export function bytes(value: number): string {
 }
 
 export function duration(seconds: number): string {
-    if (seconds < 0) return "0 s";
-    if (seconds < 60) return `${Math.round(seconds)} s`;
+    if (seconds < 60) return `${Math.max(0, Math.round(seconds))} s`;
     if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
-    if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
-    return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds % 86400) / 3600)} h`;
+    if (seconds < 86400) return inTwo(Math.floor(seconds / 60), 60, "h", "min");
+    return inTwo(Math.floor(seconds / 3600), 24, "d", "h");
 }
 
-/** Seconds from now until a time; negative if it has passed. */
+function inTwo(count: number, size: number, large: string, small: string): string {
+    const rest = count % size;
+    return `${Math.floor(count / size)} ${large}${rest ? ` ${rest} ${small}` : ""}`;
+}
+
+/** Seconds from now until a time; negative if it has passed. What shows it is shown anew every second. */
 export function secondsUntil(time: string): number {
-    return (Date.parse(time) - Date.now()) / 1000;
+    return (Date.parse(time) - now.value) / 1000;
 }
 
 export const percent = (part: number, whole: number): number => (whole > 0 ? Math.min(100, (100 * part) / whole) : 0);

@@ -2,7 +2,10 @@
 
 The server sends JSON texts: `started`, `output`, `result`, `error`, `keepalive`; a terminal's output comes as
 binary messages instead. The client sends binary messages for standard input, or JSON texts: `stdin`
-(`data` or `data_base64`), `close_stdin`, `signal`, `resize` (`rows`, `columns`), `kill`.
+(`data` or `data_base64`), `close_stdin`, `signal`, `resize` (`rows`, `columns`), `kill`. Of a terminal the server also
+sends `size`, when one of several clients has changed it, and `gap`, the offset at which the output goes on after a part
+that was not kept. A client that opened a terminal with `window` sends `shown`, the offset up to which it has shown the
+output; the server sends no more than `window` bytes beyond it.
 
 Two tasks per socket: one reads the process and waits until the client has taken what it was sent, the other reads
 the client and waits until the process has taken its input. The task that ends first ends the other. When a
@@ -13,7 +16,8 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
 import anyio
@@ -25,17 +29,18 @@ from warren.http.context import Context, Ctx, Runner, new_router
 from warren.http.event_streams import error_values
 from warren.interfaces.sandbox import Process
 from warren.model.code import CellReader, Execution
-from warren.model.errors import InvalidRequest, WarrenError
+from warren.model.errors import InvalidRequest, RequestTimedOut, WarrenError
 from warren.model.operations import Stream, TerminalSize
 from warren.model.preview import read_port
 from warren.sessions.long_values import LongObject, json_pieces
 from warren.sessions.operations.call import Call
 from warren.sessions.operations.code import cell_events, started_cell
 from warren.sessions.operations.commands import foreground
-from warren.sessions.operations.sockets import apply_message, open_terminal, read_message
+from warren.sessions.operations.sockets import apply_message, number_in, open_terminal, read_message
 from warren.sessions.output_events import Encoder, Events, with_keepalives
 from warren.sessions.request_context import note_end
 from warren.sessions.schemas import CodeBody, ExecBody, data_of, end_view
+from warren.sessions.terminal_viewers import TerminalViewer
 from warren.sessions.validation import validated
 
 router = new_router(prefix="/api/sessions/{session_id}")
@@ -45,6 +50,7 @@ _RecordUse = Callable[[], Awaitable[None]]
 _FIRST_MESSAGE_S: Final = 30.0
 _TCP_BUFFER: Final = 256 * 1024
 _RECORD_S: Final = 1.0
+_SHOWN_S: Final = 30.0
 EOF: Final = "eof"
 _CLOSE_BASE: Final = 4000  # a close code is this plus the HTTP status
 
@@ -126,7 +132,8 @@ async def attach_socket(
         async with context.sessions.using(tenant, session_id, counts=False) as (_, sandbox):
             process = await sandbox.process(process_id)
             record_use = _use_recorder(context, tenant, session_id)
-            await _bridge(socket, process, context, encoding, offset, record_use)
+            with _viewed(context, session_id, process_id) as terminal:
+                await _bridge(socket, process, context, encoding, offset, record_use, terminal)
 
 
 @router.websocket("/terminal")
@@ -137,19 +144,83 @@ async def terminal_socket(
     tenant: Runner,
     process_id: Annotated[str, Query(description="Of a terminal to come back to")] = "",
     offset: Annotated[int, Query(ge=0, lt=1 << 62)] = 0,
-    rows: int = 24,
-    columns: int = 80,
+    rows: Annotated[int | None, Query(description="24, or as many as the terminal has that is there")] = None,
+    columns: Annotated[int | None, Query(description="80, or as many as the terminal has that is there")] = None,
     command: str = "",
     cwd: str = "",
+    window: Annotated[int, Query(ge=0, lt=1 << 30, description="Bytes on their way; 0 if nothing is acknowledged")] = 0,
 ) -> None:
     """A new terminal with a shell (or `command`) in it, or one that is there, from an offset of its output on."""
     async with _send_errors(socket):
-        size = TerminalSize(rows, columns)
+        size = _size_of(rows, columns)
         async with context.sessions.using(tenant, session_id, counts=False) as (session, sandbox):
             process = await open_terminal(session, sandbox, size, process_id=process_id, command=command, cwd=cwd)
             record_use = _use_recorder(context, tenant, session_id)
             await record_use()
-            await _bridge(socket, process, context, "", offset, record_use)
+            with _viewed(context, session_id, process.id, _Window(window, offset)) as terminal:
+                if size is not None:
+                    terminal.resized(size)
+                await _bridge(socket, process, context, "", offset, record_use, terminal)
+
+
+def _size_of(rows: int | None, columns: int | None) -> TerminalSize | None:
+    usual = TerminalSize()
+    if rows is columns is None:
+        return None
+    return TerminalSize(usual.rows if rows is None else rows, usual.columns if columns is None else columns)
+
+
+class _Window:
+    """Bounds the output that is on its way to a client that says what it has shown; with a size of 0 nothing is."""
+
+    def __init__(self, size: int, offset: int) -> None:
+        self._size = size
+        self._shown = offset
+        self._moved = asyncio.Event()
+
+    def note_shown(self, offset: int) -> None:
+        self._shown = max(self._shown, offset)
+        self._moved.set()
+
+    def skip(self, size: int) -> None:
+        self._shown += size
+
+    async def wait_for_room(self, sent: int) -> None:
+        """Raises RequestTimedOut if the client shows nothing for as long as one may read nothing."""
+        while self._size and sent - self._shown >= self._size:
+            self._moved.clear()
+            try:
+                async with asyncio.timeout(_SHOWN_S):
+                    await self._moved.wait()
+            except TimeoutError:
+                raise RequestTimedOut(
+                    f"nothing of the output was shown for {_SHOWN_S:g} s", remedy="come back from an offset of it"
+                ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Terminal:
+    """What the socket of a process that may have a terminal has beside that of a command."""
+
+    viewer: TerminalViewer
+    resized: Callable[[TerminalSize], None]
+    window: _Window
+
+    async def send_sizes(self, socket: WebSocket) -> None:
+        while True:
+            size = await self.viewer.next_size()
+            await _send(socket, "size", {"rows": size.rows, "columns": size.columns})
+
+
+@contextlib.contextmanager
+def _viewed(context: Context, session_id: str, process_id: str, window: _Window | None = None) -> Iterator[_Terminal]:
+    viewers = context.terminal_viewers
+    with viewers.viewing(session_id, process_id) as viewer:
+
+        def resized(size: TerminalSize) -> None:
+            viewers.resized(session_id, process_id, size, viewer)
+
+        yield _Terminal(viewer, resized, window or _Window(0, 0))
 
 
 @router.websocket("/forward/{port}")
@@ -244,11 +315,18 @@ async def _bridge(
     encoding: str,
     offset: int,
     record_use: _RecordUse | None,
+    terminal: _Terminal | None = None,
 ) -> None:
-    await _send(socket, "started", {"process_id": process.id, "offset": offset})
-    sender = asyncio.create_task(_send_output(socket, process, context, encoding, offset))
-    receiver = asyncio.create_task(_apply_messages(socket, process, record_use))
-    await _until_one_ends(sender, receiver)
+    size = terminal.viewer.size if terminal is not None else None
+    shown = {"rows": size and size.rows, "columns": size and size.columns} if terminal is not None else {}
+    await _send(socket, "started", {"process_id": process.id, "offset": offset, **shown})
+    tasks = [
+        asyncio.create_task(_send_output(socket, process, context, encoding, offset, terminal)),
+        asyncio.create_task(_apply_messages(socket, process, record_use, terminal)),
+    ]
+    if terminal is not None:
+        tasks.append(asyncio.create_task(terminal.send_sizes(socket)))
+    await _until_one_ends(*tasks)
 
 
 async def _until_one_ends(*tasks: asyncio.Task[None]) -> None:
@@ -265,13 +343,20 @@ async def _until_one_ends(*tasks: asyncio.Task[None]) -> None:
             raise exc
 
 
-async def _send_output(socket: WebSocket, process: Process, context: Context, encoding: str, offset: int) -> None:
+async def _send_output(
+    socket: WebSocket, process: Process, context: Context, encoding: str, offset: int, terminal: _Terminal | None
+) -> None:
     encoder = Encoder(encoding or "text")
     async for chunk in with_keepalives(process.output(offset), context.keepalive_s):
         if chunk is None:
             await _send(socket, "keepalive", {})
-        elif chunk.stream is Stream.TERMINAL and not encoding:
+        elif terminal is not None and chunk.stream is Stream.TERMINAL and not encoding:
+            if chunk.offset > offset:
+                terminal.window.skip(chunk.offset - offset)
+                await _send(socket, "gap", {"offset": chunk.offset})
             await socket.send_bytes(chunk.data)
+            offset = chunk.offset + len(chunk.data)
+            await terminal.window.wait_for_room(offset)
         else:
             await _send(socket, "output", encoder.show(chunk))
     result = await process.ended()
@@ -279,17 +364,25 @@ async def _send_output(socket: WebSocket, process: Process, context: Context, en
     await _send(socket, "result", end_view(result))
 
 
-async def _apply_messages(socket: WebSocket, process: Process, record_use: _RecordUse | None) -> None:
+async def _apply_messages(
+    socket: WebSocket, process: Process, record_use: _RecordUse | None, terminal: _Terminal | None
+) -> None:
     while True:
         message = await socket.receive()
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", 1006))
+        values = {} if message.get("bytes") is not None else read_message(message["text"])
+        if terminal is not None and values.get("type") == "shown":  # looking is not use
+            terminal.window.note_shown(number_in(values, "offset"))
+            continue
         if record_use is not None:
             await record_use()
         if (data := message.get("bytes")) is not None:
             await process.write(data)
-        else:
-            await apply_message(process, read_message(message["text"]))
+            continue
+        await apply_message(process, values)
+        if terminal is not None and values["type"] == "resize":
+            terminal.resized(TerminalSize(values["rows"], values["columns"]))
 
 
 async def _send(socket: WebSocket, kind: str, values: dict[str, Any]) -> None:

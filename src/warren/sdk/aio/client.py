@@ -33,6 +33,7 @@ from warren.sdk.results import (
     PortInfo,
     ProcessInfo,
     SessionInfo,
+    Ticket,
 )
 
 if TYPE_CHECKING:
@@ -487,6 +488,26 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
     async def set_port(self, port: int, *, public: bool | None = None, host_header: str | None = None) -> None:
         """Makes the preview of a port public or private, and says which host its server sees."""
         await self._perform("change_port", port=str(port), public=public, host_header=host_header)
+
+    async def create_ticket(
+        self,
+        *,
+        process_id: str = "",
+        read_only: bool = False,
+        expires_s: float = 3600.0,
+        origins: Sequence[str] = (),
+    ) -> Ticket:
+        """A ticket that opens the session's terminals, or only one process, in a browser that has no key.
+
+        `read_only`: to watch the process, not to type. `origins` are the sites that may show the page in a frame, such
+        as `https://app.example.com`. Needs a server: local mode has none.
+        """
+
+        async def make(session_id: str) -> Ticket:
+            values = {"process_id": process_id, "read_only": read_only, "expires_in_s": expires_s}
+            return Ticket.of(await self._backend.create_ticket(session_id, **values, origins=list(origins)))
+
+        return await self._call(make)
 
     @contextlib.asynccontextmanager
     async def terminal(

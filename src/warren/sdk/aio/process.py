@@ -150,6 +150,8 @@ class AsyncTerminal:
     def _handle(self, message: dict[str, Any]) -> None:
         if message["type"] == "started":
             self.process_id, self.offset = message["process_id"], message["offset"]
+        elif message["type"] == "gap":  # what lies between was not kept
+            self.offset = message["offset"]
         elif message["type"] == "result":
             self.result = ExecuteResult.of(message)
         elif message["type"] == "error":

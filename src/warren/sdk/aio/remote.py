@@ -52,6 +52,11 @@ class AsyncRemote:
         async with self._transport.socket(_request(operation, session_id, given)) as socket:
             yield socket
 
+    async def create_ticket(self, session_id: str, **values: Any) -> Values:
+        path = f"/api/sessions/{quote(session_id, safe='')}/tickets"
+        found: Values = await self._transport.call(Request("POST", path, values=values))
+        return found
+
     async def stats(self) -> Values:
         found: Values = await self._transport.call(Request("GET", "/api/stats"))
         return found

@@ -35,6 +35,7 @@ from warren.sdk.results import (
     PortInfo,
     ProcessInfo,
     SessionInfo,
+    Ticket,
 )
 
 if TYPE_CHECKING:
@@ -484,6 +485,26 @@ class SandboxClient(Files, Code):
     def set_port(self, port: int, *, public: bool | None = None, host_header: str | None = None) -> None:
         """Makes the preview of a port public or private, and says which host its server sees."""
         self._perform("change_port", port=str(port), public=public, host_header=host_header)
+
+    def create_ticket(
+        self,
+        *,
+        process_id: str = "",
+        read_only: bool = False,
+        expires_s: float = 3600.0,
+        origins: Sequence[str] = (),
+    ) -> Ticket:
+        """A ticket that opens the session's terminals, or only one process, in a browser that has no key.
+
+        `read_only`: to watch the process, not to type. `origins` are the sites that may show the page in a frame, such
+        as `https://app.example.com`. Needs a server: local mode has none.
+        """
+
+        def make(session_id: str) -> Ticket:
+            values = {"process_id": process_id, "read_only": read_only, "expires_in_s": expires_s}
+            return Ticket.of(self._backend.create_ticket(session_id, **values, origins=list(origins)))
+
+        return self._call(make)
 
     @contextlib.contextmanager
     def terminal(

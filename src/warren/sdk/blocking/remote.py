@@ -52,6 +52,11 @@ class Remote:
         with self._transport.socket(_request(operation, session_id, given)) as socket:
             yield socket
 
+    def create_ticket(self, session_id: str, **values: Any) -> Values:
+        path = f"/api/sessions/{quote(session_id, safe='')}/tickets"
+        found: Values = self._transport.call(Request("POST", path, values=values))
+        return found
+
     def stats(self) -> Values:
         found: Values = self._transport.call(Request("GET", "/api/stats"))
         return found

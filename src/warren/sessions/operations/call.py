@@ -29,6 +29,7 @@ from warren.sessions.output_events import close_source
 from warren.sessions.port_connections import PortConnections
 from warren.sessions.preview_links import PreviewLinks
 from warren.sessions.request_context import note
+from warren.sessions.terminal_viewers import TerminalViewers
 
 Values = dict[str, Any]
 
@@ -52,6 +53,7 @@ class OperationContext:
     links: PreviewLinks | None = None
     artifacts: Artifacts | None = None
     port_connections: PortConnections = field(default_factory=PortConnections)
+    terminal_viewers: TerminalViewers = field(default_factory=TerminalViewers)
     contexts: Contexts = field(default_factory=Contexts)
     cluster: ClusterControl | None = None
     doctor: Doctor | None = None

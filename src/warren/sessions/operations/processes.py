@@ -173,7 +173,9 @@ async def send_signal(call: Call, body: SignalBody) -> None:
 
 
 async def resize_terminal(call: Call, body: TerminalBody) -> None:
-    await (await call.sandbox.process(call.process_id)).resize(TerminalSize(body.rows, body.columns))
+    size = TerminalSize(body.rows, body.columns)
+    await (await call.sandbox.process(call.process_id)).resize(size)
+    call.context.terminal_viewers.resized(call.session_id, call.process_id, size)
 
 
 async def kill_process(call: Call, body: KillBody | None) -> Values:

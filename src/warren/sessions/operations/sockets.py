@@ -15,18 +15,29 @@ _SHELL: Final = "exec bash -l"
 
 
 async def open_terminal(
-    session: Session, sandbox: Sandbox, size: TerminalSize, *, process_id: str = "", command: str = "", cwd: str = ""
+    session: Session,
+    sandbox: Sandbox,
+    size: TerminalSize | None,
+    *,
+    process_id: str = "",
+    command: str = "",
+    cwd: str = "",
 ) -> Process:
-    """Resizes and returns the terminal `process_id`; starts it, with `command` or a shell, if it does not exist."""
+    """Resizes and returns the terminal `process_id`; starts it, with `command` or a shell, if it does not exist.
+
+    Without a size an existing one keeps its own.
+    """
     existing = [info for info in await sandbox.processes() if info.id == process_id] if process_id else []
     if not existing:
         check_not_reserved(process_id)
+        size = size or TerminalSize()
         in_terminal = Command(shell=command or _SHELL, cwd=cwd, base_env=session.env, terminal=size)
         return await sandbox.start(in_terminal, process_id=process_id)
     if not existing[0].terminal:
         raise InvalidRequest(f"{process_id!r} has no terminal", remedy="attach to it instead")
     process = await sandbox.process(process_id)
-    await process.resize(size)
+    if size is not None:
+        await process.resize(size)
     return process
 
 
@@ -39,7 +50,7 @@ async def apply_message(process: Process, message: dict[str, Any]) -> None:
     elif kind == "signal":
         await process.signal(signal_number(_signal(message)))
     elif kind == "resize":
-        await process.resize(TerminalSize(_number(message, "rows"), _number(message, "columns")))
+        await process.resize(TerminalSize(number_in(message, "rows"), number_in(message, "columns")))
     elif kind == "kill":
         await process.kill()
     else:
@@ -65,7 +76,7 @@ def _text(message: dict[str, Any], name: str) -> str:
     return value
 
 
-def _number(message: dict[str, Any], name: str) -> int:
+def number_in(message: dict[str, Any], name: str) -> int:
     value = message.get(name)
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequest(f"{name} must be a whole number")
