@@ -64,6 +64,7 @@ SUITES_OF_THE_FAKE: Final = {
         "CodeSuite",
         "CommandSuite",
         "ExpirySuite",
+        "FiguresSuite",
         "FileSuite",
         "FlatSuite",
         "OnceSuite",

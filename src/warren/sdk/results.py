@@ -249,6 +249,7 @@ class MetricsInfo(Result):
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
+        """Makes it from the JSON of the server."""
         return cls(
             values["session_id"],
             FiguresInfo.of(values["now"]),
