@@ -95,7 +95,7 @@ _GROUPS: Final = {
 
 _LONGEST: Final = (
     *("docker", "faults/test_random", "faults/cluster/", "faults/", "e2e/test_api_cluster", "e2e/test_schema"),
-    *("integration/test_documents", "integration/test_cli_remote", "e2e/", "integration/", "integrations/"),
+    *("integration/test_documents", "integration/test_cli_remote", "browser/", "e2e/", "integration/", "integrations/"),
     *("contract/test_stores_alike", "contract/"),
 )
 """Groups that begin with these are started first, so that no process is left with a long one at the end."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PATH: Final = "/v1/traces"
 MOST_WAITING: Final = 4096
-BATCH: Final = 512
+BATCH: Final = 128  # turning more of them into bytes would keep the event loop waiting for Python's lock
 INTERVAL_S: Final = 1.0
 SEND_TIMEOUT_S: Final = 5.0
 STOP_S: Final = 3.0

@@ -102,7 +102,7 @@ async def test_what_the_server_refuses_is_said_in_the_form(page: WatchedPage) ->
 async def test_filters_and_search(page: WatchedPage, api: Api, visit: Visit, new_key: NewKey) -> None:
     other_key = await new_key("other")
     async with (
-        api.session(thread_id="alpha", metadata={"team": "Blue"}),
+        api.session(thread_id="alpha", metadata={"team": "Blue"}) as alpha,
         api.session(thread_id="beta", environment="host"),
         Api(api.url, {"X-API-Key": other_key}) as others,
         others.session(thread_id="of another tenant"),
@@ -129,8 +129,11 @@ async def test_filters_and_search(page: WatchedPage, api: Api, visit: Visit, new
         theirs = await visit(other_key)
         await expect(rows(theirs)).to_have_count(1)
         await theirs.goto("/ui/sessions?of=*")
-        theirs.expected.append("status of 403")
+        theirs.expected += ["status of 403", "status of 404"]
         await expect(theirs.raw.get_by_role("alert")).to_be_visible()
+        await theirs.goto(f"/ui/sessions/{alpha.id}")
+        await expect(theirs.raw.get_by_role("alert").first).to_be_visible()
+        await expect(theirs.raw.get_by_role("main")).not_to_contain_text("alpha")
 
 
 async def test_texts_of_users_are_shown_as_text(page: WatchedPage, api: Api) -> None:
@@ -151,3 +154,26 @@ async def test_it_fits_a_phone_in_both_colours(visit: Visit, api: Api, admin_key
             assert await page.raw.evaluate("document.documentElement.scrollWidth") <= 360
             ground = await page.raw.evaluate("getComputedStyle(document.body).backgroundColor")
             assert (int(re.findall(r"\d+", ground)[0]) > 128) == (colours == "light")
+
+
+async def test_the_keyboard_and_a_screen_reader_reach_everything(page: WatchedPage, api: Api) -> None:
+    async with api.session(thread_id="by hand"):
+        await expect(row(page, "by hand")).to_be_visible()
+        assert await page.unnamed_controls() == []
+        await page.raw.keyboard.press("Tab")
+        await expect(page.get("link", "Skip to the page")).to_be_focused()
+        await page.raw.keyboard.press("Enter")
+        await expect(page.raw.get_by_role("main")).to_be_focused()
+        await page.raw.keyboard.press("Tab")
+        await expect(page.get("button", "New session")).to_be_focused()
+        await page.raw.keyboard.press("Enter")
+        for summary in await page.get("dialog", "New session").locator("summary").all():
+            await summary.press("Enter")
+        assert await page.unnamed_controls() == []
+        await page.raw.keyboard.press("Escape")
+        await expect(page.get("button", "New session")).to_be_focused()
+        end = row(page, "by hand").get_by_role("button", name="End")
+        await end.press("Enter")
+        await expect(page.get("button", "Cancel")).to_be_focused()
+        await page.raw.keyboard.press("Enter")
+        await expect(end).to_be_focused()

@@ -17,6 +17,12 @@ document.addEventListener("securitypolicyviolation", (event) =>
     console.error(`policy violated: ${event.violatedDirective} ${event.blockedURI} ${event.sample}`));
 """
 
+_UNNAMED: Final = """
+[...document.querySelectorAll("button, a[href], input, select, textarea, summary, [role=tab]")]
+    .filter((it) => it.checkVisibility())
+    .filter((it) => !(it.ariaLabel || it.labels?.length || it.innerText?.trim() || it.ariaLabelledByElements?.length))
+    .map((it) => it.outerHTML)
+"""
 
 expect.set_options(timeout=_PATIENCE_MS)
 
@@ -62,6 +68,11 @@ class WatchedPage:
 
     def field(self, label: str, **rest: Any) -> Locator:
         return self.raw.get_by_label(label, **rest)
+
+    async def unnamed_controls(self) -> list[str]:
+        """Those that a screen reader has no name for."""
+        found: list[str] = await self.raw.evaluate(_UNNAMED)
+        return found
 
     async def picture(self, name: str) -> Path:
         """Takes a picture of the whole page into build/pictures."""

@@ -255,6 +255,7 @@ class NetworkContract:
         assert told[:2] == [("", WEB, 443, f"{WEB}:443"), ("", OTHER, 443, f"{OTHER}:443")]
         assert ("other.example", "", 0, "other.example") in told
         assert ("web.example", "", 80, "web.example:80") in told
+        assert sum(each.count for each in use.refusals) == use.refused
         reasons = [each.reason for each in use.refusals]
         assert "TLS is for other.example, the connection for web.example" in reasons
         assert "what is sent to port 443 is not TLS" in reasons

@@ -10,6 +10,7 @@ from e2e.artifact_suite import ArtifactSuite
 from e2e.code_suite import CodeSuite
 from e2e.command_suite import CommandSuite
 from e2e.conftest import NewState
+from e2e.figures_suite import LinuxFiguresSuite
 from e2e.process_suite import read_all
 from e2e.server_time import ServerTime, TurnedTime
 from e2e.terminal_suite import TerminalSuite
@@ -90,3 +91,7 @@ async def test_what_a_session_is_told_about_its_sandbox_is_true(api: Api) -> Non
         "POST", "/api/sessions", {"network": {"allow": ["example.com"]}}, status=422, code="invalid_request"
     )
     assert "does not have the capability egress" in refused["detail"]
+
+
+class TestFigures(LinuxFiguresSuite):
+    pass

@@ -144,6 +144,34 @@ async def test_sessions_that_others_made_are_sandboxes_too(admin: Api) -> None:
         assert seconds_left(await api.get(f"/sandboxes/{shown['sandboxID']}")) > 7000
 
 
+async def test_metrics_have_a_series_of_one_and_the_last_point_of_several(admin: Api) -> None:
+    async with of(admin, "metrics") as api:
+        one, two = [(await create(api, timeout=60))["sandboxID"] for _ in range(2)]
+        (point, *_) = await api.get(f"/sandboxes/{one}/metrics")
+        assert set(point) == {
+            *("timestamp", "timestampUnix", "cpuCount", "cpuUsedPct", "memUsed", "memTotal", "memCache"),
+            *("diskUsed", "diskTotal"),
+        }
+        now = int(point["timestampUnix"])
+
+        async def shown() -> list[Any]:
+            found = await api.get(f"/sandboxes/{one}/metrics", start=str(now - 60), end=str(now + 60))
+            return list(found) if len(found) >= 2 else []
+
+        found = await until(shown, 20)  # the first of the series, and the one that was asked for
+        assert [each["timestamp"] for each in found] == sorted(each["timestamp"] for each in found)
+        assert await api.get(f"/sandboxes/{one}/metrics", start=str(now - 60), end=str(now - 30)) == []
+        await refused(api, "GET", f"/sandboxes/{one}/metrics?start=9&end=8", status=400)
+
+        async def both() -> dict[str, Any]:
+            found = (await api.get("/sandboxes/metrics", sandbox_ids=f"{one},{two},{NOBODYS}"))["sandboxes"]
+            return dict(found) if len(found) == 2 else {}
+
+        assert set(await until(both, 20)) == {one, two}
+        for name in (one, two):
+            await api.call("DELETE", f"/sandboxes/{name}", status=204)
+
+
 async def test_an_idempotency_key_gives_the_same_sandbox(admin: Api) -> None:
     async with of(admin, "once") as api:
         body, headers = {"templateID": "base", "timeout": 60}, {"Idempotency-Key": "first-1"}

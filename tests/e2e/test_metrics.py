@@ -1,10 +1,14 @@
 """/metrics over HTTP: who may read it, what it counts, and that it names nobody."""
 
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from cluster_processes import SECRET, Cluster, running_cluster
 from e2e.api_client import Api, until
 from e2e.conftest import NewState
@@ -15,6 +19,7 @@ from warren.cluster.roster import PROTOCOL
 
 pytestmark = pytest.mark.anyio
 ADMIN = "the-operator-has-this-key"
+MONITORING = Path(__file__).parents[2] / "docs" / "monitoring.md"
 OPEN_METRICS = "application/openmetrics-text"
 
 
@@ -93,6 +98,41 @@ async def test_a_server_without_metrics_says_so(new_state: NewState) -> None:
         async with Api(server.url) as api:
             problem = await api.refused("GET", "/metrics", status=404, code="not_found")
             assert "--metrics" in problem["remedy"]
+
+
+# -- the recipes that ship logs
+
+
+def recipes() -> list[dict[str, Any]]:
+    blocks = re.findall(r"^```yaml\n(.*?)^```", MONITORING.read_text(), flags=re.M | re.S)
+    return [yaml.safe_load(block) for block in blocks]
+
+
+def texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from texts(each)
+
+
+async def test_the_files_that_the_recipes_name_are_written_and_each_line_is_json(new_state: NewState) -> None:
+    state = new_state()
+    (state / "log").mkdir()
+    flags = ("--log-format", "json", "--log-file", str(state / "log" / "warren.log"))
+    with running_server(state, *flags, provider="fake") as server:
+        async with Api(server.url) as api, api.session() as session:
+            await session.post("/exec", {"command": "true"})
+    places = {"/var/log/warren": state / "log", "/var/lib/warren": state}
+    shipped = [(text, name) for text in texts(recipes()) for name in places if text.startswith(name)]
+    assert len(shipped) == 6  # of three programs, each both files
+    for text, name in shipped:
+        files = list(places[name].glob(text.removeprefix(name).lstrip("/")))
+        assert files, text
+        lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        known = {"event", "action", "chain"}
+        assert lines
+        assert all(known & line.keys() for line in lines), text
 
 
 # -- a cluster

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from warren.config.registry import Registry, packaged_registry
+from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claim, Claimed
 from warren.model.environment import Environment, PoolSize
@@ -81,6 +82,7 @@ class World:
     pool: PoolSize = field(default_factory=lambda: PoolSize(0, 0, 0))
     policy: Policy = field(default_factory=Policy)
     alerts: AlertThresholds = DEFAULT_ALERTS
+    recorder: Recorder = NO_RECORDER
 
     def __post_init__(self) -> None:
         self.worker = StubbornWorker(
@@ -91,11 +93,15 @@ class World:
             guard=MachineGuard(Path("/tmp")),
             default_environment="base",
             default_pool=self.pool,
+            recorder=self.recorder,
         )
         self.audit = MemoryAudit()
-        self.tenancy = Tenancy(self.store.records, self.clock, self.environment, audit=self.audit)
+        self.tenancy = Tenancy(
+            self.store.records, self.clock, self.environment, audit=self.audit, recorder=self.recorder
+        )
         events = self.tenancy.events
-        meter = NetworkMeter(self.clock, self.tenancy.networks.report, self.tenancy.networks.bounds_of)
+        networks = self.tenancy.networks
+        meter = NetworkMeter(self.clock, networks.report, networks.bounds_of, recorder=self.recorder)
         self.lifecycle = Lifecycle(
             self.store,
             {"local": self.worker},
@@ -104,6 +110,7 @@ class World:
             network_meter=meter,
             figures=FiguresMeter(self.clock, self.environment, events.publish),
             secrets=self.tenancy.secrets,
+            recorder=self.recorder,
             fault=self.fault,
         )
         self.tenancy.secrets.when_changed(self.lifecycle.secret_changed)

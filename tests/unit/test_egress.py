@@ -377,7 +377,7 @@ class TestJudge:
 
 class TestMessages:
     def test_uses_survive_the_way(self) -> None:
-        refusal = Refusal(1.5, "a.example", "", 80, "no rule allows it", "a.example:80")
+        refusal = Refusal(1.5, "a.example", "", 80, "no rule allows it", "a.example:80", 3)
         use = NetworkUse(1, 2, 3, 4, 5, (refusal,), (Connection(2.5, "", "8.8.8.8", 53, 6, 7),))
         (message,) = MessageReader(1 << 16).feed(b"".join(pack(pack_use(use))))
         assert unpack_use(message) == use
@@ -389,8 +389,9 @@ class TestMessages:
             {"bytes_sent": True},
             {"refused": "1"},
             {"refusals": [[1, "a", "b", 1, "c"]]},
-            {"refusals": [[1, "a\x1b[2J", "b", 1, "c", "d"]]},
-            {"refusals": [[1, "a", "b", 1, "c" * 500, "d"]]},
+            {"refusals": [[1, "a\x1b[2J", "b", 1, "c", "d", 1]]},
+            {"refusals": [[1, "a", "b", 1, "c" * 500, "d", 1]]},
+            {"refusals": [[1, "a", "b", 1, "c", "d", -1]]},
             {"refusals": {"a": 1}},
             {"ended": None},
         ],

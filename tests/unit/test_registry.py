@@ -329,6 +329,9 @@ def test_the_environment_that_the_documents_show_is_right(tmp_path: Path) -> Non
     environment = write(tmp_path, "workshop", shown).read("workshop")
     assert environment.writable_root
     assert environment.sudo
+    page = (Path(__file__).parents[2] / "docs/figures.md").read_text()
+    (shown,) = [part.partition("```")[0] for part in page.split("```yaml\n")[1:]]
+    assert write(tmp_path, "tables", shown).read("tables").alerts == AlertThresholds(80, 95, 0, 95)
 
 
 def test_output_of_python_comes_at_once_in_our_environments() -> None:

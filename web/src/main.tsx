@@ -5,6 +5,7 @@ import "@xterm/xterm/css/xterm.css";
 import "./style/base.css";
 import "./style/parts.css";
 import "./style/session.css";
+import "./style/session_parts.css";
 
 import { useSignal } from "@preact/signals";
 import { render } from "preact";

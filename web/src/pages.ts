@@ -12,9 +12,15 @@ export interface Place {
     scopes?: readonly string[]; // one of them is needed
 }
 
+const AdminPage = lazy(() => import("./pages/admin").then((module) => module.AdminPage));
+
 export const PLACES: readonly Place[] = [
     { path: "/ui/sessions", label: "Sessions", scopes: ["read"], component: SessionsPage },
     { path: "/ui/sessions/:id", scopes: ["read"], component: lazy(() => import("./pages/session").then((module) => module.SessionPage)) },
+    { path: "/ui/machine", label: "Machine", scopes: ["admin"], component: lazy(() => import("./pages/machine").then((module) => module.MachinePage)) },
+    { path: "/ui/usage", label: "Usage", scopes: ["read", "audit"], component: lazy(() => import("./pages/usage").then((module) => module.UsagePage)) },
+    { path: "/ui/admin", label: "Administration", scopes: ["read", "sessions", "audit"], component: AdminPage },
+    { path: "/ui/admin/:part", scopes: ["read", "sessions", "audit"], component: AdminPage },
     { path: "/ui/account", component: AccountPage },
 ];
 

@@ -47,6 +47,11 @@ export interface Environment {
     limits: Limits;
     idle_timeout_s: number | null;
     max_lifetime_s: number | null;
+    needs: string[];
+    secrets: string[];
+    gpus: string[];
+    root: string;
+    sudo: boolean;
     network: { internet: boolean; allow: string[]; deny: string[] };
     default: boolean;
     image_state: string | null;

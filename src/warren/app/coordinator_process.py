@@ -40,6 +40,7 @@ from warren.e2b.placement import placement_wishes
 from warren.http.app import create_app
 from warren.logs import get_log
 from warren.model.errors import WarrenError
+from warren.sessions.history import History, Reading
 from warren.sessions.lifecycle import Lifecycle
 from warren.sessions.manager import Sessions
 from warren.shielding import run_shielded
@@ -54,6 +55,7 @@ _log = get_log(__name__)
 class CoordinatorService:
     sessions: Sessions
     tenancy: Tenancy
+    history: History
     process_name: ClassVar[str] = "warren-coordinator"  # in traces
     tracing: Tracing = OFF
 
@@ -88,9 +90,10 @@ class CoordinatorService:
 
     async def _start(self) -> None:
         settings, clock = self._settings, ClusterClock(await wiring.wait_for_redis_time(self._link))
+        self.history = History(clock, recorder_of(self._metrics))
         await asyncio.to_thread(self._environments.look)
         self.tenancy = self._tenancy = await wiring.build_tenancy(
-            settings, self._store, self._link, clock, self._environments, recorder_of(self._metrics)
+            settings, self._store, self._link, clock, self._environments, self.history
         )
         artifact_store = await build_artifact_store(settings) if settings.artifact_store else None
         artifacts = build_artifacts(settings, self._store.records, artifact_store, self.tenancy, clock)
@@ -102,7 +105,7 @@ class CoordinatorService:
             in_cluster=True,
             events=self.tenancy.events,
             artifacts=artifacts,
-            recorder=recorder_of(self._metrics),
+            recorder=self.history,
         )
         self.sessions = build_sessions(settings, lifecycle, self.tenancy, self._environments)
         failover = Failover(self._fleet, self._roster, self._store, lifecycle, retention_s=settings.key_retention_s)
@@ -118,16 +121,29 @@ class CoordinatorService:
             asyncio.create_task(self._liveness.run(), name="liveness"),
             asyncio.create_task(self._fleet.run(failover.tick), name="fleet"),
             asyncio.create_task(self._environments.watch(clock), name="environments"),
+            asyncio.create_task(self.history.run(), name="history"),
         ]
+        self.history.read = self._read_history
         if self._metrics is not None:
             self._metrics.read = coordinator_readings(self.control)
             self._tasks.append(asyncio.create_task(self._metrics.run(), name="metrics"))
         self.tenancy.start()
 
+    async def _read_history(self) -> Reading:
+        counts = await self._store.count()
+        return Reading({str(state): count for state, count in counts.items()})
+
     def app(self, identity: BindingIdentity) -> ASGIApp:
         settings = self._settings
         context = build_context(
-            settings, self._environments, self.sessions, self.tenancy, identity, self.control, self._metrics
+            settings,
+            self._environments,
+            self.sessions,
+            self.tenancy,
+            identity,
+            self.control,
+            self._metrics,
+            self.history,
         )
         context = with_pages(settings, context)
 

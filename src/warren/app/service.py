@@ -38,6 +38,7 @@ from warren.interfaces.store import SessionStore
 from warren.logs import get_log
 from warren.model.errors import Stopping, Unavailable, WarrenError
 from warren.sessions.artifact_expiry import ArtifactExpiry
+from warren.sessions.history import History, Reading
 from warren.sessions.lifecycle import Lifecycle
 from warren.sessions.manager import Sessions
 from warren.sessions.reaper import Reaper
@@ -70,10 +71,10 @@ class Service:
         self._settings = settings
         self.environments = build_environments(settings)
         self.metrics = build_metrics(settings, self.environments, self.role)
-        self._recorder = recorder_of(self.metrics)
         self._fault = fault
         self._lock = -1
         self._clock: Clock = build_clock()
+        self.history = History(self._clock, recorder_of(self.metrics))
         self._rebooted = False
         self._store: SessionStore | None = None
         self._tenancy: Tenancy | None = None
@@ -110,7 +111,7 @@ class Service:
         for name in settings.providers:
             self._providers.append(build_provider(settings, name, partial(self._call_fault, "provider")))
         failing = partial(self._call_fault, "worker")
-        self._worker = build_worker(settings, self._providers, self.environments, failing, self.tracing, self._recorder)
+        self._worker = build_worker(settings, self._providers, self.environments, failing, self.tracing, self.history)
         self.tenancy = self._tenancy = await self._open_tenancy(self._store)
         fault = partial(self._call_fault, "lifecycle")
         saving = partial(self._call_fault, "artifacts")
@@ -134,7 +135,7 @@ class Service:
             clock=self._clock,
             artifacts=artifacts,
             in_cluster=self.in_cluster,
-            recorder=self._recorder,
+            recorder=self.history,
         )
         self.sessions = build_sessions(settings, self._lifecycle, self.tenancy, self.environments)
         await self._before_recovery()
@@ -151,6 +152,13 @@ class Service:
         self._run(self._report_obstacle(self._worker), "readiness")
         if self.metrics is not None:
             self._run(self.metrics.run(), "metrics")
+        self.history.read = self._read_history
+        self._run(self.history.run(), "history")
+
+    async def _read_history(self) -> Reading:
+        counts = await self.sessions.store.count()
+        assert self._worker is not None
+        return Reading({str(state): count for state, count in counts.items()}, self._worker.stats())
 
     async def _report_obstacle(self, worker: LocalWorker) -> None:
         """Logs why no sandbox can be made, and when it can; then it is the pools that report failures."""
@@ -174,7 +182,7 @@ class Service:
         return await build_store(self._settings)
 
     async def _open_tenancy(self, store: SessionStore) -> Tenancy:
-        return await build_tenancy(self._settings, store, self._clock, self.environments, self._recorder)
+        return await build_tenancy(self._settings, store, self._clock, self.environments, self.history)
 
     async def _before_recovery(self) -> None:
         """Called before the service takes over what an earlier one has left."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from warren.config.image_recipes import NamedRecipe
+    from warren.doctor.reports import DoctorReports
     from warren.e2b.template_builds import TemplateBuilds
     from warren.e2b.tokens import SandboxTokens
     from warren.http.context import Context
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from warren.model.spec import Ceilings
     from warren.sessions.artifacts import Artifacts
     from warren.sessions.egress import Egress
+    from warren.sessions.history import History
     from warren.sessions.lifecycle import Lifecycle
     from warren.sessions.manager import Sessions
     from warren.sessions.preview_links import PreviewLinks
@@ -66,6 +68,7 @@ SECRETS_KEY: Final = "secrets.key"
 ARTIFACTS: Final = "artifacts"
 AUDIT: Final = "audit"
 AUDIT_FILES: Final = 16
+_DOCTOR: Final = (sys.executable, "-m", "warren.cli.main", "doctor", "--json")
 _BUILD_IMAGE: Final = (sys.executable, "-m", "warren.cli.main", "image", "build", "--report")
 _TEMPLATE_BUILD_S: Final = 3600.0
 
@@ -289,16 +292,15 @@ def build_image_builds(settings: Settings) -> "ImageBuilds":
         recipe_of,
         build_images(settings).source,
         _BUILD_IMAGE,
-        _build_variables(settings),
+        _child_variables(settings),
         settings.state_dir / "images",
     )
 
 
-def _build_variables(settings: Settings) -> dict[str, str]:
-    """The environment of a process that builds images."""
-    return environment_with(
-        as_variables(settings, ("state_dir", "bin_dir", "runtime", "registry_dir", "image", "egress"))
-    )
+def _child_variables(settings: Settings, *more: str) -> dict[str, str]:
+    """The environment of a process that builds images, or with `more` options does other things."""
+    names = ("state_dir", "bin_dir", "runtime", "registry_dir", "image", "egress", *more)
+    return environment_with(as_variables(settings, names))
 
 
 def build_template_builds(settings: Settings, store: "SessionStore") -> "TemplateBuilds":
@@ -310,7 +312,7 @@ def build_template_builds(settings: Settings, store: "SessionStore") -> "Templat
         build_images(settings),
         build_clock(),
         _BUILD_IMAGE,
-        _build_variables(settings),
+        _child_variables(settings),
         timeout_s=max(_TEMPLATE_BUILD_S, settings.image_build_timeout_s),
         most_mb=settings.e2b_template_mb,
         disk_reserve_mb=settings.min_free_disk_mb or 0,
@@ -579,10 +581,12 @@ def build_context(
     identity: "Identity",
     cluster: "ClusterControl | None" = None,
     metrics: "ProcessMetrics | None" = None,
+    history: "History | None" = None,
 ) -> "Context":
     from warren.answer_memory import MIB, AnswerMemory
     from warren.http.context import Context
     from warren.sessions.contexts import Contexts
+    from warren.worker.worker import LocalWorker
 
     return Context(
         sessions=sessions,
@@ -604,8 +608,19 @@ def build_context(
         links=build_links(settings),
         artifacts=sessions.lifecycle.artifacts,
         cluster=cluster,
+        doctor=None if cluster else build_doctor(settings),
+        builds=next(
+            (each.builds for each in sessions.lifecycle.workers.values() if isinstance(each, LocalWorker)), None
+        ),
         metrics=metrics,
+        history=history,
     )
+
+
+def build_doctor(settings: Settings) -> "DoctorReports":
+    from warren.doctor.reports import DoctorReports
+
+    return DoctorReports(_DOCTOR, _child_variables(settings, "provider", "docker", "e2b", "gpus"), settings.state_dir)
 
 
 def with_pages(settings: Settings, context: "Context") -> "Context":
@@ -652,12 +667,13 @@ def build_app(
     template_builds: "TemplateBuilds | None" = None,
     tracing: Tracing = OFF,
     metrics: "ProcessMetrics | None" = None,
+    history: "History | None" = None,
 ) -> "ASGIApp":
     from warren.app.readings import server_readings
     from warren.http.app import create_app
     from warren.previews.proxy import PreviewProxy
 
-    context = build_context(settings, environments, sessions, tenancy, identity, metrics=metrics)
+    context = build_context(settings, environments, sessions, tenancy, identity, metrics=metrics, history=history)
     context = with_pages(settings, context)
     if metrics is not None:
         metrics.read = server_readings(sessions, context.port_connections)
@@ -721,7 +737,7 @@ def build_edge(settings: Settings, app: "ASGIApp", context: "Context", tracing: 
 
     assert context.links is not None
     previews = PreviewEdge(
-        build_guard(settings, build_dashboard(settings, app, context), tracing, recorder_of(context.metrics)),
+        build_guard(settings, build_dashboard(settings, app, context), tracing, context.history or NO_RECORDER),
         app,
         links=context.links,
         store=context.sessions.store,

@@ -33,6 +33,7 @@ from warren.interfaces.store import SessionStore
 from warren.model.errors import WarrenError
 from warren.model.version import __version__
 from warren.previews.proxy import PreviewProxy
+from warren.sessions.history import Reading
 from warren.sessions.port_connections import PortConnections
 from warren.stores.mirrored import MirroredStore
 from warren.stores.redis_store import RedisStore
@@ -81,7 +82,7 @@ class WorkerService(Service):
 
     async def _open_tenancy(self, store: SessionStore) -> Tenancy:
         return await wiring.build_tenancy(
-            self._settings, store, self._link, self._clock, self.environments, self._recorder
+            self._settings, store, self._link, self._clock, self.environments, self.history
         )
 
     async def _before_recovery(self) -> None:
@@ -150,13 +151,24 @@ class WorkerService(Service):
             leaving=getattr(self, "sessions", None) is not None and self.sessions.stopping,
         )
 
+    async def _read_history(self) -> Reading:
+        """Only its own sessions: those of all are in a coordinator's history."""
+        assert self._mirror is not None
+        assert self._worker is not None
+        return Reading(Counter(str(session.state) for session in self._mirror.own()), self._worker.stats())
+
     def describe(self) -> dict[str, Any]:
         assert self._worker is not None
         return {"id": self._settings.worker_id, "stats": asdict(self._worker.stats())}
 
     def app(self) -> ASGIApp:
         context = build_context(
-            self._settings, self.environments, self.sessions, self.tenancy, CoordinatorIdentity(self._auth)
+            self._settings,
+            self.environments,
+            self.sessions,
+            self.tenancy,
+            CoordinatorIdentity(self._auth),
+            history=self.history,
         )
         scheme = "http" if self._settings.cluster_ca is None else "https"
         context = replace(context, worker_url=f"{scheme}://{self._address}")
@@ -174,7 +186,7 @@ class WorkerService(Service):
             partial(send_image, self._images, self._offered),
             self._metrics_app(context.port_connections),
         )
-        return build_guard(self._settings, app, self.tracing, self._recorder, any_host=True)
+        return build_guard(self._settings, app, self.tracing, self.history, any_host=True)
 
     def _metrics_app(self, connections: PortConnections) -> ASGIApp:
         """For Prometheus, which no coordinator has let in. It needs a key, whatever coordinators ask for."""

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,7 @@ from warren.cli.options import environment_option, json_option
 from warren.cli.output import print_json
 from warren.cli.run import SandboxOptions, build_spec
 from warren.config.settings import Settings, read_settings
+from warren.model.version import __version__
 
 if TYPE_CHECKING:
     from warren.attack.probe import Finding
@@ -92,6 +93,7 @@ def _print_check(check: "Check") -> None:
 async def _attack(settings: Settings, options: SandboxOptions, only: tuple[str, ...], as_json: bool) -> int:
     from warren.app.wiring import build_provider
     from warren.attack.suite import attack, choose
+    from warren.doctor.reports import save_attack_report
 
     spec, started = build_spec(settings, options), time.monotonic()
     probes = choose(only, sudo=spec.sudo)
@@ -106,7 +108,12 @@ async def _attack(settings: Settings, options: SandboxOptions, only: tuple[str, 
         )
     finally:
         await provider.close()
-    _print_summary(findings, time.monotonic() - started, as_json)
+    seconds = time.monotonic() - started
+    if not only:
+        about = {"at": time.time(), "version": __version__, "environment": options.environment}
+        report = {**about, "provider": provider.name, **_summarize(findings, seconds)}
+        await asyncio.to_thread(save_attack_report, settings.state_dir, report)
+    _print_summary(findings, seconds, as_json)
     return 1 if any(finding.failed for finding in findings) else 0
 
 
@@ -130,26 +137,32 @@ def _print_finding(finding: "Finding") -> None:
         click.echo(f"{'':14} {'':<15} {'':<20} → {outcome.evidence}")
 
 
-def _print_summary(findings: "Sequence[Finding]", seconds: float, as_json: bool) -> None:
+def _summarize(findings: "Sequence[Finding]", seconds: float) -> dict[str, Any]:
     counts = Counter(str(finding.outcome.verdict) for finding in findings)
     applicable = len(findings) - counts["not applicable"]
+    rows = [
+        {
+            "id": finding.probe.id,
+            "group": finding.probe.group,
+            "tries": finding.probe.tries,
+            "verdict": finding.outcome.verdict,
+            "evidence": finding.outcome.evidence,
+            "seconds": finding.seconds,
+        }
+        for finding in findings
+    ]
     summary = f"{counts['contained']} of {applicable} contained"
+    return {"summary": summary, "counts": counts, "seconds": seconds, "probes": rows}
+
+
+def _print_summary(findings: "Sequence[Finding]", seconds: float, as_json: bool) -> None:
+    found = _summarize(findings, seconds)
     if as_json:
-        rows = [
-            {
-                "id": finding.probe.id,
-                "group": finding.probe.group,
-                "tries": finding.probe.tries,
-                "verdict": finding.outcome.verdict,
-                "evidence": finding.outcome.evidence,
-                "seconds": finding.seconds,
-            }
-            for finding in findings
-        ]
-        print_json({"summary": summary, "counts": counts, "seconds": seconds, "probes": rows})
+        print_json(found)
         return
-    more = "".join(f", {count} {verdict}" for verdict, count in counts.items() if verdict != "contained")
-    click.echo(f"\n{summary}{more}, in {seconds:.0f} s")
+    counts = found["counts"].items()
+    more = "".join(f", {count} {verdict}" for verdict, count in counts if verdict != "contained")
+    click.echo(f"\n{found['summary']}{more}, in {seconds:.0f} s")
 
 
 def _coloured(word: str, width: int) -> str:

@@ -168,6 +168,7 @@ async def _run_service(settings: Settings, service: "Service", tls: "ssl.SSLCont
             builds,
             service.tracing,
             service.metrics,
+            service.history,
         )
 
     async def announce(port: int) -> None:

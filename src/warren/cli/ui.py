@@ -14,6 +14,7 @@ from warren.cli.main import report
 from warren.cli.options import server_options
 from warren.cli.output import print_json
 from warren.cli.remote import Server
+from warren.config.settings import environment_with
 from warren.model.addresses import is_loopback
 
 _FILE: Final = "warren-ui.html"
@@ -49,15 +50,15 @@ def ui(only_print: bool, url: str, as_json: bool) -> None:
 
 def _has_browser() -> bool:
     """Not root's: a browser that root starts would run as root."""
-    if os.geteuid() == 0 and "BROWSER" not in os.environ:
+    environ = environment_with({})
+    if os.geteuid() == 0 and "BROWSER" not in environ:
         return False
-    shown = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")
-    return sys.platform == "darwin" or any(name in os.environ for name in shown)
+    return sys.platform == "darwin" or any(name in environ for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def _open(link: str) -> bool:
     """By a file that only this user can read: every user of the machine can read the arguments of a browser."""
-    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or Path.home() / ".cache")
+    folder = Path(environment_with({}).get("XDG_RUNTIME_DIR") or Path.home() / ".cache")
     page = f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={html.escape(link)}">\n'
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -210,7 +210,7 @@ def as_variables(settings: Settings, names: Iterable[str]) -> dict[str, str]:
     """The values of the options whose names begin so, as variables for a child process; empty ones are left out."""
     names, found = tuple(names), dict[str, str]()
     for name in (each for each in OPTIONS if each.startswith(names)):
-        value = getattr(settings, name)
+        value = getattr(settings, OPTIONS[name].attribute)
         if value not in (None, "", ()):
             text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             found[f"WARREN_{name.upper()}"] = text.lower() if isinstance(value, bool) else text

@@ -14,6 +14,7 @@ from warren.model.preview import PREVIEW
 from warren.tenancy.tickets import Tickets
 
 _UI: Final = "/ui/"
+_ICON: Final = "/favicon.ico"
 _NO_FILE: Final = NotFound("there is no such file", remedy="reload the page: the server has another version of it")
 
 
@@ -51,6 +52,9 @@ class PageEdge:
         if path == EMBED:
             scope["route"] = _Route(EMBED)
             return self._pages.embedded(await self._origins_of_ticket(scope))
+        if path == _ICON:  # browsers ask for it whatever a page says
+            scope["route"] = _Route(_ICON)
+            return Response(status_code=204, headers={"Cache-Control": "public, max-age=86400"})
         wants_page = b"text/html" in dict(scope["headers"]).get(b"accept", b"")
         if wants_page and (path in ("/", "/ui") or path.startswith(_UI)):
             scope["route"] = _Route("/" if path == "/" else "/ui/…")

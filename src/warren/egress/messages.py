@@ -85,7 +85,7 @@ def unpack_use(message: Message) -> NetworkUse:
 
 
 _COUNTS: Final = ("bytes_sent", "bytes_received", "connections", "open_connections", "refused")
-_REFUSAL: Final = ("at", "name", "address", "port", "reason", "rule")
+_REFUSAL: Final = ("at", "name", "address", "port", "reason", "rule", "count")
 _ENDED: Final = ("at", "name", "address", "port", "bytes_sent", "bytes_received")
 _MAX_TEXT: Final = 400
 
@@ -97,8 +97,9 @@ def _count(value: Any) -> int:
 
 
 def _refusal(values: Any) -> Refusal:
-    at, name, address, port, reason, rule = values
-    return Refusal(float(at), _text(name), _text(address), _count(port) & 0xFFFF, _text(reason), _text(rule))
+    at, name, address, port, reason, rule, count = values
+    to = (_text(name), _text(address), _count(port) & 0xFFFF)
+    return Refusal(float(at), *to, _text(reason), _text(rule), _count(count))
 
 
 def _ended(values: Any) -> Connection:

@@ -416,8 +416,8 @@ class SandboxEgress:
     def _note(self, to: Destination, reason: str, rule: str) -> None:
         self._refused += 1
         refusal = Refusal(time.time(), to.name, _shown(to), to.port, reason[:400], rule)
-        if self._refusals and replace(self._refusals[-1], at=refusal.at) == refusal:
-            self._refusals.pop()
+        if self._refusals and replace(self._refusals[-1], at=refusal.at, count=1) == refusal:
+            refusal = replace(refusal, count=self._refusals.pop().count + 1)
         self._refusals.append(refusal)
 
     def _pause(self, sock: socket.socket, read: Callable[[], None], seconds: float) -> None:

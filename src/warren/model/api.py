@@ -66,8 +66,9 @@ class Operation:
     whether it arrived. `audited` are the arguments that the audit record shows, each under the name it has there.
     `in_query` are the arguments that travel in the query although the others are a JSON body. `session_name` is the
     header, or the pattern of host names whose first group is the session id. `of_machine`: it is about a machine that
-    runs sandboxes, so a coordinator sends it to any of its workers. `of_artifact`: it needs the content of an artifact,
-    so a coordinator sends it to the worker that keeps it, if one does.
+    runs sandboxes, so a coordinator sends it to the worker that `worker` in the query names, else to any.
+    `of_named_machine`: it is about the process that answers, unless the query names a worker. `of_artifact`: it needs
+    the content of an artifact, so a coordinator sends it to the worker that keeps it, if one does.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Operation:
     in_query: tuple[str, ...] = ()
     session_name: str = ""
     of_machine: bool = False
+    of_named_machine: bool = False
     of_artifact: bool = False
 
     @property
@@ -110,6 +112,10 @@ class Operation:
             return "registry"
         if self.path.startswith("/api/artifacts"):
             return "artifacts"
+        if self.path.startswith("/api/admin"):
+            return "admin"
+        if self.path == "/api/history":
+            return "server"
         if not self.path.startswith(("/api/sessions", "/api/metrics")):
             return "environments"
         part = self.path.removeprefix(SESSION).strip("/").split("/")[0]
@@ -129,6 +135,7 @@ _CONTEXTS: Final = f"{SESSION}/contexts"
 _CONTEXT: Final = f"{SESSION}/contexts/{{context_id}}"
 _CODE: Final = f"{SESSION}/code"
 _ARTIFACT: Final = "/api/artifacts/{artifact_id}"
+_BUILDS: Final = "/api/admin/builds"
 _PATH: Final = (("path", "path"),)
 
 _ROWS: Final = (
@@ -177,6 +184,27 @@ _ROWS: Final = (
     ),
     Operation(
         "list_images", "GET", "/api/images", Scope.READ, "List the images you may use", session_in=SessionIn.NOWHERE,
+        in_sandbox=False, of_machine=True,
+    ),
+    # -- the machine, for operators
+    Operation(
+        "get_history", "GET", "/api/history", Scope.ADMIN, "Figures of the server over the last hour or day",
+        session_in=SessionIn.NOWHERE, in_sandbox=False, of_named_machine=True,
+    ),
+    Operation(
+        "get_doctor_report", "GET", "/api/admin/doctor", Scope.ADMIN, "What the doctor says of the machine",
+        session_in=SessionIn.NOWHERE, in_sandbox=False, watched=True, of_machine=True,
+    ),
+    Operation(
+        "list_builds", "GET", _BUILDS, Scope.ADMIN, "List builds of images", session_in=SessionIn.NOWHERE,
+        in_sandbox=False, of_machine=True,
+    ),
+    Operation(
+        "start_build", "POST", _BUILDS, Scope.ADMIN, "Build an image", reads=Reads.JSON, session_in=SessionIn.NOWHERE,
+        status=202, in_sandbox=False, repeatable=True, in_query=("worker",), of_machine=True,
+    ),
+    Operation(
+        "cancel_build", "DELETE", _BUILDS, Scope.ADMIN, "End the build of an image", session_in=SessionIn.NOWHERE,
         in_sandbox=False, of_machine=True,
     ),
     # -- the registry

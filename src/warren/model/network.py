@@ -221,6 +221,7 @@ class Refusal:
 
     `at` is a time of the clock in seconds. `name` is empty for a destination that was given as an address, `address`
     for a name that was only looked up, whose `port` is 0. `rule` would allow it; empty if none of a session can.
+    `count`: it came so often in a row, the last time at `at`.
     """
 
     at: float
@@ -229,6 +230,7 @@ class Refusal:
     port: int
     reason: str
     rule: str = ""
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,7 +202,8 @@ class SessionInfo(Result):
 class NetworkInfo(Result):
     """What a sandbox may reach, and what it did since it was made or its machine's worker restarted.
 
-    Each of `refusals` has `at`, `name`, `address`, `port`, `reason` and `rule`: what would allow it, if anything would.
+    Each of `refusals` has `at`, `name`, `address`, `port`, `reason`, `rule` (what would allow it, if anything would)
+    and `count`: how often it came in a row.
     """
 
     internet: bool = False

@@ -1,13 +1,14 @@
 """Reads what sessions use, keeps the last points, and publishes an event when something is nearly used up.
 
 `run` reads every session of this process each READ_S, a few at a time, and keeps POINTS points of each until the
-session ends; a new session is read within a second. Reading a sandbox takes some 0.1 ms of a thread, so 1,000 sessions
-cost about a hundredth of a core. When reading all of them took longer than SHARE of the time, on a busy machine or from
-a far side, the next round begins later, after LONGEST_S at most. Whoever asks for the figures of now has them read at
-once, once a second at most.
+session ends; a new session is read within a second. A session costs some 0.15 ms of a processor, so 700 of them take a
+hundredth of a core. When reading all took longer than SHARE of the time, because there are more, the machine is busy or
+a far side is slow, the next round begins later, after LONGEST_S at most. Whoever asks for the figures of now has them
+read at once, once a second at most.
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,8 +37,8 @@ SHARE: Final = 0.01
 POINTS: Final = 60
 FRESH_S: Final = 1.0
 _LOOK_S: Final = 1.0
-_AT_ONCE: Final = 16
-_LONGEST_READING_S: Final = 5.0
+_AT_ONCE: Final = 32
+_BATCH_S: Final = 5.0  # that the readings of a batch may take
 _FALL: Final = 10.0  # percentage points below the threshold, after which the next alert may come
 _ALERT_EVERY_S: Final = 60.0
 _CPU_HOLDS_S: Final = 60.0
@@ -58,13 +59,21 @@ class _Alert:
 
 @dataclass(slots=True)
 class _Followed:
+    """`last` is the last point of the series, or one that somebody asked for since. The times of both are by the clock
+    that never jumps."""
+
     session: Session
+    limits: FigureLimits
     points: deque[Figures] = field(default_factory=lambda: deque(maxlen=POINTS))
-    last: Figures | None = None  # the last point of the series, or one that somebody asked for since
-    last_at: float = float("-inf")  # by the clock that never jumps, as are the others
     point_at: float = 0.0
+    last: Figures | None = None
+    last_at: float = float("-inf")
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     alerts: dict[Resource, _Alert] = field(default_factory=lambda: {resource: _Alert() for resource in Resource})
+
+    @classmethod
+    def of(cls, session: Session) -> "_Followed":
+        return cls(session, FigureLimits.of(session.limits))
 
 
 class FiguresMeter:
@@ -91,7 +100,7 @@ class FiguresMeter:
 
     def follow(self, session: Session) -> None:
         name = session.tenant, session.id
-        self._followed[name] = self._new[name] = _Followed(session)
+        self._followed[name] = self._new[name] = _Followed.of(session)
 
     def forget(self, tenant: str, session_id: str) -> None:
         self._followed.pop((tenant, session_id), None)
@@ -101,7 +110,7 @@ class FiguresMeter:
 
     async def now(self, session: Session, sandbox: Sandbox) -> Figures:
         """What the session uses now; a point that is less than a second old will do. Raises what `figures` does."""
-        followed = self._followed.get((session.tenant, session.id)) or _Followed(session)
+        followed = self._followed.get((session.tenant, session.id)) or _Followed.of(session)
         async with followed.reading:
             if followed.last is None or self._clock.now() - followed.last_at >= FRESH_S:
                 await self._read(followed, sandbox)
@@ -118,7 +127,7 @@ class FiguresMeter:
         for session_id in session_ids:
             followed = self._followed.get((tenant, session_id))
             if followed is not None and followed.last is not None:
-                found[session_id] = LatestFigures(FigureLimits.of(followed.session.limits), followed.last)
+                found[session_id] = LatestFigures(followed.limits, followed.last)
         return found
 
     # -- the series
@@ -145,69 +154,68 @@ class FiguresMeter:
         await self._add_points(list(new.values()))
 
     async def _add_points(self, all_of_them: list[_Followed]) -> None:
+        thresholds: dict[str, AlertThresholds] = {}  # by environment, looked up once for all
         for at in range(0, len(all_of_them), _AT_ONCE):
-            await asyncio.gather(*map(self._add_point, all_of_them[at : at + _AT_ONCE]))
+            some = all_of_them[at : at + _AT_ONCE]
+            try:
+                async with asyncio.timeout(_BATCH_S):
+                    await asyncio.gather(*(self._add_point(followed, thresholds) for followed in some))
+            except TimeoutError:
+                _log.debug("figures_not_read", sessions=len(some), error="no answer in time")
             await asyncio.sleep(0)
 
-    def _is_followed(self, followed: _Followed) -> bool:
-        session = followed.session
-        return self._followed.get((session.tenant, session.id)) is followed
-
-    async def _add_point(self, followed: _Followed) -> None:
+    async def _add_point(self, followed: _Followed, thresholds: dict[str, AlertThresholds]) -> None:
         session = followed.session
         try:
             sandbox = await self.find_sandbox(session)
-            async with asyncio.timeout(_LONGEST_READING_S), followed.reading:
-                before, before_at = (followed.points[-1], followed.point_at) if followed.points else (None, 0.0)
+            async with followed.reading:
+                before, before_at = followed.points[-1] if followed.points else None, followed.point_at
+                was_asked_for = followed.last is not before
                 point = await self._read(followed, sandbox)
-                if not self._is_followed(followed):
-                    return  # it has ended meanwhile
-                followed.point_at = followed.last_at
-                if before is not None:
-                    point = _with_cpus(point, before, followed.point_at - before_at)
+                if before is not None and was_asked_for:
+                    point = followed.last = replace(point, cpus=_cpus(point, before, followed.last_at - before_at))
                 followed.points.append(point)
-                self._look_for_alerts(followed, point)
+                followed.point_at = followed.last_at
+            if self._followed.get((session.tenant, session.id)) is followed:  # else it has ended meanwhile
+                self._look_for_alerts(followed, point, self._thresholds(session.environment, thresholds))
         except (SandboxLost, SandboxNotFound):
             pass  # the lifecycle ends or forgets the session
-        except (WarrenError, TimeoutError) as exc:
-            _log.debug("figures_not_read", session=session.id, error=exc)
+        except WarrenError as exc:
+            _log.debug("figures_not_read", session=session.id, error=exc.message)
         except Exception as exc:
             # The alerts of all sessions depend on this loop: it must survive whatever one sandbox raises.
             _log.warning("figures_not_read", session=session.id, error=exc)
 
     async def _read(self, followed: _Followed, sandbox: Sandbox) -> Figures:
-        found = replace(await sandbox.figures(), at=self._clock.wall())
+        found = await sandbox.figures()
         now = self._clock.now()
-        if followed.last is not None:
-            found = _with_cpus(found, followed.last, now - followed.last_at)
-        followed.last, followed.last_at = found, now
-        return found
+        cpus = 0.0 if followed.last is None else _cpus(found, followed.last, now - followed.last_at)
+        followed.last = replace(found, at=self._clock.wall(), cpus=cpus)
+        followed.last_at = now
+        return followed.last
 
     # -- alerts
 
-    def _look_for_alerts(self, followed: _Followed, point: Figures) -> None:
-        session = followed.session
-        thresholds = self._thresholds(session.environment)
-        limits, now = FigureLimits.of(session.limits), self._clock.now()
-        for resource in Resource:
-            threshold = float(getattr(thresholds, resource))
-            used, limit = used_and_limit(point, limits, resource)
+    def _look_for_alerts(self, followed: _Followed, point: Figures, thresholds: AlertThresholds) -> None:
+        session, now = followed.session, self._clock.now()
+        for resource, alert in followed.alerts.items():
+            threshold: float = getattr(thresholds, resource)
+            used, limit = used_and_limit(point, followed.limits, resource)
             percent = 100 * used / limit if limit else 0.0
-            holds_s = _CPU_HOLDS_S if resource is Resource.CPU else 0.0
-            if _is_due(followed.alerts[resource], percent, threshold, now, holds_s):
+            if _is_due(alert, percent, threshold, now, _CPU_HOLDS_S if resource is Resource.CPU else 0.0):
                 data = ResourceHighData(
                     str(resource), round(used, 3), limit, round(percent, 1), threshold, session.thread_id or None
                 )
                 self._publish(Event(EventKind.RESOURCE_HIGH, session.tenant, self._clock.wall(), data, session.id))
 
-    def _thresholds(self, environment: str) -> AlertThresholds:
+    def _thresholds(self, environment: str, known: dict[str, AlertThresholds]) -> AlertThresholds:
         """Those of the environment as it is now; the usual ones if it is gone or broken."""
-        if self._environments is None:
-            return DEFAULT_ALERTS
-        try:
-            return self._environments(environment).alerts
-        except WarrenError:
-            return DEFAULT_ALERTS
+        if environment not in known:
+            known[environment] = DEFAULT_ALERTS
+            if self._environments is not None:
+                with contextlib.suppress(WarrenError):
+                    known[environment] = self._environments(environment).alerts
+        return known[environment]
 
 
 def _is_due(alert: _Alert, percent: float, threshold: float, now: float, holds_s: float) -> bool:
@@ -228,10 +236,8 @@ def _is_due(alert: _Alert, percent: float, threshold: float, now: float, holds_s
     return True
 
 
-def _with_cpus(point: Figures, before: Figures, passed_s: float) -> Figures:
-    if passed_s <= 0:
-        return replace(point, cpus=before.cpus)
-    return replace(point, cpus=round(max(0.0, point.cpu_s - before.cpu_s) / passed_s, 4))
+def _cpus(point: Figures, before: Figures, passed_s: float) -> float:
+    return round(max(0.0, point.cpu_s - before.cpu_s) / passed_s, 4) if passed_s > 0 else before.cpus
 
 
 async def _not_found(session: Session) -> Sandbox:

@@ -341,6 +341,7 @@ class RefusalView(BaseModel):
     port: int
     reason: str
     rule: str = Field(description="The rule that would allow it; empty if no rule of a session can")
+    count: int = Field(1, description="It came so often in a row, the last time then")
 
 
 class NetworkUseView(NetworkView):
@@ -352,6 +353,13 @@ class NetworkUseView(NetworkView):
     open_connections: int
     refused: int
     refusals: list[RefusalView] = Field(description="The last ones, newest last")
+
+
+class AlertsView(BaseModel):
+    memory: float
+    disk: float
+    processes: float
+    cpu: float
 
 
 class EnvironmentView(BaseModel):
@@ -371,6 +379,7 @@ class EnvironmentView(BaseModel):
     root: Literal["read-only", "writable"] = Field(description="Whether all of the file system can be written to")
     sudo: bool = Field(description="Commands may run as root of the sandbox: `user: root`, or `sudo` inside")
     contexts: list[str] = Field(description="Languages whose code context is started ahead, in sandboxes of the pool")
+    alerts: AlertsView = Field(description="Percent of the limits from which on `resource.high` is published; 0: never")
     default: bool = Field(description="A session that names no environment gets this one")
     image_state: Literal["ready", "missing", "outdated", "building"] | None = Field(
         description="A missing image is built when it is first needed, if there is a recipe. null: a coordinator"

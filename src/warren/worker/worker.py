@@ -196,6 +196,10 @@ class LocalWorker:
             if maker.local_images:
                 await self._builds.prepare(*self._image_of(found, image, maker))
 
+    @property
+    def builds(self) -> ImageBuilds | None:
+        return self._builds
+
     def fetch_images_by(self, fetch: FetchImage) -> None:
         """Says how images that are missing here can be had from other machines."""
         if self._builds is not None:

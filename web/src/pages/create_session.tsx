@@ -23,8 +23,8 @@ type Reach = (typeof REACH)[number][0];
 export function CreateSession({ environments, onClose }: { environments: readonly Environment[]; onClose: () => void }) {
     const { route } = useLocation();
     const images = useLoaded((signal) => get<{ images: { name: string }[] }>("/api/images", {}, signal), []);
-    const first = environments.find((one) => one.default) ?? environments[0];
-    const environment = useSignal(first?.name ?? "");
+    const environment = useSignal(""); // the default one, until another is chosen
+    const chosen = environments.find((one) => (environment.value ? one.name === environment.value : one.default)) ?? environments[0];
     const texts = {
         thread: useSignal(""), image: useSignal(""), memory: useSignal(""), cpus: useSignal(""), disk: useSignal(""),
         processes: useSignal(""), idle: useSignal(""), longest: useSignal(""), metadata: useSignal(""), rules: useSignal(""),
@@ -53,7 +53,7 @@ export function CreateSession({ environments, onClose }: { environments: readonl
         const number = (text: string, factor = 1) => (text ? Number(text) * factor : undefined);
         const limits = { memory_mb: number(texts.memory.value), cpus: number(texts.cpus.value), disk_mb: number(texts.disk.value), pids: number(texts.processes.value) };
         return {
-            environment: environment.value,
+            environment: chosen?.name,
             thread_id: texts.thread.value.trim(),
             image: texts.image.value.trim(),
             limits: Object.values(limits).some((limit) => limit !== undefined) ? limits : undefined,
@@ -64,14 +64,13 @@ export function CreateSession({ environments, onClose }: { environments: readonl
         };
     }
 
-    const chosen = environments.find((one) => one.name === environment.value);
     return (
         <Dialog title="New session" onClose={onClose}>
             <form onSubmit={submit}>
                 <div class="field">
                     <label>
                         Environment
-                        <select value={environment.value} onChange={(event) => (environment.value = event.currentTarget.value)} aria-describedby="environment-hint">
+                        <select value={chosen?.name} onChange={(event) => (environment.value = event.currentTarget.value)} aria-describedby="environment-hint">
                             {environments.map((one) => <option key={one.name} value={one.name}>{one.name}{one.default ? " (default)" : ""}</option>)}
                         </select>
                     </label>

@@ -10,8 +10,9 @@ import { duration, fullTime } from "../parts/units";
 import type { Session } from "../types";
 
 export function Prolong({ session, onDone, onClose }: { session: Session; onDone: () => unknown; onClose: () => void }) {
-    const idle = useSignal(String(Math.round(session.idle_timeout_s / 60)));
-    const longest = useSignal(String(Math.round(session.max_lifetime_s / 60)));
+    const before = { idle: inMinutes(session.idle_timeout_s), longest: inMinutes(session.max_lifetime_s) };
+    const idle = useSignal(before.idle);
+    const longest = useSignal(before.longest);
     const error = useSignal("");
     const busy = useSignal(false);
     const place = path`/api/sessions/${session.session_id}`;
@@ -29,7 +30,10 @@ export function Prolong({ session, onDone, onClose }: { session: Session; onDone
     }
     function submit(event: Event) {
         event.preventDefault();
-        const times = { idle_timeout_s: 60 * Number(idle.value), max_lifetime_s: 60 * Number(longest.value) };
+        const times = {
+            idle_timeout_s: idle.value === before.idle ? undefined : 60 * Number(idle.value),
+            max_lifetime_s: longest.value === before.longest ? undefined : 60 * Number(longest.value),
+        };
         change(() => patch(place, times), "The time-outs were changed.");
     }
     return (
@@ -51,3 +55,5 @@ export function Prolong({ session, onDone, onClose }: { session: Session; onDone
         </Dialog>
     );
 }
+
+const inMinutes = (seconds: number): string => String(Number((seconds / 60).toFixed(2)));

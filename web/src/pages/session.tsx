@@ -38,6 +38,13 @@ const TABS: readonly SessionTab[] = [
     { id: "terminal", label: "Terminal", scope: "exec", component: lazy(() => import("../terminal/tab").then((module) => module.Terminals)) },
     { id: "files", label: "Files", scope: "files", component: lazy(() => import("../session/files").then((module) => module.Files)) },
     { id: "processes", label: "Processes", component: lazy(() => import("../session/processes").then((module) => module.Processes)) },
+    { id: "code", label: "Code", component: lazy(() => import("../session/code").then((module) => module.Code)) },
+    { id: "ports", label: "Ports", component: lazy(() => import("../session/ports").then((module) => module.Ports)) },
+    { id: "network", label: "Network", component: lazy(() => import("../session/network").then((module) => module.Network)) },
+    { id: "artifacts", label: "Artifacts", outlives: true, scope: "files", component: lazy(() => import("../session/artifacts").then((module) => module.Artifacts)) },
+    { id: "figures", label: "Figures", component: lazy(() => import("../session/figures").then((module) => module.Figures)) },
+    { id: "record", label: "Record", outlives: true, component: lazy(() => import("../session/record").then((module) => module.Record)) },
+    { id: "isolation", label: "Isolation", component: lazy(() => import("../session/isolation").then((module) => module.Isolation)) },
     { id: "details", label: "Details", outlives: true, component: lazy(() => import("../session/details").then((module) => module.Details)) },
 ];
 

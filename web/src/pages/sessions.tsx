@@ -2,7 +2,7 @@
 
 import { useSignal, type Signal } from "@preact/signals";
 import { useLocation } from "preact-iso/router";
-import { useEffect } from "preact/hooks";
+import { useEffect, useRef } from "preact/hooks";
 
 import { account, facts, may } from "../account";
 import { address, get, path, remove } from "../api";
@@ -22,7 +22,8 @@ import { Filters } from "./session_filters";
 
 const PAGE = 50;
 const FIGURES_MS = 10_000;
-const LIST_MS = 30_000; // idle times change without an event
+const LIST_MS = 60_000; // idle times change without an event
+const OTHERS_MS = 10_000; // and the events are those of one's own tenant
 
 type Shares = Record<string, { limits: FigureLimits; now: Figures }>;
 type Asked = { what: "end" | "prolong"; session: Session } | { what: "create" };
@@ -35,11 +36,12 @@ export function SessionsPage() {
     const page = useLoaded(
         (signal) => get<SessionPage>("/api/sessions", { ...chosen, after: query.after, limit: PAGE }, signal),
         [place],
-        LIST_MS,
+        query.of ? OTHERS_MS : LIST_MS,
     );
     const environments = useLoaded((signal) => get<{ environments: Environment[] }>("/api/environments", {}, signal), []);
     const shares = useShares(page.value.value);
     const asked = useSignal<Asked | null>(null);
+    const newer = useRef<string[]>([]); // where the pages before this one begin
     useEffect(() => {
         const refresh = gathered(page.again);
         const stop = listen((event) => (event.kind === "gap" || event.kind.startsWith("session.")) && refresh.ask());
@@ -53,6 +55,7 @@ export function SessionsPage() {
         // Of the address as it is now: a search that was typed a moment ago may come after another choice.
         const shown = Object.fromEntries(new URLSearchParams(location.search));
         route(address("/ui/sessions", { ...shown, after: "", ...changes }), true);
+        newer.current = [];
     }
     const close = () => (asked.value = null);
     async function end(session: Session) {
@@ -79,9 +82,11 @@ export function SessionsPage() {
                             columns={columns(shares, asked, query.of ?? "")}
                         />
                         <nav class="row" aria-label="Pages of sessions">
-                            {query.after && <a class="button plain" href={address("/ui/sessions", { ...chosen })}>Newest</a>}
-                            {query.after && <button type="button" class="plain" onClick={() => history.back()}>Newer</button>}
-                            {next && <a class="button plain" href={address("/ui/sessions", { ...chosen, after: next })}>Older</a>}
+                            {query.after && <a class="button plain" href={address("/ui/sessions", chosen)} onClick={() => (newer.current = [])}>Newest</a>}
+                            {newer.current.length > 1 && (
+                                <a class="button plain" href={address("/ui/sessions", { ...chosen, after: newer.current.at(-1) })} onClick={() => newer.current.pop()}>Newer</a>
+                            )}
+                            {next && <a class="button plain" href={address("/ui/sessions", { ...chosen, after: next })} onClick={() => newer.current.push(query.after ?? "")}>Older</a>}
                         </nav>
                     </>
                 )}
@@ -90,7 +95,7 @@ export function SessionsPage() {
             {asked.value?.what === "prolong" && <Prolong session={asked.value.session} onDone={page.again} onClose={close} />}
             {asked.value?.what === "end" && (
                 <Confirm title="End the session?" action="End the session" onConfirm={() => end((asked.value as { session: Session }).session)} onClose={close}>
-                    <p><Name of={asked.value.session} /> and everything in it is destroyed: its files, and whatever runs.</p>
+                    <p><Name of={asked.value.session} /> is destroyed, with its files and whatever runs in it.</p>
                 </Confirm>
             )}
         </section>

@@ -1,9 +1,9 @@
 // Work that many events ask for.
 
 const FIRST_MS = 200;
-const MOST_MS = 5000;
+const MOST_MS = 10_000;
 
-/** Gives a function that does the work soon. Asked for again and again, it works less and less often, at last every five
+/** Gives a function that does the work soon. Asked for again and again, it works less and less often, at last every ten
  *  seconds; after some quiet it is quick again. */
 export function gathered(work: () => unknown): { ask: () => void; stop: () => void } {
     let timer = 0;

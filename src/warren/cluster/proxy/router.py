@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
+from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -128,8 +129,14 @@ class Router:
         scope["operation"] = found
         operation, named = found
         body = RequestBody(receive)
-        if operation.of_machine:
-            await self._forward_to_owner(self._any_worker(), scope, receive, body, send)
+        if operation.of_machine or operation.of_named_machine:
+            check_scope(scope["caller"], operation.scope)
+            if named_worker := _named_worker(scope):
+                await self._forward_to_owner(self._fleet.member(named_worker).id, scope, receive, body, send)
+            elif operation.of_machine:
+                await self._forward_to_owner(self._any_worker(), scope, receive, body, send)
+            else:
+                await self._app(scope, body.replay(), send)
             return
         if operation.of_artifact:
             if worker_id := await self._keeper_of(scope["caller"], named["artifact_id"], operation):
@@ -484,6 +491,11 @@ def _opens_network(values: Mapping[str, Any], environment: Environment) -> bool:
         except InvalidRequest:
             return False
     return rules.is_open or bool(environment.secrets or secrets)
+
+
+def _named_worker(scope: Scope) -> str:
+    query: bytes = scope["query_string"]
+    return parse_qs(query.decode("latin-1")).get("worker", [""])[-1]
 
 
 def _creates_session(operation: Operation, caller: Caller, target: Target, session: Session | None) -> bool:

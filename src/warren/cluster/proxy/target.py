@@ -38,7 +38,8 @@ def find_operation(scope: Scope) -> tuple[Operation, dict[str, str]] | None:
         return None
     found = _FINDER.find(scope.get("method", "WEBSOCKET"), scope["path"])
     if found is None or (
-        found[0].session_in is SessionIn.NOWHERE and not (found[0].of_machine or found[0].of_artifact)
+        found[0].session_in is SessionIn.NOWHERE
+        and not (found[0].of_machine or found[0].of_named_machine or found[0].of_artifact)
     ):
         return None
     return found

@@ -17,7 +17,7 @@ from warren.tenancy.event_feed import KINDS
 router = new_router(prefix="/api", tags=["records"])
 
 _AS_EVENTS: Final[dict[int | str, dict[str, Any]]] = {
-    200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}, "description": "Server-sent events, without end"}
+    200: {"content": {EVENT_STREAM: {}}, "description": "Server-sent events, without end"}
 }
 
 

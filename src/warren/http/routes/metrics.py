@@ -20,7 +20,9 @@ router = new_router(tags=["server"])
 @router.get(
     METRICS_PATH,
     response_class=Response,
-    responses={200: {"description": "The text format of Prometheus", "content": {"text/plain": {}}}},
+    responses={
+        200: {"description": "The text format of Prometheus", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    },
     summary="Metrics for Prometheus",
 )
 async def scrape_metrics(request: Request, context: Ctx, tenant: Scraper) -> Response:

@@ -16,12 +16,14 @@ from pydantic import BaseModel
 from warren.interfaces.cluster import ClusterControl
 from warren.interfaces.environments import Environments
 from warren.interfaces.images import ImageList
+from warren.interfaces.machine import Doctor, ImageBuildControl
 from warren.interfaces.sandbox import Sandbox
 from warren.model.api import OPERATIONS, Operation
 from warren.model.errors import InvalidRequest
 from warren.model.session import Session
 from warren.sessions.artifacts import Artifacts
 from warren.sessions.contexts import Contexts
+from warren.sessions.history import History
 from warren.sessions.manager import SandboxUse, Sessions
 from warren.sessions.output_events import close_source
 from warren.sessions.port_connections import PortConnections
@@ -54,6 +56,9 @@ class OperationContext:
     terminal_viewers: TerminalViewers = field(default_factory=TerminalViewers)
     contexts: Contexts = field(default_factory=Contexts)
     cluster: ClusterControl | None = None
+    doctor: Doctor | None = None
+    builds: ImageBuildControl | None = None
+    history: History | None = None
 
     def limited_timeout(self, timeout_s: float | None) -> float:
         timeout_s = self.command_timeout_s if timeout_s is None else timeout_s

@@ -66,6 +66,7 @@ def show_environment(environment: Environment, *, is_default: bool) -> Values:
         "root": "writable" if environment.writable_root else "read-only",
         "sudo": environment.sudo,
         "contexts": list(environment.contexts),
+        "alerts": asdict(environment.alerts),
         "default": is_default,
         "image_state": None,
     }

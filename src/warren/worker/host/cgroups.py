@@ -421,21 +421,25 @@ def parse_flat(text: str) -> dict[str, int]:
 
 
 def parse_use_v1(usage_ns: str, memory: str, memory_stat: str, pids: str) -> CgroupUse:
-    stat = parse_flat(memory_stat)
-    cache = stat.get("total_active_file", 0) + stat.get("total_inactive_file", 0)
+    cache = _field(memory_stat, "total_active_file") + _field(memory_stat, "total_inactive_file")
     return _use(_number(usage_ns) / 1e9, _number(memory), cache, _number(pids))
 
 
 def parse_use_v2(cpu_stat: str, memory: str, memory_stat: str, pids: str) -> CgroupUse:
-    stat = parse_flat(memory_stat)
-    cache = stat.get("active_file", 0) + stat.get("inactive_file", 0)
-    return _use(parse_flat(cpu_stat).get("usage_usec", 0) / 1e6, _number(memory), cache, _number(pids))
+    cache = _field(memory_stat, "active_file") + _field(memory_stat, "inactive_file")
+    return _use(_field(cpu_stat, "usage_usec") / 1e6, _number(memory), cache, _number(pids))
 
 
 def _use(cpu_s: float, memory: int, cache: int, processes: int) -> CgroupUse:
     """The kernel counts the two at different moments: neither is more than all there is, nor less than nothing."""
     cache = min(cache, memory)
     return CgroupUse(cpu_s, memory - cache, cache, processes)
+
+
+def _field(text: str, name: str) -> int:
+    """One value of a flat file: `parse_flat` takes as long as all the rest of a reading."""
+    found = f"\n{text}".partition(f"\n{name} ")[2]
+    return _number(found.partition("\n")[0])
 
 
 def _number(text: str) -> int:

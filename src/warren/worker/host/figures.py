@@ -1,6 +1,6 @@
 """What a sandbox uses, as the kernel counts it: processors, memory and processes from its cgroup, room on its disk.
 
-Nothing runs in the sandbox for it. One reading takes some 0.1 ms, and longer where the kernel has to gather what many
+Nothing runs in the sandbox for it. One reading takes some 0.06 ms, and longer where the kernel has to gather what many
 processors counted, so readings are made in a thread; those that are asked for at once share one.
 """
 

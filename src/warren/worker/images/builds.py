@@ -16,13 +16,14 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
+from warren.interfaces.machine import BuildStatus
 from warren.logs import get_log
-from warren.model.errors import ImageBuildFailed, ImageBuilding, NotFound, Unavailable, WarrenError
+from warren.model.errors import ImageBuildFailed, ImageBuilding, InvalidRequest, NotFound, Unavailable, WarrenError
 from warren.model.image import Recipe
 from warren.shielding import run_shielded
 
@@ -53,6 +54,9 @@ class _Build:
     failed: bool = False
     ended_at: float = 0.0
     task: asyncio.Task[None] | None = None
+    lines: list[str] = field(default_factory=list)
+    started: float = field(default_factory=time.time)
+    cancelled: bool = False
 
 
 class ImageBuilds:
@@ -131,6 +135,40 @@ class ImageBuilds:
             return "building"
         return "missing" if version is None else "outdated"
 
+    # -- for operators
+
+    def statuses(self) -> Sequence[BuildStatus]:
+        return [self._status(image) for image in sorted(self._builds)]
+
+    def start(self, image: str, recipe: Recipe | None) -> BuildStatus:
+        if image not in self._builds or self._has_ended(image):
+            found = self.recipe(image, recipe)
+            if found is None:
+                raise InvalidRequest(
+                    f"there is no recipe for the image {image!r}", remedy="write one: docs/build.md says how"
+                )
+            self._start(image, found, missing=False)
+        return self._status(image)
+
+    async def cancel(self, image: str) -> BuildStatus:
+        build = self._builds.get(image)
+        if build is None or build.task is None or build.task.done():
+            raise NotFound(f"no build of the image {image!r} runs here")
+        build.cancelled = True
+        build.task.cancel()
+        await asyncio.wait([build.task])
+        build.ended_at = time.monotonic()
+        _log.info("image_build_cancelled", image=image)
+        return self._status(image)
+
+    def _status(self, image: str) -> BuildStatus:
+        build, ended_at = self._builds[image], None
+        if has_ended := self._has_ended(image):
+            ended_at = time.time() - (time.monotonic() - build.ended_at) if build.ended_at else build.started
+        ended_as = "cancelled" if build.cancelled else "failed" if build.failed else "done"
+        state = ended_as if has_ended else "building"
+        return BuildStatus(image, state, build.step, build.fraction, build.started, ended_at, tuple(build.lines[-40:]))
+
     async def close(self) -> None:
         self._closed = True
         tasks = [build.task for build in self._builds.values() if build.task is not None]
@@ -182,11 +220,12 @@ class ImageBuilds:
     async def _run(self, image: str, build: _Build) -> None:
         began = time.monotonic()
         _log.info("image_build_started", image=image, about=build.about or None)
-        lines: list[str] = []
+        lines = build.lines
         try:
             code = await self._follow(image, build, lines)
         except (OSError, ValueError) as exc:
-            code, lines = 1, [str(exc)]
+            code = 1
+            lines.append(str(exc))
         seconds = round(time.monotonic() - began, 1)
         build.ended_at, build.failed = time.monotonic(), code != 0
         if code == 0:

@@ -1,1 +1,0 @@
-function r(t){return t<0?"0 s":t<60?`${Math.round(t)} s`:t<3600?`${Math.floor(t/60)} min`:t<86400?`${Math.floor(t/3600)} h ${Math.floor(t%3600/60)} min`:`${Math.floor(t/86400)} d ${Math.floor(t%86400/3600)} h`}function n(t){return(Date.parse(t)-Date.now())/1e3}var i=t=>new Date(t).toLocaleString();export{r as a,n as b,i as c};

@@ -1,1 +1,0 @@
-import"./chunk-QUOCMM62.js";import{a as e}from"./chunk-IGBIRNCF.js";import{h as n}from"./chunk-VBT5WHZO.js";function t(){return e("p",{class:"note","aria-busy":"true",children:"Connecting\u2026"})}n(e(t,{}),document.getElementById("app"));

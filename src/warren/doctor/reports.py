@@ -1,0 +1,109 @@
+"""Reports of the doctor for a server's operator, and the file in which `warren doctor --attack` leaves its own.
+
+The checks run in a process of their own, `warren doctor --json`: they take seconds, and some of them change the state
+of the process. A report serves all who ask within a minute.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from warren.logs import get_log
+from warren.model.errors import Unavailable
+from warren.shielding import run_shielded
+
+ATTACK_FILE: Final = "attack-report.json"
+FRESH_S: Final = 60.0
+_LONGEST_S: Final = 120.0
+_STOP_S: Final = 10.0
+_MOST_BYTES: Final = 4 * 1024 * 1024
+
+_log = get_log(__name__)
+
+
+class DoctorReports:
+    """`command` prints the checks as JSON. The report is made for the first who asks; if that one leaves, it ends."""
+
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], state_dir: Path, *, fresh_s: float = FRESH_S
+    ) -> None:
+        self._command, self._env, self._state_dir = command, env, state_dir
+        self._fresh_s = fresh_s
+        self._making = asyncio.Lock()
+        self._last: tuple[float, dict[str, Any]] | None = None
+
+    async def report(self) -> Mapping[str, Any]:
+        async with self._making:
+            if self._last is None or time.monotonic() - self._last[0] >= self._fresh_s:
+                values = {**await self._run(), "at": time.time()}
+                self._last = time.monotonic(), values
+        attack = await asyncio.to_thread(read_attack_report, self._state_dir)
+        return {**self._last[1], "attack": attack}
+
+    async def _run(self) -> dict[str, Any]:
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=dict(self._env),
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(_LONGEST_S):
+                out, err = await process.communicate()
+        except TimeoutError:
+            raise Unavailable(f"the checks were not done after {_LONGEST_S:.0f} s", retry_after_s=60) from None
+        finally:
+            if process.returncode is None:
+                await run_shielded(_stop(process))
+        try:
+            found = json.loads(out)
+            return {"checks": found["checks"], "counts": found["counts"]}
+        except (ValueError, KeyError, TypeError):
+            _log.warning("doctor_failed", status=process.returncode, output=err[-2000:].decode(errors="replace"))
+            raise Unavailable("the checks could not be made", remedy="the server's log says why") from None
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """Lets it clean up, as Ctrl-C does; kills it if that takes too long."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGINT)
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def save_attack_report(state_dir: Path, report: Mapping[str, Any]) -> None:
+    """Replaces the last one, for this user alone to read. What cannot be saved is only logged."""
+    try:
+        fd, name = tempfile.mkstemp(dir=state_dir, prefix=f".{ATTACK_FILE}-")  # mkstemp uses mode 0600
+        try:
+            with os.fdopen(fd, "w") as file:
+                json.dump(report, file)
+            os.replace(name, state_dir / ATTACK_FILE)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError as exc:
+        _log.warning("attack_report_not_saved", error=exc.strerror or str(exc))
+
+
+def read_attack_report(state_dir: Path) -> dict[str, Any] | None:
+    try:
+        fd = os.open(state_dir / ATTACK_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            found = json.loads(file.read(_MOST_BYTES))
+            return {**found, "at": float(found["at"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

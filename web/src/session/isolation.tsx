@@ -1,0 +1,93 @@
+// What keeps the session apart from the machine and from others, as the kernel reported it.
+
+import type { TabProps } from "../pages/session";
+import { bytes } from "../parts/units";
+
+const MEANS: Record<string, string> = {
+    user_namespace: "Users inside are other users than those of the machine",
+    pid_namespace: "It sees its own processes only",
+    mount_namespace: "It has a tree of files of its own",
+    network_namespace: "It has network interfaces of its own",
+    ipc_namespace: "It shares no memory or queues with others",
+    uts_namespace: "It has a host name of its own",
+    cgroup_namespace: "It does not see how the machine divides its resources",
+    unique_uid: "No other sandbox runs as the same user of the machine",
+    no_host_root: "Nothing inside runs as the root of the machine",
+    capabilities: "Commands have no privileges of root",
+    no_new_privs: "No program can gain privileges, setuid programs included",
+    seccomp: "The kernel filters its system calls",
+    system_calls: "The filter that is loaded allows nothing beyond the list",
+    read_only_root: "The system's files cannot be changed",
+    masked_paths: "Files of the kernel that tell or change too much are hidden",
+    mount_flags: "Mounted files bring neither privileges nor devices",
+    no_host_files: "No file of the machine is open inside",
+    loopback_only: "The only network interface is its own loopback",
+    no_network: "It reaches nothing outside",
+    memory_limit: "Memory is bounded",
+    swap_off: "It cannot fill the machine's swap",
+    socket_limit: "The buffers of its sockets are bounded",
+    cpu_limit: "Processor time is bounded",
+    pids_limit: "The number of processes is bounded",
+    rlimits: "Open files, core dumps and locked memory are bounded",
+    disk_limit: "Disk space is bounded",
+    inode_limit: "The number of files is bounded",
+    guest_kernel: "It has a kernel of its own",
+};
+
+interface Statement {
+    provider: string;
+    runtime: string;
+    in_force: Record<string, string>;
+    missing: Record<string, string>;
+    gpus?: Record<string, string>;
+}
+
+export function Isolation({ session }: TabProps) {
+    const statement = session.isolation as Statement | null | undefined;
+    if (!statement) return <p class="note">The session has no sandbox now, so there is nothing to say about its isolation.</p>;
+    const limits = session.limits;
+    return (
+        <>
+            <p>
+                Made by <strong>{statement.provider}</strong> with <strong>{statement.runtime}</strong>.
+                {" "}{Object.keys(statement.in_force).length} layers hold, {Object.keys(statement.missing).length} do not.
+                The kernel said so when the sandbox was made.
+            </p>
+            {Object.keys(statement.missing).length > 0 && <Layers title="Not in force" layers={statement.missing} holds={false} />}
+            <Layers title="In force" layers={statement.in_force} holds />
+            {statement.gpus && Object.keys(statement.gpus).length > 0 && <Layers title="Open devices" layers={statement.gpus} holds={false} />}
+            {limits && (
+                <>
+                    <h2>Limits</h2>
+                    <dl class="facts">
+                        <div><dt>CPU</dt><dd>{limits.cpus} cores</dd></div>
+                        <div><dt>Memory</dt><dd>{bytes(limits.memory_mb * 1024 * 1024)}</dd></div>
+                        <div><dt>Disk</dt><dd>{bytes(limits.disk_mb * 1024 * 1024)}</dd></div>
+                        <div><dt>Processes</dt><dd>{limits.pids}</dd></div>
+                        <div><dt>Open files</dt><dd>{limits.open_files}</dd></div>
+                    </dl>
+                </>
+            )}
+        </>
+    );
+}
+
+function Layers({ title, layers, holds }: { title: string; layers: Record<string, string>; holds: boolean }) {
+    return (
+        <section aria-label={title}>
+            <h2>{title}</h2>
+            <ul class="layers">
+                {Object.entries(layers).map(([layer, evidence]) => (
+                    <li key={layer}>
+                        <span class={`state ${holds ? "ok" : "warn"}`}>{holds ? "held" : "not held"}</span>
+                        <div>
+                            <strong>{layer.replaceAll("_", " ")}</strong>
+                            {MEANS[layer] && <span>: {MEANS[layer]}</span>}
+                            <div class="note mono">{String(evidence)}</div>
+                        </div>
+                    </li>
+                ))}
+            </ul>
+        </section>
+    );
+}
