@@ -31,7 +31,8 @@ async def test_the_list_lives(page: WatchedPage, api: Api) -> None:
         # What it uses, as the kernel says: every session has some memory.
         await expect(line).to_contain_text(re.compile(r"\d [KM]iB"))
         await line.get_by_role("link").click()
-        await expect(page.get("heading", session.id)).to_be_visible()
+        await page.raw.wait_for_url(f"**/ui/sessions/{session.id}")
+        await expect(page.raw.get_by_role("main")).to_contain_text(session.id)
         await page.raw.go_back()
         await expect(line).to_be_visible()
     await expect(page.text("There is no session.")).to_be_visible()

@@ -106,8 +106,8 @@ async def test_an_operator_starts_follows_and_cancels_builds(admin: Api) -> None
 
 
 async def test_builds_are_for_operators_and_need_a_recipe(admin: Api) -> None:
-    for body, code in (({}, "invalid_request"), ({"image": "nothing"}, "invalid_request")):
-        await admin.refused("POST", "/api/admin/builds", body, status=422, code=code)
+    for image in ("", "nothing", "0" * 200, "0" * 201, "../x", "a/b:c@d", "a b"):
+        await admin.refused("POST", "/api/admin/builds", {"image": image}, status=422, code="invalid_request")
     await admin.refused("POST", "/api/admin/builds", {"environment": "none"}, status=422, code="unknown_environment")
     async with of(admin, "tenant") as tenant:
         for method, body in (("GET", None), ("POST", {"environment": "slow"}), ("DELETE", None)):

@@ -29,6 +29,9 @@ from warren.tenancy.tickets import TOKEN_PREFIX, Tickets
 
 SUBPROTOCOL: Final = "warren"
 TOKEN_SUBPROTOCOL: Final = "warren.token."
+_COOKIE: Final = COOKIE.encode()
+_TOKEN: Final = TOKEN_PREFIX.encode()
+_CARRIERS: Final = frozenset({b"cookie", b"authorization", b"x-api-key", b"sec-websocket-protocol"})
 _PROTOCOLS: Final = b"sec-websocket-protocol"
 _CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
 _READING: Final = frozenset({"GET", "HEAD"})
@@ -80,11 +83,15 @@ class PageAccess:
         return receive, _with_subprotocol(send, chosen)
 
 
+def concerns_pages(scope: Scope) -> bool:
+    """Whether a request may have the cookie or a token of a ticket. Nearly all have neither, and must not lose time."""
+    return any(name in _CARRIERS and (_COOKIE in value or _TOKEN in value) for name, value in scope["headers"])
+
+
 def cookie_token(scope: Scope) -> str:
     """The token of a page session. None counts if there are several: a browser sends one."""
-    name = COOKIE.encode()
     pairs = (pair for header, value in scope["headers"] if header == b"cookie" for pair in value.split(b";"))
-    found = [value for given, _, value in (pair.strip().partition(b"=") for pair in pairs) if given == name]
+    found = [value for given, _, value in (pair.strip().partition(b"=") for pair in pairs) if given == _COOKIE]
     return found[0].decode("latin-1") if len(found) == 1 else ""
 
 

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from warren.dashboard.access import PageAccess, remove_our_cookies
+from warren.dashboard.access import PageAccess, concerns_pages, remove_our_cookies
 from warren.dashboard.pages import EMBED, STATIC, Pages
 from warren.http.problems import problem
 from warren.model.errors import NotFound, WarrenError
@@ -40,12 +40,15 @@ class PageEdge:
             if answer is not None:
                 await answer(scope, receive, send)
                 return
-        receive, send = await self._access.admit(scope, receive, send)
-        remove_our_cookies(scope)
+        if concerns_pages(scope):
+            receive, send = await self._access.admit(scope, receive, send)
+            remove_our_cookies(scope)
         await self._app(scope, receive, send)
 
     async def _page(self, scope: Scope, receive: Receive) -> Response | None:
         path = scope["path"]
+        if path.startswith("/api/"):
+            return None
         if path.startswith(STATIC):
             scope["route"] = _Route(f"{STATIC}{{name}}")
             return await self._pages.file(path.removeprefix(STATIC), Request(scope, receive)) or problem(_NO_FILE)

@@ -6,7 +6,7 @@ import binascii
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
@@ -20,7 +20,7 @@ from warren.model.network import MAX_RULES, PRESETS, NetworkRules, NetworkUse
 from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, FileInfo, ProcessInfo, TerminalSize
 from warren.model.secrets import MAX_OF_SESSION, check_names
 from warren.model.session import Session, SessionState
-from warren.model.spec import USER, WORKSPACE, Isolation, Layer
+from warren.model.spec import USER, WORKSPACE, Isolation, Layer, Limits
 from warren.sessions.long_values import LongText
 from warren.sessions.new_session import NewSession
 
@@ -674,7 +674,7 @@ def session_view(session: Session, clock: Clock, base_url: str, image: str) -> d
         "idle_expires_at": timestamp(clock.wall_at(session.idle_deadline)) if expires else None,
         "idle_timeout_s": session.idle_timeout_s,
         "max_lifetime_s": session.max_lifetime_s,
-        "limits": asdict(session.limits) if session.limits else None,
+        "limits": dict(_limit_items(session.limits)) if session.limits else None,
         "pooled": session.pooled,
         "image": image or None,
         "metadata": dict(session.metadata),
@@ -819,6 +819,13 @@ def file_view(info: FileInfo) -> dict[str, Any]:
     }
 
 
+@lru_cache(maxsize=256)
+def _limit_items(limits: Limits) -> tuple[tuple[str, Any], ...]:
+    """A list of sessions has the same limits again and again, and `asdict` would be a third of its cost."""
+    return tuple(asdict(limits).items())
+
+
+@lru_cache(maxsize=4096)
 def timestamp(seconds: float) -> str:
     try:
         moment = datetime.fromtimestamp(seconds, UTC)

@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field
 
 from warren.interfaces.machine import BuildStatus, ImageBuildControl
 from warren.model.errors import InvalidRequest, NotFound
+from warren.model.spec import check_image_name
 from warren.sessions.history import COLUMNS
 from warren.sessions.operations.call import Call, Handler, Reply, Values
 from warren.sessions.request_context import note
@@ -25,7 +26,7 @@ class CancelQuery(MachineQuery):
 
 class BuildBody(Body):
     environment: str = Field("", max_length=255, description="Build the image of this environment", examples=["base"])
-    image: str = Field("", max_length=255, description="Or this image, which has a recipe in the registry")
+    image: str = Field("", max_length=200, description="Or this image, which has a recipe in the registry")
 
 
 class HistoryQuery(BaseModel):
@@ -122,6 +123,7 @@ async def start_build(call: Call, query: MachineQuery, body: BuildBody) -> Reply
         )
     environment = call.context.environments(body.environment) if body.environment else None
     image = environment.image if environment else body.image
+    check_image_name(image)
     note(about=image)
     return Reply(_show(_builds(call).start(image, environment.recipe if environment else None)), 202)
 
