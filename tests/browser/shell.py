@@ -1,17 +1,18 @@
 """A terminal as a person sees and uses it in a page."""
 
+import itertools
 import re
 
 from browser.watched_page import WatchedPage
 from playwright.async_api import Locator, expect
 
 PROMPT = r"[$#]\s*$"
+_NUMBERS = itertools.count(1)
 
 
 class Shell:
     def __init__(self, page: WatchedPage) -> None:
         self.page = page
-        self._asked = 0
 
     @property
     def screen(self) -> Locator:
@@ -42,8 +43,7 @@ class Shell:
 
     async def size(self) -> tuple[int, int]:
         """Rows and columns, as the program in the terminal sees them."""
-        self._asked += 1
-        mark = f"size{self._asked}"
+        mark = f"size{next(_NUMBERS)}"  # what another page has asked may still be on the screen
         await self.type(f"clear; echo {mark}=$(stty size | tr ' ' x).")
         await self.says(rf"{mark}=\d+x\d+\.")
         found = re.search(rf"{mark}=(\d+)x(\d+)\.", "\n".join(await self.lines()))

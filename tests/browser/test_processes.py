@@ -43,7 +43,7 @@ async def test_a_command_is_started_watched_signalled_and_forgotten(
     await processes.get("button", "Send").click()
     await expect(output).to_contain_text("got it")
     await expect(processes.text("It ended with 5.")).to_be_visible()
-    await expect(processes.text("exit 5")).to_be_visible()
+    await expect(processes.text("exit 5", exact=True)).to_be_visible()
     await processes.get("button", "Forget worker").click()
     await expect(processes.text("Nothing runs in the background.")).to_be_visible()
     assert (await session.get("/processes"))["processes"] == []

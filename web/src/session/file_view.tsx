@@ -3,7 +3,7 @@
 import { useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 
-import { download, get, request } from "../api";
+import { call, download, get, request } from "../api";
 import { Dialog } from "../parts/dialog";
 import { Shown, useLoaded } from "../parts/load";
 import { attempt, tell } from "../parts/messages";
@@ -32,25 +32,31 @@ interface Props {
     place: string;
     info: FileInfo;
     onSaved: () => void;
+    /** Somebody else has changed it, and that is to be shown. */
+    onReload: () => void;
     /** Whether something is changed here and not saved. */
     onDirty: (isDirty: boolean) => void;
 }
 
-export function FileView({ place, info, onSaved, onDirty }: Props) {
+export function FileView(props: Props) {
+    const { place, info } = props;
+    const saved = useSignal<FileInfo | null>(null);
+    useEffect(() => void (saved.value = null), [info]);
+    const now = saved.value ?? info;
     const kind = PICTURES[info.name.toLowerCase().split(".").pop() ?? ""] ?? "";
     const asText = useSignal(false);
     const isPicture = kind !== "" && !asText.value && info.size <= MOST_PICTURE;
     return (
         <section class="file-view" aria-label={`File ${visible(info.name)}`}>
             <h2 class="file-path">{visible(info.path)}</h2>
-            <p class="note">{bytes(info.size)}, mode {info.mode}, changed {fullTime(info.modified)}</p>
+            <p class="note">{bytes(now.size)}, mode {now.mode}, changed {fullTime(now.modified)}</p>
             {kind === "image/svg+xml" && (
                 <label class="inline">
                     <input type="checkbox" checked={asText.value} onChange={(event) => (asText.value = event.currentTarget.checked)} />
                     Show its text
                 </label>
             )}
-            {isPicture ? <Picture place={place} info={info} kind={kind} /> : <TextView place={place} info={info} onSaved={onSaved} onDirty={onDirty} />}
+            {isPicture ? <Picture place={place} info={info} kind={kind} /> : <TextView {...props} onWritten={(written) => (saved.value = written)} />}
         </section>
     );
 }
@@ -73,9 +79,12 @@ function Picture({ place, info, kind }: { place: string; info: FileInfo; kind: s
     );
 }
 
-function TextView({ place, info, onSaved, onDirty }: Props) {
+type EditorProps = Props & { onWritten: (info: FileInfo) => void };
+
+function TextView(props: EditorProps) {
+    const { place, info } = props;
     const loaded = useLoaded((signal) => readText(place, info, signal), [info.path, info.modified, info.size]);
-    return <Shown of={loaded}>{(found) => <Editor key={`${found.info.size} ${found.info.modified}`} place={place} found={found} onSaved={onSaved} onDirty={onDirty} />}</Shown>;
+    return <Shown of={loaded}>{(found) => <Editor key={`${found.info.size} ${found.info.modified}`} {...props} found={found} />}</Shown>;
 }
 
 async function readText(place: string, info: FileInfo, signal: AbortSignal): Promise<Text> {
@@ -108,13 +117,13 @@ export function understand(content: Uint8Array<ArrayBuffer>, size: number): Omit
     return { text, fixed, notices, newline };
 }
 
-function Editor({ place, found, onSaved, onDirty }: Omit<Props, "info"> & { found: Text }) {
-    const { info } = found;
-    const original = found.text.replaceAll("\r\n", "\n");
-    const text = useSignal(original);
+function Editor({ place, found, onSaved, onReload, onWritten, onDirty }: EditorProps & { found: Text }) {
+    const known = useSignal(found.info); // the file as this page has loaded or written it
+    const original = useSignal(found.text.replaceAll("\r\n", "\n"));
+    const text = useSignal(original.value);
     const isBusy = useSignal(false);
     const conflict = useSignal<FileInfo | null>(null);
-    const isDirty = text.value !== original;
+    const isDirty = text.value !== original.value;
     useEffect(() => onDirty(isDirty), [isDirty]);
     useEffect(() => () => onDirty(false), []);
     useEffect(() => {
@@ -126,6 +135,8 @@ function Editor({ place, found, onSaved, onDirty }: Omit<Props, "info"> & { foun
 
     async function save(overwrite: boolean) {
         isBusy.value = true;
+        const info = known.value;
+        const written = text.value;
         await attempt(async () => {
             if (!overwrite) {
                 const now = await get<FileInfo>(`${place}/files/stat`, { path: info.path }).catch((error) => {
@@ -137,10 +148,12 @@ function Editor({ place, found, onSaved, onDirty }: Omit<Props, "info"> & { foun
                     return;
                 }
             }
-            const content = new Blob([found.newline === "\n" ? text.value : text.value.replaceAll("\n", "\r\n")]);
-            await request("PUT", `${place}/files/content`, { query: { path: info.path, mode: info.mode }, body: content });
+            const content = new Blob([found.newline === "\n" ? written : written.replaceAll("\n", "\r\n")]);
+            const query = { path: info.path, mode: info.mode };
+            known.value = await call<FileInfo>("PUT", `${place}/files/content`, { query, body: content });
+            original.value = written; // what was typed meanwhile is still there, and not saved
             tell("Saved.");
-            onDirty(false);
+            onWritten(known.value);
             onSaved();
         });
         isBusy.value = false;
@@ -158,7 +171,7 @@ function Editor({ place, found, onSaved, onDirty }: Omit<Props, "info"> & { foun
                     </label>
                     <div class="row">
                         <button type="button" disabled={!isDirty || isBusy.value} onClick={() => save(false)}>Save</button>
-                        <button type="button" class="plain" disabled={!isDirty} onClick={() => (text.value = original)}>Undo all</button>
+                        <button type="button" class="plain" disabled={!isDirty} onClick={() => (text.value = original.value)}>Undo all</button>
                     </div>
                 </>
             )}
@@ -168,7 +181,7 @@ function Editor({ place, found, onSaved, onDirty }: Omit<Props, "info"> & { foun
                     <p>Something else wrote it at {fullTime(conflict.value.modified)}, after it was loaded here.</p>
                     <div class="buttons">
                         <button type="button" class="plain" onClick={() => (conflict.value = null)}>Go on editing</button>
-                        <button type="button" class="plain" onClick={() => { conflict.value = null; onDirty(false); onSaved(); }}>Load it, and lose what is here</button>
+                        <button type="button" class="plain" onClick={() => { conflict.value = null; onDirty(false); onReload(); }}>Load it, and lose what is here</button>
                         <button type="button" class="danger" onClick={() => { conflict.value = null; save(true); }}>Overwrite it</button>
                     </div>
                 </Dialog>

@@ -144,7 +144,7 @@ export function Files({ session }: TabProps) {
                     )}
                     {chosen.value?.kind === "directory" && <p class="file-path">{visible(chosen.value.path)}</p>}
                     {chosen.value && chosen.value.kind !== "directory" && (
-                        <FileView key={chosen.value.path} place={place} info={chosen.value} onSaved={() => refresh(chosen.value!)} onDirty={(value) => (isDirty.current = value)} />
+                        <FileView key={chosen.value.path} place={place} info={chosen.value} onSaved={() => load(parentOf(chosen.value!.path))} onReload={() => refresh(chosen.value!)} onDirty={(value) => (isDirty.current = value)} />
                     )}
                     {!chosen.value && <p class="note">Choose a file to see it.</p>}
                 </div>

@@ -58,6 +58,8 @@ export function newScreen(place: HTMLElement, { readOnly, screenReader, onLink }
     terminal.loadAddon(new WebLinksAddon((_, address) => onLink(address)));
     for (const code of SWALLOWED) terminal.parser.registerOscHandler(code, () => true);
     terminal.parser.registerCsiHandler({ final: "t" }, () => true); // moves, resizes and reports of the window
+    // Asks for settings. A shell that gets the answer, because the program has ended, takes it for keys and searches.
+    terminal.parser.registerDcsHandler({ intermediates: "$", final: "q" }, () => true);
     const follow = () => (terminal.options.theme = dark.matches ? DARK : LIGHT);
     dark.addEventListener("change", follow);
     terminal.open(place);
