@@ -89,7 +89,7 @@ export function UsagePage() {
                     </>
                 )}
             </Shown>
-            <Quotas of={may("admin") ? of.value : ""} />
+            {may("read") && <Quotas of={may("admin") ? of.value : ""} />}
         </section>
     );
 }

@@ -71,6 +71,7 @@ from warren.model.preview import CHECKED_HEADER, PREVIEW, SANDBOX_HEADER, Previe
 from warren.model.session import Session, SessionState, new_session_id
 from warren.sessions.artifact_records import place_of
 from warren.sessions.lifecycle import unusable_error
+from warren.sessions.operations.machine import MAX_WORKER_NAME
 from warren.tracing import trace_headers
 
 _MAX_REMEMBERED: Final = 100_000
@@ -494,8 +495,10 @@ def _opens_network(values: Mapping[str, Any], environment: Environment) -> bool:
 
 
 def _named_worker(scope: Scope) -> str:
+    """A name that is too long for a worker is nobody's: whoever answers refuses it as it refuses other bad arguments."""
     query: bytes = scope["query_string"]
-    return parse_qs(query.decode("latin-1")).get("worker", [""])[-1]
+    name = parse_qs(query.decode("latin-1")).get("worker", [""])[-1]
+    return name if len(name) <= MAX_WORKER_NAME else ""
 
 
 def _creates_session(operation: Operation, caller: Caller, target: Target, session: Session | None) -> bool:

@@ -1,7 +1,7 @@
 """The machine itself, for operators: what its doctor says, and the builds of its images."""
 
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, Field
 
@@ -13,11 +13,12 @@ from warren.sessions.operations.call import Call, Handler, Reply, Values
 from warren.sessions.request_context import note
 from warren.sessions.schemas import Body, timestamp
 
-_WORKER = "In a cluster: the worker that is asked, else any of them"
+MAX_WORKER_NAME: Final = 64
+_WORKER: Final = "In a cluster: the worker that is asked, else any of them"
 
 
 class MachineQuery(BaseModel):
-    worker: str = Field("", max_length=64, description=_WORKER)
+    worker: str = Field("", max_length=MAX_WORKER_NAME, description=_WORKER)
 
 
 class CancelQuery(MachineQuery):
@@ -31,7 +32,9 @@ class BuildBody(Body):
 
 class HistoryQuery(BaseModel):
     span: Literal["1h", "24h"] = Field("1h", description="A point every 10 s for an hour, or every 5 min for a day")
-    worker: str = Field("", max_length=64, description="In a cluster: this worker's instead of the coordinator's")
+    worker: str = Field(
+        "", max_length=MAX_WORKER_NAME, description="In a cluster: this worker's instead of the coordinator's"
+    )
 
 
 class HistoryView(BaseModel):
