@@ -495,7 +495,7 @@ def _opens_network(values: Mapping[str, Any], environment: Environment) -> bool:
 
 
 def _named_worker(scope: Scope) -> str:
-    """A name that is too long for a worker is nobody's: whoever answers refuses it as it refuses other bad arguments."""
+    """A name that is too long is no worker's: whoever answers refuses it, as other bad arguments."""
     query: bytes = scope["query_string"]
     name = parse_qs(query.decode("latin-1")).get("worker", [""])[-1]
     return name if len(name) <= MAX_WORKER_NAME else ""
