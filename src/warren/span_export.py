@@ -67,6 +67,7 @@ class SpanExporter:
         self._waiting: deque[Span] = deque()
         self._refused = 0  # counted by whoever records spans
         self._unsent = 0  # counted by the thread
+        self._sending = 0
         self._reported = 0
         self._reported_at = -REPORT_S
         self._wake = threading.Event()
@@ -103,7 +104,7 @@ class SpanExporter:
         self._sender.shutdown()  # type: ignore[no-untyped-call]  # what is being sent is given up
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, _GIVE_UP_S)
-        self._unsent += len(self._waiting)
+        self._unsent += len(self._waiting) + (self._sending if self._thread.is_alive() else 0)
         self._report()
 
     def _run(self) -> None:
@@ -122,6 +123,7 @@ class SpanExporter:
                 self._wake.wait(self._interval_s)
                 self._wake.clear()
             batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+            self._sending = len(batch)
             if batch and not self._send(batch):
                 self._unsent += len(batch)
                 if self._stopping:

@@ -268,7 +268,7 @@ def test_a_policy_file_is_taken_bare_and_a_wrong_one_is_told(admin: RemoteCli, t
 
 
 def test_who_you_are_is_shown_to_people_too(admin: RemoteCli) -> None:
-    assert "admin, audit, exec, files, read, sessions" in admin.say("whoami")
+    assert "admin, audit, exec, files, metrics, read, sessions" in admin.say("whoami")
     (key,) = json.loads(Path(admin.environ["WARREN_CREDENTIALS"]).read_text()).values()
     assert key not in admin.say("whoami")
 

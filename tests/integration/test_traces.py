@@ -182,6 +182,21 @@ def test_what_waits_is_bounded_and_ends_with_the_exporter(collector: Collector) 
     assert logging.getLogger("opentelemetry").handlers == []
 
 
+def test_what_is_being_sent_when_it_gives_up_is_counted(collector: Collector) -> None:
+    collector.hangs.clear()
+    exporter = SpanExporter(collector.url, {}, interval_s=0.05, send_timeout_s=3.0, stop_s=0.1)
+    tracing = Tracing(exporter)
+    for _ in range(3):
+        with tracing.request([], {}):
+            pass
+    exporter.start()
+    wait_until(lambda: collector.requests > 0, "it was asked")
+    asyncio.run(exporter.close())
+    assert exporter.lost == 3
+    collector.hangs.set()
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name == "spans"], "its thread has ended")
+
+
 def test_what_waits_is_sent_at_the_end(tmp_path: Path, collector: Collector) -> None:
     trace, parent = new_trace()
     with running_server(
