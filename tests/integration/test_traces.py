@@ -1,5 +1,6 @@
 """Traces of real servers, as a collector sees them; and what a collector that is away, slow or ill does to requests."""
 
+import asyncio
 import json
 import logging
 import secrets
