@@ -12,6 +12,8 @@ from yarl import URL
 
 from warren.model.spec import Layer
 
+MADE_AT_ONCE = 12  # three workers of a cluster, and each makes four
+
 
 def unique() -> str:
     return f"t-{secrets.token_hex(8)}"
@@ -292,13 +294,15 @@ class LinuxSessionSuite:
         await asyncio.gather(*request_context, return_exceptions=True)
 
         async def settled() -> bool:
-            # An answer may have been on its way.
+            # Those that were being made may have been done before the server noticed; the others are given up.
             left = await listed(api, metadata=f"label={label}", state=["creating", "running", "stopping"])
-            return len(left) <= len(answered) + 2
+            return len(left) <= len(answered) + MADE_AT_ONCE
 
-        await until(settled)
-        for session_id in await listed(api, metadata=f"label={label}"):
-            await api.call("DELETE", f"/api/sessions/{session_id}")
+        try:
+            await until(settled)
+        finally:
+            for session_id in await listed(api, metadata=f"label={label}"):
+                await api.call("DELETE", f"/api/sessions/{session_id}")
 
 
 async def create(api: Api, **wanted: Any) -> tuple[int, dict[str, Any]]:
