@@ -20,8 +20,10 @@ answer of 400 and above there. The pages of a failed test are pictured in build/
 
 import contextlib
 import json
+import os
 import re
 import shutil
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -88,13 +90,17 @@ def new_key(api: Api) -> NewKey:
 
 @pytest.fixture(scope="module")
 async def browser() -> AsyncIterator[Browser]:
-    async with async_playwright() as playwright:
-        # The pages are Warren's own; Chromium's sandbox does not start for root.
-        browser = await playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", f"--host-resolver-rules=MAP {FAR_NAME} 127.0.0.1"]
-        )
-        yield browser
-        await browser.close()
+    # Chromium leaves directories of its own behind when it is ended in the wrong moment: they go with this one.
+    with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as folder:
+        async with async_playwright() as playwright:
+            # The pages are Warren's own; Chromium's sandbox does not start for root.
+            browser = await playwright.chromium.launch(
+                executable_path=CHROMIUM,
+                args=["--no-sandbox", f"--host-resolver-rules=MAP {FAR_NAME} 127.0.0.1"],
+                env={**os.environ, "TMPDIR": folder},
+            )
+            yield browser
+            await browser.close()
 
 
 @pytest.fixture
