@@ -184,7 +184,7 @@ class TestInterrupts:
             "console.log('go'); for (;;) console.log('more')",
             "console.log('go'); for (;;) display(1)",
             "console.log('go'); await new Promise(() => {})",
-            "var child = require('child_process'); console.log('go'); child.execSync('sleep 60')",
+            "console.log('go'); require('child_process').execSync('sleep 60')",
             "await new Promise(r => setTimeout(r, 1)); console.log('go'); while (true) {}",
             "setTimeout(() => { console.log('go'); while (true) {} }, 1); await new Promise(() => {})",
             "process.nextTick(() => { console.log('go'); while (true) {} }); await new Promise(() => {})",
