@@ -192,6 +192,12 @@ function somethingRunsBelow() {
 
 let folder = null;
 
+// Node would keep a module of its own half loaded, for good, if it were ended in the middle.
+const load = Module._load;
+Module._load = function (name, ...more) {
+  return Module.isBuiltin(name) ? protectCall(() => load.call(this, name, ...more)) : load.call(this, name, ...more);
+};
+
 // `require` and `import()` find what a script in the current folder would.
 function useFolder(directory) {
   if (directory === folder) return;
