@@ -113,6 +113,21 @@ class SessionSuite:
         writer.close()
         assert b"`nope` is not known here" in answer
 
+    async def test_a_session_whose_answer_reaches_nobody_ends(self, api: Api) -> None:
+        label = unique()
+        body = b'{"metadata": {"label": "%s"}}' % label.encode()
+        for number in range(30):
+            _, writer = await asyncio.open_connection(URL(api.url).host, URL(api.url).port)
+            writer.write(b"POST /api/sessions HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            await asyncio.sleep(number % 6 / 1000)
+            writer.close()
+        async with api.session():  # made after those
+
+            async def all_ended() -> bool:
+                return not await listed(api, metadata=f"label={label}")
+
+            await until(all_ended)
+
     async def test_more_filters_than_a_session_can_match_are_refused(self, api: Api) -> None:
         filters = [f"n{number}=1" for number in range(1200)]
         await api.refused("GET", "/api/sessions", metadata=filters, status=422, code="invalid_request")

@@ -127,6 +127,8 @@ class Admission:
             await self._app(scope, exchange.receive, exchange.send)
         except BaseException as exc:
             error = exc
+            if request_context.if_undelivered is not None:
+                request_context.if_undelivered()
             if not await _answer_rate_limited(exc, scope, receive, exchange):
                 raise
         finally:

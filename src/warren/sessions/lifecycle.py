@@ -50,7 +50,7 @@ from warren.sessions.egress import Egress
 from warren.sessions.event_hub import EventHub
 from warren.sessions.figures import FiguresMeter
 from warren.sessions.network_meter import NetworkMeter
-from warren.sessions.request_context import shorter_claim_timeout, shorter_image_wait
+from warren.sessions.request_context import set_if_undelivered, shorter_claim_timeout, shorter_image_wait
 from warren.shielding import run_shielded
 from warren.tracing import traced
 
@@ -165,23 +165,31 @@ class Lifecycle:
         """Gives a new session its sandbox.
 
         `end_if_abandoned`: the session has no name by which a caller could ask for it again, so it ends if the caller
-        disconnects before the answer.
+        disconnects before it has the answer.
         """
         task = self._starting[session.id] = self._run_task(self._start(session), f"starting {session.id}")
         task.add_done_callback(lambda _: self._starting.pop(session.id, None))
+
+        def abandon() -> None:
+            self._run_task(self._abandon(session, task), f"abandoning {session.id}")
+
+        if end_if_abandoned:
+            set_if_undelivered(abandon)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if end_if_abandoned:
-                self._run_task(self._abandon(task), f"abandoning {session.id}")
+                set_if_undelivered(None)
+                abandon()
             raise
 
-    async def _abandon(self, starting: asyncio.Task[Session]) -> None:
+    async def _abandon(self, session: Session, starting: asyncio.Task[Session]) -> None:
         """Leaves the queue for a sandbox, or ends the session if it has got one."""
         starting.cancel()
         await asyncio.wait([starting])
-        if not starting.cancelled() and starting.exception() is None:
-            await self.end(starting.result(), EndReason.FAILED, _CALLER_LEFT)
+        current = await self.store.get(session.tenant, session.id)
+        if current is not None and current.state.can_run:
+            await self.end(current, EndReason.FAILED, _CALLER_LEFT)
 
     async def _start(self, session: Session) -> Session:
         worker = self._choose_worker()

@@ -16,11 +16,13 @@ SECRETS_MOST: Final = 256
 
 @dataclass(slots=True)
 class RequestContext:
-    """`secrets` is None if there are more than SECRETS_MOST: then the audit record keeps no texts of the request."""
+    """`secrets` is None if there are more than SECRETS_MOST: then the audit record keeps no texts of the request.
+    `if_undelivered` is called if the answer does not reach the caller."""
 
     caller: Caller = field(default_factory=Caller)
     notes: dict[str, Any] = field(default_factory=dict)
     secrets: set[str] | None = field(default_factory=set)
+    if_undelivered: Callable[[], None] | None = None
 
 
 _NO_REQUEST: Final = RequestContext()
@@ -65,6 +67,13 @@ def set_request_context(request_context: RequestContext) -> None:
 
 def current_caller() -> Caller:
     return _request_context.get().caller
+
+
+def set_if_undelivered(undo: Callable[[], None] | None) -> None:
+    """Sets what is to be done if the answer to this request does not reach its caller."""
+    request_context = _request_context.get()
+    if request_context is not _NO_REQUEST:
+        request_context.if_undelivered = undo
 
 
 def keep_secret(values: Collection[str]) -> None:
