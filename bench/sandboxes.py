@@ -97,11 +97,13 @@ async def run_bare_loop(
     rootfs = ImageStore(state).rootfs("base")
     config = json.loads(provider._config(record, rootfs=rootfs))
     config["process"]["args"] = ["/usr/bin/true"]
-    await provider._take_disk(SPEC, directory)
+    record, disk = await provider._take_disk(record)
     argv = provider._launch_argv(record, RootFs(rootfs.path, rootfs.host_usr), detached=False)
     split = argv.index("--") + 1
     with oci_launch.in_memory(json.dumps(config)) as stdin:
-        return await run([*argv[:split], "bash", "-c", _LOOP, str(times), *argv[split:]], stdin=stdin, timeout_s=300)
+        return await run(
+            [*argv[:split], "bash", "-c", _LOOP, str(times), *argv[split:]], stdin=stdin, pass_fds=disk, timeout_s=300
+        )
 
 
 async def run_parts(parts: Mapping[str, Part], words: list[str]) -> int:
@@ -158,7 +160,6 @@ class Bench:
     # -- a fresh sandbox
 
     async def create(self) -> None:
-        await self.provider.disks.prepare(SPEC.limits.disk_mb, 24)
         bare_name = (await self.provider.runtime_report()).chosen
         ours, gone, bare, row = [], [], [], []
         for _ in range(8):
@@ -253,7 +254,6 @@ class Bench:
 
     async def many(self) -> None:
         count = 1000
-        await self.provider.disks.prepare(SPEC.limits.disk_mb, count + 200)
         first = await self.provider.create(SPEC)
         await timed(50, lambda: first.exec(TRUE))
         alone = ms(await timed(200, lambda: first.exec(TRUE)))

@@ -16,7 +16,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,8 +31,9 @@ from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.guard import default_reserve_of, memory_total_mb, most_processes
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import CgroupLimits, Hierarchies, SandboxCgroup
-from warren.worker.host.disk_room import ENDED, HELD, OVERCOMMIT, DiskWatch, Promises, WatchedDisk, find_disk
-from warren.worker.host.disks import STOCK, Disks, FreedImages
+from warren.worker.host.disk_images import OLD_NAME, DiskImage, FreedImages, handle_of
+from warren.worker.host.disk_room import ENDED, OVERCOMMIT, DiskWatch, Promises, WatchedDisk, find_disk
+from warren.worker.host.disks import Disks
 from warren.worker.host.figures import FigureReader, FigureSource
 from warren.worker.host.file_locks import FileLockWatch
 from warren.worker.host.kernel_queues import NetlinkWatch, TcpWatch, WatchedSandbox
@@ -108,7 +109,6 @@ class HostOptions(TypedDict, total=False):
     """What every provider of this host takes. Tests pass `fault`, which is called with the name of each step of
     `create` before it is taken."""
 
-    disk_stock: int
     start_timeout_s: float
     fault: Fault
     dialer: AgentDialer | None
@@ -135,7 +135,6 @@ class HostProvider(ABC, Generic[R, Plan]):
         bin_dir: Path,
         *,
         at_once: int,
-        disk_stock: int = STOCK,
         start_timeout_s: float = 30.0,
         fault: Fault = lambda step: None,
         dialer: AgentDialer | None = None,
@@ -161,7 +160,8 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._fault = fault
         self._hierarchies = Hierarchies.here()
         self._uids = UidRanges()
-        self.disks = Disks(self._state / "disks", self._launcher, stock=disk_stock)
+        self.disks = Disks(self._state / "disks", self._launcher)
+        self._disk_images: dict[str, DiskImage] = {}  # by sandbox, those that this process has open
         self._figures = FigureReader()
         self._freed_images = FreedImages()
         self._kernel_watches = (
@@ -172,7 +172,11 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._promises = Promises(self._room.disk_overcommit)
         self._watched: dict[str, WatchedDisk | None] = {}  # None: no disk to watch
         self._disk_watch = DiskWatch(
-            self._state, self._room.min_free_disk_mb, disks=self._list_disks, end=self._end_for_disk
+            self._state,
+            self._room.min_free_disk_mb,
+            disks=self._list_disks,
+            end=self._end_for_disk,
+            coming_back=lambda: self.freeing_bytes,
         )
         self._watching: asyncio.Task[None] | None = None
         self._listing = threading.Lock()
@@ -257,12 +261,18 @@ class HostProvider(ABC, Generic[R, Plan]):
             self._watching.cancel()
             await asyncio.wait([self._watching])
             self._watching = None
-        await self.disks.close()
         await self._freed_images.close()
+        for sandbox_id in [*self._disk_images]:
+            self._close_image(sandbox_id)
         if self._egress is not None:
             await self._egress.close()
         for sandbox in list(self._open):
             await sandbox.close()
+
+    @property
+    def freeing_bytes(self) -> int:
+        """What destroyed sandboxes still hold of the disk, for some moments."""
+        return self._freed_images.waiting_bytes
 
     def list_gpus(self) -> tuple[Sequence[str], Sequence[str]]:
         return self.gpus.known(), self.gpus.free()
@@ -466,16 +476,19 @@ class HostProvider(ABC, Generic[R, Plan]):
             return self._list_disks_alone()
 
     def _list_disks_alone(self) -> dict[str, WatchedDisk]:
+        opened = set(self._disk_images)
         try:
             names = {name for name in os.listdir(self._state / self.folder) if _ID.fullmatch(name)}
         except FileNotFoundError:
             names = set()
         for name in self._watched.keys() - names:
             del self._watched[name]
+        for name in opened - names:  # another process has destroyed it
+            self._close_image(name)
         for name in names:
             disk = self._watched.get(name)
             if disk is not None and not disk.is_there:
-                disk.held.unlink(missing_ok=True)
+                disk.image.give_up()
                 self._watched[name] = None
             if name not in self._watched and (record := self.load_record(name)) is not None and record.pid:
                 self._watched[name] = self._watched_disk(record)
@@ -484,17 +497,42 @@ class HostProvider(ABC, Generic[R, Plan]):
         return disks
 
     def _watched_disk(self, record: R) -> WatchedDisk | None:
-        held = self.directory(record.sandbox_id) / HELD
+        image = self._image_of(record)
         try:
             disk = find_disk(Path(f"/proc/{record.pid}/mountinfo").read_text()) if record.alive() else None
         except OSError:
             disk = None
         if disk is None:
-            held.unlink(missing_ok=True)
+            image.give_up()
             return None
         where, device = disk
         mounted = Path(f"/proc/{record.pid}/root{where}")
-        return WatchedDisk(mounted, device, record.spec.limits.disk_mb * MIB, held)
+        return WatchedDisk(mounted, device, record.spec.limits.disk_mb * MIB, image)
+
+    async def _new_disk(self, record: R) -> tuple[R, int]:
+        """The record with the disk's image, and the descriptor of it for the launcher. Needs loop devices."""
+        fd = await self.disks.copy(record.spec.limits.disk_mb)
+        record = replace(record, image=handle_of(fd))
+        self._disk_images[record.sandbox_id] = DiskImage(self._state, record.image, fd=fd)
+        return record, fd
+
+    def _image_of(self, record: R) -> DiskImage:
+        if (image := self._disk_images.get(record.sandbox_id)) is not None:
+            return image
+        old_name = None if record.image else self.directory(record.sandbox_id) / OLD_NAME
+        return DiskImage(self._state, record.image, old_name=old_name)
+
+    def _close_image(self, sandbox_id: str) -> None:
+        if (image := self._disk_images.pop(sandbox_id, None)) is not None:
+            image.close()
+
+    @contextmanager
+    def _freeing_image(self, sandbox_id: str, record: R | None) -> Iterator[None]:
+        """While its sandbox is destroyed."""
+        image = self._image_of(record) if record is not None else self._disk_images.get(sandbox_id)
+        self._disk_images.pop(sandbox_id, None)
+        with self._freed_images.keeping(image) if image is not None else nullcontext():
+            yield
 
     def _end_for_disk(self, sandbox_id: str, why: str) -> None:
         record = self.load_record(sandbox_id)

@@ -4,7 +4,6 @@ A sandbox is a directory `<state>/sandboxes/<id>`, made first and removed last:
 
     record.json   what it is to be; later the pid of its first process
     agent.sock    where its agent listens: made here, handed down as a descriptor
-    disk.img      for a moment, until the launcher has attached and unlinked it
 
 What the runtime reads and writes is in memory, in a mount namespace that the launcher makes for the sandbox. The
 launcher and then the runtime run for some milliseconds; after that the sandbox consists of its own processes
@@ -31,7 +30,7 @@ from warren.shielding import run_shielded
 from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import SandboxCgroup, parent_in_use
-from warren.worker.host.disk_room import HELD
+from warren.worker.host.disks import DISK_FD
 from warren.worker.host.network_settings import network_sysctls
 from warren.worker.host.processes import Finished, boot_id, run
 from warren.worker.host.seccomp_program import Unreadable, read_programs
@@ -172,11 +171,11 @@ class OciProvider(HostProvider[Record, Runtime]):
             config = json.loads(self._config(record, rootfs=rootfs))
             config["process"]["args"] = [AGENT_PROGRAM, "--version"]
             oci_launch.make_mount_points(directory / "image")
-            await self._take_disk(record.spec, directory)
+            record, disk = await self._take_disk(record)
             argv = self._launch_argv(record, rootfs, detached=False)
             with oci_launch.in_memory(json.dumps(config)) as stdin, parent_in_use():
                 self._limit_all()
-                return await run(argv, stdin=stdin, timeout_s=self._start_timeout_s)
+                return await run(argv, stdin=stdin, pass_fds=disk, timeout_s=self._start_timeout_s)
         finally:
             await run_shielded(self._unmake(sandbox_id))
 
@@ -200,13 +199,13 @@ class OciProvider(HostProvider[Record, Runtime]):
         record = Record(sandbox_id, boot_id(), runtime.name, index, with_image_env(spec, rootfs.config))
         record.save(directory)
         self._fault("disk")
-        await self._take_disk(spec, directory)
+        record, disk = await self._take_disk(record)
         self._fault("socket")
         config = oci_launch.in_memory(self._config(record, rootfs=rootfs))
         with oci_launch.listening(directory) as listener, config as stdin, parent_in_use():
             self._limit_all()
             self._fault("launch")
-            outcome = await self._launch(record, rootfs, {listener.fileno(): oci_bundle.LISTEN_FD}, stdin)
+            outcome = await self._launch(record, rootfs, {listener.fileno(): oci_bundle.LISTEN_FD, **disk}, stdin)
         self._fault("launched")
         if outcome.code != 0:
             raise ProviderUnavailable(f"{runtime.name}, starting a sandbox: {self._without_paths(outcome.last_line)}")
@@ -266,9 +265,12 @@ class OciProvider(HostProvider[Record, Runtime]):
             devices=tuple((node.major, node.minor) for node in grant.nodes) if grant else (),
         )
 
-    async def _take_disk(self, spec: SandboxSpec, directory: Path) -> None:
-        if not self.disks.why_not_loop:
-            await self.disks.take(spec.limits.disk_mb, directory / oci_launch.DISK)
+    async def _take_disk(self, record: Record) -> tuple[Record, dict[int, int]]:
+        """The record with the disk's image, and what the launcher is given of it."""
+        if self.disks.why_not_loop:
+            return record, {}
+        record, fd = await self._new_disk(record)
+        return record, {fd: DISK_FD}
 
     def _launch_argv(self, record: Record, rootfs: RootFs, *, detached: bool = True) -> list[str]:
         grant = self.gpus.granted(record.spec.gpus)
@@ -294,14 +296,15 @@ class OciProvider(HostProvider[Record, Runtime]):
         directory = self.directory(sandbox_id)
         self._drop_changes(sandbox_id)
         if not directory.is_dir():
+            self._close_image(sandbox_id)
             return
         record = Record.load(directory)
         cgroup = self._cgroup_of(sandbox_id)
-        if record is not None and record.pid:
-            await kill_first_process(record)
-        else:
-            await _stop_launch(sandbox_id, cgroup)
-        with self._freed_images.keeping(directory / HELD):
+        with self._freeing_image(sandbox_id, record):
+            if record is not None and record.pid:
+                await kill_first_process(record)
+            else:
+                await _stop_launch(sandbox_id, cgroup)
             if not await asyncio.to_thread(self._clear_away, record, cgroup, directory):
                 await cgroup.clear()
                 await asyncio.to_thread(self._clear_away, record, cgroup, directory)
