@@ -89,8 +89,8 @@ async def run_bare_loop(
 ) -> Finished:
     """Runs the bare runtime `times` times; the caller removes the sandboxes in `sandbox_ids`."""
     sandbox_id = secrets.token_hex(16)
-    directory = state / "sandboxes" / sandbox_id
-    directory.mkdir(mode=0o700, parents=True)
+    directory = provider.directory(sandbox_id)
+    await provider._make_directory(directory)
     sandbox_ids.append(sandbox_id)
     record = Record(sandbox_id, boot_id(), runtime, provider._uids.claim(directory), SPEC)
     record.save(directory)
@@ -272,6 +272,7 @@ class Bench:
         crowded = ms(await timed(200, lambda: first.exec(TRUE)))
         table = Path("/proc/self/mountinfo").read_text().splitlines()
         mounts = sum(str(self.state) in line or "/run/warren" in line for line in table)
+        mounts -= any(" /run/warren/sandboxes " in line for line in table)  # one for all, where /run is on a disk
         start = time.perf_counter()
         await self.destroy_all([first, *boxes])
         took = time.perf_counter() - start

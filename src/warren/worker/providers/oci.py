@@ -1,6 +1,6 @@
 """Sandboxes by an OCI runtime, without a daemon.
 
-A sandbox is a directory `<state>/sandboxes/<id>`, made first and removed last:
+A sandbox is a directory `<state>/sandboxes/<id>`, in memory (memory_folder.py), made first and removed last:
 
     record.json   what it is to be; later the pid of its first process
     agent.sock    where its agent listens: made here, handed down as a descriptor
@@ -31,6 +31,7 @@ from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import SandboxCgroup, parent_in_use
 from warren.worker.host.disks import DISK_FD
+from warren.worker.host.memory_folder import MemoryFolder
 from warren.worker.host.network_settings import network_sysctls
 from warren.worker.host.processes import Finished, boot_id, run
 from warren.worker.host.seccomp_program import Unreadable, read_programs
@@ -72,6 +73,7 @@ class OciProvider(HostProvider[Record, Runtime]):
     ) -> None:
         super().__init__(state_dir, bin_dir, at_once=_AT_ONCE, **options)
         self._images = images
+        self._folder = MemoryFolder(self._home)
         self._agent_layers: dict[bool, Path] = {}  # by whether `sudo` is in it
         self._runtimes = Runtimes(self._state, self._probe, runtime)
         self._runtime: Runtime | None = None
@@ -122,6 +124,7 @@ class OciProvider(HostProvider[Record, Runtime]):
             self._drop_changes(sandbox_id)
         if os.geteuid() == 0 and not await self.list_ids():  # others have made none
             self._hierarchies.remove_parent(oci_bundle.cgroup_path(""))
+            await asyncio.to_thread(self._folder.remove)
 
     async def runtime_report(self) -> RuntimeReport:
         await self._prepare_host()
@@ -144,7 +147,7 @@ class OciProvider(HostProvider[Record, Runtime]):
         if self._hierarchies.version == "none":
             raise ProviderUnavailable("no cgroups are mounted here", remedy="mount cgroup2 at /sys/fs/cgroup")
         try:
-            self._make_directories()
+            await asyncio.to_thread(self._make_directories)
         except OSError as exc:
             raise translate_os_error("preparing the state directory", exc) from exc
         await self.disks.probe()
@@ -154,8 +157,9 @@ class OciProvider(HostProvider[Record, Runtime]):
         for path in (Path(oci_bundle.BUNDLE).parent, Path(oci_bundle.BUNDLE)):
             path.mkdir(parents=True, exist_ok=True)
             path.chmod(0o711)
-        for name in ("", "sandboxes", "agent"):
+        for name in ("", "agent"):
             (self._state / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.make()
         for sudo in (False, True):
             self._agent_layers[sudo] = oci_launch.agent_layer(self._agent, self._state / "agent", sudo=sudo)
 
@@ -164,7 +168,7 @@ class OciProvider(HostProvider[Record, Runtime]):
         sandbox_id = secrets.token_hex(16)
         directory = self.directory(sandbox_id)
         try:
-            directory.mkdir(mode=0o700)
+            await self._make_directory(directory)
             record = Record(sandbox_id, boot_id(), runtime, self._uids.claim(directory), SandboxSpec())
             record.save(directory)
             rootfs = RootFs(directory / "image", host_usr=False)
@@ -190,7 +194,7 @@ class OciProvider(HostProvider[Record, Runtime]):
     async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: Runtime) -> AgentSandbox:
         runtime, directory = plan, self.directory(sandbox_id)
         self._fault("directory")
-        directory.mkdir(mode=0o700)
+        await self._make_directory(directory)
         spec = self._claim_gpus(spec, directory)
         rootfs = self._images.hold(spec.image, directory)
         self._fault("uids")
@@ -217,6 +221,13 @@ class OciProvider(HostProvider[Record, Runtime]):
         sandbox = await self._connect(record, creating=True)
         await self._keep_program(record)
         return sandbox
+
+    async def _make_directory(self, directory: Path) -> None:
+        try:
+            os.mkdir(directory, 0o700)
+        except FileNotFoundError:  # another process had no more sandboxes, and has removed the folder
+            await asyncio.to_thread(self._folder.make)
+            os.mkdir(directory, 0o700)
 
     async def _launch(self, record: Record, rootfs: RootFs, pass_fds: dict[int, int], stdin: int) -> Finished:
         if record.spec.gpus:
@@ -248,7 +259,7 @@ class OciProvider(HostProvider[Record, Runtime]):
                 self._programs[record.spec.ptrace] = programs[0] if len(programs) == 1 else b""
 
     def _socket_directory(self, sandbox_id: str) -> Path:
-        return self.directory(sandbox_id)
+        return self._folder.directory(sandbox_id)
 
     def _config(self, record: Record, *, rootfs: RootFs) -> str:
         grant = self.gpus.granted(record.spec.gpus)
@@ -316,9 +327,18 @@ class OciProvider(HostProvider[Record, Runtime]):
         self._release_uids(record, directory)
         self._images.release(directory)
         for state in (self._state / "runtime").glob(f"*/{directory.name}"):  # of an older version
-            _remove(state)
-        _remove(directory)
+            shutil.rmtree(state, ignore_errors=True)
+        self._remove(directory)
         return True
+
+    def _remove(self, directory: Path) -> None:
+        """Called in a thread. What a dying process has put there meanwhile is removed with the next attempt."""
+        for _ in range(_REMOVALS):
+            self._folder.remove_directory(directory.name)
+            if not directory.exists():
+                return
+            time.sleep(_REMOVAL_PAUSE_S)
+        raise ProviderUnavailable(f"the directory of sandbox {directory.name} cannot be removed")
 
     # -- cgroups
 
@@ -348,13 +368,3 @@ async def _stop_launch(sandbox_id: str, cgroup: SandboxCgroup) -> None:
             return
         await asyncio.sleep(0.003)
     raise ProviderUnavailable(f"the runtime that was making sandbox {sandbox_id} does not die")
-
-
-def _remove(directory: Path) -> None:
-    """Called in a thread. What a dying process has put there meanwhile is removed with the next attempt."""
-    for _ in range(_REMOVALS):
-        shutil.rmtree(directory, ignore_errors=True)
-        if not directory.exists():
-            return
-        time.sleep(_REMOVAL_PAUSE_S)
-    raise ProviderUnavailable(f"the directory of sandbox {directory.name} cannot be removed")
