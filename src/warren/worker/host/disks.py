@@ -25,7 +25,7 @@ from warren.model.spec import MIB, Limits
 from warren.worker.host.processes import boot_id, run
 
 TEMPLATES: Final = 8
-DISK_FD: Final = 5
+DISK_FD: Final = 6
 FREE_FD: Final = 16
 """Launchers are given descriptors under lower numbers."""
 _TEMPLATE: Final = "packed-"

@@ -16,7 +16,7 @@ import fcntl
 import os
 import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -74,8 +74,16 @@ class MemoryFolder:
         directory = self._link / name
         return directory.resolve() if directory.is_symlink() else directory
 
-    def remove_directory(self, name: str) -> None:
-        """Removes the directory of a sandbox, as far as that is possible now."""
+    def remove_directory(self, name: str, files: Iterable[str] = ()) -> bool:
+        """Removes the directory of a sandbox, as far as that is possible now, and returns whether it is gone. `files`
+        are what is mostly in it."""
+        path = f"{self._link}/{name}"
+        for file in files:
+            with suppress(OSError):
+                os.unlink(f"{path}/{file}")
+        with suppress(OSError):
+            os.rmdir(path)
+            return True
         directory = self._link / name
         if directory.is_symlink():
             shutil.rmtree(directory.resolve(), ignore_errors=True)
@@ -84,6 +92,7 @@ class MemoryFolder:
                 self._old.rmdir()
         else:
             shutil.rmtree(directory, ignore_errors=True)
+        return not directory.exists()
 
     def _put_link(self, target: Path) -> None:
         if self._is_linked(target):

@@ -161,6 +161,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._hierarchies = Hierarchies.here()
         self._uids = UidRanges()
         self.disks = Disks(self._state / "disks", self._launcher)
+        self._records: dict[str, R] = {}  # by sandbox, of those that this process has made or adopted
         self._disk_images: dict[str, DiskImage] = {}  # by sandbox, those that this process has open
         self._figures = FigureReader()
         self._freed_images = FreedImages()
@@ -201,6 +202,7 @@ class HostProvider(ABC, Generic[R, Plan]):
             except BaseException as exc:
                 self._lift_io_limit(sandbox_id)
                 await run_shielded(self._unmake(sandbox_id))
+                self._records.pop(sandbox_id, None)
                 self._promises.remove(sandbox_id)
                 if isinstance(exc, OSError):
                     raise translate_os_error("creating a sandbox", exc) from exc
@@ -218,7 +220,9 @@ class HostProvider(ABC, Generic[R, Plan]):
         if record is None or not record.alive():
             raise SandboxLost(f"sandbox {sandbox_id} is lost: {self._loss_reason(record)}")
         await self._watch_disks()
-        return await self._connect(record)
+        sandbox = await self._connect(record)
+        self._records[sandbox_id] = record
+        return sandbox
 
     async def destroy(self, sandbox_id: str) -> None:
         if not _ID.fullmatch(sandbox_id):
@@ -230,6 +234,7 @@ class HostProvider(ABC, Generic[R, Plan]):
                 if self._egress is not None:
                     await self._egress.forget(sandbox_id)
                 await self._unmake(sandbox_id)
+                self._records.pop(sandbox_id, None)
                 self._promises.remove(sandbox_id)
             except OSError as exc:
                 raise translate_os_error(f"destroying sandbox {sandbox_id}", exc) from exc
@@ -279,6 +284,10 @@ class HostProvider(ABC, Generic[R, Plan]):
 
     def load_record(self, sandbox_id: str) -> R | None:
         return self.record_class.load(self.directory(sandbox_id))
+
+    def _known_record(self, sandbox_id: str) -> R | None:
+        """A record does not change any more once its sandbox is made."""
+        return self._records.get(sandbox_id) or self.load_record(sandbox_id)
 
     async def read_isolation(self, sandbox_id: str) -> Isolation:
         """The isolation in force now. Raises SandboxNotFound, SandboxLost."""
@@ -389,6 +398,8 @@ class HostProvider(ABC, Generic[R, Plan]):
 
     def _lift_io_limit(self, sandbox_id: str) -> None:
         """Before the sandbox gives its device back, which anybody may get then."""
+        if (record := self._records.get(sandbox_id)) is not None and not record.spec.io:
+            return
         with suppress(OSError, ValueError):
             device = int((self.directory(sandbox_id) / _IO_DEVICE).read_text())
             others = (disk.device for name, disk in [*self._watched.items()] if disk and name != sandbox_id)
@@ -447,7 +458,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         except FileNotFoundError:
             return
         for name in names:
-            record = self.load_record(name)
+            record = self._known_record(name)
             if record is not None and record.pid and record.alive():
                 try:
                     cgroup = self._cgroup(record)
@@ -476,21 +487,22 @@ class HostProvider(ABC, Generic[R, Plan]):
             return self._list_disks_alone()
 
     def _list_disks_alone(self) -> dict[str, WatchedDisk]:
-        opened = set(self._disk_images)
+        known = {*self._records, *self._disk_images}
         try:
             names = {name for name in os.listdir(self._state / self.folder) if _ID.fullmatch(name)}
         except FileNotFoundError:
             names = set()
         for name in self._watched.keys() - names:
             del self._watched[name]
-        for name in opened - names:  # another process has destroyed it
+        for name in known - names:  # another process has destroyed it
+            self._records.pop(name, None)
             self._close_image(name)
         for name in names:
             disk = self._watched.get(name)
             if disk is not None and not disk.is_there:
                 disk.image.give_up()
                 self._watched[name] = None
-            if name not in self._watched and (record := self.load_record(name)) is not None and record.pid:
+            if name not in self._watched and (record := self._known_record(name)) is not None and record.pid:
                 self._watched[name] = self._watched_disk(record)
         disks = {name: disk for name, disk in self._watched.items() if disk is not None}
         self._promises.replace_all({name: disk.limit // MIB for name, disk in disks.items()})
@@ -548,7 +560,8 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._watched[sandbox_id] = None
 
     def _release_uids(self, record: R | None, directory: Path) -> None:
-        self.gpus.release(directory)
+        if record is None or record.spec.gpus or not record.pid:
+            self.gpus.release(directory)
         if record is not None:
             self._uids.release(record.uid_index, directory)
         else:

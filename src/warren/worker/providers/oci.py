@@ -41,12 +41,13 @@ from warren.worker.providers import oci_bundle, oci_launch
 from warren.worker.providers.hardening import MEMLOCK_BYTES
 from warren.worker.providers.host_provider import HostOptions, HostProvider, require_root, translate_os_error
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
-from warren.worker.providers.record import Record, kill_first_process
+from warren.worker.providers.record import NAME, Record, kill_first_process
 
 STEPS: Final = (
     *("directory", "uids", "record", "disk", "socket", "launch", "launched", "started", "dialled", "checked"),
 )
 _AT_ONCE: Final = 16
+_FILES: Final = (NAME, oci_launch.PID, oci_launch.SOCKET)
 _STRAY_ROUNDS: Final = 5000
 _QUIET_LOOKS: Final = 4
 _REMOVALS: Final = 5
@@ -74,6 +75,7 @@ class OciProvider(HostProvider[Record, Runtime]):
         super().__init__(state_dir, bin_dir, at_once=_AT_ONCE, **options)
         self._images = images
         self._folder = MemoryFolder(self._home)
+        self._old_runtime = self._state / "runtime"  # where an older version had the runtime's state
         self._agent_layers: dict[bool, Path] = {}  # by whether `sudo` is in it
         self._runtimes = Runtimes(self._state, self._probe, runtime)
         self._runtime: Runtime | None = None
@@ -219,6 +221,7 @@ class OciProvider(HostProvider[Record, Runtime]):
         self._fault("started")
         record.save(directory)
         sandbox = await self._connect(record, creating=True)
+        self._records[sandbox_id] = record
         await self._keep_program(record)
         return sandbox
 
@@ -306,10 +309,10 @@ class OciProvider(HostProvider[Record, Runtime]):
         """Idempotent, and right for a sandbox at any stage: the directory goes last."""
         directory = self.directory(sandbox_id)
         self._drop_changes(sandbox_id)
-        if not directory.is_dir():
+        if not os.path.isdir(directory):
             self._close_image(sandbox_id)
             return
-        record = Record.load(directory)
+        record = self._known_record(sandbox_id)
         cgroup = self._cgroup_of(sandbox_id)
         with self._freeing_image(sandbox_id, record):
             if record is not None and record.pid:
@@ -326,16 +329,16 @@ class OciProvider(HostProvider[Record, Runtime]):
             return False
         self._release_uids(record, directory)
         self._images.release(directory)
-        for state in (self._state / "runtime").glob(f"*/{directory.name}"):  # of an older version
-            shutil.rmtree(state, ignore_errors=True)
+        if os.path.isdir(self._old_runtime):
+            for state in self._old_runtime.glob(f"*/{directory.name}"):
+                shutil.rmtree(state, ignore_errors=True)
         self._remove(directory)
         return True
 
     def _remove(self, directory: Path) -> None:
         """Called in a thread. What a dying process has put there meanwhile is removed with the next attempt."""
         for _ in range(_REMOVALS):
-            self._folder.remove_directory(directory.name)
-            if not directory.exists():
+            if self._folder.remove_directory(directory.name, _FILES):
                 return
             time.sleep(_REMOVAL_PAUSE_S)
         raise ProviderUnavailable(f"the directory of sandbox {directory.name} cannot be removed")
