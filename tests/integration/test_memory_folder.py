@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,6 +97,23 @@ def test_state_directories_at_the_same_path_have_their_own(state: Path, root: Pa
     assert os.listdir(first / "sandboxes") == ["one"]
     MemoryFolder(first / "sandboxes", root).remove_directory("one")
     folder.remove()
+
+
+APART = """
+import sys
+from pathlib import Path
+from warren.worker.host.memory_folder import MemoryFolder
+
+MemoryFolder(Path(sys.argv[1]) / "sandboxes", Path(sys.argv[2])).make()
+"""
+
+
+def test_in_a_container_the_folder_is_where_it_outlives_the_container(state: Path, root: Path) -> None:
+    argv = ["unshare", "--mount", sys.executable, "-c", APART, str(state), str(root)]
+    environment = {**os.environ, "PYTHONPATH": str(BIN.parents[1])}
+    subprocess.run(argv, env=environment, check=True)
+    assert (state / "sandboxes").is_dir()
+    assert not (state / "sandboxes").is_symlink()
 
 
 class OldFolder(MemoryFolder):

@@ -5,7 +5,8 @@ make and remove so many small files. The folders of all state directories are be
 after the inode of its state directory: containers that share /run/warren may have different ones at the same path.
 Anybody may remove an empty folder, and who needs it makes it again. Where /run is on a disk, the first who needs it
 mounts a tmpfs there, and whoever leaves it empty takes it away. That is not done in a mount namespace apart from the
-machine's, such as a container's with the machine's process ids: sandboxes can outlive it, and their records have to.
+machine's, such as a container's with the machine's process ids: sandboxes can outlive it, and their records have to. If
+such a container does not have /run/warren of the machine, the folder stays in the state directory.
 
 An older version kept the directories in the state directory. That folder becomes `sandboxes.old`, and what is in it has
 links in the new one until it is destroyed: every path stays right.
@@ -51,8 +52,12 @@ class MemoryFolder:
         thread. Raises OSError."""
         if self._is_linked(self._target) and self._link.is_dir() and not self._old.exists():
             return
+        of_machine = _is_mount_namespace_of_machine()
+        if not of_machine and not os.path.ismount(self._root.parent):
+            self._make_in_state()
+            return
         with self._locked(fcntl.LOCK_EX):
-            if not os.listdir(self._root) and not _is_in_memory(self._root) and _is_mount_namespace_of_machine():
+            if of_machine and not os.listdir(self._root) and not _is_in_memory(self._root):
                 _libc.mount(b"warren", os.fsencode(self._root), b"tmpfs", _FLAGS, _OPTIONS)
             target = self._target
             target.mkdir(mode=0o700, exist_ok=True)
@@ -93,6 +98,11 @@ class MemoryFolder:
         else:
             shutil.rmtree(directory, ignore_errors=True)
         return not directory.exists()
+
+    def _make_in_state(self) -> None:
+        if self._link.is_symlink() and not self._link.exists():
+            self._link.unlink()
+        self._link.mkdir(mode=0o700, exist_ok=True)
 
     def _put_link(self, target: Path) -> None:
         if self._is_linked(target):
