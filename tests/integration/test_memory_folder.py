@@ -120,6 +120,8 @@ class OldFolder(MemoryFolder):
     """As an older version had it: in the state directory."""
 
     def make(self) -> None:
+        if self._link.is_symlink():
+            self._link.unlink()
         self._link.mkdir(exist_ok=True)
 
 

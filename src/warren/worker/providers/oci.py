@@ -50,6 +50,7 @@ _AT_ONCE: Final = 16
 _FILES: Final = (NAME, oci_launch.PID, oci_launch.SOCKET)
 _STRAY_ROUNDS: Final = 5000
 _QUIET_LOOKS: Final = 4
+_FOLDER_TRIES: Final = 5
 _REMOVALS: Final = 5
 _REMOVAL_PAUSE_S: Final = 0.01
 
@@ -226,11 +227,12 @@ class OciProvider(HostProvider[Record, Runtime]):
         return sandbox
 
     async def _make_directory(self, directory: Path) -> None:
-        try:
-            os.mkdir(directory, 0o700)
-        except FileNotFoundError:  # another process had no more sandboxes, and has removed the folder
+        for _ in range(_FOLDER_TRIES):
+            with suppress(FileNotFoundError):  # other processes remove the folder while it is empty
+                os.mkdir(directory, 0o700)
+                return
             await asyncio.to_thread(self._folder.make)
-            os.mkdir(directory, 0o700)
+        os.mkdir(directory, 0o700)
 
     async def _launch(self, record: Record, rootfs: RootFs, pass_fds: dict[int, int], stdin: int) -> Finished:
         if record.spec.gpus:
@@ -314,7 +316,7 @@ class OciProvider(HostProvider[Record, Runtime]):
             return
         record = self._known_record(sandbox_id)
         cgroup = self._cgroup_of(sandbox_id)
-        with self._freeing_image(sandbox_id, record):
+        async with self._freeing_image(sandbox_id, record):
             if record is not None and record.pid:
                 await kill_first_process(record)
             else:
