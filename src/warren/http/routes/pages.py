@@ -203,9 +203,9 @@ async def create_ticket(
     request: Request, session_id: SessionId, body: TicketBody, context: Ctx, tenant: Runner
 ) -> Response:
     """For a page without a key: it opens the session's terminals, or one process, and nothing else. Ends with the key
-    it was made with."""
-    if GRANT in request.scope and not request.scope[GRANT].is_page:
-        raise Forbidden("a ticket makes no other tickets", remedy="use a key")
+    it was made with. A signed-in page makes none, nor does a ticket: what they can do must end when they end."""
+    if GRANT in request.scope:
+        raise Forbidden("only a key or a token makes tickets", remedy="use one")
     origins = [_origin(text) for text in body.origins]
     session = await context.sessions.get(tenant, session_id)
     text, ticket = await _tickets(context).create(
