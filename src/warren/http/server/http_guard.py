@@ -190,11 +190,14 @@ class HttpGuard:
         status, seconds = answer.status or CALLER_LEFT, time.perf_counter() - answer.began
         # A sandbox may answer what it likes: it must neither make up labels nor look like an error of the server.
         self._recorder.request_ended(route, method, _PASSED_ON if scope.get(FROM_SANDBOX) else status, seconds)
+        caller = scope.get("caller")
+        is_known = caller is not None and bool(caller.scopes)
+        if span.is_recorded and not is_known:
+            self._tracing.distrust(span)
         if span.is_recorded:
             _note_request(span, method, route, status, scope)
         if _log.writes(logging.INFO):
-            caller = scope.get("caller")
-            tenant = caller.tenant if caller is not None and caller.scopes else None
+            tenant = caller.tenant if caller is not None and is_known else None
             _log.info("request", method=method, route=route, status=status, ms=round(seconds * 1000, 2), tenant=tenant)
 
     def _tls_required(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
