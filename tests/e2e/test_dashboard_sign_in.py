@@ -89,6 +89,15 @@ async def test_a_signed_in_page_makes_no_links_and_shows_no_secret(page: Page) -
         assert page.cookie not in str(await api.get("/api/ui/session"))
 
 
+async def test_signing_in_counts_as_a_request(url: str, admin: Api) -> None:
+    key = (await new_key(admin, "hasty"))["key"]
+    await admin.call("PUT", "/api/admin/tenants/hasty", {"quota": {"requests_per_minute": 3}})
+    for _ in range(3):
+        await Page(url).sign_in(key=key)
+    async with Page(url).api() as api:
+        await api.refused("POST", "/api/ui/sign-in", {"key": key}, status=429, code="rate_limited")
+
+
 async def test_a_signed_in_page_makes_no_tickets_that_would_outlive_it(page: Page) -> None:
     async with page.api() as api, api.session() as session:
         await session.refused("POST", "/tickets", {}, status=403, code="forbidden")

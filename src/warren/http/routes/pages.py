@@ -149,6 +149,7 @@ async def sign_in(request: Request, body: SignInBody, context: Ctx) -> Response:
         if context.tenancy.refusals is None or context.tenancy.refusals.may_record(""):
             _record(context, request.scope, "sign_in", exc=exc)
         raise
+    await context.tenancy.metering.quotas.request(caller)  # admission does not know whose request it is
     _record(context, request.scope, "sign_in", caller)
     if not keeps_cookie or not context.with_key:
         return JsonAnswer({**_show_account(caller, binding.expires_at), "cookie": not context.with_key})
