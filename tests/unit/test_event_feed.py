@@ -198,3 +198,17 @@ async def test_a_stream_that_has_told_something_rests_and_tells_then_what_has_co
                 await anyio.sleep(0.01)
         tasks.cancel_scope.cancel()
     assert [[one["data"]["quota"] for one in read(piece)] for piece in pieces[1:]] == [["first"], ["a", "b", "c"]]
+
+
+async def test_a_slow_reader_holds_nothing_that_the_ring_has_lost() -> None:
+    feed = EventFeed(ring=400)
+    stream = feed.stream("acme")
+    await begun(stream)
+    for number in range(400):
+        feed.publish(event(f"{number}"))
+    first = len(read(await anext(stream)))
+    assert 0 < first < 400
+    for number in range(400):
+        feed.publish(event(f"{number}"))
+    assert await names(stream, 1) == ["gap"]
+    await stream.aclose()

@@ -197,16 +197,15 @@ class EventFeed:
                 await self.refresh()
             place = self._place(after)
             resumed = place is not None and self._has_all_since(name, place)
-            cursor = place if place is not None and resumed else self.last
+            reader.cursor = place if place is not None and resumed else self.last
             reader.is_broken = bool(after) and not resumed
-            yield _frame("ready", f"{self.run}-{cursor}", json.dumps({"resumed": resumed}))
+            yield _frame("ready", f"{self.run}-{reader.cursor}", json.dumps({"resumed": resumed}))
             while not self._closed:
                 reader.wake.clear()
                 is_told = False
-                async for data in self._since(name, reader, cursor):
+                while data := self._next(name, reader):
                     yield data
                     is_told = True
-                cursor = reader.cursor
                 if is_told:
                     await asyncio.sleep(min(self._rest_s * self.streams, _LONGEST_REST_S) * random.uniform(0.5, 1.5))
                 with suppress(TimeoutError):
@@ -219,16 +218,15 @@ class EventFeed:
             if not mine and self._streams.get(name) is mine:
                 del self._streams[name]
 
-    async def _since(self, name: str, reader: "_Stream", cursor: int) -> AsyncGenerator[bytes, None]:
-        """What the reader wants of the events after `cursor`, some at a time. Leaves `reader.cursor` after the last."""
-        if reader.is_broken or not self._has_all_since(name, cursor):
+    def _next(self, name: str, reader: "_Stream") -> bytes:
+        """Some of what the reader wants of the events after its cursor, which moves behind them; nothing if there is no
+        more. So a reader that is slow holds no more than it is being sent."""
+        if reader.is_broken or not self._has_all_since(name, reader.cursor):
             reader.is_broken, reader.cursor = False, self.last
-            yield self._gap()
-            return
+            return self._gap()
         ring, found = self._rings.get(name), []
-        reader.cursor = self.last
         for entry in reversed(ring.entries if ring is not None else ()):
-            if entry.number <= cursor:
+            if entry.number <= reader.cursor:
                 break
             if reader.takes(entry):
                 found.append(entry)
@@ -237,12 +235,12 @@ class EventFeed:
         for entry in reversed(found):
             frame = entry.frame(self.run)
             if size + len(frame) > _FRAME_BYTES and frames:
-                yield b"".join(frames)
-                frames, size = [], 0
+                return b"".join(frames)
             frames.append(frame)
             size += len(frame)
-        if frames:
-            yield b"".join(frames)
+            reader.cursor = entry.number
+        reader.cursor = self.last
+        return b"".join(frames)
 
     def _gap(self) -> bytes:
         return _frame("gap", f"{self.run}-{self.last}", json.dumps({"detail": "some events are not known any more"}))
