@@ -5,9 +5,9 @@
     sudo .venv/bin/python bench/speed.py --quick one_by_one pool  few requests, and only these parts
 
 Parts: one_by_one, rates, many (without a server); pool, burst, learned, commands, bulk (over HTTP, each with a fresh
-state directory). Each round measures every part for both checkouts; figures are medians of the rounds. --quick does less
-of everything than the table says. The client shares the cores with the server. Absolute times depend on the machine, and on what else it does: compare the
-columns.
+state directory). Each round measures every part for both checkouts; figures are medians of the rounds. --quick does
+less of everything than the table says. The client shares the cores with the server. Absolute times depend on the
+machine, and on what else it does: compare the columns.
 """
 
 import argparse
