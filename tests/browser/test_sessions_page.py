@@ -143,6 +143,8 @@ async def test_texts_of_users_are_shown_as_text(page: WatchedPage, api: Api) -> 
         await page.get("button", "End ses_").click()
         await expect(page.get("dialog", "End the session?")).to_contain_text(HOSTILE)
         assert await page.raw.locator("main img, dialog img").count() == 0
+    async with api.session(metadata={"file": "a\u202etxt.exe"}):  # else it looks like another name
+        await expect(page.text("file=a\\u202etxt.exe")).to_be_visible()
 
 
 async def test_it_fits_a_phone_in_both_colours(visit: Visit, api: Api, admin_key: str) -> None:

@@ -15,6 +15,7 @@ import { Meter } from "../parts/meter";
 import { Table, type Column } from "../parts/table";
 import { useTitle } from "../parts/title";
 import { bytes, duration, fullTime, secondsUntil } from "../parts/units";
+import { legible } from "../parts/visible";
 import type { Environment, FigureLimits, Figures, Session, SessionPage } from "../types";
 import { CreateSession } from "./create_session";
 import { Prolong } from "./prolong";
@@ -144,7 +145,7 @@ function Name({ of }: { of: Session }) {
 
 function SessionLink({ session, isMine }: { session: Session; isMine: boolean }) {
     const name = <><span class="name">{session.thread_id ?? "no thread"}</span><small class="mono">{session.session_id}</small></>;
-    const notes = Object.entries(session.metadata).map(([key, value]) => `${key}=${value}`).join("  ");
+    const notes = Object.entries(session.metadata).map(([key, value]) => legible(`${key}=${value}`)).join("  ");
     return (
         <span class="named" title={notes || undefined}>
             {isMine ? <a href={`/ui/sessions/${encodeURIComponent(session.session_id)}`}>{name}</a> : name}
