@@ -343,6 +343,21 @@ async def test_a_full_machine_makes_nothing() -> None:
         assert len(fake.machines) == 1
 
 
+async def test_pools_that_have_learned_share_what_memory_allows_them() -> None:
+    """A quarter of the 192 MiB above three reserves, at 8 MiB each, is six; each has its size without asking."""
+    guard = MachineGuard(Path("/"), 100, 100, room=lambda _: Room(1000, 492, 1000, 900))
+    async with started(local_worker(FakeProvider(), pool=PoolSize(2, 0, 50), guard=guard)) as worker:
+        await until(lambda: worker.stats().pools["base"].ready == 2)
+        claims = [worker.claim(Claim(name)) for name in ("base", "other") for _ in range(10)]
+        await asyncio.gather(*claims)
+        await until(lambda: sum(pool.ready for pool in worker.stats().pools.values()) == 6)
+        await at_rest(worker)
+        stats = worker.stats()
+        assert sum(pool.ready for pool in stats.pools.values()) == stats.guard.pool_ceiling == 6
+        assert min(pool.ready for pool in stats.pools.values()) >= 2
+        assert all(pool.target >= 8 for pool in stats.pools.values())
+
+
 async def test_a_place_that_becomes_free_is_given_to_who_waits() -> None:
     fake, guard = FakeProvider(), MachineGuard(Path("/tmp"), 0, 0, max_sandboxes=2)
     async with started(local_worker(fake, pool=NONE, guard=guard)) as worker:
