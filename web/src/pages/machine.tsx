@@ -11,6 +11,7 @@ import { Plot } from "../parts/plot";
 import { Table } from "../parts/table";
 import { useTitle } from "../parts/title";
 import { bytes } from "../parts/units";
+import { WorkerChoice } from "../parts/worker_choice";
 
 type Values = readonly (number | null)[];
 
@@ -78,15 +79,7 @@ export function MachinePage() {
                         <option value="24h">Last day</option>
                     </select>
                 </label>
-                {inCluster && (
-                    <label>
-                        Of
-                        <select value={worker.value} onChange={(event) => (worker.value = event.currentTarget.value)}>
-                            <option value="">The coordinator that answers</option>
-                            {Object.keys(stats.value.value?.workers ?? {}).map((name) => <option key={name} value={name}>{name}</option>)}
-                        </select>
-                    </label>
-                )}
+                <WorkerChoice label="Of" any="The coordinator that answers" value={worker} />
             </div>
             <Shown of={history}>{(found) => <Plots history={found} />}</Shown>
         </section>
