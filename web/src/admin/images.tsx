@@ -35,7 +35,7 @@ export function Images() {
     const images = useLoaded((signal) => get<{ images: Image[] }>("/api/images", { worker: worker.value }, signal), [worker.value], 30_000);
     return (
         <>
-            {may("admin") && <WorkerChoice label="Machine of" any="Any worker" value={worker} />}
+            {may("admin") && facts.value!.cluster && <div class="row"><WorkerChoice label="Machine of" any="Any worker" value={worker} /></div>}
             <Shown of={images}>
                 {(found) => (
                     <Table
