@@ -348,6 +348,7 @@ async def test_figures_are_drawn_in_every_look(session: SessionApi, visit: Visit
         await expect(page.raw.locator(".plot canvas")).to_have_count(5)
         await expect(page.get("list", "Now")).to_contain_text("of 1.0 GiB")
         assert await page.raw.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        await expect(page.get("tab", "Figures")).to_be_in_viewport(ratio=1)
         await page.picture(f"figures-{number}")
 
 

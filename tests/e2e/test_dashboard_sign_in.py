@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
 import pytest
-from e2e.api_client import Api
+from e2e.api_client import COMMENT, Api, until
 from e2e.browser_page import SAME_ORIGIN, Page
 from e2e.conftest import NewState
 from e2e.dashboard_place import ADMIN, HOST, KINDS, Place, new_key, policy_of, running_place
@@ -281,7 +282,56 @@ async def test_tenants_see_their_own_alone(url: str, admin: Api) -> None:
         assert (await other.get("/api/sessions"))["sessions"] == []
 
 
+# -- the audit record
+
+
+async def test_a_page_that_stays_open_is_recorded_once_and_what_it_does_each_time(url: str, admin: Api) -> None:
+    key = (await new_key(admin))["key"]
+    browsers = [Page(url), Page(url)]
+    async with Api(url, {"X-API-Key": key}) as direct, direct.session() as session:
+        for browser in browsers:
+            await browser.sign_in(key=key)
+            async with browser.api() as api:
+                for _ in range(3):
+                    await api.get(f"/api/sessions/{session.id}")
+                    await api.get(f"/api/sessions/{session.id}/processes")
+                    await api.get("/api/metrics", session_ids=session.id)
+                    await api.post(f"/api/sessions/{session.id}/exec", {"command": "true"})
+        for _ in range(3):
+            await direct.get(f"/api/sessions/{session.id}/ports")
+
+        async def counted() -> Counter[str] | None:
+            deeds = (await direct.get("/api/audit", session_id=session.id, limit=100))["deeds"]
+            count = Counter(deed["action"] for deed in deeds)
+            return count if count["run_command"] == 6 and count["list_ports"] == 3 else None
+
+        count = await until(counted)
+        assert (count["get_session"], count["list_processes"]) == (2, 2), count
+        assert len((await direct.get("/api/audit", action="list_metrics"))["deeds"]) == 2
+    async with browsers[0].api() as api:
+        for _ in range(3):
+            await api.refused("GET", "/api/sessions/ses_gone", status=404, code="session_not_found")
+
+    async def refusals() -> bool:
+        deeds = (await admin.get("/api/admin/audit", session_id="ses_gone", limit=100))["deeds"]
+        return sum(deed["action"] == "get_session" for deed in deeds) == 3
+
+    assert await until(refusals)
+
+
 # -- the end of a key
+
+
+async def test_a_stream_of_events_ends_in_order_and_says_that_the_key_is_gone(place: Place, admin: Api) -> None:
+    made = await new_key(admin, "leaving")
+    page = Page(place.other.url)
+    await page.sign_in(key=made["key"])
+    async with page.api() as api, api.events("GET", "/api/events") as events:
+        assert (await anext(events)).kind == "ready"
+        await admin.call("DELETE", f"/api/admin/keys/{made['id']}", status=204)
+        async with asyncio.timeout(_ENDS_S):
+            rest = [event async for event in events]  # a stream that is cut off raises here
+    assert [(event.kind, event.data["status"]) for event in rest if event.kind != COMMENT] == [("error", 401)]
 
 
 @pytest.mark.parametrize("way", ["revoked", "rotated", "everywhere"])

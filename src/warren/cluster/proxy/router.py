@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from warren.cluster.auth import (
     CALLER_HEADER,
     CLIENT_HEADER,
+    PAGE_HEADER,
     PATIENCE_HEADER,
     SCHEME_HEADER,
     SESSION_HEADER,
@@ -74,6 +75,7 @@ from warren.model.session import Session, SessionState, new_session_id
 from warren.sessions.artifact_records import place_of
 from warren.sessions.lifecycle import unusable_error
 from warren.sessions.operations.machine import MAX_WORKER_NAME
+from warren.tenancy.bindings import PAGE_MARK
 from warren.tracing import trace_headers
 
 _MAX_REMEMBERED: Final = 100_000
@@ -427,6 +429,7 @@ class Router:
             (SCHEME_HEADER, b"https" if scope.get("scheme") in ("https", "wss") else b"http"),
             (b"x-request-id", request_id.get().encode()),
             *trace_headers(),
+            *([(PAGE_HEADER, scope[PAGE_MARK].encode())] if PAGE_MARK in scope else []),
             *([(CHECKED_HEADER, scope[PREVIEW].encode())] if PREVIEW in scope else []),
         ]
 
