@@ -16,8 +16,8 @@
  *   a user namespace    created by a child that has become the sandbox's own uid, so that the
  *                       kernel's per-user limits (inotify, namespaces, …) are counted per sandbox
  *                       and not against the host's root. It is bound to BUNDLE/userns.
- *   the disk            an ext4 image on a loop device that detaches itself, its file unlinked as
- *                       soon as it is attached; or a tmpfs. Mounted at BUNDLE/disk. It is fresh:
+ *   the disk            an ext4 image without a name on a loop device that detaches itself;
+ *                       or a tmpfs. Mounted at BUNDLE/disk. It is fresh:
  *                       no sandbox has chosen a name on it, so no path on it can be a link.
  *   the root            trees of the host laid over each other: the agent's, layers, and the image's at the
  *                       bottom, with ids mapped so that the image's root is the sandbox's root.
@@ -67,7 +67,7 @@
  *          --own PATH:MODE     a directory of a writable root, made if it is missing, for --owner (repeatable)
  *          --changes FD        a socket; the descriptor of root.upper is sent over it
  *          --tree SRC:DST      another read-only tree of the host, at DST below the root
- *          --disk FILE         the ext4 image, or
+ *          --disk-fd FD        an open ext4 image, or
  *          --tmpfs OPTIONS     the mount options of a tmpfs
  *          --dir NAME:MODE     a directory to make on the disk (repeatable)
  *          --seed NAME:PATH    such a directory, laid over PATH of the image (repeatable)
@@ -161,8 +161,8 @@ struct list {
 };
 
 struct options {
-    const char *at, *agent, *root, *disk, *tmpfs, *pts, *move;
-    uint64_t base, owner, nofile, fsize, pid, terminals, memory, cpus, changes, memlock;
+    const char *at, *agent, *root, *tmpfs, *pts, *move;
+    uint64_t base, owner, nofile, fsize, pid, terminals, memory, cpus, changes, memlock, disk_fd;
     int try_only, writable;
     struct list trees, layers, dirs, seeds, owned, devices, hidden;
     char **command;
@@ -234,7 +234,7 @@ static void read_option(struct options *o, const char *name, const char *value)
     if (!strcmp(name, "--at")) o->at = value;
     else if (!strcmp(name, "--agent")) o->agent = value;
     else if (!strcmp(name, "--root")) o->root = value;
-    else if (!strcmp(name, "--disk")) o->disk = value;
+    else if (!strcmp(name, "--disk-fd")) o->disk_fd = number(name, value);
     else if (!strcmp(name, "--tmpfs")) o->tmpfs = value;
     else if (!strcmp(name, "--pts")) o->pts = value;
     else if (!strcmp(name, "--move")) o->move = value;
@@ -524,7 +524,7 @@ static int open_loop(int index)
 }
 
 /* Another process may take the free device first: then ask again. */
-static int attach(int image, const char *name, int *index)
+static int attach(int image, int *index)
 {
     struct loop_settings settings = {.fd = image, .info.flags = LO_FLAGS_AUTOCLEAR};
     int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC), device, tries;
@@ -542,28 +542,24 @@ static int attach(int image, const char *name, int *index)
             return device;
         }
         if (errno != EBUSY && errno != EAGAIN)
-            fail("attaching %s to loop device %d", name, *index);
+            fail("attaching the disk image to loop device %d", *index);
         close(device);
         usleep(tries < 20 ? 50 : 2000);
     }
-    fail("attaching %s: other processes took %d loop devices before us", name, LOOP_TRIES);
+    fail("attaching the disk image: other processes took %d loop devices before us", LOOP_TRIES);
 }
 
-static void mount_image(const char *image, const char *where)
+static void mount_image(int image, const char *where)
 {
     char device_name[PATH_ROOM];
-    int fd = open(image, O_RDWR | O_CLOEXEC | O_NOFOLLOW), device, index;
+    int device, index;
 
-    if (fd < 0)
-        fail("opening the disk image %s", image);
-    device = attach(fd, image, &index);
-    if (unlink(image))
-        fail("unlinking %s", image);
+    device = attach(image, &index);
     path(device_name, "/dev/loop%d", index);
     if (mount(device_name, where, "ext4", MS_NOSUID | MS_NODEV | MS_NOATIME, DISK_OPTIONS))
         fail("mounting the disk %s at %s", device_name, where);
     close(device);
-    close(fd);
+    close(image);
 }
 
 static void make_directory(int disk, const char *item, uint64_t owner)
@@ -598,8 +594,8 @@ static void fill_disk(const struct options *o, const char *where)
 
 static void make_disk(const struct options *o, const char *where)
 {
-    if (o->disk)
-        mount_image(o->disk, where);
+    if (o->disk_fd)
+        mount_image(o->disk_fd, where);
     else if (mount("disk", where, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOATIME, o->tmpfs))
         fail("mounting a tmpfs (%s) at %s", o->tmpfs, where);
     fill_disk(o, where);
@@ -1072,8 +1068,8 @@ static void sandbox(const struct options *o)
     char where[PATH_ROOM];
     int i, userns;
 
-    if (!o->at || !o->agent || !o->root || !o->base || (!o->disk == !o->tmpfs))
-        usage("sandbox needs --at, --agent, --root, --base and one of --disk and --tmpfs");
+    if (!o->at || !o->agent || !o->root || !o->base || (!o->disk_fd == !o->tmpfs))
+        usage("sandbox needs --at, --agent, --root, --base and one of --disk-fd and --tmpfs");
     if (!o->writable && (o->changes || o->owned.count))
         usage("--changes and --own need --writable");
     check_stderr();
@@ -1101,8 +1097,8 @@ static void sandbox(const struct options *o)
 
 static void disk(const struct options *o)
 {
-    if (!o->at || (!o->disk == !o->tmpfs))
-        usage("disk needs --at and one of --disk and --tmpfs");
+    if (!o->at || (!o->disk_fd == !o->tmpfs))
+        usage("disk needs --at and one of --disk-fd and --tmpfs");
     if (!o->pts != !o->terminals)
         usage("--pts needs --terminals");
     if (o->try_only)

@@ -16,7 +16,7 @@ from typing import Final
 from warren.interfaces.images import RootFs
 from warren.model.spec import AGENT_PROGRAM, MIB, RUNNERS, WRITABLE
 from warren.worker.host.disk_room import DISK_POINT
-from warren.worker.host.disks import tmpfs_options
+from warren.worker.host.disks import DISK_FD, FREE_FD, tmpfs_options
 from warren.worker.host.processes import kill_if
 from warren.worker.host.uids import uid_base
 from warren.worker.providers.gpu_access import INSIDE
@@ -24,7 +24,6 @@ from warren.worker.providers.oci_bundle import BUNDLE, disk_directories
 from warren.worker.providers.record import Record
 from warren.worker.providers.runners import runner_files, write_runners
 
-DISK: Final = "disk.img"
 PID: Final = "pid"
 SOCKET: Final = "agent.sock"
 
@@ -60,7 +59,7 @@ def argv(
     Not `detached`: runs to the end of the sandbox. `send_changes`: the launcher sends the descriptor of what is written
     to the root over the socket CHANGES_FD. `devices`: PATH:NAME of nodes beyond the usual ones."""
     base, limits = uid_base(record.uid_index), record.spec.limits
-    disk = ("--disk", str(directory / DISK)) if loop_disk else ("--tmpfs", tmpfs_options(limits))
+    disk = ("--disk-fd", str(DISK_FD)) if loop_disk else ("--tmpfs", tmpfs_options(limits))
     return [
         *(str(programs.launcher), "sandbox", "--at", BUNDLE, "--move", str(move)),
         *("--base", str(base), "--owner", str(base + rootfs.uid)),
@@ -194,7 +193,7 @@ def changes_socket() -> Iterator[tuple[socket.socket, int]]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
         ours.setblocking(False)
-        fd = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, CHANGES_FD + 1)
+        fd = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, FREE_FD)
         try:
             yield ours, fd
         finally:
