@@ -18,7 +18,8 @@ static void write_config(const char *name)
     close(fd);
 }
 
-void make_bundle(const char *at)
+/* What only a runtime needs is left out for others. */
+void make_bundle(const char *at, int for_runtime)
 {
     static const char *const folders[] = {"rootfs", "disk", "dev", "image", "agent", "empty", "tree0", "tree1"};
     char name[PATH_ROOM];
@@ -29,6 +30,8 @@ void make_bundle(const char *at)
     for (i = 0; i < sizeof folders / sizeof *folders; i++)
         if (mkdir(path(name, "%s/%s", at, folders[i]), 0700))
             fail("making %s", name);
+    if (!for_runtime)
+        return;
     if (mknod(path(name, "%s/userns", at), S_IFREG | 0600, 0))
         fail("making %s", name);
     write_config(path(name, "%s/config.json", at));

@@ -81,7 +81,7 @@ void make_devices(const struct options *o)
         copy_device(dev, o->devices.items[i], o->base);
     if (chown(dev, o->base, o->base))
         fail("giving %s away", dev);
-    if (mount(path(null, "%s/null", dev), "/dev/null", NULL, MS_BIND, NULL))
+    if (!o->direct && mount(path(null, "%s/null", dev), "/dev/null", NULL, MS_BIND, NULL))
         fail("binding %s to /dev/null", null);
 }
 

@@ -99,7 +99,7 @@ static void run(char **command)
     fail("starting %s", command[0]);
 }
 
-static void die_with_parent(void)
+void die_with_parent(void)
 {
     pid_t parent = getppid();
 
@@ -109,7 +109,7 @@ static void die_with_parent(void)
         exit(FAILED);
 }
 
-static void check_stderr(void)
+void check_stderr(void)
 {
     struct stat error;
 
@@ -117,7 +117,7 @@ static void check_stderr(void)
         usage("stderr has to be a pipe: the sandbox's root will own it");
 }
 
-static void harmless_stdio(void)
+void harmless_stdio(void)
 {
     int empty[2];
 
@@ -144,7 +144,7 @@ static void sandbox(const struct options *o)
     private_mounts();
     for (i = 0; i < o->hidden.count; i++)
         hide(o->hidden.items[i]);
-    make_bundle(o->at);
+    make_bundle(o->at, 1);
     harmless_stdio();
     bind_namespace(userns, o->at);
     make_disk(o, path(where, "%s/disk", o->at));
@@ -176,16 +176,19 @@ static void disk(const struct options *o)
 
 int main(int argc, char **argv)
 {
-    struct options o = {.memlock = 8 << 20};
+    static struct options o = {.memlock = 8 << 20};
 
     umask(077);
-    if (argc == 2 && !strcmp(argv[1], "version")) {
+    if (argc == 2 && (!strcmp(argv[1], "version") || !strcmp(argv[1], "--version"))) {
         puts("warren-launch " VERSION);
         return 0;
     }
     if (argc < 2)
-        usage("what to do? sandbox, disk, seal or version");
+        usage("what to do? sandbox, direct, disk, seal or version");
+    o.direct = !strcmp(argv[1], "direct");
     read_options(&o, argv + 2);
+    if (o.direct)
+        return direct(&o);
     if (!strcmp(argv[1], "sandbox"))
         sandbox(&o);
     else if (!strcmp(argv[1], "disk"))

@@ -58,6 +58,18 @@ struct options {
     int try_only, writable;
     struct list trees, layers, dirs, seeds, owned, devices, hidden;
     char **command;
+    /* of `direct` alone */
+    int direct, wait;
+    const char *id, *pid_file, *hostname, *into, *filter_digest;
+    uint64_t filter, keep, oom_score;
+    struct list cgroups, enabled, settings, tried, allowed, sysctls, mounts, masks, read_only, capabilities, environment;
+};
+
+#define MOST_FILTER (4096 * 8) /* what the kernel takes */
+
+struct filter {
+    uint8_t code[MOST_FILTER + 8];
+    size_t size;
 };
 
 /* report.c */
@@ -79,9 +91,12 @@ void own_clock(void);
 
 /* cgroup.c */
 void try_move(const char *procs);
+void make_cgroups(const struct options *o);
+void limit_devices(const struct options *o);
+void start_attacher(const struct options *o, int pids, int done);
 
 /* bundle.c */
-void make_bundle(const char *at);
+void make_bundle(const char *at, int for_runtime);
 void bind_namespace(int fd, const char *bundle);
 
 /* view.c */
@@ -102,5 +117,20 @@ void seal(const struct options *o);
 
 /* limits.c */
 void lower_limits(const struct options *o);
+
+/* sha256.c */
+void sha256(const uint8_t *data, size_t size, char text[65]);
+
+/* inside.c */
+void read_places(const struct options *o);
+__attribute__((noreturn)) void become_agent(const struct options *o, const struct filter *filter, int to_launcher, int attached);
+
+/* direct.c */
+int direct(struct options *o);
+
+/* launch.c */
+void die_with_parent(void);
+void check_stderr(void);
+void harmless_stdio(void);
 
 #endif

@@ -19,6 +19,31 @@ static void append(struct list *list, const char *name, const char *value)
     list->items[list->count++] = value;
 }
 
+static int read_direct_option(struct options *o, const char *name, const char *value)
+{
+    if (!strcmp(name, "--id")) o->id = value;
+    else if (!strcmp(name, "--pid-file")) o->pid_file = value;
+    else if (!strcmp(name, "--hostname")) o->hostname = value;
+    else if (!strcmp(name, "--into")) o->into = value;
+    else if (!strcmp(name, "--filter")) o->filter = number(name, value);
+    else if (!strcmp(name, "--filter-sha256")) o->filter_digest = value;
+    else if (!strcmp(name, "--keep")) o->keep = number(name, value);
+    else if (!strcmp(name, "--oom-score")) o->oom_score = number(name, value);
+    else if (!strcmp(name, "--cgroup")) append(&o->cgroups, name, value);
+    else if (!strcmp(name, "--enable")) append(&o->enabled, name, value);
+    else if (!strcmp(name, "--set")) append(&o->settings, name, value);
+    else if (!strcmp(name, "--try-set")) append(&o->tried, name, value);
+    else if (!strcmp(name, "--allow-device")) append(&o->allowed, name, value);
+    else if (!strcmp(name, "--sysctl")) append(&o->sysctls, name, value);
+    else if (!strcmp(name, "--mount")) append(&o->mounts, name, value);
+    else if (!strcmp(name, "--mask")) append(&o->masks, name, value);
+    else if (!strcmp(name, "--read-only")) append(&o->read_only, name, value);
+    else if (!strcmp(name, "--capability")) append(&o->capabilities, name, value);
+    else if (!strcmp(name, "--env")) append(&o->environment, name, value);
+    else return 0;
+    return 1;
+}
+
 static void read_option(struct options *o, const char *name, const char *value)
 {
     if (!strcmp(name, "--at")) o->at = value;
@@ -45,7 +70,7 @@ static void read_option(struct options *o, const char *name, const char *value)
     else if (!strcmp(name, "--dir")) append(&o->dirs, name, value);
     else if (!strcmp(name, "--device")) append(&o->devices, name, value);
     else if (!strcmp(name, "--hide")) append(&o->hidden, name, value);
-    else usage("unknown option %s", name);
+    else if (!o->direct || !read_direct_option(o, name, value)) usage("unknown option %s", name);
 }
 
 void read_options(struct options *o, char **argv)
@@ -54,6 +79,10 @@ void read_options(struct options *o, char **argv)
         if (!strcmp(*argv, "--")) {
             o->command = argv + 1;
             return;
+        }
+        if (o->direct && !strcmp(*argv, "--wait")) {
+            o->wait = 1;
+            continue;
         }
         if (!strcmp(*argv, "--try")) {
             o->try_only = 1;

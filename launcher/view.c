@@ -69,7 +69,7 @@ void make_view(const struct options *o)
 {
     char name[PATH_ROOM];
 
-    if (mkdir(path(name, "%s/view", o->at), 0711))
+    if (mkdir(path(name, "%s/view", o->at), 0711) || chmod(name, 0711))
         fail("making %s", name);
     view_processors(o->at, o->cpus);
     view_memory(o->at, o->memory);
