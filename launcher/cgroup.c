@@ -50,14 +50,12 @@ static int write_file(const char *name, const char *text)
     return close(fd);
 }
 
-static void write_item(const char *option, const char *item, int must)
+static void write_item(const char *item, int must)
 {
     char name[PATH_ROOM], *value;
 
     path(name, "%s", item);
     value = strchr(name, '=');
-    if (*name != '/' || !value || !value[1])
-        usage("%s needs FILE=VALUE, not '%s'", option, item);
     *value++ = 0;
     if (write_file(name, value) && must)
         fail("writing '%s' to %s", value, name);
@@ -83,15 +81,15 @@ void make_cgroups(const struct options *o)
     int i;
 
     for (i = 0; i < o->enabled.count; i++)
-        write_item("--enable", o->enabled.items[i], 0);
+        write_item(o->enabled.items[i], 0);
     if (o->into)
         make_cgroup(o->into);
     for (i = 0; i < o->cgroups.count; i++)
         make_cgroup(o->cgroups.items[i]);
     for (i = 0; i < o->settings.count; i++)
-        write_item("--set", o->settings.items[i], 1);
+        write_item(o->settings.items[i], 1);
     for (i = 0; i < o->tried.count; i++)
-        write_item("--try-set", o->tried.items[i], 0);
+        write_item(o->tried.items[i], 0);
 }
 
 /* ---- devices of cgroup v2: a program that the kernel asks each time one is opened ---- */
@@ -125,9 +123,10 @@ static int rule(struct instruction *at, const char *item)
     return count;
 }
 
-static int load_rules(const struct options *o)
+/* Returns how many instructions there are. */
+static int compile_rules(const struct options *o, struct instruction *program)
 {
-    static struct instruction program[MOST_INSTRUCTIONS] = {
+    static const struct instruction start[] = {
         {0x61, 2 | 1 << 4, 0, 0}, /* r2 = access and kind */
         {0x61, 3 | 1 << 4, 4, 0}, /* r3 = major */
         {0x61, 4 | 1 << 4, 8, 0}, /* r4 = minor */
@@ -135,6 +134,27 @@ static int load_rules(const struct options *o)
         {0x57, 5, 0, 0xffff},     /* r5 &= 0xffff, the kind */
         {0x77, 2, 0, 16},         /* r2 >>= 16, the access */
     };
+    int i, count = sizeof start / sizeof *start;
+
+    memcpy(program, start, sizeof start);
+    for (i = 0; i < o->allowed.count; i++)
+        count += rule(program + count, o->allowed.items[i]);
+    program[count++] = (struct instruction){0xb7, 0, 0, 0};
+    program[count++] = (struct instruction){0x95, 0, 0, 0};
+    return count;
+}
+
+static struct instruction rules[MOST_INSTRUCTIONS];
+
+void check_devices(const struct options *o)
+{
+    if (o->allowed.count && !o->into)
+        usage("--allow-device needs --into");
+    compile_rules(o, rules);
+}
+
+static int load_rules(const struct options *o)
+{
     static const char license[] = "GPL";
     struct {
         uint32_t type, count;
@@ -143,14 +163,9 @@ static int load_rules(const struct options *o)
         uint64_t log;
         uint32_t kernel_version, flags;
     } attributes = {.type = CGROUP_DEVICE_PROGRAM};
-    int i, count = 6;
 
-    for (i = 0; i < o->allowed.count; i++)
-        count += rule(program + count, o->allowed.items[i]);
-    program[count++] = (struct instruction){0xb7, 0, 0, 0};
-    program[count++] = (struct instruction){0x95, 0, 0, 0};
-    attributes.count = count;
-    attributes.instructions = (uintptr_t)program;
+    attributes.count = compile_rules(o, rules);
+    attributes.instructions = (uintptr_t)rules;
     attributes.license = (uintptr_t)license;
     return syscall(SYS_bpf, BPF_PROG_LOAD_, &attributes, sizeof attributes);
 }
@@ -163,8 +178,6 @@ void limit_devices(const struct options *o)
 
     if (!o->allowed.count)
         return;
-    if (!o->into)
-        usage("--allow-device needs --into");
     directory = open(o->into, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (directory < 0)
         fail("opening the cgroup %s", o->into);

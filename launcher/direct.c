@@ -20,7 +20,8 @@
  *                                                          cgroup namespace <──────────── attached ────┘
  *       end of file: it runs <──────────────────────────── rights, filter, exec of the agent
  *
- * All options that are the same for many sandboxes come on stdin, as words that each end with a NUL.
+ * All options that are the same for many sandboxes come on stdin, as words that each end with a NUL. With --try the
+ * options are checked, and nothing is made.
  */
 #include "launch.h"
 
@@ -28,6 +29,7 @@
 #define CLONE_INTO_CGROUP_ 0x200000000ULL
 #define MOST_PLAN (256 * 1024)
 #define MOST_WORDS 2048
+#define HOST_NAME 64
 
 struct clone_arguments {
     uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup;
@@ -78,13 +80,52 @@ static void read_filter(const struct options *o, struct filter *filter)
         usage("the filter of system calls is another one: %s, not %s", digest, o->filter_digest);
 }
 
+static int is_path(const char *text)
+{
+    return text[0] == '/' && text[1] && !strstr(text, "..");
+}
+
 static void check_paths(const struct list *list, const char *option)
 {
     int i;
 
     for (i = 0; i < list->count; i++)
-        if (list->items[i][0] != '/' || !list->items[i][1])
+        if (!is_path(list->items[i]))
             usage("%s needs a path, not '%s'", option, list->items[i]);
+}
+
+static void check_pairs(const struct list *list, const char *option, int of_files)
+{
+    const char *equals, *item;
+    int i;
+
+    for (i = 0; i < list->count; i++) {
+        item = list->items[i];
+        equals = strchr(item, '=');
+        if (!equals || equals == item || !equals[1] || (of_files && !is_path(item)) || (!of_files && *item == '/') ||
+            strstr(item, ".."))
+            usage("%s needs %s=VALUE, not '%s'", option, of_files ? "FILE" : "NAME", item);
+    }
+}
+
+/* Nothing is made before all options are good. */
+static void check_items(const struct options *o)
+{
+    int i;
+
+    check_paths(&o->masks, "--mask");
+    check_paths(&o->read_only, "--read-only");
+    check_paths(&o->cgroups, "--cgroup");
+    check_pairs(&o->enabled, "--enable", 1);
+    check_pairs(&o->settings, "--set", 1);
+    check_pairs(&o->tried, "--try-set", 1);
+    check_pairs(&o->sysctls, "--sysctl", 0);
+    check_pairs(&o->environment, "--env", 0);
+    for (i = 0; i < o->capabilities.count; i++)
+        if (number("--capability", o->capabilities.items[i]) > LAST_CAPABILITY)
+            usage("there is no capability %s", o->capabilities.items[i]);
+    check_devices(o);
+    read_places(o);
 }
 
 static void check(const struct options *o)
@@ -101,12 +142,15 @@ static void check(const struct options *o)
         usage("direct needs one of --pid-file and --wait");
     if (!o->command || !*o->command)
         usage("nothing to run after --");
+    if (!is_path(*o->command) || (o->into && !is_path(o->into)))
+        usage("%s is no path", is_path(*o->command) ? o->into : *o->command);
+    if (!*o->id || !*o->hostname || strlen(o->hostname) > HOST_NAME)
+        usage("--id and --hostname need a name");
     if (o->environment.count == MANY)
         usage("more than %d times --env", MANY - 1);
-    check_paths(&o->masks, "--mask");
-    check_paths(&o->read_only, "--read-only");
-    check_paths(&o->cgroups, "--cgroup");
-    read_places(o);
+    if (o->keep < 2 || o->keep > MANY)
+        usage("--keep needs the number of the last descriptor to keep");
+    check_items(o);
 }
 
 /* ---- the owner ---- */
@@ -266,10 +310,12 @@ int direct(struct options *o)
 
     read_options(o, read_plan());
     check(o);
+    read_filter(o, &filter);
+    if (o->try_only)
+        return 0;
     check_stderr();
     die_with_parent();
     setpriority(PRIO_PROCESS, 0, LAUNCH_NICE);
-    read_filter(o, &filter);
     harmless_stdio();
     give_stdio(o);
     if (o->cgroups.count) {

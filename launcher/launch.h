@@ -65,6 +65,7 @@ struct options {
     struct list cgroups, enabled, settings, tried, allowed, sysctls, mounts, masks, read_only, capabilities, environment;
 };
 
+#define LAST_CAPABILITY 63
 #define MOST_FILTER (4096 * 8) /* what the kernel takes */
 
 struct filter {
@@ -92,6 +93,7 @@ void own_clock(void);
 /* cgroup.c */
 void try_move(const char *procs);
 void make_cgroups(const struct options *o);
+void check_devices(const struct options *o);
 void limit_devices(const struct options *o);
 void start_attacher(const struct options *o, int pids, int done);
 
