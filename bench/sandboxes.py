@@ -159,7 +159,8 @@ class Bench:
 
     async def create(self) -> None:
         await self.provider.disks.prepare(SPEC.limits.disk_mb, 24)
-        bare_name = (await self.provider.runtime_report()).chosen
+        runtimes = (await self.provider.runtime_report()).runtimes
+        bare_name = next(runtime.name for runtime in runtimes if runtime.works and runtime.name != "direct")
         ours, gone, bare, row = [], [], [], []
         for _ in range(8):
             for _ in range(3):

@@ -1,11 +1,11 @@
 /*
- * warren-launch: prepares on the host, as root, what an OCI runtime needs to start a sandbox.
+ * warren-launch: prepares on the host, as root, what a sandbox needs, and starts it, itself or by an OCI runtime.
  *
  * Theory of operation
  *
  * The worker starts one warren-launch per sandbox. It runs for some milliseconds, as root, and
- * then becomes the OCI runtime (execve, same pid), which starts the sandbox and exits. It
- * makes what the runtime cannot make, or makes wrongly:
+ * then becomes the OCI runtime (execve, same pid), which starts the sandbox and exits; or it does
+ * without (direct.c). It makes what the runtime cannot make, or makes wrongly:
  *
  *   a mount namespace   of its own, everything private. All mounts below live in it; the runtime
  *                       copies them into the sandbox. The host's mount table does not change, and
@@ -78,6 +78,25 @@
  *          --memory BYTES --cpus N    what the view shows; the directory `view` is there only with these
  *          --nofile N --fsize BYTES
  *          --memlock BYTES     0 leaves it as it is; 8 MiB without this option
+ *        warren-launch direct OPTION…           the options of `sandbox` but --hide, and those below; from the command
+ *                                            line first, then from stdin, where each word ends with a NUL
+ *          --id ID             the sandbox's; so that the worker recognizes its processes
+ *          --pid-file FILE     gets the number of the first process on the host, or
+ *          --wait              waits for its end, and exits as it did
+ *          --hostname NAME
+ *          --cgroup DIR        a cgroup of v1 to make and to move the sandbox to (repeatable)
+ *          --into DIR          that of v2
+ *          --enable FILE=VALUE to write before the cgroups are made; no matter if it fails (repeatable)
+ *          --set FILE=VALUE    a limit (repeatable)
+ *          --try-set FILE=VALUE    the same, no matter if it fails (repeatable)
+ *          --allow-device KIND:MAJOR:MINOR:ACCESS    with --into: all other devices are refused (repeatable)
+ *          --mount KIND:SOURCE:TARGET:FLAGS:OPTIONS    in this order; the source of a bind is below --at (repeatable)
+ *          --sysctl NAME=VALUE --mask PATH --read-only PATH --capability NUMBER --env NAME=VALUE    (repeatable)
+ *          --oom-score N
+ *          --filter FD --filter-sha256 HEX    the filter of system calls, compiled, and its hash
+ *          --keep FD           the last descriptor that the agent gets
+ *          --try               only checks the options
+ *          -- AGENT ARGUMENT…
  *        warren-launch disk OPTION… --at DIR    the disk alone, mounted at DIR for all to see;
  *                                               with --try only in a namespace of its own
  *          --memory BYTES --cpus N    what the view shows, which is then on the disk, in `view`

@@ -1,4 +1,4 @@
-"""Sandboxes by an OCI runtime, without a daemon.
+"""Sandboxes by Warren's launcher alone (direct.py) or with an OCI runtime, without a daemon.
 
 A sandbox is a directory `<state>/sandboxes/<id>`, made first and removed last:
 
@@ -7,10 +7,10 @@ A sandbox is a directory `<state>/sandboxes/<id>`, made first and removed last:
     disk.img      for a moment, until the launcher has attached and unlinked it
 
 What the runtime reads and writes is in memory, in a mount namespace that the launcher makes for the sandbox. The
-launcher and then the runtime run for some milliseconds; after that the sandbox consists of its own processes
-alone. Destroying it means killing the first process (the kernel kills the rest) and removing the cgroups and the
-directories. The runtime's own `delete` is not needed, so a sandbox can be destroyed even when its runtime is no longer
-installed.
+launcher and then the runtime, if there is one, run for some milliseconds; after that the sandbox consists of its own
+processes alone. Destroying it means killing the first process (the kernel kills the rest) and removing the cgroups and
+the directories. The runtime's own `delete` is not needed, so a sandbox can be destroyed even when its runtime is no
+longer installed.
 """
 
 import asyncio

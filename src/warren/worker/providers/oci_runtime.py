@@ -1,11 +1,11 @@
-"""Which OCI runtime works on this machine.
+"""Which runtime works on this machine: Warren's own (direct.py), or an OCI runtime that is installed.
 
-An installed runtime need not work: it may refuse the cgroups, lack user namespaces or be built without seccomp. So
-each is tried with a throw-away sandbox that has everything a real one has, and the result is kept until the machine is
-restarted or the program changes.
+A runtime need not work: it may refuse the cgroups, lack user namespaces or be built without seccomp, or the kernel may
+be too old for it. So each is tried with a throw-away sandbox that has everything a real one has, and the result is kept
+until the machine is restarted or the program changes.
 
-A runtime protects its program file from the sandboxes it makes: each time it starts, it makes a copy that cannot be
-written, and starts that one. `SealedProgram` is such a copy, made once and used by all.
+An OCI runtime protects its program file from the sandboxes it makes: each time it starts, it makes a copy that cannot
+be written, and starts that one. `SealedProgram` is such a copy, made once and used by all.
 """
 
 import fcntl
@@ -23,9 +23,9 @@ from typing import Final
 from warren.model.errors import InvalidRequest, ProviderUnavailable
 from warren.worker.host.processes import ENVIRONMENT, Finished, boot_id, run
 
-# Best first: crun starts a sandbox in half of runc's time, and needs no daemon or Go runtime to do it.
-PREFERRED: Final = ("crun", "runc")
-KNOWN: Final = ("direct", *PREFERRED, "runsc")
+# Best first: Warren's own launcher needs half of crun's time for a sandbox, and crun half of runc's.
+PREFERRED: Final = ("direct", "crun", "runc")
+KNOWN: Final = (*PREFERRED, "runsc")
 
 # Exactly what runtimes look for.
 _SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
