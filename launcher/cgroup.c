@@ -61,18 +61,26 @@ static void write_item(const char *item, int must)
         fail("writing '%s' to %s", value, name);
 }
 
-static void make_cgroup(const char *directory)
+static void make_above(const char *directory)
 {
     char above[PATH_ROOM], *slash;
 
-    if (mkdir(directory, 0755) == 0)
-        return;
     path(above, "%s", directory);
     slash = strrchr(above, '/');
-    if (errno != ENOENT || !slash || slash == above)
-        fail("making the cgroup %s", directory);
+    if (slash == above)
+        return;
     *slash = 0;
-    if ((mkdir(above, 0755) && errno != EEXIST) || mkdir(directory, 0755))
+    if (mkdir(above, 0755) && errno != EEXIST)
+        fail("making the cgroup %s", above);
+}
+
+static void make_cgroup(const char *directory)
+{
+    if (mkdir(directory, 0755) == 0)
+        return;
+    if (errno == ENOENT)
+        make_above(directory);
+    if (mkdir(directory, 0755))
         fail("making the cgroup %s", directory);
 }
 
@@ -80,6 +88,8 @@ void make_cgroups(const struct options *o)
 {
     int i;
 
+    if (o->enabled.count && o->into)
+        make_above(o->into);
     for (i = 0; i < o->enabled.count; i++)
         write_item(o->enabled.items[i], 0);
     if (o->into)
@@ -200,8 +210,6 @@ static void attach_to_all(const struct options *o, int pids, int done)
     pid_t pid;
     int i;
 
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL))
-        fail("asking to die with the launcher");
     move_self(o->move);
     if (read(pids, &pid, sizeof pid) != sizeof pid)
         _exit(FAILED); /* whoever was to send it has written why */
@@ -217,7 +225,7 @@ static void attach_to_all(const struct options *o, int pids, int done)
  * and then writes a byte to `done`. If no process has been moved for a while, the kernel lets the first one wait for
  * some 10 ms: so it begins with moving itself, and all else is done meanwhile.
  */
-void start_attacher(const struct options *o, int pids, int done)
+void start_attacher(const struct options *o, const int pids[2], int done)
 {
     pid_t parent = getpid(), pid = fork();
 
@@ -225,7 +233,7 @@ void start_attacher(const struct options *o, int pids, int done)
         fail("forking");
     if (pid)
         return;
-    if (getppid() != parent)
-        _exit(FAILED);
-    attach_to_all(o, pids, done);
+    close(pids[1]);
+    die_with(parent);
+    attach_to_all(o, pids[0], done);
 }

@@ -161,16 +161,18 @@ static void tell(int fd, const void *data, size_t size)
         _exit(FAILED);
 }
 
-static void own(const struct options *o, const struct filter *filter, struct pipes *p)
+static void own(const struct options *o, const struct filter *filter, struct pipes *p, pid_t launcher)
 {
     pid_t pid;
     char byte = 0;
     gid_t base = o->base;
 
+    /* Whoever waits for the launcher sees the end of a pipe when it dies: nobody else may hold its ends. */
+    close(p->go[1]);
+    close(p->channel[0]);
     if (setgroups(0, NULL) || setresgid(base, base, base) || setresuid(base, base, base))
         fail("becoming uid %llu", (unsigned long long)o->base);
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL))
-        fail("asking to die with the launcher");
+    die_with(launcher); /* again after every change of the uid */
     if (unshare(CLONE_NEWUSER))
         fail("making a user namespace (are they allowed here? see user.max_user_namespaces)");
     tell(p->ready[1], &byte, 1);
@@ -179,12 +181,8 @@ static void own(const struct options *o, const struct filter *filter, struct pip
     pid = syscall(SYS_clone, CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_PARENT | SIGCHLD, 0, 0, 0, 0);
     if (pid < 0)
         fail("making the sandbox's namespaces");
-    if (pid == 0) {
-        close(p->channel[0]);
-        if (p->attached[1] >= 0)
-            close(p->attached[1]);
+    if (pid == 0)
         become_agent(o, filter, p->channel[1], p->attached[0]);
-    }
     if (p->pids[1] >= 0)
         tell(p->pids[1], &pid, sizeof pid);
     tell(p->ready[1], &pid, sizeof pid);
@@ -305,7 +303,7 @@ int direct(struct options *o)
     static struct filter filter;
     struct pipes p = {.pids = {-1, -1}, .attached = {-1, -1}};
     char byte = 0;
-    pid_t owner, first;
+    pid_t launcher = getpid(), owner, first;
     int userns;
 
     read_options(o, read_plan());
@@ -314,16 +312,15 @@ int direct(struct options *o)
     if (o->try_only)
         return 0;
     check_stderr();
-    die_with_parent();
+    die_with(getppid());
     setpriority(PRIO_PROCESS, 0, LAUNCH_NICE);
     harmless_stdio();
     give_stdio(o);
     if (o->cgroups.count) {
         make_pipe(p.pids);
         make_pipe(p.attached);
-        start_attacher(o, p.pids[0], p.attached[1]);
+        start_attacher(o, p.pids, p.attached[1]);
         close(p.attached[1]);
-        p.attached[1] = -1;
     }
     private_mounts();
     if (o->memory && o->cpus)
@@ -340,7 +337,7 @@ int direct(struct options *o)
     if (owner < 0)
         fail("starting the owner of the user namespace");
     if (owner == 0)
-        own(o, &filter, &p);
+        own(o, &filter, &p, launcher);
     close(p.channel[1]);
     close(p.ready[1]);
     if (!o->into)

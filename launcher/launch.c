@@ -126,10 +126,8 @@ static void run(char **command)
     fail("starting %s", command[0]);
 }
 
-void die_with_parent(void)
+void die_with(pid_t parent)
 {
-    pid_t parent = getppid();
-
     if (prctl(PR_SET_PDEATHSIG, SIGKILL))
         fail("asking to die with the worker");
     if (getppid() != parent)
@@ -164,7 +162,7 @@ static void sandbox(const struct options *o)
     if (!o->writable && (o->changes || o->owned.count))
         usage("--changes and --own need --writable");
     check_stderr();
-    die_with_parent();
+    die_with(getppid());
     try_move(o->move);
     setpriority(PRIO_PROCESS, 0, LAUNCH_NICE);
     userns = user_namespace(o->base);

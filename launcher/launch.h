@@ -95,7 +95,7 @@ void try_move(const char *procs);
 void make_cgroups(const struct options *o);
 void check_devices(const struct options *o);
 void limit_devices(const struct options *o);
-void start_attacher(const struct options *o, int pids, int done);
+void start_attacher(const struct options *o, const int pids[2], int done);
 
 /* bundle.c */
 void make_bundle(const char *at, int for_runtime);
@@ -131,7 +131,7 @@ __attribute__((noreturn)) void become_agent(const struct options *o, const struc
 int direct(struct options *o);
 
 /* launch.c */
-void die_with_parent(void);
+void die_with(pid_t parent);
 void check_stderr(void);
 void harmless_stdio(void);
 
