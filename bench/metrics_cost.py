@@ -4,9 +4,9 @@
     sudo .venv/bin/python bench/metrics_cost.py --quick       a few rounds, to see whether it works
 
 Two servers run at once, and rounds of half a second are measured on each in turn (A B B A), so that a slow moment of
-the machine affects both. Every 15 s of its rounds somebody reads the metrics, as Prometheus does by default. Absolute
-times depend on the machine; compare the two. CPU time is that of the server's process, from /proc/PID/stat: a machine
-that does other work moves it less than it moves the rest.
+the machine affects both; that is done with several pairs of servers. Every 15 s of its rounds somebody reads the
+metrics, as Prometheus does by default. Absolute times depend on the machine; compare the two. CPU time is that of the
+server's process, from /proc/PID/stat: a machine that does other work moves it less than it moves the rest.
 """
 
 import asyncio
@@ -17,15 +17,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import uvloop
-from service_client import Client, RequestFailed, create, exec_message, message
-from service_server import Server, percentile, serving
+from service_server import serving
 from table import Table
+
+from warren.measure.http_client import Client, RequestFailed, create, exec_message, message
+from warren.measure.server import Server, percentile
 
 _ROUND_S = 0.5
 _SCRAPED_EVERY = 30  # rounds
 _PARALLEL = 8
 _MOST = 0.02
 _PAGE = message("GET", "/metrics")
+_FLAGS = _ON, _OFF = "--metrics", "--no-metrics"
 
 
 @dataclass
@@ -44,22 +47,25 @@ class Measured:
         }
 
 
+Measures = dict[int, Measured]
+"""By how many clients were at work."""
+
+
 class Side:
     """One of the two servers, with a session for each client."""
 
-    def __init__(self, server: Server, clients: Sequence[Client], lines: Sequence[bytes], *, scraped: bool) -> None:
-        self._server, self._clients, self._lines, self._scraped = server, clients, lines, scraped
-        self.pages: list[float] = []
-        self.measured: dict[int, Measured] = {}
+    def __init__(
+        self, server: Server, clients: Sequence[Client], lines: Sequence[bytes], pages: list[float] | None
+    ) -> None:
+        self._server, self._clients, self._lines, self._pages = server, clients, lines, pages
 
-    async def round(self, at_once: int) -> None:
+    async def round(self, at_once: int, measured: Measured) -> None:
         """Runs commands by so many clients at once."""
-        measured = self.measured.setdefault(at_once, Measured())
         cpu, end = self._server.cpu_s(), time.perf_counter() + _ROUND_S
         runners = zip(self._clients[:at_once], self._lines, strict=False)
         work = [self._run(client, line, end, measured.taken) for client, line in runners]
-        if self._scraped and measured.rounds % _SCRAPED_EVERY == 0:
-            work.append(self._read_metrics(self._clients[-1]))
+        if self._pages is not None and measured.rounds % _SCRAPED_EVERY == 0:
+            work.append(self._read_metrics(self._clients[-1], self._pages))
         await asyncio.gather(*work)
         measured.cpu_s += self._server.cpu_s() - cpu
         measured.rounds += 1
@@ -69,10 +75,10 @@ class Side:
             await _ask(client, line)
             taken.append(time.perf_counter() - start)
 
-    async def _read_metrics(self, client: Client) -> None:
+    async def _read_metrics(self, client: Client, pages: list[float]) -> None:
         start = time.perf_counter()
         await _ask(client, _PAGE)
-        self.pages.append(time.perf_counter() - start)
+        pages.append(time.perf_counter() - start)
 
 
 async def _ask(client: Client, line: bytes) -> None:
@@ -80,35 +86,42 @@ async def _ask(client: Client, line: bytes) -> None:
         raise RequestFailed(response.body.decode(errors="replace"))
 
 
-def show(table: Table, on: Side, off: Side) -> None:
-    for at_once, measured in on.measured.items():
-        without = off.measured[at_once].figures()
-        for name, value in measured.figures().items():
+def show(table: Table, measured: dict[str, Measures], pages: Sequence[float]) -> None:
+    for at_once, on in measured[_ON].items():
+        without = measured[_OFF][at_once].figures()
+        for name, value in on.figures().items():
             more = value / without[name] - 1
             target, met = ("", None) if name.startswith("p95") else (f"<= {_MOST:+.0%}", more <= _MOST)
             figure = f"{value:.3f}, {without[name]:.3f} ({more:+.1%})"
             table.add(f"{at_once} at once: {name} with metrics, and without", figure, target, met)
-    table.add("reading the metrics meanwhile, p50 ms", f"{percentile(on.pages, 50) * 1000:.1f}")
+    table.add("reading the metrics meanwhile, p50 ms", f"{percentile(pages, 50) * 1000:.1f}")
 
 
 async def main(words: Sequence[str]) -> int:
-    rounds = 4 if "--quick" in words else 120
+    pairs, rounds = (1, 4) if "--quick" in words else (6, 30)
+    measured: dict[str, Measures] = {flag: {} for flag in _FLAGS}
+    pages: list[float] = []
+    for number in range(pairs):
+        await measure(rounds, measured, pages, _FLAGS if number % 2 else _FLAGS[::-1])
+    show(Table(), measured, pages)
+    return 0
+
+
+async def measure(rounds: int, measured: dict[str, Measures], pages: list[float], flags: Sequence[str]) -> None:
+    """Measures rounds on a pair of servers. Two processes of the same program differ by some percent, too."""
     async with contextlib.AsyncExitStack() as stack:
         sides = []
-        for flag in ("--metrics", "--no-metrics"):
+        for flag in flags:
             server = stack.enter_context(serving(flag, "--pool-size", str(_PARALLEL)))
             clients = await stack.enter_async_context(server.clients(_PARALLEL + 1))
             lines = [exec_message(await create(client), ["true"]) for client in clients[:_PARALLEL]]
-            sides.append(Side(server, clients, lines, scraped=flag == "--metrics"))
-        for side in sides:  # to warm up
-            await side.round(_PARALLEL)
-            side.measured.clear()
+            sides.append(Side(server, clients, lines, pages if flag == _ON else None))
+        for side in sides:
+            await side.round(_PARALLEL, Measured())  # to warm up
         for number in range(rounds):
-            for side in sides if number % 2 else reversed(sides):
+            for flag, side in [*zip(flags, sides, strict=True)][:: 1 if number % 2 else -1]:
                 for at_once in (1, _PARALLEL):
-                    await side.round(at_once)
-        show(Table(), *sides)
-    return 0
+                    await side.round(at_once, measured[flag].setdefault(at_once, Measured()))
 
 
 if __name__ == "__main__":

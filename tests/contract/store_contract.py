@@ -66,6 +66,18 @@ class StoreContract(StoreKeysContract, StoreCapsContract, RecordsContract):
         for text, session in zip(threads, sessions, strict=True):
             assert await store.of_thread("acme", text) == session
 
+    async def test_every_change_gives_another_revision_if_it_tells_one(self, store: SessionStore) -> None:
+        seen = [store.revision]
+        session = await added(store)
+        seen.append(store.revision)
+        after = await ended(store, session)
+        seen.append(store.revision)
+        assert await store.get("acme", session.id) == after
+        assert store.revision == seen[-1]
+        await store.purge("another epoch", 0)
+        seen.append(store.revision)
+        assert len({*seen}) == len(seen) or {*seen} == {None}
+
     async def test_another_tenant_does_not_see_a_session(self, store: SessionStore) -> None:
         session = await added(store, thread_id="t")
         assert await store.get("other", session.id) is None

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import secrets
+import socket
 from typing import Any
 
 import pytest
@@ -116,11 +117,12 @@ class SessionSuite:
     async def test_a_session_whose_answer_reaches_nobody_ends(self, api: Api) -> None:
         label = unique()
         body = b'{"metadata": {"label": "%s"}}' % label.encode()
-        for number in range(30):
-            _, writer = await asyncio.open_connection(URL(api.url).host, URL(api.url).port)
-            writer.write(b"POST /api/sessions HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-            await asyncio.sleep(number % 6 / 1000)
-            writer.close()
+        for _ in range(30):
+            with socket.create_connection((URL(api.url).host, URL(api.url).port)) as caller:
+                caller.setsockopt(
+                    socket.IPPROTO_TCP, socket.TCP_CORK, 1
+                )  # the request goes with its end, in one packet
+                caller.sendall(b"POST /api/sessions HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
         async with api.session():  # made after those
 
             async def all_ended() -> bool:

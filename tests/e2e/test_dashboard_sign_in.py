@@ -5,6 +5,7 @@ import contextlib
 import re
 from collections.abc import AsyncIterator, Iterator
 
+import aiohttp
 import pytest
 from e2e.api_client import Api
 from e2e.browser_page import SAME_ORIGIN, Page
@@ -86,6 +87,33 @@ async def test_a_signed_in_page_makes_no_links_and_shows_no_secret(page: Page) -
     async with page.api() as api:
         await api.refused("POST", "/api/ui/links", status=403, code="forbidden")
         assert page.cookie not in str(await api.get("/api/ui/session"))
+
+
+async def test_signing_in_counts_as_a_request(url: str, admin: Api) -> None:
+    key = (await new_key(admin, "hasty"))["key"]
+    await admin.call("PUT", "/api/admin/tenants/hasty", {"quota": {"requests_per_minute": 3}})
+    for _ in range(3):
+        await Page(url).sign_in(key=key)
+    async with Page(url).api() as api:
+        await api.refused("POST", "/api/ui/sign-in", {"key": key}, status=429, code="rate_limited")
+
+
+async def test_a_signed_in_page_makes_no_tickets_that_would_outlive_it(page: Page) -> None:
+    async with page.api() as api, api.session() as session:
+        await session.refused("POST", "/tickets", {}, status=403, code="forbidden")
+
+
+@pytest.mark.parametrize("path", ["/api/ui/sign-in", "/api/ui/sign-out", "/api/ui/tickets/redeem"])
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_who_has_no_key_cannot_fill_the_memory(url: str, path: str, chunked: bool) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b'{"key": "' + b"x" * (128 << 10)
+
+    body = pieces() if chunked else b'{"key": "' + b"x" * (128 << 10)
+    sent = {"Content-Type": "application/json", "X-Warren-Page": "1"}
+    async with aiohttp.ClientSession() as http, http.post(url + path, data=body, headers=sent) as answer:
+        # Signing out reads no body at all.
+        assert answer.status == (204 if path.endswith("sign-out") else 413), await answer.text()
 
 
 @pytest.mark.parametrize("key", ["wrong", "wk_0011223344556677_00", "e2b_" + "0" * 80, "a.b.c", "x" * 9000, "ü"])
@@ -240,11 +268,15 @@ async def test_the_cookie_opens_no_preview_and_nothing_of_e2b(page: Page, url: s
 
 async def test_tenants_see_their_own_alone(url: str, admin: Api) -> None:
     mine, theirs = Page(url), Page(url)
-    await mine.sign_in(key=(await new_key(admin, "mine"))["key"])
+    my_key = (await new_key(admin, "mine"))["key"]
+    await mine.sign_in(key=my_key)
     await theirs.sign_in(key=(await new_key(admin, "theirs"))["key"])
     async with theirs.api() as api, api.session() as session, mine.api() as other:
         await other.refused("GET", f"/api/sessions/{session.id}", status=404, code="session_not_found")
-        await other.refused("POST", f"/api/sessions/{session.id}/tickets", {}, status=404, code="session_not_found")
+        async with Api(url, {"X-API-Key": my_key}) as by_key:
+            await by_key.refused(
+                "POST", f"/api/sessions/{session.id}/tickets", {}, status=404, code="session_not_found"
+            )
         await other.refused("GET", "/api/admin/keys", status=403, code="forbidden")
         assert (await other.get("/api/sessions"))["sessions"] == []
 

@@ -190,7 +190,7 @@ def test_a_filter_of_another_hash_is_refused(tmp_path: Path) -> None:
     program = tmp_path / "filter"
     program.write_bytes(bytes(8))
     with program.open("rb") as file:
-        argv = [BIN / "warren-launch", "direct", "--try"]
+        argv = [f"{BIN}/warren-launch", "direct", "--try"]
         plan = words("--filter", str(file.fileno()))
         outcome = subprocess.run(argv, input=plan, capture_output=True, check=False, pass_fds=[file.fileno()])
     assert (outcome.returncode, b"is another one: af5570f5" in outcome.stderr) == (125, True)
@@ -220,7 +220,7 @@ def test_the_sanitized_launcher_stands_noise_in_its_options(seed: int) -> None:
             head += dice.choice(names) + b"\0" + dice.choice(values) + b"\0"
         for _ in range(dice.randrange(4)):
             plan[dice.randrange(len(plan))] = dice.randrange(256)
-        argv = [BIN / "warren-launch-sanitized", "direct", "--try"]
+        argv = [f"{BIN}/warren-launch-sanitized", "direct", "--try"]
         outcome = subprocess.run(argv, input=bytes(head + plan), capture_output=True, check=False, timeout=30)
         assert (outcome.returncode, outcome.stderr.startswith(b"warren-launch: ")) == (125, True), outcome.stderr
 

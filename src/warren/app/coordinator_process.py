@@ -56,13 +56,13 @@ class CoordinatorService:
     sessions: Sessions
     tenancy: Tenancy
     history: History
-    process_name: ClassVar[str] = "warren-coordinator"  # in traces
+    role: ClassVar[str] = "coordinator"
     tracing: Tracing = OFF
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._environments = build_environments(settings)
-        self._metrics = build_metrics(settings, self._environments, "coordinator")
+        self._metrics = build_metrics(settings, self._environments, self.role)
         self.response_grace_s = settings.stop_grace_s  # its work is to forward, so responses get the time that work has
         self._link = wiring.build_redis_link(settings)
         self._worker_client = wiring.build_worker_client(settings)

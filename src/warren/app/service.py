@@ -62,7 +62,6 @@ class Service:
     sessions: Sessions
     tenancy: Tenancy
     in_cluster: ClassVar[bool] = False  # whether other workers share the store
-    process_name: ClassVar[str] = "warren"  # in traces
     tracing: Tracing = OFF
     role: ClassVar[str] = "server"
     response_grace_s: float = 1.0  # the time in which clients may read their last answers

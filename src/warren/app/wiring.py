@@ -336,7 +336,7 @@ def build_recipes(settings: Settings) -> "Callable[[str], NamedRecipe | None]":
     return find
 
 
-def build_span_exporter(settings: Settings, process_name: str) -> "SpanExporter | None":
+def build_span_exporter(settings: Settings, role: str) -> "SpanExporter | None":
     """What sends spans to the collector, if there is one. Raises InvalidRequest, so call it before anything is
     started."""
     if not settings.otlp_endpoint:
@@ -344,7 +344,7 @@ def build_span_exporter(settings: Settings, process_name: str) -> "SpanExporter 
     from warren.span_export import SpanExporter
 
     resource = {
-        "service.name": process_name,
+        "service.name": "warren" if role == "server" else f"warren-{role}",
         "service.instance.id": settings.worker_id,
         "service.version": __version__,
     }

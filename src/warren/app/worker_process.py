@@ -49,7 +49,6 @@ _MB_PER_SANDBOX: Final = 64  # the least memory of a sandbox, which bounds how m
 
 class WorkerService(Service):
     in_cluster: ClassVar[bool] = True
-    process_name: ClassVar[str] = "warren-worker"
     role: ClassVar[str] = "worker"
 
     def __init__(self, settings: Settings, **more: Any) -> None:

@@ -253,7 +253,7 @@ async def _serve_until_stopped(
     from warren.tracing import Tracing
 
     signals = _Signals()
-    spans = build_span_exporter(settings, service.process_name)
+    spans = build_span_exporter(settings, service.role)
     if spans is None:
         return await _serve(settings, service, signals, tls, app, announce)
     service.tracing = Tracing(spans, settings.trace_sample)

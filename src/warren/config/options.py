@@ -380,7 +380,7 @@ _ROWS = (
            {"POOL_SIZE": None}, "--pool-size"),
     Option("pool_min", POOL, _POOL_DEFAULTS.min, "Below this the pool is refilled at full speed.",
            {"MIN_POOL_SIZE": None, "POOL_MIN": None}, "--pool-min"),
-    Option("pool_max", POOL, _POOL_DEFAULTS.max, "How many are made ahead at most, under load.",
+    Option("pool_max", POOL, _POOL_DEFAULTS.max, "How many are made ahead at most, where bursts have come.",
            {"MAX_POOL_SIZE": None}, "--pool-max"),
     Option("idle_timeout_s", SESSION_TIME, IDLE_TIMEOUT_S, "A session ends when it is not used for this long.",
            {"IDLE_TIMEOUT": None, "SESSION_TIMEOUT": None}, "--idle-timeout"),

@@ -71,6 +71,9 @@ class PageAccess:
         scope[GRANT], ticket = await self._tickets.grant(token, method, scope["path"], scope["query_string"])
         if scope["type"] != "websocket":
             return receive, send
+        if ticket.process_id:
+            # Else whoever comes when the process has ended could start anything under its name. The last one counts.
+            scope["query_string"] += b"&existing=true"
         if ticket.read_only:
             receive = _without_input(receive)
         offered = [name for name in scope["subprotocols"] if not name.startswith(TOKEN_SUBPROTOCOL)]

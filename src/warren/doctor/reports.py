@@ -5,10 +5,8 @@ of the process. A report serves all who ask within a minute.
 """
 
 import asyncio
-import contextlib
 import json
 import os
-import signal
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +16,7 @@ from typing import Any, Final
 from warren.logs import get_log
 from warren.model.errors import Unavailable
 from warren.shielding import run_shielded
+from warren.worker.host.processes import stop_child
 
 ATTACK_FILE: Final = "attack-report.json"
 FRESH_S: Final = 60.0
@@ -63,25 +62,13 @@ class DoctorReports:
             raise Unavailable(f"the checks were not done after {_LONGEST_S:.0f} s", retry_after_s=60) from None
         finally:
             if process.returncode is None:
-                await run_shielded(_stop(process))
+                await run_shielded(stop_child(process, _STOP_S))
         try:
             found = json.loads(out)
             return {"checks": found["checks"], "counts": found["counts"]}
         except (ValueError, KeyError, TypeError):
             _log.warning("doctor_failed", status=process.returncode, output=err[-2000:].decode(errors="replace"))
             raise Unavailable("the checks could not be made", remedy="the server's log says why") from None
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    """Lets it clean up, as Ctrl-C does; kills it if that takes too long."""
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGINT)
-        try:
-            async with asyncio.timeout(_STOP_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
 
 
 def save_attack_report(state_dir: Path, report: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from warren.clock import Clock
 from warren.http.openapi import operation_id
 from warren.http.preview_credentials import clean_request
 from warren.http.problems import is_disconnect, problem
-from warren.http.server.http_guard import CALLER_LEFT, MAX_CONNECTIONS, SWITCHING_PROTOCOLS, request_id
+from warren.http.server.http_guard import CALLER_LEFT, MAX_CONNECTIONS, SWITCHING_PROTOCOLS, limit_body, request_id
 from warren.interfaces.audit import AuditLog
 from warren.model.access import Caller
 from warren.model.audit import RequestRecord
@@ -40,6 +40,7 @@ OPEN_PATHS: Final = frozenset(
         *("/api/ui/session", "/api/ui/sign-in", "/api/ui/sign-out", "/api/ui/tickets/redeem"),
     }
 )
+MAX_OPEN_BODY: Final = 64 * 1024
 ANONYMOUS: Final = Caller(scopes=frozenset())
 BYTES_OUT: Final = "bytes_out"
 CHECK_S: Final = 2.0
@@ -85,7 +86,8 @@ class Admission:
             await self._app(scope, receive, send)
         elif scope["path"] in OPEN_PATHS and scope["type"] == "http":
             scope["caller"] = ANONYMOUS
-            await self._app(scope, receive, send)
+            # Nobody's share of the server bounds these requests, so they must be small.
+            await self._app(scope, limit_body(receive, MAX_OPEN_BODY), send)
         else:
             await self._admit(scope, receive, send)
 

@@ -28,7 +28,8 @@ from warren.http.routes import (
     webhooks,
 )
 
-ROUTERS = (operations, sockets, webhooks, secrets, records, events, admin, cluster, pages, health, metrics)
+# FastAPI tries one route after the other, and the dispatcher answers nearly all that `operations` has.
+ROUTERS = (events, metrics, health, pages, records, secrets, webhooks, admin, cluster, sockets, operations)
 
 
 # FastAPI's own would tell whatever is set up in the process of paths, bodies and exceptions. Ours is warren.tracing.

@@ -1,6 +1,6 @@
 """Where sessions and idempotency keys are kept."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -125,10 +125,14 @@ class SessionStore(Protocol):
     its own tenant, which become ANSWER_GONE; if that is not enough it becomes ANSWER_GONE itself. The keys stay known:
     no work is done twice.
     `records` keeps everything else, in the same place.
+    `revision` is another value after every change, whoever made it, and may be without one; None where that cannot be
+    told at once.
     """
 
     @property
     def records(self) -> RecordStore: ...
+    @property
+    def revision(self) -> Hashable | None: ...
     @property
     def key_limits(self) -> KeyLimits: ...
     @key_limits.setter

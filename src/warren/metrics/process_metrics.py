@@ -10,9 +10,10 @@ import platform
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Gauge, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 
+from warren.metrics.histograms import Histogram
 from warren.metrics.readings import Readings, ReadingsCollector
 from warren.metrics.recorder import PrometheusRecorder
 
@@ -43,9 +44,8 @@ class ProcessMetrics:
         ProcessCollector(registry=registry)
         info = Gauge("warren_build_info", "Which Warren this is", ["version", "role", "python"], registry=registry)
         info.labels(version, role, platform.python_version()).set(1)
-        self._lag_s = Histogram(
-            "warren_event_loop_lag_seconds", "How late the event loop was", registry=registry, buckets=_LAG_S
-        )
+        lag = Histogram("warren_event_loop_lag_seconds", "How late the event loop was", _LAG_S, (), registry)
+        self._lag_s = lag.labels()
         self._pages: dict[bool, tuple[float, Page]] = {}  # by whether it is OpenMetrics: until when it is fresh
         self._writing = asyncio.Lock()
 

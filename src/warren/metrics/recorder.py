@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 
+from warren.metrics.histograms import Histogram, Series
 from warren.model.network import NetworkUse
 
 OTHER: Final = "other"
@@ -35,35 +36,39 @@ class PrometheusRecorder:
     def __init__(self, registry: CollectorRegistry, is_environment: Callable[[str], bool]) -> None:
         self._is_environment = is_environment
         self._environments: dict[str, str] = {}
-        self._requests: dict[tuple[str, str, int], Histogram] = {}
+        self._requests: dict[tuple[str, str, int], Series] = {}
         self._commands: dict[tuple[str, str], Counter] = {}
 
         def counter(name: str, about: str, *labels: str) -> Counter:
             return Counter(name, about, labels, registry=registry)
 
         def histogram(name: str, about: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(name, about, labels, registry=registry, buckets=buckets)
+            return Histogram(name, about, buckets, labels, registry)
 
         self._creates = counter(
             "warren_session_creates_total",
             "Attempts to give a new session its sandbox",
             *("environment", "source", "outcome"),
         )
-        self._claim_s = histogram("warren_claim_seconds", "How long new sessions waited for their sandbox", _CLAIM_S)
+        self._claim_s = histogram(
+            "warren_claim_seconds", "How long new sessions waited for their sandbox", _CLAIM_S
+        ).labels()
         self._create_s = histogram("warren_create_seconds", "How long making a sandbox took", _MAKE_S, "provider")
-        self._destroy_s = histogram("warren_destroy_seconds", "How long destroying a sandbox took", _MAKE_S)
+        self._destroy_s = histogram("warren_destroy_seconds", "How long destroying a sandbox took", _MAKE_S).labels()
         self._lost = counter("warren_sandbox_lost_total", "Sandboxes that sessions have lost", "why")
         self._refusals = counter(
             "warren_guard_refusals_total", "Sandboxes that were not made because the machine is full", "what"
         )
         self._hits = counter("warren_pool_hits_total", "Claims that got a sandbox made ahead", "environment")
         self._misses = counter("warren_pool_misses_total", "Claims that found none ready and queued", "environment")
-        self._queue_s = histogram("warren_queue_wait_seconds", "How long claims queued for a sandbox", _CLAIM_S)
+        self._queue_s = histogram(
+            "warren_queue_wait_seconds", "How long claims queued for a sandbox", _CLAIM_S
+        ).labels()
         self._execs = counter("warren_execs_total", "Commands by how they ended", "environment", "reason")
-        self._exec_s = histogram("warren_exec_seconds", "How long commands took", _EXEC_S)
+        self._exec_s = histogram("warren_exec_seconds", "How long commands took", _EXEC_S).labels()
         self._overhead_s = histogram(
             "warren_exec_overhead_seconds", "What Warren added to the commands that callers waited for", _OVERHEAD_S
-        )
+        ).labels()
         self._request_s = histogram(
             "warren_http_request_seconds", "How long requests took", _REQUEST_S, "route", "method", "status"
         )
@@ -121,6 +126,8 @@ class PrometheusRecorder:
 
     def request_ended(self, route: str, method: str, status: int, seconds: float) -> None:
         method = method if method in _METHODS else OTHER
+        if status == _LIMITED:
+            self._limited.inc()
         known = self._requests.get((route, method, status))
         if known is None:
             if len(self._requests) >= MOST_ROUTES:
@@ -128,8 +135,6 @@ class PrometheusRecorder:
                 return
             known = self._requests[route, method, status] = self._request_s.labels(route, method, str(status))
         known.observe(seconds)
-        if status == _LIMITED:
-            self._limited.inc()
 
     def network_used(self, use: NetworkUse) -> None:
         self._allowed.inc(use.connections)

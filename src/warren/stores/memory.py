@@ -78,6 +78,7 @@ class MemoryStore:
         self._key_sums = KeySums()
         self.key_limits = KeyLimits()
         self.records = MemoryRecords()
+        self.revision = 0
 
     def __repr__(self) -> str:
         return f"<MemoryStore: {len(self._sessions)} sessions, {len(self._keys)} keys>"
@@ -112,6 +113,7 @@ class MemoryStore:
         if known is None or known.version != session.version - 1:
             return False
         self._sessions[session.id] = session
+        self.revision += 1
         if known.active and not session.active:
             self._threads.pop((session.tenant, session.thread_id), None)
         return True
@@ -148,6 +150,7 @@ class MemoryStore:
         old = {one.id for one, ended in ends if ended is not None and (one.epoch != epoch or ended < before)}
         for session_id in old:
             del self._sessions[session_id]
+        self.revision += 1
         for name, kept in tuple(self._keys.items()):
             if kept.session_id in old or (not kept.session_id and (kept.epoch != epoch or kept.made < before)):
                 self._drop(name)
@@ -207,6 +210,7 @@ class MemoryStore:
         if session.id in self._sessions:
             raise Conflict(f"there is a session {session.id} already")
         self._sessions[session.id] = session
+        self.revision += 1
         if session.thread_id and session.active:
             self._threads[session.tenant, session.thread_id] = session.id
 

@@ -11,7 +11,7 @@ reaper acts on it as after a restart.
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from warren.interfaces.records import Record, RecordStore
@@ -56,6 +56,10 @@ class MirroredStore:
     @property
     def records(self) -> RecordStore:
         return self._shared.records
+
+    @property
+    def revision(self) -> Hashable | None:
+        return self._shared.revision
 
     @property
     def key_limits(self) -> KeyLimits:

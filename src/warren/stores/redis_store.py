@@ -64,6 +64,7 @@ class RedisStore:
         self._step = step
         self.key_limits = KeyLimits()
         self.records = RedisRecords(link)
+        self.revision = None
 
     def __repr__(self) -> str:
         return f"<RedisStore over {self._link!r}>"

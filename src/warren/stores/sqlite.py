@@ -186,6 +186,10 @@ class SqliteStore:
     def __repr__(self) -> str:
         return f"<SqliteStore {self._file.path}{' closed' if self._closed else ''}>"
 
+    @property
+    def revision(self) -> tuple[int, int]:
+        return self._file.revision
+
     async def add(self, session: Session, key: Key | None = None, caps: Caps = NO_CAPS) -> tuple[Session, Added]:
         await self._writable()
         row = self._row(session)

@@ -107,6 +107,11 @@ class SqliteFile:
         except sqlite3.Error as exc:
             raise self._ours(exc) from exc
 
+    @property
+    def revision(self) -> tuple[int, int]:
+        """Another value after every change, by this process or another."""
+        return self._loop.total_changes, self.run("PRAGMA data_version").fetchone()[0]
+
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         self.run("BEGIN IMMEDIATE")

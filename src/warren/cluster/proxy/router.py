@@ -60,6 +60,8 @@ from warren.model.errors import (
     MachineFull,
     Misdirected,
     NoCapacity,
+    PortClosed,
+    PortFailed,
     SessionNotFound,
     Stopping,
     Unavailable,
@@ -67,7 +69,7 @@ from warren.model.errors import (
 )
 from warren.model.gpus import read_gpus
 from warren.model.network import NetworkRules
-from warren.model.preview import CHECKED_HEADER, PREVIEW, SANDBOX_HEADER, Preview, Way
+from warren.model.preview import CHECKED_HEADER, FROM_SANDBOX, PREVIEW, SANDBOX_HEADER, Preview, Way
 from warren.model.session import Session, SessionState, new_session_id
 from warren.sessions.artifact_records import place_of
 from warren.sessions.lifecycle import unusable_error
@@ -258,6 +260,8 @@ class Router:
 
         async def send_and_record(message: Message) -> None:
             sent_types.add(message["type"])
+            if message["type"] == "websocket.http.response.start":
+                scope[FROM_SANDBOX] = PREVIEW in scope
             await send(message)
 
         scope["forwarded"] = True
@@ -384,7 +388,7 @@ class Router:
         ):
             preview: Preview | None = scope.get(PREVIEW)
             if preview is not None and response.header(SANDBOX_HEADER) is not None:
-                scope["forwarded"] = True
+                scope["forwarded"] = scope[FROM_SANDBOX] = True
                 await forward_response(response, send, of_sandbox=preview.by_host)
                 return True
             if response.status == _COORDINATOR_REJECTED and _is_problem(response):
@@ -394,7 +398,9 @@ class Router:
             if response.status != 503 or not body.rewind():
                 scope["forwarded"] = True
                 if preview is not None:
-                    raise _problem_of(await response.read_all(_MAX_REFUSAL))
+                    error = _problem_of(await response.read_all(_MAX_REFUSAL))
+                    scope[FROM_SANDBOX] = isinstance(error, PortClosed | PortFailed)
+                    raise error
                 await forward_response(response, send)
                 return True
             refusal = await response.read_all(_MAX_REFUSAL)

@@ -201,6 +201,10 @@ class HttpConnection(HttpToolsProtocol):
             return None
         return self.transport.get_write_buffer_size() > 0, self._since
 
+    def eof_received(self) -> None:
+        """The connection closes. An answer that is ready before it is lost would reach nobody."""
+        self._notify_disconnect()
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._unset_keepalive_if_required()

@@ -29,6 +29,7 @@ from warren.sessions.output_events import close_source
 from warren.sessions.port_connections import PortConnections
 from warren.sessions.preview_links import PreviewLinks
 from warren.sessions.request_context import note
+from warren.sessions.shared_pages import SharedPages
 from warren.sessions.terminal_viewers import TerminalViewers
 
 Values = dict[str, Any]
@@ -59,6 +60,7 @@ class OperationContext:
     doctor: Doctor | None = None
     builds: ImageBuildControl | None = None
     history: History | None = None
+    pages: SharedPages = field(default_factory=SharedPages)
 
     def limited_timeout(self, timeout_s: float | None) -> float:
         timeout_s = self.command_timeout_s if timeout_s is None else timeout_s

@@ -86,8 +86,15 @@ async def list_sessions(call: Call, query: SessionsQuery) -> Values:
         limit=query.limit,
         **chosen,
     )
+    pages, revision = call.context.pages, call.sessions.store.revision
+    name = tenant, call.base_url(), query.model_dump_json()
+    if (kept := pages.find(name, revision)) is not None:
+        return kept
     shown, more = await show_page(call, page, tenant)
-    return {"sessions": shown, "next": more}
+    values = {"sessions": shown, "next": more}
+    if isinstance(shown, list):
+        pages.keep(name, revision, values)
+    return values
 
 
 async def show_page(call: Call, page: Page, tenant: str = "") -> tuple[list[Values] | LongList, str | None]:
@@ -113,8 +120,25 @@ async def show_page(call: Call, page: Page, tenant: str = "") -> tuple[list[Valu
         step = _LONG_STEP if size < _SHORT_BYTES else _FIRST_STEP
         await pace.give_way()
     require_room(size + len(found) * _VIEW_BYTES)
-    views = (show(call, session) for session in found)
+    base_url, images = call.base_url(), _Images(call)
+    views = (session_view(each, call.sessions.clock, base_url, images.of(each)) for each in found)
     return (list(views) if size < _SHORT_BYTES and len(found) <= _FEW else LongList(views, len(found))), more
+
+
+class _Images:
+    """The images of sessions. Looks at the file of each environment once: a page may have very many sessions."""
+
+    def __init__(self, call: Call) -> None:
+        self._image_of = call.sessions.image_of
+        self._of_environment: dict[str, str] = {}
+
+    def of(self, session: Session) -> str:
+        if session.image:
+            return session.image
+        image = self._of_environment.get(session.environment)
+        if image is None:
+            image = self._of_environment[session.environment] = self._image_of(session)
+        return image
 
 
 def weight(session: Session) -> int:

@@ -183,3 +183,15 @@ def _read_all(fd: int) -> str:
             break
         parts = (parts + part)[-_MAX_STDERR:]
     return parts.decode(errors="replace")
+
+
+async def stop_child(process: asyncio.subprocess.Process, within_s: float) -> None:
+    """Lets it clean up, as Ctrl-C does; kills it if that takes too long."""
+    with suppress(ProcessLookupError):
+        process.send_signal(signal.SIGINT)
+        try:
+            async with asyncio.timeout(within_s):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()

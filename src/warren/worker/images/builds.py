@@ -13,7 +13,6 @@ import contextlib
 import fcntl
 import json
 import os
-import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from warren.logs import get_log
 from warren.model.errors import ImageBuildFailed, ImageBuilding, InvalidRequest, NotFound, Unavailable, WarrenError
 from warren.model.image import Recipe
 from warren.shielding import run_shielded
+from warren.worker.host.processes import stop_child
 
 LOCKS: Final = ".building"
 _REPEAT_S: Final = 60.0
@@ -258,7 +258,7 @@ async def run_build(command: Sequence[str], image: str, env: Mapping[str, str], 
         return await process.wait()
     finally:
         if process.returncode is None:
-            await run_shielded(_stop(process))
+            await run_shielded(stop_child(process, _STOP_S))
 
 
 def _building(build: _Build) -> ImageBuilding:
@@ -287,18 +287,6 @@ def _note(build: _Build, lines: list[str], line: str) -> None:
     elif line:
         lines.append(line[:2000])
     del lines[:-60]
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    """Lets a build clean up, as Ctrl-C does; kills it if that takes too long."""
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGINT)
-        try:
-            async with asyncio.timeout(_STOP_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
 
 
 async def _version_or_none(find_version: Callable[[], Awaitable[str]]) -> str | None:

@@ -1,4 +1,4 @@
-"""The client of bench/service.py: HTTP/1.1 over kept-alive connections, with as little work per request as possible.
+"""The client that times a server: HTTP/1.1 over kept-alive connections, with as little work per request as possible.
 
 It shares the machine's cores with the server it measures, so it is an asyncio protocol on a raw socket: one write
 for a request, one scan for the end of the response. It reads only responses with a Content-Length, which the server
@@ -25,9 +25,10 @@ class RequestFailed(Exception):
 
 
 class Client(asyncio.Protocol):
-    """One connection; one request at a time."""
+    """One connection; one request at a time. With `key`, every request carries that API key."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: str = "") -> None:
+        self._key = key
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._length = -1  # of head and body, once the head has come
@@ -59,7 +60,7 @@ class Client(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             raise RequestFailed("the connection is closed")
         self._response = asyncio.get_running_loop().create_future()
-        self._transport.write(message)
+        self._transport.write(with_key(message, self._key) if self._key else message)
         return await self._response
 
     async def call(self, method: str, path: str, body: object = None) -> Any:
@@ -85,9 +86,13 @@ def message(method: str, path: str, body: object = None) -> bytes:
     return head.encode() + data
 
 
-async def connect(port: int, count: int) -> list[Client]:
+def with_key(request: bytes, key: str) -> bytes:
+    return request.replace(b"Host: localhost\r\n", f"Host: localhost\r\nX-API-Key: {key}\r\n".encode(), 1)
+
+
+async def connect(port: int, count: int, key: str = "") -> list[Client]:
     loop = asyncio.get_running_loop()
-    made = [await loop.create_connection(Client, "127.0.0.1", port) for _ in range(count)]
+    made = [await loop.create_connection(lambda: Client(key), "127.0.0.1", port) for _ in range(count)]
     return [client for _, client in made]
 
 

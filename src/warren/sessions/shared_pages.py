@@ -1,0 +1,33 @@
+"""Pages of the list of sessions, kept for a moment for others who ask for the same: open dashboards do.
+
+A page is given again only while nothing was written to the store, so nobody sees less than before.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Final
+
+KEPT_S: Final = 1.0
+_MOST: Final = 16
+
+
+class SharedPages:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._pages: OrderedDict[Hashable, tuple[float, Hashable, dict[str, Any]]] = OrderedDict()
+
+    def find(self, name: Hashable, revision: Hashable | None) -> dict[str, Any] | None:
+        if revision is None or (known := self._pages.get(name)) is None:
+            return None
+        made_at, at_revision, page = known
+        return page if at_revision == revision and self._now() - made_at < KEPT_S else None
+
+    def keep(self, name: Hashable, revision: Hashable | None, page: dict[str, Any]) -> None:
+        """`revision` is that of the store before the page was made."""
+        if revision is None:
+            return
+        self._pages[name] = self._now(), revision, page
+        self._pages.move_to_end(name)
+        if len(self._pages) > _MOST:
+            self._pages.popitem(last=False)
