@@ -26,8 +26,10 @@ import uvloop
 from cluster_processes import SECRET, Cluster
 from redis_server import RedisServer
 from sandboxes import Count, Table, run_parts
-from service_client import Client, connect, message
-from service_server import IMAGES, percentile
+from service_server import IMAGES
+
+from warren.measure.http_client import Client, connect, message
+from warren.measure.server import percentile
 
 _CALLER = '{"tenant":"default","key_id":"","scopes":["admin"]}'
 _BURST = 50

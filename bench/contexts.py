@@ -18,8 +18,10 @@ import sys
 import time
 from typing import Any
 
-from service_server import ROOT, Server, serving
+from service_server import ROOT, serving
 from table import Table
+
+from warren.measure.server import Server
 
 _VENV = ROOT / "build" / "code-venv"
 _CELL = "1+1"

@@ -14,9 +14,11 @@ import sys
 import time
 
 import uvloop
-from service_client import Client, connect, message
-from service_server import Server, serving
+from service_server import serving
 from table import Table
+
+from warren.measure.http_client import Client, connect, message
+from warren.measure.server import Server
 
 FIGURES_S = 10.0
 RELOAD_S = 5.0

@@ -22,8 +22,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from service_server import ROOT, percentile, serving
+from service_server import ROOT, serving
 from table import Table
+
+from warren.measure.server import percentile
 
 Measured = dict[str, list[float]]
 _WARM = 5

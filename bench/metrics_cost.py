@@ -17,9 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import uvloop
-from service_client import Client, RequestFailed, create, exec_message, message
-from service_server import Server, percentile, serving
+from service_server import serving
 from table import Table
+
+from warren.measure.http_client import Client, RequestFailed, create, exec_message, message
+from warren.measure.server import Server, percentile
 
 _ROUND_S = 0.5
 _SCRAPED_EVERY = 30  # rounds

@@ -160,7 +160,8 @@ class Bench:
     # -- a fresh sandbox
 
     async def create(self) -> None:
-        bare_name = (await self.provider.runtime_report()).chosen
+        runtimes = (await self.provider.runtime_report()).runtimes
+        bare_name = next(runtime.name for runtime in runtimes if runtime.works and runtime.name != "direct")
         ours, gone, bare, row = [], [], [], []
         for _ in range(8):
             for _ in range(3):

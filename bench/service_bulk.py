@@ -5,15 +5,17 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from sandboxes import Count, Table, meminfo, settle
 from service_bare import bare_rate
-from service_client import Client, RequestFailed, cleanup, create, exec_message
-from service_server import Server, mean, percentile, serving
-from service_speed import in_ms, time_requests
+from service_server import serving
+from service_speed import in_ms
+
+from warren.measure.http_client import Client, RequestFailed, cleanup, create, exec_message
+from warren.measure.requests import Outcome, cleanups, creates, cycles, time_requests
+from warren.measure.server import Server, mean, percentile
 
 MIB = 1024 * 1024
 _PARALLEL = 50
@@ -113,50 +115,6 @@ async def prefilled_pool(table: Table, total: int) -> None:
             await show_cleanups(table, clients, made)
 
 
-class Outcome(NamedTuple):
-    taken: list[float]
-    failed: list[str]
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        return len(self.taken) / self.seconds
-
-
-async def creates(clients: list[Client], total: int) -> tuple[Outcome, list[str]]:
-    made: list[str] = []
-
-    async def one(client: Client) -> None:
-        made.append(await create(client))
-
-    return await repeat(clients, total, one), made
-
-
-async def cycles(clients: list[Client], total: int) -> Outcome:
-    async def one(client: Client) -> None:
-        await cleanup(client, await create(client))
-
-    return await repeat(clients, total, one)
-
-
-async def repeat(clients: list[Client], total: int, work: Callable[[Client], Awaitable[None]]) -> Outcome:
-    """Runs `work` `total` times, shared by the clients; each runs one at a time."""
-    left, taken, failed = iter(range(total)), list[float](), list[str]()
-
-    async def loop(client: Client) -> None:
-        for _ in left:
-            start = time.perf_counter()
-            try:
-                await work(client)
-                taken.append(time.perf_counter() - start)
-            except RequestFailed as exc:
-                failed.append(str(exc))
-
-    start = time.perf_counter()
-    await asyncio.gather(*(loop(client) for client in clients))
-    return Outcome(taken, failed, time.perf_counter() - start)
-
-
 def show_rate(table: Table, what: str, outcome: Outcome, bare: float) -> None:
     part = outcome.rate / bare
     table.add(what, f"{outcome.rate:.0f}/s")
@@ -174,15 +132,6 @@ def show_success(table: Table, outcome: Outcome) -> None:
 
 def _ms(values: list[float], percent: float) -> str:
     return f"{percentile(values, percent) * 1000:.0f}"
-
-
-async def cleanups(clients: list[Client], made: list[str]) -> Outcome:
-    names = iter(list(made))
-
-    async def one(client: Client) -> None:
-        await cleanup(client, next(names))
-
-    return await repeat(clients, len(made), one)
 
 
 async def show_cleanups(table: Table, clients: list[Client], made: list[str]) -> None:

@@ -2,16 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable
 
 from sandboxes import Count, Table
-from service_client import Client, RequestFailed, cleanup, create, exec_message
 from service_rivals import Rival, rivals
-from service_server import Server, percentile, serving
+from service_server import serving
+
+from warren.measure.http_client import Client, cleanup, create, exec_message
+from warren.measure.requests import burst, commands, first_output, gather_and_clean_up, time_requests
+from warren.measure.server import Server, percentile
 
 _THINK_S = 0.15  # between two creates: time for a pool of five to refill
 _STAGGER_S = 0.2
-_HELLO = "echo hello"
 
 
 def in_ms(seconds: float) -> str:
@@ -67,17 +68,6 @@ async def exec_part(table: Table, count: Count) -> None:
     table.add("exec of true (bash line, state carried), p95", in_ms(percentile(lines, 95)))
     for rival in others:
         show_rival(table, rival, theirs[rival.name], p50 if rival.bare else percentile(lines, 50))
-
-
-async def time_requests(client: Client, message: bytes, times: int) -> list[float]:
-    found = []
-    for _ in range(times):
-        start = time.perf_counter()
-        response = await client.send(message)
-        found.append(time.perf_counter() - start)
-        if response.status != 200:
-            raise RequestFailed(response.body.decode(errors="replace"))
-    return found
 
 
 def show_rival(table: Table, rival: Rival, times: list[float], ours: float) -> None:
@@ -139,29 +129,6 @@ async def staggered(clients: list[Client]) -> list[float | None]:
     return await gather_and_clean_up(clients, [after(i * _STAGGER_S, client) for i, client in enumerate(clients)])
 
 
-async def burst(clients: list[Client]) -> list[float | None]:
-    return await gather_and_clean_up(clients, [first_output(client) for client in clients])
-
-
-async def gather_and_clean_up(
-    clients: list[Client], work: list[Awaitable[tuple[float | None, str]]]
-) -> list[float | None]:
-    found = await asyncio.gather(*work)
-    await asyncio.gather(*(cleanup(client, made) for client, (_, made) in zip(clients, found, strict=True) if made))
-    return [seconds for seconds, _ in found]
-
-
-async def first_output(client: Client) -> tuple[float | None, str]:
-    """Returns the seconds from requesting a session to its first command's output; None if either failed."""
-    start, session_id = time.perf_counter(), ""
-    try:
-        session_id = await create(client)
-        output = (await client.send(exec_message(session_id, _HELLO))).json()["output"]
-        return (time.perf_counter() - start if output == "hello\n" else None), session_id
-    except RequestFailed:
-        return None, session_id
-
-
 async def show_first(table: Table, how: str, taken: list[float | None], target_s: float | None) -> None:
     good = [seconds for seconds in taken if seconds is not None]
     p50, p95, p99 = (percentile(good, percent) for percent in (50, 95, 99))
@@ -180,18 +147,7 @@ async def rate_part(table: Table, count: Count) -> None:
         async with server.clients(sessions) as clients:
             await server.wait_for_pool(clients[0], 20)
             made = await asyncio.gather(*(create(client) for client in clients))
-            messages = [exec_message(session_id, ["true"]) for session_id in made]
-            start = time.perf_counter()
-            loops = [exec_until(start + seconds, *pair) for pair in zip(clients, messages, strict=True)]
-            taken = [one for many in await asyncio.gather(*loops) for one in many]
-            rate = len(taken) / (time.perf_counter() - start)
+            rate, taken = await commands(clients, made, seconds)
             await asyncio.gather(*(cleanup(*pair) for pair in zip(clients, made, strict=True)))
     table.add(f"exec of true per second, {sessions} sessions at once", f"{rate:.0f}/s", ">= 1000/s", rate >= 1000)
     table.add("    p50 / p95 of each", f"{percentile(taken, 50) * 1000:.0f} / {percentile(taken, 95) * 1000:.0f} ms")
-
-
-async def exec_until(deadline: float, client: Client, message: bytes) -> list[float]:
-    taken = []
-    while time.perf_counter() < deadline:
-        taken += await time_requests(client, message, 1)
-    return taken

@@ -8,17 +8,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from sandboxes import Count, Table
-from service_client import CREATE, Client, RequestFailed, exec_message, message
-from service_server import Server, percentile, serving
+from service_server import serving
+
+from warren.measure.http_client import CREATE, Client, RequestFailed, exec_message, message, with_key
+from warren.measure.server import Server, percentile
 
 ADMIN = "the-bench-has-this-key-0123456789"
 QUOTA = {"requests_per_minute": 10_000_000, "exec_seconds_per_day": 10_000_000, "bytes_out_per_day": 1 << 50}
 POLICY = {"mode": "enforce", "deny": ["curl", "wget", "ssh"]}
 FLOOD = 40
-
-
-def with_key(request: bytes, key: str) -> bytes:
-    return request.replace(b"Host: localhost\r\n", f"Host: localhost\r\nX-API-Key: {key}\r\n".encode(), 1)
 
 
 @dataclass

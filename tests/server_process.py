@@ -2,9 +2,7 @@
 
 import contextlib
 import os
-import secrets
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -16,9 +14,10 @@ from pathlib import Path
 
 import this_run
 
+from warren.measure.server import free_port
+
 _START_S = 60.0
 _STOP_S = 60.0
-_FIRST_PORT = 10_000
 
 
 class ServerProcess:
@@ -112,16 +111,6 @@ def clean_environ() -> dict[str, str]:
     environ = {name: os.environ[name] for name in kept if name in os.environ}
     path = os.pathsep.join(filter(None, (source, environ.get("PYTHONPATH"))))
     return {**environ, "PYTHONPATH": path, "WARREN_CONFIG": "/dev/null"}
-
-
-def free_port() -> int:
-    """Not one of those that the kernel gives to clients: one of them could take it before the server does."""
-    first_of_clients = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        port = _FIRST_PORT + secrets.randbelow(first_of_clients - _FIRST_PORT)
-        with socket.socket() as sock, contextlib.suppress(OSError):
-            sock.bind(("127.0.0.1", port))
-            return port
 
 
 @contextlib.contextmanager

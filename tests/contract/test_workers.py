@@ -88,7 +88,7 @@ class TestLocalWorkerOverTheFake(FakeHooks, WorkerContract):
 
 
 class TestLocalWorkerOverOci(OciHooks, WorkerContract):
-    runtime = "crun"
+    runtime = "direct"
 
     def opened(self, provider: Provider, pool: PoolSize, name: str = "one") -> Startable:
         return local_worker(provider, pool=pool, name=name, find=environments(self.spec()))
@@ -120,7 +120,7 @@ class TestLocalWorkerOverTwoFakes(SeveralProvidersContract):
 
 
 class TestLocalWorkerOverTheFakeAndOci(OciHooks, SeveralProvidersContract):
-    runtime = "crun"
+    runtime = "direct"
 
     @pytest.fixture
     async def providers(self, provider: Provider) -> AsyncIterator[tuple[Provider, Provider]]:
@@ -341,6 +341,21 @@ async def test_a_full_machine_makes_nothing() -> None:
         with pytest.raises(MachineFull, match="42 MiB of memory"):
             await worker.claim(Claim("base", timeout_s=0.1))
         assert len(fake.machines) == 1
+
+
+async def test_pools_that_have_learned_share_what_memory_allows_them() -> None:
+    """A quarter of the 192 MiB above three reserves, at 8 MiB each, is six; each has its size without asking."""
+    guard = MachineGuard(Path("/"), 100, 100, room=lambda _: Room(1000, 492, 1000, 900))
+    async with started(local_worker(FakeProvider(), pool=PoolSize(2, 0, 50), guard=guard)) as worker:
+        await until(lambda: worker.stats().pools["base"].ready == 2)
+        claims = [worker.claim(Claim(name)) for name in ("base", "other") for _ in range(10)]
+        await asyncio.gather(*claims)
+        await until(lambda: sum(pool.ready for pool in worker.stats().pools.values()) == 6)
+        await at_rest(worker)
+        stats = worker.stats()
+        assert sum(pool.ready for pool in stats.pools.values()) == stats.guard.pool_ceiling == 6
+        assert min(pool.ready for pool in stats.pools.values()) >= 2
+        assert all(pool.target >= 8 for pool in stats.pools.values())
 
 
 async def test_a_place_that_becomes_free_is_given_to_who_waits() -> None:

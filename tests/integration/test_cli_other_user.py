@@ -62,6 +62,7 @@ def roots_dir() -> Iterator[Path]:
         ("image", "build", "base"),
         ("image", "build", "host"),
         ("cluster", "up"),
+        ("bench",),
     ],
     ids=" ".join,
 )

@@ -62,7 +62,7 @@ def test_defaults() -> None:
     settings = read()
     assert (settings.providers, settings.runtime, settings.docker_url, settings.debug) == (("oci",), "", "", False)
     assert (settings.host, settings.port, settings.worker_id) == ("127.0.0.1", 8000, "local")
-    assert (settings.pool_size, settings.pool_min, settings.pool_max) == (5, 2, 20)
+    assert (settings.pool_size, settings.pool_min, settings.pool_max) == (5, 2, 100)
     assert (settings.idle_timeout_s, settings.max_lifetime_s) == (1800, 3600)
     assert (settings.memory_mb, settings.cpus, settings.api_key) == (None, None, "")
     assert settings.bin_dir == Path(config.__file__).parents[1] / "bin"
@@ -237,13 +237,13 @@ def test_a_secret_is_never_shown() -> None:
 @pytest.mark.parametrize(
     ("environ", "pool"),
     [
-        ({"POOL_SIZE": "40"}, (2, 40, 40)),
-        ({"POOL_SIZE": "1"}, (1, 1, 20)),
-        ({"POOL_SIZE": "0"}, (0, 0, 20)),
-        ({"POOL_SIZE": "10"}, (2, 10, 20)),
+        ({"POOL_SIZE": "140"}, (2, 140, 140)),
+        ({"POOL_SIZE": "1"}, (1, 1, 100)),
+        ({"POOL_SIZE": "0"}, (0, 0, 100)),
+        ({"POOL_SIZE": "10"}, (2, 10, 100)),
         ({"MAX_POOL_SIZE": "3"}, (2, 3, 3)),
         ({"MAX_POOL_SIZE": "1"}, (1, 1, 1)),
-        ({"MIN_POOL_SIZE": "30"}, (30, 30, 30)),
+        ({"MIN_POOL_SIZE": "130"}, (130, 130, 130)),
         ({"MIN_POOL_SIZE": "6", "MAX_POOL_SIZE": "50"}, (6, 6, 50)),
         ({"MIN_POOL_SIZE": "0", "POOL_SIZE": "0", "MAX_POOL_SIZE": "0"}, (0, 0, 0)),
     ],
@@ -254,7 +254,7 @@ def test_what_is_not_said_of_the_pool_makes_way(environ: dict[str, str], pool: t
 
 
 def test_a_value_that_made_way_says_for_what() -> None:
-    assert read({"POOL_SIZE": "40"}).sources["pool_max"] == "follows pool_size"
+    assert read({"POOL_SIZE": "140"}).sources["pool_max"] == "follows pool_size"
     settings = read({"WARREN_MAX_COMMAND_TIMEOUT_S": "1m"})
     assert (settings.command_timeout_s, settings.sources["command_timeout_s"]) == (60, "follows max_command_timeout_s")
 

@@ -13,6 +13,7 @@ from warren.worker.guard import (
     default_disk_reserve,
     default_memory_reserve,
     is_tight,
+    most_ahead,
     read_room,
     refusal,
     usable_cores,
@@ -127,7 +128,22 @@ def test_the_figures_are_told() -> None:
         disk_reserve_mb=500,
         max_sandboxes=10,
         pressure=False,
+        pool_ceiling=5,
     )
+
+
+@pytest.mark.parametrize(
+    ("why", "memory", "most", "live", "ceiling"),
+    [
+        ("a quarter of what is above three reserves, 8 MiB each", 10_000, 4000, 0, 218),
+        ("none where memory is short", 3_000, 4000, 0, 0),
+        ("and none where it is very short", 10, 4000, 0, 0),
+        ("half of the sandboxes that may still be made", 10_000, 100, 80, 10),
+        ("none on a machine that has all it may have", 10_000, 100, 110, 0),
+    ],
+)
+def test_how_many_pools_may_hold_when_they_grow(why: str, memory: int, most: int, live: int, ceiling: int) -> None:
+    assert most_ahead(room(memory=memory), Reserve(1000, 500, most), live) == ceiling, why
 
 
 def test_this_machine_can_be_read(tmp_path: Path) -> None:

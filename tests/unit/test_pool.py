@@ -322,16 +322,50 @@ async def test_too_many_waiters_are_refused_at_once() -> None:
         await ids(*claims)
 
 
-async def test_a_miss_raises_the_target_and_calm_lowers_it() -> None:
-    async with arena() as there:
-        claims = [there.claim() for _ in range(6)]
-        await ids(*claims)
-        assert there.pool.target == 6
+async def test_the_next_burst_finds_as_many_ready_as_the_last_one_took_until_it_is_forgotten() -> None:
+    async with arena(kept=True) as there:
+        assert [claim.pooled for claim in await asyncio.gather(*(there.claim() for _ in range(9)))].count(True) == 3
+        assert (there.pool.target, there.pool.stats().learned_burst) == (9, 9)
         await there.filled()
-        assert there.pool.counts.ready == 6
-        await there.settle(120)
-        assert (there.pool.target, there.pool.counts.ready) == (3, 3)
-        assert len(there.alive) == 3 + 6
+        assert there.pool.counts.ready == 9
+        assert all(claim.pooled for claim in await asyncio.gather(*(there.claim() for _ in range(9))))
+        await there.settle(3600)
+        assert (there.pool.target, there.pool.counts.ready, there.pool.stats().learned_burst) == (3, 3, 1)
+        assert len(there.alive) == 3 + 18
+
+
+async def test_claims_one_after_the_other_teach_no_burst() -> None:
+    async with arena() as there:
+        for _ in range(30):
+            await there.pool.claim(1)
+            await there.settle(0.1)
+        assert there.pool.target == 3
+        assert 0.4 < there.pool.stats().claim_rate <= 0.5
+
+
+async def test_claims_that_got_nothing_teach_no_burst_to_come() -> None:
+    """Callers who try again and again while no sandbox can be made are no more callers for that."""
+    async with arena(PoolSize(0, 0, 50)) as there:
+        there.makers.always = ProviderUnavailable("never")
+        for _ in range(10):
+            claims = [there.claim(0.5) for _ in range(4)]
+            await there.settle(1)
+            await asyncio.gather(*claims, return_exceptions=True)
+        assert there.pool.target == 4
+
+
+async def test_a_pool_grows_to_the_ceiling_and_keeps_what_it_has_when_that_falls() -> None:
+    ceiling = [5]
+    async with arena(ceiling=lambda: ceiling[0]) as there:
+        await ids(*(there.claim() for _ in range(9)))
+        await there.filled()
+        assert (there.pool.target, there.pool.counts.ready) == (9, 5)
+        ceiling[0] = 0
+        await there.settle(2)
+        assert there.pool.counts.ready == 5
+        await ids(*(there.claim() for _ in range(5)))
+        await there.filled()
+        assert there.pool.counts.ready == 3
 
 
 async def test_a_pool_nobody_claims_from_is_given_up_and_comes_back() -> None:

@@ -18,12 +18,12 @@ from warren.model.errors import (
     SandboxLost,
 )
 from warren.worker.pool_plan import (
-    CALM_S,
     GIVE_UP_S,
+    HALF_LIFE_S,
     LONGEST_PAUSE_S,
     NO_FAILURES,
     QUIET_S,
-    STEP_S,
+    RATE_S,
     WAITERS_PAUSE_S,
     Circumstances,
     Demand,
@@ -35,13 +35,17 @@ from warren.worker.pool_plan import (
 
 NOW = 1000.0
 SIZE = PoolSize(size=5, min=2, max=20)
-QUIET = Demand(target=5, claimed_at=NOW - 1)
-BUSY = Demand(target=5, claimed_at=NOW - 0.01)
+QUIET = Demand(NOW - 1)
+BUSY = Demand(NOW - 0.01)
 AROUND = Circumstances(NOW, parallel=4)
 TIGHT = replace(AROUND, pressure=True)
 FAILED = Failures(3, until=NOW + 5, waiters_until=NOW + 0.5, error=ProviderUnavailable("no"))
 FAILED_FOR_POOL = replace(FAILED, waiters_until=NOW)
-IDLE = Demand(target=5, claimed_at=NOW - GIVE_UP_S)
+LEARNED = Demand(NOW - 1, burst=8, burst_at=NOW - 1)
+STREAM = Demand(NOW - 0.01, rate=8.0)
+CEILING = replace(AROUND, ceiling=6)
+FULL = replace(AROUND, ceiling=0)
+IDLE = Demand(NOW - GIVE_UP_S)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,25 @@ IDLE = Demand(target=5, claimed_at=NOW - GIVE_UP_S)
         ("the pool waits the whole time", PoolCounts(), QUIET, FAILED_FOR_POOL, AROUND, 0, 0),
         ("a pool nobody uses is given up", PoolCounts(ready=5), IDLE, NO_FAILURES, AROUND, 0, 5),
         ("unless it is kept", PoolCounts(ready=5), IDLE, NO_FAILURES, replace(AROUND, kept=True), 0, 0),
-        ("demand has raised the target", PoolCounts(ready=5), replace(QUIET, target=8), NO_FAILURES, AROUND, 3, 0),
+        ("beyond its size it grows one by one", PoolCounts(ready=5), LEARNED, NO_FAILURES, AROUND, 1, 0),
+        ("and waits for that one", PoolCounts(ready=5, creating=1), LEARNED, NO_FAILURES, AROUND, 0, 0),
+        ("its size comes first, as fast as allowed", PoolCounts(), LEARNED, NO_FAILURES, AROUND, 4, 0),
+        ("what it has learned is enough", PoolCounts(ready=8), LEARNED, NO_FAILURES, AROUND, 0, 0),
+        ("at the ceiling it grows no more", PoolCounts(ready=6), LEARNED, NO_FAILURES, CEILING, 0, 0),
+        ("above it, it keeps what it has", PoolCounts(ready=8), LEARNED, NO_FAILURES, CEILING, 0, 0),
+        (
+            "the ceiling is not for its size",
+            PoolCounts(ready=3),
+            LEARNED,
+            NO_FAILURES,
+            FULL,
+            2,
+            0,
+        ),
+        ("nor for who waits", PoolCounts(waiting=9), LEARNED, NO_FAILURES, FULL, 4, 0),
+        ("busy it does not grow", PoolCounts(ready=5), replace(LEARNED, claimed_at=NOW), NO_FAILURES, AROUND, 0, 0),
+        ("in a steady stream it makes ahead what comes next", PoolCounts(ready=2), STREAM, NO_FAILURES, AROUND, 2, 0),
+        ("under pressure it forgets for a while", PoolCounts(ready=8), LEARNED, NO_FAILURES, TIGHT, 0, 6),
     ],
 )
 def test_the_plan(
@@ -106,18 +128,19 @@ counted = st.integers(0, 50)
     waiting=counted,
     sizes=st.lists(st.integers(0, 30), min_size=3, max_size=3).map(sorted),
     ago=st.floats(0, 2 * GIVE_UP_S),
+    burst=counted,
     parallel=st.integers(1, 8),
     pressure=st.booleans(),
 )
 def test_no_plan_overshoots(
-    ready: int, creating: int, waiting: int, sizes: list[int], ago: float, parallel: int, pressure: bool
+    ready: int, creating: int, waiting: int, sizes: list[int], ago: float, burst: int, parallel: int, pressure: bool
 ) -> None:
     low, middle, high = sizes
     size = PoolSize(size=middle, min=low, max=high)
     around = Circumstances(NOW, parallel, pressure)
     counts = PoolCounts(ready, creating, waiting)
-    plan = plan_pool(size, counts, Demand(middle, NOW - ago), NO_FAILURES, around)
-    target = low if pressure else middle
+    plan = plan_pool(size, counts, Demand(NOW - ago, burst=burst, burst_at=NOW), NO_FAILURES, around)
+    target = low if pressure else max(middle, min(high, burst))
     assert plan.create >= 0
     assert 0 <= plan.destroy <= ready
     assert not (plan.create and creating + plan.create > parallel)
@@ -128,37 +151,47 @@ def test_no_plan_overshoots(
 # The target.
 
 
-def test_a_miss_doubles_the_target_up_to_max() -> None:
-    demand, seen = Demand(5, NOW), []
-    for second in range(1, 5):
-        demand = demand.missed(SIZE, NOW + 2 * second)
-        seen.append(demand.target)
-    assert seen == [10, 20, 20, 20]
+def claimed(demand: Demand, times: int, now: float) -> Demand:
+    for _ in range(times):
+        demand = demand.claimed(now)
+    return demand
 
 
-def test_a_burst_of_misses_is_one() -> None:
-    demand = Demand(5, NOW)
-    for number in range(50):
-        demand = demand.missed(SIZE, NOW + number / 100)
-    assert demand.target == 10
+def test_the_target_is_the_largest_burst_within_size_and_max() -> None:
+    assert [claimed(Demand(NOW), times, NOW).target(SIZE, NOW) for times in (0, 3, 8, 20, 50)] == [5, 5, 8, 20, 20]
+    assert claimed(Demand(NOW), 8, NOW).target(PoolSize(0, 0, 0), NOW) == 0
 
 
-def test_a_target_of_nothing_grows_too() -> None:
-    assert Demand(0, NOW).missed(PoolSize(0, 0, 4), NOW).target == 1
+def test_a_burst_is_what_claims_took_faster_than_it_was_made() -> None:
+    demand = Demand(NOW)
+    for number in range(40):  # a stream that creations keep up with, two behind
+        demand = demand.claimed(NOW + number / 100)
+        if number >= 2:
+            demand = demand.replaced()
+    assert demand.target(SIZE, NOW) == 5
+    assert demand.burst == 3
+    for number in range(20):  # and one that is twice as fast
+        demand = demand.claimed(NOW + 1 + number / 100)
+        if number % 2:
+            demand = demand.replaced()
+    assert demand.target(SIZE, NOW + 1.2) == 13
 
 
-def test_a_pool_that_may_have_none_has_none() -> None:
-    assert Demand(0, NOW).missed(PoolSize(0, 0, 0), NOW).target == 0
+def test_half_of_a_burst_is_forgotten_in_a_quarter_of_an_hour() -> None:
+    demand = claimed(Demand(NOW), 16, NOW)
+    for _ in range(16):
+        demand = demand.replaced()
+    assert [demand.target(SIZE, NOW + half * HALF_LIFE_S) for half in (0, 0.5, 1, 2)] == [16, 11, 8, 5]
+    assert claimed(demand, 6, NOW + 2 * HALF_LIFE_S).target(SIZE, NOW + 2 * HALF_LIFE_S) == 6  # the new one counts
+    assert claimed(demand, 2, NOW + 1).target(SIZE, NOW + 1) == 16  # a small one does not hide the large one
 
 
-def test_the_target_falls_step_by_step_after_a_calm_time() -> None:
-    demand, seen = Demand(20, NOW, missed_at=NOW, moved_at=NOW), []
-    for second in range(0, int(CALM_S + 6 * STEP_S)):
-        lowered = demand.lowered(SIZE, NOW + second)
-        if lowered.target != demand.target:
-            seen.append((second, lowered.target))
-        demand = lowered
-    assert seen == [(60, 13), (70, 9), (80, 7), (90, 6), (100, 5)]
+def test_the_rate_is_an_average_that_forgets() -> None:
+    demand = Demand(NOW)
+    for second in range(600):
+        demand = claimed(demand, 3, NOW + second)
+    assert demand.rate_at(NOW + 599) == pytest.approx(3, rel=0.02)
+    assert demand.rate_at(NOW + 599 + 5 * RATE_S) < 0.03
 
 
 # Failures.

@@ -156,10 +156,10 @@ def test_an_environment_that_says_nothing_leaves_pool_and_times_to_the_server() 
 @pytest.mark.parametrize(
     ("pool", "size"),
     [
-        ("{size: 50}", PoolSize(size=50, min=2, max=50)),
-        ("{size: 1}", PoolSize(size=1, min=1, max=20)),
+        ("{size: 150}", PoolSize(size=150, min=2, max=150)),
+        ("{size: 1}", PoolSize(size=1, min=1, max=100)),
         ("{size: 0, max: 0}", PoolSize(size=0, min=0, max=0)),
-        ("{min: 3}", PoolSize(size=5, min=3, max=20)),
+        ("{min: 3}", PoolSize(size=5, min=3, max=100)),
         ("{}", PoolSize()),
     ],
 )

@@ -71,6 +71,7 @@ _GROUPS = {
         "serve": "warren.cli.serve:serve",
         "mcp": "warren.cli.mcp:mcp",
         "doctor": "warren.cli.doctor:doctor",
+        "bench": "warren.cli.bench:bench",
         "config": "warren.cli.config:config",
         "service": "warren.cli.service:service",
         "support-bundle": "warren.cli.support:support_bundle",

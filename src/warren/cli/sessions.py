@@ -47,7 +47,7 @@ _SESSION_TITLES: Final = (
 )  # fmt: skip
 _PROCESS_TITLES: Final = ("PROCESS", "STATE", "AGE", "BYTES", "COMMAND")
 _POOL_TITLES: Final = (
-    "POOL", "READY", "CREATING", "TARGET", "WAITING", "HIT RATE", "P50", "P95", "MADE", "FAILED",
+    "POOL", "READY", "CREATING", "TARGET", "CLAIMS/S", "WAITING", "HIT RATE", "P50", "P95", "MADE", "FAILED",
 )  # fmt: skip
 _OUTPUT_BYTES: Final = 1024 * 1024
 _FOLLOW_S: Final = 30.0
@@ -479,6 +479,7 @@ def _pool_row(name: str, pool: Values) -> tuple[object, ...]:
         pool["ready"],
         pool["creating"],
         pool["target"],
+        f"{pool['claim_rate']:.2g}",
         pool["waiting"],
         None if rate is None else f"{rate:.0%}",
         _milliseconds(pool["latency_p50_s"]),

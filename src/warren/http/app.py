@@ -64,6 +64,7 @@ def create_app(
         context.sessions.clock,
         audit=tenancy.audit,
         refusals=tenancy.refusals,
+        page_reads=tenancy.page_reads,
         add_usage=tenancy.usage.add_request if counts else None,
         counts=counts,
         memory=context.answer_memory,

@@ -43,12 +43,16 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """`discarded` counts sandboxes that died before a caller had them. Latencies are those of recent claims."""
+    """`discarded` counts sandboxes that died before a caller had them. Latencies are those of recent claims.
+    `learned_burst` is how many claims came faster than sandboxes could be made, at the worst, as far as the pool
+    remembers it; `claim_rate` is how many came per second in the last minute, on average."""
 
     ready: int = 0
     creating: int = 0
     waiting: int = 0
     target: int = 0
+    learned_burst: int = 0
+    claim_rate: float = 0.0
     claims: int = 0
     hits: int = 0
     misses: int = 0
@@ -66,7 +70,8 @@ class PoolStats:
 
 @dataclass(frozen=True, slots=True)
 class GuardStats:
-    """What the machine has free, and what of it must stay free. `pressure`: it is close to full."""
+    """What the machine has free, and what of it must stay free. `pressure`: it is close to full.
+    `pool_ceiling`: how many sandboxes its pools may hold together when they grow beyond their sizes."""
 
     memory_free_mb: int = 0
     memory_reserve_mb: int = 0
@@ -74,6 +79,7 @@ class GuardStats:
     disk_reserve_mb: int = 0
     max_sandboxes: int = 0
     pressure: bool = False
+    pool_ceiling: int = 0
 
 
 @dataclass(frozen=True, slots=True)

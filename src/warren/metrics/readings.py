@@ -53,14 +53,21 @@ class ReadingsCollector(Collector):
 def _worker(stats: WorkerStats) -> Iterator[Metric]:
     pools = GaugeMetricFamily("warren_pool_sandboxes", "Sandboxes made ahead", labels=["environment", "state"])
     ready, creating = Counter[str](), Counter[str]()
+    target, burst, rate = Counter[str](), Counter[str](), dict[str, float]()
     for name, pool in stats.pools.items():
         environment = name.partition("@")[0]  # several providers may have pools of it
         ready[environment] += pool.ready
         creating[environment] += pool.creating
+        target[environment] += pool.target
+        burst[environment] += pool.learned_burst
+        rate[environment] = rate.get(environment, 0.0) + pool.claim_rate
     for state, counts in (("ready", ready), ("creating", creating)):
         for environment, count in counts.items():
             pools.add_metric([environment, state], count)
     yield pools
+    yield _by_label("warren_pool_target", "Sandboxes that should be ready", "environment", target)
+    yield _by_label("warren_pool_learned_burst", "The largest burst of claims remembered", "environment", burst)
+    yield _by_label("warren_pool_claim_rate", "Claims per second in the last minute", "environment", rate)
     waiting = sum(pool.waiting for pool in stats.pools.values())
     guard = stats.guard
     for name, about, value in (
@@ -76,7 +83,7 @@ def _worker(stats: WorkerStats) -> Iterator[Metric]:
         yield GaugeMetricFamily(name, about, value)
 
 
-def _by_label(name: str, about: str, label: str, values: Mapping[str, int]) -> Metric:
+def _by_label(name: str, about: str, label: str, values: Mapping[str, int] | Mapping[str, float]) -> Metric:
     family = GaugeMetricFamily(name, about, labels=[label])
     for value, count in values.items():
         family.add_metric([value], count)

@@ -23,7 +23,7 @@ USER_HOMES: Final = {"user": "/home/user"}
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """How many sandboxes are made ahead: `size` in quiet times, up to `max` when they are in demand.
+    """How many sandboxes are made ahead: `size` in quiet times, up to `max` where bursts of callers have come.
 
     Below `min` the pool is refilled at full speed also while callers are busy, and it never shrinks below
     it when memory is short.
@@ -31,7 +31,7 @@ class PoolSize:
 
     size: int = 5
     min: int = 2
-    max: int = 20
+    max: int = 100
 
     def __post_init__(self) -> None:
         values = (self.min, self.size, self.max)

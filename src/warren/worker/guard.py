@@ -24,6 +24,7 @@ TIGHT, EASY = 2, 3  # pressure begins and ends at so many times the reserve
 _FRESH_S: Final = 0.2
 _RETRY_S: Final = 5.0
 _FILES_SHARE: Final = 0.8
+_POOLS_SHARE: Final = 4
 _MOST_PIDS: Final = 8192
 _MOST_OPEN_FILES: Final = 65536
 
@@ -102,6 +103,13 @@ def is_tight(room: Room, reserve: Reserve, *, was_tight: bool = False) -> bool:
     what it has just given up."""
     times = EASY if was_tight else TIGHT
     return room.memory_free < times * reserve.memory or room.disk_free < times * reserve.disk
+
+
+def most_ahead(room: Room, reserve: Reserve, live: int) -> int:
+    """How many sandboxes pools may hold together when they grow beyond their sizes: as many as a quarter of the memory
+    that may be used could hold, and half of those that may still be made."""
+    memory = (room.memory_free - EASY * reserve.memory) // _POOLS_SHARE // SANDBOX_MB
+    return max(0, min(memory, (reserve.max_sandboxes - live) // 2))
 
 
 def read_room(state_dir: Path) -> Room:
@@ -197,7 +205,10 @@ class MachineGuard:
         self._tight = is_tight(self.room(), self.reserve, was_tight=self._tight)
         return self._tight
 
-    def stats(self) -> GuardStats:
+    def most_ahead(self, live: int) -> int:
+        return most_ahead(self.room(), self.reserve, live)
+
+    def stats(self, live: int = 0) -> GuardStats:
         room = self.room()
         return GuardStats(
             memory_free_mb=room.memory_free,
@@ -206,4 +217,5 @@ class MachineGuard:
             disk_reserve_mb=self.reserve.disk,
             max_sandboxes=self.reserve.max_sandboxes,
             pressure=self.pressure(),
+            pool_ceiling=self.most_ahead(live),
         )

@@ -12,6 +12,7 @@ version, those of the old one (`_stale`) are replaced one by one; until then cla
 import asyncio
 import bisect
 import itertools
+import math
 import random
 import time
 import weakref
@@ -108,6 +109,7 @@ class Pool:
         parallel: int,
         version: Callable[[], Awaitable[str]],
         pressure: Callable[[], bool] = lambda: False,
+        ceiling: Callable[[], float] = lambda: math.inf,
         kept: bool = False,
         ping_s: float = PING_S,
         most_waiting: int = MOST_WAITING,
@@ -118,9 +120,9 @@ class Pool:
         self._recorder = recorder
         self._create, self._destroy, self._clock = create, destroy, clock
         self._find_version = version
-        self._parallel, self._pressure, self._kept = parallel, pressure, kept
+        self._parallel, self._pressure, self._ceiling, self._kept = parallel, pressure, ceiling, kept
         self._ping_s, self._most_waiting = ping_s, most_waiting
-        self._demand = Demand(size.size, clock.now())
+        self._demand = Demand(clock.now())
         self._failures = NO_FAILURES
         self._version: str | None = None  # the image's, as last found; None: not known yet
         self._ready: dict[str, _Member] = {}
@@ -145,8 +147,13 @@ class Pool:
         return PoolCounts(len(self._ready), self._creating, waiting, len(self._stale))
 
     @property
+    def held(self) -> int:
+        """How many sandboxes it has or is making that no caller waits for."""
+        return len(self._ready) + len(self._stale) + self._creating
+
+    @property
     def target(self) -> int:
-        return self._demand.target
+        return self._demand.target(self.size, self._clock.now())
 
     @property
     def lasting_failure(self) -> Exception | None:
@@ -155,13 +162,15 @@ class Pool:
         return self._failures.error if lasts and not isinstance(self._failures.error, MachineFull) else None
 
     def stats(self) -> PoolStats:
-        now, counters = self.counts, self.counters
+        now, counters, moment = self.counts, self.counters, self._clock.now()
         ranked, served = sorted(counters.latencies), counters.hits + counters.misses
         return PoolStats(
             ready=now.ready + now.stale,
             creating=now.creating,
             waiting=now.waiting,
             target=self.target,
+            learned_burst=round(self._demand.burst_by(moment)),
+            claim_rate=round(self._demand.rate_at(moment), 3),
             claims=counters.claims,
             hits=counters.hits,
             misses=counters.misses,
@@ -188,10 +197,14 @@ class Pool:
         self._demand = self._demand.claimed(now)
         self._wake.set()
         self._turns.note_request(tenant, now)
-        member = await self._take_ready(tenant)
-        pooled = member is not None
-        if member is None:
-            member = await self._queue(_Waiter(tenant, ticket, now, now + timeout_s, _future()))
+        try:
+            member = await self._take_ready(tenant)
+            pooled = member is not None
+            if member is None:
+                member = await self._queue(_Waiter(tenant, ticket, now, now + timeout_s, _future()))
+        except BaseException:
+            self._demand = self._demand.replaced()
+            raise
         self._turns.note_taken(tenant, self._clock.now())
         if pooled:
             self.counters.hits += 1
@@ -201,6 +214,7 @@ class Pool:
 
     def give_back(self, sandbox: Sandbox) -> None:
         """Takes back a sandbox that was claimed and not used."""
+        self._demand = self._demand.replaced()
         self._keep(_Member(sandbox, self._versions.get(sandbox, "")))
 
     def _keep(self, member: _Member) -> None:
@@ -235,7 +249,6 @@ class Pool:
         self.counters.misses += 1
         self._recorder.pool_missed(self.environment.name)
         queued = time.perf_counter()
-        self._demand = self._demand.missed(self.size, self._clock.now())
         bisect.insort(self._waiters, waiter, key=lambda other: other.ticket)
         self._wake.set()
         try:
@@ -301,9 +314,8 @@ class Pool:
     def _step(self) -> float | None:
         now = self._clock.now()
         self._fail_overdue(now)
-        self._demand = self._demand.lowered(self.size, now)
         parallel = 1 if self._turns.all_greedy(self._waiters, now) else self._parallel
-        around = Circumstances(now, parallel, self._pressure(), self._kept)
+        around = Circumstances(now, parallel, self._pressure(), self._kept, self._ceiling())
         plan = plan_pool(self.size, self.counts, self._demand, self._failures, around)
         for _ in range(plan.create):
             self._start_creation()
@@ -348,6 +360,7 @@ class Pool:
             self._note_failure(exc)
             return
         self.counters.creations += 1
+        self._demand = self._demand.replaced()
         self._failures = NO_FAILURES
         self._keep(_Member(sandbox, version))
 

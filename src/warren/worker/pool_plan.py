@@ -1,8 +1,10 @@
 """When a pool makes sandboxes, and when it gives some up: counts in, plan out. Nothing here waits or acts.
 
-Callers who wait come first, then the pool's `min`; both at once. From there to the target a pool is filled only
-in quiet moments, so that it does not compete with callers for the cores. The target is the pool's `size`; misses
-raise it up to `max`, quiet minutes lower it again, and while the machine is short of room it is `min`.
+Callers who wait come first, then what the next half second of a steady stream of claims will take, at least the pool's
+`min`; all of that at once. From there to the target a pool is filled only in quiet moments, so that it does not compete
+with callers for the cores, and beyond its `size` one sandbox at a time. The target is `size`, or the largest burst of
+claims that the pool has learned, up to `max`; the pool forgets half of a burst every quarter of an hour. Growth beyond
+`size` ends at the ceiling that the machine's memory sets; while the machine is short of room the target is `min`.
 
 When the image has changed, the sandboxes of its old version (`stale`) do not count as ready; each is given up when a
 new one has taken its place, or when the machine has no room for a new one beside it.
@@ -16,9 +18,9 @@ from warren.model.environment import PoolSize
 from warren.model.errors import InvalidRequest, IsolationUnavailable, MachineFull, NotFound
 
 QUIET_S: Final = 0.05
-BURST_S: Final = 1.0
-CALM_S: Final = 60.0
-STEP_S: Final = 10.0
+HALF_LIFE_S: Final = 900.0
+RATE_S: Final = 60.0
+AHEAD_S: Final = 0.5
 GIVE_UP_S: Final = 600.0
 LOOK_S: Final = 1.0
 FIRST_PAUSE_S: Final = 0.1
@@ -36,28 +38,38 @@ class PoolCounts:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The target, and when callers last claimed and missed. `moved_at` is when the target last changed."""
+    """What the claims so far tell about those to come.
 
-    target: int
+    `missing` counts the claims whose sandboxes have not been replaced yet: so many had to be ready for nobody to wait.
+    `burst` is the most there were, at `burst_at`. `rate` is how many claims there were per second, at `claimed_at`, as
+    an average that forgets within RATE_S.
+    """
+
     claimed_at: float
-    missed_at: float = -math.inf
-    moved_at: float = -math.inf
+    missing: int = 0
+    burst: float = 0.0
+    burst_at: float = -math.inf
+    rate: float = 0.0
 
     def claimed(self, now: float) -> "Demand":
-        return replace(self, claimed_at=now)
+        missing, rate = self.missing + 1, self.rate_at(now) + 1 / RATE_S
+        if missing >= self.burst_by(now):
+            return Demand(now, missing, missing, now, rate)
+        return Demand(now, missing, self.burst, self.burst_at, rate)
 
-    def missed(self, size: PoolSize, now: float) -> "Demand":
-        """Doubles the target, once per burst of misses."""
-        if now - self.moved_at < BURST_S:
-            return replace(self, missed_at=now)
-        return replace(self, target=min(size.max, max(2 * self.target, 1)), missed_at=now, moved_at=now)
+    def replaced(self) -> "Demand":
+        """A sandbox was made, or a claim ended without one."""
+        return replace(self, missing=max(0, self.missing - 1))
 
-    def lowered(self, size: PoolSize, now: float) -> "Demand":
-        """After quiet minutes, halves in steps what the target has above the size."""
-        above = self.target - size.size
-        if above <= 0 or now < max(self.missed_at + CALM_S, self.moved_at + STEP_S):
-            return self
-        return replace(self, target=self.target - max(1, above // 2), moved_at=now)
+    def burst_by(self, now: float) -> float:
+        """What is remembered of the largest burst."""
+        return self.burst * 0.5 ** ((now - self.burst_at) / HALF_LIFE_S) if self.burst else 0.0
+
+    def rate_at(self, now: float) -> float:
+        return self.rate * math.exp((self.claimed_at - now) / RATE_S)
+
+    def target(self, size: PoolSize, now: float) -> int:
+        return max(size.size, min(size.max, round(self.burst_by(now))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +99,14 @@ NO_FAILURES: Final = Failures()
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """`pressure`: the machine is short of room. `kept`: the pool stays filled even if nobody claims."""
+    """`pressure`: the machine is short of room. `kept`: the pool stays filled even if nobody claims. `ceiling`: from
+    so many sandboxes on, a pool grows beyond its size no more; it keeps what it has."""
 
     now: float
     parallel: int
     pressure: bool = False
     kept: bool = False
+    ceiling: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +128,10 @@ def plan_pool(
     spare = counts.ready + counts.creating - counts.waiting
     level = 0 if pause_s > 0 else target if quiet_in_s <= 0 else low
     at_once = 1 if failures.count else around.parallel  # after a failure, one creation must succeed first
-    create = max(0, min(level - spare, at_once - counts.creating))
+    wanted = min(level, max(low, size.size)) - spare
+    if wanted <= 0 and counts.creating == 0 and counts.ready + counts.stale < around.ceiling:
+        wanted = min(1, level - spare)
+    create = max(0, min(wanted, at_once - counts.creating))
     if around.now < failures.waiters_until:
         create = 0
     stale = max(counts.ready + counts.stale - target, isinstance(failures.error, MachineFull))
@@ -126,8 +143,8 @@ def levels(size: PoolSize, demand: Demand, around: Circumstances) -> tuple[int, 
     """How many sandboxes should be ready at once, and how many in the end."""
     if not around.kept and around.now - demand.claimed_at >= GIVE_UP_S:
         return 0, 0
-    target = size.min if around.pressure else demand.target
-    return min(size.min, target), target
+    target = size.min if around.pressure else demand.target(size, around.now)
+    return min(max(size.min, math.ceil(demand.rate_at(around.now) * AHEAD_S)), target), target
 
 
 def _again_in_s(spare: int, target: int, failures: Failures, demand: Demand, around: Circumstances) -> float | None:

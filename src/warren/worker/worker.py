@@ -399,12 +399,18 @@ class LocalWorker:
             parallel=self._parallel,
             version=partial(provider.image_version, environment.image),
             pressure=self.guard.pressure,
+            ceiling=partial(self._pool_ceiling, (provider.name, environment.name)),
             kept=is_default and environment.name == self._default_environment,
             recorder=self._recorder,
         )
         # In a context of its own: the request that claims first is not the one that all its sandboxes are made for.
         self._own(asyncio.create_task(pool.run(), context=contextvars.Context()))
         return pool
+
+    def _pool_ceiling(self, key: tuple[str, str]) -> int:
+        """What the guard allows all pools together, less what the others have."""
+        others = sum(pool.held for name, pool in self._pools.items() if name != key)
+        return self.guard.most_ahead(len(self._live)) - others
 
     async def _watch_pools(self) -> None:
         """Replaces the pools whose environments have changed, and tells the others when their images have."""
@@ -608,7 +614,7 @@ class LocalWorker:
             leaks=len(self._undestroyed - self._destroying.keys())
             + sum(times >= _LEAK_LOOKS for times in self._strangers.values()),
             pools={self._pool_name(pool): pool.stats() for pool in self._pools.values()},
-            guard=self.guard.stats(),
+            guard=self.guard.stats(len(self._live)),
             gpus=len(known),
             gpus_free=tuple(sorted(free)),
         )

@@ -1,4 +1,4 @@
-"""Sandboxes by an OCI runtime, without a daemon.
+"""Sandboxes by Warren's launcher alone (direct.py) or with an OCI runtime, without a daemon.
 
 A sandbox is a directory `<state>/sandboxes/<id>`, in memory (memory_folder.py), made first and removed last:
 
@@ -6,18 +6,18 @@ A sandbox is a directory `<state>/sandboxes/<id>`, in memory (memory_folder.py),
     agent.sock    where its agent listens: made here, handed down as a descriptor
 
 What the runtime reads and writes is in memory, in a mount namespace that the launcher makes for the sandbox. The
-launcher and then the runtime run for some milliseconds; after that the sandbox consists of its own processes
-alone. Destroying it means killing the first process (the kernel kills the rest) and removing the cgroups and the
-directories. The runtime's own `delete` is not needed, so a sandbox can be destroyed even when its runtime is no longer
-installed.
+launcher and then the runtime, if there is one, run for some milliseconds; after that the sandbox consists of its own
+processes alone. Destroying it means killing the first process (the kernel kills the rest) and removing the cgroups and
+the directories. The runtime's own `delete` is not needed, so a sandbox can be destroyed even when its runtime is no
+longer installed.
 """
 
 import asyncio
-import json
 import os
 import secrets
 import shutil
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Unpack
@@ -37,7 +37,7 @@ from warren.worker.host.processes import Finished, boot_id, run
 from warren.worker.host.seccomp_program import Unreadable, read_programs
 from warren.worker.host.uids import uid_base
 from warren.worker.images.command_defaults import with_image_env
-from warren.worker.providers import oci_bundle, oci_launch
+from warren.worker.providers import direct, oci_bundle, oci_launch
 from warren.worker.providers.hardening import MEMLOCK_BYTES
 from warren.worker.providers.host_provider import HostOptions, HostProvider, require_root, translate_os_error
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
@@ -50,7 +50,6 @@ _AT_ONCE: Final = 16
 _FILES: Final = (NAME, oci_launch.PID, oci_launch.SOCKET)
 _STRAY_ROUNDS: Final = 5000
 _QUIET_LOOKS: Final = 4
-_FOLDER_TRIES: Final = 5
 _REMOVALS: Final = 5
 _REMOVAL_PAUSE_S: Final = 0.01
 
@@ -78,7 +77,7 @@ class OciProvider(HostProvider[Record, Runtime]):
         self._folder = MemoryFolder(self._home)
         self._old_runtime = self._state / "runtime"  # where an older version had the runtime's state
         self._agent_layers: dict[bool, Path] = {}  # by whether `sudo` is in it
-        self._runtimes = Runtimes(self._state, self._probe, runtime)
+        self._runtimes = Runtimes(self._state, self._probe, runtime, {direct.NAME: self._launcher})
         self._runtime: Runtime | None = None
         self._gpu_tree: Path | None = None
         self._programs: dict[bool, bytes] = {}  # by whether tracing is allowed
@@ -175,14 +174,14 @@ class OciProvider(HostProvider[Record, Runtime]):
             record = Record(sandbox_id, boot_id(), runtime, self._uids.claim(directory), SandboxSpec())
             record.save(directory)
             rootfs = RootFs(directory / "image", host_usr=False)
-            config = json.loads(self._config(record, rootfs=rootfs))
-            config["process"]["args"] = [AGENT_PROGRAM, "--version"]
+            config = self._config(record, rootfs=rootfs, argv=[AGENT_PROGRAM, "--version"])
             oci_launch.make_mount_points(directory / "image")
             record, disk = await self._take_disk(record)
             argv = self._launch_argv(record, rootfs, detached=False)
-            with oci_launch.in_memory(json.dumps(config)) as stdin, parent_in_use():
+            with oci_launch.in_memory(config) as stdin, parent_in_use():
                 self._limit_all()
-                return await run(argv, stdin=stdin, pass_fds=disk, timeout_s=self._start_timeout_s)
+                pass_fds = {**disk, **self._filter_fds(record)}
+                return await run(argv, stdin=stdin, pass_fds=pass_fds, timeout_s=self._start_timeout_s)
         finally:
             await run_shielded(self._unmake(sandbox_id))
 
@@ -227,21 +226,21 @@ class OciProvider(HostProvider[Record, Runtime]):
         return sandbox
 
     async def _make_directory(self, directory: Path) -> None:
-        for _ in range(_FOLDER_TRIES):
-            with suppress(FileNotFoundError):  # other processes remove the folder while it is empty
-                os.mkdir(directory, 0o700)
-                return
-            await asyncio.to_thread(self._folder.make)
-        os.mkdir(directory, 0o700)
+        try:
+            os.mkdir(directory, 0o700)
+        except FileNotFoundError:  # another process had no more sandboxes, and has removed the folder
+            await asyncio.to_thread(self._folder.make, directory.name)
 
     async def _launch(self, record: Record, rootfs: RootFs, pass_fds: dict[int, int], stdin: int) -> Finished:
         if record.spec.gpus:
             self._gpu_tree = await self.gpus.tree(self._state, lambda: self._has_gpu_sandboxes(but=record.sandbox_id))
         argv, timeout_s = self._launch_argv(record, rootfs), self._start_timeout_s
+        filter_fds = self._filter_fds(record)
         if not self._sends_changes(record):
+            pass_fds = {**pass_fds, **filter_fds}
             return await run(argv, stdin=stdin, pass_fds=pass_fds, timeout_s=timeout_s)
         with oci_launch.changes_socket() as (ours, theirs):
-            pass_fds = {**pass_fds, theirs: oci_launch.CHANGES_FD}
+            pass_fds = {**pass_fds, theirs: oci_launch.CHANGES_FD, **filter_fds}
             outcome = await run(argv, stdin=stdin, pass_fds=pass_fds, timeout_s=timeout_s)
             if outcome.code == 0:
                 self._changes[record.sandbox_id] = oci_launch.received_descriptor(ours)
@@ -266,12 +265,31 @@ class OciProvider(HostProvider[Record, Runtime]):
     def _socket_directory(self, sandbox_id: str) -> Path:
         return self._folder.directory(sandbox_id)
 
-    def _config(self, record: Record, *, rootfs: RootFs) -> str:
+    def _filter_fds(self, record: Record) -> dict[int, int]:
+        if record.runtime != direct.NAME:
+            return {}
+        return {direct.compiled_filter(record.spec.ptrace).fd: direct.FILTER_FD}
+
+    def _config(self, record: Record, *, rootfs: RootFs, argv: Sequence[str] = ()) -> str:
+        """What the runtime reads. With `argv` the sandbox runs that instead of its agent."""
+        if record.runtime == direct.NAME:
+            plan = direct.plan(
+                self._oci_config(record, oci_bundle.ANY_ID, rootfs),
+                self._hierarchies,
+                sandbox_id=record.sandbox_id,
+                digest=direct.compiled_filter(record.spec.ptrace).digest,
+                limits_io=bool(record.spec.io),
+            )
+            return direct.with_command(plan, argv) if argv else plan
+        config = self._oci_config(record, record.sandbox_id, rootfs)
+        return oci_bundle.with_command(config, argv) if argv else config
+
+    def _oci_config(self, record: Record, sandbox_id: str, rootfs: RootFs) -> str:
         grant = self.gpus.granted(record.spec.gpus)
         return oci_bundle.config_json(
             record.spec,
-            sandbox_id=record.sandbox_id,
-            uid_base=uid_base(record.uid_index),
+            sandbox_id=sandbox_id,
+            uid_base=0 if record.runtime == direct.NAME else uid_base(record.uid_index),  # direct gets it elsewhere
             swap_limit=self._hierarchies.limits_swap,
             program=self._programs.get(record.spec.ptrace, b""),
             network_sysctls=network_sysctls(),

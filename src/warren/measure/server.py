@@ -1,0 +1,176 @@
+"""The server that is measured: a `warren serve` of its own, with a state directory of its own, gone afterwards."""
+
+import asyncio
+import contextlib
+import ctypes
+import math
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from warren.measure.http_client import Client, connect
+from warren.model.errors import ProviderUnavailable, WarrenError
+
+_OF_PROCESS: Final = 2  # the clock of a process is its id and this, as clock_getcpuclockid(3) makes it
+_SET_PDEATHSIG: Final = 1
+_START_S: Final = 60.0
+_STOP_S: Final = 300.0
+_FILL_S: Final = 300.0
+_FIRST_PORT: Final = 10_000
+_KEPT: Final = ("PATH", "HOME", "LANG", "PYTHONPATH", "TMPDIR")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Server:
+    """A running server: its memory, processor time, sandboxes and pool."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", port: int, state_dir: Path, key: str) -> None:
+        self._process, self._key = process, key
+        self.port, self.state = port, state_dir
+
+    def memory_mb(self, name: str = "VmRSS") -> float:
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        found = re.search(rf"^{name}:\s+(\d+)", status, re.MULTILINE)
+        return int(found[1]) / 1024 if found else math.nan
+
+    def cpu_s(self) -> float:
+        """CPU time of the server's process, all its threads, in user and system mode."""
+        return time.clock_gettime(~self._process.pid << 3 | _OF_PROCESS)
+
+    def forget_peak(self) -> None:
+        """Resets the peak of the server's memory (VmHWM)."""
+        Path(f"/proc/{self._process.pid}/clear_refs").write_text("5\n")
+
+    def sandboxes(self) -> int:
+        return sum(1 for entry in (self.state / "sandboxes").iterdir() if not entry.name.startswith("."))
+
+    async def pool(self, client: Client) -> int:
+        return int((await client.call("GET", "/health"))["pool_size"])
+
+    async def wait_for_pool(self, client: Client, size: int) -> int:
+        deadline = time.monotonic() + _FILL_S
+        while (ready := await self.pool(client)) < size:
+            if time.monotonic() > deadline:
+                raise ProviderUnavailable(f"the pool has {ready} sandboxes after {_FILL_S:.0f} s, not {size}")
+            await asyncio.sleep(0.05)
+        return ready
+
+    @contextlib.asynccontextmanager
+    async def clients(self, count: int) -> AsyncIterator[list[Client]]:
+        made = await connect(self.port, count, self._key)
+        try:
+            yield made
+        finally:
+            for client in made:
+                client.close()
+
+
+@contextlib.contextmanager
+def serving(state_dir: Path, *flags: str, key: str = "", environ: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """Runs a server; all its sandboxes are gone at the end, and so is `state_dir`. Without `key` it asks for none.
+
+    It ends as well when this process dies, by whatever signal; then only the directory is left.
+    """
+    port, log = free_port(), state_dir / "server.log"
+    argv = [sys.executable, "-m", "warren.cli.main", "serve", "--state-dir", str(state_dir), "--port", str(port)]
+    argv += ["--on-stop", "destroy", "--stop-grace", "1s", "--log-level", "warning", *flags]
+    try:
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                argv,
+                env=_environment(state_dir, key, environ or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is for this process, which then stops the server
+                preexec_fn=_end_with_parent,
+            )
+        try:
+            _wait_until_ready(process, port, log)
+            yield Server(process, port, state_dir, key)
+            _report(log)
+        finally:
+            _stop(process)
+    finally:
+        shutil.rmtree(state_dir, ignore_errors=True)
+
+
+def _environment(state_dir: Path, key: str, more: Mapping[str, str]) -> dict[str, str]:
+    """Settings of this machine's own server do not count."""
+    access = {"WARREN_API_KEY": key} if key else {"WARREN_AUTH": "false"}
+    # Connections must survive while a pool is filled.
+    timeouts = {"WARREN_KEEP_ALIVE_S": "1h", "WARREN_HEADER_TIMEOUT_S": "1h"}
+    files = {"WARREN_CONFIG": "/dev/null", "WARREN_CREDENTIALS": str(state_dir / "credentials.json")}
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    return {**kept, **access, **timeouts, **files, **more}
+
+
+def _end_with_parent() -> None:
+    _libc.prctl(_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def _wait_until_ready(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        url = f"http://127.0.0.1:{port}/ready"
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
+            return
+        time.sleep(0.02)
+    lines = log.read_text(errors="replace").strip().splitlines()
+    raise ProviderUnavailable(
+        f"the server that is to be measured did not start: {lines[-1] if lines else 'it says nothing'}",
+        remedy="`warren doctor` says what this machine lacks",
+    )
+
+
+def _report(log: Path) -> None:
+    """Passes on what the server complained of while it was measured."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if " warning " in line or " error " in line]
+    for line in lines[:5]:
+        sys.stderr.write(f"  (server) {line[:160]}\n")
+    if len(lines) > 5:
+        sys.stderr.write(f"  (server) and {len(lines) - 5} lines more\n")
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise WarrenError(
+            f"the measured server did not stop in {_STOP_S:.0f} s and was killed",
+            remedy="sandboxes of it may be left: look for them with `ps`",
+        ) from None
+
+
+def free_port() -> int:
+    """Not one of those that the kernel gives to clients: one of them could take it before the server does."""
+    first_of_clients = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = _FIRST_PORT + secrets.randbelow(first_of_clients - _FIRST_PORT)
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """By nearest rank; NaN for no values."""
+    ranked = sorted(values)
+    return ranked[max(0, math.ceil(len(ranked) * percent / 100) - 1)] if ranked else math.nan
+
+
+def mean(values: list[float]) -> float:
+    return statistics.mean(values) if values else math.nan
