@@ -141,7 +141,7 @@ def test_in_a_container_the_folder_is_where_it_outlives_the_container(state: Pat
 class OldFolder(MemoryFolder):
     """As an older version had it: in the state directory."""
 
-    def make(self) -> None:
+    def make(self, name: str = "") -> None:
         if self._link.is_symlink():
             self._link.unlink()
         self._link.mkdir(exist_ok=True)
