@@ -117,8 +117,19 @@ def test_state_directories_at_the_same_path_have_their_own(state: Path, root: Pa
     assert os.listdir(state / "sandboxes") == []
     folder.remove()
     assert os.listdir(first / "sandboxes") == ["one"]
-    MemoryFolder(first / "sandboxes", root).remove_directory("one")
+    theirs = MemoryFolder(first / "sandboxes", root)
+    theirs.remove_directory("one")
     folder.remove()
+    assert os.listdir(first / "sandboxes") == []  # somebody may just be about to use it
+    theirs.remove()
+
+
+def test_the_folder_of_a_server_that_was_killed_is_removed_some_time_later(state: Path, root: Path) -> None:
+    MemoryFolder(state / "sandboxes", root).make()
+    os.utime(state / "sandboxes", (0, 0))
+    other = state.with_name("other")
+    other.mkdir()
+    MemoryFolder(other / "sandboxes", root).remove()
 
 
 APART = """

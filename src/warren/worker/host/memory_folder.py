@@ -3,7 +3,7 @@
 What is in these directories (a record, a socket, a pid) is of no use after a reboot, and some file systems take long to
 make and remove so many small files. The folders of all state directories are below /run/warren/sandboxes, each named
 after the inode of its state directory: containers that share /run/warren may have different ones at the same path.
-Anybody may remove an empty folder, and who needs it makes it again. Where /run is on a disk, the first who needs it
+Anybody may remove an unused folder, and who needs it makes it again. Where /run is on a disk, the first who needs it
 mounts a tmpfs there, and whoever leaves it empty takes it away. That is not done in a mount namespace apart from the
 machine's, such as a container's with the machine's process ids: sandboxes can outlive it, and their records have to. If
 such a container does not have /run/warren of the machine, the folder stays in the state directory.
@@ -17,6 +17,7 @@ import fcntl
 import os
 import shutil
 import struct
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Final
 ROOT: Final = Path("/run/warren/sandboxes")
 OLD: Final = ".old"
 _LOCK: Final = ".lock"
+_UNUSED_S: Final = 60.0
 _TMPFS: Final = 0x01021994
 _FLAGS: Final = 2 | 4 | 8  # nosuid, nodev, noexec
 _OPTIONS: Final = b"mode=700,size=512m,nr_inodes=1048576"
@@ -70,11 +72,12 @@ class MemoryFolder:
                 os.mkdir(target / name, 0o700)
 
     def remove(self) -> None:
-        """Removes the folder and those of others, if they are empty."""
+        """Removes the folder if it is empty, and those of others that have been empty for a while."""
         with suppress(OSError), self._locked(fcntl.LOCK_EX | fcntl.LOCK_NB):
-            for name in os.listdir(self._root):
+            for folder in self._root.iterdir():
                 with suppress(OSError):
-                    os.rmdir(self._root / name)
+                    if folder == self._target or time.time() - folder.stat().st_mtime > _UNUSED_S:
+                        folder.rmdir()
             if not os.listdir(self._root):
                 _libc.umount2(os.fsencode(self._root), 0)  # neither what is in use nor what is no mount
                 os.rmdir(self._root)
