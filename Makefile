@@ -61,9 +61,10 @@ build: agent launcher
 docs: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-# What only the tests run: the agent with sanitizers, and the fuzzer of its parsers.
+# What only the tests run: agent and launcher with sanitizers, and the fuzzer of the agent's parsers.
 test-agents: setup
 	@$(MAKE) --no-print-directory -C agent sanitized fuzz
+	@$(MAKE) --no-print-directory -C launcher sanitized
 
 agent launcher: setup
 	@$(MAKE) --no-print-directory -C $@
@@ -88,6 +89,7 @@ web: $(WEB)
 check: build $(WEB)
 	@for file in $(SHELL_FILES); do sh -n $$file || exit 1; done
 	$(BIN)/python scripts/generate_sync.py --check
+	$(BIN)/python scripts/make_filters.py --check
 	$(BIN)/ruff check --quiet $(wildcard $(PYTHON_FILES))
 	$(BIN)/ruff format --quiet --check $(wildcard $(PYTHON_FILES))
 	$(BIN)/mypy --strict

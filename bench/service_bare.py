@@ -24,7 +24,8 @@ async def bare_rate(parallel: int, times: int) -> tuple[str, float]:
     provider = OciProvider(state, ImageStore(state), ROOT / "src" / "warren" / "bin")
     sandbox_ids: list[str] = []
     try:
-        runtime = (await provider.runtime_report()).chosen
+        runtimes = (await provider.runtime_report()).runtimes
+        runtime = next(one.name for one in runtimes if one.works and one.name != "direct")
         loops = (run_bare_loop(provider, state, runtime, times, sandbox_ids) for _ in range(parallel))
         outcomes = await asyncio.gather(*loops)
         spans = [span for outcome in outcomes for span in re.findall(r"took (\S+) (\S+)", outcome.stderr)]

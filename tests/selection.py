@@ -16,9 +16,11 @@ SERIAL: Final = "serial"
 _EXTENDED: Final = (
     # The same contract with another provider, runtime, build of the agent, event loop, or kind of Redis.
     r"contract/test_(docker|agent_sanitized|agent_uvloop)\.py",
-    r"contract/test_oci\.py::TestRunc",
+    r"contract/test_oci\.py::Test(Crun|Runc)",
+    r"contract/test_oci\.py::test_.*-(crun|runc)\]",
+    r"integration/test_direct\.py::test_the_sanitized",
     r"contract/test_contexts_core\.py::Test(Docker|Sanitized)",
-    r"contract/test_sudo\.py::(Test|test_.*\[runc)",
+    r"contract/test_sudo\.py::(Test|test_.*\[(crun|runc))",
     r"contract/test_redis_store\.py::TestRedisStore(InSteps|OnACluster)",
     r"contract/test_audit\.py::TestFileAuditOfManyFiles",
     r"e2e/test_api_docker\.py",

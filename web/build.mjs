@@ -14,6 +14,26 @@ const target = join(here, "../src/warren/dashboard/static");
 const MOST_KB = 60; // gzipped, of what the dashboard loads before it shows anything
 const pages = { "index.html": "main", "embed.html": "embed" };
 
+// Parts that are loaded late import what the first page has loaded already: then esbuild puts all of that into one file,
+// instead of one for each set of parts that use it. A browser loads six files at a time.
+const app = join(here, "src/app.tsx");
+const afterTheApp = {
+    name: "after the app",
+    setup(build) {
+        const late = new Set();
+        build.onResolve({ filter: /^\./ }, async ({ kind, path, resolveDir }) => {
+            if (kind !== "dynamic-import") return undefined;
+            const found = await build.resolve(path, { kind: "import-statement", resolveDir });
+            late.add(found.path);
+            return found;
+        });
+        build.onLoad({ filter: /\.tsx$/ }, ({ path }) => {
+            if (!late.has(path)) return undefined;
+            return { contents: `${readFileSync(path, "utf8")}\nimport ${JSON.stringify(app)};\n`, loader: "tsx" };
+        });
+    },
+};
+
 const result = await build({
     absWorkingDir: here,
     entryPoints: { main: "src/main.tsx", embed: "src/embed.tsx" },
@@ -32,6 +52,7 @@ const result = await build({
     chunkNames: "[name]-[hash]",
     assetNames: "[name]-[hash]",
     logLevel: "warning",
+    plugins: [afterTheApp],
 });
 
 const files = new Map(result.outputFiles.map((file) => [basename(file.path), Buffer.from(file.contents)]));

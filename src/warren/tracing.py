@@ -125,6 +125,10 @@ class Span:
         context = TraceContext(self.context.trace_id, _new_span_id(), True, self.context.state)
         return Span(name, context, self._recorder, self.context.span_id, attributes)
 
+    def drop(self) -> None:
+        """Nothing is recorded of it."""
+        self._recorder = None
+
     def start(self) -> "Span":
         if self._recorder is not None:
             self.start_ns, self._began = time.time_ns(), time.perf_counter_ns()
@@ -181,6 +185,11 @@ class Tracing:
             return Span("request", parent)
         context = TraceContext(parent.trace_id, _new_span_id(), True, parent.state)
         return Span("request", context, self._recorder, parent.span_id, is_server=True)
+
+    def distrust(self, span: Span) -> None:
+        """Whoever sent the request is nobody's caller, and does not decide that it is recorded: `sample` does."""
+        if span.parent_id and random.random() >= self._sample:
+            span.drop()
 
     def span(self, name: str, **attributes: Value) -> Span:
         """Below the span that goes on, or the beginning of a trace where none does."""

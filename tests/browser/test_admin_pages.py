@@ -83,7 +83,7 @@ async def test_tenants_and_their_quotas(page: WatchedPage, api: Api) -> None:
     line = page.get("table", "Tenants").get_by_role("row").filter(has_text="bounded")
     await expect(line).to_contain_text("sessions 2")
     await line.get_by_role("button", name="Use").click()
-    await expect(page.get("table", "Quotas").get_by_role("row").filter(has_text="sessions")).to_contain_text("2")
+    await expect(page.get("table", "Quotas").get_by_role("row").filter(has_text="sessions").first).to_contain_text("2")
     await line.get_by_role("button", name="Take away").click()
     await page.get("button", "Take it away").click()
     await expect(line).to_have_count(0)
@@ -130,7 +130,7 @@ async def test_environments_registry_and_images(page: WatchedPage) -> None:
 
 async def test_the_record_is_searched(page: WatchedPage, api: Api) -> None:
     async with api.session(metadata={"note": HOSTILE}) as session:
-        await api.post(f"/api/sessions/{session.id}/exec", {"command": f"echo '{HOSTILE}'"})
+        await api.post(f"/api/sessions/{session.id}/exec", {"command": f"echo '{HOSTILE}'\n: \u202ehidden"})
         await open_part(page, "Audit record")
         await page.field("Session").fill(session.id)
         await page.field("Action").fill("run_command")
@@ -138,6 +138,7 @@ async def test_the_record_is_searched(page: WatchedPage, api: Api) -> None:
         line = page.get("table", "Audit record").get_by_role("row").filter(has_text="run_command")
         await expect(line).to_have_count(1)
         await expect(line).to_contain_text("ok")
+        await expect(line.locator("pre")).to_have_text(f"echo '{HOSTILE}'\n: \\u202ehidden")
 
 
 async def test_the_doctor_reports(page: WatchedPage, server: ServerProcess) -> None:

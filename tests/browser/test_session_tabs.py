@@ -59,6 +59,26 @@ def server(image_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     shutil.rmtree(path)
 
 
+HOSTILE_CHARTS = """
+def chart(kind, elements, **rest): display({"chart": {"type": kind, "elements": elements, **rest}}, raw=True)
+chart("line", [{"points": [[1e300, 1], [-1e300, 2]]}], x_scale="datetime")
+chart("line", [{"points": [[8.64e15, 1], [-8.64e15, 2]]}], x_scale="datetime")
+chart("scatter", [{"points": [[1.7e308, -1.7e308], [-1.7e308, 1.7e308], ["Infinity", "NaN"], [1, 2]]}])
+chart("line", [{"points": [[5e-324, 5e-324], [1e308, 1e308]]}], x_scale="log", y_scale="log")
+chart("bar", [{"label": {}, "value": "1e999", "group": []}, {"label": "a", "value": -1.7e308}, None, 7])
+chart("pie", [{"angle": 1.7e308}, {"angle": 1.7e308}])
+chart("box_and_whisker", [{"min": 1.7e308, "max": -1.7e308, "outliers": [1e999]}])
+chart("scatter", [{"points": [[x, y] for x in range(100)]} for y in range(200)])
+names = ["n%d" % at for at in range(20_000)]
+chart("line", [{"points": [["m", 1]] * 20_000}] * 2, x_scale="categorical", x_tick_labels=names)
+inner = {"type": "scatter", "elements": [{"points": [[x, x] for x in range(300)]}]}
+for _ in range(3): inner = {"type": "superchart", "elements": [inner] * 8}
+chart("superchart", [inner])
+chart({"toString": 1}, [{}])
+print("all shown")
+"""
+
+
 @pytest.fixture
 async def session(api: Api) -> AsyncIterator[SessionApi]:
     async with api.session(environment="host") as session:
@@ -158,6 +178,19 @@ async def test_a_cell_draws_a_chart(session: SessionApi, page: WatchedPage) -> N
 
     await page.raw.reload()
     await expect(page.field("Code of cell 4")).to_have_value("def fail():\n    1 / 0\nfail()")
+
+
+async def test_charts_that_no_library_has_made_do_no_harm(session: SessionApi, page: WatchedPage) -> None:
+    await page.goto(place(session, "code"))
+    await run_cell(page, 1, HOSTILE_CHARTS)
+    cell = page.raw.get_by_label("Cell 1", exact=True)
+    await expect(cell.locator(".result, .note", has_text="A result without content")).to_be_visible(timeout=60_000)
+    await expect(cell.get_by_text("all shown", exact=True)).to_be_visible()
+    drawn = "".join(await cell.locator("svg").evaluate_all("all => all.map(one => one.outerHTML)"))
+    assert "NaN" not in drawn
+    assert "Infinity" not in drawn
+    assert 1000 < drawn.count("<circle") < 20_000
+    await expect(page.field("Code of cell 1")).to_be_editable()
 
 
 async def test_contexts_are_made_restarted_and_deleted(session: SessionApi, page: WatchedPage) -> None:
@@ -315,6 +348,7 @@ async def test_figures_are_drawn_in_every_look(session: SessionApi, visit: Visit
         await expect(page.raw.locator(".plot canvas")).to_have_count(5)
         await expect(page.get("list", "Now")).to_contain_text("of 1.0 GiB")
         assert await page.raw.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        await expect(page.get("tab", "Figures")).to_be_in_viewport(ratio=1)
         await page.picture(f"figures-{number}")
 
 

@@ -1,6 +1,7 @@
 """Signing in by link and by key, signing out, and coming back to the page after the sign-in has ended."""
 
 import re
+from urllib.parse import quote
 
 import pytest
 from browser.conftest import FAR_NAME, NewKey, Visit
@@ -31,6 +32,27 @@ async def test_a_link_signs_in_once(visit: Visit, api: Api) -> None:
     await expect(other.raw.get_by_role("alert")).to_be_visible()
     await other.get("link", "Sign in with a key").click()
     await expect(other.field("API key")).to_be_visible()
+
+
+async def test_no_other_page_signs_somebody_in_by_a_link_of_its_own(visit: Visit, api: Api, new_key: NewKey) -> None:
+    async def link_of(tenant: str) -> str:
+        async with Api(api.url, {"X-API-Key": await new_key(tenant)}) as attacker:
+            return str((await attacker.post("/api/ui/links", status=201))["url"])
+
+    for key in ("", await new_key("victim")):
+        page = await visit(key)
+        leads = f"<script>location = '{await link_of('attacker')}'</script>"
+        await page.goto(f"data:text/html,{quote(leads)}")
+        await expect(page.text("A link wants to sign this browser in.")).to_be_visible()
+        await expect(page.text("You are signed in as victim.")).to_have_count(1 if key else 0)
+        await page.get("button", "Cancel").click()
+        await expect(page.get("heading", "Sessions") if key else page.field("API key")).to_be_visible()
+        await expect(page.text("attacker")).to_have_count(0)
+        # Somebody who opens it on purpose can still use it; whoever is signed in is asked even then.
+        await page.goto(await link_of("other"))
+        if key:
+            await page.get("button", "Use the link").click()
+        await expect(page.get("link", "Account of other")).to_be_visible()
 
 
 async def test_a_key_signs_in_and_stays_after_a_reload(visit: Visit, new_key: NewKey) -> None:

@@ -98,6 +98,20 @@ async def test_two_pages_at_one_terminal_see_the_same_in_the_size_of_the_one_tha
     await expect(other.page.text("Another page has set the size")).to_be_visible()
 
 
+async def test_nobody_stops_the_browsers_of_others_by_the_size_of_a_terminal(
+    shell: Shell, session: SessionApi, api: Api
+) -> None:
+    await shell.type("echo fi''rst")
+    await shell.says("first")
+    (process,) = (await session.get("/processes"))["processes"]
+    await session.post(f"/processes/{process['process_id']}/resize", {"rows": 9999, "columns": 9999}, status=204)
+    await expect(shell.page.text("9999×9999")).to_be_visible()
+    assert len(await shell.lines()) <= 300
+    await shell.page.get("button", "Use the size of this page").click()
+    await shell.focus()
+    assert await shell.size() < (200, 300)
+
+
 async def test_several_terminals_and_ending_one(shell: Shell, session: SessionApi) -> None:
     page = shell.page
     await shell.type("echo in-''one")

@@ -1,4 +1,4 @@
-"""Keeper and cell client under their contract: in sandboxes of crun and Docker, and built with the sanitizers."""
+"""Keeper and cell client under their contract: in sandboxes of direct and Docker, and built with the sanitizers."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ BIN = Path(warren.__file__).parent / "bin"
 
 
 class TestCrunContexts(OciHooks, ContextsContract):
-    runtime = "crun"
+    runtime = "direct"
 
 
 class TestDockerContexts(DockerHooks, ContextsContract):
@@ -23,7 +23,7 @@ class TestDockerContexts(DockerHooks, ContextsContract):
 class TestSanitizedContexts(OciHooks, ContextsContract):
     """The program is a file of the user's that can be executed, but not read, as the agent's own."""
 
-    runtime = "crun"
+    runtime = "direct"
     most_memory_kb = 100_000  # of which the sanitizers have the most
 
     async def program_in(self, sandbox: Sandbox) -> str:

@@ -32,6 +32,8 @@ from warren.worker.providers.record import Record
 
 BIN = Path(warren.__file__).parent / "bin"
 
+RUNTIMES = ("direct", "crun", "runc")
+
 pytestmark = pytest.mark.anyio
 
 
@@ -63,6 +65,10 @@ class OciHooks(ProviderHooks):
             await asyncio.sleep(0.01)
 
 
+class TestDirectFigures(OciHooks, KernelFiguresContract):
+    runtime = "direct"
+
+
 class TestCrunFigures(OciHooks, KernelFiguresContract):
     runtime = "crun"
 
@@ -71,12 +77,35 @@ class TestRuncFigures(OciHooks, KernelFiguresContract):
     runtime = "runc"
 
 
+class TestDirectView(OciHooks, ViewContract):
+    runtime = "direct"
+
+
 class TestCrunView(OciHooks, ViewContract):
     runtime = "crun"
 
 
 class TestRuncView(OciHooks, ViewContract):
     runtime = "runc"
+
+
+class TestDirectProvider(OciHooks, ProviderContract):
+    runtime = "direct"
+
+
+class TestDirectSandbox(OciHooks, SandboxContract):
+    runtime = "direct"
+
+
+class TestDirectFiles(OciHooks, FilesContract):
+    runtime = "direct"
+
+
+class TestDirectWritableRootFiles(OciHooks, FilesContract):
+    runtime = "direct"
+
+    def spec(self) -> SandboxSpec:
+        return replace(super().spec(), writable_root=True)
 
 
 class TestCrunProvider(OciHooks, ProviderContract):
@@ -177,12 +206,13 @@ def open_provider(state_dir: Path, image_store: ImageStore) -> OpenProvider:
 SPEC = SandboxSpec(image="host")
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_create_that_fails_at_any_step_leaves_nothing(
-    open_provider: OpenProvider, state_dir: Path, step: str
+    open_provider: OpenProvider, state_dir: Path, step: str, runtime: str
 ) -> None:
     steps = Steps(state_dir, step, stop)
-    provider = open_provider(steps)
+    provider = open_provider(steps, runtime)
     with pytest.raises(Stop):
         await provider.create(SPEC)
     assert await provider.list_ids() == []
@@ -190,12 +220,13 @@ async def test_a_create_that_fails_at_any_step_leaves_nothing(
     assert steps.remains() == []
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_create_that_is_cancelled_at_any_step_leaves_nothing(
-    open_provider: OpenProvider, state_dir: Path, step: str
+    open_provider: OpenProvider, state_dir: Path, step: str, runtime: str
 ) -> None:
     steps = Steps(state_dir, step, lambda: task.cancel())
-    provider = open_provider(steps)
+    provider = open_provider(steps, runtime)
     task = asyncio.ensure_future(provider.create(SPEC))
     [outcome] = await asyncio.gather(task, return_exceptions=True)
     assert isinstance(outcome, asyncio.CancelledError)
@@ -211,17 +242,18 @@ from warren.model.spec import SandboxSpec
 from warren.worker.images.store import ImageStore
 from warren.worker.providers.oci import OciProvider
 
-state, bin_dir, step = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+state, bin_dir, step, runtime = Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]
 fault = lambda now: os.kill(os.getpid(), 9) if now == step else None
-asyncio.run(OciProvider(state, ImageStore(state), bin_dir, fault=fault).create(SandboxSpec(image="host")))
+asyncio.run(OciProvider(state, ImageStore(state), bin_dir, runtime, fault=fault).create(SandboxSpec(image="host")))
 """
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("step", STEPS)
 async def test_what_a_killed_worker_leaves_at_any_step_is_listed_and_can_be_destroyed(
-    open_provider: OpenProvider, state_dir: Path, step: str
+    open_provider: OpenProvider, state_dir: Path, step: str, runtime: str
 ) -> None:
-    argv = [sys.executable, "-c", KILLED, str(state_dir), str(BIN), step]
+    argv = [sys.executable, "-c", KILLED, str(state_dir), str(BIN), step, runtime]
     environment = {**os.environ, "PYTHONPATH": str(BIN.parents[1])}
     died = await asyncio.to_thread(subprocess.run, argv, env=environment, check=False)
     assert died.returncode == -signal.SIGKILL
@@ -235,7 +267,7 @@ async def test_what_a_killed_worker_leaves_at_any_step_is_listed_and_can_be_dest
     assert steps.remains() == []
 
 
-@pytest.mark.parametrize("runtime", ["crun", "runc"])
+@pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("after_s", [0.001, 0.004, 0.008, 0.012, 0.018])
 async def test_a_runtime_killed_in_the_middle_of_create_is_one_clear_error(
     open_provider: OpenProvider, state_dir: Path, runtime: str, after_s: float
@@ -280,7 +312,7 @@ async def test_running_out_of_memory_is_told_and_survived(open_provider: OpenPro
 
 async def test_the_hosts_devices_stay_the_hosts(open_provider: OpenProvider) -> None:
     """Runtimes give away what they find as stdio."""
-    for runtime in ("crun", "runc"):
+    for runtime in RUNTIMES:
         provider = open_provider(runtime=runtime)
         await provider.destroy((await provider.create(SPEC)).id)
         await provider.close()
@@ -293,9 +325,12 @@ async def test_the_hosts_mount_table_does_not_grow(open_provider: OpenProvider) 
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
         return {line for line in lines if "/run/netns/" not in line and "docker" not in line}
 
-    before, provider = mounts(), open_provider()
+    provider = open_provider()
+    first = await provider.create(SPEC)  # where /run is on a disk, all sandboxes share a tmpfs there
+    before = mounts()
     box = await provider.create(SPEC)
     assert mounts() <= before
+    await provider.destroy(first.id)
     await provider.destroy(box.id)
     await provider.close()
 
@@ -312,8 +347,8 @@ async def test_two_sandboxes_share_no_host_uid(open_provider: OpenProvider) -> N
 
 async def test_the_report_says_which_runtime_and_why(open_provider: OpenProvider) -> None:
     report = await open_provider().runtime_report()
-    assert [runtime.name for runtime in report.runtimes] == ["crun", "runc", "runsc"]
-    assert report.chosen in ("crun", "runc")
+    assert [runtime.name for runtime in report.runtimes] == ["direct", "crun", "runc", "runsc"]
+    assert report.chosen in RUNTIMES
     assert all(runtime.why for runtime in report.runtimes)
 
 

@@ -35,14 +35,14 @@ SPEC = SandboxSpec(image="host", limits=Limits(cpus=2), sudo=True, writable_root
 
 
 class TestSandboxWithRoot(OciHooks, SandboxContract):
-    runtime = "crun"
+    runtime = "direct"
 
     def spec(self) -> SandboxSpec:
         return SPEC
 
 
 class TestFilesWithRoot(OciHooks, FilesContract):
-    runtime = "crun"
+    runtime = "direct"
 
     def spec(self) -> SandboxSpec:
         return SPEC
@@ -57,7 +57,7 @@ async def provider(state_dir: Path, image_store: ImageStore) -> AsyncIterator[Oc
     await provider.close()
 
 
-@pytest.fixture(params=["crun", "runc"])
+@pytest.fixture(params=["direct", "crun", "runc"])
 async def box(request: pytest.FixtureRequest, state_dir: Path, image_store: ImageStore) -> AsyncIterator[Sandbox]:
     provider = OciProvider(state_dir, image_store, BIN, request.param)
     box = await provider.create(SPEC)

@@ -88,7 +88,7 @@ class TestLocalWorkerOverTheFake(FakeHooks, WorkerContract):
 
 
 class TestLocalWorkerOverOci(OciHooks, WorkerContract):
-    runtime = "crun"
+    runtime = "direct"
 
     def opened(self, provider: Provider, pool: PoolSize, name: str = "one") -> Startable:
         return local_worker(provider, pool=pool, name=name, find=environments(self.spec()))
@@ -120,7 +120,7 @@ class TestLocalWorkerOverTwoFakes(SeveralProvidersContract):
 
 
 class TestLocalWorkerOverTheFakeAndOci(OciHooks, SeveralProvidersContract):
-    runtime = "crun"
+    runtime = "direct"
 
     @pytest.fixture
     async def providers(self, provider: Provider) -> AsyncIterator[tuple[Provider, Provider]]:

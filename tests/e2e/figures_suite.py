@@ -57,6 +57,19 @@ class FiguresSuite:
             assert all(set(each) == {"limits", "now"} and set(each["now"]) == POINT for each in found.values())
         assert (await api.get("/api/metrics", session_ids=names)) == {"metrics": {}}
 
+    async def test_of_others_only_for_operators(self, api: Api) -> None:
+        async with api.session() as session:
+            for of in ("default", "*"):
+
+                async def found(of: str = of) -> bool:
+                    return session.id in (await api.get("/api/metrics", session_ids=session.id, of=of))["metrics"]
+
+                await until(found)
+            assert await api.get("/api/metrics", session_ids=session.id, of="acme") == {"metrics": {}}
+            await api.refused(
+                "GET", "/api/metrics", session_ids=session.id, of="a b", status=422, code="invalid_request"
+            )
+
     async def test_what_cannot_be_asked_is_refused(self, api: Api) -> None:
         for wrong in (",", ",".join(f"ses_{at}" for at in range(101))):
             await api.refused("GET", "/api/metrics", session_ids=wrong, status=422, code="invalid_request")

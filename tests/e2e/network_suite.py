@@ -46,6 +46,7 @@ class NetworkSuite:
             assert await connect(session, "93.184.216.34", 80) == "ConnectionResetError"
             refusals = (await api.get(path(session)))["refusals"]
             assert [one["rule"] for one in refusals if one["port"] == 80] == ["93.184.216.34:80"]
+            assert (await session.get("/ports"))["ports"] == []  # the resolver is Warren's
             isolation = (await api.get(f"/api/sessions/{session.id}"))["isolation"]
             assert "api.example.com:443" in isolation["missing"]["no_network"]
             assert "no_network" not in isolation["in_force"]

@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
+import aiohttp
 import pytest
-from e2e.api_client import Api
+from e2e.api_client import COMMENT, Api, until
 from e2e.browser_page import SAME_ORIGIN, Page
 from e2e.conftest import NewState
 from e2e.dashboard_place import ADMIN, HOST, KINDS, Place, new_key, policy_of, running_place
@@ -86,6 +88,33 @@ async def test_a_signed_in_page_makes_no_links_and_shows_no_secret(page: Page) -
     async with page.api() as api:
         await api.refused("POST", "/api/ui/links", status=403, code="forbidden")
         assert page.cookie not in str(await api.get("/api/ui/session"))
+
+
+async def test_signing_in_counts_as_a_request(url: str, admin: Api) -> None:
+    key = (await new_key(admin, "hasty"))["key"]
+    await admin.call("PUT", "/api/admin/tenants/hasty", {"quota": {"requests_per_minute": 3}})
+    for _ in range(3):
+        await Page(url).sign_in(key=key)
+    async with Page(url).api() as api:
+        await api.refused("POST", "/api/ui/sign-in", {"key": key}, status=429, code="rate_limited")
+
+
+async def test_a_signed_in_page_makes_no_tickets_that_would_outlive_it(page: Page) -> None:
+    async with page.api() as api, api.session() as session:
+        await session.refused("POST", "/tickets", {}, status=403, code="forbidden")
+
+
+@pytest.mark.parametrize("path", ["/api/ui/sign-in", "/api/ui/sign-out", "/api/ui/tickets/redeem"])
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_who_has_no_key_cannot_fill_the_memory(url: str, path: str, chunked: bool) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b'{"key": "' + b"x" * (128 << 10)
+
+    body = pieces() if chunked else b'{"key": "' + b"x" * (128 << 10)
+    sent = {"Content-Type": "application/json", "X-Warren-Page": "1"}
+    async with aiohttp.ClientSession() as http, http.post(url + path, data=body, headers=sent) as answer:
+        # Signing out reads no body at all.
+        assert answer.status == (204 if path.endswith("sign-out") else 413), await answer.text()
 
 
 @pytest.mark.parametrize("key", ["wrong", "wk_0011223344556677_00", "e2b_" + "0" * 80, "a.b.c", "x" * 9000, "ü"])
@@ -240,16 +269,69 @@ async def test_the_cookie_opens_no_preview_and_nothing_of_e2b(page: Page, url: s
 
 async def test_tenants_see_their_own_alone(url: str, admin: Api) -> None:
     mine, theirs = Page(url), Page(url)
-    await mine.sign_in(key=(await new_key(admin, "mine"))["key"])
+    my_key = (await new_key(admin, "mine"))["key"]
+    await mine.sign_in(key=my_key)
     await theirs.sign_in(key=(await new_key(admin, "theirs"))["key"])
     async with theirs.api() as api, api.session() as session, mine.api() as other:
         await other.refused("GET", f"/api/sessions/{session.id}", status=404, code="session_not_found")
-        await other.refused("POST", f"/api/sessions/{session.id}/tickets", {}, status=404, code="session_not_found")
+        async with Api(url, {"X-API-Key": my_key}) as by_key:
+            await by_key.refused(
+                "POST", f"/api/sessions/{session.id}/tickets", {}, status=404, code="session_not_found"
+            )
         await other.refused("GET", "/api/admin/keys", status=403, code="forbidden")
         assert (await other.get("/api/sessions"))["sessions"] == []
 
 
+# -- the audit record
+
+
+async def test_a_page_that_stays_open_is_recorded_once_and_what_it_does_each_time(url: str, admin: Api) -> None:
+    key = (await new_key(admin))["key"]
+    browsers = [Page(url), Page(url)]
+    async with Api(url, {"X-API-Key": key}) as direct, direct.session() as session:
+        for browser in browsers:
+            await browser.sign_in(key=key)
+            async with browser.api() as api:
+                for _ in range(3):
+                    await api.get(f"/api/sessions/{session.id}")
+                    await api.get(f"/api/sessions/{session.id}/processes")
+                    await api.get("/api/metrics", session_ids=session.id)
+                    await api.post(f"/api/sessions/{session.id}/exec", {"command": "true"})
+        for _ in range(3):
+            await direct.get(f"/api/sessions/{session.id}/ports")
+
+        async def counted() -> Counter[str] | None:
+            deeds = (await direct.get("/api/audit", session_id=session.id, limit=100))["deeds"]
+            count = Counter(deed["action"] for deed in deeds)
+            return count if count["run_command"] == 6 and count["list_ports"] == 3 else None
+
+        count = await until(counted)
+        assert (count["get_session"], count["list_processes"]) == (2, 2), count
+        assert len((await direct.get("/api/audit", action="list_metrics"))["deeds"]) == 2
+    async with browsers[0].api() as api:
+        for _ in range(3):
+            await api.refused("GET", "/api/sessions/ses_gone", status=404, code="session_not_found")
+
+    async def refusals() -> bool:
+        deeds = (await admin.get("/api/admin/audit", session_id="ses_gone", limit=100))["deeds"]
+        return sum(deed["action"] == "get_session" for deed in deeds) == 3
+
+    assert await until(refusals)
+
+
 # -- the end of a key
+
+
+async def test_a_stream_of_events_ends_in_order_and_says_that_the_key_is_gone(place: Place, admin: Api) -> None:
+    made = await new_key(admin, "leaving")
+    page = Page(place.other.url)
+    await page.sign_in(key=made["key"])
+    async with page.api() as api, api.events("GET", "/api/events") as events:
+        assert (await anext(events)).kind == "ready"
+        await admin.call("DELETE", f"/api/admin/keys/{made['id']}", status=204)
+        async with asyncio.timeout(_ENDS_S):
+            rest = [event async for event in events]  # a stream that is cut off raises here
+    assert [(event.kind, event.data["status"]) for event in rest if event.kind != COMMENT] == [("error", 401)]
 
 
 @pytest.mark.parametrize("way", ["revoked", "rotated", "everywhere"])

@@ -91,7 +91,7 @@ async def test_a_ticket_opens_its_terminal_once(place: Place, session: SessionAp
         assert "hello" in str(output)
 
 
-async def test_a_token_opens_nothing_but_its_terminal(url: str, session: SessionApi) -> None:
+async def test_a_token_opens_nothing_but_its_terminal(url: str, key: dict[str, Any], session: SessionApi) -> None:
     token = await token_for(session, url, process_id="talk")
     await session.start("cat", process_id="other")
     mine = f"/api/sessions/{session.id}"
@@ -119,6 +119,13 @@ async def test_a_token_opens_nothing_but_its_terminal(url: str, session: Session
         await api.refused("POST", "/execute", {"command": "id"}, status=401, code="unauthorized")
     for path in ("exec", "code", "terminal", "terminal?process_id=other", "forward/1", "processes/other/attach"):
         assert await refused(url, f"{mine}/{path}", token) == 403, path
+    async with Api(url, {"X-API-Key": key["key"]}) as api:
+        gone = (await api.post(f"{mine}/tickets", {"process_id": "gone"}, status=201))["ticket"]
+    protocols = ("warren", f"warren.token.{(await redeem(url, gone))['token']}")
+    for start in ("", "&existing=false"):  # what is not there (any more) is not started either
+        place = f"{url}{mine}/terminal?process_id=gone&command=id{start}"
+        async with aiohttp.ClientSession() as http, http.ws_connect(place, protocols=protocols) as raw:
+            assert (await Socket(raw).expect("error"))["code"] == "process_not_found"
     both = f"{mine}/terminal?process_id=talk&process_id=other"
     assert await refused(url, both, token) == 403
     assert await refused(url, f"{mine}/terminal?process_id=talk", token, Origin="https://evil.example") == 403

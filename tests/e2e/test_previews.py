@@ -195,6 +195,7 @@ async def test_what_a_sandbox_answers_has_no_effect_beyond_its_own_origin(
         "warren-preview=x",
         "__Host-warren-preview=x; Secure",
         "__Host-warren=x; Secure; Path=/",
+        "=__Host-warren=x; Secure; Path=/",  # without a name: browsers send it as if it had one
         "b=2; dOmAiN =x",
     ]
     lines = [*(f"Set-Cookie: {cookie}" for cookie in cookies), "Strict-Transport-Security: max-age=9", "Alt-Svc: h3"]
@@ -221,6 +222,27 @@ async def test_what_a_sandbox_answers_has_no_effect_beyond_its_own_origin(
         assert "allow-same-origin" not in response.headers["content-security-policy"]
         for name in ("clear-site-data", "service-worker-allowed", "nel", "report-to"):
             assert name not in response.headers
+
+
+async def test_what_a_sandbox_answers_tells_nothing_about_the_server(session: SessionApi, url: str) -> None:
+    await start_server(session)
+    async with Api(url, {"X-API-Key": KEY}) as api:
+
+        async def errors() -> tuple[int, int]:
+            """How many kinds of requests the metrics know, and how many requests failed."""
+            page = (await api.get("/metrics", params={"again": str(time.time())})).decode()
+            rows = [line for line in page.splitlines() if line.startswith("warren_http_request_seconds_count{")]
+            return len(rows), sum(float(row.rsplit(" ", 1)[1]) for row in rows if 'status="5' in row)
+
+        kinds, failed = await errors()
+        for status in (201, 299, 418, 500, 503, 599):
+            raw = f"HTTP/1.1 {status} X\r\nContent-Length: 0\r\n\r\n".encode().hex()
+            async with session.ask("GET", f"/ports/{PORT}/raw?{raw}") as response:
+                assert response.status == status
+        async with session.ask("GET", "/ports/9/") as response:
+            assert response.status == 502
+        await asyncio.sleep(1)  # a page of metrics is good for so long
+        assert await errors() == (kinds + 1, failed)
 
 
 async def test_a_sandbox_never_sees_the_sign_in_of_the_dashboard(private: Private, session: SessionApi) -> None:
@@ -362,6 +384,7 @@ HOSTILE_ANSWERS = {
     "not http": b"SSH-2.0-x\r\n",
     "two lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
     "length and chunks": b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "no such status": b"HTTP/1.1 777 Other\r\nContent-Length: 0\r\n\r\n",
     "switches by itself": b"HTTP/1.1 101 Other\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\nHTTP/1.1 200 OK\r\n\r\n",
     "head without end": b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000,
     "header with a line break": b"HTTP/1.1 200 OK\r\nX: a\rSet-Cookie: b\r\nContent-Length: 0\r\n\r\n",

@@ -35,7 +35,7 @@ def strays(state_dir: Path) -> list[str]:
     found += [f"runtime state {path}" for path in state_dir.glob("runtime/*/*") if path.name not in there]
     found += [f"socket directory {path}" for name in gone if (path := Path("/run/warren/docker") / name).exists()]
     found += [f"uids {owner}" for owner in _uid_owners() if _within(owner, state_dir) and owner.name not in there]
-    found += [f"loop device {text}" for text in _loops(state_dir) if not any(name in text for name in there)]
+    found += [f"one loop device too many, of {text}" for text in _loops(state_dir)[len(there) :]]
     found += [f"process {text}" for text in _programs(state_dir) if not any(name in text for name in there)]
     return sorted([*found, *_mounts(state_dir)])
 
@@ -77,7 +77,7 @@ def _within(path: Path, state_dir: Path) -> bool:
 
 def _loops(state_dir: Path) -> list[str]:
     texts = [_text(path).strip() for path in Path("/sys/block").glob("loop*/loop/backing_file")]
-    return [text for text in texts if f"{state_dir}/" in text and "/try-" not in text]
+    return [text for text in texts if f"{state_dir}/" in text]
 
 
 def _programs(state_dir: Path) -> list[str]:

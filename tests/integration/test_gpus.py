@@ -46,7 +46,7 @@ class Machine:
         self.state, self.images, self.places, self.leases = state, images, places, leases
         self.opened: list[OciProvider] = []
 
-    def provider(self, *allowed: str, runtime: str = "crun") -> OciProvider:
+    def provider(self, *allowed: str, runtime: str = "direct") -> OciProvider:
         access = GpuAccess(allowed or (ALL,), places=self.places, directory=self.leases)
         self.opened.append(OciProvider(self.state, self.images, BIN, runtime, gpus=access))
         return self.opened[-1]
@@ -62,7 +62,7 @@ async def machine(state_dir: Path, image_store: ImageStore, places: Places, tmp_
         await provider.close()
 
 
-@pytest.mark.parametrize("runtime", ["crun", "runc"])
+@pytest.mark.parametrize("runtime", ["direct", "crun", "runc"])
 async def test_a_sandbox_has_its_nodes_rules_and_libraries_and_a_neighbour_none(machine: Machine, runtime: str) -> None:
     provider = machine.provider(runtime=runtime)
     sandbox, neighbour = await provider.create(replace(PLAIN, gpus=("1",))), await provider.create(PLAIN)
@@ -91,7 +91,7 @@ async def test_the_rules_of_the_cgroup_keep_the_node_shut_for_others(machine: Ma
             at = argv.index("--memory")
             return [*argv[:at], "--device", f"{machine.places.dev / 'nvidia0'}:nvidia0", *argv[at:]]
 
-    provider = Careless(machine.state, machine.images, BIN, "crun")
+    provider = Careless(machine.state, machine.images, BIN, "direct")
     machine.opened.append(provider)
     sandbox = await provider.create(PLAIN)
     refused = await sandbox.exec(Command(argv=("python3", "-c", OPEN, "/dev/nvidia0")))
@@ -106,7 +106,7 @@ async def test_a_sandbox_with_more_than_it_was_to_have_is_not_handed_out(machine
             return [*argv[:at], "--device", f"{machine.places.dev / 'nvidia1'}:nvidia1", *argv[at:]]
 
     access = GpuAccess((ALL,), places=machine.places, directory=machine.leases)
-    provider = Careless(machine.state, machine.images, BIN, "crun", gpus=access)
+    provider = Careless(machine.state, machine.images, BIN, "direct", gpus=access)
     machine.opened.append(provider)
     with pytest.raises(IsolationUnavailable, match="the sandbox has /dev/nvidia1"):
         await provider.create(replace(PLAIN, gpus=("0",)))
@@ -147,7 +147,7 @@ async def test_a_create_that_fails_gives_back_what_it_had(machine: Machine) -> N
             raise OSError(5, "broken")
 
     access = GpuAccess((ALL,), places=machine.places, directory=machine.leases)
-    provider = OciProvider(machine.state, machine.images, BIN, "crun", gpus=access, fault=fault)
+    provider = OciProvider(machine.state, machine.images, BIN, "direct", gpus=access, fault=fault)
     machine.opened.append(provider)
     with pytest.raises(ProviderUnavailable):
         await provider.create(ONE)
@@ -155,7 +155,7 @@ async def test_a_create_that_fails_gives_back_what_it_had(machine: Machine) -> N
 
 
 async def test_what_is_not_allowed_or_not_complete_is_refused_with_the_reason(machine: Machine) -> None:
-    forbidden = OciProvider(machine.state, machine.images, BIN, "crun")
+    forbidden = OciProvider(machine.state, machine.images, BIN, "direct")
     machine.opened.append(forbidden)
     with pytest.raises(InvalidRequest, match="does not have the capability gpu") as refused:
         await forbidden.create(ONE)

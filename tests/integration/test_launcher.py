@@ -1,6 +1,8 @@
 """The launcher: what it refuses, and what it leaves of itself."""
 
+import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,9 @@ BIN = Path(warren.__file__).parent / "bin"
 LAUNCHER = BIN / "warren-launch"
 
 
-def launch(*words: str) -> subprocess.CompletedProcess[str]:
+def launch(*words: str, pass_fds: tuple[int, ...] = ()) -> subprocess.CompletedProcess[str]:
     argv = [str(LAUNCHER), *words]
-    return subprocess.run(argv, capture_output=True, input="{}", text=True, check=False, timeout=20)
+    return subprocess.run(argv, capture_output=True, input="{}", text=True, check=False, timeout=20, pass_fds=pass_fds)
 
 
 @pytest.fixture
@@ -24,28 +26,34 @@ def at(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def image(tmp_path: Path) -> Path:
+def image(tmp_path: Path) -> Iterator[int]:
+    """An open image that has no name any more."""
     path = tmp_path / "disk.img"
     with path.open("xb") as file:
         file.truncate(16 * 1024 * 1024)
     subprocess.run(["mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal", str(path)], check=True)
-    return path
+    fd = os.open(path, os.O_RDWR)
+    path.unlink()
+    yield fd
+    os.close(fd)
 
 
 def sandbox(at: Path, disk: tuple[str, ...], *command: str) -> subprocess.CompletedProcess[str]:
+    pass_fds = (int(disk[1]),) if disk[0] == "--disk-fd" and disk[1].isdigit() and int(disk[1]) < 100 else ()
     return launch(
         *("sandbox", "--at", str(at), "--base", "2013265920", "--owner", "2013266920"),
         *("--agent", str(at.parent / "agent"), "--root", str(at.parent / "image"), *disk),
         *("--dir", "workspace:755", "--dir", "tmp:1777", "--nofile", "256", "--fsize", "1048576", "--", *command),
+        pass_fds=pass_fds,
     )
 
 
-def test_the_command_finds_everything_in_place(at: Path, image: Path) -> None:
+def test_the_command_finds_everything_in_place(at: Path, image: int) -> None:
     script = (
         f"cd {at}; cat config.json; stat -c '%u %a %n' disk/*; stat -fc %T disk; touch rootfs/x; ulimit -n; "
         "readlink /proc/self/fd/0"
     )
-    outcome = sandbox(at, ("--disk", str(image)), "sh", "-c", script)
+    outcome = sandbox(at, ("--disk-fd", str(image)), "sh", "-c", script)
     assert outcome.stderr.startswith("{}")
     assert "2013266920 1777 disk/tmp" in outcome.stderr
     assert "2013266920 755 disk/workspace" in outcome.stderr
@@ -57,10 +65,11 @@ def test_the_command_finds_everything_in_place(at: Path, image: Path) -> None:
     assert list(at.iterdir()) == []
 
 
-def test_the_host_sees_no_mount_and_the_image_is_gone_at_once(at: Path, image: Path) -> None:
+def test_the_host_sees_no_mount_and_the_runtime_no_image(at: Path, image: int) -> None:
     before = Path("/proc/self/mountinfo").read_text()
-    outcome = sandbox(at, ("--disk", str(image)), "ls", str(image))
-    assert "No such file" in outcome.stderr
+    outcome = sandbox(at, ("--disk-fd", str(image)), "ls", "-l", "/proc/self/fd")
+    assert "->" in outcome.stderr
+    assert "deleted" not in outcome.stderr
     assert Path("/proc/self/mountinfo").read_text() == before
 
 
@@ -77,7 +86,8 @@ def test_the_user_namespace_belongs_to_the_sandboxs_own_uid(at: Path) -> None:
 @pytest.mark.parametrize(
     ("disk", "command", "complaint"),
     [
-        (("--disk", "/no/such.img"), ("true",), "opening the disk image /no/such.img: No such file or directory"),
+        (("--disk-fd", "1000"), ("true",), "attaching the disk image to loop device"),
+        (("--disk-fd", "some"), ("true",), "--disk-fd needs a number, not 'some'"),
         (("--tmpfs", "size=8m"), ("/no/such/runtime",), "starting /no/such/runtime: No such file or directory"),
         (("--tmpfs", "nonsense=1"), ("true",), "mounting a tmpfs (nonsense=1)"),
         (("--tmpfs", "size=8m"), (), "nothing to run after --"),

@@ -12,7 +12,7 @@ import pytest
 import warren
 from warren.model.errors import IsolationUnavailable
 from warren.model.spec import Layer, SandboxSpec
-from warren.worker.host.disks import FreedImages
+from warren.worker.host.disk_images import DiskImage, FreedImages, handle_of
 from warren.worker.host.seccomp_program import read_programs
 from warren.worker.images.store import ImageStore
 from warren.worker.providers.oci import OciProvider
@@ -59,7 +59,7 @@ async def test_a_compiled_filter_that_allows_more_is_found(provider: OciProvider
 
 async def test_the_state_directory_has_nothing_of_the_runtime(provider: OciProvider, state_dir: Path) -> None:
     box = await provider.create(SPEC)
-    assert sorted(os.listdir(state_dir / "sandboxes" / box.id)) == ["agent.sock", "disk.held", "pid", "record.json"]
+    assert sorted(os.listdir(state_dir / "sandboxes" / box.id)) == ["agent.sock", "pid", "record.json"]
     assert not (state_dir / "runtime").exists()
 
 
@@ -76,19 +76,47 @@ async def test_nobody_can_change_the_program_that_is_started(tmp_path: Path) -> 
     assert (await asyncio.to_thread(subprocess.run, [program.path], check=False)).returncode == 0
 
 
-async def test_small_images_are_freed_later_and_large_ones_at_once(tmp_path: Path) -> None:
-    def open_images() -> int:
-        links = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
-        return sum(str(tmp_path) in os.readlink(link) for link in links if link.is_symlink())
+def open_images(directory: Path) -> int:
+    links = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    return sum(str(directory) in os.readlink(link) for link in links if link.is_symlink())
 
+
+def nameless(directory: Path, size: int) -> int:
+    fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC)
+    os.write(fd, bytes(size))
+    return fd
+
+
+async def test_small_images_are_freed_later_and_large_ones_at_once(tmp_path: Path) -> None:
     freed = FreedImages()
     for size in (1 << 20, 8 << 20):
-        image = tmp_path / str(size)
-        image.write_bytes(bytes(size))
-        with freed.keeping(image):
-            image.unlink()
-    with freed.keeping(tmp_path / "missing"):
+        with freed.keeping(DiskImage(tmp_path, "", fd=nameless(tmp_path, size))):
+            pass
+    with freed.keeping(DiskImage(tmp_path, "")):
         pass
-    assert open_images() == 1
+    assert open_images(tmp_path) == 1
+    assert freed.waiting_bytes >= 1 << 20
     await freed.close()
-    assert open_images() == 0
+    assert open_images(tmp_path) == 0
+    assert freed.waiting_bytes == 0
+
+
+def test_an_image_without_a_name_is_found_again_for_as_long_as_somebody_has_it(tmp_path: Path) -> None:
+    fd = nameless(tmp_path, 1 << 20)
+    image = DiskImage(tmp_path, handle_of(fd))
+    assert (image.held() or 0) >= 1 << 20
+    image.empty()
+    assert image.held() == 0
+    os.close(fd)
+    assert image.held() is None
+    assert image.take() == -1
+
+
+def test_an_image_of_an_older_version_is_found_by_its_second_name(tmp_path: Path) -> None:
+    name = tmp_path / "disk.held"
+    name.write_bytes(bytes(1 << 20))
+    image = DiskImage(tmp_path, "", old_name=name)
+    assert (image.held() or 0) >= 1 << 20
+    image.give_up()
+    assert not name.exists()
+    assert image.held() is None

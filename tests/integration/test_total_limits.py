@@ -73,7 +73,9 @@ async def test_buffers_of_sockets_are_bounded(provider: OciProvider) -> None:
 async def test_all_sandboxes_together_leave_something_of_the_machine(provider: OciProvider) -> None:
     box = await provider.create(SandboxSpec())
     cgroup = cgroup_of(box, provider)
-    above = SandboxCgroup({name: path.parent for name, path in cgroup.directories.items()}, unified=cgroup.unified)
+    above = SandboxCgroup(
+        {name: os.path.dirname(path) for name, path in cgroup.directories.items()}, unified=cgroup.unified
+    )
     limits = above.limits()
     assert limits.memory is not None
     assert memory_total_mb() // 2 <= limits.memory // MIB <= memory_total_mb() - 256

@@ -1,12 +1,14 @@
 """Traces of real servers, as a collector sees them; and what a collector that is away, slow or ill does to requests."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import secrets
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,6 +143,18 @@ def test_the_caller_decides_and_what_is_no_trace_begins_one(tmp_path: Path, coll
     made_ahead = only(collector.spans, name="create")
     assert (made_ahead.parent_id, made_ahead.attributes["warren.provider"]) == ("", "fake")
     assert made_ahead.trace_id not in log, "the pool works for nobody's request"
+
+
+def test_who_has_no_key_cannot_have_traces_recorded(tmp_path: Path, collector: Collector) -> None:
+    environ = {"WARREN_OTLP_ENDPOINT": collector.url, "WARREN_TRACE_SAMPLE": "0", "WARREN_API_KEY": ADMIN}
+    with running_server(tmp_path, provider="fake", WARREN_MIN_FREE_MEMORY_MB="1", **environ) as server:
+        for path in ("/api/environments", "/api/ui/session", "/health"):
+            with contextlib.suppress(urllib.error.HTTPError):
+                ask(server, path, traceparent=new_trace()[1], **{"X-API-Key": "another"})
+        known, parent = new_trace()
+        ask(server, "/api/environments", traceparent=parent)
+        wait_until(lambda: collector.of_trace(known), "the caller's")
+    assert [span.trace_id for span in collector.spans] == [known]
 
 
 @pytest.mark.parametrize("illness", ["away", "hangs", "refuses", "overloaded"])

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from warren.model.access import ANY_TENANT
@@ -171,3 +172,43 @@ async def test_a_tenant_has_so_many_streams_and_stopping_ends_them() -> None:
         assert [frame async for frame in stream] == []
     with pytest.raises(Stopping):
         await anext(feed.stream("acme"))
+
+
+async def test_a_stream_that_has_told_something_rests_and_tells_then_what_has_come_together() -> None:
+    feed = EventFeed(rest_s=0.2)
+    pieces: list[bytes] = []
+
+    async def follow() -> None:
+        stream = feed.stream("acme")
+        try:
+            async for piece in stream:
+                pieces.append(piece)
+        finally:
+            await stream.aclose()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(follow)
+        for name in ("", "first", "a", "b", "c"):
+            if name:
+                feed.publish(event(name))
+            for _ in range(20):
+                await anyio.lowlevel.checkpoint()
+        with anyio.fail_after(10):
+            while len(pieces) < 3:
+                await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+    assert [[one["data"]["quota"] for one in read(piece)] for piece in pieces[1:]] == [["first"], ["a", "b", "c"]]
+
+
+async def test_a_slow_reader_holds_nothing_that_the_ring_has_lost() -> None:
+    feed = EventFeed(ring=400)
+    stream = feed.stream("acme")
+    await begun(stream)
+    for number in range(400):
+        feed.publish(event(f"{number}"))
+    first = len(read(await anext(stream)))
+    assert 0 < first < 400
+    for number in range(400):
+        feed.publish(event(f"{number}"))
+    assert await names(stream, 1) == ["gap"]
+    await stream.aclose()

@@ -155,3 +155,11 @@ def test_this_machine_can_be_read(tmp_path: Path) -> None:
 
 def test_the_guard_says_what_it_sees() -> None:
     assert repr(Machine().guard()) == "<MachineGuard 10000 MiB of memory and 10000 MiB of disk free>"
+
+
+def test_what_destroyed_sandboxes_give_back_counts_as_free() -> None:
+    guard = MachineGuard(
+        Path("/"), 1000, 500, room=lambda _: room(disk=450), now=iter(range(1, 100)).__next__, freeing=lambda: 60 << 20
+    )
+    guard.check(live=0)
+    assert guard.room().disk_free == 510

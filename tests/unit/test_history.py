@@ -44,7 +44,7 @@ async def test_a_point_has_what_happened_since_the_last_one() -> None:
 
     history.read = read
     await point(history, clock)
-    for status in (200, 200, 503):
+    for status in (200, 507, 503):
         history.request_ended("/x", "GET", status, 0.02)
     history.creation_ended("base", "pool", "created")
     history.creation_ended("base", "none", "no_capacity")

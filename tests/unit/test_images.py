@@ -245,6 +245,20 @@ def test_a_use_counts_wherever_the_state_directory_is_mounted(store: ImageStore,
     assert [one.sandboxes for one in ImageStore(tmp_path / "elsewhere").list()] == [1]
 
 
+def test_a_use_counts_where_the_sandboxes_cannot_be_seen(store: ImageStore, source: Path, tmp_path: Path) -> None:
+    """Their folder is in the memory of a container, or of an earlier boot."""
+    memory = tmp_path / "memory"
+    (memory / "one").mkdir(parents=True)
+    (tmp_path / "state").mkdir(exist_ok=True)
+    (tmp_path / "state/sandboxes").symlink_to(memory)
+    store.import_directory("mine", source)
+    store.hold("mine", tmp_path / "state/sandboxes/one")
+    memory.rename(tmp_path / "unseen")
+    assert [one.sandboxes for one in store.list()] == [1]
+    memory.mkdir()
+    assert [one.sandboxes for one in store.list()] == [0]
+
+
 def test_removing_what_is_used_is_refused_or_put_off(store: ImageStore, source: Path, tmp_path: Path) -> None:
     user = new_user(tmp_path)
     version = store.import_directory("mine", source).version

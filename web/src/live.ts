@@ -4,6 +4,7 @@
 import { signal } from "@preact/signals";
 
 import { ApiError, events, type StreamEvent } from "./api";
+import { loadFacts } from "./signing";
 
 type Listener = (event: StreamEvent) => void;
 
@@ -45,6 +46,7 @@ async function run(stopped: AbortSignal): Promise<void> {
                 if (event.id) lastId = event.id;
                 waitMs = 500;
                 if (event.kind === "ready") begin(event.data.resumed);
+                else if (event.kind === "error" && event.data.status === 401) return await loadFacts(); // the sign-in has ended
                 else tell(event);
             }
         } catch (error) {
@@ -53,7 +55,7 @@ async function run(stopped: AbortSignal): Promise<void> {
             if (!(error instanceof ApiError) || error.isAway) connected.value = false;
         }
         await new Promise((resolve) => setTimeout(resolve, waitMs * (0.5 + Math.random())));
-        waitMs = Math.min(waitMs * 2, 5000);
+        waitMs = Math.min(waitMs * 2, 2500);
     }
 }
 

@@ -68,7 +68,6 @@ def _new_provider(settings: Settings, state_dir: Path, images: "Images") -> Buil
         bin_dir=settings.bin_dir,
         runtime=settings.runtime or None,
         keep_changes=True,
-        disk_stock=0,
         room=build_host_room(settings),
         egress=Egress(build_egress_policy(settings)) if settings.egress else None,
     )

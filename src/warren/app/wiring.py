@@ -257,7 +257,10 @@ def build_worker(
     recorder: Recorder = NO_RECORDER,
 ) -> "LocalWorker":
     from warren.worker.guard import MachineGuard
+    from warren.worker.providers.host_provider import HostProvider
     from warren.worker.worker import LocalWorker
+
+    on_host = [provider for provider in providers if isinstance(provider, HostProvider)]
 
     return LocalWorker(
         settings.worker_id,
@@ -269,6 +272,7 @@ def build_worker(
             min_free_memory_mb=settings.min_free_memory_mb or None,
             min_free_disk_mb=settings.min_free_disk_mb or None,
             max_sandboxes=settings.max_sandboxes,
+            freeing=lambda: sum(provider.freeing_bytes for provider in on_host),
         ),
         default_environment=settings.default_environment,
         default_pool=PoolSize(settings.pool_size, settings.pool_min, settings.pool_max),

@@ -22,6 +22,7 @@ CLIENT_HEADER: Final = b"x-warren-client"
 SCHEME_HEADER: Final = b"x-warren-scheme"
 SESSION_HEADER: Final = b"x-warren-session"
 PATIENCE_HEADER: Final = b"x-warren-patience"
+PAGE_HEADER: Final = b"x-warren-page-mark"
 
 
 def sealing_key(secret: str) -> str:

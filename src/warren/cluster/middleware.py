@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from warren.cluster.auth import CLIENT_HEADER, PATIENCE_HEADER, SCHEME_HEADER, SESSION_HEADER, ClusterAuth
+from warren.cluster.auth import CLIENT_HEADER, PAGE_HEADER, PATIENCE_HEADER, SCHEME_HEADER, SESSION_HEADER, ClusterAuth
 from warren.cluster.fleet import Fleet
 from warren.cluster.http_client.client import WorkerClient
 from warren.cluster.images import IMAGE_PATH, pass_on
@@ -21,6 +21,7 @@ from warren.http.routes.metrics import METRICS_PATH
 from warren.model.errors import Interrupted, InvalidRequest
 from warren.model.figures import LatestFigures
 from warren.sessions.request_context import set_claim_timeout, set_session_id
+from warren.tenancy.bindings import PAGE_MARK
 
 LEASE_PATH: Final = "/internal/lease"
 WORKER_PATH: Final = "/internal/worker"
@@ -111,6 +112,8 @@ def _restore_client(scope: Scope) -> None:
         scope["client"] = (headers[CLIENT_HEADER].decode("latin-1"), 0)
     if headers.get(SCHEME_HEADER) == b"https":
         scope["scheme"] = _SECURE_SCHEME[scope["type"]]
+    if PAGE_HEADER in headers:
+        scope[PAGE_MARK] = headers[PAGE_HEADER].decode("latin-1")
     if PATIENCE_HEADER in headers:
         set_claim_timeout(float(headers[PATIENCE_HEADER]))
     if SESSION_HEADER in headers:

@@ -12,6 +12,7 @@ The cookie is SameSite=Strict, but that alone is not enough: previews may be nei
 ticket is never sent by a browser on its own; it opens what its ticket says (tenancy/tickets.py).
 """
 
+import hashlib
 from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
@@ -22,7 +23,7 @@ from warren.http.server.request_origin import OriginRule, read_authority
 from warren.model.e2b import KNOWN_CALLER, read_inner_path
 from warren.model.errors import OriginNotAllowed, WarrenError
 from warren.model.preview import PREVIEW, PREVIEW_CALLER, PREVIEW_ERROR
-from warren.tenancy.bindings import GRANT, PAGE_TOKEN
+from warren.tenancy.bindings import GRANT, PAGE_MARK, PAGE_TOKEN
 from warren.tenancy.identity import read_credentials
 from warren.tenancy.page_sessions import PageSessions
 from warren.tenancy.tickets import TOKEN_PREFIX, Tickets
@@ -65,12 +66,16 @@ class PageAccess:
             check_same_origin(scope)
             scope[PAGE_TOKEN] = token
             scope[GRANT] = await self._pages.grant(token)
+            scope[PAGE_MARK] = hashlib.sha256(token.encode()).hexdigest()[:16]
 
     async def _admit_by_ticket(self, token: str, scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
         method = scope.get("method", "WEBSOCKET")
         scope[GRANT], ticket = await self._tickets.grant(token, method, scope["path"], scope["query_string"])
         if scope["type"] != "websocket":
             return receive, send
+        if ticket.process_id:
+            # Else whoever comes when the process has ended could start anything under its name. The last one counts.
+            scope["query_string"] += b"&existing=true"
         if ticket.read_only:
             receive = _without_input(receive)
         offered = [name for name in scope["subprotocols"] if not name.startswith(TOKEN_SUBPROTOCOL)]

@@ -58,10 +58,11 @@ class PageEdge:
         if path == _ICON:  # browsers ask for it whatever a page says
             scope["route"] = _Route(_ICON)
             return Response(status_code=204, headers={"Cache-Control": "public, max-age=86400"})
-        wants_page = b"text/html" in dict(scope["headers"]).get(b"accept", b"")
+        headers = dict(scope["headers"])
+        wants_page = b"text/html" in headers.get(b"accept", b"")
         if wants_page and (path in ("/", "/ui") or path.startswith(_UI)):
             scope["route"] = _Route("/" if path == "/" else "/ui/…")
-            return self._pages.index()
+            return self._pages.index(by_person=headers.get(b"sec-fetch-site") == b"none")
         return None
 
     async def _origins_of_ticket(self, scope: Scope) -> tuple[str, ...]:

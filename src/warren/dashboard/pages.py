@@ -26,6 +26,7 @@ EMBED: Final = "/embed/terminal"
 INDEX: Final = "index.html"
 EMBEDDED: Final = "embed.html"
 NONCE: Final = b"__NONCE__"
+OPENED_BY: Final = b"__OPENED_BY__"
 _IMMUTABLE: Final = "public, max-age=31536000, immutable"
 _MEDIA_TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
@@ -78,18 +79,21 @@ class Pages:
     def __repr__(self) -> str:
         return f"<Pages: {len(self._pages)} pages, {len(self._files)} files>"
 
-    def index(self) -> Response:
-        return self._page(INDEX, "'none'", {"Cross-Origin-Opener-Policy": "same-origin", "Vary": "Accept"})
+    def index(self, *, by_person: bool) -> Response:
+        """With `by_person` somebody has opened its address themselves, and no other page has led there. Only then may
+        the page be signed in by the link in its address without a question."""
+        headers = {"Cross-Origin-Opener-Policy": "same-origin", "Vary": "Accept"}
+        return self._page(INDEX, "'none'", headers, b"person" if by_person else b"page")
 
     def embedded(self, origins: Sequence[str]) -> Response:
         """The page of an embedded terminal, which `origins` may show in a frame."""
         allowed = " ".join(dict.fromkeys((*self._embed_origins, *origins)))
         return _Framed(self._page(EMBEDDED, allowed, {})) if allowed else self._page(EMBEDDED, "'none'", {})
 
-    def _page(self, name: str, ancestors: str, headers: dict[str, str]) -> Response:
+    def _page(self, name: str, ancestors: str, headers: dict[str, str], opened_by: bytes = b"page") -> Response:
         nonce = secrets.token_urlsafe(18)
         policy = _POLICY.format(nonce=nonce, ancestors=ancestors)
-        content = self._pages[name].replace(NONCE, nonce.encode())
+        content = self._pages[name].replace(NONCE, nonce.encode()).replace(OPENED_BY, opened_by)
         return Response(content, headers={"Content-Security-Policy": policy, **headers}, media_type="text/html")
 
     async def file(self, name: str, request: Request) -> Response | None:

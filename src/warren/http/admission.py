@@ -6,6 +6,7 @@ a stream, an upload or a WebSocket goes on, admission looks at the credentials a
 the request is over, whether it succeeded or not, admission adds it to the tenant's usage and to the audit log.
 """
 
+import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,13 +15,15 @@ from typing import Any, Final
 
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.utils import ClientDisconnected
 
 from warren.answer_memory import AnswerMemory, AnswerRoom, set_answer_room
 from warren.clock import Clock
+from warren.http.event_streams import EVENT_STREAM, error_values
 from warren.http.openapi import operation_id
 from warren.http.preview_credentials import clean_request
 from warren.http.problems import is_disconnect, problem
-from warren.http.server.http_guard import CALLER_LEFT, MAX_CONNECTIONS, SWITCHING_PROTOCOLS, request_id
+from warren.http.server.http_guard import CALLER_LEFT, MAX_CONNECTIONS, SWITCHING_PROTOCOLS, limit_body, request_id
 from warren.interfaces.audit import AuditLog
 from warren.model.access import Caller
 from warren.model.audit import RequestRecord
@@ -28,8 +31,9 @@ from warren.model.e2b import KNOWN_CALLER
 from warren.model.errors import RateLimited, Unauthorized, WarrenError
 from warren.model.preview import PREVIEW, PREVIEW_CALLER, PREVIEW_CHECK, PREVIEW_ERROR
 from warren.sessions.request_context import RequestContext, set_request_context
+from warren.tenancy.audit.page_reads import PageReads
 from warren.tenancy.audit.refusals import RefusalLimit
-from warren.tenancy.bindings import GRANT, Grant
+from warren.tenancy.bindings import GRANT, PAGE_MARK, Grant
 from warren.tenancy.identity import Identity
 from warren.tenancy.quotas import Quotas, Standing, standing_of
 from warren.tracing import trace_id
@@ -40,11 +44,13 @@ OPEN_PATHS: Final = frozenset(
         *("/api/ui/session", "/api/ui/sign-in", "/api/ui/sign-out", "/api/ui/tickets/redeem"),
     }
 )
+MAX_OPEN_BODY: Final = 64 * 1024
 ANONYMOUS: Final = Caller(scopes=frozenset())
 BYTES_OUT: Final = "bytes_out"
 CHECK_S: Final = 2.0
 SHARE: Final = 4  # a tenant may use four times as many connections as it leaves free
 _NONE: Final[Mapping[str, Any]] = {}
+_EVENTS: Final = f"{EVENT_STREAM}; charset=utf-8".encode()
 
 
 class Admission:
@@ -53,7 +59,7 @@ class Admission:
 
     When a request is over `add_usage` gets its tenant, its bytes in and out, and `audit` everything that is known of
     it; each may be None. `refusals` decides which of the refused requests get an audit entry of their own, and counts
-    the others.
+    the others; `page_reads` decides it for requests of open pages.
     """
 
     def __init__(
@@ -65,6 +71,7 @@ class Admission:
         *,
         audit: AuditLog | None = None,
         refusals: RefusalLimit | None = None,
+        page_reads: PageReads | None = None,
         add_usage: Callable[[str, int, int], None] | None = None,
         counts: bool = True,
         memory: AnswerMemory | None = None,
@@ -77,6 +84,7 @@ class Admission:
         self._add_usage = add_usage
         self._counts = counts
         self._refusals = refusals
+        self._page_reads = page_reads
         self._memory = memory or AnswerMemory()
         self._open = _OpenRequests()
 
@@ -85,7 +93,8 @@ class Admission:
             await self._app(scope, receive, send)
         elif scope["path"] in OPEN_PATHS and scope["type"] == "http":
             scope["caller"] = ANONYMOUS
-            await self._app(scope, receive, send)
+            # Nobody's share of the server bounds these requests, so they must be small.
+            await self._app(scope, limit_body(receive, MAX_OPEN_BODY), send)
         else:
             await self._admit(scope, receive, send)
 
@@ -126,7 +135,7 @@ class Admission:
             admitted = True
             await self._app(scope, exchange.receive, exchange.send)
         except BaseException as exc:
-            error = exc
+            error = exchange.cut_off_by or exc
             if request_context.if_undelivered is not None:
                 request_context.if_undelivered()
             if not await _answer_rate_limited(exc, scope, receive, exchange):
@@ -161,22 +170,29 @@ class Admission:
             self._add_usage(caller.tenant, exchange.bytes_in, exchange.bytes_out)
         if self._audit is None or scope.get("forwarded"):  # the worker records what it was forwarded, and knows more
             return
+        status = exchange.status if error is None and exchange.status else _status(exchange, error)
+        result = "ok" if error is None and status < 400 else _result(status, error)
+        action, path_params = scope.get("action") or _action(scope), scope.get("path_params", _NONE)
+        if PAGE_MARK in scope and self._page_reads is not None and result == "ok":
+            notes = request_context.notes
+            session_id = str(notes.get("session_id") or path_params.get("session_id", ""))
+            if "error" not in notes and not self._page_reads.may_record(scope[PAGE_MARK], action, session_id):
+                return
         if trace := trace_id():
             request_context.notes["trace"] = trace
         # The writer's thread makes the entry; here, on the event loop, every microsecond counts for each request.
-        status = exchange.status if error is None and exchange.status else _status(exchange, error)
         client = scope.get("client")
         self._audit.record(
             RequestRecord(
                 self._clock.wall(),
-                scope.get("action") or _action(scope),
+                action,
                 caller.tenant if caller is not ANONYMOUS else "",
                 caller.key_id,
                 client[0] if client else "",
                 request_id.get(),
-                scope.get("path_params", _NONE),
+                path_params,
                 status,
-                "ok" if error is None and status < 400 else _result(status, error),
+                result,
                 (time.perf_counter() - exchange.began) * 1000,
                 request_context.notes,
             ),
@@ -221,13 +237,15 @@ class _Exchange:
     """
 
     __slots__ = (
-        *("_checked", "_head", "_receive", "_send", "began", "bytes_in", "bytes_out", "check_again", "spend_bytes"),
-        *("standing", "status"),
+        *("_checked", "_head", "_is_events", "_receive", "_send", "began", "bytes_in", "bytes_out", "check_again"),
+        *("cut_off_by", "spend_bytes", "standing", "status"),
     )
 
     def __init__(self, send: Send, receive: Receive) -> None:
         self._send, self._receive = send, receive
         self._head: Message | None = None
+        self._is_events = False
+        self.cut_off_by: Unauthorized | None = None
         self.began = self._checked = time.perf_counter()
         self.check_again: Callable[[], Awaitable[None]] | None = None
         self.bytes_in = self.bytes_out = self.status = 0
@@ -246,6 +264,7 @@ class _Exchange:
         kind = message["type"]
         if kind == "http.response.start":
             self.status = message["status"]
+            self._is_events = (b"content-type", _EVENTS) in message.get("headers", ())
             if self.standing is not None:
                 message["headers"] = [*message.get("headers", ()), *self.standing.headers()]
             if self.spend_bytes is not None:
@@ -255,7 +274,11 @@ class _Exchange:
             self.status = SWITCHING_PROTOCOLS
         size = len(message.get("body") or message.get("bytes") or message.get("text") or b"")
         if size and self.bytes_out:
-            await self._check_if_due()
+            try:
+                await self._check_if_due()
+            except Unauthorized as exc:
+                await self._end_events(exc)
+                raise
         if size and self.spend_bytes is not None:
             await self.spend_bytes(size)
         if self._head is not None:
@@ -276,6 +299,15 @@ class _Exchange:
             raise
         except WarrenError:
             return
+
+    async def _end_events(self, exc: Unauthorized) -> None:
+        """A stream of events has an end that says why; whatever else is cut off stays visibly incomplete."""
+        if not self._is_events:
+            return
+        self.cut_off_by = exc
+        frame = f"event: error\ndata: {json.dumps(error_values(exc))}\n\n".encode()
+        await self._send({"type": "http.response.body", "body": frame, "more_body": False})
+        raise ClientDisconnected from exc
 
     async def send_free(self, message: Message) -> None:
         """Sends the response that refuses a request, at no cost to the caller."""

@@ -28,7 +28,8 @@ from warren.http.routes import (
     webhooks,
 )
 
-ROUTERS = (operations, sockets, webhooks, secrets, records, events, admin, cluster, pages, health, metrics)
+# FastAPI tries one route after the other, and the dispatcher answers nearly all that `operations` has.
+ROUTERS = (events, metrics, health, pages, records, secrets, webhooks, admin, cluster, sockets, operations)
 
 
 # FastAPI's own would tell whatever is set up in the process of paths, bodies and exceptions. Ours is warren.tracing.
@@ -63,6 +64,7 @@ def create_app(
         context.sessions.clock,
         audit=tenancy.audit,
         refusals=tenancy.refusals,
+        page_reads=tenancy.page_reads,
         add_usage=tenancy.usage.add_request if counts else None,
         counts=counts,
         memory=context.answer_memory,

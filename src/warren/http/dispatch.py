@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from warren.http.context import Context, answer_json, check_scope
 from warren.http.event_streams import EVENT_STREAM, stream_events
 from warren.http.problems import invalid_arguments, problem, read_json_body
-from warren.http.routes import e2b, flat
+from warren.http.routes import e2b, flat, health
 from warren.http.server.http_guard import StreamedAnswer
 from warren.model.api import OPERATIONS, Answers, Operation, OperationFinder, Reads
 from warren.model.errors import InvalidRequest, RangeNotSatisfiable
@@ -46,7 +46,12 @@ class Dispatcher:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = _find(scope) if scope["type"] == "http" else None
         if found is None:
-            await self._app(scope, receive, send)
+            asked_often = health.ASKED_OFTEN.get(scope["path"])
+            if asked_often is not None and scope.get("method") == "GET":
+                scope["route"], describe = asked_often
+                await answer_json(await describe(self._context))(scope, receive, send)
+            else:
+                await self._app(scope, receive, send)
             return
         operation, scope["path_params"] = found
         scope["action"] = operation.name

@@ -19,8 +19,9 @@ _OURS: Final = re.compile(rb"(__Host-|__Secure-)?warren", re.IGNORECASE)
 
 
 def is_our_cookie(pair: bytes) -> bool:
-    """Whether the name of a cookie is one that sandboxes neither see nor set."""
-    return _OURS.match(pair.strip()) is not None
+    """Whether the name of a cookie is one that sandboxes neither see nor set. A browser sends `=NAME=VALUE`, which has
+    no name, as if it had one."""
+    return _OURS.match(pair.lstrip(b"= \t")) is not None
 
 
 def clean_request(headers: Iterable[Header], preview: Preview) -> list[Header]:

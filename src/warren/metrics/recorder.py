@@ -126,6 +126,8 @@ class PrometheusRecorder:
 
     def request_ended(self, route: str, method: str, status: int, seconds: float) -> None:
         method = method if method in _METHODS else OTHER
+        if status == _LIMITED:
+            self._limited.inc()
         known = self._requests.get((route, method, status))
         if known is None:
             if len(self._requests) >= MOST_ROUTES:
@@ -133,8 +135,6 @@ class PrometheusRecorder:
                 return
             known = self._requests[route, method, status] = self._request_s.labels(route, method, str(status))
         known.observe(seconds)
-        if status == _LIMITED:
-            self._limited.inc()
 
     def network_used(self, use: NetworkUse) -> None:
         self._allowed.inc(use.connections)

@@ -20,8 +20,8 @@ from warren.http.server.connections import MAX_MESSAGE
 from warren.interfaces.sandbox import Sandbox
 from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
-from warren.model.errors import Forbidden, PortFailed
-from warren.model.preview import CHECKED_HEADER, PREVIEW, SANDBOX_HEADER, Preview, Way, preview_of_path
+from warren.model.errors import Forbidden, PortClosed, PortFailed
+from warren.model.preview import CHECKED_HEADER, FROM_SANDBOX, PREVIEW, SANDBOX_HEADER, Preview, Way, preview_of_path
 from warren.model.session import Session
 from warren.previews.headers import for_client, for_sandbox
 from warren.sessions.manager import Sessions
@@ -30,7 +30,8 @@ from warren.sessions.port_connections import PortConnections
 ACTION: Final = "open_preview"
 FIRST_BYTE_S: Final = 120.0
 _BUFFER: Final = 512 * 1024
-_ALL_STATUSES: Final = range(600)
+_ALL_STATUSES: Final = range(1000)
+_STATUSES: Final = range(200, 600)
 
 
 class PreviewProxy:
@@ -70,7 +71,11 @@ class PreviewProxy:
                 if preview.way is not Way.PUBLIC:
                     await self._sessions.record_use_of(session)
                 forward = self._forward_socket if scope["type"] == "websocket" else self._forward
-                await forward(scope, receive, send, preview, sandbox)
+                try:
+                    await forward(scope, receive, send, preview, sandbox)
+                except (PortClosed, PortFailed):
+                    scope[FROM_SANDBOX] = True
+                    raise
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send, preview: Preview, sandbox: Sandbox) -> None:
         body = RequestBody(receive)
@@ -94,6 +99,9 @@ class PreviewProxy:
         )
         try:
             async with exchange as response:
+                if response.status not in _STATUSES:
+                    raise _failed(preview, Broken(f"there is no status {response.status}"))
+                scope[FROM_SANDBOX] = True
                 answered = for_client(response.status, response.headers, preview)
                 if self._behind_coordinator:
                     answered.append((SANDBOX_HEADER, b"1"))
@@ -113,6 +121,9 @@ class PreviewProxy:
         try:
             await forward_websocket("", scope, receive, send, raise_on=_ALL_STATUSES, dialled=dialled)
         except Refused as exc:
+            if exc.status not in _STATUSES:
+                raise _failed(preview, Broken(f"there is no status {exc.status}")) from exc
+            scope[FROM_SANDBOX] = True
             await _refuse(exc.status, scope, send, preview)
         except ForwardingFailed as exc:
             raise _failed(preview, exc) from exc

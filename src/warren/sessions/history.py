@@ -20,7 +20,7 @@ from typing import Any, Final
 from warren.clock import Clock
 from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.worker import PoolStats, WorkerStats
-from warren.model.errors import WarrenError
+from warren.model.errors import NoSpace, WarrenError
 from warren.model.network import NetworkUse
 from warren.model.session import SessionState
 
@@ -28,6 +28,7 @@ POINT_S: Final = 10.0
 SPANS: Final = {"1h": 360, "24h": 288}  # points; those of the longer one are 300 s apart
 _POINTS_IN_ONE: Final = 30
 _TICK_S: Final = 0.5
+_SESSION_IS_FULL: Final = NoSpace.http_status  # which no server can help
 _MAX_POOLS: Final = 20  # environments that have columns of their own
 _BOUNDS: Final = [10 ** (at / 16) / 10_000 for at in range(113)]  # 0.1 ms to 1,000 s
 _TIMES: Final = ("create", "exec", "exec_overhead", "request")
@@ -245,7 +246,7 @@ class History:
         now = self._now
         now.counts["requests"] += 1
         now.times["request"].add(seconds)
-        if status >= 500:
+        if status >= 500 and status != _SESSION_IS_FULL:
             now.counts["errors"] += 1
         self._next.request_ended(route, method, status, seconds)
 

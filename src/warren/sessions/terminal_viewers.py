@@ -7,8 +7,12 @@ size here and show the terminal as it is.
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
+from warren.model.errors import RateLimited
 from warren.model.operations import TerminalSize
+
+MOST_VIEWERS: Final = 64
 
 
 class TerminalViewer:
@@ -32,9 +36,11 @@ class TerminalViewer:
 
 
 class TerminalViewers:
-    """All viewers that this process serves. A terminal is forgotten with its last viewer."""
+    """All viewers that this process serves, at most `most` of one terminal: what happens there costs time for each of
+    them. A terminal is forgotten with its last viewer."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_VIEWERS) -> None:
+        self._most = most
         self._viewers: dict[tuple[str, str], set[TerminalViewer]] = {}
 
     def __repr__(self) -> str:
@@ -42,7 +48,12 @@ class TerminalViewers:
 
     @contextmanager
     def viewing(self, session_id: str, process_id: str) -> Iterator[TerminalViewer]:
+        """Raises RateLimited for a viewer too many."""
         key = (session_id, process_id)
+        if len(self._viewers.get(key, ())) >= self._most:
+            raise RateLimited(
+                f"{self._most} clients look at this process already", remedy="close some of them", retry_after_s=5
+            )
         viewers = self._viewers.setdefault(key, set())
         viewer = TerminalViewer(next((other.size for other in viewers if other.size), None))
         viewers.add(viewer)

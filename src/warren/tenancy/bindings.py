@@ -16,6 +16,8 @@ GRANT: Final = "grant"
 
 PAGE_TOKEN: Final = "page_token"
 """The key, in the scope of a request that a page of this server has sent, of the token in its cookie."""
+PAGE_MARK: Final = "page_mark"
+"""The key, in the scope of such a request, of a text that tells signed-in browsers apart and gives nothing away."""
 
 
 class BoundBy(StrEnum):

@@ -3,7 +3,9 @@
 The feed keeps the last events of each tenant in a ring, and those of all tenants in one more. A stream holds no queue:
 it knows the number of the last event that it has sent, and reads on from there. If the ring has moved past that
 number, because the reader is slow or comes back late, the stream says `gap`, and its reader must look at everything
-again. An event is encoded once, when the first stream sends it, however many streams there are.
+again. An event is encoded once, when the first stream sends it, however many streams there are. After it has sent
+something a stream rests for a moment, the longer the more streams there are, and sends then what has come together: a
+tenant that makes events all the time must not keep the process busy with telling them.
 
 A tenant's ring holds its own events only, so a busy tenant pushes out nobody else's. When all rings together hold too
 many, the tenant without an event for the longest time loses its ring.
@@ -13,6 +15,7 @@ On one machine `publish` numbers the events. In a cluster Redis does, see shared
 
 import asyncio
 import json
+import random
 import re
 import secrets
 from collections import OrderedDict, deque
@@ -28,6 +31,8 @@ from warren.model.events import Event, EventKind
 RING: Final = 1000  # events of a tenant
 ALL_RINGS: Final = 20_000
 MAX_STREAMS: Final = 128  # of a tenant
+REST_S: Final = 0.002  # of a stream that has sent something, for each stream that is open
+_LONGEST_REST_S: Final = 0.5
 KINDS: Final = tuple(kind for kind in EventKind if kind is not EventKind.COMMAND_FINISHED)
 """What the feed tells of. A busy session ends hundreds of commands a second: those are in the audit record."""
 _ID: Final = re.compile(r"([0-9a-f]{16})-([0-9]{1,15})")
@@ -85,8 +90,15 @@ class EventFeed:
     """`publish` neither waits nor raises. `refresh` is called before a stream begins: it brings in what other processes
     have published. `run` names the counting: numbers of another run mean nothing here."""
 
-    def __init__(self, *, ring: int = RING, all_rings: int = ALL_RINGS, max_streams: int = MAX_STREAMS) -> None:
-        self._most, self._most_in_all, self._max_streams = ring, all_rings, max_streams
+    def __init__(
+        self,
+        *,
+        ring: int = RING,
+        all_rings: int = ALL_RINGS,
+        max_streams: int = MAX_STREAMS,
+        rest_s: float = REST_S,
+    ) -> None:
+        self._most, self._most_in_all, self._max_streams, self._rest_s = ring, all_rings, max_streams, rest_s
         self.run = secrets.token_hex(8)
         self.last = 0
         self.refresh: Callable[[], Awaitable[None]] | None = None
@@ -185,14 +197,17 @@ class EventFeed:
                 await self.refresh()
             place = self._place(after)
             resumed = place is not None and self._has_all_since(name, place)
-            cursor = place if place is not None and resumed else self.last
+            reader.cursor = place if place is not None and resumed else self.last
             reader.is_broken = bool(after) and not resumed
-            yield _frame("ready", f"{self.run}-{cursor}", json.dumps({"resumed": resumed}))
+            yield _frame("ready", f"{self.run}-{reader.cursor}", json.dumps({"resumed": resumed}))
             while not self._closed:
                 reader.wake.clear()
-                async for data in self._since(name, reader, cursor):
+                is_told = False
+                while data := self._next(name, reader):
                     yield data
-                cursor = reader.cursor
+                    is_told = True
+                if is_told:
+                    await asyncio.sleep(min(self._rest_s * self.streams, _LONGEST_REST_S) * random.uniform(0.5, 1.5))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(keepalive_s):
                         await reader.wake.wait()
@@ -203,16 +218,15 @@ class EventFeed:
             if not mine and self._streams.get(name) is mine:
                 del self._streams[name]
 
-    async def _since(self, name: str, reader: "_Stream", cursor: int) -> AsyncGenerator[bytes, None]:
-        """What the reader wants of the events after `cursor`, some at a time. Leaves `reader.cursor` after the last."""
-        if reader.is_broken or not self._has_all_since(name, cursor):
+    def _next(self, name: str, reader: "_Stream") -> bytes:
+        """Some of what the reader wants of the events after its cursor, which moves behind them; nothing if there is no
+        more. So a reader that is slow holds no more than it is being sent."""
+        if reader.is_broken or not self._has_all_since(name, reader.cursor):
             reader.is_broken, reader.cursor = False, self.last
-            yield self._gap()
-            return
+            return self._gap()
         ring, found = self._rings.get(name), []
-        reader.cursor = self.last
         for entry in reversed(ring.entries if ring is not None else ()):
-            if entry.number <= cursor:
+            if entry.number <= reader.cursor:
                 break
             if reader.takes(entry):
                 found.append(entry)
@@ -221,12 +235,12 @@ class EventFeed:
         for entry in reversed(found):
             frame = entry.frame(self.run)
             if size + len(frame) > _FRAME_BYTES and frames:
-                yield b"".join(frames)
-                frames, size = [], 0
+                return b"".join(frames)
             frames.append(frame)
             size += len(frame)
-        if frames:
-            yield b"".join(frames)
+            reader.cursor = entry.number
+        reader.cursor = self.last
+        return b"".join(frames)
 
     def _gap(self) -> bytes:
         return _frame("gap", f"{self.run}-{self.last}", json.dumps({"detail": "some events are not known any more"}))

@@ -32,6 +32,7 @@ from warren.model.spec import MIB
 from warren.model.usage import Usage
 from warren.sessions.event_hub import EventHub
 from warren.stores.encryption import Encryption
+from warren.tenancy.audit.page_reads import PageReads
 from warren.tenancy.audit.refusals import RefusalLimit
 from warren.tenancy.counters import Counters
 from warren.tenancy.event_feed import EventFeed, wants
@@ -77,6 +78,7 @@ class Tenancy:
         self.secrets = Secrets(records, clock, encryption)
         self.usage = UsageBook(records, clock)
         self.audit = audit
+        self.page_reads = PageReads(clock)
         self.refusals = None if audit is None else RefusalLimit(clock, audit.record)
         self.webhooks = webhooks
         self.events = EventHub()

@@ -1,6 +1,7 @@
 // The audit record: a search over what was done.
 
 import { useSignal } from "@preact/signals";
+import { useEffect } from "preact/hooks";
 
 import { may } from "../account";
 import { get } from "../api";
@@ -29,8 +30,8 @@ export function Audit() {
         limit: 100,
     });
     const load = (after = "") => get<Page>(all ? "/api/admin/audit" : "/api/audit", query(after));
-    async function search(event: Event) {
-        event.preventDefault();
+    async function search(event?: Event) {
+        event?.preventDefault();
         try {
             found.value = await load();
             error.value = "";
@@ -38,6 +39,7 @@ export function Audit() {
             error.value = describe(failure);
         }
     }
+    useEffect(() => void search(), []); // the newest, until something is searched for
     const more = (after: string) => attempt(async () => {
         const page = await load(after);
         found.value = { deeds: [...found.value!.deeds, ...page.deeds], next: page.next };

@@ -2,11 +2,11 @@
 
 import { useSignal } from "@preact/signals";
 
-import { facts } from "../account";
 import { get } from "../api";
 import { Shown, useLoaded } from "../parts/load";
 import { Table } from "../parts/table";
 import { fullTime } from "../parts/units";
+import { WorkerChoice } from "../parts/worker_choice";
 
 interface Check {
     name: string;
@@ -36,20 +36,11 @@ const LOOKS: Record<string, string> = { ok: "ok", warn: "warn", FAIL: "failed" }
 
 export function Doctor() {
     const worker = useSignal("");
-    const workers = useLoaded(async (signal) => (facts.value!.cluster ? (await get<{ workers: { id: string }[] }>("/api/cluster", {}, signal)).workers.map((one) => one.id) : []), []);
     const loaded = useLoaded((signal) => get<Report>("/api/admin/doctor", { worker: worker.value }, signal), [worker.value]);
     return (
         <>
             <div class="row">
-                {workers.value.value && workers.value.value.length > 0 && (
-                    <label>
-                        Machine of
-                        <select value={worker.value} onChange={(event) => (worker.value = event.currentTarget.value)}>
-                            <option value="">Any worker</option>
-                            {workers.value.value.map((name) => <option key={name} value={name}>{name}</option>)}
-                        </select>
-                    </label>
-                )}
+                <WorkerChoice label="Machine of" any="Any worker" value={worker} />
                 <button type="button" class="plain" onClick={loaded.again}>Check again</button>
             </div>
             <Shown of={loaded}>

@@ -1,14 +1,16 @@
 // The images of the machine, and the builds that make them.
 
-import { useSignal } from "@preact/signals";
+import { useSignal, type Signal } from "@preact/signals";
+import { useEffect } from "preact/hooks";
 
-import { may } from "../account";
-import { get, post, remove } from "../api";
+import { facts, may } from "../account";
+import { call, get, remove } from "../api";
 import { TextField } from "../parts/fields";
 import { Shown, useLoaded } from "../parts/load";
 import { attempt } from "../parts/messages";
 import { Table } from "../parts/table";
 import { bytes, fullTime } from "../parts/units";
+import { WorkerChoice } from "../parts/worker_choice";
 
 interface Image {
     name: string;
@@ -29,9 +31,11 @@ interface Build {
 }
 
 export function Images() {
-    const images = useLoaded((signal) => get<{ images: Image[] }>("/api/images", {}, signal), [], 30_000);
+    const worker = useSignal("");
+    const images = useLoaded((signal) => get<{ images: Image[] }>("/api/images", { worker: worker.value }, signal), [worker.value], 30_000);
     return (
         <>
+            {may("admin") && facts.value!.cluster && <div class="row"><WorkerChoice label="Machine of" any="Any worker" value={worker} /></div>}
             <Shown of={images}>
                 {(found) => (
                     <Table
@@ -46,21 +50,27 @@ export function Images() {
                     />
                 )}
             </Shown>
-            {may("admin") && <Builds onEnded={images.again} />}
+            {may("admin") && <Builds worker={worker} onEnded={images.again} />}
         </>
     );
 }
 
-function Builds({ onEnded }: { onEnded: () => void }) {
-    const loaded = useLoaded((signal) => get<{ worker: string; builds: Build[] }>("/api/admin/builds", {}, signal), [], 5000);
+function Builds({ worker, onEnded }: { worker: Signal<string>; onEnded: () => void }) {
+    const loaded = useLoaded((signal) => get<{ worker: string; builds: Build[] }>("/api/admin/builds", { worker: worker.value }, signal), [worker.value], 5000);
     const name = useSignal("");
     const open = useSignal("");
+    const answered = loaded.value.value?.worker ?? "";
+    useEffect(() => {
+        // Each machine has builds of its own: what is shown must be of the same one the next time.
+        if (facts.value!.cluster && !worker.value) worker.value = answered;
+    }, [answered]);
     async function start(event: Event) {
         event.preventDefault();
-        if (await attempt(() => post("/api/admin/builds", { image: name.value.trim() }), `The build of ${name.value} has begun`)) name.value = "";
+        const query = { worker: worker.value };
+        if (await attempt(() => call("POST", "/api/admin/builds", { query, body: { image: name.value.trim() } }), `The build of ${name.value} has begun`)) name.value = "";
         loaded.again();
     }
-    const cancel = (image: string) => attempt(() => remove("/api/admin/builds", { image }), `The build of ${image} has ended`).then(() => { loaded.again(); onEnded(); });
+    const cancel = (image: string) => attempt(() => remove("/api/admin/builds", { image, worker: worker.value }), `The build of ${image} has ended`).then(() => { loaded.again(); onEnded(); });
     return (
         <section aria-labelledby="builds">
             <h2 id="builds">Builds</h2>
@@ -71,7 +81,7 @@ function Builds({ onEnded }: { onEnded: () => void }) {
             <Shown of={loaded}>
                 {(found) => (
                     <Table
-                        label="Builds" rows={found.builds} keyOf={(build) => build.image} empty="Nothing was built since the server was started."
+                        label="Builds" rows={found.builds} keyOf={(build) => build.image} empty={`Nothing was built ${worker.value ? `by ${worker.value}` : "here"} since it was started.`}
                         columns={[
                             { name: "Image", show: (build) => <strong>{build.image}</strong> },
                             { name: "State", show: (build) => <span class={`state ${{ building: "pending", done: "ok", failed: "failed" }[build.state] ?? ""}`}>{build.state}</span> },

@@ -54,14 +54,14 @@ export function Keys() {
                             { name: "May", show: (key) => key.scopes.join(", ") },
                             { name: "Made", show: (key) => fullTime(key.created_at) },
                             { name: "Used", show: (key) => (key.used_at ? fullTime(key.used_at) : "never") },
-                            { name: "Until", show: (key) => (key.expires_at ? fullTime(key.expires_at) : "revoked") },
+                            { name: "Ends", show: (key) => (key.expires_at ? fullTime(key.expires_at) : "never") },
                             { name: "Quota", show: (key) => Object.entries(key.quota).map(([name, value]) => `${name} ${JSON.stringify(value)}`).join(", ") },
                             {
                                 name: "Actions",
                                 show: (key) => (
                                     <span class="actions">
-                                        <button type="button" class="plain" onClick={() => (asked.value = { key, what: "rotate" })}>New secret</button>
-                                        <button type="button" class="danger" onClick={() => (asked.value = { key, what: "revoke" })}>Revoke</button>
+                                        <button type="button" class="plain small" aria-label={`New secret for ${key.name}`} onClick={() => (asked.value = { key, what: "rotate" })}>New secret</button>
+                                        <button type="button" class="danger small" aria-label={`Revoke ${key.name}`} onClick={() => (asked.value = { key, what: "revoke" })}>Revoke</button>
                                     </span>
                                 ),
                             },

@@ -55,14 +55,14 @@ export function Workers() {
                                 { name: "Waiting", right: true, show: (worker) => worker.waiting },
                                 { name: "Labels", show: (worker) => Object.entries(worker.labels).map((pair) => pair.join("=")).join(", ") },
                                 { name: "Version", show: (worker) => worker.version },
-                                { name: "Lease left", right: true, show: (worker) => `${worker.lease_left_s.toFixed(1)} s` },
+                                { name: "Lease left", right: true, show: (worker) => (worker.lease_left_s > 0 ? `${worker.lease_left_s.toFixed(1)} s` : "none") },
                                 {
                                     name: "Actions",
                                     show: (worker) => (
                                         <span class="actions">
-                                            {worker.state === "ready" && <button type="button" class="plain" onClick={() => drain(worker, true)}>Drain</button>}
-                                            {worker.state === "draining" && <button type="button" class="plain" onClick={() => drain(worker, false)}>Use again</button>}
-                                            {worker.state === "dead" && <button type="button" class="danger" onClick={() => (leaving.value = worker)}>Forget</button>}
+                                            {worker.state === "ready" && <button type="button" class="plain small" aria-label={`Drain ${worker.id}`} onClick={() => drain(worker, true)}>Drain</button>}
+                                            {worker.state === "draining" && <button type="button" class="plain small" aria-label={`Use again ${worker.id}`} onClick={() => drain(worker, false)}>Use again</button>}
+                                            {worker.state === "dead" && <button type="button" class="danger small" aria-label={`Forget ${worker.id}`} onClick={() => (leaving.value = worker)}>Forget</button>}
                                         </span>
                                     ),
                                 },

@@ -3,6 +3,7 @@
 import { useSignal } from "@preact/signals";
 
 import { account, facts, memoryKey } from "../account";
+import { allowed } from "../pages";
 import { Confirm } from "../parts/confirm";
 import { attempt } from "../parts/messages";
 import { useTitle } from "../parts/title";
@@ -24,6 +25,7 @@ export function AccountPage() {
                 {expires_at && <div><dt>Signed in until</dt><dd>{fullTime(expires_at)} (for {duration(secondsUntil(expires_at))})</dd></div>}
                 <div><dt>Server</dt><dd>Warren {version}{cluster ? ", a cluster" : ""}</dd></div>
             </dl>
+            {!allowed().some((place) => place.label) && <p class="note">This key has none of the scopes read, sessions and audit, so there is nothing else that these pages could show.</p>}
             {mode === "open"
                 ? <p class="note">The server asks nobody for a key. Whoever reaches it may do everything.</p>
                 : (

@@ -136,7 +136,7 @@ function readPair(line: string): [string, string] {
     return [line.slice(0, at).trim(), line.slice(at + 1).trim()];
 }
 
-const minutes = (seconds: number | null | undefined): string => (seconds ? String(Math.round(seconds / 60)) : "");
+const minutes = (seconds: number | null | undefined): string => (seconds ? String(Math.round(seconds / 60)) : "As the server says");
 
 function describeEnvironment({ description, image, limits, network }: Environment): string {
     const size = `${limits.cpus} CPU, ${bytes(limits.memory_mb * 2 ** 20)} memory, ${bytes(limits.disk_mb * 2 ** 20)} disk`;

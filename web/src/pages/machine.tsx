@@ -11,6 +11,7 @@ import { Plot } from "../parts/plot";
 import { Table } from "../parts/table";
 import { useTitle } from "../parts/title";
 import { bytes } from "../parts/units";
+import { WorkerChoice } from "../parts/worker_choice";
 
 type Values = readonly (number | null)[];
 
@@ -78,17 +79,9 @@ export function MachinePage() {
                         <option value="24h">Last day</option>
                     </select>
                 </label>
-                {inCluster && (
-                    <label>
-                        Of
-                        <select value={worker.value} onChange={(event) => (worker.value = event.currentTarget.value)}>
-                            <option value="">The coordinator that answers</option>
-                            {Object.keys(stats.value.value?.workers ?? {}).map((name) => <option key={name} value={name}>{name}</option>)}
-                        </select>
-                    </label>
-                )}
+                <WorkerChoice label="Of" any="The coordinator that answers" value={worker} />
             </div>
-            <Shown of={history}>{(found) => <Plots history={found} />}</Shown>
+            <Shown of={history}>{(found) => <Plots history={found} ofCoordinator={inCluster && !worker.value} />}</Shown>
         </section>
     );
 }
@@ -151,7 +144,7 @@ const inMs = (seconds: number | null): string => (seconds === null ? "–" : `${
 const whole = (value: number): string => (Number.isInteger(value) ? String(value) : "");
 const ms = (value: number): string => `${value < 10 ? value.toFixed(1) : Math.round(value)} ms`;
 
-function Plots({ history }: { history: History }) {
+function Plots({ history, ofCoordinator }: { history: History; ofCoordinator: boolean }) {
     const { columns, pools } = history;
     const first = Date.parse(history.first_at) / 1000;
     const count = columns.requests?.length ?? 0;
@@ -165,17 +158,17 @@ function Plots({ history }: { history: History }) {
     const inBytes = (values: Values | undefined): Values => (values ?? []).map((value) => (value === null ? null : value * MIB));
     return (
         <>
-            <p class="note">Figures of {history.process}, kept in its memory. Counts are those of {history.interval_s} seconds.</p>
+            <p class="note">Figures of {history.process}, kept in its memory. Counts are those of {history.interval_s} seconds.{ofCoordinator && " Workers have those of commands, pools and networks."}</p>
             <div class="plots">
                 {plot("Sessions", whole, line("running", columns.sessions_running), line("pending", columns.sessions_pending), line("sandboxes", columns.sandboxes))}
                 {plot("Pools", whole, line("ready", columns.pool_ready), line("being made", columns.pool_creating), line("waiting", columns.pool_waiting))}
-                {plot("Claims", whole, line("from the pool", columns.pool_hits), line("made for them", columns.pool_misses))}
+                {!ofCoordinator && plot("Claims", whole, line("from the pool", columns.pool_hits), line("made for them", columns.pool_misses))}
                 {plot("Creating a session", ms, line("p50", columns.create_ms_p50), line("p95", columns.create_ms_p95))}
-                {plot("Commands", whole, line("commands", columns.execs))}
+                {!ofCoordinator && plot("Commands", whole, line("commands", columns.execs))}
                 {plot("What Warren adds to a command", ms, line("p50", columns.exec_overhead_ms_p50), line("p95", columns.exec_overhead_ms_p95))}
                 {plot("Requests", whole, line("requests", columns.requests), line("errors", columns.errors))}
                 {plot("Time of requests", ms, line("p50", columns.request_ms_p50), line("p95", columns.request_ms_p95))}
-                {plot("Network", whole, line("allowed", columns.egress_allowed), line("refused", columns.egress_refused))}
+                {!ofCoordinator && plot("Network", whole, line("allowed", columns.egress_allowed), line("refused", columns.egress_refused))}
                 {plot("Memory free", bytes, line("free", inBytes(columns.memory_free_mb)))}
                 {plot("Disk free", bytes, line("free", inBytes(columns.disk_free_mb)))}
                 {plot("Load", (value) => value.toFixed(2), line("load", columns.load))}

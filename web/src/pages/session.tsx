@@ -5,7 +5,7 @@ import { useLocation, useRoute } from "preact-iso/router";
 import { useEffect } from "preact/hooks";
 
 import { may } from "../account";
-import { get, path, remove } from "../api";
+import { ApiError, get, path, remove } from "../api";
 import { listen } from "../live";
 import { lazy } from "../parts/boundary";
 import { Confirm } from "../parts/confirm";
@@ -63,7 +63,11 @@ export function SessionPage() {
     const { params, query } = useRoute();
     const { route } = useLocation();
     const id = params.id ?? "";
-    const loaded = useLoaded((signal) => get<Session>(path`/api/sessions/${id}`, {}, signal), [id], AGAIN_MS);
+    const unknown = useSignal("");
+    const loaded = useLoaded((signal) => get<Session>(path`/api/sessions/${id}`, {}, signal).catch((error) => {
+        if (error instanceof ApiError && error.status === 404) unknown.value = id;
+        throw error;
+    }), [id], AGAIN_MS);
     const session = loaded.value.value;
     useTitle(session?.thread_id ? visible(session.thread_id) : id);
     useEffect(() => {
@@ -74,6 +78,15 @@ export function SessionPage() {
             refresh.stop();
         };
     }, [id]);
+    if (!session && unknown.value === id) {
+        return (
+            <section aria-labelledby="title">
+                <h1 id="title">There is no such session</h1>
+                <p class="note"><span class="mono">{visible(id)}</span> has never been, is another tenant's, or ended so long ago that it is forgotten.</p>
+                <p><a href="/ui/sessions">All sessions</a></p>
+            </section>
+        );
+    }
     return (
         <section aria-labelledby="title">
             <Shown of={loaded}>
@@ -107,7 +120,7 @@ function Head({ session, again }: TabProps) {
     }
     return (
         <header class="session-head">
-            <h1 id="title">{session.thread_id ? visible(session.thread_id) : <span class="mono">{session.session_id}</span>}</h1>
+            <h1 id="title" title={session.thread_id ? visible(session.thread_id) : undefined}>{session.thread_id ? visible(session.thread_id) : <span class="mono">{session.session_id}</span>}</h1>
             <span role="status"><span class={`state ${session.state}`}>{session.state}</span></span>
             <dl>
                 {session.thread_id && <div><dt>Session</dt><dd class="mono">{session.session_id}</dd></div>}

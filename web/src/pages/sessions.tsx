@@ -15,6 +15,7 @@ import { Meter } from "../parts/meter";
 import { Table, type Column } from "../parts/table";
 import { useTitle } from "../parts/title";
 import { bytes, duration, fullTime, secondsUntil } from "../parts/units";
+import { legible } from "../parts/visible";
 import type { Environment, FigureLimits, Figures, Session, SessionPage } from "../types";
 import { CreateSession } from "./create_session";
 import { Prolong } from "./prolong";
@@ -39,7 +40,7 @@ export function SessionsPage() {
         query.of ? OTHERS_MS : LIST_MS,
     );
     const environments = useLoaded((signal) => get<{ environments: Environment[] }>("/api/environments", {}, signal), []);
-    const shares = useShares(page.value.value);
+    const shares = useShares(page.value.value, query.of ?? "");
     const asked = useSignal<Asked | null>(null);
     const newer = useRef<string[]>([]); // where the pages before this one begin
     useEffect(() => {
@@ -61,7 +62,7 @@ export function SessionsPage() {
     async function end(session: Session) {
         await remove(path`/api/sessions/${session.session_id}`);
         tell("The session has ended.");
-        page.again();
+        await page.again();
     }
     return (
         <section aria-labelledby="title">
@@ -78,7 +79,7 @@ export function SessionsPage() {
                             look="sessions"
                             rows={sessions}
                             keyOf={(session) => session.session_id}
-                            empty={Object.values(query).some(Boolean) ? "No session is like that." : "There is no session."}
+                            empty={Object.values(query).some(Boolean) ? "No session is like that." : `There is no session.${may("sessions") ? " The first command of a thread makes one, and so does the button above." : ""}`}
                             columns={columns(shares, asked, query.of ?? "")}
                         />
                         <nav class="row" aria-label="Pages of sessions">
@@ -103,11 +104,11 @@ export function SessionsPage() {
 }
 
 /** What the sessions of the page use, if they run. */
-function useShares(page: SessionPage | null): Signal<Shares | null> {
+function useShares(page: SessionPage | null, of: string): Signal<Shares | null> {
     const ids = (page?.sessions ?? []).filter((one) => one.state === "running").map((one) => one.session_id).join(",");
     return useLoaded(
-        async (signal) => (ids ? (await get<{ metrics: Shares }>("/api/metrics", { session_ids: ids }, signal)).metrics : {}),
-        [ids],
+        async (signal) => (ids ? (await get<{ metrics: Shares }>("/api/metrics", { session_ids: ids, of }, signal)).metrics : {}),
+        [ids, of],
         FIGURES_MS,
     ).value;
 }
@@ -144,9 +145,9 @@ function Name({ of }: { of: Session }) {
 
 function SessionLink({ session, isMine }: { session: Session; isMine: boolean }) {
     const name = <><span class="name">{session.thread_id ?? "no thread"}</span><small class="mono">{session.session_id}</small></>;
-    const notes = Object.entries(session.metadata).map(([key, value]) => `${key}=${value}`).join("  ");
+    const notes = Object.entries(session.metadata).map(([key, value]) => legible(`${key}=${value}`)).join("  ");
     return (
-        <span class="named" title={notes || undefined}>
+        <span class="named" title={[session.thread_id, notes].filter(Boolean).join("\n") || undefined}>
             {isMine ? <a href={`/ui/sessions/${encodeURIComponent(session.session_id)}`}>{name}</a> : name}
             {notes && <small class="notes">{notes}</small>}
         </span>

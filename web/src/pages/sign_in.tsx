@@ -2,12 +2,12 @@
 
 import { useSignal } from "@preact/signals";
 import { useLocation } from "preact-iso/router";
-import { useEffect } from "preact/hooks";
+import { useEffect, useRef } from "preact/hooks";
 
-import { signedOutWhy } from "../account";
+import { account, facts, signedOutWhy } from "../account";
 import { describe } from "../parts/messages";
 import { useTitle } from "../parts/title";
-import { signIn } from "../signing";
+import { loadFacts, signIn } from "../signing";
 
 /** It is shown in the place of any page, which comes back afterwards. */
 export function SignInPage() {
@@ -62,24 +62,53 @@ export function SignInPage() {
 export function EnterPage() {
     useTitle("Sign in");
     const { route } = useLocation();
+    const code = useRef("");
+    const asks = useSignal(false);
     const error = useSignal("");
-    async function enter() {
-        const code = location.hash.slice(1);
+    async function begin() {
+        code.current = location.hash.slice(1);
         history.replaceState(null, "", location.pathname); // it works once; the history need not keep it
         try {
-            await signIn({ code });
+            if (!facts.value) await loadFacts();
+            if (account.value || !isOpenedByPerson()) asks.value = true;
+            else await enter();
+        } catch (failure) {
+            error.value = describe(failure);
+        }
+    }
+    async function enter() {
+        asks.value = false;
+        try {
+            await signIn({ code: code.current });
             route("/", true);
         } catch (failure) {
             error.value = describe(failure);
         }
     }
-    useEffect(() => void enter(), []);
+    useEffect(() => void begin(), []);
     return (
         <section class="sign-in" aria-labelledby="title">
             <h1 id="title">Sign in</h1>
-            {error.value
-                ? <p class="note error" role="alert">{error.value} <a href="/">Sign in with a key</a></p>
-                : <p class="note" aria-busy="true">Signing in…</p>}
+            {error.value && <p class="note error" role="alert">{error.value} <a href="/">Sign in with a key</a></p>}
+            {asks.value && (
+                <div class="card">
+                    <p>
+                        A link wants to sign this browser in. Go on only if you have made it yourself, with <code>warren ui</code>:
+                        whoever has made it sees what you do here afterwards.
+                    </p>
+                    {account.value && <p class="note">You are signed in as {account.value.tenant}. That ends.</p>}
+                    <div class="row">
+                        <button type="button" onClick={enter}>Use the link</button>
+                        <button type="button" class="plain" onClick={() => route("/", true)}>Cancel</button>
+                    </div>
+                </div>
+            )}
+            {!asks.value && !error.value && <p class="note" aria-busy="true">Signing in…</p>}
         </section>
     );
+}
+
+/** Whether somebody has opened this page's address themselves. Else any site could sign people in as somebody else. */
+function isOpenedByPerson(): boolean {
+    return document.querySelector<HTMLMetaElement>('meta[name="opened-by"]')?.content === "person";
 }

@@ -107,6 +107,23 @@ const columns: { name: string; show: (row: Figures) => string }[] = [
     { name: "Refused connections", show: (row) => String(row.egress_refused) },
 ];
 
+const inMib = (value: number): string => bytes(value * 2 ** 20);
+/** What each quota bounds, and how its values are shown. */
+const QUOTAS: Record<string, [string, ((value: number) => string)?]> = {
+    sessions: ["Sessions"],
+    disk_mb: ["Disk of sessions", inMib],
+    gpus: ["Graphics processors"],
+    requests_per_minute: ["Requests"],
+    creates_per_minute: ["New sessions"],
+    exec_seconds_per_day: ["Time of commands", duration],
+    bytes_out_per_day: ["Bytes of answers", bytes],
+    egress_bytes_per_day: ["Bytes over the network", bytes],
+    artifacts_mb: ["Artifacts", inMib],
+    egress_connections: ["Connections to the network"],
+    egress_mbps: ["Speed of the network", (value) => `${value} Mbit/s`],
+};
+const unitOf = (quota: Quota) => QUOTAS[quota.name]?.[1] ?? String;
+
 export function Quotas({ of }: { of: string }) {
     const loaded = useLoaded(
         (signal) => get<{ tenant: string; day_ends_at: string; quotas: Quota[] }>(of ? "/api/admin/quotas" : "/api/quotas", { of }, signal),
@@ -123,10 +140,10 @@ export function Quotas({ of }: { of: string }) {
                         <Table
                             label="Quotas" rows={found.quotas} keyOf={(quota) => `${quota.of} ${quota.name}`}
                             columns={[
-                                { name: "Quota", show: (quota) => quota.name.replaceAll("_", " ") },
-                                { name: "Of", show: (quota) => quota.of },
-                                { name: "Used", right: true, show: (quota) => (quota.used === null ? "–" : <Meter value={quota.used} most={quota.bound ?? 0} text={String} />) },
-                                { name: "At most", right: true, show: (quota) => (quota.bound === null ? "no bound" : String(quota.bound)) },
+                                { name: "Quota", show: (quota) => <>{QUOTAS[quota.name]?.[0] ?? quota.name}<small class="mono">{quota.name}</small></> },
+                                { name: "Of the", show: (quota) => quota.of },
+                                { name: "Used", right: true, show: (quota) => (quota.used === null ? "–" : <Meter value={quota.used} most={quota.bound ?? 0} text={unitOf(quota)} />) },
+                                { name: "At most", right: true, show: (quota) => (quota.bound === null ? "no bound" : unitOf(quota)(quota.bound)) },
                                 { name: "In", show: (quota) => ({ now: "at once", minute: "a minute", day: "a day" })[quota.per] ?? quota.per },
                             ]}
                         />

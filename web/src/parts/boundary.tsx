@@ -2,6 +2,9 @@
 
 import { Component, type ComponentChildren } from "preact";
 import lazyPart, { ErrorBoundary } from "preact-iso/lazy";
+import { useEffect } from "preact/hooks";
+
+import { connected } from "../live";
 
 /** Shows its children; if one of them fails, a note instead, and the rest of the page goes on. */
 export class Boundary extends Component<{ children: ComponentChildren }, { failed: boolean }> {
@@ -25,6 +28,14 @@ export function lazy<Part extends (props: any) => any>(load: () => Promise<Part>
 
 /** The server has another version of the dashboard by now, or it is away. */
 function NotLoaded() {
+    useEffect(() => {
+        // Browsers remember that a script could not be loaded, so only a new page loads it when the server is back.
+        let wasConnected = connected.value;
+        return connected.subscribe((isConnected) => {
+            if (isConnected && !wasConnected) location.reload();
+            wasConnected = isConnected;
+        });
+    }, []);
     return <Broken what="This part of the page could not be loaded." />;
 }
 

@@ -2,6 +2,7 @@
 
 import { Table } from "./table";
 import { fullTime, shortTime } from "./units";
+import { legible } from "./visible";
 
 export interface Deed {
     at: string;
@@ -46,7 +47,7 @@ function What({ deed }: { deed: Deed }) {
     const { command, exit_code: _code, ...rest } = deed.detail;
     return (
         <div>
-            {command !== undefined && <pre class="command">{Array.isArray(command) ? command.join(" ") : String(command)}</pre>}
+            {command !== undefined && <pre class="command">{legibleLines(Array.isArray(command) ? command.join(" ") : String(command))}</pre>}
             <span class="note">{describeValues(rest)}</span>
         </div>
     );
@@ -66,8 +67,12 @@ export function describeValues(values: Record<string, unknown>): string {
     return Object.entries(values)
         .filter(([, value]) => value !== null && value !== "" && value !== undefined)
         .map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : String(value)}`)
+        .map(legible)
         .join(", ");
 }
+
+/** Whoever reads the record must see what was run, not what it was made to look like. */
+const legibleLines = (text: string): string => text.split("\n").map(legible).join("\n");
 
 const keyOf = (deed: Deed): string => JSON.stringify([deed.at, deed.request_id, deed.action, deed.detail]);
 

@@ -10,7 +10,9 @@ export function Dialog({ title, onClose, children }: { title: string; onClose: (
         ref.current!.showModal();
         ref.current!.querySelector<HTMLElement>("input, select, textarea, .buttons button")?.focus();
         return () => {
-            if (before instanceof HTMLElement) before.focus();
+            // What was there may be gone, such as the row of a session that was ended.
+            if (before instanceof HTMLElement && before.isConnected) before.focus();
+            else document.getElementById("main")?.focus({ preventScroll: true });
         };
     }, []);
     return (

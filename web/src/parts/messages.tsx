@@ -24,9 +24,12 @@ function dismiss(id: number): void {
 }
 
 export function describe(error: unknown): string {
-    if (error instanceof ApiError) return error.remedy ? `${error.message} (${error.remedy})` : error.message;
+    if (error instanceof ApiError) return sentence(error.remedy ? `${error.message} (${error.remedy})` : error.message);
     return error instanceof Error ? error.message : String(error);
 }
+
+/** Messages of the API begin in small letters, unless with a name. */
+const sentence = (text: string): string => text.charAt(0).toUpperCase() + text.slice(1);
 
 /** Does something for a click, and says so if it fails. */
 export async function attempt(work: () => Promise<unknown>, done = ""): Promise<boolean> {

@@ -98,6 +98,7 @@ function describePlot(
     return {
         width: element.clientWidth,
         height,
+        padding: [null, 32, null, null], // the last time stands half beside the plot
         legend: { show: false },
         cursor: { drag: { setScale: false, x: false, y: false }, points: { size: 6 } },
         series: [{}, ...series],
@@ -114,7 +115,7 @@ function describePlot(
 
 function timeParts(times: readonly number[]): Intl.DateTimeFormatOptions {
     const step = times.length > 1 ? times[1]! - times[0]! : 0;
-    return step >= 60 ? { hour: "2-digit", minute: "2-digit" } : { hour: "2-digit", minute: "2-digit", second: "2-digit" };
+    return { hour: "2-digit", minute: "2-digit", second: step >= 60 ? undefined : "2-digit", hourCycle: "h23" };
 }
 
 /** A colour variable as the canvas understands it, in the theme that is on now. */

@@ -1,7 +1,7 @@
 // Tabs with the keys that people expect: left and right move, Home and End jump.
 
 import type { ComponentChildren } from "preact";
-import { useRef } from "preact/hooks";
+import { useEffect, useRef } from "preact/hooks";
 
 import { Boundary } from "./boundary";
 
@@ -24,6 +24,12 @@ interface Props {
 
 export function Tabs({ label, tabs, chosen, onChoose, children, after, keep }: Props) {
     const list = useRef<HTMLDivElement>(null);
+    useEffect(() => {
+        // On a narrow screen the tabs are wider than it.
+        const element = list.current!;
+        const tab = element.querySelector<HTMLElement>('[aria-selected="true"]');
+        if (tab) element.scrollLeft = Math.max(0, tab.offsetLeft - element.offsetLeft - (element.clientWidth - tab.offsetWidth) / 2);
+    }, [chosen]);
     function move(event: KeyboardEvent) {
         const at = tabs.findIndex((tab) => tab.id === chosen);
         const target = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: tabs.length - 1 }[event.key];

@@ -13,14 +13,16 @@ const LEFT = 64;
 const RIGHT = 16;
 const TOP = 12;
 const BOTTOM = 48;
-const MOST_POINTS = 4000; // of one line or cloud: more cannot be told apart
+const MOST_POINTS = 4000; // of all lines or clouds of a chart: more cannot be told apart
+const MOST_NUMBER = 1e300; // the distance between two is a number too
+const MOST_TIME = 8.64e15; // that a date can have
 const MOST_ELEMENTS = 200;
 const MOST_CHARTS = 16;
 const COLOURS = 6;
 const KINDS = ["line", "scatter", "bar", "pie", "box_and_whisker", "superchart"];
 
 export function canDraw(chart: unknown): boolean {
-    return isObject(chart) && KINDS.includes(String(chart.type)) && Array.isArray(chart.elements) && chart.elements.length > 0;
+    return isObject(chart) && typeof chart.type === "string" && KINDS.includes(chart.type) && Array.isArray(chart.elements) && chart.elements.length > 0;
 }
 
 export function Chart({ chart, depth = 0 }: { chart: Values; depth?: number }) {
@@ -30,7 +32,7 @@ export function Chart({ chart, depth = 0 }: { chart: Values; depth?: number }) {
             <figure class="chart">
                 {textOf(chart.title) && <figcaption>{textOf(chart.title)}</figcaption>}
                 <div class="charts">
-                    {elements.slice(0, MOST_CHARTS).map((one, at) => (canDraw(one) && depth < 2 ? <Chart key={at} chart={one} depth={depth + 1} /> : null))}
+                    {elements.slice(0, MOST_CHARTS).map((one, at) => (canDraw(one) && depth < 1 ? <Chart key={at} chart={one} depth={depth + 1} /> : null))}
                 </div>
             </figure>
         );
@@ -65,7 +67,7 @@ interface Span {
 
 function Lines(chart: Values, elements: readonly Values[]): Drawn {
     return overAxes(chart, elements, (points, at, x, y) => {
-        const steps = thinned(points).map(([px, py], index, all) => {
+        const steps = thinned(points, elements.length).map(([px, py], index, all) => {
             const broken = index === 0 || all[index - 1]![1] === null;
             return py === null ? "" : `${broken ? "M" : "L"}${x(px).toFixed(1)} ${y(py).toFixed(1)}`;
         });
@@ -79,7 +81,7 @@ function Lines(chart: Values, elements: readonly Values[]): Drawn {
 function Clouds(chart: Values, elements: readonly Values[]): Drawn {
     return overAxes(chart, elements, (points, at, x, y) => (
         <g key={at} class={`cloud series-${at % COLOURS}`}>
-            {thinned(points).map(([px, py], index) => (py === null ? null : <circle key={index} cx={x(px).toFixed(1)} cy={y(py).toFixed(1)} r={3.5} />))}
+            {thinned(points, elements.length).map(([px, py], index) => (py === null ? null : <circle key={index} cx={x(px).toFixed(1)} cy={y(py).toFixed(1)} r={3.5} />))}
         </g>
     ));
 }
@@ -179,7 +181,7 @@ function overAxes(chart: Values, elements: readonly Values[], mark: Mark): Drawn
     const asTimes = chart.x_scale === "datetime";
     const logX = chart.x_scale === "log";
     const logY = chart.y_scale === "log";
-    const names = (chart.x_scale === "categorical" && Array.isArray(chart.x_tick_labels) ? chart.x_tick_labels : []).map(textOf);
+    const names = (chart.x_scale === "categorical" && Array.isArray(chart.x_tick_labels) ? chart.x_tick_labels : []).slice(0, MOST_POINTS).map(textOf);
     const series = elements.map((one) => pointsOf(one.points, asTimes, names, logX, logY));
     const spanX = reach(series.flatMap((points) => points.map(([px]) => px)));
     const spanY = reach(series.flatMap((points) => points.map(([, py]) => py).filter((py) => py !== null)));
@@ -250,15 +252,16 @@ function nameOf(label: unknown, at: number): string {
 
 function numberOf(value: unknown, asTime: boolean): number | null {
     const number = typeof value === "string" ? (asTime ? Date.parse(value) : Number(value)) : value;
-    return typeof number === "number" && Number.isFinite(number) ? number : null;
+    return typeof number === "number" && Math.abs(number) <= (asTime ? MOST_TIME : MOST_NUMBER) ? number : null;
 }
 
 function pointsOf(values: unknown, asTimes: boolean, names: readonly string[], logX: boolean, logY: boolean): Point[] {
     const points: Point[] = [];
+    const places = new Map(names.map((name, at) => [name, at]));
     for (const one of Array.isArray(values) ? values : []) {
         if (!Array.isArray(one)) continue;
-        const named = typeof one[0] === "string" ? names.indexOf(one[0]) : -1;
-        const x = onScale(named >= 0 ? named : numberOf(one[0], asTimes), logX);
+        const named = typeof one[0] === "string" ? places.get(one[0]) : undefined;
+        const x = onScale(named ?? numberOf(one[0], asTimes), logX);
         if (x !== null) points.push([x, onScale(numberOf(one[1], false), logY)]);
     }
     return points;
@@ -269,8 +272,9 @@ function onScale(value: number | null, log: boolean): number | null {
     return value > 0 ? Math.log10(value) : null;
 }
 
-function thinned(points: readonly Point[]): readonly Point[] {
-    const step = Math.ceil(points.length / MOST_POINTS);
+/** As many of the points as one of `count` series may have. */
+function thinned(points: readonly Point[], count: number): readonly Point[] {
+    const step = Math.ceil((points.length * count) / MOST_POINTS);
     return step <= 1 ? points : points.filter((_, at) => at % step === 0 || at === points.length - 1);
 }
 
@@ -295,6 +299,6 @@ function shown(value: number): string {
 }
 
 function shownTime(ms: number, span: Span): string {
-    const date = new Date(ms);
+    const date = new Date(Math.max(-MOST_TIME, Math.min(ms, MOST_TIME))); // steps may lie beyond the points
     return span.to - span.from > 2 * 86_400_000 ? date.toISOString().slice(0, 10) : date.toISOString().slice(11, 19);
 }

@@ -33,6 +33,8 @@ const TELL_EVERY = 128 * 1024;
 const HANG_UP_AT = 256 * 1024; // not shown yet, in a hidden page
 const PIECE = 64 * 1024; // of what is typed or pasted at once
 const LONGEST_WAIT_MS = 5_000;
+const MOST_ROWS = 300; // that are shown, whatever size somebody else gives the terminal: more would stop the browser
+const MOST_COLUMNS = 800;
 const FINAL = new Set([4400, 4401, 4403, 4404, 4409, 4410, 4422]);
 // What a terminal answers when a program asks what it is and where the cursor stands.
 const ANSWER = /^\x1b(?:\[[?>=]?[\d;]*(?:\$y|[cnRt])|[\]P])/;
@@ -208,7 +210,7 @@ export class Connection {
         this.agreed = `${columns}×${rows}`;
         const own = this.screen.fit.proposeDimensions();
         this.foreignSize.value = own?.rows === rows && own.cols === columns ? "" : this.agreed;
-        this.screen.terminal.resize(columns, rows);
+        this.screen.terminal.resize(Math.min(columns, MOST_COLUMNS), Math.min(rows, MOST_ROWS));
     }
 
     private send(message: object): void {

@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from warren.cluster.auth import (
     CALLER_HEADER,
     CLIENT_HEADER,
+    PAGE_HEADER,
     PATIENCE_HEADER,
     SCHEME_HEADER,
     SESSION_HEADER,
@@ -60,6 +61,8 @@ from warren.model.errors import (
     MachineFull,
     Misdirected,
     NoCapacity,
+    PortClosed,
+    PortFailed,
     SessionNotFound,
     Stopping,
     Unavailable,
@@ -67,11 +70,12 @@ from warren.model.errors import (
 )
 from warren.model.gpus import read_gpus
 from warren.model.network import NetworkRules
-from warren.model.preview import CHECKED_HEADER, PREVIEW, SANDBOX_HEADER, Preview, Way
+from warren.model.preview import CHECKED_HEADER, FROM_SANDBOX, PREVIEW, SANDBOX_HEADER, Preview, Way
 from warren.model.session import Session, SessionState, new_session_id
 from warren.sessions.artifact_records import place_of
 from warren.sessions.lifecycle import unusable_error
 from warren.sessions.operations.machine import MAX_WORKER_NAME
+from warren.tenancy.bindings import PAGE_MARK
 from warren.tracing import trace_headers
 
 _MAX_REMEMBERED: Final = 100_000
@@ -258,6 +262,8 @@ class Router:
 
         async def send_and_record(message: Message) -> None:
             sent_types.add(message["type"])
+            if message["type"] == "websocket.http.response.start":
+                scope[FROM_SANDBOX] = PREVIEW in scope
             await send(message)
 
         scope["forwarded"] = True
@@ -384,7 +390,7 @@ class Router:
         ):
             preview: Preview | None = scope.get(PREVIEW)
             if preview is not None and response.header(SANDBOX_HEADER) is not None:
-                scope["forwarded"] = True
+                scope["forwarded"] = scope[FROM_SANDBOX] = True
                 await forward_response(response, send, of_sandbox=preview.by_host)
                 return True
             if response.status == _COORDINATOR_REJECTED and _is_problem(response):
@@ -394,7 +400,9 @@ class Router:
             if response.status != 503 or not body.rewind():
                 scope["forwarded"] = True
                 if preview is not None:
-                    raise _problem_of(await response.read_all(_MAX_REFUSAL))
+                    error = _problem_of(await response.read_all(_MAX_REFUSAL))
+                    scope[FROM_SANDBOX] = isinstance(error, PortClosed | PortFailed)
+                    raise error
                 await forward_response(response, send)
                 return True
             refusal = await response.read_all(_MAX_REFUSAL)
@@ -421,6 +429,7 @@ class Router:
             (SCHEME_HEADER, b"https" if scope.get("scheme") in ("https", "wss") else b"http"),
             (b"x-request-id", request_id.get().encode()),
             *trace_headers(),
+            *([(PAGE_HEADER, scope[PAGE_MARK].encode())] if PAGE_MARK in scope else []),
             *([(CHECKED_HEADER, scope[PREVIEW].encode())] if PREVIEW in scope else []),
         ]
 

@@ -38,8 +38,9 @@ async def follow_events(
 ) -> Response:
     """Server-sent events. The first is `ready`: `{"resumed": true}` says that nothing was missed since
     `Last-Event-ID`. The others have the fields of a webhook's message. `gap` says that some events are not known any
-    more, because the reader was slow or came back late: look at everything again. There is no end; a comment comes
-    when nothing happens. `command.finished` is not among them: the audit record has the commands."""
+    more, because the reader was slow or came back late: look at everything again. There is no end, unless the key or
+    the sign-in ends: then the last event is `error`. A comment comes when nothing happens. `command.finished` is not
+    among them: the audit record has the commands."""
     source = context.tenancy.feed.stream(
         tenant,
         of=choose_tenant(request.scope["caller"], of, Scope.ADMIN, Scope.AUDIT),

@@ -1,12 +1,14 @@
 """/health, /ready, /version, /api/stats: the state of the server, for load balancers and monitoring."""
 
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Final
 
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
-from starlette.responses import Response
+from starlette.routing import BaseRoute
 
-from warren.http.context import Admin, Ctx, JsonAnswer, active_sessions, new_router, pool_size
+from warren.http.context import Admin, Context, Ctx, active_sessions, new_router, pool_size
 
 router = new_router()
 
@@ -48,7 +50,7 @@ async def health(context: Ctx) -> dict[str, Any]:
 
 
 @router.get("/ready", tags=["server"], response_model=ReadyView, summary="Whether the server takes work")
-async def ready(context: Ctx) -> Response:
+async def ready(context: Ctx) -> dict[str, Any]:
     """503 while the server stops, its store does not work, or no sandbox can be made, for the reason that is given.
 
     From a coordinator also if there is no worker."""
@@ -57,13 +59,12 @@ async def ready(context: Ctx) -> Response:
         await worker.check()
     if context.cluster is not None:
         context.cluster.check_ready()
-    return JsonAnswer(
-        {"status": "ready", "pool_size": await pool_size(context), "active_sessions": await active_sessions(context)}
-    )
+    pooled, active = await pool_size(context), await active_sessions(context)
+    return {"status": "ready", "pool_size": pooled, "active_sessions": active}
 
 
 @router.get("/version", tags=["server"], response_model=VersionView, summary="Which server this is")
-async def version(context: Ctx) -> dict[str, str]:
+async def version(context: Ctx) -> dict[str, Any]:
     return {"name": "warren", "version": context.version, "provider": context.provider, "worker_id": context.worker_id}
 
 
@@ -77,3 +78,11 @@ async def stats(context: Ctx, tenant: Admin) -> dict[str, Any]:
     """Per environment: ready, creating, waiting, claims, hits, misses, creations, failures, claim latency."""
     found = await context.sessions.stats()
     return asdict(found if context.cluster is None else replace(found, workers=await context.cluster.figures()))
+
+
+ASKED_OFTEN: Final[Mapping[str, tuple[BaseRoute, Callable[[Context], Awaitable[dict[str, Any]]]]]] = {
+    route.path: (route, route.endpoint)
+    for route in router.routes
+    if isinstance(route, APIRoute) and route.endpoint in (health, ready, version)
+}
+"""By path, what the dispatcher answers without looking for the route: programs ask for it all day."""

@@ -149,6 +149,7 @@ async def sign_in(request: Request, body: SignInBody, context: Ctx) -> Response:
         if context.tenancy.refusals is None or context.tenancy.refusals.may_record(""):
             _record(context, request.scope, "sign_in", exc=exc)
         raise
+    await context.tenancy.metering.quotas.request(caller)  # admission does not know whose request it is
     _record(context, request.scope, "sign_in", caller)
     if not keeps_cookie or not context.with_key:
         return JsonAnswer({**_show_account(caller, binding.expires_at), "cookie": not context.with_key})
@@ -203,9 +204,9 @@ async def create_ticket(
     request: Request, session_id: SessionId, body: TicketBody, context: Ctx, tenant: Runner
 ) -> Response:
     """For a page without a key: it opens the session's terminals, or one process, and nothing else. Ends with the key
-    it was made with."""
-    if GRANT in request.scope and not request.scope[GRANT].is_page:
-        raise Forbidden("a ticket makes no other tickets", remedy="use a key")
+    it was made with. A signed-in page makes none, nor does a ticket: what they can do must end when they end."""
+    if GRANT in request.scope:
+        raise Forbidden("only a key or a token makes tickets", remedy="use one")
     origins = [_origin(text) for text in body.origins]
     session = await context.sessions.get(tenant, session_id)
     text, ticket = await _tickets(context).create(

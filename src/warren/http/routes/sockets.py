@@ -29,9 +29,9 @@ from warren.http.context import Context, Ctx, Runner, new_router
 from warren.http.event_streams import error_values
 from warren.interfaces.sandbox import Process
 from warren.model.code import CellReader, Execution
-from warren.model.errors import InvalidRequest, RequestTimedOut, WarrenError
+from warren.model.errors import InvalidRequest, PortClosed, PortFailed, RequestTimedOut, WarrenError
 from warren.model.operations import Stream, TerminalSize
-from warren.model.preview import read_port
+from warren.model.preview import FROM_SANDBOX, read_port
 from warren.sessions.long_values import LongObject, json_pieces
 from warren.sessions.operations.call import Call
 from warren.sessions.operations.code import cell_events, started_cell
@@ -51,6 +51,7 @@ _FIRST_MESSAGE_S: Final = 30.0
 _TCP_BUFFER: Final = 256 * 1024
 _RECORD_S: Final = 1.0
 _SHOWN_S: Final = 30.0
+_SIZES_REST_S: Final = 0.1
 EOF: Final = "eof"
 _CLOSE_BASE: Final = 4000  # a close code is this plus the HTTP status
 
@@ -149,12 +150,15 @@ async def terminal_socket(
     command: str = "",
     cwd: str = "",
     window: Annotated[int, Query(ge=0, lt=1 << 30, description="Bytes on their way; 0 if nothing is acknowledged")] = 0,
+    existing: Annotated[bool, Query(description="Whether to start none if it is not there")] = False,
 ) -> None:
     """A new terminal with a shell (or `command`) in it, or one that is there, from an offset of its output on."""
     async with _send_errors(socket):
         size = _size_of(rows, columns)
         async with context.sessions.using(tenant, session_id, counts=False) as (session, sandbox):
-            process = await open_terminal(session, sandbox, size, process_id=process_id, command=command, cwd=cwd)
+            process = await open_terminal(
+                session, sandbox, size, process_id=process_id, command=command, cwd=cwd, existing_only=existing
+            )
             record_use = _use_recorder(context, tenant, session_id)
             await record_use()
             with _viewed(context, session_id, process.id, _Window(window, offset)) as terminal:
@@ -210,6 +214,7 @@ class _Terminal:
         while True:
             size = await self.viewer.next_size()
             await _send(socket, "size", {"rows": size.rows, "columns": size.columns})
+            await asyncio.sleep(_SIZES_REST_S)  # each change is told to all who look: many changes, to all of them once
 
 
 @contextlib.contextmanager
@@ -229,7 +234,12 @@ async def forward_socket(socket: WebSocket, session_id: str, port: str, context:
     number = read_port(port)
     with context.port_connections.counted(session_id):
         async with context.sessions.using(tenant, session_id, counts=False) as (_, sandbox):
-            reader, writer = await asyncio.open_connection(sock=await sandbox.dial(number), limit=_TCP_BUFFER)
+            try:
+                connected = await sandbox.dial(number)
+            except (PortClosed, PortFailed):
+                socket.scope[FROM_SANDBOX] = True
+                raise
+            reader, writer = await asyncio.open_connection(sock=connected, limit=_TCP_BUFFER)
             record_use = _use_recorder(context, tenant, session_id)
             try:
                 await socket.accept()

@@ -1,14 +1,18 @@
 """Shows what sessions use: processors, memory, disk, processes and network."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
 
 from pydantic import BaseModel, Field
 
+from warren.model.access import ANY_TENANT, Scope
 from warren.model.errors import InvalidRequest
 from warren.model.figures import FigureLimits, Figures, LatestFigures
+from warren.sessions.allowances import choose_tenant
 from warren.sessions.operations.call import Call, Handler, OperationContext, Values
+from warren.sessions.request_context import current_caller
 from warren.sessions.schemas import FiguresPage, MetricsView, timestamp
 
 MOST_ASKED: Final = 100
@@ -20,6 +24,9 @@ class MetricsQuery(BaseModel):
         max_length=16384,
         description=f"The ids of 1 to {MOST_ASKED} sessions, with commas between them",
         examples=["ses_a,ses_b"],
+    )
+    of: str = Field(
+        "", max_length=64, description="Sessions of this tenant, or `*` for those of any; needs the scope admin"
     )
 
 
@@ -45,22 +52,29 @@ async def list_metrics(call: Call, query: MetricsQuery) -> Values:
         raise InvalidRequest(
             f"session_ids names {len(names)} sessions", remedy=f"name 1 to {MOST_ASKED}, with commas between them"
         )
-    found = await latest_figures(call.context, call.tenant, names)
+    tenant = choose_tenant(current_caller(), query.of, Scope.ADMIN) if query.of else call.tenant
+    found = await latest_figures(call.context, tenant, names)
     return {"metrics": {name: latest_view(figures) for name, figures in found.items()}}
 
 
 async def latest_figures(
     context: OperationContext, tenant: str, session_ids: Sequence[str]
 ) -> Mapping[str, LatestFigures]:
-    """The last points of the tenant's sessions, by session id. In a cluster their workers are asked."""
-    if context.cluster is None:
-        return context.sessions.lifecycle.figures.latest(tenant, session_ids)
-    workers: dict[str, list[str]] = {}
+    """The last points of the tenant's sessions (ANY_TENANT: of anybody's), by session id. In a cluster their workers
+    are asked."""
+    cluster, figures, store = context.cluster, context.sessions.lifecycle.figures, context.sessions.store
+    if cluster is None and tenant != ANY_TENANT:
+        return figures.latest(tenant, session_ids)
+    places: dict[str, dict[str, list[str]]] = {}  # by tenant and worker
     for session_id in session_ids:
-        session = await context.sessions.store.get(tenant, session_id)
+        session = await (store.find(session_id) if tenant == ANY_TENANT else store.get(tenant, session_id))
         if session is not None and session.state.can_run and session.worker:
-            workers.setdefault(session.worker, []).append(session_id)
-    return await context.cluster.session_figures(tenant, workers)
+            places.setdefault(session.tenant, {}).setdefault(session.worker, []).append(session_id)
+    if cluster is None:
+        parts = [figures.latest(owner, ids) for owner, workers in places.items() for ids in workers.values()]
+    else:
+        parts = await asyncio.gather(*(cluster.session_figures(owner, workers) for owner, workers in places.items()))
+    return {name: latest for part in parts for name, latest in part.items()}
 
 
 def latest_view(latest: LatestFigures) -> Values:

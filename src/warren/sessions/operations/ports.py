@@ -15,6 +15,7 @@ from warren.sessions.schemas import Body, timestamp
 
 _FIRST_PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 0.25
+_RESOLVER_PORT: Final = 53  # where a network is open, this is the resolver that Warren puts there
 PortNumber = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -74,6 +75,8 @@ async def list_ports(call: Call, query: PortsQuery) -> Values:
     deadline, pause_s = loop.time() + query.timeout_s, _FIRST_PAUSE_S
     while True:
         found = await call.sandbox.ports()
+        if call.session.opens_network:
+            found = [each for each in found if each.port != _RESOLVER_PORT]
         if query.wait_for is None or any(each.port == query.wait_for for each in found):
             rules = call.session.previews
             return {"ports": [{**asdict(each), "public": rules.is_public(each.port)} for each in found]}

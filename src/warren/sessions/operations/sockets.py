@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.code import check_not_reserved
-from warren.model.errors import InvalidJson, InvalidRequest
+from warren.model.errors import InvalidJson, InvalidRequest, ProcessNotFound
 from warren.model.operations import Command, TerminalSize
 from warren.model.session import Session
 from warren.model.strict_json import read_json
@@ -22,12 +22,16 @@ async def open_terminal(
     process_id: str = "",
     command: str = "",
     cwd: str = "",
+    existing_only: bool = False,
 ) -> Process:
-    """Resizes and returns the terminal `process_id`; starts it, with `command` or a shell, if it does not exist.
+    """Resizes and returns the terminal `process_id`; starts it, with `command` or a shell, if it does not exist, unless
+    `existing_only`.
 
     Without a size an existing one keeps its own.
     """
     existing = [info for info in await sandbox.processes() if info.id == process_id] if process_id else []
+    if not existing and existing_only:
+        raise ProcessNotFound(f"there is no process {process_id[:80]!r}")
     if not existing:
         check_not_reserved(process_id)
         size = size or TerminalSize()

@@ -65,7 +65,8 @@ class Hierarchies:
         """The directories of the cgroup `path` in all hierarchies, whether they exist or not."""
         if path.strip("/").count("/") < 1:
             raise ValueError(f"{path} is not the cgroup of one sandbox")
-        return self._cgroup({name: mount / path.strip("/") for name, mount in self.mounts.items()})
+        below = path.strip("/")
+        return self._cgroup({name: f"{mount}/{below}" for name, mount in self.mounts.items()})
 
     def of(self, pid: int, marker: str) -> "SandboxCgroup":
         """The cgroups a process is in, as far as their path holds `marker`, the sandbox's own name.
@@ -75,7 +76,9 @@ class Hierarchies:
         """
         paths = parse_membership(Path(f"/proc/{pid}/cgroup").read_text())
         own = {name: path for name, path in paths.items() if len(marker) >= 8 and marker in path}
-        return self._cgroup({name: self.mounts[name] / own[name].strip("/") for name in own if name in self.mounts})
+        return self._cgroup(
+            {name: f"{self.mounts[name]}/{own[name].strip('/')}" for name in own if name in self.mounts}
+        )
 
     def processes_file(self, path: str) -> Path:
         """Where a process moves to the cgroup `path`."""
@@ -85,14 +88,14 @@ class Hierarchies:
         """Makes the directory above the sandboxes', and limits what all of them use together. Idempotent; call it while
         `parent_in_use`. Raises OSError if the kernel does not take a limit."""
         for controller, name, value in self._parent_values(limits):
-            directory = self.mounts[controller] / path.strip("/")
+            directory = f"{self.mounts[controller]}/{path.strip('/')}"
             try:
-                there = _read_text(directory / name)
+                there = _read_text(f"{directory}/{name}")
             except FileNotFoundError:
-                self._make_parent(controller, directory)
-                there = _read_text(directory / name)
+                self._make_parent(controller, Path(directory))
+                there = _read_text(f"{directory}/{name}")
             if there != value:
-                (directory / name).write_text(value)
+                Path(directory, name).write_text(value)
 
     def _make_parent(self, controller: str, directory: Path) -> None:
         directory.mkdir(exist_ok=True)
@@ -133,7 +136,7 @@ class Hierarchies:
                 with suppress(OSError):
                     os.rmdir(mount / path.strip("/"))
 
-    def _cgroup(self, directories: dict[str, Path]) -> "SandboxCgroup":
+    def _cgroup(self, directories: dict[str, str]) -> "SandboxCgroup":
         return SandboxCgroup(directories, unified=self.version == "v2")
 
 
@@ -188,7 +191,7 @@ class OomCounter:
 
 @dataclass(frozen=True, slots=True)
 class SandboxCgroup:
-    directories: Mapping[str, Path]
+    directories: Mapping[str, str]
     unified: bool = field(default=False)
 
     def oom_kills(self) -> int:
@@ -227,19 +230,19 @@ class SandboxCgroup:
         own, which no runtime limits; with v2 they count as memory. Raises OSError."""
         directory = self.directories.get("memory")
         if not self.unified and directory is not None:
-            (directory / _TCP_LIMIT).write_text(str(size))
+            _write_text(f"{directory}/{_TCP_LIMIT}", str(size))
 
     def limit_io(self, device: int, io: IoLimits) -> None:
         """Limits the use of a block device. Raises OSError if the kernel cannot."""
         if self.unified:
             bytes_s, calls_s = (io.mbps * MIB or "max"), (io.iops or "max")
             rates = f"rbps={bytes_s} wbps={bytes_s} riops={calls_s} wiops={calls_s}"
-            (self.directories[_UNIFIED] / "io.max").write_text(f"{_numbers(device)} {rates}")
+            _write_text(f"{self.directories[_UNIFIED]}/io.max", f"{_numbers(device)} {rates}")
             return
         if "blkio" not in self.directories:
             raise FileNotFoundError(errno.ENOENT, "there is no blkio controller")
         for name, rate in _throttles(io):
-            (self.directories["blkio"] / name).write_text(f"{_numbers(device)} {rate}")
+            _write_text(f"{self.directories['blkio']}/{name}", f"{_numbers(device)} {rate}")
 
     def pids(self) -> frozenset[int]:
         """Every process that any of the hierarchies has in it."""
@@ -260,8 +263,8 @@ class SandboxCgroup:
         """Kills every process in it; returns when none is left."""
         for directory in self._existing():
             with suppress(OSError):
-                if (directory / "cgroup.kill").exists():
-                    (directory / "cgroup.kill").write_text("1")
+                if os.path.exists(f"{directory}/cgroup.kill"):
+                    _write_text(f"{directory}/cgroup.kill", "1")
         for round_ in range(_KILL_ROUNDS):
             pids = self.pids()
             if not pids:
@@ -294,8 +297,8 @@ class SandboxCgroup:
                         os.rmdir(folder)
         return left
 
-    def _existing(self) -> Iterator[Path]:
-        return (path for path in dict.fromkeys(self.directories.values()) if path.is_dir())
+    def _existing(self) -> Iterator[str]:
+        return (path for path in dict.fromkeys(self.directories.values()) if os.path.isdir(path))
 
     def _read(self, controller: str, name: str) -> str:
         """Empty if it cannot be read."""
@@ -347,7 +350,15 @@ def _throttles(io: IoLimits) -> Iterator[tuple[str, int]]:
         yield f"blkio.throttle.{direction}_iops_device", io.iops
 
 
-def _read_text(path: Path) -> str:
+def _write_text(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _read_text(path: str) -> str:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, _MAX_FILE).decode().strip()

@@ -47,14 +47,14 @@ class DeviceRules:
 
 def read_rules(cgroup: SandboxCgroup) -> DeviceRules:
     directory = cgroup.directories.get("devices")
-    if directory is not None and (directory / "devices.list").exists():
-        text = (directory / "devices.list").read_text()
+    if directory is not None and Path(directory, "devices.list").exists():
+        text = Path(directory, "devices.list").read_text()
         return DeviceRules(f"{len(text.splitlines())} device rules of cgroup v1", lambda *at: list_allows(text, *at))
     directory = cgroup.directories.get("")
     if directory is None:
         return DeviceRules("no device rules can be read", lambda *at: None)
     try:
-        programs = _read_programs(directory)
+        programs = _read_programs(Path(directory))
     except OSError as exc:
         return DeviceRules(f"the device rules cannot be read: {exc.strerror}", lambda *at: None)
     if not programs:

@@ -31,9 +31,9 @@ from typing import Final
 from warren.logs import get_log
 from warren.model.errors import MachineFull
 from warren.model.spec import MIB, WORKSPACE
+from warren.worker.host.disk_images import DiskImage
 
 OVERCOMMIT: Final = 20.0
-HELD: Final = "disk.held"  # a second name of the image, which tells how much of it is written
 ENDED: Final = "ended"  # why the watch has ended the sandbox
 DISK_POINT: Final = "/.warren/disk"
 """Where a sandbox shows its disk itself, if what it writes goes through an overlay. What is above it is read-only and
@@ -178,12 +178,12 @@ class Promises:
 @dataclass(frozen=True, slots=True)
 class WatchedDisk:
     """A live sandbox's disk. `mounted`: where the host sees its file system; `device`: its number; `limit`: the bytes
-    it may hold; `held`: the second name of its image."""
+    it may hold; `image`: its image."""
 
     mounted: Path
     device: int
     limit: int
-    held: Path
+    image: DiskImage
 
     @property
     def reserved(self) -> Path:
@@ -206,9 +206,8 @@ class WatchedDisk:
         except (OSError, ValueError):
             return None
         free, allocated = inside.f_bfree * inside.f_frsize, (inside.f_blocks - inside.f_bfree) * inside.f_frsize
-        try:
-            held = os.stat(self.held).st_blocks * 512
-        except OSError:  # a sandbox of an older version has no second name
+        held = self.image.held()
+        if held is None:  # then it counts as written
             held = size - free
         growth = max(0, free - (size - self.limit) - _usual_reserve(size, inside.f_frsize) * inside.f_frsize)
         return DiskUse(size, held, free, growth, allocated)
@@ -220,10 +219,9 @@ class WatchedDisk:
             try:
                 if os.fstat(fd).st_dev == self.device:
                     fcntl.ioctl(fd, _SHUTDOWN, struct.pack("<I", _WITHOUT_FLUSH))
-                    os.truncate(self.held, 0)
+                    self.image.empty()
             finally:
                 os.close(fd)
-        self.held.unlink(missing_ok=True)
 
     def restrict(self, use: DiskUse, growth: int) -> None:
         """Lets it grow by so much, up to its limit."""
@@ -266,7 +264,8 @@ def _device(words: list[str]) -> int:
 
 
 class DiskWatch:
-    """`disks` lists the disks of all live sandboxes, `end` ends a sandbox for a reason. Both are called in threads."""
+    """`disks` lists the disks of all live sandboxes, `end` ends a sandbox for a reason. Both are called in threads.
+    `coming_back`: the bytes of destroyed sandboxes that are still to be freed."""
 
     def __init__(
         self,
@@ -275,8 +274,9 @@ class DiskWatch:
         *,
         disks: Callable[[], Mapping[str, WatchedDisk]],
         end: Callable[[str, str], None],
+        coming_back: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._directory, self._disks, self._end = directory, disks, end
+        self._directory, self._disks, self._end, self._coming_back = directory, disks, end, coming_back
         self._reserve_mb = reserve_mb
         self._restricted: set[str] | None = None  # not known: an earlier process may have restricted some
         self._ending: list[tuple[float, int]] = []  # until when an ended sandbox may take to give back how much
@@ -301,19 +301,19 @@ class DiskWatch:
     def room_mb(self) -> int:
         """What the disks have taken of the file system, and may still take without touching the reserve."""
         total, free = self._space()
-        return max(0, free - self._reserve(total)) // MIB + self.held_mb
+        return max(0, free + self._coming_back() - self._reserve(total)) // MIB + self.held_mb
 
     def look(self) -> float:
         """Looks once, and restricts or ends what it must; returns the seconds until it should look again."""
         total, free = self._space()
         reserve, disks = self._reserve(total), self._disks()
-        self.held_mb = sum(_held(disk.held) for disk in disks.values()) // MIB
+        self.held_mb = sum(disk.image.held() or 0 for disk in disks.values()) // MIB
         threshold = 3 * reserve + sum(disk.limit for disk in disks.values()) // _METADATA_SHARE
         if free - _dirty() >= threshold and self._restricted == set():
             return pause_s(free - threshold + 3 * reserve, reserve)
         uses = {name: use for name, disk in disks.items() if (use := disk.look()) is not None}
         self._ending = [(until, held) for until, held in self._ending if until > time.monotonic()]
-        coming = sum(held for _, held in self._ending)
+        coming = sum(held for _, held in self._ending) + self._coming_back()
         self._apply(plan_disks(free, reserve, uses, coming), uses, disks)
         return _SHORTEST_S if free < threshold else 10 * _SHORTEST_S
 
@@ -349,13 +349,6 @@ class DiskWatch:
 
 def default_reserve_mb(total_mb: int) -> int:
     return min(1024, total_mb * 2 // 100)
-
-
-def _held(path: Path) -> int:
-    try:
-        return os.stat(path).st_blocks * 512
-    except OSError:
-        return 0
 
 
 def _dirty() -> int:

@@ -9,7 +9,7 @@ the root itself, at its top, or on a read-only root, and as mount points nobody 
 import errno
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
@@ -26,6 +26,7 @@ _GONE: Final = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # the last is what a z
 _PIECE: Final = 16384
 _EXT4_SUPERBLOCK: Final = 1024
 _EXT4_MAGIC: Final = 0xEF53
+_MOST_PLACES: Final = 4096
 
 
 class Mount(NamedTuple):
@@ -48,22 +49,13 @@ class MountTable:
 
     def __init__(self, mounts: Iterable[Mount]) -> None:
         self.mounts = tuple(mounts)
-        self._by_place = {(mount.parent, mount.where): mount for mount in self.mounts}
-        root = next((mount for mount in reversed(self.mounts) if mount.where == "/"), None)
-        shown = self._above(root, "/")
-        self._shown: dict[str, Mount | None] = {"/": shown, "": root}
+        index = {mount.id: number for number, mount in enumerate(self.mounts)}
+        self._layout = _layout(tuple([(index.get(mount.parent, -1), mount.where) for mount in self.mounts]))
 
     def showing(self, path: str) -> Mount | None:
         """The mount that a process sees at `path`: one at the path itself, or the one that holds its directory."""
-        if path in self._shown:
-            return self._shown[path]
-        found = self._shown[path] = self._above(self.showing(path.rpartition("/")[0]), path)
-        return found
-
-    def _above(self, found: Mount | None, path: str) -> Mount | None:
-        while found is not None and (above := self._by_place.get((found.id, path))) is not None:
-            found = above
-        return found
+        number = self._layout.showing(path)
+        return None if number is None else self.mounts[number]
 
     @cached_property
     def ids(self) -> frozenset[int]:
@@ -71,7 +63,36 @@ class MountTable:
 
     @cached_property
     def visible(self) -> tuple[Mount, ...]:
-        return tuple(mount for mount in self.mounts if self.showing(mount.where) is mount)
+        return tuple([self.mounts[number] for number in self._layout.visible])
+
+
+class _Layout:
+    """Which mount shows where: `places` are the number of the parent and the path, of each. Sandboxes of one kind have
+    the same."""
+
+    def __init__(self, places: Sequence[tuple[int, str]]) -> None:
+        self._by_place = {place: number for number, place in enumerate(places)}
+        root = next((number for number in reversed(range(len(places))) if places[number][1] == "/"), None)
+        self._shown: dict[str, int | None] = {"/": self._above(root, "/"), "": root}
+        self.visible = tuple([number for number, (_, path) in enumerate(places) if self.showing(path) == number])
+
+    def showing(self, path: str) -> int | None:
+        if path in self._shown:
+            return self._shown[path]
+        found = self._above(self.showing(path.rpartition("/")[0]), path)
+        if len(self._shown) < _MOST_PLACES:
+            self._shown[path] = found
+        return found
+
+    def _above(self, found: int | None, path: str) -> int | None:
+        while found is not None and (above := self._by_place.get((found, path))) is not None:
+            found = above
+        return found
+
+
+@lru_cache(maxsize=32)
+def _layout(places: tuple[tuple[int, str], ...]) -> _Layout:
+    return _Layout(places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +288,7 @@ def parse_routes(ipv4: str, ipv6: str) -> frozenset[str]:
 
 def parse_mountinfo(text: str) -> tuple[Mount, ...]:
     lines = (line.split(" ", 3) for line in text.splitlines() if " - " in line)
-    return tuple([Mount(int(number), int(parent), *_parse_rest(rest)) for number, parent, _, rest in lines])
+    return tuple([Mount._make((int(number), int(parent), *_parse_rest(rest))) for number, parent, _, rest in lines])
 
 
 @lru_cache(maxsize=1024)  # most lines are the same in every sandbox

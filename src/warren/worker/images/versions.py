@@ -203,7 +203,8 @@ class Versions:
             if len(self._ways) >= _MOST_CACHED:
                 self._ways.clear()
             uses = self._versions.resolve() / "version" / USES
-            way = self._ways[user.parent] = os.path.relpath(user.parent.resolve(), uses)
+            folder = user.parent.parent.resolve() / user.parent.name  # which may be a link to somewhere else
+            way = self._ways[user.parent] = os.path.relpath(folder, uses)
         return f"{way}/{user.name}"
 
     def _use(self, version: str, user: Path) -> str:
@@ -410,10 +411,20 @@ def _may_exist(link: Path) -> bool:
     try:
         os.stat(link)
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return _is_elsewhere(link)
     except OSError:
         return True
     return True
+
+
+def _is_elsewhere(link: Path) -> bool:
+    """Whether the folder of sandboxes that the link leads to is in the memory of another machine or container, or of an
+    earlier boot, until Warren runs again."""
+    try:
+        folder = os.path.dirname(f"{link.parent}/{os.readlink(link)}")
+    except OSError:
+        return False
+    return os.path.islink(folder) and not os.path.exists(folder)
 
 
 def _exchange(directory: Path, link: Path) -> None:

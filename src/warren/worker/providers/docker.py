@@ -6,7 +6,6 @@ A sandbox is a directory `<state>/docker/<id>`, made first and removed last, and
     record.json   what it is to be; later the container's id and the pid of its first process
     disk/         where its disk is mounted until the container has it; agent, /etc and figures for /proc are there
     pts/          where its terminals are mounted, just as long
-    disk.img      for a moment, until the launcher has attached and unlinked it
 
 Its agent listens in /run/warren/docker/<id>, which only the host's root can enter.
 (It is not in the state directory because the sandbox's mount table shows where it is.)
@@ -34,8 +33,7 @@ from warren.model.spec import MIB, USER_UID, Layer, SandboxSpec
 from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import SandboxCgroup, parent_in_use
-from warren.worker.host.disk_room import HELD
-from warren.worker.host.disks import tmpfs_options, unmount
+from warren.worker.host.disks import DISK_FD, tmpfs_options, unmount
 from warren.worker.host.network_settings import network_sysctls
 from warren.worker.host.processes import boot_id, run
 from warren.worker.host.uids import uid_base
@@ -182,7 +180,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         record = DockerRecord(sandbox_id, boot_id(), self._runtime, index, with_image_env(spec, plan.config))
         record.save(directory)
         self._fault("disk")
-        await self._mount_disk(record, plan)
+        record = await self._mount_disk(record, plan)
         self._fault("files")
         self._write_files(record)
         self._fault("container")
@@ -206,23 +204,23 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         self._fault("dial")
         return await self._connect(record, creating=True)
 
-    async def _mount_disk(self, record: DockerRecord, image: EngineImage) -> None:
+    async def _mount_disk(self, record: DockerRecord, image: EngineImage) -> DockerRecord:
         directory, limits = self.directory(record.sandbox_id), record.spec.limits
         for name in ("disk", "pts"):
             (directory / name).mkdir(mode=0o700)
-        if self.disks.why_not_loop:
-            disk = ("--tmpfs", tmpfs_options(limits))
-        else:
-            disk = ("--disk", str(directory / "disk.img"))
-            await self.disks.take(limits.disk_mb, directory / "disk.img")
+        disk, pass_fds = ("--tmpfs", tmpfs_options(limits)), {}
+        if not self.disks.why_not_loop:
+            record, fd = await self._new_disk(record)
+            disk, pass_fds = ("--disk-fd", str(DISK_FD)), {fd: DISK_FD}
         places = [("--dir", f"{name}:{mode:o}") for name, mode in docker_spec.directories(image).values()]
         owner = str(uid_base(record.uid_index) + USER_UID)
         argv = [str(self._launcher), "disk", *disk, "--at", str(directory / "disk"), "--owner", owner]
         argv += ["--memory", str(limits.memory_mb * MIB), "--cpus", str(math.ceil(limits.cpus))]
         argv += ["--pts", str(directory / "pts"), "--terminals", str(TERMINALS)]
-        outcome = await run([*argv, *(word for place in places for word in place)])
+        outcome = await run([*argv, *(word for place in places for word in place)], pass_fds=pass_fds)
         if outcome.code != 0:
             raise ProviderUnavailable(f"docker, mounting a sandbox's disk: {self._without_paths(outcome.last_line)}")
+        return record
 
     async def _seal_mounts(self, record: DockerRecord) -> None:
         """Makes the container's mounts nosuid and nodev, which the engine's API cannot."""
@@ -269,6 +267,10 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         """Idempotent, and right for a sandbox at any stage: the directory goes last."""
         directory = self.directory(sandbox_id)
         record = DockerRecord.load(directory)
+        with self._freeing_image(sandbox_id, record):
+            await self._remove_all(sandbox_id, record, directory)
+
+    async def _remove_all(self, sandbox_id: str, record: DockerRecord | None, directory: Path) -> None:
         cgroup = SandboxCgroup({})
         if record is not None:
             with suppress(SandboxLost):
@@ -283,8 +285,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         unmount(directory / "pts")
         unmount(directory / "disk")
         self._release_uids(record, directory)
-        with self._freed_images.keeping(directory / HELD):
-            shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
         if directory.exists():
             raise ProviderUnavailable(f"the directory of sandbox {sandbox_id} cannot be removed")
 

@@ -16,7 +16,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,8 +31,9 @@ from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.guard import default_reserve_of, memory_total_mb, most_processes
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import CgroupLimits, Hierarchies, SandboxCgroup
-from warren.worker.host.disk_room import ENDED, HELD, OVERCOMMIT, DiskWatch, Promises, WatchedDisk, find_disk
-from warren.worker.host.disks import STOCK, Disks, FreedImages
+from warren.worker.host.disk_images import OLD_NAME, DiskImage, FreedImages, handle_of
+from warren.worker.host.disk_room import ENDED, OVERCOMMIT, DiskWatch, Promises, WatchedDisk, find_disk
+from warren.worker.host.disks import Disks
 from warren.worker.host.figures import FigureReader, FigureSource
 from warren.worker.host.file_locks import FileLockWatch
 from warren.worker.host.kernel_queues import NetlinkWatch, TcpWatch, WatchedSandbox
@@ -108,7 +109,6 @@ class HostOptions(TypedDict, total=False):
     """What every provider of this host takes. Tests pass `fault`, which is called with the name of each step of
     `create` before it is taken."""
 
-    disk_stock: int
     start_timeout_s: float
     fault: Fault
     dialer: AgentDialer | None
@@ -135,7 +135,6 @@ class HostProvider(ABC, Generic[R, Plan]):
         bin_dir: Path,
         *,
         at_once: int,
-        disk_stock: int = STOCK,
         start_timeout_s: float = 30.0,
         fault: Fault = lambda step: None,
         dialer: AgentDialer | None = None,
@@ -161,7 +160,9 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._fault = fault
         self._hierarchies = Hierarchies.here()
         self._uids = UidRanges()
-        self.disks = Disks(self._state / "disks", self._launcher, stock=disk_stock)
+        self.disks = Disks(self._state / "disks", self._launcher)
+        self._records: dict[str, R] = {}  # by sandbox, of those that this process has made or adopted
+        self._disk_images: dict[str, DiskImage] = {}  # by sandbox, those that this process has open
         self._figures = FigureReader()
         self._freed_images = FreedImages()
         self._kernel_watches = (
@@ -172,7 +173,11 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._promises = Promises(self._room.disk_overcommit)
         self._watched: dict[str, WatchedDisk | None] = {}  # None: no disk to watch
         self._disk_watch = DiskWatch(
-            self._state, self._room.min_free_disk_mb, disks=self._list_disks, end=self._end_for_disk
+            self._state,
+            self._room.min_free_disk_mb,
+            disks=self._list_disks,
+            end=self._end_for_disk,
+            coming_back=lambda: self.freeing_bytes,
         )
         self._watching: asyncio.Task[None] | None = None
         self._listing = threading.Lock()
@@ -197,6 +202,7 @@ class HostProvider(ABC, Generic[R, Plan]):
             except BaseException as exc:
                 self._lift_io_limit(sandbox_id)
                 await run_shielded(self._unmake(sandbox_id))
+                self._records.pop(sandbox_id, None)
                 self._promises.remove(sandbox_id)
                 if isinstance(exc, OSError):
                     raise translate_os_error("creating a sandbox", exc) from exc
@@ -214,7 +220,9 @@ class HostProvider(ABC, Generic[R, Plan]):
         if record is None or not record.alive():
             raise SandboxLost(f"sandbox {sandbox_id} is lost: {self._loss_reason(record)}")
         await self._watch_disks()
-        return await self._connect(record)
+        sandbox = await self._connect(record)
+        self._records[sandbox_id] = record
+        return sandbox
 
     async def destroy(self, sandbox_id: str) -> None:
         if not _ID.fullmatch(sandbox_id):
@@ -226,6 +234,7 @@ class HostProvider(ABC, Generic[R, Plan]):
                 if self._egress is not None:
                     await self._egress.forget(sandbox_id)
                 await self._unmake(sandbox_id)
+                self._records.pop(sandbox_id, None)
                 self._promises.remove(sandbox_id)
             except OSError as exc:
                 raise translate_os_error(f"destroying sandbox {sandbox_id}", exc) from exc
@@ -257,18 +266,28 @@ class HostProvider(ABC, Generic[R, Plan]):
             self._watching.cancel()
             await asyncio.wait([self._watching])
             self._watching = None
-        await self.disks.close()
         await self._freed_images.close()
+        for sandbox_id in [*self._disk_images]:
+            self._close_image(sandbox_id)
         if self._egress is not None:
             await self._egress.close()
         for sandbox in list(self._open):
             await sandbox.close()
+
+    @property
+    def freeing_bytes(self) -> int:
+        """What destroyed sandboxes still hold of the disk, for some moments."""
+        return self._freed_images.waiting_bytes
 
     def list_gpus(self) -> tuple[Sequence[str], Sequence[str]]:
         return self.gpus.known(), self.gpus.free()
 
     def load_record(self, sandbox_id: str) -> R | None:
         return self.record_class.load(self.directory(sandbox_id))
+
+    def _known_record(self, sandbox_id: str) -> R | None:
+        """A record does not change any more once its sandbox is made."""
+        return self._records.get(sandbox_id) or self.load_record(sandbox_id)
 
     async def read_isolation(self, sandbox_id: str) -> Isolation:
         """The isolation in force now. Raises SandboxNotFound, SandboxLost."""
@@ -379,6 +398,8 @@ class HostProvider(ABC, Generic[R, Plan]):
 
     def _lift_io_limit(self, sandbox_id: str) -> None:
         """Before the sandbox gives its device back, which anybody may get then."""
+        if (record := self._records.get(sandbox_id)) is not None and not record.spec.io:
+            return
         with suppress(OSError, ValueError):
             device = int((self.directory(sandbox_id) / _IO_DEVICE).read_text())
             others = (disk.device for name, disk in [*self._watched.items()] if disk and name != sandbox_id)
@@ -437,7 +458,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         except FileNotFoundError:
             return
         for name in names:
-            record = self.load_record(name)
+            record = self._known_record(name)
             if record is not None and record.pid and record.alive():
                 try:
                     cgroup = self._cgroup(record)
@@ -466,35 +487,64 @@ class HostProvider(ABC, Generic[R, Plan]):
             return self._list_disks_alone()
 
     def _list_disks_alone(self) -> dict[str, WatchedDisk]:
+        known = {*self._records, *self._disk_images}
         try:
             names = {name for name in os.listdir(self._state / self.folder) if _ID.fullmatch(name)}
         except FileNotFoundError:
             names = set()
         for name in self._watched.keys() - names:
             del self._watched[name]
+        for name in known - names:  # another process has destroyed it
+            self._records.pop(name, None)
+            self._close_image(name)
         for name in names:
             disk = self._watched.get(name)
             if disk is not None and not disk.is_there:
-                disk.held.unlink(missing_ok=True)
+                disk.image.give_up()
                 self._watched[name] = None
-            if name not in self._watched and (record := self.load_record(name)) is not None and record.pid:
+            if name not in self._watched and (record := self._known_record(name)) is not None and record.pid:
                 self._watched[name] = self._watched_disk(record)
         disks = {name: disk for name, disk in self._watched.items() if disk is not None}
         self._promises.replace_all({name: disk.limit // MIB for name, disk in disks.items()})
         return disks
 
     def _watched_disk(self, record: R) -> WatchedDisk | None:
-        held = self.directory(record.sandbox_id) / HELD
+        image = self._image_of(record)
         try:
             disk = find_disk(Path(f"/proc/{record.pid}/mountinfo").read_text()) if record.alive() else None
         except OSError:
             disk = None
         if disk is None:
-            held.unlink(missing_ok=True)
+            image.give_up()
             return None
         where, device = disk
         mounted = Path(f"/proc/{record.pid}/root{where}")
-        return WatchedDisk(mounted, device, record.spec.limits.disk_mb * MIB, held)
+        return WatchedDisk(mounted, device, record.spec.limits.disk_mb * MIB, image)
+
+    async def _new_disk(self, record: R) -> tuple[R, int]:
+        """The record with the disk's image, and the descriptor of it for the launcher. Needs loop devices."""
+        fd = await self.disks.copy(record.spec.limits.disk_mb)
+        record = replace(record, image=handle_of(fd))
+        self._disk_images[record.sandbox_id] = DiskImage(self._state, record.image, fd=fd)
+        return record, fd
+
+    def _image_of(self, record: R) -> DiskImage:
+        if (image := self._disk_images.get(record.sandbox_id)) is not None:
+            return image
+        old_name = None if record.image else self.directory(record.sandbox_id) / OLD_NAME
+        return DiskImage(self._state, record.image, old_name=old_name)
+
+    def _close_image(self, sandbox_id: str) -> None:
+        if (image := self._disk_images.pop(sandbox_id, None)) is not None:
+            image.close()
+
+    @contextmanager
+    def _freeing_image(self, sandbox_id: str, record: R | None) -> Iterator[None]:
+        """While its sandbox is destroyed."""
+        image = self._image_of(record) if record is not None else self._disk_images.get(sandbox_id)
+        self._disk_images.pop(sandbox_id, None)
+        with self._freed_images.keeping(image) if image is not None else nullcontext():
+            yield
 
     def _end_for_disk(self, sandbox_id: str, why: str) -> None:
         record = self.load_record(sandbox_id)
@@ -510,7 +560,8 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._watched[sandbox_id] = None
 
     def _release_uids(self, record: R | None, directory: Path) -> None:
-        self.gpus.release(directory)
+        if record is None or record.spec.gpus or not record.pid:
+            self.gpus.release(directory)
         if record is not None:
             self._uids.release(record.uid_index, directory)
         else:

@@ -1,24 +1,23 @@
-"""Sandboxes by an OCI runtime, without a daemon.
+"""Sandboxes by Warren's launcher alone (direct.py) or with an OCI runtime, without a daemon.
 
-A sandbox is a directory `<state>/sandboxes/<id>`, made first and removed last:
+A sandbox is a directory `<state>/sandboxes/<id>`, in memory (memory_folder.py), made first and removed last:
 
     record.json   what it is to be; later the pid of its first process
     agent.sock    where its agent listens: made here, handed down as a descriptor
-    disk.img      for a moment, until the launcher has attached and unlinked it
 
 What the runtime reads and writes is in memory, in a mount namespace that the launcher makes for the sandbox. The
-launcher and then the runtime run for some milliseconds; after that the sandbox consists of its own processes
-alone. Destroying it means killing the first process (the kernel kills the rest) and removing the cgroups and the
-directories. The runtime's own `delete` is not needed, so a sandbox can be destroyed even when its runtime is no longer
-installed.
+launcher and then the runtime, if there is one, run for some milliseconds; after that the sandbox consists of its own
+processes alone. Destroying it means killing the first process (the kernel kills the rest) and removing the cgroups and
+the directories. The runtime's own `delete` is not needed, so a sandbox can be destroyed even when its runtime is no
+longer installed.
 """
 
 import asyncio
-import json
 import os
 import secrets
 import shutil
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Unpack
@@ -31,22 +30,24 @@ from warren.shielding import run_shielded
 from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import SandboxCgroup, parent_in_use
-from warren.worker.host.disk_room import HELD
+from warren.worker.host.disks import DISK_FD
+from warren.worker.host.memory_folder import MemoryFolder
 from warren.worker.host.network_settings import network_sysctls
 from warren.worker.host.processes import Finished, boot_id, run
 from warren.worker.host.seccomp_program import Unreadable, read_programs
 from warren.worker.host.uids import uid_base
 from warren.worker.images.command_defaults import with_image_env
-from warren.worker.providers import oci_bundle, oci_launch
+from warren.worker.providers import direct, oci_bundle, oci_launch
 from warren.worker.providers.hardening import MEMLOCK_BYTES
 from warren.worker.providers.host_provider import HostOptions, HostProvider, require_root, translate_os_error
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
-from warren.worker.providers.record import Record, kill_first_process
+from warren.worker.providers.record import NAME, Record, kill_first_process
 
 STEPS: Final = (
     *("directory", "uids", "record", "disk", "socket", "launch", "launched", "started", "dialled", "checked"),
 )
 _AT_ONCE: Final = 16
+_FILES: Final = (NAME, oci_launch.PID, oci_launch.SOCKET)
 _STRAY_ROUNDS: Final = 5000
 _QUIET_LOOKS: Final = 4
 _REMOVALS: Final = 5
@@ -73,8 +74,10 @@ class OciProvider(HostProvider[Record, Runtime]):
     ) -> None:
         super().__init__(state_dir, bin_dir, at_once=_AT_ONCE, **options)
         self._images = images
+        self._folder = MemoryFolder(self._home)
+        self._old_runtime = self._state / "runtime"  # where an older version had the runtime's state
         self._agent_layers: dict[bool, Path] = {}  # by whether `sudo` is in it
-        self._runtimes = Runtimes(self._state, self._probe, runtime)
+        self._runtimes = Runtimes(self._state, self._probe, runtime, {direct.NAME: self._launcher})
         self._runtime: Runtime | None = None
         self._gpu_tree: Path | None = None
         self._programs: dict[bool, bytes] = {}  # by whether tracing is allowed
@@ -123,6 +126,7 @@ class OciProvider(HostProvider[Record, Runtime]):
             self._drop_changes(sandbox_id)
         if os.geteuid() == 0 and not await self.list_ids():  # others have made none
             self._hierarchies.remove_parent(oci_bundle.cgroup_path(""))
+            await asyncio.to_thread(self._folder.remove)
 
     async def runtime_report(self) -> RuntimeReport:
         await self._prepare_host()
@@ -145,7 +149,7 @@ class OciProvider(HostProvider[Record, Runtime]):
         if self._hierarchies.version == "none":
             raise ProviderUnavailable("no cgroups are mounted here", remedy="mount cgroup2 at /sys/fs/cgroup")
         try:
-            self._make_directories()
+            await asyncio.to_thread(self._make_directories)
         except OSError as exc:
             raise translate_os_error("preparing the state directory", exc) from exc
         await self.disks.probe()
@@ -155,8 +159,9 @@ class OciProvider(HostProvider[Record, Runtime]):
         for path in (Path(oci_bundle.BUNDLE).parent, Path(oci_bundle.BUNDLE)):
             path.mkdir(parents=True, exist_ok=True)
             path.chmod(0o711)
-        for name in ("", "sandboxes", "agent"):
+        for name in ("", "agent"):
             (self._state / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.make()
         for sudo in (False, True):
             self._agent_layers[sudo] = oci_launch.agent_layer(self._agent, self._state / "agent", sudo=sudo)
 
@@ -165,18 +170,18 @@ class OciProvider(HostProvider[Record, Runtime]):
         sandbox_id = secrets.token_hex(16)
         directory = self.directory(sandbox_id)
         try:
-            directory.mkdir(mode=0o700)
+            await self._make_directory(directory)
             record = Record(sandbox_id, boot_id(), runtime, self._uids.claim(directory), SandboxSpec())
             record.save(directory)
             rootfs = RootFs(directory / "image", host_usr=False)
-            config = json.loads(self._config(record, rootfs=rootfs))
-            config["process"]["args"] = [AGENT_PROGRAM, "--version"]
+            config = self._config(record, rootfs=rootfs, argv=[AGENT_PROGRAM, "--version"])
             oci_launch.make_mount_points(directory / "image")
-            await self._take_disk(record.spec, directory)
+            record, disk = await self._take_disk(record)
             argv = self._launch_argv(record, rootfs, detached=False)
-            with oci_launch.in_memory(json.dumps(config)) as stdin, parent_in_use():
+            with oci_launch.in_memory(config) as stdin, parent_in_use():
                 self._limit_all()
-                return await run(argv, stdin=stdin, timeout_s=self._start_timeout_s)
+                pass_fds = {**disk, **self._filter_fds(record)}
+                return await run(argv, stdin=stdin, pass_fds=pass_fds, timeout_s=self._start_timeout_s)
         finally:
             await run_shielded(self._unmake(sandbox_id))
 
@@ -191,7 +196,7 @@ class OciProvider(HostProvider[Record, Runtime]):
     async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: Runtime) -> AgentSandbox:
         runtime, directory = plan, self.directory(sandbox_id)
         self._fault("directory")
-        directory.mkdir(mode=0o700)
+        await self._make_directory(directory)
         spec = self._claim_gpus(spec, directory)
         rootfs = self._images.hold(spec.image, directory)
         self._fault("uids")
@@ -200,13 +205,13 @@ class OciProvider(HostProvider[Record, Runtime]):
         record = Record(sandbox_id, boot_id(), runtime.name, index, with_image_env(spec, rootfs.config))
         record.save(directory)
         self._fault("disk")
-        await self._take_disk(spec, directory)
+        record, disk = await self._take_disk(record)
         self._fault("socket")
         config = oci_launch.in_memory(self._config(record, rootfs=rootfs))
         with oci_launch.listening(directory) as listener, config as stdin, parent_in_use():
             self._limit_all()
             self._fault("launch")
-            outcome = await self._launch(record, rootfs, {listener.fileno(): oci_bundle.LISTEN_FD}, stdin)
+            outcome = await self._launch(record, rootfs, {listener.fileno(): oci_bundle.LISTEN_FD, **disk}, stdin)
         self._fault("launched")
         if outcome.code != 0:
             raise ProviderUnavailable(f"{runtime.name}, starting a sandbox: {self._without_paths(outcome.last_line)}")
@@ -216,17 +221,27 @@ class OciProvider(HostProvider[Record, Runtime]):
         self._fault("started")
         record.save(directory)
         sandbox = await self._connect(record, creating=True)
+        self._records[sandbox_id] = record
         await self._keep_program(record)
         return sandbox
+
+    async def _make_directory(self, directory: Path) -> None:
+        try:
+            os.mkdir(directory, 0o700)
+        except FileNotFoundError:  # another process had no more sandboxes, and has removed the folder
+            await asyncio.to_thread(self._folder.make)
+            os.mkdir(directory, 0o700)
 
     async def _launch(self, record: Record, rootfs: RootFs, pass_fds: dict[int, int], stdin: int) -> Finished:
         if record.spec.gpus:
             self._gpu_tree = await self.gpus.tree(self._state, lambda: self._has_gpu_sandboxes(but=record.sandbox_id))
         argv, timeout_s = self._launch_argv(record, rootfs), self._start_timeout_s
+        filter_fds = self._filter_fds(record)
         if not self._sends_changes(record):
+            pass_fds = {**pass_fds, **filter_fds}
             return await run(argv, stdin=stdin, pass_fds=pass_fds, timeout_s=timeout_s)
         with oci_launch.changes_socket() as (ours, theirs):
-            pass_fds = {**pass_fds, theirs: oci_launch.CHANGES_FD}
+            pass_fds = {**pass_fds, theirs: oci_launch.CHANGES_FD, **filter_fds}
             outcome = await run(argv, stdin=stdin, pass_fds=pass_fds, timeout_s=timeout_s)
             if outcome.code == 0:
                 self._changes[record.sandbox_id] = oci_launch.received_descriptor(ours)
@@ -249,14 +264,33 @@ class OciProvider(HostProvider[Record, Runtime]):
                 self._programs[record.spec.ptrace] = programs[0] if len(programs) == 1 else b""
 
     def _socket_directory(self, sandbox_id: str) -> Path:
-        return self.directory(sandbox_id)
+        return self._folder.directory(sandbox_id)
 
-    def _config(self, record: Record, *, rootfs: RootFs) -> str:
+    def _filter_fds(self, record: Record) -> dict[int, int]:
+        if record.runtime != direct.NAME:
+            return {}
+        return {direct.compiled_filter(record.spec.ptrace).fd: direct.FILTER_FD}
+
+    def _config(self, record: Record, *, rootfs: RootFs, argv: Sequence[str] = ()) -> str:
+        """What the runtime reads. With `argv` the sandbox runs that instead of its agent."""
+        if record.runtime == direct.NAME:
+            plan = direct.plan(
+                self._oci_config(record, oci_bundle.ANY_ID, rootfs),
+                self._hierarchies,
+                sandbox_id=record.sandbox_id,
+                digest=direct.compiled_filter(record.spec.ptrace).digest,
+                limits_io=bool(record.spec.io),
+            )
+            return direct.with_command(plan, argv) if argv else plan
+        config = self._oci_config(record, record.sandbox_id, rootfs)
+        return oci_bundle.with_command(config, argv) if argv else config
+
+    def _oci_config(self, record: Record, sandbox_id: str, rootfs: RootFs) -> str:
         grant = self.gpus.granted(record.spec.gpus)
         return oci_bundle.config_json(
             record.spec,
-            sandbox_id=record.sandbox_id,
-            uid_base=uid_base(record.uid_index),
+            sandbox_id=sandbox_id,
+            uid_base=0 if record.runtime == direct.NAME else uid_base(record.uid_index),  # direct gets it elsewhere
             swap_limit=self._hierarchies.limits_swap,
             program=self._programs.get(record.spec.ptrace, b""),
             network_sysctls=network_sysctls(),
@@ -266,9 +300,12 @@ class OciProvider(HostProvider[Record, Runtime]):
             devices=tuple((node.major, node.minor) for node in grant.nodes) if grant else (),
         )
 
-    async def _take_disk(self, spec: SandboxSpec, directory: Path) -> None:
-        if not self.disks.why_not_loop:
-            await self.disks.take(spec.limits.disk_mb, directory / oci_launch.DISK)
+    async def _take_disk(self, record: Record) -> tuple[Record, dict[int, int]]:
+        """The record with the disk's image, and what the launcher is given of it."""
+        if self.disks.why_not_loop:
+            return record, {}
+        record, fd = await self._new_disk(record)
+        return record, {fd: DISK_FD}
 
     def _launch_argv(self, record: Record, rootfs: RootFs, *, detached: bool = True) -> list[str]:
         grant = self.gpus.granted(record.spec.gpus)
@@ -293,15 +330,16 @@ class OciProvider(HostProvider[Record, Runtime]):
         """Idempotent, and right for a sandbox at any stage: the directory goes last."""
         directory = self.directory(sandbox_id)
         self._drop_changes(sandbox_id)
-        if not directory.is_dir():
+        if not os.path.isdir(directory):
+            self._close_image(sandbox_id)
             return
-        record = Record.load(directory)
+        record = self._known_record(sandbox_id)
         cgroup = self._cgroup_of(sandbox_id)
-        if record is not None and record.pid:
-            await kill_first_process(record)
-        else:
-            await _stop_launch(sandbox_id, cgroup)
-        with self._freed_images.keeping(directory / HELD):
+        with self._freeing_image(sandbox_id, record):
+            if record is not None and record.pid:
+                await kill_first_process(record)
+            else:
+                await _stop_launch(sandbox_id, cgroup)
             if not await asyncio.to_thread(self._clear_away, record, cgroup, directory):
                 await cgroup.clear()
                 await asyncio.to_thread(self._clear_away, record, cgroup, directory)
@@ -312,10 +350,19 @@ class OciProvider(HostProvider[Record, Runtime]):
             return False
         self._release_uids(record, directory)
         self._images.release(directory)
-        for state in (self._state / "runtime").glob(f"*/{directory.name}"):  # of an older version
-            _remove(state)
-        _remove(directory)
+        if os.path.isdir(self._old_runtime):
+            for state in self._old_runtime.glob(f"*/{directory.name}"):
+                shutil.rmtree(state, ignore_errors=True)
+        self._remove(directory)
         return True
+
+    def _remove(self, directory: Path) -> None:
+        """Called in a thread. What a dying process has put there meanwhile is removed with the next attempt."""
+        for _ in range(_REMOVALS):
+            if self._folder.remove_directory(directory.name, _FILES):
+                return
+            time.sleep(_REMOVAL_PAUSE_S)
+        raise ProviderUnavailable(f"the directory of sandbox {directory.name} cannot be removed")
 
     # -- cgroups
 
@@ -345,13 +392,3 @@ async def _stop_launch(sandbox_id: str, cgroup: SandboxCgroup) -> None:
             return
         await asyncio.sleep(0.003)
     raise ProviderUnavailable(f"the runtime that was making sandbox {sandbox_id} does not die")
-
-
-def _remove(directory: Path) -> None:
-    """Called in a thread. What a dying process has put there meanwhile is removed with the next attempt."""
-    for _ in range(_REMOVALS):
-        shutil.rmtree(directory, ignore_errors=True)
-        if not directory.exists():
-            return
-        time.sleep(_REMOVAL_PAUSE_S)
-    raise ProviderUnavailable(f"the directory of sandbox {directory.name} cannot be removed")

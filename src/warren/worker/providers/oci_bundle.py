@@ -8,7 +8,7 @@ changes are on that disk.
 
 import json
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -36,8 +36,9 @@ VIEW: Final = ("cpuinfo", "loadavg", "meminfo", "stat")
 # User code reaches its own limit (RLIMIT_NPROC) before the cgroup's: the agent can always fork.
 PIDS_RESERVE: Final = 64
 
+ANY_ID: Final = "@sandbox@"  # stands for the id where a text is made for all sandboxes of a kind
+
 _CRUN_PROGRAM: Final = "run.oci.seccomp_bpf_data"
-_ANY_ID: Final = "@sandbox@"
 _ANY_BASE: Final = 98765432109876543210
 _DEVICES: Final = (("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0))
 _NAMESPACES: Final = ("pid", "ipc", "uts", "mount", "cgroup", "network")
@@ -105,7 +106,14 @@ def config_json(
         *(spec.limits, spec.ptrace, spec.ephemeral, spec.writable_root, spec.sudo),
         *(swap_limit, program, settings, seeded, image.user, image.workdir, devices, memlock),
     )
-    return text.replace(_ANY_ID, sandbox_id).replace(str(_ANY_BASE), str(uid_base))
+    return text.replace(ANY_ID, sandbox_id).replace(str(_ANY_BASE), str(uid_base))
+
+
+def with_command(config: str, argv: Sequence[str]) -> str:
+    """The same, to run something else than the agent."""
+    made = json.loads(config)
+    made["process"]["args"] = list(argv)
+    return json.dumps(made)
 
 
 @lru_cache(maxsize=8)
@@ -127,7 +135,7 @@ def _config_template(
     spec = SandboxSpec(limits=limits, ptrace=ptrace, ephemeral=ephemeral, writable_root=writable_root, sudo=sudo)
     made = config(
         spec,
-        sandbox_id=_ANY_ID,
+        sandbox_id=ANY_ID,
         uid_base=_ANY_BASE,
         swap_limit=swap_limit,
         program=program,

@@ -16,15 +16,15 @@ from typing import Final
 from warren.interfaces.images import RootFs
 from warren.model.spec import AGENT_PROGRAM, MIB, RUNNERS, WRITABLE
 from warren.worker.host.disk_room import DISK_POINT
-from warren.worker.host.disks import tmpfs_options
+from warren.worker.host.disks import DISK_FD, FREE_FD, tmpfs_options
 from warren.worker.host.processes import kill_if
 from warren.worker.host.uids import uid_base
+from warren.worker.providers import direct
 from warren.worker.providers.gpu_access import INSIDE
-from warren.worker.providers.oci_bundle import BUNDLE, disk_directories
+from warren.worker.providers.oci_bundle import BUNDLE, LISTEN_FD, disk_directories
 from warren.worker.providers.record import Record
 from warren.worker.providers.runners import runner_files, write_runners
 
-DISK: Final = "disk.img"
 PID: Final = "pid"
 SOCKET: Final = "agent.sock"
 
@@ -56,13 +56,14 @@ def argv(
     devices: Sequence[str] = (),
     gpu_tree: Path | None = None,
 ) -> list[str]:
-    """`hide`: a mount that the runtime must not see. `move`: where a process can try to move to another cgroup.
+    """`hide`: a mount that an OCI runtime must not see. `move`: where a process can try to move to another cgroup.
     Not `detached`: runs to the end of the sandbox. `send_changes`: the launcher sends the descriptor of what is written
     to the root over the socket CHANGES_FD. `devices`: PATH:NAME of nodes beyond the usual ones."""
     base, limits = uid_base(record.uid_index), record.spec.limits
-    disk = ("--disk", str(directory / DISK)) if loop_disk else ("--tmpfs", tmpfs_options(limits))
+    disk = ("--disk-fd", str(DISK_FD)) if loop_disk else ("--tmpfs", tmpfs_options(limits))
+    is_direct = record.runtime == direct.NAME
     return [
-        *(str(programs.launcher), "sandbox", "--at", BUNDLE, "--move", str(move)),
+        *(str(programs.launcher), "direct" if is_direct else "sandbox", "--at", BUNDLE, "--move", str(move)),
         *("--base", str(base), "--owner", str(base + rootfs.uid)),
         *("--agent", str(programs.agent_layer), "--root", str(rootfs.path)),
         *(("--tree", "/usr:/usr") if rootfs.host_usr else ()),
@@ -72,14 +73,25 @@ def argv(
         *disk,
         *(("--writable", *_OWNED) if record.spec.writable_root else (*_DIRECTORIES, *_seeds(rootfs))),
         *(("--changes", str(CHANGES_FD)) if send_changes else ()),
-        *(("--hide", str(hide)) if hide else ()),
+        *(("--hide", str(hide)) if hide and not is_direct else ()),
         *("--memory", str(limits.memory_mb * MIB), "--cpus", str(math.ceil(limits.cpus))),
         *(("--memlock", "0") if leaves_memlock(record.runtime) else ()),
         *("--nofile", str(limits.open_files), "--fsize", str(limits.disk_mb * MIB)),
-        *("--", programs.runtime, "--root", f"{BUNDLE}/state", "run"),
+        *(_direct_words if is_direct else _runtime_words)(record, programs.runtime, directory, detached),
+    ]
+
+
+def _direct_words(record: Record, _: str, directory: Path, detached: bool) -> tuple[str, ...]:
+    end = ("--keep", str(LISTEN_FD), "--pid-file", f"{directory}/{PID}") if detached else ("--keep", "2", "--wait")
+    return ("--id", record.sandbox_id, *end)
+
+
+def _runtime_words(record: Record, runtime: str, directory: Path, detached: bool) -> tuple[str, ...]:
+    return (
+        *("--", runtime, "--root", f"{BUNDLE}/state", "run"),
         *(("--detach", "--preserve-fds", "1", "--pid-file", str(directory / PID)) if detached else ()),
         *("--bundle", BUNDLE, record.sandbox_id),
-    ]
+    )
 
 
 def _seeds(rootfs: RootFs) -> list[str]:
@@ -194,7 +206,7 @@ def changes_socket() -> Iterator[tuple[socket.socket, int]]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
         ours.setblocking(False)
-        fd = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, CHANGES_FD + 1)
+        fd = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, FREE_FD)
         try:
             yield ours, fd
         finally:

@@ -1,11 +1,11 @@
-"""Which OCI runtime works on this machine.
+"""Which runtime works on this machine: Warren's own (direct.py), or an OCI runtime that is installed.
 
-An installed runtime need not work: it may refuse the cgroups, lack user namespaces or be built without seccomp. So
-each is tried with a throw-away sandbox that has everything a real one has, and the result is kept until the machine is
-restarted or the program changes.
+A runtime need not work: it may refuse the cgroups, lack user namespaces or be built without seccomp, or the kernel may
+be too old for it. So each is tried with a throw-away sandbox that has everything a real one has, and the result is kept
+until the machine is restarted or the program changes.
 
-A runtime protects its program file from the sandboxes it makes: each time it starts, it makes a copy that cannot be
-written, and starts that one. `SealedProgram` is such a copy, made once and used by all.
+An OCI runtime protects its program file from the sandboxes it makes: each time it starts, it makes a copy that cannot
+be written, and starts that one. `SealedProgram` is such a copy, made once and used by all.
 """
 
 import fcntl
@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -23,8 +23,8 @@ from typing import Final
 from warren.model.errors import InvalidRequest, ProviderUnavailable
 from warren.worker.host.processes import ENVIRONMENT, Finished, boot_id, run
 
-# Best first: crun starts a sandbox in half of runc's time, and needs no daemon or Go runtime to do it.
-PREFERRED: Final = ("crun", "runc")
+# Best first: Warren's own launcher needs half of crun's time for a sandbox, and crun half of runc's.
+PREFERRED: Final = ("direct", "crun", "runc")
 KNOWN: Final = (*PREFERRED, "runsc")
 
 # Exactly what runtimes look for.
@@ -86,14 +86,18 @@ def _sealed(path: str, fingerprint: str) -> SealedProgram | None:
 
 
 class Runtimes:
-    """`probe(name)` starts and ends a throw-away sandbox. With `wanted` no other runtime is chosen."""
+    """`probe(name)` starts and ends a throw-away sandbox. With `wanted` no other runtime is chosen. `own`: the programs
+    of runtimes that come with Warren."""
 
-    def __init__(self, state_dir: Path, probe: Probe, wanted: str | None) -> None:
+    def __init__(
+        self, state_dir: Path, probe: Probe, wanted: str | None, own: Mapping[str, Path] | None = None
+    ) -> None:
         if wanted is not None and wanted not in KNOWN:
             raise InvalidRequest(f"there is no runtime {wanted!r}", remedy=f"one of {', '.join(KNOWN)}")
         self._cache_file = state_dir / f"runtime-{boot_id()}.json"
         self._probe = probe
         self._wanted = wanted
+        self._own = {name: str(path) for name, path in (own or {}).items()}
         self._tried: dict[str, Runtime] = {}
         self._sealable: dict[str, str] = {}  # their paths
 
@@ -123,7 +127,10 @@ class Runtimes:
             path = self._sealable.get(name)
             if path and (sealed := _sealed(path, _fingerprint(path))) is not None:
                 return sealed.path
-        return shutil.which(name, path=ENVIRONMENT["PATH"]) or name
+        return self._find(name) or name
+
+    def _find(self, name: str) -> str | None:
+        return self._own.get(name) or shutil.which(name, path=ENVIRONMENT["PATH"])
 
     async def examine(self, name: str) -> Runtime:
         runtime = self._tried.get(name)
@@ -131,7 +138,8 @@ class Runtimes:
             runtime = await self._examine(name)
             if runtime.works:
                 self._tried[name] = runtime
-                await self._try_sealed(runtime)
+                if name not in self._own:
+                    await self._try_sealed(runtime)
         return runtime
 
     async def _try_sealed(self, runtime: Runtime) -> None:
@@ -141,7 +149,7 @@ class Runtimes:
                 self._sealable[runtime.name] = runtime.path
 
     async def _examine(self, name: str) -> Runtime:
-        path = shutil.which(name, path=ENVIRONMENT["PATH"])
+        path = self._find(name)
         if path is None:
             return Runtime(name, "", "", False, "not installed")
         fingerprint = _fingerprint(path)

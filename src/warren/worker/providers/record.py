@@ -31,6 +31,8 @@ def _own_start_time(pid: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Record:
+    """`image`: the handle of its disk's image (disk_images.py)."""
+
     sandbox_id: str
     boot_id: str
     runtime: str
@@ -38,6 +40,7 @@ class Record:
     spec: SandboxSpec
     pid: int = 0
     start_time: int = 0
+    image: str = ""
     maker: int = field(default_factory=os.getpid)
     maker_start_time: int = field(default_factory=lambda: _own_start_time(os.getpid()))
 

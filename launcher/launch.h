@@ -1,0 +1,138 @@
+/* What the parts of warren-launch share; launch.c opens with the theory of operation. */
+#ifndef WARREN_LAUNCH_H
+#define WARREN_LAUNCH_H
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include <grp.h>
+
+#define FAILED 125
+#define UIDS 65536
+#define MANY 128
+#define PATH_ROOM 4096
+#define LAUNCH_NICE 5 /* sandboxes that run have priority over those that are being made */
+
+/* From the kernel's headers, which the include directory of a libc may lack. */
+#define SYS_open_tree_ 428
+#define SYS_move_mount_ 429
+#define SYS_mount_setattr_ 442
+#define OPEN_TREE_CLONE_ 1
+#define MOVE_MOUNT_F_EMPTY_PATH_ 4
+#define MOUNT_ATTR_RDONLY_ 0x1
+#define MOUNT_ATTR_NOSUID_ 0x2
+#define MOUNT_ATTR_NODEV_ 0x4
+#define MOUNT_ATTR_IDMAP_ 0x00100000
+#define CLONE_NEWTIME_ 0x00000080
+
+struct mount_attributes {
+    uint64_t set, clear, propagation, userns_fd;
+};
+
+struct list {
+    const char *items[MANY];
+    int count;
+};
+
+struct options {
+    const char *at, *agent, *root, *tmpfs, *pts, *move;
+    uint64_t base, owner, nofile, fsize, pid, terminals, memory, cpus, changes, memlock, disk_fd;
+    int try_only, writable;
+    struct list trees, layers, dirs, seeds, owned, devices, hidden;
+    char **command;
+    /* of `direct` alone */
+    int direct, wait;
+    const char *id, *pid_file, *hostname, *into, *filter_digest;
+    uint64_t filter, keep, oom_score;
+    struct list cgroups, enabled, settings, tried, allowed, sysctls, mounts, masks, read_only, capabilities, environment;
+};
+
+#define LAST_CAPABILITY 63
+#define MOST_FILTER (4096 * 8) /* what the kernel takes */
+
+struct filter {
+    uint8_t code[MOST_FILTER + 8];
+    size_t size;
+};
+
+/* report.c */
+__attribute__((noreturn, format(printf, 1, 2))) void fail(const char *format, ...);
+__attribute__((noreturn, format(printf, 1, 2))) void usage(const char *format, ...);
+__attribute__((format(printf, 2, 3))) const char *path(char *room, const char *format, ...);
+const char *split(char *room, const char *option, const char *item, char separator);
+
+/* options.c */
+uint64_t number(const char *name, const char *text);
+void read_options(struct options *o, char **argv);
+
+/* namespaces.c */
+void private_mounts(void);
+void hide(const char *where);
+void write_map(pid_t pid, const char *which, uint64_t base);
+int user_namespace(uint64_t base);
+void own_clock(void);
+
+/* cgroup.c */
+void try_move(const char *procs);
+void make_cgroups(const struct options *o);
+void check_devices(const struct options *o);
+void limit_devices(const struct options *o);
+void start_attacher(const struct options *o, const int pids[2], int done);
+
+/* bundle.c */
+void make_bundle(const char *at, int for_runtime);
+void bind_namespace(int fd, const char *bundle);
+
+/* view.c */
+void make_view(const struct options *o);
+
+/* disk.c */
+void make_disk(const struct options *o, const char *where);
+
+/* devices.c */
+void make_devices(const struct options *o);
+void make_terminals(const char *where, uint64_t most);
+
+/* root.c */
+void make_root(const struct options *o, int userns);
+
+/* seal.c */
+void seal(const struct options *o);
+
+/* limits.c */
+void lower_limits(const struct options *o);
+
+/* sha256.c */
+void sha256(const uint8_t *data, size_t size, char text[65]);
+
+/* inside.c */
+void read_places(const struct options *o);
+__attribute__((noreturn)) void become_agent(const struct options *o, const struct filter *filter, int to_launcher, int attached);
+
+/* direct.c */
+int direct(struct options *o);
+
+/* launch.c */
+void die_with(pid_t parent);
+void check_stderr(void);
+void harmless_stdio(void);
+
+#endif

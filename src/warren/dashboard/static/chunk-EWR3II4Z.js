@@ -1,1 +1,0 @@
-import{d as t}from"./chunk-HZY7VB24.js";import{v as n}from"./chunk-ZMIJ5CR7.js";var a=90;function i({value:e,most:r,text:s}){let p=t(e,r);return n("span",{class:"metered",title:r>0?`${s(e)} of ${s(r)}`:s(e),children:[s(e),r>0&&n("span",{class:`meter ${p>=a?"high":""}`,children:n("span",{style:{width:`${p}%`}})})]})}export{i as a};

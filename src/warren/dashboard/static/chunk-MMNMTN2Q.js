@@ -1,1 +1,0 @@
-import{s as t}from"./chunk-ZMIJ5CR7.js";var n=0,o=t(Date.now());setInterval(()=>{document.hidden||(o.value=Date.now()+n)},1e3);function r(a){let e=Date.parse(a??"")-Date.now();Number.isNaN(e)||(n=Math.abs(e)>3e3?e:0)}export{o as a,r as b};

@@ -1,1 +1,0 @@
-function s(M){let t=0,n=0,e=200;function S(){if(t)return;let o=Date.now()-n;e=o>2*1e4?200:Math.min(2*e,1e4),t=setTimeout(()=>{t=0,n=Date.now(),M()},Math.max(200,e-o))}return{ask:S,stop:()=>clearTimeout(t)}}export{s as a};

@@ -1,1 +1,0 @@
-import{a,b}from"./chunk-T3NM6Q5R.js";import"./chunk-EWR3II4Z.js";import"./chunk-BQ567MRL.js";import"./chunk-OPVVRJ2X.js";import"./chunk-HZY7VB24.js";import"./chunk-KBQ4YXAP.js";import"./chunk-RVYIO74R.js";import"./chunk-MMNMTN2Q.js";import"./chunk-ZBRH4SOK.js";import"./chunk-ZMIJ5CR7.js";export{b as Quotas,a as UsagePage};

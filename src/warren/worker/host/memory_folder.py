@@ -1,0 +1,169 @@
+"""The folder of sandboxes' directories, in memory: `sandboxes` in a state directory is a link to it.
+
+What is in these directories (a record, a socket, a pid) is of no use after a reboot, and some file systems take long to
+make and remove so many small files. The folders of all state directories are below /run/warren/sandboxes, each named
+after the inode of its state directory: containers that share /run/warren may have different ones at the same path.
+Anybody may remove an empty folder, and who needs it makes it again. Where /run is on a disk, the first who needs it
+mounts a tmpfs there, and whoever leaves it empty takes it away. That is not done in a mount namespace apart from the
+machine's, such as a container's with the machine's process ids: sandboxes can outlive it, and their records have to. If
+such a container does not have /run/warren of the machine, the folder stays in the state directory.
+
+An older version kept the directories in the state directory. That folder becomes `sandboxes.old`, and what is in it has
+links in the new one until it is destroyed: every path stays right.
+"""
+
+import ctypes
+import fcntl
+import os
+import shutil
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path("/run/warren/sandboxes")
+OLD: Final = ".old"
+_LOCK: Final = ".lock"
+_TMPFS: Final = 0x01021994
+_FLAGS: Final = 2 | 4 | 8  # nosuid, nodev, noexec
+_OPTIONS: Final = b"mode=700,size=512m,nr_inodes=1048576"
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class MemoryFolder:
+    """`link`: the name of the folder in the state directory."""
+
+    def __init__(self, link: Path, root: Path = ROOT) -> None:
+        self._link, self._root = link, root
+        self._old = link.with_name(link.name + OLD)
+
+    def __repr__(self) -> str:
+        return f"<MemoryFolder {self._link}>"
+
+    @property
+    def _target(self) -> Path:
+        state = os.stat(self._link.parent)
+        return self._root / f"{state.st_dev:x}-{state.st_ino:x}"
+
+    def make(self) -> None:
+        """Makes the folder, and takes over an older one. Idempotent. May wait for another process, so it is called in a
+        thread. Raises OSError."""
+        if self._is_linked(self._target) and self._link.is_dir() and not self._old.exists():
+            return
+        of_machine = _is_mount_namespace_of_machine()
+        if not of_machine and not os.path.ismount(self._root.parent):
+            self._make_in_state()
+            return
+        with self._locked(fcntl.LOCK_EX):
+            if of_machine and not os.listdir(self._root) and not _is_in_memory(self._root):
+                _libc.mount(b"warren", os.fsencode(self._root), b"tmpfs", _FLAGS, _OPTIONS)
+            target = self._target
+            target.mkdir(mode=0o700, exist_ok=True)
+            self._put_link(target)
+            self._link_old(target)
+
+    def remove(self) -> None:
+        """Removes the folder and those of others, if they are empty."""
+        with suppress(OSError), self._locked(fcntl.LOCK_EX | fcntl.LOCK_NB):
+            for name in os.listdir(self._root):
+                with suppress(OSError):
+                    os.rmdir(self._root / name)
+            if not os.listdir(self._root):
+                _libc.umount2(os.fsencode(self._root), 0)  # neither what is in use nor what is no mount
+                os.rmdir(self._root)
+
+    def directory(self, name: str) -> Path:
+        """Of a sandbox, by a path whose last part is no link."""
+        directory = self._link / name
+        return directory.resolve() if directory.is_symlink() else directory
+
+    def remove_directory(self, name: str, files: Iterable[str] = ()) -> bool:
+        """Removes the directory of a sandbox, as far as that is possible now, and returns whether it is gone. `files`
+        are what is mostly in it."""
+        path = f"{self._link}/{name}"
+        for file in files:
+            with suppress(OSError):
+                os.unlink(f"{path}/{file}")
+        with suppress(OSError):
+            os.rmdir(path)
+            return True
+        directory = self._link / name
+        if directory.is_symlink():
+            shutil.rmtree(directory.resolve(), ignore_errors=True)
+            directory.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._old.rmdir()
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+        return not directory.exists()
+
+    def _make_in_state(self) -> None:
+        if self._link.is_symlink() and not self._link.exists():
+            self._link.unlink()
+        self._link.mkdir(mode=0o700, exist_ok=True)
+
+    def _put_link(self, target: Path) -> None:
+        if self._is_linked(target):
+            return
+        if self._link.is_symlink():
+            self._link.unlink()  # the state directory is a copy
+        new = self._link.with_name(f".{self._link.name}.new")
+        new.unlink(missing_ok=True)
+        new.symlink_to(target)
+        if not self._link.exists():
+            new.rename(self._link)
+            return
+        self._link_all(self._link, target)
+        if _libc.renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(self._link), _RENAME_EXCHANGE):
+            new.unlink()
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(self._link))
+        new.rename(self._old)
+
+    def _is_linked(self, target: Path) -> bool:
+        return self._link.is_symlink() and os.readlink(self._link) == str(target)
+
+    def _link_old(self, target: Path) -> None:
+        if self._old.is_dir():
+            self._link_all(self._old, target)
+            with suppress(OSError):
+                self._old.rmdir()
+
+    def _link_all(self, folder: Path, target: Path) -> None:
+        for name in os.listdir(folder):
+            with suppress(FileExistsError):
+                os.symlink(self._old / name, target / name)
+
+    @contextmanager
+    def _locked(self, operation: int) -> Iterator[None]:
+        """On the folder of all: one that was removed meanwhile is made again."""
+        self._root.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        fd = os.open(self._root.with_suffix(_LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, operation)
+            self._root.mkdir(mode=0o700, exist_ok=True)
+            yield
+        finally:
+            os.close(fd)
+
+
+def _is_in_memory(path: Path) -> bool:
+    room = ctypes.create_string_buffer(512)
+    if _libc.statfs(os.fsencode(path), room):
+        return False
+    kind: int = struct.unpack_from("l", room)[0]
+    return kind == _TMPFS
+
+
+def _is_mount_namespace_of_machine() -> bool:
+    """Whether the first process has the same root. Its namespace itself may be hidden from this process."""
+    try:
+        return _root_mount("1") == _root_mount("self")
+    except OSError:
+        return False
+
+
+def _root_mount(pid: str) -> str:
+    lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+    return next((line.partition(" ")[0] for line in lines if line.split(" ")[4] == "/"), "")
