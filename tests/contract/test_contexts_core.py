@@ -12,7 +12,7 @@ from warren.interfaces.sandbox import Sandbox
 BIN = Path(warren.__file__).parent / "bin"
 
 
-class TestCrunContexts(OciHooks, ContextsContract):
+class TestDirectContexts(OciHooks, ContextsContract):
     runtime = "direct"
 
 

@@ -140,7 +140,7 @@ async def test_sizes_of_all_kinds_leave_few_templates_and_hold_what_was_asked_fo
     disks = small_state / "disks"
     (disks / "stock-1000").mkdir(parents=True)  # as an older version left them
     (disks / "template-1000.img").touch()
-    for disk_mb in (*range(90, 97), 150, 200, 300, 400, 500, 600, 700, 800, 900):
+    for disk_mb in (*range(90, 97), 150, 200, 300, 400, 500, 600, 700, 800, 900, 90):
         box = await provider.create(SandboxSpec(limits=Limits(disk_mb=disk_mb, memory_mb=128)))
         if disk_mb in (90, 500):
             available = int(await say(box, "df --output=avail -m /workspace | tail -1"))

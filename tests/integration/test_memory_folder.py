@@ -4,7 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,26 @@ def state(tmp_path: Path) -> Path:
     path = tmp_path / "state"
     path.mkdir()
     return path
+
+
+def test_a_directory_is_made_although_others_remove_the_folder_all_the_time(state: Path, root: Path) -> None:
+    ours, others = MemoryFolder(state / "sandboxes", root), MemoryFolder(state / "sandboxes", root)
+    with ThreadPoolExecutor(1) as removing:
+        done = threading.Event()
+
+        def remove() -> None:
+            while not done.is_set():
+                others.remove()
+
+        removed = removing.submit(remove)
+        try:
+            for number in range(300):
+                ours.make(f"{number}")
+                assert ours.remove_directory(f"{number}")
+        finally:
+            done.set()
+        removed.result()
+    ours.remove()
 
 
 def test_the_folder_is_in_memory_for_as_long_as_somebody_has_something_in_it(state: Path, root: Path) -> None:
@@ -119,7 +141,9 @@ def test_in_a_container_the_folder_is_where_it_outlives_the_container(state: Pat
 class OldFolder(MemoryFolder):
     """As an older version had it: in the state directory."""
 
-    def make(self) -> None:
+    def make(self, name: str = "") -> None:
+        if self._link.is_symlink():
+            self._link.unlink()
         self._link.mkdir(exist_ok=True)
 
 

@@ -90,9 +90,9 @@ def nameless(directory: Path, size: int) -> int:
 async def test_small_images_are_freed_later_and_large_ones_at_once(tmp_path: Path) -> None:
     freed = FreedImages()
     for size in (1 << 20, 8 << 20):
-        with freed.keeping(DiskImage(tmp_path, "", fd=nameless(tmp_path, size))):
+        async with freed.keeping(DiskImage(tmp_path, "", fd=nameless(tmp_path, size))):
             pass
-    with freed.keeping(DiskImage(tmp_path, "")):
+    async with freed.keeping(DiskImage(tmp_path, "")):
         pass
     assert open_images(tmp_path) == 1
     assert freed.waiting_bytes >= 1 << 20

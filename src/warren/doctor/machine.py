@@ -76,7 +76,7 @@ def check_cgroups(hierarchies: Hierarchies) -> Iterable[Check]:
     if version == "none":
         yield fail("cgroups", "none are mounted", "mount cgroup2 at /sys/fs/cgroup")
         return
-    hidden = ", the v2 mount is hidden from the runtime" if version == "hybrid" else ""
+    hidden = ", the v2 mount is hidden from OCI runtimes" if version == "hybrid" else ""
     yield ok("cgroups", f"{version}{hidden}")
     there = _v2_controllers(hierarchies) if version == "v2" else set(hierarchies.mounts)
     for name in NEEDED:

@@ -11,8 +11,8 @@ import ctypes
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -104,10 +104,9 @@ class DiskImage:
     @contextmanager
     def _opened(self) -> Iterator[int]:
         with self._lock:
-            if self._fd >= 0:
-                yield self._fd
-                return
-        fd = self._open()
+            fd = os.dup(self._fd) if self._fd >= 0 else -1
+        if fd < 0:
+            fd = self._open()
         try:
             yield fd
         finally:
@@ -141,13 +140,13 @@ class FreedImages:
     def waiting_bytes(self) -> int:
         return sum(size for _, size in list(self._waiting))
 
-    @contextmanager
-    def keeping(self, image: DiskImage) -> Iterator[None]:
+    @asynccontextmanager
+    async def keeping(self, image: DiskImage) -> AsyncIterator[None]:
         """While its sandbox dies the image stays open, if it is small; then it is closed some time later."""
         fd = image.take()
         size = os.fstat(fd).st_blocks * 512 if fd >= 0 else 0
         if fd >= 0 and not self._has_room_for(size):
-            os.close(fd)
+            await run_shielded(asyncio.to_thread(os.close, fd))  # the sandbox may have died long ago
             fd = -1
         self._keeping += fd >= 0
         try:

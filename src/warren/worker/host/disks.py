@@ -11,6 +11,7 @@ import asyncio
 import ctypes
 import errno
 import fcntl
+import math
 import os
 import secrets
 import shutil
@@ -104,16 +105,7 @@ class Disks:
 
     async def _template(self, size_mb: int) -> str:
         template = f"{self._directory}/{_TEMPLATE}{size_mb}.img"
-        now = time.monotonic()
-        try:
-            if now - self._touched.get(template, -_TOUCH_EVERY_S) >= _TOUCH_EVERY_S:
-                os.utime(template)  # the time of its last use
-                self._touched[template] = now
-            elif os.path.exists(template):
-                return template
-        except FileNotFoundError:
-            pass
-        else:
+        if self._is_there(template):
             return template
         async with self._template_lock:
             if not os.path.exists(template):
@@ -121,6 +113,18 @@ class Disks:
                 await self._make_template(size_mb, Path(template))
                 self._sweep()
         return template
+
+    def _is_there(self, template: str) -> bool:
+        """Notes the time of its last use now and then."""
+        now = time.monotonic()
+        if now - self._touched.get(template, -math.inf) < _TOUCH_EVERY_S:
+            return os.path.exists(template)
+        try:
+            os.utime(template)
+        except FileNotFoundError:
+            return False
+        self._touched[template] = now
+        return True
 
     async def _make_template(self, size_mb: int, template: Path) -> None:
         temporary = template.with_name(f".{template.name}.{secrets.token_hex(4)}")

@@ -47,14 +47,17 @@ class MemoryFolder:
         state = os.stat(self._link.parent)
         return self._root / f"{state.st_dev:x}-{state.st_ino:x}"
 
-    def make(self) -> None:
-        """Makes the folder, and takes over an older one. Idempotent. May wait for another process, so it is called in a
-        thread. Raises OSError."""
-        if self._is_linked(self._target) and self._link.is_dir() and not self._old.exists():
+    def make(self, name: str = "") -> None:
+        """Makes the folder, and takes over an older one. Idempotent. With `name`, makes the directory of a sandbox in
+        it too, before anybody can remove the folder again. May wait for another process, so it is called in a thread.
+        Raises OSError."""
+        if not name and self._is_linked(self._target) and self._link.is_dir() and not self._old.exists():
             return
         of_machine = _is_mount_namespace_of_machine()
         if not of_machine and not os.path.ismount(self._root.parent):
             self._make_in_state()
+            if name:
+                os.mkdir(self._link / name, 0o700)
             return
         with self._locked(fcntl.LOCK_EX):
             if of_machine and not os.listdir(self._root) and not _is_in_memory(self._root):
@@ -63,6 +66,8 @@ class MemoryFolder:
             target.mkdir(mode=0o700, exist_ok=True)
             self._put_link(target)
             self._link_old(target)
+            if name:
+                os.mkdir(target / name, 0o700)
 
     def remove(self) -> None:
         """Removes the folder and those of others, if they are empty."""

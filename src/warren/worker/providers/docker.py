@@ -267,7 +267,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         """Idempotent, and right for a sandbox at any stage: the directory goes last."""
         directory = self.directory(sandbox_id)
         record = DockerRecord.load(directory)
-        with self._freeing_image(sandbox_id, record):
+        async with self._freeing_image(sandbox_id, record):
             await self._remove_all(sandbox_id, record, directory)
 
     async def _remove_all(self, sandbox_id: str, record: DockerRecord | None, directory: Path) -> None:

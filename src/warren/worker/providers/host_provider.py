@@ -15,8 +15,8 @@ import secrets
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -538,12 +538,12 @@ class HostProvider(ABC, Generic[R, Plan]):
         if (image := self._disk_images.pop(sandbox_id, None)) is not None:
             image.close()
 
-    @contextmanager
-    def _freeing_image(self, sandbox_id: str, record: R | None) -> Iterator[None]:
+    @asynccontextmanager
+    async def _freeing_image(self, sandbox_id: str, record: R | None) -> AsyncIterator[None]:
         """While its sandbox is destroyed."""
         image = self._image_of(record) if record is not None else self._disk_images.get(sandbox_id)
         self._disk_images.pop(sandbox_id, None)
-        with self._freed_images.keeping(image) if image is not None else nullcontext():
+        async with self._freed_images.keeping(image) if image is not None else nullcontext():
             yield
 
     def _end_for_disk(self, sandbox_id: str, why: str) -> None:

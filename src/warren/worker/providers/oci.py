@@ -229,8 +229,7 @@ class OciProvider(HostProvider[Record, Runtime]):
         try:
             os.mkdir(directory, 0o700)
         except FileNotFoundError:  # another process had no more sandboxes, and has removed the folder
-            await asyncio.to_thread(self._folder.make)
-            os.mkdir(directory, 0o700)
+            await asyncio.to_thread(self._folder.make, directory.name)
 
     async def _launch(self, record: Record, rootfs: RootFs, pass_fds: dict[int, int], stdin: int) -> Finished:
         if record.spec.gpus:
@@ -335,7 +334,7 @@ class OciProvider(HostProvider[Record, Runtime]):
             return
         record = self._known_record(sandbox_id)
         cgroup = self._cgroup_of(sandbox_id)
-        with self._freeing_image(sandbox_id, record):
+        async with self._freeing_image(sandbox_id, record):
             if record is not None and record.pid:
                 await kill_first_process(record)
             else:
