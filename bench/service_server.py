@@ -22,5 +22,5 @@ def serving(*flags: str, **environ: str) -> Iterator[Server]:
     (state / "images").symlink_to(IMAGES)
     source = {"PYTHONPATH": str(ROOT / "src")}
     auth = {"WARREN_AUTH": "true"} if "WARREN_API_KEY" in environ else {}
-    with measured.serving(state, *flags, environ={**source, **auth, **environ}) as server:
+    with measured.serving(state, *flags, variables={**source, **auth, **environ}) as server:
         yield server

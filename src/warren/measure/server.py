@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import ctypes
 import math
-import os
 import re
 import secrets
 import shutil
@@ -19,6 +18,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from warren.config.settings import environment_with
 from warren.measure.http_client import Client, connect
 from warren.model.errors import ProviderUnavailable, WarrenError
 
@@ -77,7 +77,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(state_dir: Path, *flags: str, key: str = "", environ: Mapping[str, str] | None = None) -> Iterator[Server]:
+def serving(
+    state_dir: Path, *flags: str, key: str = "", variables: Mapping[str, str] | None = None
+) -> Iterator[Server]:
     """Runs a server; all its sandboxes are gone at the end, and so is `state_dir`. Without `key` it asks for none.
 
     It ends as well when this process dies, by whatever signal; then only the directory is left.
@@ -89,7 +91,7 @@ def serving(state_dir: Path, *flags: str, key: str = "", environ: Mapping[str, s
         with log.open("ab") as output:
             process = subprocess.Popen(
                 argv,
-                env=_environment(state_dir, key, environ or {}),
+                env=_environment(state_dir, key, variables or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -112,7 +114,7 @@ def _environment(state_dir: Path, key: str, more: Mapping[str, str]) -> dict[str
     # Connections must survive while a pool is filled.
     timeouts = {"WARREN_KEEP_ALIVE_S": "1h", "WARREN_HEADER_TIMEOUT_S": "1h"}
     files = {"WARREN_CONFIG": "/dev/null", "WARREN_CREDENTIALS": str(state_dir / "credentials.json")}
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    kept = {name: value for name, value in environment_with({}).items() if name in _KEPT}
     return {**kept, **access, **timeouts, **files, **more}
 
 
