@@ -37,7 +37,15 @@ run_before_executors_close(lambda: print(pool.submit(int, "7").result()))
 
 # What uvicorn calls of a protocol, and we answer: one that it no longer calls would be a limit that no longer holds.
 _HTTP_HOOKS = {
-    *("connection_made", "connection_lost", "data_received", "on_message_begin", "on_header", "on_headers_complete"),
+    *(
+        "connection_made",
+        "connection_lost",
+        "eof_received",
+        "data_received",
+        "on_message_begin",
+        "on_header",
+        "on_headers_complete",
+    ),
     *("on_body", "on_message_complete", "on_response_complete", "shutdown", "_start_asgi_task"),
 }
 _WEBSOCKET_HOOKS = {
