@@ -341,7 +341,7 @@ class Router:
     async def _discard_session(self, member: Member, scope: Scope, session_id: str) -> None:
         """Ends a session that nobody will ask for. A worker that died meanwhile does not have it any more."""
         path = f"/api/sessions/{session_id}".encode()
-        headers = [(b"host", b"localhost"), *self._headers_for_worker(scope)]
+        headers = self._headers_for_worker({**scope, "headers": []})
         with contextlib.suppress(Unreachable, Broken):
             async with self._worker_client.request(
                 member.address, "DELETE", path, headers, head_timeout_s=_DISCARD_TIMEOUT_S
