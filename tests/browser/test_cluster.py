@@ -110,7 +110,7 @@ async def test_a_worker_that_is_drained_and_one_that_dies(visit: Visit, api: Api
     session = await api.post("/api/sessions", {"thread_id": "unlucky"}, status=201)
     worker = session["worker"]
     machines, looking = await visit(KEY, "/ui/machine"), await visit(KEY, f"/ui/sessions/{session['session_id']}")
-    looking.expected += ["status of 5", "net::ERR_", "WebSocket"]
+    looking.expected += ["status of 5", "status of 410", "net::ERR_", "WebSocket"]  # 410: its sandbox is lost
     machines.expected += ["status of 5"]
     shell = await Shell(looking).open()
     line = row(machines, "Workers", worker)
