@@ -136,8 +136,12 @@ static void check(const struct options *o)
         usage("--changes and --own need --writable");
     if (!o->id || !o->hostname || !o->filter || !o->filter_digest || !o->mounts.count)
         usage("direct needs --id, --hostname, --filter, --filter-sha256 and --mount");
+    if (o->base < UIDS || o->base > UINT32_MAX - UIDS || o->owner > UINT32_MAX - UIDS)
+        usage("--base and --owner are no uids of a sandbox");
     if (!o->into && !o->cgroups.count)
         usage("direct needs --cgroup or --into");
+    if (!o->cgroups.count && !o->allowed.count)
+        usage("--into alone needs --allow-device: all devices could be used");
     if (!o->wait == !o->pid_file)
         usage("direct needs one of --pid-file and --wait");
     if (!o->command || !*o->command)
@@ -181,8 +185,11 @@ static void own(const struct options *o, const struct filter *filter, struct pip
     pid = syscall(SYS_clone, CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_PARENT | SIGCHLD, 0, 0, 0, 0);
     if (pid < 0)
         fail("making the sandbox's namespaces");
-    if (pid == 0)
+    if (pid == 0) {
+        close(p->ready[1]); /* else the launcher would not see that the owner is dead */
+        close(p->go[0]);
         become_agent(o, filter, p->channel[1], p->attached[0]);
+    }
     if (p->pids[1] >= 0)
         tell(p->pids[1], &pid, sizeof pid);
     tell(p->ready[1], &pid, sizeof pid);
@@ -244,19 +251,55 @@ static void make_parts(const struct options *o, int userns)
         make_view(o);
 }
 
+static int wait_for(pid_t pid)
+{
+    int status;
+
+    while (waitpid(pid, &status, 0) < 0)
+        if (errno != EINTR)
+            fail("waiting for a process");
+    return WIFEXITED(status) ? WEXITSTATUS(status) : FAILED;
+}
+
+/* The channel closes with the exec, but also when the process dies. */
+static int has_ended(pid_t pid)
+{
+    siginfo_t found = {0};
+
+    return waitid(P_PID, pid, &found, WEXITED | WNOHANG | WNOWAIT) || found.si_pid == pid;
+}
+
 static void set_oom_score(const struct options *o, pid_t pid)
 {
-    char name[PATH_ROOM], text[32] = "";
-    int fd = open(path(name, "/proc/%d/oom_score_adj", pid), O_RDWR | O_CLOEXEC);
+    char name[PATH_ROOM], text[32];
+    int fd = open(path(name, "/proc/%d/oom_score_adj", pid), O_WRONLY | O_CLOEXEC);
+    int length = snprintf(text, sizeof text, "%llu", (unsigned long long)o->oom_score);
 
-    if (fd < 0 || read(fd, text, sizeof text - 1) < 1)
-        fail("reading %s", name);
-    if ((uint64_t)atoi(text) != o->oom_score) {
-        snprintf(text, sizeof text, "%llu", (unsigned long long)o->oom_score);
-        if (pwrite(fd, text, strlen(text), 0) != (ssize_t)strlen(text))
-            fail("writing %s", name);
-    }
+    /* Also if it has this value: written by root it is the least that the sandbox can set. */
+    if (fd < 0 || write(fd, text, length) != length)
+        fail("writing %s", name);
     close(fd);
+}
+
+/* The settings of its IPC namespace, by a child that enters it. */
+static void set_ipc(const struct options *o, pid_t pid)
+{
+    char name[PATH_ROOM];
+    pid_t launcher = getpid(), child = fork();
+    int namespace;
+
+    if (child < 0)
+        fail("forking");
+    if (child == 0) {
+        die_with(launcher);
+        namespace = open(path(name, "/proc/%d/ns/ipc", pid), O_RDONLY | O_CLOEXEC);
+        if (namespace < 0 || setns(namespace, CLONE_NEWIPC))
+            fail("entering %s", name);
+        set_ipc_values(o);
+        _exit(0);
+    }
+    if (wait_for(child))
+        exit(FAILED); /* it has written why */
 }
 
 static void write_pid(const char *name, pid_t pid)
@@ -274,16 +317,6 @@ static void give_stdio(const struct options *o)
 {
     if (fchown(0, o->base, o->base) || fchown(2, o->base, o->base))
         fail("giving stdio to the sandbox");
-}
-
-static int wait_for(pid_t pid)
-{
-    int status;
-
-    while (waitpid(pid, &status, 0) < 0)
-        if (errno != EINTR)
-            fail("waiting for a process");
-    return WIFEXITED(status) ? WEXITSTATUS(status) : FAILED;
 }
 
 /* Until the exec the channel has been open in the first process. */
@@ -347,11 +380,14 @@ int direct(struct options *o)
     if (read(p.ready[0], &first, sizeof first) != sizeof first)
         exit(FAILED);
     set_oom_score(o, first);
+    set_ipc(o, first);
     if (write(p.channel[0], &byte, 1) != 1)
         fail("telling the first process to go on");
     await_agent(p.channel[0]);
     if (o->wait)
         return wait_for(first);
+    if (has_ended(first))
+        usage("the first process of the sandbox has died");
     write_pid(o->pid_file, first);
     return 0;
 }

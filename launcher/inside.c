@@ -7,6 +7,7 @@
  */
 #include "launch.h"
 #include <net/if.h>
+#include <poll.h>
 #include <sys/statfs.h>
 
 #define SYS_fsopen_ 430
@@ -233,23 +234,83 @@ static int put_mounts(const struct options *o, int root)
     return proc;
 }
 
-static void set_values(const struct options *o, int proc)
+static int open_setting(int proc, const char *name, uint64_t flags)
+{
+    struct open_how_ how = {.flags = flags | O_CLOEXEC, .resolve = NO_LINKS | NO_MAGIC_LINKS};
+
+    return syscall(SYS_openat2_, proc, name, &how, sizeof how);
+}
+
+/* The kernel may write tabs between numbers. */
+static int has_value(int proc, const char *name, const char *value)
+{
+    char text[256] = "", *at;
+    int fd = open_setting(proc, name, O_RDONLY);
+    ssize_t size = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+
+    if (fd >= 0)
+        close(fd);
+    if (size < 1 || text[size - 1] != '\n')
+        return 0;
+    text[size - 1] = 0;
+    for (at = text; *at; at++)
+        if (*at == '\t')
+            *at = ' ';
+    return !strcmp(text, value);
+}
+
+static void set_value(int proc, const char *item)
 {
     char name[PATH_ROOM], *value;
     struct statfs found;
-    int i, fd;
+    int fd;
+
+    path(name, "sys/%s", item);
+    value = strchr(name, '=');
+    *value++ = 0;
+    fd = open_setting(proc, name, O_WRONLY);
+    if (fd < 0 && errno == EACCES && has_value(proc, name, value))
+        return; /* the launcher was allowed to write it */
+    if (fd < 0 || fstatfs(fd, &found) || found.f_type != PROC_MAGIC)
+        fail("opening the setting %s of this kernel", name);
+    if (write(fd, value, strlen(value)) != (ssize_t)strlen(value))
+        fail("setting %s to %s", name, value);
+    close(fd);
+}
+
+static int is_of_ipc(const char *item)
+{
+    return !strncmp(item, "kernel/", 7);
+}
+
+/*
+ * For a process of the host's root in the sandbox's IPC namespace. Older kernels let nobody else write its settings,
+ * newer ones only the sandbox's own root: then nothing is done here.
+ */
+void set_ipc_values(const struct options *o)
+{
+    int i, fd, proc = new_mount("proc", "proc", "", 0);
+    char name[PATH_ROOM];
 
     for (i = 0; i < o->sysctls.count; i++) {
+        if (!is_of_ipc(o->sysctls.items[i]))
+            continue;
         path(name, "sys/%s", o->sysctls.items[i]);
-        value = strchr(name, '=');
-        *value++ = 0;
-        fd = find(proc, name, O_WRONLY);
-        if (fd < 0 || fstatfs(fd, &found) || found.f_type != PROC_MAGIC)
-            fail("%s is no setting of this kernel", name);
-        if (write(fd, value, strlen(value)) != (ssize_t)strlen(value))
-            fail("setting %s to %s", name, value);
+        *strchr(name, '=') = 0;
+        fd = open_setting(proc, name, O_WRONLY);
+        if (fd < 0 && errno == EACCES)
+            return;
         close(fd);
+        set_value(proc, o->sysctls.items[i]);
     }
+}
+
+static void set_values(const struct options *o, int proc)
+{
+    int i;
+
+    for (i = 0; i < o->sysctls.count; i++)
+        set_value(proc, o->sysctls.items[i]);
 }
 
 static void protect(const struct options *o, int root)
@@ -395,6 +456,8 @@ void become_agent(const struct options *o, const struct filter *filter, int to_l
         fail("making a session keyring");
     raise_loopback();
     await(to_launcher);
+    if (poll(&(struct pollfd){.fd = to_launcher}, 1, 0)) /* it died before it was asked for that */
+        exit(FAILED);
     if (unshare(CLONE_NEWNS) || chdir(o->at))
         fail("making the sandbox's mount namespace");
     open_mounts(o);

@@ -125,6 +125,7 @@ void sha256(const uint8_t *data, size_t size, char text[65]);
 
 /* inside.c */
 void read_places(const struct options *o);
+void set_ipc_values(const struct options *o);
 __attribute__((noreturn)) void become_agent(const struct options *o, const struct filter *filter, int to_launcher, int attached);
 
 /* direct.c */

@@ -7,7 +7,7 @@ uint64_t number(const char *name, const char *text)
 
     errno = 0;
     value = strtoull(text, &end, 10);
-    if (errno || end == text || *end || *text == '-')
+    if (errno || *end || *text < '0' || *text > '9')
         usage("%s needs a number, not '%s'", name, text);
     return value;
 }

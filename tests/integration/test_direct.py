@@ -13,7 +13,7 @@ import pytest
 
 import warren
 from warren.model.operations import Command
-from warren.model.spec import SandboxSpec
+from warren.model.spec import Layer, SandboxSpec
 from warren.worker.host.cgroups import Hierarchies
 from warren.worker.host.device_rules import read_rules
 from warren.worker.host.seccomp_program import read_programs
@@ -120,6 +120,21 @@ async def test_on_cgroup_v2_a_program_refuses_other_devices(state_dir: Path, ima
     assert (rules.allows_all, works) == (False, "4")
 
 
+async def test_limits_count_only_where_the_sandbox_is(state_dir: Path, image_store: ImageStore) -> None:
+    provider = OciProvider(state_dir, image_store, BIN, "direct")
+    box = await provider.create(SPEC)
+    record = provider.load_record(box.id)
+    assert record is not None
+    before = (await provider.read_isolation(box.id)).layers.keys()
+    memory = Path(provider._hierarchies.at(oci_bundle.cgroup_path(box.id)).directories["memory"])
+    (memory.parent / "cgroup.procs").write_text(str(record.pid))
+    after = (await provider.read_isolation(box.id)).layers.keys()
+    await provider.destroy(box.id)
+    await provider.close()
+    assert {Layer.MEMORY_LIMIT, Layer.PIDS_LIMIT} <= before
+    assert before - after == {Layer.MEMORY_LIMIT, Layer.SWAP_OFF}
+
+
 # -- options
 
 
@@ -164,6 +179,10 @@ def refused(plan: bytes) -> str:
         (words(without=["--mount"]), "direct needs --id, --hostname"),
         (words(without=["--filter-sha256"]), "--filter-sha256"),
         (words(without=["--cgroup"]), "direct needs --cgroup or --into"),
+        (words("--into", "/x", without=["--cgroup"]), "--into alone needs --allow-device"),
+        (words("--base", "1000"), "--base and --owner are no uids of a sandbox"),
+        (words("--base", str(1 << 32)), "--base and --owner are no uids of a sandbox"),
+        (words("--base", " -5"), "--base needs a number"),
         (words("--mask", "proc/keys"), "--mask needs a path, not 'proc/keys'"),
         (words("--mask", "/proc/../etc"), "--mask needs a path"),
         (words("--set", "/sys/fs/cgroup/memory"), "--set needs FILE=VALUE"),

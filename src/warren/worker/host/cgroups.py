@@ -13,7 +13,7 @@ import re
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from resource import getpagesize
 from typing import Final
@@ -243,6 +243,15 @@ class SandboxCgroup:
             raise FileNotFoundError(errno.ENOENT, "there is no blkio controller")
         for name, rate in _throttles(io):
             _write_text(f"{self.directories['blkio']}/{name}", f"{_numbers(device)} {rate}")
+
+    def joined_by(self, pid: int, name: str) -> "SandboxCgroup":
+        """The part of it that the process is in, by what the kernel says of the process. `name`: that of the cgroup."""
+        try:
+            paths = parse_membership(Path(f"/proc/{pid}/cgroup").read_text())
+        except OSError:  # it has ended
+            paths = {}
+        joined = {each: at for each, at in self.directories.items() if paths.get(each, "").endswith(f"/{name}")}
+        return replace(self, directories=joined)
 
     def pids(self) -> frozenset[int]:
         """Every process that any of the hierarchies has in it."""

@@ -8,7 +8,9 @@ directory.
 
 import asyncio
 import ctypes
+import errno
 import os
+import stat
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
@@ -42,10 +44,15 @@ def handle_of(fd: int) -> str:
 
 
 def open_handle(directory: Path, text: str) -> int:
-    """Opens a file of the file system of `directory`. Raises OSError, also if nobody has the file any more."""
+    """Opens a file that has no name, of the file system of `directory`. Raises OSError, also if nobody has the file."""
     kind, _, content = text.partition(":")
-    value = bytes.fromhex(content)
-    handle = _Handle(size=len(value), kind=int(kind))
+    try:
+        value = bytes.fromhex(content)
+        handle = _Handle(size=len(value), kind=int(kind))
+    except ValueError:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL)) from None
+    if len(value) > _HANDLE_BYTES:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
     ctypes.memmove(handle.bytes, value, len(value))
     place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -54,6 +61,10 @@ def open_handle(directory: Path, text: str) -> int:
         os.close(place)
     if fd < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink or found.st_uid != os.geteuid():
+        os.close(fd)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
     return fd
 
 

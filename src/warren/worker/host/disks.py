@@ -47,7 +47,7 @@ _TMPFS_MEMORY_LEFT_MB: Final = 64
 
 class Disks:
     def __init__(self, directory: Path, launcher: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         self._launcher = launcher
         self._template_lock = asyncio.Lock()
         self._touched: dict[str, float] = {}
@@ -63,10 +63,10 @@ class Disks:
     async def probe(self) -> None:
         """Finds out whether a disk image can be mounted here."""
         self._sweep()
-        proof = self._directory / f"loop-devices-{boot_id()}"
+        proof = self.directory / f"loop-devices-{boot_id()}"
         if proof.exists():
             return
-        place = self._directory / f"try-{secrets.token_hex(4)}"
+        place = self.directory / f"try-{secrets.token_hex(4)}"
         place.mkdir(mode=0o700, parents=True)
         fd = -1
         try:
@@ -93,10 +93,10 @@ class Disks:
             except FileNotFoundError:  # another process has just removed the template
                 return await self._copy_template(await self._template(standard_mb), reserved)
         except OSError as exc:
-            raise NoSpace(f"a disk of {size_mb} MiB cannot be made in {self._directory}: {exc.strerror}") from exc
+            raise NoSpace(f"a disk of {size_mb} MiB cannot be made in {self.directory}: {exc.strerror}") from exc
 
     async def _copy_template(self, template: str, reserved: int) -> int:
-        copying = asyncio.ensure_future(asyncio.to_thread(_copy, template, str(self._directory), reserved))
+        copying = asyncio.ensure_future(asyncio.to_thread(_copy, template, str(self.directory), reserved))
         try:
             return await asyncio.shield(copying)
         except asyncio.CancelledError:
@@ -104,12 +104,12 @@ class Disks:
             raise
 
     async def _template(self, size_mb: int) -> str:
-        template = f"{self._directory}/{_TEMPLATE}{size_mb}.img"
+        template = f"{self.directory}/{_TEMPLATE}{size_mb}.img"
         if self._is_there(template):
             return template
         async with self._template_lock:
             if not os.path.exists(template):
-                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
                 await self._make_template(size_mb, Path(template))
                 self._sweep()
         return template
@@ -145,15 +145,15 @@ class Disks:
     def _sweep(self) -> None:
         """Removes what interrupted trials have left, what older versions have kept, and all templates but those used
         last."""
-        for path in (*self._directory.glob(".*"), *self._directory.glob("try-*")):
+        for path in (*self.directory.glob(".*"), *self.directory.glob("try-*")):
             with suppress(OSError):
                 if time.time() - path.stat().st_mtime > _STALE_S:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
-        for path in self._directory.glob("stock-*"):
+        for path in self.directory.glob("stock-*"):
             shutil.rmtree(path, ignore_errors=True)
-        for path in self._directory.glob("template-*.img"):
+        for path in self.directory.glob("template-*.img"):
             path.unlink(missing_ok=True)
-        found = sorted(self._directory.glob(f"{_TEMPLATE}*.img"), key=_changed_at, reverse=True)
+        found = sorted(self.directory.glob(f"{_TEMPLATE}*.img"), key=_changed_at, reverse=True)
         for path in found[TEMPLATES:]:
             path.unlink(missing_ok=True)
 

@@ -87,6 +87,8 @@ def _plan(config: str, mounts: tuple[tuple[str, Path], ...], digest: str, limits
 
 
 def _joined(words: Sequence[str]) -> str:
+    if any("\0" in word for word in words):
+        raise ValueError("a word of the plan contains a NUL")
     return "".join(f"{word}\0" for word in words)
 
 

@@ -525,14 +525,14 @@ class HostProvider(ABC, Generic[R, Plan]):
         """The record with the disk's image, and the descriptor of it for the launcher. Needs loop devices."""
         fd = await self.disks.copy(record.spec.limits.disk_mb)
         record = replace(record, image=handle_of(fd))
-        self._disk_images[record.sandbox_id] = DiskImage(self._state, record.image, fd=fd)
+        self._disk_images[record.sandbox_id] = DiskImage(self.disks.directory, record.image, fd=fd)
         return record, fd
 
     def _image_of(self, record: R) -> DiskImage:
         if (image := self._disk_images.get(record.sandbox_id)) is not None:
             return image
         old_name = None if record.image else self.directory(record.sandbox_id) / OLD_NAME
-        return DiskImage(self._state, record.image, old_name=old_name)
+        return DiskImage(self.disks.directory, record.image, old_name=old_name)
 
     def _close_image(self, sandbox_id: str) -> None:
         if (image := self._disk_images.pop(sandbox_id, None)) is not None:

@@ -25,7 +25,7 @@ from typing import Final, Unpack
 from warren.interfaces.images import Images, RootFs
 from warren.model.capability import Capability
 from warren.model.errors import ProviderUnavailable, SandboxNotFound
-from warren.model.spec import AGENT_PROGRAM, SandboxSpec
+from warren.model.spec import AGENT_PROGRAM, Isolation, SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.host import isolation
@@ -370,6 +370,10 @@ class OciProvider(HostProvider[Record, Runtime]):
 
     def _cgroup_of(self, sandbox_id: str) -> SandboxCgroup:
         return self._hierarchies.at(oci_bundle.cgroup_path(sandbox_id))
+
+    async def _read_isolation(self, record: Record, cgroup: SandboxCgroup) -> Isolation:
+        """Limits hold only where the sandbox is: they are read from the cgroups that it is in."""
+        return await super()._read_isolation(record, cgroup.joined_by(record.pid, record.sandbox_id))
 
     def _loss_reason(self, record: Record | None) -> str:
         reason = super()._loss_reason(record)
