@@ -98,7 +98,9 @@ def test_compose_scrapes_every_process_it_starts_and_grafana_finds_its_source() 
 
 @pytest.fixture(scope="module")
 def server(new_state: NewState) -> Iterator[ServerProcess]:
-    with running_server(new_state(), "--pool-size", "1", WARREN_API_KEY=ADMIN, POOL_MAX="2", POOL_MIN="1") as server:
+    with running_server(
+        new_state(), "--pool-size", "1", WARREN_API_KEY=ADMIN, WARREN_POOL_MAX="2", POOL_MIN="1"
+    ) as server:
         yield server
 
 

@@ -26,7 +26,7 @@ from warren.cluster.roster import HEARTBEAT_S, LEASE_S, PROTOCOL
 from warren.worker.providers.record import Record
 
 FLAGS: Final = ("--container-image", "host", "--cpus", "1")
-POOL: Final = {"POOL_SIZE": "1", "POOL_MIN": "1", "POOL_MAX": "2"}
+POOL: Final = {"POOL_SIZE": "1", "POOL_MIN": "1", "MAX_POOL_SIZE": "2"}
 SURE_S: Final = LEASE_S - HEARTBEAT_S - 0.5
 """A worker that was away for less has lost nothing."""
 RECOVERY_S: Final = 60.0
