@@ -288,9 +288,8 @@ async def _serve(
     server = HttpServer(app(), host=settings.host, port=settings.port, limits=limits, tls=tls)
     grace_s = settings.stop_grace_s
     try:
-        await server.start()
         _freeze_loaded_objects()
-        await announce(server.port)
+        await server.start(announce)
         _log.info("server_started", version=__version__, host=settings.host, port=server.port, process=os.getpid())
         await signals.first.wait()
         _log.info("server_stopping", grace_s=grace_s)

@@ -11,6 +11,7 @@ import resource
 import socket
 import ssl
 import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from email.utils import formatdate
 from functools import partial
@@ -63,23 +64,26 @@ class HttpServer:
         state = "listening on" if self._server is not None else "not listening on"
         return f"<HttpServer {state} {self._host}:{self.port}: {len(self._state.connections)} connections>"
 
-    async def start(self) -> None:
-        """Raises `Unavailable` when the address cannot be had or the app does not start."""
+    async def start(self, announce: Callable[[int], Awaitable[None]] | None = None) -> None:
+        """`announce` gets the port when it is ours; requests wait until it has returned. Raises `Unavailable` when the
+        address cannot be had or the app does not start."""
         # The app itself needs the other half of the open files.
         connections = min(self._limits.max_connections, raise_file_limit() // 2)
         self._limits = replace(self._limits, max_connections=connections)
         self._config = _configure(self._app, self._limits)
         self._config.load()
         listener = bind(self._host, self._requested_port)
+        self.port = int(listener.getsockname()[1])
         try:
             await self._start_app()
+            if announce is not None:
+                await announce(self.port)
             self._server = await asyncio.get_running_loop().create_server(
                 self._new_connection, sock=listener, backlog=_BACKLOG, **self._tls_options()
             )
         except BaseException:
             listener.close()
             raise
-        self.port = int(listener.getsockname()[1])
         self._check_connections()
 
     async def stop(self, grace_s: float) -> None:
