@@ -115,8 +115,8 @@ class WeakProvider(OciProvider):
     promised = frozenset[Layer]()
     weaken: Weaken
 
-    def _config(self, record: Record, *, rootfs: RootFs) -> str:
-        config = json.loads(super()._config(record, rootfs=rootfs))
+    def _oci_config(self, record: Record, sandbox_id: str, rootfs: RootFs) -> str:
+        config = json.loads(super()._oci_config(record, sandbox_id, rootfs))
         self.weaken(config)
         return json.dumps(config)
 
@@ -169,7 +169,7 @@ WEAK: list[tuple[Weaken, tuple[str, ...]]] = [
 async def test_a_weakened_sandbox_is_seen_through(
     state_dir: Path, image_store: ImageStore, weaken: Weaken, probes: tuple[str, ...]
 ) -> None:
-    weak = WeakProvider(state_dir, image_store, BIN)
+    weak = WeakProvider(state_dir, image_store, BIN, "crun")
     weak.weaken = weaken
     findings = await attack(weak, SPEC, probes=choose(probes))
     await weak.close()
