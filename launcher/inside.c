@@ -125,11 +125,18 @@ static void move_to(int mount_, int target, const char *shown)
         fail("mounting %s", shown);
 }
 
-/* Returns -1 if there is no such path. No link is followed. */
-static int find(int above, const char *name, uint64_t flags)
+/* No link is followed. */
+static int open_below(int above, const char *name, uint64_t flags)
 {
     struct open_how_ how = {.flags = flags | O_CLOEXEC, .resolve = NO_LINKS | NO_MAGIC_LINKS};
-    int fd = syscall(SYS_openat2_, above, name, &how, sizeof how);
+
+    return syscall(SYS_openat2_, above, name, &how, sizeof how);
+}
+
+/* Returns -1 if there is no such path. */
+static int find(int above, const char *name, uint64_t flags)
+{
+    int fd = open_below(above, name, flags);
 
     if (fd < 0 && errno != ENOENT)
         fail("opening %s of the sandbox", name);
@@ -234,18 +241,11 @@ static int put_mounts(const struct options *o, int root)
     return proc;
 }
 
-static int open_setting(int proc, const char *name, uint64_t flags)
-{
-    struct open_how_ how = {.flags = flags | O_CLOEXEC, .resolve = NO_LINKS | NO_MAGIC_LINKS};
-
-    return syscall(SYS_openat2_, proc, name, &how, sizeof how);
-}
-
 /* The kernel may write tabs between numbers. */
 static int has_value(int proc, const char *name, const char *value)
 {
     char text[256] = "", *at;
-    int fd = open_setting(proc, name, O_RDONLY);
+    int fd = open_below(proc, name, O_RDONLY);
     ssize_t size = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
 
     if (fd >= 0)
@@ -268,7 +268,7 @@ static void set_value(int proc, const char *item)
     path(name, "sys/%s", item);
     value = strchr(name, '=');
     *value++ = 0;
-    fd = open_setting(proc, name, O_WRONLY);
+    fd = open_below(proc, name, O_WRONLY);
     if (fd < 0 && errno == EACCES && has_value(proc, name, value))
         return; /* the launcher was allowed to write it */
     if (fd < 0 || fstatfs(fd, &found) || found.f_type != PROC_MAGIC)
@@ -297,7 +297,7 @@ void set_ipc_values(const struct options *o)
             continue;
         path(name, "sys/%s", o->sysctls.items[i]);
         *strchr(name, '=') = 0;
-        fd = open_setting(proc, name, O_WRONLY);
+        fd = open_below(proc, name, O_WRONLY);
         if (fd < 0 && errno == EACCES)
             return;
         close(fd);

@@ -119,9 +119,8 @@ class SessionSuite:
         body = b'{"metadata": {"label": "%s"}}' % label.encode()
         for _ in range(30):
             with socket.create_connection((URL(api.url).host, URL(api.url).port)) as caller:
-                caller.setsockopt(
-                    socket.IPPROTO_TCP, socket.TCP_CORK, 1
-                )  # the request goes with its end, in one packet
+                # The request and the end of the connection go in one packet.
+                caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
                 caller.sendall(b"POST /api/sessions HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
         async with api.session():  # made after those
 

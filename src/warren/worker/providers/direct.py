@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from warren.model.errors import ProviderUnavailable
 from warren.worker.host.cgroups import NEEDED, Hierarchies
+from warren.worker.host.disks import FREE_FD
 from warren.worker.host.isolation import capability_mask
 from warren.worker.providers.oci_bundle import ANY_ID, BUNDLE, PARENT, cgroup_path
 
@@ -28,7 +29,6 @@ FILTER_FD: Final = 5
 _HIERARCHIES: Final = (*NEEDED, "cpuacct", "devices")
 _UNIFIED: Final = ""
 _FOLDER: Final = Path(__file__).parent / "filters"
-_LEAST_FD: Final = 10  # above all numbers under which the launcher is given something
 _FLAGS: Final = frozenset({"ro", "rw", "nosuid", "nodev", "noexec"})
 
 Json = dict[str, Any]
@@ -50,7 +50,7 @@ def compiled_filter(ptrace: bool) -> Filter:
         digest = json.loads((_FOLDER / "digests.json").read_text())["sha256"][name]
         fd = os.open(_FOLDER / f"{name}.bpf", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return Filter(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LEAST_FD), digest)
+            return Filter(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FREE_FD), digest)
         finally:
             os.close(fd)
     except (OSError, KeyError, ValueError):
