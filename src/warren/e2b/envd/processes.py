@@ -181,9 +181,9 @@ async def _start(call: E2bCall, message: Message) -> AsyncIterator[Message | byt
             await run_shielded(_start_command(call, session, sandbox, request, begun))
         except asyncio.CancelledError:  # the client has left, and the command runs on
             for process in begun:
-                with _reading(call, sandbox, process):
+                with _reading(call, sandbox, process), anyio.CancelScope(shield=True):
                     output = process.output()
-                    await _leave(output, await _begin(output))
+                    await _leave(output, await ask_for_output(output))
             raise
         (process,) = begun
         with _reading(call, sandbox, process):
@@ -306,7 +306,7 @@ async def _events(process: Process, pid: int, offset: int) -> AsyncIterator[Mess
     """Reads before it says that the command has started: the client misses nothing that comes after that, and a command
     that waits for its first reader does not wait for one who leaves at once."""
     output = process.output(offset)
-    reading = await _begin(output)
+    reading = await ask_for_output(output)
     try:
         yield {"event": {"start": {"pid": pid}}}
         chunk = await reading
@@ -324,10 +324,15 @@ async def _events(process: Process, pid: int, offset: int) -> AsyncIterator[Mess
     yield {"event": {"end": _end_values(result)}}
 
 
-async def _begin(output: AsyncIterator[Chunk]) -> "asyncio.Future[Chunk | None]":
-    """Returns when the sandbox has been asked for the output; the first of it is the result."""
+async def ask_for_output(output: AsyncIterator[Chunk]) -> "asyncio.Future[Chunk | None]":
+    """Returns when the sandbox has been asked for the output; the first of it is the result. A reader that nobody
+    waits for would hold the command up for ever, so a client that leaves at this moment takes it along."""
     reading = asyncio.ensure_future(anext(output, None))
-    await asyncio.sleep(0)
+    try:
+        await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        await _leave(output, reading)
+        raise
     return reading
 
 
