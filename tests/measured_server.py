@@ -15,7 +15,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -106,8 +106,8 @@ def main(flags: dict[str, Any]) -> None:
     settings = read_settings(flags=flags)
     start = HttpServer.start
 
-    async def start_measured(self: HttpServer) -> None:
-        await start(self)
+    async def start_measured(self: HttpServer, announce: Callable[[int], Awaitable[None]]) -> None:
+        await start(self, announce)
         self.measuring = asyncio.create_task(_measure(settings.state_dir))  # type: ignore[attr-defined]
 
     HttpServer.start = start_measured  # type: ignore[method-assign]

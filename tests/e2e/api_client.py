@@ -71,10 +71,12 @@ class Socket:
         return came
 
     async def said(self, text: bytes) -> None:
-        """Until the terminal has said this."""
+        """Until the terminal has said this. Its size may be told before: to all who look, and whoever was here before
+        may not be gone yet."""
         while text not in self.binary:
             message = await self._receive()
-            assert message.type is aiohttp.WSMsgType.BINARY or '"keepalive"' in str(message.data), message
+            is_other = any(kind in str(message.data) for kind in ('"keepalive"', '"size"'))
+            assert message.type is aiohttp.WSMsgType.BINARY or is_other, message
             if message.type is aiohttp.WSMsgType.BINARY:
                 self.binary += message.data
 

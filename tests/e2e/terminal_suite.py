@@ -115,10 +115,9 @@ class TerminalSuite:
     async def test_output_that_was_not_kept_is_a_gap(self, session: SessionApi) -> None:
         body = {"command": "seq 200000; sleep 1000", "keep_bytes": 65536, "terminal": {"rows": 24, "columns": 80}}
         process = (await session.call("POST", "/processes", body, status=201))["process_id"]
-        total = 0
-        while total < 1_400_000:
+        total = sum(len(f"{number}\r\n") for number in range(1, 200_001))
+        while (await session.get(f"/processes/{process}"))["bytes_total"] < total:
             await asyncio.sleep(0.05)
-            total = (await session.get(f"/processes/{process}"))["bytes_total"]
         async with session.socket("/terminal", process_id=process) as socket:
             await socket.expect("started")
             gap = await socket.expect("gap")

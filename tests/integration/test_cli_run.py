@@ -217,8 +217,8 @@ def test_run_with_a_terminal_takes_the_flags_that_users_of_docker_type(environme
 
 
 def test_a_new_size_reaches_the_program(terminal: Terminal) -> None:
-    terminal.type("trap 'stty size' WINCH; echo set\r")
-    terminal.expect("set\r\n")
+    terminal.type("trap 'stty size' WINCH; echo trap is s''et\r")  # the quotes tell what it prints from what was typed
+    terminal.expect("trap is set\r\n")
     terminal.resize(41, 132)
     terminal.process.send_signal(signal.SIGWINCH)
     time.sleep(0.3)
