@@ -9,7 +9,6 @@ import pytest
 from warren.e2b.envd.processes import ask_for_output
 from warren.model.operations import Chunk, Stream
 
-
 pytestmark = pytest.mark.anyio
 
 
