@@ -345,7 +345,7 @@ int direct(struct options *o)
     if (o->try_only)
         return 0;
     check_stderr();
-    die_with(getppid());
+    die_with_worker(o);
     setpriority(PRIO_PROCESS, 0, LAUNCH_NICE);
     harmless_stdio();
     give_stdio(o);

@@ -60,6 +60,7 @@
  *          --at DIR            where the bundle appears for the runtime: config.json, the file userns, and the
  *                              directories rootfs, disk, dev, image, agent, empty, tree0, tree1, view and layer0 …
  *          --base UID          the sandbox's uids are BASE … BASE+65535
+ *          --worker PID        who must still be the parent; it ends with that process
  *          --agent DIR         a tree that holds the agent, to lie above the image
  *          --root DIR          the image
  *          --layer DIR         a tree above the image, the uppermost first (repeatable)
@@ -134,6 +135,12 @@ void die_with(pid_t parent)
         exit(FAILED);
 }
 
+/* A worker that died before this line is not the parent any more. */
+void die_with_worker(const struct options *o)
+{
+    die_with(o->worker ? (pid_t)o->worker : getppid());
+}
+
 void check_stderr(void)
 {
     struct stat error;
@@ -162,7 +169,7 @@ static void sandbox(const struct options *o)
     if (!o->writable && (o->changes || o->owned.count))
         usage("--changes and --own need --writable");
     check_stderr();
-    die_with(getppid());
+    die_with_worker(o);
     try_move(o->move);
     setpriority(PRIO_PROCESS, 0, LAUNCH_NICE);
     userns = user_namespace(o->base);

@@ -54,7 +54,7 @@ struct list {
 
 struct options {
     const char *at, *agent, *root, *tmpfs, *pts, *move;
-    uint64_t base, owner, nofile, fsize, pid, terminals, memory, cpus, changes, memlock, disk_fd;
+    uint64_t base, owner, nofile, fsize, pid, terminals, memory, cpus, changes, memlock, disk_fd, worker;
     int try_only, writable;
     struct list trees, layers, dirs, seeds, owned, devices, hidden;
     char **command;
@@ -133,6 +133,7 @@ int direct(struct options *o);
 
 /* launch.c */
 void die_with(pid_t parent);
+void die_with_worker(const struct options *o);
 void check_stderr(void);
 void harmless_stdio(void);
 

@@ -65,6 +65,14 @@ def test_the_command_finds_everything_in_place(at: Path, image: int) -> None:
     assert list(at.iterdir()) == []
 
 
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_nothing_runs_for_a_worker_that_died_before_it(at: Path, image: int, is_alive: bool) -> None:
+    worker = os.getpid() if is_alive else 1  # who dies leaves its children to the first process
+    outcome = sandbox(at, ("--disk-fd", str(image), "--worker", str(worker)), "echo", "it runs")
+    assert ("it runs" in outcome.stderr) == is_alive
+    assert (outcome.returncode == 125) != is_alive
+
+
 def test_the_host_sees_no_mount_and_the_runtime_no_image(at: Path, image: int) -> None:
     before = Path("/proc/self/mountinfo").read_text()
     outcome = sandbox(at, ("--disk-fd", str(image)), "ls", "-l", "/proc/self/fd")

@@ -64,7 +64,7 @@ def argv(
     is_direct = record.runtime == direct.NAME
     return [
         *(str(programs.launcher), "direct" if is_direct else "sandbox", "--at", BUNDLE, "--move", str(move)),
-        *("--base", str(base), "--owner", str(base + rootfs.uid)),
+        *("--base", str(base), "--owner", str(base + rootfs.uid), "--worker", str(os.getpid())),
         *("--agent", str(programs.agent_layer), "--root", str(rootfs.path)),
         *(("--tree", "/usr:/usr") if rootfs.host_usr else ()),
         *(("--tree", f"{gpu_tree}:{INSIDE}") if gpu_tree else ()),
