@@ -11,6 +11,7 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -74,6 +75,32 @@ class TestSqliteStore(StoreContract, DurableStoreContract):
     async def reopened(self, store: SessionStore) -> SessionStore:
         self._opened.append(await SqliteStore.open(self._path))
         return self._opened[-1]
+
+
+class TestSqliteStoreWithRowsInMemory(StoreContract):
+    @pytest.fixture
+    async def store(self, path: Path) -> AsyncIterator[SessionStore]:
+        store = await SqliteStore.open(path, alone=True)
+        yield store
+        await store.close()
+
+    async def test_what_it_has_in_memory_is_what_the_file_has(self, store: SessionStore, path: Path) -> None:
+        first = await added(store, metadata={"name": "\udc80"})
+        second = await swapped(store, first, S.RUNNING)
+        assert not await store.swap(replace(first, version=2, detail="too late"))
+        other = await SqliteStore.open(path)
+        for session in (first, second):
+            assert await store.get("acme", session.id) == await other.get("acme", session.id) == second
+        assert await store.get("others", second.id) is None
+        over = await swapped(store, second, S.STOPPING)
+        assert await store.get("acme", over.id) == await other.get("acme", over.id) == over
+        await other.close()
+
+    async def test_a_closed_store_has_nothing_in_memory(self, store: SessionStore) -> None:
+        session = await added(store)
+        await store.close()
+        with pytest.raises(Unavailable, match="closed"):
+            await store.get("acme", session.id)
 
 
 @pytest.mark.anyio

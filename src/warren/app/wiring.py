@@ -214,7 +214,8 @@ async def build_store(settings: Settings) -> "SessionStore":
 
     if settings.store == "memory":
         return MemoryStore()
-    return await SqliteStore.open(settings.state_dir / DATABASE, encryption=build_encryption(settings))
+    encryption = build_encryption(settings)
+    return await SqliteStore.open(settings.state_dir / DATABASE, encryption=encryption, alone=True)
 
 
 def build_encryption(settings: Settings) -> "Encryption":

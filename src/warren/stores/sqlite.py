@@ -54,6 +54,7 @@ _DECODED_ROWS: Final = 256  # rows that are not decoded again while they do not 
 _DECODED_LONG_ROWS: Final = 8
 _LONG_ROW: Final = 8 * 1024
 _IDS_AT_ONCE: Final = 100
+_ROWS_IN_MEMORY: Final = 4096
 
 _EXPIRING: Final = sql_list(state for state in SessionState if state.expires)
 _HOLDING: Final = sql_list(state for state in SessionState if state.holds_sandbox)
@@ -156,14 +157,21 @@ class SqliteRecords:
 
 class SqliteStore:
     """Use `open`: it makes the file if there is none; the directory must exist. With `encryption` the values of
-    sessions' variables are encrypted."""
+    sessions' variables are encrypted. `alone`: no other process writes sessions to the file, so those that are in use
+    are kept in memory too."""
 
     @classmethod
-    async def open(cls, path: Path, clock: Clock | None = None, encryption: Encryption | None = None) -> "SqliteStore":
-        return cls(await asyncio.to_thread(SqliteFile, path), clock or SystemClock(), encryption)
+    async def open(
+        cls, path: Path, clock: Clock | None = None, encryption: Encryption | None = None, *, alone: bool = False
+    ) -> "SqliteStore":
+        return cls(await asyncio.to_thread(SqliteFile, path), clock or SystemClock(), encryption, alone=alone)
 
-    def __init__(self, file: SqliteFile, clock: Clock, encryption: Encryption | None = None) -> None:
+    def __init__(
+        self, file: SqliteFile, clock: Clock, encryption: Encryption | None = None, *, alone: bool = False
+    ) -> None:
         self._file = file
+        self._alone = alone
+        self._in_memory: dict[str, Session] = {}  # by id, of those that are active
         self._encryption = encryption
         self.records = SqliteRecords(file, self._writable)
         self._run = file.run
@@ -194,6 +202,7 @@ class SqliteStore:
         await self._writable()
         row = self._row(session)
         if key is None and caps == NO_CAPS and self._run(_INSERT_IF_FREE, *row).rowcount == 1:
+            self._remember(session)
             return session, Added.NEW
         with self._file.transaction():
             if key is not None and (known := self._standing_for(key)) is not None:
@@ -208,8 +217,13 @@ class SqliteStore:
             return stored, Added.NEW if held is None else Added.THREAD
 
     async def get(self, tenant: str, session_id: str) -> Session | None:
-        row = self._run(_GET, session_id, tenant).fetchone()
-        return None if row is None else self._decoded(row[0])
+        known = self._in_memory.get(session_id)
+        if known is None:
+            row = self._run(_GET, session_id, tenant).fetchone()
+            if row is None:
+                return None
+            self._remember(known := self._decoded(row[0]))
+        return known if known.tenant == tenant else None
 
     async def find(self, session_id: str) -> Session | None:
         row = self._run(_FIND, session_id).fetchone()
@@ -224,9 +238,21 @@ class SqliteStore:
         times = session.version, session.deadline, encode_session(session, self._encryption)
         which = session.id, session.tenant, session.version - 1
         state = session.state, session.epoch, end_time(session)
-        if self._run(_SWAP_SAME_STATE, *times, *which, *state).rowcount == 1:
-            return True
-        return self._run(_SWAP, *times, *state, *which).rowcount == 1
+        swapped = (
+            self._run(_SWAP_SAME_STATE, *times, *which, *state).rowcount == 1
+            or self._run(_SWAP, *times, *state, *which).rowcount == 1
+        )
+        if swapped:
+            self._remember(session)
+        return swapped
+
+    def _remember(self, session: Session) -> None:
+        """Called with what the file has."""
+        self._in_memory.pop(session.id, None)
+        if self._alone and session.state.is_active:
+            self._in_memory[session.id] = session
+            if len(self._in_memory) > _ROWS_IN_MEMORY:
+                del self._in_memory[next(iter(self._in_memory))]
 
     async def list(self, tenant: str, page: Page) -> Sequence[Session]:
         """Looks at one row at a time, in turns with other work: there may be very many, and each may be long."""
@@ -360,6 +386,7 @@ class SqliteStore:
         if self._closed:
             return
         self._closed = True
+        self._in_memory.clear()
         self._task.cancel()
         await asyncio.wait([self._task])
         async with self._checkpointing:
