@@ -17,6 +17,7 @@ built from another recipe than the one there is now is outdated.
 
 import hashlib
 import json
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -277,11 +278,11 @@ class ImageRecipes:
     when its image is next needed."""
 
     def __init__(self, *directories: Path) -> None:
-        self._directories = directories
+        self._folders = [directory / "images" for directory in directories]
         self._read: dict[Path, tuple[tuple[int, ...], NamedRecipe | None]] = {}
 
     def names(self) -> list[str]:
-        return sorted({path.stem for folder in self._folders() for path in folder.glob("*.y*ml")})
+        return sorted({path.stem for folder in self._folders for path in folder.glob("*.y*ml")})
 
     def find(self, name: str) -> NamedRecipe | None:
         """None if there is no such recipe, or if its file has a mistake, which is logged. Costs a few calls of stat."""
@@ -301,11 +302,9 @@ class ImageRecipes:
     def path(self, name: str) -> Path | None:
         if "/" in name or name.startswith("."):
             return None
-        candidates = (folder / f"{name}{end}" for folder in reversed(self._folders()) for end in (".yaml", ".yml"))
-        return next((path for path in candidates if path.is_file()), None)
-
-    def _folders(self) -> list[Path]:
-        return [directory / "images" for directory in self._directories]
+        candidates = (f"{folder}/{name}{end}" for folder in reversed(self._folders) for end in (".yaml", ".yml"))
+        found = next((path for path in candidates if os.path.isfile(path)), None)
+        return Path(found) if found is not None else None
 
 
 def _read_or_log(path: Path) -> NamedRecipe | None:

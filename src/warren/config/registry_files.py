@@ -5,8 +5,10 @@ one that was never right cannot be used. A mistake in one file does not affect t
 """
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
@@ -156,9 +158,16 @@ def _twin_of(path: Path) -> Path:
     return path.with_suffix(_SUFFIXES[path.suffix == _SUFFIXES[0]])
 
 
+@lru_cache(maxsize=1024)
+def _names(path: Path) -> tuple[str, str]:
+    return str(path), str(_twin_of(path))
+
+
 def _stamp(path: Path) -> tuple[int, ...] | None:
+    """Asked for several times by each create."""
+    name, twin = _names(path)
     try:
-        found = path.stat()
+        found = os.stat(name)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size, _twin_of(path).exists()
+    return found.st_mtime_ns, found.st_ino, found.st_size, os.path.exists(twin)

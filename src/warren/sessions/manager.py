@@ -125,7 +125,8 @@ class Sessions:
         counted = False
         while True:
             earlier = await self.store.of_thread(tenant, request.thread_id) if request.thread_id else None
-            row = replace(row, previous=previous_of(earlier))
+            if (previous := previous_of(earlier)) != row.previous:
+                row = replace(row, previous=previous)
             if not counted and (earlier is None or not earlier.active):
                 await self.lifecycle.prepare(row, wait=not key)  # who has a key asks again
                 await self.metering.count_create(caller)

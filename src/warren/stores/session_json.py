@@ -22,6 +22,7 @@ _VALUES: Final = attrgetter(*_NAMES)
 _DEFAULTS: Final = tuple(
     field.default_factory() if field.default_factory is not MISSING else field.default for field in fields(Session)
 )
+_LIMITS: Final = tuple(field.name for field in fields(Limits))
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":"))
 
 
@@ -33,7 +34,7 @@ def encode_session(session: Session, encryption: Encryption | None = None) -> st
         if value != default
     }
     if session.limits is not None:
-        values["limits"] = asdict(session.limits)
+        values["limits"] = {name: getattr(session.limits, name) for name in _LIMITS}  # asdict takes five times as long
     if session.require:
         values["require"] = sorted(session.require)
     if "network" in values:

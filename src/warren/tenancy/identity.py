@@ -48,9 +48,14 @@ class AnonymousIdentity:
 
     def __init__(self, tenants: Tenants) -> None:
         self._tenants = tenants
+        self._caller = Caller()
 
     async def caller(self, headers: Headers) -> Caller:
-        return Caller(quota=(await self._tenants.of(DEFAULT_TENANT)).quota)
+        """The same object as before, if nothing has changed: a caller computes the bounds of its quotas once."""
+        quota = (await self._tenants.of(DEFAULT_TENANT)).quota
+        if quota != self._caller.quota:
+            self._caller = Caller(quota=quota)
+        return self._caller
 
     async def check_again(self, headers: Headers) -> None:
         pass
