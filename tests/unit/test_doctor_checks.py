@@ -6,7 +6,7 @@ import pytest
 
 from warren.doctor.check import Check, Level
 from warren.doctor.kernel_state import check_cores, check_network, check_terminals
-from warren.doctor.machine import check_cgroups, check_kernel
+from warren.doctor.machine import check_cgroups, check_kernel, check_user_namespaces
 from warren.doctor.parts import (
     check_programs,
     judge_docker,
@@ -137,3 +137,14 @@ def test_a_layer_that_cannot_be_read_has_another_remedy_than_one_that_is_missing
     unreadable = missing_layer(Layer.SYSTEM_CALLS, f"{UNREADABLE}no right")
     assert (unreadable.level, "SYS_PTRACE" in unreadable.remedy) == (Level.WARN, True)
     assert "--require user_namespace" in missing_layer(Layer.USER_NAMESPACE, "the same as the host's").remedy
+
+
+@pytest.mark.parametrize(("value", "level"), [("0", Level.OK), ("1", Level.WARN), ("2", Level.WARN)])
+def test_apparmor_that_restricts_user_namespaces_is_named_with_its_switch(
+    tmp_path: Path, value: str, level: Level
+) -> None:
+    switch = tmp_path / "apparmor_restrict_unprivileged_userns"
+    switch.write_text(f"{value}\n")
+    check = check_user_namespaces(switch)
+    assert check.level is level
+    assert (f"sysctl kernel.{switch.name}=0" in check.remedy) == (level is Level.WARN)

@@ -22,6 +22,7 @@ _ARCHITECTURES = ("x86_64", "aarch64")
 _LEAST_PYTHON = (3, 11)
 _GIB = 1 << 30
 _SANDBOXES_OF_FILES = 4
+_APPARMOR = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
 
 
 def check_machine(state_dir: Path) -> Iterable[Check]:
@@ -30,7 +31,7 @@ def check_machine(state_dir: Path) -> Iterable[Check]:
     yield _check_root()
     yield from check_cgroups(Hierarchies.here())
     yield _check_swap(Hierarchies.here())
-    yield _check_user_namespaces()
+    yield check_user_namespaces()
     yield _check_idmapped(state_dir)
     yield _check_seccomp()
     yield _check_disk(state_dir)
@@ -110,15 +111,21 @@ def _check_swap(hierarchies: Hierarchies) -> Check:
     return fail("swap", "there is swap, and the kernel cannot limit it", "boot with swapaccount=1, or swapoff -a")
 
 
-def _check_user_namespaces() -> Check:
+def check_user_namespaces(apparmor: Path = _APPARMOR) -> Check:
+    """`apparmor`: the file that says whether AppArmor restricts those of uids without rights, as Ubuntu has it do."""
+    name = "user namespaces"
     if os.geteuid() != 0:
-        return warn("user namespaces", "not tried: that needs root", "run `sudo warren doctor`")
+        return warn(name, "not tried: that needs root", "run `sudo warren doctor`")
     why = _trial("userns", str(FIRST))
-    if not why:
-        return ok("user namespaces", "one can be made by a uid without any rights")
-    return fail(
-        "user namespaces", why, "sysctl user.max_user_namespaces=65536 (and kernel.unprivileged_userns_clone=1)"
-    )
+    if why:
+        return fail(name, why, "sysctl user.max_user_namespaces=65536 (and kernel.unprivileged_userns_clone=1)")
+    if apparmor.exists() and apparmor.read_text().strip() != "0":
+        return warn(
+            name,
+            "a uid without any rights can make one, and AppArmor gives it no rights inside: `direct` cannot work",
+            f"sysctl kernel.{apparmor.name}=0, or install crun, which does not need it and is slower",
+        )
+    return ok(name, "one can be made by a uid without any rights")
 
 
 def _check_idmapped(state_dir: Path) -> Check:
