@@ -27,9 +27,9 @@ from cluster_processes import SECRET, Cluster
 from redis_server import RedisServer
 from sandboxes import Count, Table, run_parts
 from service_server import IMAGES
+from table import percentile
 
 from warren.measure.http_client import Client, connect, message
-from warren.measure.server import percentile
 
 _CALLER = '{"tenant":"default","key_id":"","scopes":["admin"]}'
 _BURST = 50

@@ -23,9 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from service_server import ROOT, serving
-from table import Table
-
-from warren.measure.server import percentile
+from table import Table, percentile
 
 Measured = dict[str, list[float]]
 _WARM = 5

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 
 import uvloop
 from service_server import serving
-from table import Table
+from table import Table, percentile
 
 from warren.measure.http_client import Client, RequestFailed, create, exec_message, message
-from warren.measure.server import Server, percentile
+from warren.measure.server import Server
 
 _ROUND_S = 0.5
 _SCRAPED_EVERY = 30  # rounds

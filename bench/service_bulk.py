@@ -12,13 +12,18 @@ from sandboxes import Count, Table, meminfo, settle
 from service_bare import bare_rate
 from service_server import serving
 from service_speed import in_ms
+from table import mean, percentile
 
 from warren.measure.http_client import Client, RequestFailed, cleanup, create, exec_message
-from warren.measure.requests import Outcome, cleanups, creates, cycles, time_requests
-from warren.measure.server import Server, mean, percentile
+from warren.measure.requests import Outcome, cleanups, creates, repeat, time_requests
+from warren.measure.server import Server
 
 MIB = 1024 * 1024
 _PARALLEL = 50
+
+
+async def _make_and_end(client: Client) -> None:
+    await cleanup(client, await create(client))
 
 
 # -- files
@@ -82,7 +87,7 @@ async def many_part(table: Table, count: Count) -> None:
     with serving("--pool-size", "20") as server:
         async with server.clients(_PARALLEL) as clients:
             await server.wait_for_pool(clients[0], 20)
-            both = await cycles(clients, total)
+            both = await repeat(clients, total, _make_and_end)
             await server.wait_for_pool(clients[0], 20)
             alone, made = await creates(clients, total)
             ended = await cleanups(clients, made)

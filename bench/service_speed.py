@@ -6,10 +6,11 @@ import time
 from sandboxes import Count, Table
 from service_rivals import Rival, rivals
 from service_server import serving
+from table import percentile
 
 from warren.measure.http_client import Client, cleanup, create, exec_message
 from warren.measure.requests import burst, commands, first_output, gather_and_clean_up, time_requests
-from warren.measure.server import Server, percentile
+from warren.measure.server import Server
 
 _THINK_S = 0.15  # between two creates: time for a pool of five to refill
 _STAGGER_S = 0.2

@@ -1,5 +1,8 @@
 """The table that benchmarks print: a line for each figure, with its target and whether it was met."""
 
+import math
+import statistics
+
 
 class Table:
     def __init__(self) -> None:
@@ -9,3 +12,13 @@ class Table:
         verdict = "" if met is None else "yes" if met else "NO"
         self.missed += verdict == "NO"
         print(f"  {what:<66} {figure:>16}  {target:<14} {verdict}", flush=True)
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """By nearest rank; NaN for no values."""
+    ranked = sorted(values)
+    return ranked[max(0, math.ceil(len(ranked) * percent / 100) - 1)] if ranked else math.nan
+
+
+def mean(values: list[float]) -> float:
+    return statistics.mean(values) if values else math.nan

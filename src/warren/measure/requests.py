@@ -96,13 +96,6 @@ async def creates(
     return await repeat(clients, total, one), made
 
 
-async def cycles(clients: Sequence[Client], total: int) -> Outcome:
-    async def one(client: Client) -> None:
-        await cleanup(client, await create(client))
-
-    return await repeat(clients, total, one)
-
-
 async def cleanups(clients: Sequence[Client], made: Sequence[str]) -> Outcome:
     names = iter(list(made))
 

@@ -9,7 +9,6 @@ import secrets
 import shutil
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import time
@@ -166,13 +165,3 @@ def free_port() -> int:
         with socket.socket() as sock, contextlib.suppress(OSError):
             sock.bind(("127.0.0.1", port))
             return port
-
-
-def percentile(values: list[float], percent: float) -> float:
-    """By nearest rank; NaN for no values."""
-    ranked = sorted(values)
-    return ranked[max(0, math.ceil(len(ranked) * percent / 100) - 1)] if ranked else math.nan
-
-
-def mean(values: list[float]) -> float:
-    return statistics.mean(values) if values else math.nan
