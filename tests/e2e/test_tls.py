@@ -6,6 +6,7 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -98,6 +99,17 @@ async def test_a_handshake_that_is_none_is_ended(server: ServerProcess, api: Api
     writer.close()
     await api.get("/health")
     assert "Traceback" not in server.log
+
+
+def test_the_time_for_the_first_request_begins_when_both_have_agreed_on_tls(
+    server: ServerProcess, certificates: Certificates
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), LONGEST_S) as plain:
+        time.sleep(1.5)
+        with certificates.client.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
+            time.sleep(1.0)
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert connection.recv(12) == b"HTTP/1.1 200"
 
 
 def test_the_server_says_where_it_is(server: ServerProcess) -> None:

@@ -168,6 +168,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._enter(Phase.HEAD)  # from now on: before this the two have agreed on TLS, which has a time-out of its own
         self.flow = self._flow = _Flow(transport)
         self._response_transport = _ResponseTransport(transport, self._close_after_response, self.loop)
         excess = len(self.connections) - self._limits.max_connections

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 from warren.model.errors import WarrenError
@@ -154,9 +155,23 @@ class Transport:
                 return connection
             connection.close()
 
+    @cached_property
+    def _tls(self) -> ssl.SSLContext | None:
+        """Made once, before there is a connection: a busy machine may read all authorities for longer than a server
+        waits for the first request."""
+        if self.address.scheme != "https":
+            return None
+        context = ssl.create_default_context()
+        context.set_alpn_protocols(["http/1.1"])
+        return context
+
     def _connect(self) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self.address.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self.address.host, self.address.port, timeout=self._options.connect_timeout_s)
+        at, timeout_s = (self.address.host, self.address.port), self._options.connect_timeout_s
+        connection = (
+            http.client.HTTPConnection(*at, timeout=timeout_s)
+            if self._tls is None
+            else http.client.HTTPSConnection(*at, timeout=timeout_s, context=self._tls)
+        )
         try:
             connection.connect()
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -187,6 +202,7 @@ class Transport:
                     max_size=None,
                     compression=None,
                     proxy=None,
+                    ssl=self._tls,
                 )
                 connection = stack.enter_context(opening)
             except InvalidStatus as exc:
