@@ -1,4 +1,4 @@
-"""A server that stops: who has connected before is still answered, once, and then the connection ends."""
+"""The end of connections: of a server that stops, which still answers who has connected before, and of clients."""
 
 import asyncio
 import socket
@@ -6,6 +6,7 @@ import socket
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from warren.http.server.connections import HAS_LEFT
 from warren.http.server.serving import HttpServer, new_event_loop
 
 _REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -52,3 +53,31 @@ def test_who_has_connected_and_says_nothing_is_not_waited_for() -> None:
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         assert runner.run(stop_under_a_silent_client()) == b""
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_who_has_left_is_known_before_the_event_loop_sees_it(leaves: bool) -> None:
+    async def ask() -> list[bool]:
+        told: list[bool] = []
+
+        async def app_that_holds_the_loop(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http":
+                told.append(scope[HAS_LEFT]())
+                if leaves:
+                    client.close()
+                told.append(scope[HAS_LEFT]())
+                await app(scope, receive, send)
+
+        server = HttpServer(app_that_holds_the_loop, port=0)
+        await server.start()
+        client = socket.create_connection(("127.0.0.1", server.port))
+        client.sendall(_REQUEST)
+        async with asyncio.timeout(30):
+            while len(told) < 2:
+                await asyncio.sleep(0.01)
+        client.close()
+        await server.stop(30)
+        return told
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        assert runner.run(ask()) == [False, leaves]

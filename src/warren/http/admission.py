@@ -23,6 +23,7 @@ from warren.http.event_streams import EVENT_STREAM, error_values
 from warren.http.openapi import operation_id
 from warren.http.preview_credentials import clean_request
 from warren.http.problems import is_disconnect, problem
+from warren.http.server.connections import HAS_LEFT
 from warren.http.server.http_guard import CALLER_LEFT, MAX_CONNECTIONS, SWITCHING_PROTOCOLS, limit_body, request_id
 from warren.interfaces.audit import AuditLog
 from warren.model.access import Caller
@@ -122,6 +123,8 @@ class Admission:
             scope["headers"] = clean_request(scope["headers"], scope[PREVIEW])
         request_context = RequestContext(caller)
         set_request_context(request_context)
+        has_left: Callable[[], bool] = scope.get(HAS_LEFT, _stays)
+        exchange.is_in_vain = lambda: request_context.if_undelivered is not None and has_left()
         room = AnswerRoom(self._memory, caller.tenant)
         set_answer_room(room)
         scope["caller"] = caller
@@ -200,6 +203,10 @@ class Admission:
         )
 
 
+def _stays() -> bool:
+    return False
+
+
 class _OpenRequests:
     """The requests that are being served, and so the connections that are in use, by tenant.
 
@@ -238,7 +245,7 @@ class _Exchange:
 
     __slots__ = (
         *("_checked", "_head", "_is_events", "_receive", "_send", "began", "bytes_in", "bytes_out", "check_again"),
-        *("cut_off_by", "spend_bytes", "standing", "status"),
+        *("cut_off_by", "is_in_vain", "spend_bytes", "standing", "status"),
     )
 
     def __init__(self, send: Send, receive: Receive) -> None:
@@ -246,6 +253,7 @@ class _Exchange:
         self._head: Message | None = None
         self._is_events = False
         self.cut_off_by: Unauthorized | None = None
+        self.is_in_vain: Callable[[], bool] = _stays
         self.began = self._checked = time.perf_counter()
         self.check_again: Callable[[], Awaitable[None]] | None = None
         self.bytes_in = self.bytes_out = self.status = 0
@@ -263,6 +271,8 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         kind = message["type"]
         if kind == "http.response.start":
+            if self.is_in_vain():
+                raise ClientDisconnected
             self.status = message["status"]
             self._is_events = (b"content-type", _EVENTS) in message.get("headers", ())
             if self.standing is not None:

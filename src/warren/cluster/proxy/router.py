@@ -23,6 +23,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.utils import ClientDisconnected
 
 from warren.cluster.auth import (
     CALLER_HEADER,
@@ -46,7 +47,7 @@ from warren.cluster.proxy.websockets import MAX_PREVIEW_MESSAGE, WORKER_LOST, fo
 from warren.cluster.roster import Member
 from warren.http.context import check_scope
 from warren.http.problems import MEDIA_TYPE
-from warren.http.server.connections import MAX_MESSAGE
+from warren.http.server.connections import HAS_LEFT, MAX_MESSAGE
 from warren.http.server.http_guard import request_id
 from warren.interfaces.store import SessionStore
 from warren.model.access import Caller
@@ -327,8 +328,15 @@ class Router:
         self, member: Member, scope: Scope, body: RequestBody, send: Send, session_id: str, *, is_last: bool
     ) -> bool:
         headers = [(SESSION_HEADER, session_id.encode())] if session_id else []
+        has_left = scope.get(HAS_LEFT)
+
+        async def send_if_there(message: Message) -> None:
+            if message["type"] == "http.response.start" and has_left is not None and has_left():
+                raise ClientDisconnected
+            await send(message)
+
         try:
-            return await self._forward_http(member, scope, body, send, headers, is_last=is_last)
+            return await self._forward_http(member, scope, body, send_if_there, headers, is_last=is_last)
         except Unreachable:
             raise
         except BaseException:

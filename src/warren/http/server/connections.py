@@ -18,6 +18,7 @@ disconnects or is dropped, the app's `send` raises and its `receive` returns `ht
 
 import asyncio
 import math
+import select
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -54,6 +55,8 @@ _MAX_REFUSED = 256  # connections over the limit that get an answer; the others 
 _EVICTED_PART = 100  # one connection in so many is closed at once: looking for them takes a while
 BODY_IS_NEXT = "warren.body_is_next"
 """In the start of a response: the next message is the whole body, so both are written at once."""
+HAS_LEFT = "warren.has_left"
+"""In the scope of a request: tells whether its client has closed, also if the event loop has not seen it yet."""
 MAX_MESSAGE = "warren.max_message"
 """An extension of a WebSocket's scope: its `set` changes how long a message of the client may be."""
 _log = get_log(__name__)
@@ -332,6 +335,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._active = cycle
+        cast(dict[str, Any], cycle.scope)[HAS_LEFT] = self._has_left
         cycle.transport = cast(asyncio.Transport, self._response_transport)
         task = self.loop.create_task(self._serve(cycle, app))
         task.add_done_callback(self.tasks.discard)
@@ -371,6 +375,13 @@ class HttpConnection(HttpToolsProtocol):
             cycle.on_response = lambda: None
             if not cycle.response_complete and not cycle.disconnected:
                 self.transport.close()
+
+    def _has_left(self) -> bool:
+        if self.transport.is_closing():
+            return True
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def _write_response(self, cycle: RequestResponseCycle, start: Message, body: bytes) -> bool:
         """Writes a whole response as uvicorn would, in one piece and with fewer steps.
