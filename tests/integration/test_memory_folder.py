@@ -149,6 +149,30 @@ def test_in_a_container_the_folder_is_where_it_outlives_the_container(state: Pat
     assert not (state / "sandboxes").is_symlink()
 
 
+UNSEEN = """
+import subprocess, sys
+from pathlib import Path
+from warren.worker.host.memory_folder import MemoryFolder
+
+state, root = map(Path, sys.argv[1:])
+subprocess.run(["umount", root], check=True)  # as in a namespace that was made before the tmpfs
+MemoryFolder(state / "sandboxes", root).remove()
+"""
+
+
+def test_who_does_not_see_the_folder_of_others_does_not_take_it_away(state: Path, root: Path, tmp_path: Path) -> None:
+    ours = MemoryFolder(state / "sandboxes", root)
+    ours.make("one")
+    other = tmp_path / "other"
+    other.mkdir()
+    argv = ["unshare", "--mount", sys.executable, "-c", UNSEEN, str(other), str(root)]
+    subprocess.run(argv, env={**os.environ, "PYTHONPATH": str(BIN.parents[1])}, check=True)
+    assert mounts(root) == 1
+    assert os.listdir(state / "sandboxes") == ["one"]
+    ours.remove_directory("one")
+    ours.remove()
+
+
 class OldFolder(MemoryFolder):
     """As an older version had it: in the state directory."""
 

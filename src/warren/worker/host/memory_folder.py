@@ -78,7 +78,8 @@ class MemoryFolder:
                 with suppress(OSError):
                     if folder == self._target or time.time() - folder.stat().st_mtime > _UNUSED_S:
                         folder.rmdir()
-            if not os.listdir(self._root):
+            # Where the tmpfs is not seen it would go all the same, with all that is in it, when its mount point goes.
+            if not os.listdir(self._root) and _is_mount_namespace_of_machine():
                 _libc.umount2(os.fsencode(self._root), 0)  # neither what is in use nor what is no mount
                 os.rmdir(self._root)
 
