@@ -51,10 +51,10 @@ def versions(state: Path) -> dict[str, tuple[bool, int]]:
     return {one.version: (one.current, one.sandboxes) for one in ImageStore(state).list()}
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], server: ServerProcess, timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, server.log[-6000:]
         time.sleep(0.1)
 
 
@@ -63,12 +63,12 @@ def test_a_rebuilt_image_is_for_new_sandboxes_and_the_old_one_goes_with_its_last
 ) -> None:
     with SandboxClient(server.url) as session:
         assert session.execute("true").exit_code == 0
-        wait_until(lambda: list(versions(state).values()) == [(True, 3)])
+        wait_until(lambda: list(versions(state).values()) == [(True, 3)], server)
         (old,) = versions(state)
         assert warren(state, "build", "host").returncode == 0
         (new,) = set(versions(state)) - {old}
         assert session.execute(READ).stdout == CONTENT
-        wait_until(lambda: versions(state) == {old: (False, 1), new: (True, 2)})  # the pool has been replaced
+        wait_until(lambda: versions(state) == {old: (False, 1), new: (True, 2)}, server)  # the pool has been replaced
         assert session.execute(READ).stdout == CONTENT
         with SandboxClient(server.url) as other:
             assert other.execute(READ).stdout == CONTENT
@@ -79,7 +79,7 @@ def test_a_rebuilt_image_is_for_new_sandboxes_and_the_old_one_goes_with_its_last
         assert [line.split()[:4] for line in listed[1:]] == [["host", new, "current", "2"], ["host", old, "old", "1"]]
         server.start()
         assert session.execute(READ).stdout == CONTENT  # adopted, with its version
-    wait_until(lambda: set(versions(state)) == {new})
+    wait_until(lambda: set(versions(state)) == {new}, server)
 
 
 def test_an_image_in_use_is_not_removed_and_goes_later_if_that_is_wanted(server: ServerProcess, state: Path) -> None:
@@ -90,11 +90,13 @@ def test_an_image_in_use_is_not_removed_and_goes_later_if_that_is_wanted(server:
         assert "sandboxes use the image host" in refused.stderr
         assert "--when-unused" in refused.stderr
         assert warren(state, "remove", "host", "--when-unused").returncode == 0
-        wait_until(lambda: list(versions(state).values()) == [(False, 1)])  # the pool has given its sandboxes up
+        wait_until(
+            lambda: list(versions(state).values()) == [(False, 1)], server
+        )  # the pool has given its sandboxes up
         assert session.execute(READ).stdout == CONTENT
         with pytest.raises(WarrenError, match="there is no image 'host'"), SandboxClient(server.url):
             pass
-    wait_until(lambda: versions(state) == {})
+    wait_until(lambda: versions(state) == {}, server)
 
 
 def test_an_image_of_an_older_warren_is_taken_over_with_the_sandboxes_that_use_it(
@@ -111,8 +113,8 @@ def test_an_image_of_an_older_warren_is_taken_over_with_the_sandboxes_that_use_i
             use.unlink()
         (place / "uses").rmdir()
         server.start()
-        wait_until(lambda: place.is_symlink())
+        wait_until(lambda: place.is_symlink(), server)
         assert warren(state, "build", "host").returncode == 0
-        wait_until(lambda: sorted(versions(state).values()) == [(False, 1), (True, 2)])
+        wait_until(lambda: sorted(versions(state).values()) == [(False, 1), (True, 2)], server)
         assert session.execute(READ).stdout == CONTENT
-    wait_until(lambda: len(os.listdir(state / "images" / VERSIONS)) == 1)
+    wait_until(lambda: len(os.listdir(state / "images" / VERSIONS)) == 1, server)
