@@ -96,6 +96,17 @@ class TestSqliteStoreWithRowsInMemory(StoreContract):
         assert await store.get("acme", over.id) == await other.get("acme", over.id) == over
         await other.close()
 
+    async def test_it_keeps_few_long_sessions_in_memory(self, store: SessionStore) -> None:
+        tracemalloc.start()
+        try:
+            for number in range(80):
+                texts = {f"{number} {at}": "\U0001f407" * 4096 for at in range(60)}
+                session = await swapped(store, await added(store, metadata=texts), S.RUNNING)
+                assert await store.get("acme", session.id) == session
+            assert tracemalloc.get_traced_memory()[0] < 64 << 20
+        finally:
+            tracemalloc.stop()
+
     async def test_a_closed_store_has_nothing_in_memory(self, store: SessionStore) -> None:
         session = await added(store)
         await store.close()

@@ -34,7 +34,7 @@ def encode_session(session: Session, encryption: Encryption | None = None) -> st
         if value != default
     }
     if session.limits is not None:
-        values["limits"] = {name: getattr(session.limits, name) for name in _LIMITS}  # asdict takes five times as long
+        values["limits"] = {name: getattr(session.limits, name) for name in _LIMITS}  # asdict takes ten times as long
     if session.require:
         values["require"] = sorted(session.require)
     if "network" in values:

@@ -54,7 +54,7 @@ _DECODED_ROWS: Final = 256  # rows that are not decoded again while they do not 
 _DECODED_LONG_ROWS: Final = 8
 _LONG_ROW: Final = 8 * 1024
 _IDS_AT_ONCE: Final = 100
-_ROWS_IN_MEMORY: Final = 4096
+_ROWS_IN_MEMORY: Final = 4096  # none of them long
 
 _EXPIRING: Final = sql_list(state for state in SessionState if state.expires)
 _HOLDING: Final = sql_list(state for state in SessionState if state.holds_sandbox)
@@ -202,7 +202,7 @@ class SqliteStore:
         await self._writable()
         row = self._row(session)
         if key is None and caps == NO_CAPS and self._run(_INSERT_IF_FREE, *row).rowcount == 1:
-            self._remember(session)
+            self._remember(session, row[-1])
             return session, Added.NEW
         with self._file.transaction():
             if key is not None and (known := self._standing_for(key)) is not None:
@@ -222,7 +222,7 @@ class SqliteStore:
             row = self._run(_GET, session_id, tenant).fetchone()
             if row is None:
                 return None
-            self._remember(known := self._decoded(row[0]))
+            self._remember(known := self._decoded(row[0]), row[0])
         return known if known.tenant == tenant else None
 
     async def find(self, session_id: str) -> Session | None:
@@ -243,13 +243,13 @@ class SqliteStore:
             or self._run(_SWAP, *times, *state, *which).rowcount == 1
         )
         if swapped:
-            self._remember(session)
+            self._remember(session, times[-1])
         return swapped
 
-    def _remember(self, session: Session) -> None:
-        """Called with what the file has."""
+    def _remember(self, session: Session, data: str | bytes) -> None:
+        """`data` is what the file has of it."""
         self._in_memory.pop(session.id, None)
-        if self._alone and session.state.is_active:
+        if self._alone and session.state.is_active and len(data) < _LONG_ROW:
             self._in_memory[session.id] = session
             if len(self._in_memory) > _ROWS_IN_MEMORY:
                 del self._in_memory[next(iter(self._in_memory))]
