@@ -70,12 +70,11 @@ class Socket:
             came.append(await self.next())
         return came
 
-    async def said(self, text: bytes) -> None:
-        """Until the terminal has said this. Its size may be told before: to all who look, and whoever was here before
-        may not be gone yet."""
+    async def said(self, text: bytes, *, besides: str = "keepalive") -> None:
+        """Until the terminal has said this. `besides`: a kind of text that may come before, as signs of life may."""
         while text not in self.binary:
             message = await self._receive()
-            is_other = any(kind in str(message.data) for kind in ('"keepalive"', '"size"'))
+            is_other = any(f'"{kind}"' in str(message.data) for kind in ("keepalive", besides))
             assert message.type is aiohttp.WSMsgType.BINARY or is_other, message
             if message.type is aiohttp.WSMsgType.BINARY:
                 self.binary += message.data

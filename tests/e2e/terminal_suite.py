@@ -76,7 +76,7 @@ class TerminalSuite:
         async with session.socket("/terminal", process_id=process, rows=40, columns=90) as socket:
             await socket.expect("started")
             await socket.raw.send_bytes(b"stty size\n")
-            await socket.said(b"40 90")
+            await socket.said(b"40 90", besides="size")  # told to all who look, and the first may not be gone yet
 
     async def test_all_who_look_at_a_terminal_learn_its_size(self, session: SessionApi) -> None:
         async with session.socket("/terminal", rows=30, columns=100) as first:

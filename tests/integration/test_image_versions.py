@@ -90,9 +90,7 @@ def test_an_image_in_use_is_not_removed_and_goes_later_if_that_is_wanted(server:
         assert "sandboxes use the image host" in refused.stderr
         assert "--when-unused" in refused.stderr
         assert warren(state, "remove", "host", "--when-unused").returncode == 0
-        wait_until(
-            lambda: list(versions(state).values()) == [(False, 1)], server
-        )  # the pool has given its sandboxes up
+        wait_until(lambda: list(versions(state).values()) == [(False, 1)], server)  # the pool has given up its own
         assert session.execute(READ).stdout == CONTENT
         with pytest.raises(WarrenError, match="there is no image 'host'"), SandboxClient(server.url):
             pass
