@@ -100,7 +100,7 @@ class TestSqliteStoreWithRowsInMemory(StoreContract):
         tracemalloc.start()
         try:
             for number in range(80):
-                texts = {f"{number} {at}": "\U0001f407" * 4096 for at in range(60)}
+                texts = {f"{number} {at}": "\U0001f407" * (4096 + at) for at in range(60)}  # each of its own
                 session = await swapped(store, await added(store, metadata=texts), S.RUNNING)
                 assert await store.get("acme", session.id) == session
             assert tracemalloc.get_traced_memory()[0] < 64 << 20
