@@ -11,7 +11,7 @@ import pytest
 from browser.conftest import Visit
 from browser.watched_page import WatchedPage
 from e2e.api_client import Api, SessionApi
-from playwright.async_api import Locator, expect
+from playwright.async_api import Locator, Route, expect
 
 pytestmark = pytest.mark.anyio
 
@@ -193,6 +193,35 @@ async def test_hostile_names_are_shown_as_they_are_and_can_be_used(
         await expect(entry(files, shown)).to_have_count(0)
     left = await session.get("/files")
     assert len(left["files"]) == len(names) + 2 - 3
+
+
+async def test_what_was_shown_before_cannot_be_edited_while_another_is_looked_up(
+    files: WatchedPage, session: SessionApi
+) -> None:
+    for name in ("first", "second", "third"):
+        await session.write(name.encode(), name.encode())
+    await reload(files)
+    await choose(files, "first")
+    text = files.field("Text", exact=True)
+    await expect(text).to_have_value("first")
+    may_go_on = asyncio.Event()
+
+    async def answer_late(route: Route) -> None:
+        await may_go_on.wait()
+        await route.continue_()
+
+    await files.raw.route("**/files/stat?*second", answer_late)
+    await choose(files, "second")
+    await expect(text).to_have_count(0)
+    await expect(files.text("Loading…")).to_be_visible()
+    await choose(files, "third")
+    await expect(text).to_have_value("third")
+    async with files.raw.expect_response("**/files/stat?*second"):
+        may_go_on.set()
+    await text.fill("changed")
+    await files.get("button", "Save").click()
+    await expect(files.text("Saved.")).to_be_visible()
+    assert [await session.read(name) for name in (b"first", b"second", b"third")] == [b"first", b"second", b"changed"]
 
 
 async def test_files_and_folders_are_uploaded_with_progress_and_downloaded(

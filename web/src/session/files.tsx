@@ -34,6 +34,7 @@ export function Files({ session }: TabProps) {
     const root = useSignal(session.workspace);
     const directories = useSignal<Directories>({});
     const chosen = useSignal<FileInfo | null>(null);
+    const opening = useSignal<FileInfo | null>(null);
     const asked = useSignal<Asked | null>(null);
     const isOver = useSignal(false);
     const isDirty = useRef(false);
@@ -63,13 +64,24 @@ export function Files({ session }: TabProps) {
         if (isDirty.current) asked.value = { what: "leave", go };
         else go();
     }
-    function choose(info: FileInfo) {
-        leave(() => attempt(async () => {
-            if (info.kind === "symlink") info = await follow(place, info);
-            if (info.kind !== "directory") info = await get<FileInfo>(`${place}/files/stat`, { path: info.path });
-            chosen.value = info;
-            if (info.kind === "directory") toggle(info.path);
-        }));
+    /** While an entry is looked up, nothing can be edited: it would be the file before. Only the last choice counts. */
+    function choose(entry: FileInfo) {
+        leave(async () => {
+            opening.value = entry;
+            await attempt(async () => {
+                let info = entry;
+                if (info.kind === "symlink") info = await follow(place, info);
+                if (info.kind !== "directory") info = await get<FileInfo>(`${place}/files/stat`, { path: info.path });
+                if (opening.value !== entry) return;
+                show(info);
+                if (info.kind === "directory") toggle(info.path);
+            });
+            if (opening.value === entry) opening.value = null; // it failed
+        });
+    }
+    function show(info: FileInfo | null) {
+        opening.value = null;
+        chosen.value = info;
     }
     function toggle(directory: string) {
         if (directories.value[directory] && directory !== root.value) {
@@ -102,11 +114,12 @@ export function Files({ session }: TabProps) {
         if (chosen.value?.path === info.path) chosen.value = null;
         await load(parentOf(info.path));
     }
+    const shown = opening.value ? null : chosen.value;
     const target = targetOf(chosen.value, root.value);
     const here = rootInfo(target);
     return (
         <div>
-            <form class="row" onSubmit={(event) => { event.preventDefault(); leave(() => { root.value = goTo.value || "/"; chosen.value = null; load(root.value); }); }}>
+            <form class="row" onSubmit={(event) => { event.preventDefault(); leave(() => { root.value = goTo.value || "/"; show(null); load(root.value); }); }}>
                 <TextField label="Directory" value={goTo} />
                 <button type="submit" class="plain">Show</button>
                 <span class="grow" />
@@ -129,24 +142,25 @@ export function Files({ session }: TabProps) {
                 >
                     <div class="file-row">
                         <span class="file-path grow">{visible(root.value)}</span>
-                        {root.value !== "/" && <button type="button" class="plain small" onClick={() => leave(() => { root.value = goTo.value = parentOf(root.value); chosen.value = null; })}>Up</button>}
+                        {root.value !== "/" && <button type="button" class="plain small" onClick={() => leave(() => { root.value = goTo.value = parentOf(root.value); show(null); })}>Up</button>}
                         <button type="button" class="plain small" onClick={() => Object.keys(directories.value).forEach(load)}>Reload</button>
                     </div>
-                    <Tree path={root.value} directories={directories} chosen={chosen.value?.path ?? ""} onChoose={choose} />
+                    <Tree path={root.value} directories={directories} chosen={(opening.value ?? chosen.value)?.path ?? ""} onChoose={choose} />
                 </nav>
                 <div>
-                    {chosen.value && (
+                    {opening.value && <p class="note" aria-busy="true">Loading…</p>}
+                    {shown && (
                         <div class="row">
-                            <button type="button" class="plain small" onClick={() => downloadFile(place, chosen.value!)}>{chosen.value.kind === "directory" ? "Download as tar" : "Download"}</button>
-                            <button type="button" class="plain small" onClick={() => leave(() => (asked.value = { what: "rename", info: chosen.value! }))}>Rename</button>
-                            <button type="button" class="danger small" onClick={() => (asked.value = { what: "delete", info: chosen.value! })}>Delete</button>
+                            <button type="button" class="plain small" onClick={() => downloadFile(place, shown)}>{shown.kind === "directory" ? "Download as tar" : "Download"}</button>
+                            <button type="button" class="plain small" onClick={() => leave(() => (asked.value = { what: "rename", info: shown }))}>Rename</button>
+                            <button type="button" class="danger small" onClick={() => (asked.value = { what: "delete", info: shown })}>Delete</button>
                         </div>
                     )}
-                    {chosen.value?.kind === "directory" && <p class="file-path">{visible(chosen.value.path)}</p>}
-                    {chosen.value && chosen.value.kind !== "directory" && (
-                        <FileView key={chosen.value.path} place={place} info={chosen.value} onSaved={() => load(parentOf(chosen.value!.path))} onReload={() => refresh(chosen.value!)} onDirty={(value) => (isDirty.current = value)} />
+                    {shown?.kind === "directory" && <p class="file-path">{visible(shown.path)}</p>}
+                    {shown && shown.kind !== "directory" && (
+                        <FileView key={shown.path} place={place} info={shown} onSaved={() => load(parentOf(shown.path))} onReload={() => refresh(shown)} onDirty={(value) => (isDirty.current = value)} />
                     )}
-                    {!chosen.value && <p class="note">Choose a file to see it.</p>}
+                    {!opening.value && !shown && <p class="note">Choose a file to see it.</p>}
                 </div>
             </div>
             <Questions
@@ -154,7 +168,7 @@ export function Files({ session }: TabProps) {
                 close={close}
                 place={place}
                 onMade={(directory) => load(directory)}
-                onRenamed={(from, to) => { chosen.value = to; load(parentOf(from.path)); if (parentOf(from.path) !== parentOf(to.path)) load(parentOf(to.path)); }}
+                onRenamed={(from, to) => { show(to); load(parentOf(from.path)); if (parentOf(from.path) !== parentOf(to.path)) load(parentOf(to.path)); }}
                 onDelete={removeFile}
                 onOverwrite={(directory, incoming) => uploads.add(directory, incoming)}
                 onLeave={() => (isDirty.current = false)}
