@@ -3,10 +3,12 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,10 +25,15 @@ def environ(directory: Path, **more: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def directory() -> Path:
+def directory() -> Iterator[Path]:
     made = this_run.new_state_dir()
     (made / "state").mkdir()
-    return made
+    yield made
+    shutil.rmtree(made)
+
+
+def all_images(engine: DockerEngine) -> list[str]:
+    return sorted(engine.docker("images", "--all", "--quiet").stdout.split())  # those of one second have no order
 
 
 def servers(directory: Path) -> list[int]:
@@ -39,7 +46,7 @@ def servers(directory: Path) -> list[int]:
 
 
 def test_it_measures_warren_and_its_rivals(directory: Path, docker_engine: DockerEngine) -> None:
-    images = docker_engine.docker("images", "--all", "--quiet").stdout
+    images = all_images(docker_engine)
     done = subprocess.run(
         [*_ARGV, "--json"], env=environ(directory, DOCKER_HOST=docker_engine.url), capture_output=True, timeout=300
     )
@@ -55,7 +62,7 @@ def test_it_measures_warren_and_its_rivals(directory: Path, docker_engine: Docke
     assert left_out == []
     assert os.listdir(directory) == ["state"]
     assert servers(directory) == []
-    assert docker_engine.docker("images", "--all", "--quiet").stdout == images
+    assert all_images(docker_engine) == images
     assert docker_engine.docker("ps", "--all", "--quiet").stdout == ""
 
 
