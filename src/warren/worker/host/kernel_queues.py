@@ -116,7 +116,10 @@ class NetlinkWatch(QueueWatch):
 
     @staticmethod
     def held(pid: int) -> int:
-        total = _count(pid, "protocols", _NETLINK) * _NETLINK_SOCKET
+        sockets = _count(pid, "protocols", _NETLINK)
+        if sockets == 0:
+            return 0  # the table takes as long as there are sockets of the kernel in all namespaces together
+        total = (sockets or 0) * _NETLINK_SOCKET
         for lines in _pieces(pid, "netlink"):
             total += sum(int(line.split()[_RECEIVED]) for line in lines.splitlines() if line[:2] != b"sk")
             if total > MOST_NETLINK:
@@ -136,7 +139,8 @@ class TcpWatch(QueueWatch):
     def held(pid: int) -> int:
         total = 0
         for table, counts in (("tcp", "sockstat"), ("tcp6", "sockstat6")):
-            if _count(pid, counts, _IN_USE) < _FEW:
+            in_use = _count(pid, counts, _IN_USE)
+            if in_use is not None and in_use < _FEW:
                 continue  # the table is long to read even if it is empty
             for lines in _pieces(pid, table):
                 for state, unsent, unread in _CONNECTION.findall(lines):
@@ -169,12 +173,13 @@ def tcp_memory() -> int:
     return int(found[2]) * getpagesize() + int(found[1]) * _ORPHAN if found else 0
 
 
-def _count(pid: int, name: str, where: re.Pattern[bytes]) -> int:
+def _count(pid: int, name: str, where: re.Pattern[bytes]) -> int | None:
+    """None if the kernel does not tell it."""
     try:
         found = where.search(Path(f"/proc/{pid}/net/{name}").read_bytes())
     except OSError:
         return 0
-    return int(found[1]) if found else 0
+    return int(found[1]) if found else None
 
 
 def _pieces(pid: int, name: str) -> Iterator[bytes]:
