@@ -259,6 +259,46 @@ def test_a_use_counts_where_the_sandboxes_cannot_be_seen(store: ImageStore, sour
     assert [one.sandboxes for one in store.list()] == [0]
 
 
+def test_uses_from_one_folder_are_one_file_and_count_apart(store: ImageStore, source: Path, tmp_path: Path) -> None:
+    version = store.import_directory("mine", source).version
+    users = [new_user(tmp_path, name) for name in ("first", "second", "third")]
+    for user in users:
+        store.hold("mine", user)
+    uses = tmp_path / "state/images/.versions" / version / "uses"
+    (way,) = (tmp_path / "state/images/.ways").iterdir()
+    assert {path.lstat().st_ino for path in uses.iterdir()} == {way.lstat().st_ino}
+    users[0].rmdir()
+    store.release(users[1])
+    assert [one.sandboxes for one in store.list()] == [1]
+    store.import_directory("mine", source)
+    assert version in versions_dir(tmp_path)
+    assert way.is_symlink()
+    store.release(users[2])
+    store.prune()
+    assert versions_dir(tmp_path) == [store.version("mine")]
+    store.import_directory("mine", source)
+    assert not way.is_symlink()
+
+
+def test_a_use_begins_without_a_way_and_as_an_older_warren_made_it(
+    store: ImageStore, source: Path, tmp_path: Path
+) -> None:
+    store.import_directory("mine", source)
+    store.hold("mine", new_user(tmp_path, "first"))
+    (way,) = (tmp_path / "state/images/.ways").iterdir()
+    way.unlink()
+    second = new_user(tmp_path, "second")
+    version = store.hold("mine", second).version
+    use = tmp_path / "state/images/.versions" / version / "uses/second"
+    assert os.readlink(use).endswith("/second")
+    assert [one.sandboxes for one in store.list()] == [2]
+    second.rmdir()
+    assert [one.sandboxes for one in store.list()] == [1]
+    store.hold("mine", new_user(tmp_path, "third"))
+    assert [one.sandboxes for one in store.list()] == [2]
+    assert way.is_symlink()
+
+
 def test_removing_what_is_used_is_refused_or_put_off(store: ImageStore, source: Path, tmp_path: Path) -> None:
     user = new_user(tmp_path)
     version = store.import_directory("mine", source).version

@@ -3,9 +3,12 @@
     images/base                    the name: a link to .versions/3f9a12cd88ab
     images/.versions/3f9a12cd88ab  a version: image.json, config.json, rootfs/ and uses/; it never changes
     images/.making-…               where a version is made or removed; its owner holds a lock on it
+    images/.ways/5c0e…             a link from a version's `uses/` to a folder of sandboxes
 
-A use is a link in `uses/` with the id of a sandbox, to the directory of that sandbox. It counts as long as that
-directory exists, which is made before the use and removed after it, so a use ends also when its process was killed.
+A use is a link in `uses/` with the id of a sandbox, to the folder of its directory. It counts as long as that directory
+exists, which is made before the use and removed after it, so a use ends also when its process was killed. All uses from
+one folder are names of one file, its way: some file systems take long to make files where many were removed lately. An
+older version made a link for each use, to the directory itself; so does this one where a way cannot have more names.
 A version is given up by removing the directory `uses/`, which the kernel refuses while there is a use, and without
 which no use can begin. So several processes can use, replace and remove images without asking each other. A lock on
 the folder serializes those that move names.
@@ -18,6 +21,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import secrets
@@ -36,6 +40,7 @@ from warren.model.spec import check_image_name
 from warren.worker.providers.record import Record
 
 VERSIONS: Final = ".versions"
+WAYS: Final = ".ways"
 USES: Final = "uses"
 STATE: Final = "state"
 """In a directory where a version is made: the state directory of the sandboxes that make it."""
@@ -60,7 +65,7 @@ class Versions:
         self._versions = folder / VERSIONS
         self._sandboxes = sandboxes
         self._places: dict[str, str] = {}  # by name, where it is
-        self._ways: dict[Path, str] = {}  # from the uses of a version to a folder of sandboxes
+        self._ways: dict[Path, tuple[str, str]] = {}  # by folder of sandboxes: from the uses of a version to it, its link
         self._found: dict[str, RootFs] = {}  # by version, which never changes
 
     # -- names
@@ -165,11 +170,10 @@ class Versions:
             rootfs = self.rootfs(version) if version else None
             if rootfs is None:
                 return None
-            with contextlib.suppress(FileExistsError):
-                try:
-                    os.symlink(self._target(user), self._use(version, user))
-                except FileNotFoundError:
-                    continue  # it was given up since the name was read: the name points to another one now
+            try:
+                self._begin_use(user, self._use(version, user))
+            except FileNotFoundError:
+                continue  # it was given up since the name was read: the name points to another one now
             return rootfs
         return None
 
@@ -182,8 +186,8 @@ class Versions:
             (info.created, version) for version in self._all() if (info := self._read(version)) and info.name == name
         ]
         for _, version in sorted(infos):
-            with contextlib.suppress(FileNotFoundError, FileExistsError):
-                os.symlink(self._target(user), self._use(version, user))
+            with contextlib.suppress(FileNotFoundError):
+                self._begin_use(user, self._use(version, user))
                 return
 
     def release(self, user: Path) -> None:
@@ -196,16 +200,31 @@ class Versions:
             if version not in self._names() and not self._users(version):
                 self._give_up([version])
 
-    def _target(self, user: Path) -> str:
-        """What the link of a use holds: a relative path, right wherever the state directory is mounted."""
-        way = self._ways.get(user.parent)
-        if way is None:
-            if len(self._ways) >= _MOST_CACHED:
-                self._ways.clear()
-            uses = self._versions.resolve() / "version" / USES
-            folder = user.parent.parent.resolve() / user.parent.name  # which may be a link to somewhere else
-            way = self._ways[user.parent] = os.path.relpath(folder, uses)
-        return f"{way}/{user.name}"
+    def _begin_use(self, user: Path, link: str) -> None:
+        """Raises FileNotFoundError if there is no place for uses."""
+        with contextlib.suppress(FileExistsError):
+            way, way_link = self._ways.get(user.parent) or self._make_way(user.parent)
+            try:
+                os.link(way_link, link, follow_symlinks=False)
+            except FileExistsError:
+                raise
+            except OSError:  # it is no more, it has as many names as it can have, or the file system knows no second names
+                self._ways.pop(user.parent, None)
+                os.symlink(f"{way}/{user.name}", link)
+
+    def _make_way(self, sandboxes: Path) -> tuple[str, str]:
+        """A relative path, right wherever the state directory is mounted, and the link that holds it."""
+        uses = self._versions.resolve() / "version" / USES
+        folder = sandboxes.parent.resolve() / sandboxes.name  # which may be a link to somewhere else
+        way = os.path.relpath(folder, uses)
+        link = f"{self._folder}/{WAYS}/{hashlib.sha256(os.fsencode(way)).hexdigest()[:16]}"
+        with contextlib.suppress(OSError):  # without it each use is a link of its own
+            os.makedirs(os.path.dirname(link), mode=0o755, exist_ok=True)
+            os.symlink(way, link)
+        if len(self._ways) >= _MOST_CACHED:
+            self._ways.clear()
+        self._ways[sandboxes] = way, link
+        return way, link
 
     def _use(self, version: str, user: Path) -> str:
         return f"{self._versions}/{version}/{USES}/{user.name}"
@@ -276,6 +295,10 @@ class Versions:
             with contextlib.suppress(BlockingIOError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 if self._clear(left):
                     shutil.rmtree(left, ignore_errors=True)
+        for way in self._folder.glob(f"{WAYS}/*"):
+            with contextlib.suppress(FileNotFoundError):
+                if way.lstat().st_nlink == 1:
+                    way.unlink()
         for version in self._all():  # a take-over that was broken off
             if (self._versions / version).is_symlink():
                 (self._versions / version).unlink()
@@ -318,8 +341,7 @@ class Versions:
         for directory in self._sandboxes.glob("*"):
             record = Record.load(directory)
             if record is not None and record.spec.image == name and record.alive():
-                with contextlib.suppress(FileExistsError):
-                    os.symlink(self._target(directory), uses / directory.name)
+                self._begin_use(directory, str(uses / directory.name))
 
     def _all(self) -> list[str]:
         try:
@@ -407,23 +429,23 @@ def version_of(info: ImageInfo, version: str = "", *, current: bool = True, sand
 
 
 def _may_exist(link: Path) -> bool:
-    """Whether the target of the link exists, or cannot be looked at."""
+    """Whether the sandbox of a use exists, or cannot be looked at."""
+    user = ""
     try:
-        os.stat(link)
+        user = os.path.join(link.parent, os.readlink(link))
+        if os.path.basename(user) != link.name:
+            user = os.path.join(user, link.name)
+        os.stat(user)
     except (FileNotFoundError, NotADirectoryError):
-        return _is_elsewhere(link)
+        return _is_elsewhere(os.path.dirname(user))
     except OSError:
         return True
     return True
 
 
-def _is_elsewhere(link: Path) -> bool:
-    """Whether the folder of sandboxes that the link leads to is in the memory of another machine or container, or of an
-    earlier boot, until Warren runs again."""
-    try:
-        folder = os.path.dirname(f"{link.parent}/{os.readlink(link)}")
-    except OSError:
-        return False
+def _is_elsewhere(folder: str) -> bool:
+    """Whether a folder of sandboxes is in the memory of another machine or container, or of an earlier boot, until
+    Warren runs again."""
     return os.path.islink(folder) and not os.path.exists(folder)
 
 
