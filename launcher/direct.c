@@ -281,25 +281,16 @@ static void set_oom_score(const struct options *o, pid_t pid)
     close(fd);
 }
 
-/* The settings of its IPC namespace, by a child that enters it. */
+/* The settings of its IPC namespace. The launcher stays there, and needs no other any more. */
 static void set_ipc(const struct options *o, pid_t pid)
 {
     char name[PATH_ROOM];
-    pid_t launcher = getpid(), child = fork();
-    int namespace;
+    int namespace = open(path(name, "/proc/%d/ns/ipc", pid), O_RDONLY | O_CLOEXEC);
 
-    if (child < 0)
-        fail("forking");
-    if (child == 0) {
-        die_with(launcher);
-        namespace = open(path(name, "/proc/%d/ns/ipc", pid), O_RDONLY | O_CLOEXEC);
-        if (namespace < 0 || setns(namespace, CLONE_NEWIPC))
-            fail("entering %s", name);
-        set_ipc_values(o);
-        _exit(0);
-    }
-    if (wait_for(child))
-        exit(FAILED); /* it has written why */
+    if (namespace < 0 || setns(namespace, CLONE_NEWIPC))
+        fail("entering %s", name);
+    close(namespace);
+    set_ipc_values(o);
 }
 
 static void write_pid(const char *name, pid_t pid)

@@ -65,7 +65,7 @@ class Versions:
         self._versions = folder / VERSIONS
         self._sandboxes = sandboxes
         self._places: dict[str, str] = {}  # by name, where it is
-        self._ways: dict[Path, tuple[str, str]] = {}  # by folder of sandboxes: from the uses of a version to it, its link
+        self._ways: dict[Path, tuple[str, str]] = {}  # by folder of sandboxes: the way there, its link
         self._found: dict[str, RootFs] = {}  # by version, which never changes
 
     # -- names
@@ -208,7 +208,7 @@ class Versions:
                 os.link(way_link, link, follow_symlinks=False)
             except FileExistsError:
                 raise
-            except OSError:  # it is no more, it has as many names as it can have, or the file system knows no second names
+            except OSError:  # it is gone, or has as many names as it can have, or files here have one name only
                 self._ways.pop(user.parent, None)
                 os.symlink(f"{way}/{user.name}", link)
 
