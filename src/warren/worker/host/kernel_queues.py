@@ -17,7 +17,7 @@ import asyncio
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from resource import getpagesize
@@ -53,10 +53,10 @@ _log = get_log(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WatchedSandbox:
-    """`pids` tells those of all its processes."""
+    """`pids` tells those of all its processes, none if it has ended: `first_pid` is somebody else's then."""
 
     first_pid: int
-    pids: Callable[[], Iterable[int]]
+    pids: Callable[[], Sequence[int]]
 
 
 class QueueWatch(Watch):
@@ -90,7 +90,7 @@ class QueueWatch(Watch):
         for sandbox in self._sandboxes():
             for _ in range(_ROUNDS):
                 held = self.held(sandbox.first_pid)
-                if held <= self.most:
+                if held <= self.most or not sandbox.pids():
                     break
                 _log.warning(
                     "kernel_queues_exceeded", action="kill", of=self.name, first_pid=sandbox.first_pid, bytes=held

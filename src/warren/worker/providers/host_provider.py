@@ -167,8 +167,8 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._freed_images = FreedImages()
         self._kernel_watches = (
             FileLockWatch(),
-            NetlinkWatch(self._live_sandboxes),
-            TcpWatch(self._live_sandboxes),
+            NetlinkWatch(self._known_sandboxes),
+            TcpWatch(self._known_sandboxes),
         )
         self._promises = Promises(self._room.disk_overcommit)
         self._watched: dict[str, WatchedDisk | None] = {}  # None: no disk to watch
@@ -451,7 +451,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         records = (self.load_record(name) for name in names if name != but and _ID.fullmatch(name))
         return any(record is not None and record.spec.gpus for record in records)
 
-    def _live_sandboxes(self) -> Iterator[WatchedSandbox]:
+    def _known_sandboxes(self) -> Iterator[WatchedSandbox]:
         """Those of this state directory, also of other processes. Called in a thread."""
         try:
             names = [name for name in os.listdir(self._state / self.folder) if _ID.fullmatch(name)]
@@ -459,12 +459,14 @@ class HostProvider(ABC, Generic[R, Plan]):
             return
         for name in names:
             record = self._known_record(name)
-            if record is not None and record.pid and record.alive():
-                try:
-                    cgroup = self._cgroup(record)
-                except SandboxLost:
-                    continue
-                yield WatchedSandbox(record.pid, cgroup.pids)
+            if record is not None and record.pid:
+                yield WatchedSandbox(record.pid, partial(self._pids, record))
+
+    def _pids(self, record: R) -> Sequence[int]:
+        try:
+            return tuple(self._cgroup(record).pids()) if record.alive() else ()
+        except SandboxLost:
+            return ()
 
     # -- room on the disk
 
