@@ -1,7 +1,7 @@
 """Ends processes of sandboxes that hold too many record locks (fcntl F_SETLK).
 
 The kernel charges a lock to nobody and has no limit for them: one processor takes some 600,000 in two seconds, 110 MiB
-that no cgroup sees. So their number is looked at several times a second. That costs one read of the allocator's count
+that no cgroup sees. So their number is looked at many times a second. That costs one read of the allocator's count
 of locks, for the whole machine. Only when it exceeds what one sandbox may have, the list of locks is read, in small
 pieces, until a sandbox is found that has too many; its processes with the most locks are killed.
 
@@ -68,12 +68,16 @@ class FileLockWatch(Watch):
     def __init__(self) -> None:
         super().__init__()
         self._pause = Pause()
+        self._count: int | None = None
 
-    async def _look(self) -> None:
-        count, began = allocated(), time.monotonic()
-        if self._pause.is_over(count, began):
-            found = await asyncio.to_thread(end_offenders)
-            self._pause.note(count, began, time.monotonic(), found=found)
+    def _is_too_much(self) -> bool:
+        self._count = allocated()
+        return self._pause.is_over(self._count, time.monotonic())
+
+    async def _act(self) -> None:
+        began = time.monotonic()
+        found = await asyncio.to_thread(end_offenders)
+        self._pause.note(self._count, began, time.monotonic(), found=found)
 
 
 def is_counted() -> bool:

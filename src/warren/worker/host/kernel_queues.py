@@ -9,7 +9,7 @@ Two kinds are charged neither on cgroup v1 nor on v2, and nothing limits what on
   second, up to `tcp_mem`, after which the whole machine has no more. Of the latter the machine has `tcp_max_orphans`;
   beyond that, closing a connection anywhere loses what was not sent yet.
 
-So a figure for the whole machine is looked at several times a second. When it has grown by GROWTH since it was least,
+So a figure for the whole machine is looked at many times a second. When it has grown by GROWTH since it was least,
 what each sandbox holds is added up.
 """
 
@@ -79,12 +79,14 @@ class QueueWatch(Watch):
     def held(pid: int) -> int:
         """Bytes that are charged to nobody, of the network namespace of a process. May stop counting above `most`."""
 
-    async def _look(self) -> None:
+    def _is_too_much(self) -> bool:
         now = self.figure()
-        self._least = min(self._least, now)
-        if now > self._least + GROWTH:
-            self._least = now
-            await asyncio.to_thread(self._end_offenders)
+        has_grown = now > self._least + GROWTH
+        self._least = now if has_grown else min(self._least, now)
+        return has_grown
+
+    async def _act(self) -> None:
+        await asyncio.to_thread(self._end_offenders)
 
     def _end_offenders(self) -> None:
         for sandbox in self._sandboxes():

@@ -39,6 +39,7 @@ from warren.worker.host.file_locks import FileLockWatch
 from warren.worker.host.kernel_queues import NetlinkWatch, TcpWatch, WatchedSandbox
 from warren.worker.host.processes import boot_id, is_exiting, kill_if
 from warren.worker.host.uids import UidRanges
+from warren.worker.host.watch import Watches
 from warren.worker.network.ports import SandboxPorts
 from warren.worker.providers.connection import (
     AgentDialer,
@@ -165,10 +166,8 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._disk_images: dict[str, DiskImage] = {}  # by sandbox, those that this process has open
         self._figures = FigureReader()
         self._freed_images = FreedImages()
-        self._kernel_watches = (
-            FileLockWatch(),
-            NetlinkWatch(self._known_sandboxes),
-            TcpWatch(self._known_sandboxes),
+        self._kernel_watches = Watches(
+            FileLockWatch(), NetlinkWatch(self._known_sandboxes), TcpWatch(self._known_sandboxes)
         )
         self._promises = Promises(self._room.disk_overcommit)
         self._watched: dict[str, WatchedDisk | None] = {}  # None: no disk to watch
@@ -260,8 +259,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         return len(left)
 
     async def close(self) -> None:
-        for watch in self._kernel_watches:
-            await watch.close()
+        await self._kernel_watches.close()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
@@ -364,8 +362,7 @@ class HostProvider(ABC, Generic[R, Plan]):
             ports=SandboxPorts(record),
         )
         self._open.add(sandbox)
-        for watch in self._kernel_watches:
-            watch.start()
+        self._kernel_watches.start()
         return sandbox
 
     def _without_paths(self, text: str) -> str:
