@@ -25,6 +25,7 @@ from warren.stores.redis_lua import TOKEN_BYTES, Script
 TIMEOUT_S: Final = 2.0
 _RETRY_AFTER_S: Final = 1.0
 _AT_ONCE: Final = 64  # connections, and so scripts on their way
+_STOOD_STILL_S: Final = 0.25  # if a deadline is noticed so late, this process stood still: that says nothing of Redis
 _CLUSTER_TRIES: Final = 2  # the first may go to a node that has moved
 
 # Trying again at once does not help against these connection errors.
@@ -69,13 +70,16 @@ class RedisLink:
             self._is_tried = False
 
     async def _run_or_translate(self, script: Script, packed: tuple[Any, ...]) -> Any:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout_s
         try:
-            async with asyncio.timeout(self._timeout_s) as limit, self._room:
-                result = await self._run_in_time(script, packed, limit.when() or 0.0)
+            async with asyncio.timeout_at(deadline), self._room:
+                result = await self._run_in_time(script, packed, deadline)
             self._is_away = False
             return result
         except TimeoutError as exc:
-            self._is_away = True
+            if loop.time() < deadline + _STOOD_STILL_S:
+                self._is_away = True
             raise self._silent() from exc
         except theirs.RedisClusterException as exc:
             raise self._ours_of_cluster(exc) from None  # its text may hold what was to be stored
