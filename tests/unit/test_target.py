@@ -239,7 +239,7 @@ def test_what_is_in_a_large_file_is_not_looked_through_again_and_again(fill: byt
 # Whatever comes.
 
 _JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.sampled_from(["session_id", "thread_id", "labels"]) | st.text(), inner, max_size=4)
