@@ -189,10 +189,12 @@ def test_nor_does_one_that_is_known_only_by_what_stands_before_it(secret: str, w
 def test_nor_where_a_long_text_is_cut(secret: str, at: int) -> None:
     token = f"ghp_{secret}{'0' * 30}"
     text = "x" * at + f" --password {secret} {token} " + "y " * 4096
+    notice = f"… [cut: it had {len(text)} characters]"
+    assume(secret not in "x" * at + f" --password {GONE}{notice}")
     clean = redacted(text, forms_of(["unrelated"]))
     assert "ghp_" not in clean
-    assert secret not in clean or secret in "x" * at
-    assert clean.endswith(f"… [cut: it had {len(text)} characters]")
+    assert secret not in clean
+    assert clean.endswith(notice)
 
 
 @pytest.mark.parametrize("kept_of_token", [4, 10, 20, 39])
