@@ -6,6 +6,8 @@ import io
 import lzma
 import os
 import stat
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -173,3 +175,22 @@ def test_a_directory_is_copied_with_its_links_and_without_its_pipes(tmp_path: Pa
     assert os.readlink(copy / "out") == "/etc/passwd"
     assert (copy / "b").stat().st_ino == (copy / "usr/bin/a").stat().st_ino
     assert stat.S_IMODE((copy / "b").stat().st_mode) == 0o755
+
+
+_RENAME = "import os\nwhile os.getppid() == {parent}: os.rename('one', 'two'), os.rename('two', 'one')"
+
+
+def test_links_with_dots_are_followed_while_others_rename(tmp_path: Path) -> None:
+    """The kernel gives such a lookup up whenever something is renamed anywhere, for fear of being led out."""
+    (tmp_path / "one").touch()
+    (tmp_path / "tree/a").mkdir(parents=True)
+    (tmp_path / "tree/a/file").write_text("text")
+    (tmp_path / "tree/b").mkdir()
+    (tmp_path / "tree/b/link").symlink_to("../b/../a/../b/../a/file")
+    renaming = subprocess.Popen([sys.executable, "-c", _RENAME.format(parent=os.getpid())], cwd=tmp_path)
+    try:
+        with Tree(tmp_path / "tree") as tree:
+            assert all(tree.stat("b/link") for _ in range(20_000))
+    finally:
+        renaming.kill()
+        renaming.wait()

@@ -29,6 +29,7 @@ _RESOLVE_IN_ROOT = 0x10
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1024 * 1024
+_MOST_TRIES = 10_000
 MAX_DEPTH = 200  # directories in each other; what removes and lists trees calls itself once for each
 
 
@@ -40,16 +41,21 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def open_in_root(root_fd: int, path: str, flags: int) -> int:
-    """Opens `path` as a process whose root is `root_fd` would."""
+    """Opens `path` as a process whose root is `root_fd` would.
+
+    The kernel gives a path up that goes through `..` if anything was renamed or mounted on the machine meanwhile, for
+    fear of being led out: then it is asked again.
+    """
     how = _OpenHow(flags | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
-    name = os.fsencode(path)
-    fd: int = _libc.syscall(
-        ctypes.c_long(_SYS_OPENAT2), ctypes.c_int(root_fd), name, ctypes.byref(how), ctypes.c_size_t(ctypes.sizeof(how))
-    )
-    if fd < 0:
+    name, size = os.fsencode(path), ctypes.c_size_t(ctypes.sizeof(_OpenHow))
+    for _ in range(_MOST_TRIES):
+        fd: int = _libc.syscall(ctypes.c_long(_SYS_OPENAT2), ctypes.c_int(root_fd), name, ctypes.byref(how), size)
+        if fd >= 0:
+            return fd
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), path)
-    return fd
+        if number != errno.EAGAIN:
+            break
+    raise OSError(number, os.strerror(number), path)
 
 
 def parts_of(path: str) -> tuple[str, ...]:
