@@ -24,9 +24,18 @@ def new_state(image_cache: Path) -> Iterator[NewState]:
 
     yield make
     left = [sandbox for path in made for folder in ("sandboxes", "docker") for sandbox in (path / folder).glob("*")]
+    told = "\n".join(map(_told_of, left))
     for path in made:
         shutil.rmtree(path, ignore_errors=True)
-    assert left == []
+    assert left == [], told
+
+
+def _told_of(sandbox: Path) -> str:
+    """What is in the directory of a sandbox, and what the server's log says about it."""
+    log = sandbox.parents[1] / "server.log"
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    about = [line for line in lines if sandbox.name in line] or lines[-20:]
+    return "\n".join([f"{sandbox}: {sorted(each.name for each in sandbox.iterdir())}", *about])
 
 
 @pytest.fixture(scope="module")
