@@ -98,7 +98,7 @@ check: build $(WEB)
 
 # The images are downloaded while the checks run.
 test: root setup
-	@$(MAKE) --no-print-directory -j2 check images code-venv e2b-sdks
+	@$(MAKE) --no-print-directory -j2 check images code-venv e2b-sdks test-agents
 	$(BIN)/python tests/run.py $(PYTEST)
 
 test-all: root setup
