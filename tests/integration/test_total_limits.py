@@ -11,8 +11,8 @@ import pytest
 from warren.interfaces.sandbox import Sandbox
 from warren.model.operations import Command
 from warren.model.spec import MIB, Limits, SandboxSpec
-from warren.worker.guard import memory_total_mb, most_processes
 from warren.worker.host.cgroups import CgroupLimits, Hierarchies, SandboxCgroup
+from warren.worker.host.machine_size import memory_total_mb, most_processes
 from warren.worker.providers.host_provider import SOCKETS_SHARE
 from warren.worker.providers.oci import OciProvider
 

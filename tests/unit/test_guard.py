@@ -16,8 +16,8 @@ from warren.worker.guard import (
     most_ahead,
     read_room,
     refusal,
-    usable_cores,
 )
+from warren.worker.host.machine_size import usable_cores
 
 RESERVE = Reserve(memory=1000, disk=500, max_sandboxes=10)
 

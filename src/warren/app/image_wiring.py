@@ -10,7 +10,7 @@ from warren.config.settings import Settings, environment_with
 from warren.model.egress import EVERYTHING, NOTHING
 from warren.model.network import NO_NETWORK, PRESETS, NetworkRules
 from warren.model.spec import MIB, Limits
-from warren.worker.guard import memory_total_mb, most_processes, usable_cores
+from warren.worker.host.machine_size import memory_total_mb, most_processes, usable_cores
 from warren.worker.images.build_settings import BuildNetwork, BuildProgress, BuildProvider, BuildSettings, StepLimits
 
 if TYPE_CHECKING:

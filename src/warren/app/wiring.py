@@ -527,7 +527,8 @@ def build_sessions(
 
 
 def build_ceilings(settings: Settings) -> "Ceilings":
-    from warren.worker.guard import default_ceilings, most_processes, read_room, usable_cores
+    from warren.worker.guard import default_ceilings, read_room
+    from warren.worker.host.machine_size import most_processes, usable_cores
 
     given = {
         "memory_mb": settings.max_memory_mb,

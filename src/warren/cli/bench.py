@@ -85,7 +85,7 @@ def _new_state() -> Path:
 
 
 def _describe_machine() -> dict[str, str]:
-    from warren.worker.guard import memory_total_mb, usable_cores
+    from warren.worker.host.machine_size import memory_total_mb, usable_cores
 
     system = os.uname()
     return {

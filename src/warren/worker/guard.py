@@ -6,7 +6,6 @@ where that is less, so that a small file system is not full from the start.
 """
 
 import os
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from warren.interfaces.worker import GuardStats
 from warren.model.errors import MachineFull
 from warren.model.spec import Ceilings, Limits
 from warren.worker.host.disk_room import default_reserve_mb
+from warren.worker.host.machine_size import default_reserve_of
 
 MAX_SANDBOXES: Final = 4000
 SANDBOX_MB: Final = 8
@@ -52,10 +52,6 @@ class Reserve:
 
 def default_memory_reserve(room: Room) -> int:
     return default_reserve_of(room.memory_total)
-
-
-def default_reserve_of(memory_total_mb: int) -> int:
-    return max(256, memory_total_mb * 5 // 100)
 
 
 def default_disk_reserve(room: Room) -> int:
@@ -140,21 +136,6 @@ def default_ceilings(room: Room, cores: int, processes: int) -> Ceilings:
         open_files=_MOST_OPEN_FILES,
         files=max(usual.open_files * usual.pids, room.files_total // 4),
     )
-
-
-def most_processes() -> int:
-    """How many processes and threads this machine can have."""
-    return min(int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("pid_max", "threads-max"))
-
-
-def memory_total_mb() -> int:
-    found = re.search(r"MemTotal:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    return int(found[1]) >> 10 if found else 0
-
-
-def usable_cores() -> int:
-    """How many cores this process may run on."""
-    return len(os.sched_getaffinity(0))
 
 
 def _mib(entry: str) -> int:

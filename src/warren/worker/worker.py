@@ -49,7 +49,8 @@ from warren.model.image import Recipe
 from warren.model.spec import SandboxSpec
 from warren.shielding import run_shielded
 from warren.tracing import OFF, Tracing
-from warren.worker.guard import MachineGuard, usable_cores
+from warren.worker.guard import MachineGuard
+from warren.worker.host.machine_size import usable_cores
 from warren.worker.images.builds import FetchImage, ImageBuilds
 from warren.worker.pool import Pool
 from warren.worker.user_name import UserNames

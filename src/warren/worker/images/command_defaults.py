@@ -1,49 +1,15 @@
-"""What ENV, WORKDIR and USER of an image mean for commands in its sandboxes.
-
-- ENV: below the variables of the environment, the session and the command. The image's PATH comes first, then what
-  Warren's own has and it lacks; `~/.local/bin` of the sandbox user stays in front.
-- WORKDIR: where commands begin instead of /workspace. `/` says nothing: many images have it that mean nothing by it.
-- USER: who runs commands and touches files, unless it is root. Root, or nobody, means the sandbox user.
-"""
+"""Prepares an image's tree for its own USER and WORKDIR; sandboxes/providers/image_defaults.py says what they mean."""
 
 import stat
-from dataclasses import replace
 from typing import Final
 
 from warren.model.errors import InvalidRequest
 from warren.model.image import ImageConfig
-from warren.model.spec import SEARCH_PATH, USER_UID, WORKSPACE, SandboxSpec
+from warren.model.spec import USER_UID, WORKSPACE
 from warren.worker.images.tree import Tree
+from warren.worker.providers.image_defaults import default_directory, default_user
 
-_OF_THE_USER: Final = ("HOME", "USER", "LOGNAME")
 _LAST_ID: Final = 65534  # what agents take: the first and the last of the 65,536 ids of a sandbox are their own
-
-
-def default_user(config: ImageConfig) -> str:
-    """The name or number of the image's user, empty for root."""
-    name = config.user.partition(":")[0]
-    return "" if name in ("root", "0") else name
-
-
-def default_directory(config: ImageConfig) -> str:
-    return config.workdir if config.workdir != "/" else ""
-
-
-def with_image_env(spec: SandboxSpec, config: ImageConfig) -> SandboxSpec:
-    if not config.env:
-        return spec
-    env = dict(config.env)
-    user = default_user(config)
-    if not user:  # they are those of a root that commands are not
-        env = {name: value for name, value in env.items() if name not in _OF_THE_USER}
-    if env.get("PATH"):
-        env["PATH"] = _search_path(env["PATH"], of_sandbox_user=not user)
-    return replace(spec, env={**env, **spec.env})
-
-
-def _search_path(path: str, *, of_sandbox_user: bool) -> str:
-    own, *system = SEARCH_PATH.split(":")
-    return ":".join(dict.fromkeys([*([own] if of_sandbox_user else []), *path.split(":"), *system]))
 
 
 def prepare_defaults(tree: Tree, config: ImageConfig) -> int:

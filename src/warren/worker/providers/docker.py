@@ -37,7 +37,6 @@ from warren.worker.host.disks import DISK_FD, tmpfs_options, unmount
 from warren.worker.host.network_settings import network_sysctls
 from warren.worker.host.processes import boot_id, run
 from warren.worker.host.uids import uid_base
-from warren.worker.images.command_defaults import with_image_env
 from warren.worker.providers import docker_spec
 from warren.worker.providers.connection import ProcIsolationReader
 from warren.worker.providers.docker_engine import DockerEngine
@@ -45,6 +44,7 @@ from warren.worker.providers.docker_images import EngineImages
 from warren.worker.providers.docker_spec import EngineImage, container_name
 from warren.worker.providers.hardening import TERMINALS
 from warren.worker.providers.host_provider import HostOptions, HostProvider, require_root, translate_os_error
+from warren.worker.providers.image_defaults import with_image_env
 from warren.worker.providers.oci_bundle import PARENT
 from warren.worker.providers.record import Record, kill_first_process
 from warren.worker.providers.runners import write_runners

@@ -17,7 +17,6 @@ from typing import Any, Final
 from warren.model.errors import InvalidRequest
 from warren.model.image import NO_CONFIG, ImageConfig
 from warren.model.spec import AGENT_PROGRAM, HOME, MIB, RUNNERS, SEARCH_PATH, USER, USER_UID, Limits, SandboxSpec
-from warren.worker.images.command_defaults import default_directory
 from warren.worker.providers.hardening import (
     AGENT_CAPABILITIES,
     CORE_LIMIT,
@@ -27,6 +26,7 @@ from warren.worker.providers.hardening import (
     ipc_sysctls,
     seccomp_docker,
 )
+from warren.worker.providers.image_defaults import default_directory
 from warren.worker.providers.oci_bundle import CPU_PERIOD_US, PIDS_RESERVE, VIEW, disk_directories, shm_bytes
 
 RUN: Final = "/.warren/run"

@@ -28,7 +28,6 @@ from warren.model.errors import NoSpace, ProviderUnavailable, SandboxLost, Sandb
 from warren.model.spec import MIB, IoLimits, Isolation, Layer, SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.agent.sandbox import AgentSandbox
-from warren.worker.guard import default_reserve_of, memory_total_mb, most_processes
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import CgroupLimits, Hierarchies, SandboxCgroup
 from warren.worker.host.disk_images import OLD_NAME, DiskImage, FreedImages, handle_of
@@ -37,6 +36,7 @@ from warren.worker.host.disks import Disks
 from warren.worker.host.figures import FigureReader, FigureSource
 from warren.worker.host.file_locks import FileLockWatch
 from warren.worker.host.kernel_queues import NetlinkWatch, TcpWatch, WatchedSandbox
+from warren.worker.host.machine_size import default_reserve_of, memory_total_mb, most_processes
 from warren.worker.host.processes import boot_id, is_exiting, kill_if
 from warren.worker.host.uids import UidRanges
 from warren.worker.host.watch import Watches

@@ -36,10 +36,10 @@ from warren.worker.host.network_settings import network_sysctls
 from warren.worker.host.processes import Finished, boot_id, run
 from warren.worker.host.seccomp_program import Unreadable, read_programs
 from warren.worker.host.uids import uid_base
-from warren.worker.images.command_defaults import with_image_env
 from warren.worker.providers import direct, oci_bundle, oci_launch
 from warren.worker.providers.hardening import MEMLOCK_BYTES
 from warren.worker.providers.host_provider import HostOptions, HostProvider, require_root, translate_os_error
+from warren.worker.providers.image_defaults import with_image_env
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
 from warren.worker.providers.record import NAME, Record, kill_first_process
 

@@ -15,7 +15,6 @@ from typing import Any, Final
 from warren.model.image import NO_CONFIG, ImageConfig
 from warren.model.spec import AGENT_PROGRAM, MIB, SEARCH_PATH, WRITABLE, Limits, SandboxSpec
 from warren.worker.host.disk_room import DISK_POINT
-from warren.worker.images.command_defaults import default_directory, default_user
 from warren.worker.providers.hardening import (
     MASKED_PATHS,
     READONLY_PATHS,
@@ -24,6 +23,7 @@ from warren.worker.providers.hardening import (
     ipc_sysctls,
     seccomp_oci,
 )
+from warren.worker.providers.image_defaults import default_directory, default_user
 
 PARENT: Final = "/warren"  # the cgroup above those of all sandboxes
 BUNDLE: Final = "/run/warren/bundle"
