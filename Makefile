@@ -3,7 +3,7 @@
 # make endurance  a cluster under many random faults, for many minutes; SEED=7, SEED=random, COUNT=100
 # make gpu-test   uses a graphics processor of this machine in sandboxes; IMAGE=base, RUNTIME=crun
 # make check      linters and types only
-# make web        builds the dashboard of web/ into src/warren/dashboard/static, which is committed
+# make web        builds the dashboard of web/ into src/warren/http/dashboard/static, which is committed
 # make dist       what a release consists of, in dist/: sources, wheels of both machines, list of components, checksums
 # make setup      packages of the system and .venv
 # make docs       the documentation as a site, in build/site

@@ -1,4 +1,4 @@
-/* The protocol between worker and agent, version 1. src/warren/worker/agent/wire.py describes it in full. */
+/* The protocol between worker and agent, version 1. src/warren/sandboxes/agent/wire.py describes it in full. */
 #ifndef WARREN_WIRE_H
 #define WARREN_WIRE_H
 

@@ -20,15 +20,15 @@ import uvloop
 from table import Table
 
 import warren
-from warren.clock import SystemClock
+from warren.images.store.store import ImageStore
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
+from warren.kernel.clock import SystemClock
 from warren.model.session import Session
 from warren.model.spec import Limits, SandboxSpec
+from warren.sandboxes.providers.oci import OciProvider
 from warren.sessions.figures import READ_S, SHARE, FiguresMeter
 from warren.testing.fake_provider import FakeProvider
-from warren.worker.images.store import ImageStore
-from warren.worker.providers.oci import OciProvider
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(warren.__file__).parent / "bin"

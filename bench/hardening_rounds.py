@@ -17,12 +17,12 @@ import uvloop
 
 from warren.model.operations import Command
 from warren.model.spec import Limits, SandboxSpec
-from warren.worker.providers.oci import OciProvider
+from warren.sandboxes.providers.oci import OciProvider
 
 try:
-    from warren.worker.images.store import ImageStore
+    from warren.images.store.store import ImageStore
 except ImportError:
-    from warren.worker.images import ImageStore  # type: ignore[attr-defined, no-redef]
+    from warren.images import ImageStore  # type: ignore[attr-defined, no-redef]
 
 MIB = 1024 * 1024
 TRUE = Command(argv=("true",))

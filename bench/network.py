@@ -27,13 +27,13 @@ from docker_engine import DockerEngine  # noqa: E402
 from network_world import ADDRESSES, NetworkWorld  # noqa: E402
 from table import Table  # noqa: E402
 
+from warren.images.store.store import ImageStore  # noqa: E402
 from warren.interfaces.sandbox import Sandbox  # noqa: E402
 from warren.model.network import EgressPolicy, NetworkRules  # noqa: E402
 from warren.model.operations import Command  # noqa: E402
 from warren.model.spec import SandboxSpec  # noqa: E402
-from warren.worker.images.store import ImageStore  # noqa: E402
-from warren.worker.network.egress import Egress  # noqa: E402
-from warren.worker.providers.oci import OciProvider  # noqa: E402
+from warren.sandboxes.network.egress import Egress  # noqa: E402
+from warren.sandboxes.providers.oci import OciProvider  # noqa: E402
 
 SERVER = ADDRESSES[0]
 RULES = NetworkRules(allow=("bench.example",))

@@ -22,7 +22,7 @@ import threading
 import time
 from pathlib import Path
 
-from warren.worker.network.namespaces import _run_inside
+from warren.sandboxes.network.namespaces import _run_inside
 
 SERVER = Path(__file__).parents[1] / "tests" / "preview_server.py"
 PORT = 3000

@@ -27,15 +27,15 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from docker_engine import DockerEngine  # noqa: E402
 
+from warren.images.store.store import ImageStore  # noqa: E402
 from warren.interfaces.images import RootFs  # noqa: E402
 from warren.model.operations import Command  # noqa: E402
 from warren.model.spec import Limits, SandboxSpec  # noqa: E402
-from warren.worker.agent.sandbox import AgentSandbox  # noqa: E402
-from warren.worker.host.processes import Finished, boot_id, run  # noqa: E402
-from warren.worker.images.store import ImageStore  # noqa: E402
-from warren.worker.providers import oci_launch  # noqa: E402
-from warren.worker.providers.oci import OciProvider  # noqa: E402
-from warren.worker.providers.record import Record  # noqa: E402
+from warren.sandboxes.agent.sandbox import AgentSandbox  # noqa: E402
+from warren.sandboxes.host.processes import Finished, boot_id, run  # noqa: E402
+from warren.sandboxes.providers import oci_launch  # noqa: E402
+from warren.sandboxes.providers.oci import OciProvider  # noqa: E402
+from warren.sandboxes.providers.record import Record  # noqa: E402
 
 MIB = 1024 * 1024
 TRUE = Command(argv=("true",))

@@ -13,8 +13,8 @@ from pathlib import Path
 from sandboxes import run_bare_loop
 from service_server import IMAGES, ROOT
 
-from warren.worker.images.store import ImageStore
-from warren.worker.providers.oci import OciProvider
+from warren.images.store.store import ImageStore
+from warren.sandboxes.providers.oci import OciProvider
 
 
 async def bare_rate(parallel: int, times: int) -> tuple[str, float]:

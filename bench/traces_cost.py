@@ -3,7 +3,7 @@
     sudo .venv/bin/python bench/traces_cost.py                       off, on, and on with one trace in a hundred
     sudo .venv/bin/python bench/traces_cost.py --against DIRECTORY   another checkout of Warren as well
 
-First the calls of warren.tracing by themselves. Then servers, which run side by side and are asked in turns, so that
+First the calls of kernel/tracing by themselves. Then servers, which run side by side and are asked in turns, so that
 what else the machine does hits all alike. The collector is in a process of its own, and decodes every span. CPU time is
 that of the server's process, its threads included.
 """
@@ -28,9 +28,9 @@ from service_tenants import ADMIN, QUOTA, Tenant, new_tenant
 from span_collector import collecting
 from table import Table
 
+from warren.kernel.tracing import OFF, Span, Tracing, note_trace, traced
 from warren.measure.http_client import Client, exec_message
 from warren.measure.server import Server
-from warren.tracing import OFF, Span, Tracing, note_trace, traced
 
 ROUNDS = 40
 COUNT = 50

@@ -23,9 +23,9 @@ from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import NoCapacity, WarrenError
 from warren.model.operations import Command
 from warren.model.spec import Limits, SandboxSpec
-from warren.worker.host import gpus
-from warren.worker.providers.gpu_access import ALL, GpuAccess
-from warren.worker.providers.oci import OciProvider
+from warren.sandboxes.host import gpus
+from warren.sandboxes.providers.gpu_access import ALL, GpuAccess
+from warren.sandboxes.providers.oci import OciProvider
 
 PROGRAM = Path(__file__).with_name("gpu_program.py")
 LIMITS = Limits(memory_mb=8192, cpus=4, pids=512, disk_mb=2048, open_files=4096)

@@ -2,7 +2,7 @@
 
 usage: make_filters.py [--check]
 
-Writes src/warren/worker/providers/filters/*.bpf, which the launcher loads into sandboxes of the runtime `direct`, and
+Writes sandboxes/providers/filters/*.bpf, which the launcher loads into sandboxes of the runtime `direct`, and
 digests.json, with their hashes and the version of the library that made them. It is libseccomp, which crun uses too.
 With --check it changes nothing, and fails if the files are not what it would write; where the library is missing or of
 another version, which may know more calls, it checks instead that the files allow nothing beyond the rules.
@@ -20,10 +20,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from warren.worker.host.seccomp_program import SystemCallFilter
-from warren.worker.providers.hardening import seccomp_oci
+from warren.sandboxes.host.seccomp_program import SystemCallFilter
+from warren.sandboxes.providers.hardening import seccomp_oci
 
-FOLDER = Path(__file__).resolve().parents[1] / "src/warren/worker/providers/filters"
+FOLDER = Path(__file__).resolve().parents[1] / "src/warren/sandboxes/providers/filters"
 MACHINES = ("aarch64", "x86_64")
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _NATIVE = 0

@@ -15,11 +15,11 @@ from typing import Any
 import warren
 from warren.app.image_wiring import build_image_settings
 from warren.config.settings import read_settings
+from warren.images.building.builder import build_recipe
+from warren.images.store.layers import USUAL_CAPS, LayerCaps, flatten
+from warren.images.store.store import ImageStore
 from warren.interfaces.images import ImageVersion
 from warren.model.image import Configure, Copy, Recipe, Run, Stage, Step
-from warren.worker.images.builder import build_recipe
-from warren.worker.images.layers import USUAL_CAPS, LayerCaps, flatten
-from warren.worker.images.store import ImageStore
 
 _LARGEST = 3 << 20
 

@@ -19,7 +19,7 @@ from event_loops import pytest_runtest_teardown as pytest_runtest_teardown
 from leftovers import SandboxIds, wait_for_leftovers
 from xdist.scheduler import LoadScopeScheduling
 
-from warren.worker.images.store import BUILDABLE, ImageStore
+from warren.images.store.store import BUILDABLE, ImageStore
 
 _CACHE = Path(__file__).parents[1] / "build" / "test-state"
 

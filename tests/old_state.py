@@ -17,9 +17,9 @@ from typing import Any, Final
 from redis_server import RedisServer, running_redis
 from server_process import ServerProcess
 
-from warren import clock
 from warren.app import cluster_wiring
 from warren.cli.main import main
+from warren.kernel import clock
 from warren.stores.redis_link import RedisLink
 
 ADMIN_KEY: Final = "the-key-of-the-operator-in-tests-0001"

@@ -19,7 +19,7 @@ from typing import Any
 
 from server_process import free_port
 
-from warren.worker.images.oci_model import read_platform
+from warren.model.oci_image import read_platform
 
 USER, PASSWORD = "ali", "open sesame"
 _HTPASSWD = f"{USER}:$2b$05$abcdefghijklmnopqrstuupx2xBUC4954936wVIjyyPHmUBFu0wCW\n"  # the password, by bcrypt

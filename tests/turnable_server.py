@@ -18,9 +18,9 @@ import click
 from server_process import ServerProcess, running_server
 
 from warren.cli.serve import run_server
-from warren.clock import SystemClock, boot_time
 from warren.config.options import serve_options
 from warren.config.settings import read_settings
+from warren.kernel.clock import SystemClock, boot_time
 
 ARGV: Final = (sys.executable, str(Path(__file__)))
 _FILE: Final = "clock"

@@ -1,4 +1,4 @@
-// Builds the dashboard into src/warren/dashboard/static. The result is committed; the same sources give the same bytes.
+// Builds the dashboard into src/warren/http/dashboard/static. The result is committed; the same sources give the same bytes.
 //   node build.mjs           writes it
 //   node build.mjs --check   fails if what is committed is not what the sources give, or if that loads too much at once
 //   node build.mjs --sizes   prints what a browser loads, gzipped
@@ -10,7 +10,7 @@ import { fileURLToPath } from "node:url";
 import { gzipSync } from "node:zlib";
 
 const here = dirname(fileURLToPath(import.meta.url));
-const target = join(here, "../src/warren/dashboard/static");
+const target = join(here, "../src/warren/http/dashboard/static");
 const MOST_KB = 60; // gzipped, of what the dashboard loads before it shows anything
 const pages = { "index.html": "main", "embed.html": "embed" };
 
@@ -109,7 +109,7 @@ function check() {
     const same = String(there) === String(wanted)
         && wanted.every((name) => readFileSync(join(target, name)).equals(files.get(name)));
     if (!same) {
-        console.error("src/warren/dashboard/static is not what web/ gives: run `make web` and commit the result");
+        console.error("src/warren/http/dashboard/static is not what web/ gives: run `make web` and commit the result");
         process.exit(1);
     }
     const first = kb(firstLoads["index.html"]);

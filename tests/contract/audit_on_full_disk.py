@@ -8,8 +8,8 @@ from pathlib import Path
 
 from contract.audit_contract import EVERYTHING, a_deed, all_of
 
+from warren.governance.audit.files import FileAudit
 from warren.model.audit import DROPPED
-from warren.tenancy.audit.files import FileAudit
 
 MANY = 400
 

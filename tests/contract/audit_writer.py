@@ -6,8 +6,8 @@ from pathlib import Path
 
 from contract.audit_contract import a_deed
 
+from warren.governance.audit.files import FileAudit
 from warren.interfaces.audit import Query
-from warren.tenancy.audit.files import FileAudit
 
 
 async def main(directory: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from warren.tenancy.counters import Counters, Hit
+from warren.governance.counters import Counters, Hit
 
 
 @pytest.mark.anyio

@@ -21,8 +21,8 @@ from warren.model.capability import Capability
 from warren.model.errors import InvalidRequest, IsolationUnavailable, SandboxNotFound
 from warren.model.figures import Figures
 from warren.model.spec import Isolation, Layer, SandboxSpec
-from warren.worker.agent.link import AgentLink
-from warren.worker.agent.sandbox import AgentSandbox
+from warren.sandboxes.agent.link import AgentLink
+from warren.sandboxes.agent.sandbox import AgentSandbox
 
 LAUNCHER = Path(__file__).with_name("namespace_launcher.py")
 

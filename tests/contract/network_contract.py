@@ -28,8 +28,8 @@ from warren.model.network import NO_NETWORK, EgressBound, EgressPolicy, NetworkR
 from warren.model.operations import Command
 from warren.model.secrets import BoundSecret, SecretBinding, broker_variables, new_binding
 from warren.model.spec import Layer, SandboxSpec
-from warren.worker.network.egress import Egress
-from warren.worker.providers.host_provider import HostProvider
+from warren.sandboxes.network.egress import Egress
+from warren.sandboxes.providers.host_provider import HostProvider
 
 WEB, OTHER = ADDRESSES[:2]
 

@@ -14,9 +14,9 @@ from contract.provider_contract import ProviderContract, ProviderHooks
 from contract.sandbox_contract import SandboxContract
 
 import warren
-from warren.answer_memory import SHORT_BYTES, AnswerMemory, AnswerRoom, set_answer_room
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
+from warren.kernel.answer_memory import SHORT_BYTES, AnswerMemory, AnswerRoom, set_answer_room
 from warren.model.errors import ProcessNotFound
 from warren.model.operations import Command, ExecResult, Reason
 

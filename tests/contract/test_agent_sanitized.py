@@ -16,7 +16,7 @@ from contract.sandbox_contract import SandboxContract
 from contract.test_agent import BIN, NamespaceHooks
 
 from warren.model.spec import SandboxSpec
-from warren.worker.agent.wire import HEADER, Flag, Request, Tag, fields, frame
+from warren.sandboxes.agent.wire import HEADER, Flag, Request, Tag, fields, frame
 
 
 class Sanitized(NamespaceHooks):

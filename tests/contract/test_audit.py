@@ -17,13 +17,13 @@ import anyio
 import pytest
 from contract.audit_contract import EVERYTHING, AuditContract, a_deed, all_of
 
+from warren.governance.audit.entries import LEFT_OUT, encode_entry
+from warren.governance.audit.files import FileAudit, lines_before, read_page, verify_files
+from warren.governance.audit.rotating_files import Appended, RotatingFiles, make_directory
+from warren.governance.audit.writer import AuditWriter
 from warren.interfaces.audit import AuditLog, Query
 from warren.model.audit import DROPPED, CommandText
 from warren.model.errors import Unavailable
-from warren.tenancy.audit.entries import LEFT_OUT, encode_entry
-from warren.tenancy.audit.files import FileAudit, lines_before, read_page, verify_files
-from warren.tenancy.audit.rotating_files import Appended, RotatingFiles, make_directory
-from warren.tenancy.audit.writer import AuditWriter
 from warren.testing.memory_audit import MemoryAudit
 
 _PROGRAMS = Path(__file__).parent

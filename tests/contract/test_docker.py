@@ -22,15 +22,15 @@ from contract.view_contract import ViewContract
 from docker_engine import DockerEngine
 
 import warren
+from warren.images.store.store import ImageStore
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import WarrenError
 from warren.model.operations import Command
 from warren.model.spec import USER_UID, Limits, SandboxSpec
-from warren.worker.host.uids import uid_base
-from warren.worker.images.store import ImageStore
-from warren.worker.network.egress import Egress
-from warren.worker.providers.docker import DockerProvider, DockerRecord
+from warren.sandboxes.host.uids import uid_base
+from warren.sandboxes.network.egress import Egress
+from warren.sandboxes.providers.docker import DockerProvider, DockerRecord
 
 BIN = Path(warren.__file__).parent / "bin"
 

@@ -16,8 +16,8 @@ from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import ProviderUnavailable
 from warren.model.figures import Figures
 from warren.model.operations import Command
-from warren.worker.providers.e2b import E2bProvider
-from warren.worker.providers.e2b_api import E2bApi
+from warren.sandboxes.providers.e2b import E2bProvider
+from warren.sandboxes.providers.e2b_api import E2bApi
 
 BIN = Path(warren.__file__).parent / "bin"
 

@@ -17,8 +17,8 @@ import warren
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.model.spec import SandboxSpec
-from warren.worker.providers.e2b import E2bProvider
-from warren.worker.providers.e2b_api import E2bApi
+from warren.sandboxes.providers.e2b import E2bProvider
+from warren.sandboxes.providers.e2b_api import E2bApi
 
 BIN = Path(warren.__file__).parent / "bin"
 

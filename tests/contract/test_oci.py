@@ -19,16 +19,16 @@ from contract.sandbox_contract import SandboxContract
 from contract.view_contract import ViewContract
 
 import warren
+from warren.images.store.store import ImageStore
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import InvalidRequest, ProviderUnavailable
 from warren.model.operations import Command, Reason
 from warren.model.spec import Limits, SandboxSpec
-from warren.worker.images.store import ImageStore
-from warren.worker.network.egress import Egress
-from warren.worker.providers import oci_bundle
-from warren.worker.providers.oci import STEPS, OciProvider
-from warren.worker.providers.record import Record
+from warren.sandboxes.network.egress import Egress
+from warren.sandboxes.providers import oci_bundle
+from warren.sandboxes.providers.oci import STEPS, OciProvider
+from warren.sandboxes.providers.record import Record
 
 BIN = Path(warren.__file__).parent / "bin"
 
@@ -239,8 +239,8 @@ KILLED = """
 import asyncio, os, sys
 from pathlib import Path
 from warren.model.spec import SandboxSpec
-from warren.worker.images.store import ImageStore
-from warren.worker.providers.oci import OciProvider
+from warren.images.store.store import ImageStore
+from warren.sandboxes.providers.oci import OciProvider
 
 state, bin_dir, step, runtime = Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]
 fault = lambda now: os.kill(os.getpid(), 9) if now == step else None

@@ -11,11 +11,11 @@ import pytest
 from contract.audit_contract import EVERYTHING, AuditContract, a_deed, all_of
 from redis_server import PATIENCE_S, RedisServer, lossy_wire, running_cluster, running_redis
 
+from warren.governance.audit.redis import RedisAudit, verify_stream
 from warren.interfaces.audit import AuditLog, Query
 from warren.model.audit import DROPPED, CommandText
 from warren.model.errors import Unavailable
 from warren.stores.redis_link import RedisLink, connect
-from warren.tenancy.audit.redis import RedisAudit, verify_stream
 
 LASTING = ("--appendonly", "yes", "--appendfsync", "always")
 

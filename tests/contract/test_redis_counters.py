@@ -13,10 +13,10 @@ from contract.counters_contract import CountersContract
 from redis_server import PATIENCE_S, RedisSentinel, RedisServer, running_cluster, running_redis
 from server_process import free_port
 
+from warren.governance.quotas import DAY_S, Quotas
+from warren.governance.redis_counters import RedisCounters
 from warren.model.access import Caller, Quota
 from warren.model.errors import InvalidRequest, RateLimited, Unavailable
-from warren.tenancy.quotas import DAY_S, Quotas
-from warren.tenancy.redis_counters import RedisCounters
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio

@@ -25,8 +25,8 @@ from redis_server import (
 from server_process import free_port
 
 from warren.app.cluster_wiring import wait_for_redis_time
-from warren.clock import boot_time
 from warren.interfaces.store import Added, KeyRecord, Page
+from warren.kernel.clock import boot_time
 from warren.model.errors import KeyReused, NoSpace, Unavailable
 from warren.stores import redis_records, redis_scripts
 from warren.stores.redis_link import connect

@@ -10,10 +10,10 @@ import anyio.lowlevel
 import pytest
 from redis_server import RedisServer, running_redis
 
+from warren.governance.event_feed import EventFeed
+from warren.governance.shared_events import EVENTS_KEPT, SharedEvents
 from warren.model.events import Event, EventKind, QuotaReachedData
 from warren.stores.redis_link import connect
-from warren.tenancy.event_feed import EventFeed
-from warren.tenancy.shared_events import EVENTS_KEPT, SharedEvents
 
 pytestmark = pytest.mark.anyio
 

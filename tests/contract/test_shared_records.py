@@ -10,13 +10,13 @@ import anyio
 import pytest
 from redis_server import PATIENCE_S, RedisServer, running_redis
 
+from warren.access.keys import Keys
+from warren.governance.usage import FLUSH_S, UsageBook
 from warren.model.access import ALL_SCOPES
 from warren.model.errors import Unauthorized, Unavailable
 from warren.model.usage import Usage
 from warren.stores.redis_link import RedisLink, connect
 from warren.stores.redis_records import RedisRecords
-from warren.tenancy.keys import Keys
-from warren.tenancy.usage import FLUSH_S, UsageBook
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio

@@ -14,19 +14,19 @@ from contract.files_contract import FilesContract
 from contract.sandbox_contract import SandboxContract
 from contract.test_oci import BIN, OciHooks
 
-from warren.clock import SystemClock
+from warren.images.store.store import ImageStore
 from warren.interfaces.images import RootFs
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.interfaces.worker import Claim
+from warren.kernel.clock import SystemClock
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import InvalidRequest, PermissionDenied, UnknownUser
 from warren.model.operations import Command, ExecResult, Reason, TerminalSize
 from warren.model.spec import Layer, Limits, SandboxSpec
+from warren.sandboxes.providers import hardening, oci_launch
+from warren.sandboxes.providers.docker import DockerProvider
+from warren.sandboxes.providers.oci import OciProvider
 from warren.worker.guard import MachineGuard
-from warren.worker.images.store import ImageStore
-from warren.worker.providers import hardening, oci_launch
-from warren.worker.providers.docker import DockerProvider
-from warren.worker.providers.oci import OciProvider
 from warren.worker.worker import LocalWorker
 
 pytestmark = pytest.mark.anyio

@@ -24,10 +24,10 @@ from contract.worker_contract import (
     until,
 )
 
-from warren.clock import SystemClock
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claim, Claimed
+from warren.kernel.clock import SystemClock
 from warren.model.capability import Capability
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import (

@@ -25,7 +25,7 @@ from old_state import ADMIN_KEY, CLUSTER_SECRET, REDIS_PASSWORD, WEBHOOK_ADDRESS
 from redis_server import RedisServer
 from server_process import ServerProcess
 
-from warren.clock import SystemClock, boot_time
+from warren.kernel.clock import SystemClock, boot_time
 
 ACME, READER, BETA, REVOKED, ADMIN = "acme", "reader", "beta", "revoked", "admin"
 EVERY_STATE = "state=creating&state=running&state=lost&state=stopping&state=ended"
@@ -38,7 +38,7 @@ from warren.cli.main import main
 try:
     from warren.testing.fake_provider import FakeProvider
 except ImportError:
-    from warren.worker.providers.fake import FakeProvider
+    from warren.sandboxes.providers.fake import FakeProvider
 
 def held(method):
     async def call(self, *args):

@@ -24,7 +24,7 @@ from integration.test_documents import SHOWN_SERVER, fenced
 from local_names import LocalNames
 from server_process import ServerProcess, clean_environ, running_server
 
-from warren.worker.images.layers import flatten
+from warren.images.store.layers import flatten
 
 ROOT = Path(__file__).parents[2]
 SDKS = ROOT / "build" / "e2b-sdks"

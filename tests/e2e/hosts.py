@@ -5,8 +5,8 @@ import os
 import signal
 from pathlib import Path
 
-from warren.worker.host.processes import start_time
-from warren.worker.providers.record import NAME
+from warren.sandboxes.host.processes import start_time
+from warren.sandboxes.providers.record import NAME
 
 
 class Hosts:

@@ -9,8 +9,8 @@ from pathlib import Path
 from this_run import new_state_dir
 
 from warren.config.presets import PresetReader
-from warren.worker.images.layers import flatten
-from warren.worker.images.store import ImageStore
+from warren.images.store.layers import flatten
+from warren.images.store.store import ImageStore
 
 
 def new_image_state(image_cache: Path) -> Path:

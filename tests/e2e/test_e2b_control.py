@@ -14,7 +14,7 @@ from e2e.api_client import Api, of, until
 from e2e.conftest import NewState
 from server_process import ServerProcess
 
-from warren.e2b.control import metrics, sandboxes, unsupported
+from warren.http.e2b.control import metrics, sandboxes, unsupported
 
 pytestmark = pytest.mark.anyio
 

@@ -18,7 +18,7 @@ from measured_server import MIB, Costs, running_measured
 from server_process import ServerProcess
 
 from warren.app.wiring import SECRETS_KEY
-from warren.e2b.tokens import Opens, SandboxTokens
+from warren.http.e2b.tokens import Opens, SandboxTokens
 from warren.stores.encryption import key_in
 
 pytestmark = pytest.mark.anyio

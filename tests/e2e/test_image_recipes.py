@@ -18,8 +18,8 @@ from e2e.image_state import index_networks, new_image_state
 from server_process import ServerProcess, clean_environ, running_server
 
 from warren import AsyncSandboxClient
+from warren.images.store.store import ImageStore
 from warren.model.errors import ImageBuildFailed, ImageBuilding
-from warren.worker.images.store import ImageStore
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ from e2e.api_client import Api, of, until
 from e2e.conftest import NewState
 from server_process import running_server
 
-from warren.tenancy.audit.refusals import RECORDED_REFUSALS_PER_MINUTE
+from warren.governance.audit.refusals import RECORDED_REFUSALS_PER_MINUTE
 
 pytestmark = pytest.mark.anyio
 

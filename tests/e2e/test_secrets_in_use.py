@@ -249,7 +249,7 @@ def proxy_of(server: int) -> Path:
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             is_child = f"PPid:\t{server}\n" in (path / "status").read_text()
-            if is_child and b"warren.egress" in (path / "cmdline").read_bytes():
+            if is_child and b"warren.sandboxes.egress" in (path / "cmdline").read_bytes():
                 return path
     raise AssertionError("the proxy does not run")
 

@@ -20,7 +20,7 @@ from far_warren import KEY, running_far_warren
 from server_process import ServerProcess, running_server
 from this_run import new_state_dir
 
-from warren.worker.providers.record import Record
+from warren.sandboxes.providers.record import Record
 
 _NAMES = "your-vps,worker-ip,vps-ip"
 _PATIENCE_S = 60.0

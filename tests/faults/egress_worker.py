@@ -5,11 +5,11 @@ import asyncio
 import sys
 from pathlib import Path
 
+from warren.images.store.store import ImageStore
 from warren.model.network import NetworkRules
 from warren.model.spec import SandboxSpec
-from warren.worker.images.store import ImageStore
-from warren.worker.network.egress import Egress
-from warren.worker.providers.oci import OciProvider
+from warren.sandboxes.network.egress import Egress
+from warren.sandboxes.providers.oci import OciProvider
 
 
 async def main(state: Path, bin_dir: Path, *within: str) -> None:

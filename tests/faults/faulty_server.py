@@ -23,9 +23,9 @@ from warren.app.service import Service
 from warren.cli.serve import run_server
 from warren.config.options import serve_options
 from warren.config.settings import read_settings
+from warren.sandboxes.agent.process import AgentProcess
+from warren.sandboxes.agent.sandbox import AgentSandbox
 from warren.stores.sqlite import SqliteStore
-from warren.worker.agent.process import AgentProcess
-from warren.worker.agent.sandbox import AgentSandbox
 
 FAULT: Final = "fault"
 SEEN: Final = "seen"

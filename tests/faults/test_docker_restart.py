@@ -15,8 +15,8 @@ from faults.test_kill_points import has_ended
 from faults.world import BIN, FLAGS, new_state, until
 from server_process import ServerProcess
 
-from warren.worker.images.store import ImageStore
-from warren.worker.providers.docker import DockerProvider
+from warren.images.store.store import ImageStore
+from warren.sandboxes.providers.docker import DockerProvider
 
 pytestmark = pytest.mark.anyio
 

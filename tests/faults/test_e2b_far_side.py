@@ -29,9 +29,9 @@ from warren.model.errors import (
 )
 from warren.model.operations import Command, Reason
 from warren.model.spec import Layer, Limits, SandboxSpec
-from warren.worker.agent.sandbox import AgentSandbox
-from warren.worker.providers.e2b import STEPS, E2bProvider
-from warren.worker.providers.e2b_api import E2bApi
+from warren.sandboxes.agent.sandbox import AgentSandbox
+from warren.sandboxes.providers.e2b import STEPS, E2bProvider
+from warren.sandboxes.providers.e2b_api import E2bApi
 
 pytestmark = pytest.mark.anyio
 BIN = Path(warren.__file__).parent / "bin"
@@ -350,8 +350,8 @@ _CREATE = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from warren.model.spec import SandboxSpec
-from warren.worker.providers.e2b import E2bProvider
-from warren.worker.providers.e2b_api import E2bApi
+from warren.sandboxes.providers.e2b import E2bProvider
+from warren.sandboxes.providers.e2b_api import E2bApi
 url, key, state, bin, at = sys.argv[1:]
 
 def fault(step):

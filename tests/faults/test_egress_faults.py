@@ -15,13 +15,13 @@ from contract.network_contract import OTHER, WEB, Echo, do, tried
 from network_world import ADDRESSES, NetworkWorld
 
 import warren
+from warren.images.store.store import ImageStore
 from warren.interfaces.sandbox import Sandbox
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.operations import Command
 from warren.model.spec import Layer, SandboxSpec
-from warren.worker.images.store import ImageStore
-from warren.worker.network.egress import Egress
-from warren.worker.providers.oci import OciProvider
+from warren.sandboxes.network.egress import Egress
+from warren.sandboxes.providers.oci import OciProvider
 
 pytestmark = pytest.mark.anyio
 BIN = Path(warren.__file__).parent / "bin"

@@ -16,8 +16,8 @@ from faults.faulty_server import arm
 from faults.invariants import COUNTER, Held
 from faults.world import World, until
 
+from warren.sandboxes.providers.oci import STEPS as PROVIDER_STEPS
 from warren.sessions.lifecycle import STEPS as LIFECYCLE_STEPS
-from warren.worker.providers.oci import STEPS as PROVIDER_STEPS
 from warren.worker.worker import STEPS as WORKER_STEPS
 
 pytestmark = pytest.mark.anyio

@@ -15,8 +15,8 @@ from faults.invariants import Ledger, check, occupied, settled
 from server_process import ServerProcess
 
 from warren.app.wiring import DATABASE
+from warren.sandboxes.providers.record import Record
 from warren.stores.sqlite import SqliteStore
-from warren.worker.providers.record import Record
 
 pytestmark = pytest.mark.anyio
 

@@ -15,8 +15,8 @@ from server_process import ServerProcess
 from this_run import new_state_dir
 
 import warren
-from warren.worker.images.store import ImageStore
-from warren.worker.providers.oci import OciProvider
+from warren.images.store.store import ImageStore
+from warren.sandboxes.providers.oci import OciProvider
 
 BIN = Path(warren.__file__).parent / "bin"
 FLAGS = ("--pool-size", "2", "--pool-min", "1", "--pool-max", "4", "--container-image", "host", "--cpus", "1")

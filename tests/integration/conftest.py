@@ -12,8 +12,8 @@ from server_process import ServerProcess, running_server
 from this_run import new_state_dir
 
 import warren
-from warren.worker.images.store import ImageStore
-from warren.worker.providers.oci import OciProvider
+from warren.images.store.store import ImageStore
+from warren.sandboxes.providers.oci import OciProvider
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from warren.cluster.http_client.client import WorkerClient
-from warren.cluster.http_client.errors import Broken, Unreachable
-from warren.cluster.http_client.headers import Header
-from warren.cluster.proxy.http_requests import RequestBody, forward_request, forward_response
-from warren.cluster.proxy.websockets import forward_websocket
+from warren.http.client.client import WorkerClient
+from warren.http.client.errors import Broken, Unreachable
+from warren.http.client.headers import Header
+from warren.http.forwarding.http_requests import RequestBody, forward_request, forward_response
+from warren.http.forwarding.websockets import forward_websocket
 from warren.http.server.http_guard import HttpGuard
 from warren.http.server.serving import HttpServer
 from warren.model.errors import ProtocolError, Unavailable

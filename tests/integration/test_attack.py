@@ -19,16 +19,16 @@ from warren.attack.api_suite import PROBES as API_PROBES
 from warren.attack.arena import Arena, read_outcome
 from warren.attack.probe import Finding, Group, Probe, ProbeResult, ProbeVerdict, contained
 from warren.attack.suite import PROBES, ROOT_PROBES, attack, choose
+from warren.images.store.store import ImageStore
 from warren.interfaces.images import RootFs
 from warren.model.command_output import output_of
 from warren.model.errors import InvalidRequest
 from warren.model.operations import ExecResult, Reason
 from warren.model.spec import Layer, SandboxSpec
+from warren.sandboxes.network.egress import Egress
+from warren.sandboxes.providers.oci import OciProvider
+from warren.sandboxes.providers.record import Record
 from warren.testing.fake_provider import FakeProvider
-from warren.worker.images.store import ImageStore
-from warren.worker.network.egress import Egress
-from warren.worker.providers.oci import OciProvider
-from warren.worker.providers.record import Record
 
 BIN = Path(warren.__file__).parent / "bin"
 SPEC = SandboxSpec(image="base")

@@ -38,8 +38,8 @@ import asyncio, os, sys
 from pathlib import Path
 from warren.model.errors import WarrenError
 from warren.model.spec import SandboxSpec
-from warren.worker.images.store import ImageStore
-from warren.worker.providers.oci import OciProvider
+from warren.images.store.store import ImageStore
+from warren.sandboxes.providers.oci import OciProvider
 state, programs = map(Path, sys.argv[1:])
 os.setresuid(65534, 65534, 65534)
 try:

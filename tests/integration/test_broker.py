@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from certificates import make_certificates
 
-from warren.egress.broker import Broker, BrokerSetup
-from warren.egress.broker_streams import SocketStream
-from warren.egress.certificates import Certificates, new_certificates, server_context, upstream_context
 from warren.model.secrets import BoundSecret, new_binding
+from warren.sandboxes.egress.broker import Broker, BrokerSetup
+from warren.sandboxes.egress.broker_streams import SocketStream
+from warren.sandboxes.egress.certificates import Certificates, new_certificates, server_context, upstream_context
 
 pytestmark = pytest.mark.anyio
 

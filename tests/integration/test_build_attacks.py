@@ -15,9 +15,9 @@ import pytest
 import this_run
 from build_world import BuildWorld, copy, run
 
+from warren.images.store.layers import LayerCaps
 from warren.model.errors import BuildFailed, InvalidRequest, NoSpace
 from warren.model.image import Run, Stage
-from warren.worker.images.layers import LayerCaps
 
 
 @pytest.fixture(scope="module")

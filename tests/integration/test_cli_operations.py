@@ -14,8 +14,8 @@ from integration.remote_cli import RemoteCli
 from server_process import ServerProcess
 from this_run import new_state_dir
 
-from warren.worker.host.cgroups import Hierarchies
-from warren.worker.providers.record import Record
+from warren.sandboxes.host.cgroups import Hierarchies
+from warren.sandboxes.providers.record import Record
 
 
 @pytest.fixture

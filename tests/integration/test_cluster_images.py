@@ -12,8 +12,8 @@ from server_process import ServerProcess
 from small_tree import make_small_tree
 
 from warren.cluster.fleet import REFRESH_S
+from warren.images.store.store import ImageStore, silent
 from warren.model.image import ImageConfig
-from warren.worker.images.store import ImageStore, silent
 
 pytestmark = pytest.mark.anyio
 

@@ -31,10 +31,10 @@ from server_process import free_port
 import warren
 from warren.cli.main import cli
 from warren.config.settings import read_settings
+from warren.images.store.store import ImageStore
 from warren.model.operations import Command
 from warren.model.spec import SandboxSpec
-from warren.worker.images.store import ImageStore
-from warren.worker.providers.docker import DockerProvider
+from warren.sandboxes.providers.docker import DockerProvider
 
 IMAGES = ("coordinator", "worker", "sandbox")
 COORDINATORS, WORKERS = ("coordinator-1", "coordinator-2"), ("worker-1", "worker-2", "worker-3")

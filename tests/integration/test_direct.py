@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 import warren
+from warren.images.store.store import ImageStore
 from warren.model.operations import Command
 from warren.model.spec import Layer, SandboxSpec
-from warren.worker.host.cgroups import Hierarchies
-from warren.worker.host.device_rules import read_rules
-from warren.worker.host.seccomp_program import read_programs
-from warren.worker.images.store import ImageStore
-from warren.worker.providers import direct, oci_bundle
-from warren.worker.providers.oci import OciProvider
+from warren.sandboxes.host.cgroups import Hierarchies
+from warren.sandboxes.host.device_rules import read_rules
+from warren.sandboxes.host.seccomp_program import read_programs
+from warren.sandboxes.providers import direct, oci_bundle
+from warren.sandboxes.providers.oci import OciProvider
 
 BIN = Path(warren.__file__).parent / "bin"
 SPEC = SandboxSpec(image="host")

@@ -12,14 +12,14 @@ import pytest
 from this_run import new_state_dir
 
 import warren
+from warren.images.store.store import ImageStore
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import MachineFull, SandboxLost
 from warren.model.operations import Command
 from warren.model.spec import MIB, Limits, SandboxSpec
-from warren.worker.host.disks import TEMPLATES
-from warren.worker.images.store import ImageStore
-from warren.worker.providers.host_provider import HostRoom
-from warren.worker.providers.oci import OciProvider
+from warren.sandboxes.host.disks import TEMPLATES
+from warren.sandboxes.providers.host_provider import HostRoom
+from warren.sandboxes.providers.oci import OciProvider
 
 pytestmark = pytest.mark.anyio
 

@@ -16,14 +16,14 @@ import pytest
 from docker_engine import DockerEngine, mounts_below
 
 import warren
+from warren.images.store.store import ImageStore
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import ImageNotFound, InvalidRequest, IsolationUnavailable, ProviderUnavailable, SandboxLost
 from warren.model.operations import Command, Reason, TerminalSize
 from warren.model.spec import Layer, Limits, SandboxSpec
-from warren.worker.host.cgroups import Hierarchies
-from warren.worker.host.uids import DIRECTORY as CLAIMS
-from warren.worker.images.store import ImageStore
-from warren.worker.providers.docker import STEPS, DockerProvider, DockerRecord
+from warren.sandboxes.host.cgroups import Hierarchies
+from warren.sandboxes.host.uids import DIRECTORY as CLAIMS
+from warren.sandboxes.providers.docker import STEPS, DockerProvider, DockerRecord
 
 BIN = Path(warren.__file__).parent / "bin"
 SCRATCH = "warren-tests/scratch:1"
@@ -357,8 +357,8 @@ KILLED = """
 import asyncio, os, sys
 from pathlib import Path
 from warren.model.spec import SandboxSpec
-from warren.worker.images.store import ImageStore
-from warren.worker.providers.docker import DockerProvider
+from warren.images.store.store import ImageStore
+from warren.sandboxes.providers.docker import DockerProvider
 
 state, bin_dir, url, step = Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]
 fault = lambda now: os.kill(os.getpid(), 9) if now == step else None

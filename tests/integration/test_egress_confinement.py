@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from warren.worker.host.system_calls import numbers
-from warren.worker.network import call_filter
+from warren.sandboxes.host.system_calls import numbers
+from warren.sandboxes.network import call_filter
 
 _PROGRAM = """
 import ctypes, json, os, socket, sys, threading, time
-from warren.egress import confinement
+from warren.sandboxes.egress import confinement
 
 program, calls, secret = bytes.fromhex(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
 import encodings.idna

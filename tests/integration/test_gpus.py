@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 import warren
+from warren.images.store.store import ImageStore
 from warren.model.capability import Capability
 from warren.model.errors import InvalidRequest, IsolationUnavailable, NoCapacity, ProviderUnavailable
 from warren.model.operations import Command
 from warren.model.spec import Limits, SandboxSpec
-from warren.worker.host.gpus import Places
-from warren.worker.images.store import ImageStore
-from warren.worker.providers.docker import DockerProvider
-from warren.worker.providers.gpu_access import ALL, GpuAccess
-from warren.worker.providers.oci import OciProvider
+from warren.sandboxes.host.gpus import Places
+from warren.sandboxes.providers.docker import DockerProvider
+from warren.sandboxes.providers.gpu_access import ALL, GpuAccess
+from warren.sandboxes.providers.oci import OciProvider
 
 BIN = Path(warren.__file__).parent / "bin"
 PLAIN = SandboxSpec(image="host", limits=Limits(cpus=2))

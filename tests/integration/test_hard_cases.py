@@ -17,7 +17,7 @@ from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.errors import FileProblem, InvalidPath, NoSpace
 from warren.model.operations import Command, Reason, TerminalSize
 from warren.model.spec import Limits, SandboxSpec
-from warren.worker.providers.oci import OciProvider
+from warren.sandboxes.providers.oci import OciProvider
 
 BIN = Path(warren.__file__).parent / "bin"
 MIB = 1024 * 1024
@@ -277,8 +277,8 @@ import asyncio, sys
 from pathlib import Path
 from warren.model.operations import Command
 from warren.model.spec import SandboxSpec
-from warren.worker.images.store import ImageStore
-from warren.worker.providers.oci import OciProvider
+from warren.images.store.store import ImageStore
+from warren.sandboxes.providers.oci import OciProvider
 async def main():
     state = Path({str(state_dir)!r})
     box = await OciProvider(state, ImageStore(state), Path({str(BIN)!r})).create(SandboxSpec())

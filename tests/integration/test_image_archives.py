@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from registry_server import HERE, Image, descriptor, digest_of, tar_of
 
+from warren.images.store.store import ImageStore, silent
+from warren.images.transfer.oci_export import export_image, new_file
 from warren.model.errors import InvalidRequest
 from warren.model.image import ImageConfig
-from warren.worker.images.oci_export import export_image, new_file
-from warren.worker.images.store import ImageStore, silent
 
 SAID = {"Env": ["A=b"], "WorkingDir": "/app", "User": "5:7", "Cmd": ["sh"], "ExposedPorts": {"80/tcp": {}}}
 CONFIG = ImageConfig({"A": "b"}, "/app", "5:7", (), ("sh",), ("80/tcp",))

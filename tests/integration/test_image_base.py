@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from warren.worker.images.store import ImageStore
+from warren.images.store.store import ImageStore
 
 PROGRAMS = "bash ls grep rg ps python3 python pip git curl jq node find sed awk tar gzip xz bzip2 unzip zip make"
 

@@ -21,7 +21,7 @@ from warren.model.errors import BuildFailed, ImageNotFound, InvalidRequest, NoSp
 from warren.model.image import Stage
 from warren.model.operations import Command
 from warren.model.spec import SandboxSpec
-from warren.worker.providers.oci import OciProvider
+from warren.sandboxes.providers.oci import OciProvider
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,15 @@ import pytest
 from this_run import new_state_dir
 
 import warren
+from warren.images.building.own_images import build_host
+from warren.images.store.store import ImageStore, silent
+from warren.images.store.tree import Tree
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import InvalidPath
 from warren.model.image import ImageConfig
 from warren.model.operations import Command, TerminalSize
 from warren.model.spec import SEARCH_PATH, Limits, SandboxSpec
-from warren.worker.images.build import build_host
-from warren.worker.images.store import ImageStore, silent
-from warren.worker.images.tree import Tree
-from warren.worker.providers.oci import OciProvider
+from warren.sandboxes.providers.oci import OciProvider
 
 BIN = Path(warren.__file__).parent / "bin"
 LIMITS = Limits(cpus=2, disk_mb=32)

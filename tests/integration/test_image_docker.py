@@ -9,11 +9,11 @@ import pytest
 from build_world import BuildWorld, Recorder, copy
 from docker_engine import DockerEngine
 
+from warren.images.building.with_docker import build_with_docker
+from warren.images.store.store import ImageStore
+from warren.images.transfer.from_docker import unpack_docker_image
 from warren.model.errors import BuildFailed, ImageNotFound, InvalidRequest, ProviderUnavailable
 from warren.model.image import Stage
-from warren.worker.images.docker_build import build_with_docker
-from warren.worker.images.from_docker import unpack_docker_image
-from warren.worker.images.store import ImageStore
 
 
 @pytest.fixture

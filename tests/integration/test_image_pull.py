@@ -35,16 +35,16 @@ from server_process import ServerProcess, free_port
 from this_run import new_state_dir
 
 import warren as package
+from warren.images.registry.credentials import Credentials
+from warren.images.registry.http import Patience
+from warren.images.registry.pull import PullOptions, pull_image
+from warren.images.store.store import ImageStore
+from warren.images.transfer.import_tree import Caps
+from warren.images.transfer.zstd_stream import zstd_module
 from warren.interfaces.images import ImageVersion
 from warren.model.addresses import read_networks
 from warren.model.errors import ImageNotFound, InvalidRequest, PermissionDenied, Unavailable, WarrenError
-from warren.worker.images.import_tree import Caps
-from warren.worker.images.oci_model import MAX_MANIFEST
-from warren.worker.images.oci_pull import PullOptions, pull_image
-from warren.worker.images.registry_credentials import Credentials
-from warren.worker.images.registry_http import Patience
-from warren.worker.images.store import ImageStore
-from warren.worker.images.zstd_stream import zstd_module
+from warren.model.oci_image import MAX_MANIFEST
 
 SHELL = tar_of({"bin/sh": b"#!", "etc/gone": b"1", "opt/old": b"1", "opt/sub/old": b"1"})
 QUICK = PullOptions(

@@ -13,9 +13,9 @@ import this_run
 from server_process import ServerProcess, clean_environ
 
 from warren import SandboxClient
+from warren.images.store.store import ImageStore
+from warren.images.store.versions import VERSIONS
 from warren.model.errors import WarrenError
-from warren.worker.images.store import ImageStore
-from warren.worker.images.versions import VERSIONS
 
 POOL = ("--pool-size", "2", "--pool-min", "2", "--pool-max", "2")
 READ = "ls /etc | grep pip.conf; cat /etc/pip.conf"  # a directory and a file that nobody has read before

@@ -9,8 +9,8 @@ import pytest
 from warren.interfaces.sandbox import Sandbox
 from warren.model.operations import Command
 from warren.model.spec import IoLimits, Limits, SandboxSpec
-from warren.worker.host.cgroups import Hierarchies
-from warren.worker.providers.oci import OciProvider
+from warren.sandboxes.host.cgroups import Hierarchies
+from warren.sandboxes.providers.oci import OciProvider
 
 pytestmark = pytest.mark.anyio
 

@@ -10,10 +10,10 @@ from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.errors import FileExists, FileNotFound, InvalidPath, LimitReached
 from warren.model.operations import Command, TerminalSize
 from warren.model.spec import Limits, SandboxSpec
-from warren.worker.host.file_locks import MOST
-from warren.worker.host.kernel_queues import tcp_memory, unreclaimable
-from warren.worker.providers.hardening import TERMINALS
-from warren.worker.providers.oci import OciProvider
+from warren.sandboxes.host.file_locks import MOST
+from warren.sandboxes.host.kernel_queues import tcp_memory, unreclaimable
+from warren.sandboxes.providers.hardening import TERMINALS
+from warren.sandboxes.providers.oci import OciProvider
 
 pytestmark = pytest.mark.anyio
 

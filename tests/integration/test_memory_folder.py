@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import warren
+from warren.images.store.store import ImageStore
 from warren.model.operations import Command
 from warren.model.spec import SandboxSpec
-from warren.worker.host.memory_folder import MemoryFolder
-from warren.worker.images.store import ImageStore
-from warren.worker.providers.oci import OciProvider
+from warren.sandboxes.host.memory_folder import MemoryFolder
+from warren.sandboxes.providers.oci import OciProvider
 
 BIN = Path(warren.__file__).parent / "bin"
 
@@ -135,7 +135,7 @@ def test_the_folder_of_a_server_that_was_killed_is_removed_some_time_later(state
 APART = """
 import sys
 from pathlib import Path
-from warren.worker.host.memory_folder import MemoryFolder
+from warren.sandboxes.host.memory_folder import MemoryFolder
 
 MemoryFolder(Path(sys.argv[1]) / "sandboxes", Path(sys.argv[2])).make()
 """
@@ -152,7 +152,7 @@ def test_in_a_container_the_folder_is_where_it_outlives_the_container(state: Pat
 UNSEEN = """
 import subprocess, sys
 from pathlib import Path
-from warren.worker.host.memory_folder import MemoryFolder
+from warren.sandboxes.host.memory_folder import MemoryFolder
 
 state, root = map(Path, sys.argv[1:])
 subprocess.run(["umount", root], check=True)  # as in a namespace that was made before the tmpfs

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import warren
+from warren.images.store.store import ImageStore
 from warren.model.errors import IsolationUnavailable
 from warren.model.spec import Layer, SandboxSpec
-from warren.worker.host.disk_images import DiskImage, FreedImages, handle_of
-from warren.worker.host.seccomp_program import read_programs
-from warren.worker.images.store import ImageStore
-from warren.worker.providers.oci import OciProvider
-from warren.worker.providers.oci_runtime import SealedProgram
+from warren.sandboxes.host.disk_images import DiskImage, FreedImages, handle_of
+from warren.sandboxes.host.seccomp_program import read_programs
+from warren.sandboxes.providers.oci import OciProvider
+from warren.sandboxes.providers.oci_runtime import SealedProgram
 
 BIN = Path(warren.__file__).parent / "bin"
 SPEC = SandboxSpec(image="host")

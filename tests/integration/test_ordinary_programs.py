@@ -8,7 +8,7 @@ import warren
 from warren.interfaces.sandbox import Sandbox
 from warren.model.operations import Command
 from warren.model.spec import Limits, SandboxSpec
-from warren.worker.providers.oci import OciProvider
+from warren.sandboxes.providers.oci import OciProvider
 
 BIN = Path(warren.__file__).parent / "bin"
 TRACE = """

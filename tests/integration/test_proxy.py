@@ -8,9 +8,9 @@ import pytest
 from integration.proxy_world import HOST, RecordingApp, World, read_reply, until
 from starlette.types import Message, Receive, Scope, Send
 
-from warren.cluster.http_client.client import WorkerClient
-from warren.cluster.http_client.errors import Broken, Unreachable
-from warren.cluster.proxy.http_requests import MAX_REWIND, RequestBody, forward_request, forward_response
+from warren.http.client.client import WorkerClient
+from warren.http.client.errors import Broken, Unreachable
+from warren.http.forwarding.http_requests import MAX_REWIND, RequestBody, forward_request, forward_response
 from warren.model.errors import InvalidRequest
 
 pytestmark = pytest.mark.anyio

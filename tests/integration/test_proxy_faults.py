@@ -10,8 +10,8 @@ import pytest
 from integration.proxy_world import HOST, RecordingApp, Talk, World, read_request, until, wait_for
 from starlette.types import Receive, Scope, Send
 
-from warren.cluster.http_client.client import WorkerClient
-from warren.cluster.http_client.errors import Broken, Unreachable
+from warren.http.client.client import WorkerClient
+from warren.http.client.errors import Broken, Unreachable
 
 pytestmark = pytest.mark.anyio
 OK = b"HTTP/1.1 200 OK\r\n"

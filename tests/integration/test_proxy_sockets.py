@@ -21,8 +21,8 @@ from websockets.frames import Close
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from warren.cluster.http_client.errors import Broken, Refused, Unreachable
-from warren.cluster.proxy.websockets import MAX_MESSAGE, forward_websocket, sendable
+from warren.http.client.errors import Broken, Refused, Unreachable
+from warren.http.forwarding.websockets import MAX_MESSAGE, forward_websocket, sendable
 from warren.http.server.http_guard import HttpGuard
 from warren.http.server.tls import new_tls_context
 from warren.model.errors import SessionNotFound

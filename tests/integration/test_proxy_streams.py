@@ -10,7 +10,7 @@ import pytest
 from integration.proxy_world import HOST, PATIENCE_S, World, read_chunk, read_reply, settled_count, until, wait_for
 from starlette.types import Receive, Scope, Send
 
-from warren.cluster.proxy.http_requests import RequestBody, forward_request
+from warren.http.forwarding.http_requests import RequestBody, forward_request
 
 pytestmark = pytest.mark.anyio
 MIB = 1024 * 1024

@@ -11,8 +11,8 @@ import pytest
 from certificates import Certificates, make_certificates
 from integration.proxy_world import HOST, RecordingApp, World
 
-from warren.cluster.http_client.client import WorkerClient
-from warren.cluster.http_client.errors import ForwardingFailed, Unreachable
+from warren.http.client.client import WorkerClient
+from warren.http.client.errors import ForwardingFailed, Unreachable
 from warren.http.server.tls import new_tls_context
 
 pytestmark = pytest.mark.anyio

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import warren
+from warren.images.store.store import ImageStore
 from warren.model.errors import IsolationUnavailable
 from warren.model.operations import Command
 from warren.model.spec import WRITABLE, Layer, SandboxSpec
-from warren.worker.images.store import ImageStore
-from warren.worker.providers.oci import OciProvider
+from warren.sandboxes.providers.oci import OciProvider
 
 BIN = Path(warren.__file__).parent / "bin"
 SPEC = SandboxSpec(image="host")

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 import warren
+from warren.images.store.prepare import prepare
+from warren.images.store.store import ImageStore
+from warren.images.store.tree import Tree
 from warren.interfaces.images import RootFs
 from warren.interfaces.sandbox import Sandbox
 from warren.model.operations import Command
 from warren.model.spec import MIB, USER_UID, Layer, Limits, SandboxSpec
-from warren.worker.images.prepare import prepare
-from warren.worker.images.store import ImageStore
-from warren.worker.images.tree import Tree
-from warren.worker.providers.oci import OciProvider
+from warren.sandboxes.providers.oci import OciProvider
 
 BIN = Path(warren.__file__).parent / "bin"
 SPEC = SandboxSpec(image="host", limits=Limits(cpus=2, disk_mb=32))

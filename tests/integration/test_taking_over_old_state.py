@@ -14,7 +14,7 @@ from integration.webhook_receiver import receiving, saying
 from integration.webhook_world import posts
 from old_state import ALONE, CLUSTER, WEBHOOK_ADDRESS, WEBHOOK_PORT, OldState, unpacked
 
-from warren.tenancy.webhooks.signing import verify
+from warren.governance.webhooks.signing import verify
 
 pytestmark = pytest.mark.anyio
 

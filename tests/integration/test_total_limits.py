@@ -11,10 +11,10 @@ import pytest
 from warren.interfaces.sandbox import Sandbox
 from warren.model.operations import Command
 from warren.model.spec import MIB, Limits, SandboxSpec
-from warren.worker.host.cgroups import CgroupLimits, Hierarchies, SandboxCgroup
-from warren.worker.host.machine_size import memory_total_mb, most_processes
-from warren.worker.providers.host_provider import SOCKETS_SHARE
-from warren.worker.providers.oci import OciProvider
+from warren.sandboxes.host.cgroups import CgroupLimits, Hierarchies, SandboxCgroup
+from warren.sandboxes.host.machine_size import memory_total_mb, most_processes
+from warren.sandboxes.providers.host_provider import SOCKETS_SHARE
+from warren.sandboxes.providers.oci import OciProvider
 
 pytestmark = pytest.mark.anyio
 

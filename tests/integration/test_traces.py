@@ -21,8 +21,8 @@ from server_process import ServerProcess, clean_environ, free_port, running_serv
 from span_collector import Collector, Seen, collecting
 
 from warren import SandboxClient
-from warren.span_export import SpanExporter
-from warren.tracing import Tracing, traced
+from warren.kernel.span_export import SpanExporter
+from warren.kernel.tracing import Tracing, traced
 
 PRIVATE = "hidden-in-commands-and-paths"
 _OFTEN = 60
@@ -243,8 +243,8 @@ def test_without_the_option_nothing_is_sent_and_no_exporter_is_loaded(tmp_path: 
             sandbox.execute("true")
         ask(server, "/api/environments", traceparent=parent)
         wait_until(lambda: f"trace={trace}" in server.log, "the caller's trace is in the log all the same")
-        assert " warren.tracing" in server.log
-        assert "warren.span_export" not in server.log
+        assert " warren.kernel.tracing" in server.log
+        assert "warren.kernel.span_export" not in server.log
         assert "opentelemetry.exporter" not in server.log
         assert server.stop() == 0
     assert collector.requests == 0

@@ -13,19 +13,19 @@ from integration.webhook_world import FAILS, TAKES, an_event, ids, until_states,
 from starlette.types import ASGIApp, Receive, Scope, Send
 from unit.session_world import World, environment, world
 
+from warren.access.identity import AnonymousIdentity
 from warren.config.environments import RegistryEnvironments
 from warren.config.registry import Registry
+from warren.governance.tenancy import Tenancy
+from warren.governance.webhooks.outbox import Webhooks
+from warren.governance.webhooks.sender import WebhookSender
+from warren.http.api import webhooks as routes
 from warren.http.context import Context
 from warren.http.problems import register
-from warren.http.routes import webhooks as routes
+from warren.images.store.store import ImageStore
 from warren.model.access import USUAL_SCOPES, Caller
 from warren.model.access import Scope as AccessScope
 from warren.model.addresses import read_networks
-from warren.tenancy.identity import AnonymousIdentity
-from warren.tenancy.tenancy import Tenancy
-from warren.tenancy.webhooks.outbox import Webhooks
-from warren.tenancy.webhooks.sender import WebhookSender
-from warren.worker.images.store import ImageStore
 
 pytestmark = pytest.mark.anyio
 PLACE = "/api/webhooks"

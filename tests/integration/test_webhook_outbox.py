@@ -24,14 +24,14 @@ from integration.webhook_world import (
     working,
 )
 
+from warren.governance.webhooks.deliveries import FAILED_KEPT_S, MAX_FAILED
+from warren.governance.webhooks.delivery_worker import MAX_OF_WEBHOOK, SCAN_S
+from warren.governance.webhooks.outbox import CACHED_S
+from warren.governance.webhooks.retries import ATTEMPTS, PAUSES_S, SPREAD
+from warren.governance.webhooks.signing import verify
 from warren.model.errors import Conflict, RateLimited, Unauthorized
 from warren.model.events import EventKind
 from warren.stores.memory import MemoryRecords
-from warren.tenancy.webhooks.deliveries import FAILED_KEPT_S, MAX_FAILED
-from warren.tenancy.webhooks.delivery_worker import MAX_OF_WEBHOOK, SCAN_S
-from warren.tenancy.webhooks.outbox import CACHED_S
-from warren.tenancy.webhooks.retries import ATTEMPTS, PAUSES_S, SPREAD
-from warren.tenancy.webhooks.signing import verify
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio

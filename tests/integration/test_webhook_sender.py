@@ -16,9 +16,9 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from busiest_turn import MOST_S, busiest_turn
 from integration.webhook_receiver import PRIVATE, PUBLIC, Names, Receiver, receiving, result, saying, two_receivers
 
+from warren.governance.webhooks.sender import ReceiverResponse, WebhookSender
 from warren.model.addresses import read_networks
 from warren.model.errors import InvalidRequest, Unavailable
-from warren.tenancy.webhooks.sender import ReceiverResponse, WebhookSender
 
 pytestmark = pytest.mark.anyio
 PATIENCE_S = 60.0

@@ -31,13 +31,13 @@ from integration.webhook_world import (
 )
 from redis_server import running_redis
 
+from warren.governance.webhooks.delivery_worker import LEASE_S, MAX_OF_TENANT, MAX_OF_WEBHOOK, MAX_SENDING
+from warren.governance.webhooks.outbox import CACHED_S
 from warren.interfaces.records import Record
 from warren.interfaces.store import SessionStore
 from warren.stores.memory import MemoryRecords
 from warren.stores.redis_store import RedisStore
 from warren.stores.sqlite import SqliteStore
-from warren.tenancy.webhooks.delivery_worker import LEASE_S, MAX_OF_TENANT, MAX_OF_WEBHOOK, MAX_SENDING
-from warren.tenancy.webhooks.outbox import CACHED_S
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio

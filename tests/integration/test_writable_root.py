@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 import warren
+from warren.images.store.store import ImageStore
 from warren.interfaces.images import RootFs
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import InvalidRequest, IsolationUnavailable, ProviderUnavailable, SandboxNotFound
 from warren.model.operations import Command
 from warren.model.spec import MIB, WRITABLE, Layer, Limits, SandboxSpec
-from warren.worker.images.store import ImageStore
-from warren.worker.providers.docker import DockerProvider
-from warren.worker.providers.oci import OciProvider
+from warren.sandboxes.providers.docker import DockerProvider
+from warren.sandboxes.providers.oci import OciProvider
 
 BIN = Path(warren.__file__).parent / "bin"
 SPEC = SandboxSpec(writable_root=True, limits=Limits(cpus=2))

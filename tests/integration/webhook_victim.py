@@ -7,12 +7,12 @@ from pathlib import Path
 
 from integration.webhook_receiver import PUBLIC
 
-from warren.clock import SystemClock
+from warren.governance.webhooks.outbox import Webhooks
+from warren.governance.webhooks.sender import WebhookSender
+from warren.kernel.clock import SystemClock
 from warren.model.addresses import read_networks
 from warren.model.events import Event, EventKind, QuotaReachedData
 from warren.stores.sqlite import SqliteStore
-from warren.tenancy.webhooks.outbox import Webhooks
-from warren.tenancy.webhooks.sender import WebhookSender
 
 
 async def main() -> None:

@@ -11,15 +11,15 @@ from typing import Any
 from aiohttp.abc import AbstractResolver
 from integration.webhook_receiver import PUBLIC, Receiver, Talk, saying
 
-from warren.clock import Clock
+from warren.governance.webhooks.outbox import MAX_WAITING, Webhooks
+from warren.governance.webhooks.sender import WebhookSender
 from warren.interfaces.records import Record, RecordStore
+from warren.kernel.clock import Clock
 from warren.model.addresses import read_networks
 from warren.model.errors import Unavailable
 from warren.model.events import Event, EventKind, SessionEndedData
 from warren.stores.encryption import Encryption
 from warren.stores.memory import MemoryRecords
-from warren.tenancy.webhooks.outbox import MAX_WAITING, Webhooks
-from warren.tenancy.webhooks.sender import WebhookSender
 from warren.testing.manual_clock import ManualClock
 
 PATIENCE_S = 60.0

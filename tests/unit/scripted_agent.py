@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from warren.worker.agent.link import AgentLink
-from warren.worker.agent.wire import HEADER, VERSION, Fields, Request, Response, Tag, fields
+from warren.sandboxes.agent.link import AgentLink
+from warren.sandboxes.agent.wire import HEADER, VERSION, Fields, Request, Response, Tag, fields
 
 
 def said(kind: int, channel: int, payload: bytes = b"") -> bytes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from warren.config.registry import Registry, packaged_registry
+from warren.governance.tenancy import Tenancy
 from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claim, Claimed
@@ -22,7 +23,6 @@ from warren.sessions.network_meter import NetworkMeter
 from warren.sessions.new_session import Defaults
 from warren.sessions.reaper import Reaper
 from warren.stores.memory import MemoryStore
-from warren.tenancy.tenancy import Tenancy
 from warren.testing.fake_provider import FakeProvider
 from warren.testing.manual_clock import ManualClock
 from warren.testing.memory_audit import MemoryAudit

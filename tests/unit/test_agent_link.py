@@ -17,11 +17,11 @@ from warren.model.errors import Conflict, FileNotFound, FileProblem, InvalidRequ
 from warren.model.figures import Figures
 from warren.model.operations import Command, FileEvent, Search, SearchMatch, SearchSummary
 from warren.model.spec import Isolation
-from warren.worker.agent.command_result import REMEMBERED
-from warren.worker.agent.files import AgentFiles
-from warren.worker.agent.link import AgentLink, Output, Reply
-from warren.worker.agent.sandbox import AgentSandbox
-from warren.worker.agent.wire import (
+from warren.sandboxes.agent.command_result import REMEMBERED
+from warren.sandboxes.agent.files import AgentFiles
+from warren.sandboxes.agent.link import AgentLink, Output, Reply
+from warren.sandboxes.agent.sandbox import AgentSandbox
+from warren.sandboxes.agent.wire import (
     MAX_FRAME_IN,
     MAX_FRAME_OUT,
     OUTPUT_WINDOW,

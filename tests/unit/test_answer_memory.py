@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from warren.answer_memory import AnswerMemory, AnswerRoom
+from warren.kernel.answer_memory import AnswerMemory, AnswerRoom
 
 pytestmark = pytest.mark.anyio
 

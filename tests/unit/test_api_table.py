@@ -3,8 +3,8 @@
 import pytest
 from fastapi.routing import APIWebSocketRoute
 
+from warren.http.api import operations, sockets
 from warren.http.dispatch import HANDLERS
-from warren.http.routes import operations, sockets
 from warren.local.calls import HANDLERS as LOCAL_HANDLERS
 from warren.model.api import OPERATIONS, Answers, Operation, OperationFinder, Reads
 from warren.sdk.aio.remote import _request

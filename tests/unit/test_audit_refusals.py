@@ -2,8 +2,8 @@
 
 import pytest
 
+from warren.governance.audit.refusals import RECORDED_REFUSALS_PER_MINUTE, RefusalLimit
 from warren.model.audit import REFUSED, AuditEntry
-from warren.tenancy.audit.refusals import RECORDED_REFUSALS_PER_MINUTE, RefusalLimit
 from warren.testing.manual_clock import ManualClock
 
 

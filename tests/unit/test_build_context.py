@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from warren.images.building.context import Digest, FileTree, IgnoreRules
 from warren.model.errors import InvalidRequest
-from warren.worker.agent.tar_stream import Member
-from warren.worker.images.build_context import Digest, FileTree, IgnoreRules
+from warren.sandboxes.agent.tar_stream import Member
 
 
 @pytest.fixture

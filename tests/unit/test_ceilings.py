@@ -4,9 +4,9 @@ import pytest
 
 from warren.model.errors import InvalidRequest
 from warren.model.spec import NO_CEILINGS, Ceilings, Limits
+from warren.sandboxes.providers.host_provider import HostRoom
 from warren.sessions.allowances import check_ceilings
 from warren.worker.guard import Room, default_ceilings
-from warren.worker.providers.host_provider import HostRoom
 
 MACHINE = Room(memory_total=24_000, memory_free=20_000, disk_total=250_000, disk_free=80_000, files_total=2_400_000)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from warren.worker.host.cgroups import (
+from warren.sandboxes.host.cgroups import (
     CgroupLimits,
     CgroupUse,
     SandboxCgroup,

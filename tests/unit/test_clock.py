@@ -1,6 +1,6 @@
 """The two clocks, and what belongs together on them."""
 
-from warren.clock import CLOCK_WAS_SET_S, SystemClock
+from warren.kernel.clock import CLOCK_WAS_SET_S, SystemClock
 
 
 class SetClock(SystemClock):

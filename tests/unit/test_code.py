@@ -12,7 +12,6 @@ from busiest_turn import MOST_S, busiest_turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warren.keepers import _why_not
 from warren.model.code import (
     MAX_VALUES,
     BadFrames,
@@ -29,6 +28,7 @@ from warren.model.code import (
 from warren.model.command_output import CommandOutput, output_of
 from warren.model.errors import Conflict, InvalidRequest, LanguageMissing, Unavailable, WarrenError
 from warren.model.operations import ExecResult, Reason
+from warren.sandboxes.keepers import _why_not
 from warren.sessions.long_values import LongList, LongObject, encode, json_pieces, resolved
 from warren.sessions.operations.code import execution_view
 

@@ -5,7 +5,7 @@ import pytest
 from warren.model.command_output import CommandOutput
 from warren.model.errors import ProtocolError
 from warren.model.operations import Command, ProcessInfo, Reason, TerminalSize
-from warren.worker.agent.command_result import (
+from warren.sandboxes.agent.command_result import (
     REMEMBERED,
     OomTracker,
     base_env_fields,
@@ -13,8 +13,8 @@ from warren.worker.agent.command_result import (
     lost_result,
     start_payload,
 )
-from warren.worker.agent.link import Output, printable
-from warren.worker.agent.wire import EndReason, Fields, Flag, Tag, fields
+from warren.sandboxes.agent.link import Output, printable
+from warren.sandboxes.agent.wire import EndReason, Fields, Flag, Tag, fields
 
 OUT, ERR, TERMINAL = 1, 2, 3
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warren.e2b.connect import END, MAX_MESSAGE, frame, read_messages
-from warren.e2b.errors import ConnectError
+from warren.http.e2b.connect import END, MAX_MESSAGE, frame, read_messages
+from warren.http.e2b.errors import ConnectError
 from warren.model.errors import WarrenError
 
 MESSAGES: list[dict[str, Any]] = [{"a": 1}, {}, {"text": "é" * 20, "list": [None, True, 1.5]}]

@@ -3,7 +3,7 @@
 import pytest
 from contract.counters_contract import CountersContract
 
-from warren.tenancy.counters import MemoryCounters
+from warren.governance.counters import MemoryCounters
 
 
 class Watch:

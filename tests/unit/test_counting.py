@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from unit.session_world import TENANT, World, world
 
+from warren.access.tenants import Tenant
+from warren.governance.quotas import Quotas
+from warren.governance.usage import day_of
 from warren.interfaces.sandbox import Sandbox
 from warren.model.access import Caller, Quota
 from warren.model.errors import Unavailable
@@ -17,9 +20,6 @@ from warren.model.usage import Usage
 from warren.sessions.idempotency import exec_once
 from warren.sessions.new_session import NewSession
 from warren.sessions.request_context import RequestContext, set_request_context
-from warren.tenancy.quotas import Quotas
-from warren.tenancy.tenants import Tenant
-from warren.tenancy.usage import day_of
 
 pytestmark = pytest.mark.anyio
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from warren.model.spec import MIB, Limits, SandboxSpec
-from warren.worker.host.cgroups import Hierarchies
-from warren.worker.providers import direct, oci_bundle
-from warren.worker.providers.hardening import MASKED_PATHS
+from warren.sandboxes.host.cgroups import Hierarchies
+from warren.sandboxes.providers import direct, oci_bundle
+from warren.sandboxes.providers.hardening import MASKED_PATHS
 
 SANDBOX = "0123456789abcdef0123456789abcdef"
 

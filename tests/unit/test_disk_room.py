@@ -4,8 +4,8 @@ import pytest
 
 from warren.model.errors import MachineFull
 from warren.model.spec import MIB
-from warren.worker.host.disk_room import DiskUse, Promises, disk_mount, find_disk, pause_s, plan_disks, share
-from warren.worker.host.disks import standard_size_mb
+from warren.sandboxes.host.disk_room import DiskUse, Promises, disk_mount, find_disk, pause_s, plan_disks, share
+from warren.sandboxes.host.disks import standard_size_mb
 
 GIB = 1024 * MIB
 

@@ -10,12 +10,19 @@ from typing import Any
 
 import pytest
 
+from warren.kernel.tree_tar import tar_parts
 from warren.model.errors import ImageNotFound, InvalidRequest, NoSpace, ProviderUnavailable, SandboxLost, WarrenError
 from warren.model.spec import MIB, WRITABLE, Limits, SandboxSpec
-from warren.worker.images.pack import tar_parts
-from warren.worker.providers.docker_engine import DockerEngine, translate_error
-from warren.worker.providers.docker_images import slug
-from warren.worker.providers.docker_spec import EngineImage, SandboxPaths, agent_argv, container, directories, etc_files
+from warren.sandboxes.providers.docker_engine import DockerEngine, translate_error
+from warren.sandboxes.providers.docker_images import slug
+from warren.sandboxes.providers.docker_spec import (
+    EngineImage,
+    SandboxPaths,
+    agent_argv,
+    container,
+    directories,
+    etc_files,
+)
 
 BASE = 0x78000000
 PLACE = SandboxPaths(Path("/w/disk"), Path("/w/run"), Path("/w/pts"))

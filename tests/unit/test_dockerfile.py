@@ -5,9 +5,9 @@ import time
 
 import pytest
 
+from warren.images.building.dockerfile import DEFAULT_PATH, ParsedDockerfile, parse_dockerfile
 from warren.model.errors import ImageNotFound, InvalidRequest
 from warren.model.image import Configure, Copy, ImageConfig, Recipe, Run
-from warren.worker.images.dockerfile import DEFAULT_PATH, ParsedDockerfile, parse_dockerfile
 
 HERE = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}[platform.machine()]
 

@@ -16,9 +16,9 @@ from warren.doctor.parts import (
     parse_version,
 )
 from warren.model.spec import Layer
-from warren.worker.host.cgroups import Hierarchies
-from warren.worker.host.isolation import UNREADABLE
-from warren.worker.providers.oci_runtime import Runtime, RuntimeReport
+from warren.sandboxes.host.cgroups import Hierarchies
+from warren.sandboxes.host.isolation import UNREADABLE
+from warren.sandboxes.providers.oci_runtime import Runtime, RuntimeReport
 
 
 @pytest.mark.parametrize(

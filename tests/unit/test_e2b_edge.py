@@ -16,8 +16,10 @@ from urllib.parse import urlencode
 import pytest
 from contract.store_values import a_session
 
-from warren.e2b.edge import E2bEdge
-from warren.e2b.tokens import Opens, SandboxTokens, Upload
+from warren.access.keys import Keys
+from warren.access.tenants import Tenants
+from warren.http.e2b.edge import E2bEdge
+from warren.http.e2b.tokens import Opens, SandboxTokens, Upload
 from warren.http.problems import MEDIA_TYPE, problem
 from warren.http.server.http_guard import BARE
 from warren.http.server.request_origin import TrustedProxies
@@ -27,8 +29,6 @@ from warren.model.errors import PortClosed, SessionEnded, TooLarge, Unauthorized
 from warren.model.preview import OF_E2B_SANDBOX, PREVIEW_ERROR, TRAFFIC_TOKEN
 from warren.model.session import SessionState, new_session_id
 from warren.stores.memory import MemoryStore
-from warren.tenancy.keys import Keys
-from warren.tenancy.tenants import Tenants
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from warren.e2b.control.bodies import read_whole
-from warren.e2b.envd.filesystem import entry_of
-from warren.e2b.envd.places import Rights
-from warren.e2b.envd.started import Record, StartedCommands
-from warren.e2b.envd.state import EnvdState
-from warren.e2b.envd.watchers import MAX_WATCHERS, Directory, Watcher
-from warren.e2b.errors import E2bError
-from warren.e2b.users import resolve
+from warren.http.e2b.control.bodies import read_whole
+from warren.http.e2b.envd.filesystem import entry_of
+from warren.http.e2b.envd.places import Rights
+from warren.http.e2b.envd.started import Record, StartedCommands
+from warren.http.e2b.envd.state import EnvdState
+from warren.http.e2b.envd.watchers import MAX_WATCHERS, Directory, Watcher
+from warren.http.e2b.errors import E2bError
+from warren.http.e2b.users import resolve
 from warren.model.errors import UnknownUser
 from warren.model.operations import Change, FileEvent, FileInfo, FileKind
 from warren.model.spec import SandboxSpec

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from warren.e2b.control.network import read_network, show_network
+from warren.http.e2b.control.network import read_network, show_network
 from warren.model.network import NetworkRules
 from warren.model.preview import PreviewRules
 from warren.model.session import Session

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
-from warren.e2b.envd.processes import ask_for_output
+from warren.http.e2b.envd.processes import ask_for_output
 from warren.model.operations import Chunk, Stream
 
 pytestmark = pytest.mark.anyio

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from warren.e2b.errors import E2bError
-from warren.e2b.template_records import Build, BuiltTemplate, Status, finished, read_name, with_build, with_tags
-from warren.e2b.template_steps import make_recipe, read_steps
-from warren.e2b.template_uploads import KEPT_S, Uploads
-from warren.e2b.tokens import SandboxTokens, Upload
+from warren.http.e2b.errors import E2bError
+from warren.http.e2b.template_records import Build, BuiltTemplate, Status, finished, read_name, with_build, with_tags
+from warren.http.e2b.template_steps import make_recipe, read_steps
+from warren.http.e2b.template_uploads import KEPT_S, Uploads
+from warren.http.e2b.tokens import SandboxTokens, Upload
 from warren.model.errors import MachineFull, Unauthorized
 from warren.model.image import Configure, Copy, ImageConfig, Run
 from warren.model.tenant_images import may_use_image, template_in, tenant_image

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warren.egress import dns
-from warren.egress.hello import read_server_name
-from warren.egress.http_syntax import Malformed
-from warren.egress.inspector import Inspector
-from warren.egress.judge import Destination, Judge, Refused
-from warren.egress.messages import BrokenMessage, MessageReader, pack, pack_use, unpack_use
-from warren.egress.names import MOST_NAMES, NETWORK, NameTable
-from warren.egress.rate import Bucket, FairBucket
-from warren.egress.requests import RequestGuard, is_http
 from warren.model.network import Connection, EgressPolicy, NetworkRules, NetworkUse, Refusal
+from warren.sandboxes.egress import dns
+from warren.sandboxes.egress.hello import read_server_name
+from warren.sandboxes.egress.http_syntax import Malformed
+from warren.sandboxes.egress.inspector import Inspector
+from warren.sandboxes.egress.judge import Destination, Judge, Refused
+from warren.sandboxes.egress.messages import BrokenMessage, MessageReader, pack, pack_use, unpack_use
+from warren.sandboxes.egress.names import MOST_NAMES, NETWORK, NameTable
+from warren.sandboxes.egress.rate import Bucket, FairBucket
+from warren.sandboxes.egress.requests import RequestGuard, is_http
 
 ADDRESS = IPv4Address("198.18.0.9")
 

@@ -8,10 +8,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from warren.governance.event_feed import EventFeed
 from warren.model.access import ANY_TENANT
 from warren.model.errors import RateLimited, Stopping
 from warren.model.events import CommandEndedData, Event, EventKind, QuotaReachedData
-from warren.tenancy.event_feed import EventFeed
 
 pytestmark = pytest.mark.anyio
 

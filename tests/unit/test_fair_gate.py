@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from warren.tenancy.fair_gate import LONG_S, FairGate, Turn
+from warren.governance.fair_gate import LONG_S, FairGate, Turn
 
 pytestmark = pytest.mark.anyio
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from warren.worker.host.file_locks import MOST, Pause, find_offenders
+from warren.sandboxes.host.file_locks import MOST, Pause, find_offenders
 
 SANDBOXES = {1: None, **dict.fromkeys(range(100, 200), 7), **dict.fromkeys(range(200, 300), 8)}
 

@@ -14,13 +14,13 @@ import yaml
 from warren.model.errors import InvalidRequest, IsolationUnavailable, NoCapacity, ProviderUnavailable
 from warren.model.gpus import ANY, gpus_value, parse_gpus, read_gpus
 from warren.model.spec import SandboxSpec
-from warren.worker.host.device_rules import DeviceRules, list_allows, programs_allow, run_program
-from warren.worker.host.gpu_leases import GpuLeases
-from warren.worker.host.gpu_libraries import library_tree, read_soname
-from warren.worker.host.gpus import Found, Gpu, Node, Places, find, has_nodes, require_usable
-from warren.worker.providers.docker_spec import device_request
-from warren.worker.providers.gpu_access import ALL, GpuAccess, Grant, check_nodes, check_rules, variables
-from warren.worker.providers.oci_bundle import config, config_json
+from warren.sandboxes.host.device_rules import DeviceRules, list_allows, programs_allow, run_program
+from warren.sandboxes.host.gpu_leases import GpuLeases
+from warren.sandboxes.host.gpu_libraries import library_tree, read_soname
+from warren.sandboxes.host.gpus import Found, Gpu, Node, Places, find, has_nodes, require_usable
+from warren.sandboxes.providers.docker_spec import device_request
+from warren.sandboxes.providers.gpu_access import ALL, GpuAccess, Grant, check_nodes, check_rules, variables
+from warren.sandboxes.providers.oci_bundle import config, config_json
 
 UUID = "GPU-5c3a1b2e-0000-1111-2222-333344445555"
 

@@ -6,6 +6,7 @@ import pytest
 
 from warren.interfaces.worker import GuardStats
 from warren.model.errors import MachineFull
+from warren.sandboxes.host.machine_size import usable_cores
 from warren.worker.guard import (
     MachineGuard,
     Reserve,
@@ -17,7 +18,6 @@ from warren.worker.guard import (
     read_room,
     refusal,
 )
-from warren.worker.host.machine_size import usable_cores
 
 RESERVE = Reserve(memory=1000, disk=500, max_sandboxes=10)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from warren.worker.providers.hardening import (
+from warren.sandboxes.providers.hardening import (
     AGENT_CAPABILITIES,
     MASKED_PATHS,
     ROOT_CAPABILITIES,

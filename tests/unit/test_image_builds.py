@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from warren.config.image_recipes import Where, recipe_of
+from warren.images.building.on_demand import ImageBuilds, building_lock, is_being_built
 from warren.model.errors import ImageBuildFailed, ImageBuilding, ImageNotFound
 from warren.model.image import Recipe
-from warren.worker.images.builds import ImageBuilds, building_lock, is_being_built
 
 pytestmark = pytest.mark.anyio
 RECIPE = recipe_of({"python": ["x"], "about": "2 min"}, Where(None))

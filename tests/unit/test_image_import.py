@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from warren.images.store.tree import Tree
+from warren.images.transfer.import_tree import Caps, copy_directory, is_tar, unpack_tar
+from warren.images.transfer.zstd_stream import zstd_module
 from warren.model.errors import InvalidRequest
-from warren.worker.images.import_tree import Caps, copy_directory, is_tar, unpack_tar
-from warren.worker.images.tree import Tree
-from warren.worker.images.zstd_stream import zstd_module
 
 Entry = tuple[str, bytes, str]  # name, type, link target or contents
 

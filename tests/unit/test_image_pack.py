@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from warren.images.store.store import ImageStore
+from warren.images.store.versions import config_of
 from warren.interfaces.images import ImageInfo
+from warren.kernel.tree_tar import digest_of, write_tar
 from warren.model.image import ImageConfig
-from warren.worker.images.pack import digest_of, write_tar
-from warren.worker.images.store import ImageStore
-from warren.worker.images.versions import config_of
 
 
 def make_tree(root: Path, names: list[str]) -> Path:

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from warren.images.building.own_images import copy_public_etc, host_suite
+from warren.images.store.prepare import group_with_user, passwd_with_user
+from warren.images.store.store import ImageStore
+from warren.images.store.tree import Tree
+from warren.images.store.versions import VERSIONS
 from warren.model.errors import Conflict, ImageNotFound, InvalidRequest, WarrenError
 from warren.model.image import ImageConfig
 from warren.model.spec import WRITABLE, SandboxSpec
-from warren.worker.host.processes import boot_id
-from warren.worker.images.build import copy_public_etc, host_suite
-from warren.worker.images.prepare import group_with_user, passwd_with_user
-from warren.worker.images.store import ImageStore
-from warren.worker.images.tree import Tree
-from warren.worker.images.versions import VERSIONS
-from warren.worker.providers.record import Record
+from warren.sandboxes.host.processes import boot_id
+from warren.sandboxes.providers.record import Record
 
 
 @pytest.fixture
@@ -332,7 +332,7 @@ def test_a_version_can_be_removed_by_its_id(store: ImageStore, source: Path, tmp
 REPLACE = """
 import sys
 from pathlib import Path
-from warren.worker.images.store import ImageStore
+from warren.images.store.store import ImageStore
 store = ImageStore(Path(sys.argv[1]))
 for _ in range(40):
     store.import_directory("mine", Path(sys.argv[2]))
@@ -421,7 +421,7 @@ def test_a_damaged_image_can_be_removed(store: ImageStore, source: Path, tmp_pat
 KILLED_IMPORT = """
 import os, signal, sys
 from pathlib import Path
-from warren.worker.images.store import ImageStore
+from warren.images.store.store import ImageStore
 class Endless:
     def read(self, count):
         os.kill(os.getpid(), signal.SIGKILL)

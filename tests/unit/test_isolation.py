@@ -7,10 +7,10 @@ import pytest
 
 from warren.model.errors import IsolationUnavailable
 from warren.model.spec import MIB, Isolation, Layer
-from warren.worker.host import isolation
-from warren.worker.host.cgroups import CgroupLimits
-from warren.worker.host.isolation import UNREADABLE, Wanted, check, judge
-from warren.worker.host.process_facts import (
+from warren.sandboxes.host import isolation
+from warren.sandboxes.host.cgroups import CgroupLimits
+from warren.sandboxes.host.isolation import UNREADABLE, Wanted, check, judge
+from warren.sandboxes.host.process_facts import (
     NAMESPACES,
     Facts,
     MountTable,
@@ -19,7 +19,7 @@ from warren.worker.host.process_facts import (
     parse_rlimits,
     parse_routes,
 )
-from warren.worker.host.seccomp_program import SystemCallFilter
+from warren.sandboxes.host.seccomp_program import SystemCallFilter
 
 MOUNTS = """\
 10 9 0:50 / / ro,nosuid,nodev,relatime - overlay root ro,lowerdir=agent:image

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from warren.model.errors import ProviderUnavailable, SandboxLost
-from warren.worker.host.cgroups import SandboxCgroup
-from warren.worker.host.figures import FigureReader, FigureSource
+from warren.sandboxes.host.cgroups import SandboxCgroup
+from warren.sandboxes.host.figures import FigureReader, FigureSource
 
 pytestmark = pytest.mark.anyio
 FILES = {

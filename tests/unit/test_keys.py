@@ -5,10 +5,10 @@ import re
 
 import pytest
 
+from warren.access.keys import CACHED_S, Keys, e2b_spelling, key_view, looks_like_key
 from warren.model.access import ALL_SCOPES, Caller, Quota, Scope
 from warren.model.errors import InvalidRequest, NotFound, Unauthorized
 from warren.stores.memory import MemoryRecords
-from warren.tenancy.keys import CACHED_S, Keys, e2b_spelling, key_view, looks_like_key
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from warren.images.store.layers import LayerCaps, LayerSize, collect, flatten
 from warren.model.errors import InvalidRequest
-from warren.worker.images.layers import LayerCaps, LayerSize, collect, flatten
 
 BASE = 0x78000000
 OPAQUE = "trusted.overlay.opaque"

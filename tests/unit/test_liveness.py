@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from warren.cluster.http_client.errors import Broken
 from warren.cluster.proxy.liveness import FAILED_PINGS, Liveness
+from warren.http.client.errors import Broken
 from warren.model.errors import Unavailable
 
 pytestmark = pytest.mark.anyio

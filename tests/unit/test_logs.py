@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from warren.logs import JsonLines, RotatingFile, TextLines, get_log
+from warren.kernel.logs import JsonLines, RotatingFile, TextLines, get_log
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 

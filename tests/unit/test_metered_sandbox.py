@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import pytest
 from unit.session_world import TENANT, World, world
 
+from warren.access.tenants import Tenant
 from warren.interfaces.audit import Query
-from warren.keepers import start_keeper
 from warren.model.access import Caller, Quota
 from warren.model.code import find_language
 from warren.model.errors import CommandRefused, Forbidden, QuotaExceeded, RateLimited
 from warren.model.events import CommandEndedData, Event, EventKind, SessionCreatedData
 from warren.model.operations import Command, Reason
 from warren.model.policy import Policy
+from warren.sandboxes.keepers import start_keeper
 from warren.sessions.new_session import NewSession
 from warren.sessions.request_context import RequestContext, set_request_context
-from warren.tenancy.tenants import Tenant
 
 pytestmark = pytest.mark.anyio
 
@@ -107,7 +107,7 @@ async def test_an_ended_command_is_told_and_counted() -> None:
 
 
 def _today(w: World) -> "object":
-    from warren.tenancy.usage import day_of
+    from warren.governance.usage import day_of
 
     return day_of(w.clock.wall())
 

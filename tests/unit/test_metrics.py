@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from warren.governance.metrics.process_metrics import ProcessMetrics
+from warren.governance.metrics.readings import Readings
+from warren.governance.metrics.recorder import MOST_ENVIRONMENTS, MOST_ROUTES, kind_of_loss
 from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.worker import GuardStats, PoolStats, WorkerStats
-from warren.metrics.process_metrics import ProcessMetrics
-from warren.metrics.readings import Readings
-from warren.metrics.recorder import MOST_ENVIRONMENTS, MOST_ROUTES, kind_of_loss
 from warren.model.network import NetworkUse
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "monitoring.md"

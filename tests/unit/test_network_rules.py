@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from unit.session_world import TENANT, World, world
 
+from warren.access.tenants import Tenant
 from warren.config.presets import PresetReader, read_presets
 from warren.interfaces.audit import Query
 from warren.model.access import Caller, Quota
@@ -23,7 +24,6 @@ from warren.sessions.egress import Egress
 from warren.sessions.network_meter import READ_S
 from warren.sessions.new_session import NewSession
 from warren.stores.session_json import decode_session, encode_session
-from warren.tenancy.tenants import Tenant
 from warren.testing.fake_provider import FakeProvider
 from warren.testing.fake_sandbox import FakeMachine
 

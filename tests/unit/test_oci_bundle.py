@@ -11,8 +11,8 @@ import pytest
 
 import warren
 from warren.model.spec import MIB, WRITABLE, Limits, SandboxSpec
-from warren.worker.providers.hardening import agent_capabilities
-from warren.worker.providers.oci_bundle import (
+from warren.sandboxes.providers.hardening import agent_capabilities
+from warren.sandboxes.providers.oci_bundle import (
     BUNDLE,
     PIDS_RESERVE,
     config,

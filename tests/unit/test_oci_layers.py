@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from warren.images.store.tree import Tree
+from warren.images.transfer.import_tree import Caps
+from warren.images.transfer.oci_layers import Layers
+from warren.images.transfer.zstd_stream import MAGIC, zstd_module
 from warren.model.errors import InvalidRequest
-from warren.worker.images.import_tree import Caps
-from warren.worker.images.oci_layers import Layers
-from warren.worker.images.tree import Tree
-from warren.worker.images.zstd_stream import MAGIC, zstd_module
 
 D, L, H = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
 Member = tuple[str, str] | tuple[str, bytes, str]

@@ -2,8 +2,8 @@
 
 import pytest
 
+from warren.governance.audit.page_reads import _MOST, AGAIN_S, POLLED, PageReads
 from warren.http.app import new_fastapi_app
-from warren.tenancy.audit.page_reads import _MOST, AGAIN_S, POLLED, PageReads
 from warren.testing.manual_clock import ManualClock
 
 

@@ -9,19 +9,19 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from jwt.algorithms import OKPAlgorithm
 
+from warren.access.bindings import Binding
+from warren.access.identity import CredentialIdentity
+from warren.access.keys import Keys
+from warren.access.opaque_tokens import CACHED_S, TRUSTED_S
+from warren.access.page_sessions import CODE_S, IDLE_S, LASTS_S, MOST_OF_KEY, PageSessions
+from warren.access.revocations import Revocations
+from warren.access.tenants import Tenants
+from warren.access.tickets import MOST_TICKETS, TICKET_S, Ticket, Tickets
+from warren.access.tokens import TokenRules, Tokens
 from warren.interfaces.records import Record
 from warren.model.api import OPERATIONS
 from warren.model.errors import InvalidRequest, Unauthorized, Unavailable
 from warren.stores.memory import MemoryRecords
-from warren.tenancy.bindings import Binding
-from warren.tenancy.identity import CredentialIdentity
-from warren.tenancy.keys import Keys
-from warren.tenancy.opaque_tokens import CACHED_S, TRUSTED_S
-from warren.tenancy.page_sessions import CODE_S, IDLE_S, LASTS_S, MOST_OF_KEY, PageSessions
-from warren.tenancy.revocations import Revocations
-from warren.tenancy.tenants import Tenants
-from warren.tenancy.tickets import MOST_TICKETS, TICKET_S, Ticket, Tickets
-from warren.tenancy.tokens import TokenRules, Tokens
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio

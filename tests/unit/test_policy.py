@@ -15,10 +15,10 @@ from unit.policy_cases import DENIED, ELSEWHERE, FINE, UNKNOWN
 from unit.policy_grammar import generate, generate_lookup
 from unit.policy_jail import runs_curl, stub_directory, which_run_curl
 
+from warren.governance.policy import PolicyVerdict, judge, refusal
 from warren.model.errors import InvalidRequest
 from warren.model.operations import Command, Reason
 from warren.model.policy import Policy, PolicyMode, Rule
-from warren.tenancy.policy import PolicyVerdict, judge, refusal
 
 ROOT = Path(__file__).parents[2]
 DENY = Policy.from_mapping({"deny": ["curl", "wget*", "git push", "/usr/sbin/*"]})
@@ -246,7 +246,7 @@ def test_the_deny_list_wins_over_the_allow_list() -> None:
 
 def test_a_policy_that_is_off_judges_nothing_and_loads_no_grammar() -> None:
     code = (
-        "import sys; from warren.tenancy.policy import judge; from warren.model.policy import Policy;"
+        "import sys; from warren.governance.policy import judge; from warren.model.policy import Policy;"
         "from warren.model.operations import Command; assert judge(Policy(), Command(shell='curl')).allowed;"
         "assert not [name for name in sys.modules if name.startswith('tree_sitter')]"
     )

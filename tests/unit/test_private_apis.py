@@ -1,7 +1,7 @@
 """Private parts of libraries that we use are still there, and still do what we use them for.
 
 Each is used at one place: `warren.local.engine` (threading), `warren.sdk.aio.transport` (aiohttp), `warren.http.server`
-(uvicorn), `warren.worker.images.import_tree` (tarfile), `warren.integrations.deepagents_files` (deepagents).
+(uvicorn), `warren.images.transfer.import_tree` (tarfile), `warren.integrations.deepagents_files` (deepagents).
 """
 
 import ast

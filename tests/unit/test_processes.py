@@ -1,6 +1,6 @@
 """Helper programs of the host."""
 
-from warren.worker.host.processes import Finished
+from warren.sandboxes.host.processes import Finished
 
 GO_CRASH = """\
 runtime: failed to create new OS thread (have 5 already; errno=11)

@@ -5,12 +5,12 @@ import time
 
 import pytest
 
+from warren.governance.quotas import DAY_S, Quotas, standing_of
 from warren.interfaces.store import NO_CAPS, Caps
 from warren.model.access import Caller, Quota
 from warren.model.errors import Forbidden, InvalidRequest, QuotaExceeded, RateLimited
 from warren.model.spec import Limits
 from warren.sessions.allowances import caps_of, check_allowed
-from warren.tenancy.quotas import DAY_S, Quotas, standing_of
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from unit.session_world import TENANT, World, world
 
-from warren.metrics.recorder import PrometheusRecorder
+from warren.governance.metrics.recorder import PrometheusRecorder
 from warren.model.capability import Capability
 from warren.model.environment import PoolSize
 from warren.model.errors import MachineFull, NoCapacity, ProviderUnavailable

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from warren.governance.audit.entries import LINE_MOST, encode_entry, encode_redacted, parse_entry, redact_entry
+from warren.governance.audit.redaction import GONE, forms_of, redacted, without_shapes
 from warren.model.audit import AuditEntry, CommandText
-from warren.tenancy.audit.entries import LINE_MOST, encode_entry, encode_redacted, parse_entry, redact_entry
-from warren.tenancy.audit.redaction import GONE, forms_of, redacted, without_shapes
 
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEhunter2\nAAAA\n-----END RSA PRIVATE KEY-----"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N"

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from warren.images.registry.credentials import Credentials
 from warren.model.errors import InvalidRequest, UnknownUser
 from warren.model.image import ImageConfig
-from warren.worker.images.oci_model import (
+from warren.model.image_reference import read_reference
+from warren.model.oci_image import (
     Platform,
     choose,
     config_json,
@@ -18,8 +20,6 @@ from warren.worker.images.oci_model import (
     read_manifest,
     read_platform,
 )
-from warren.worker.images.reference import read_reference
-from warren.worker.images.registry_credentials import Credentials
 
 DIGEST = f"sha256:{'a' * 64}"
 OCI = "application/vnd.oci.image"

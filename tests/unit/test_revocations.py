@@ -2,9 +2,9 @@
 
 import pytest
 
+from warren.access.revocations import CACHED_S, TRUSTED_S, Revocations
 from warren.model.errors import InvalidRequest, NotFound, Unauthorized, Unavailable
 from warren.stores.memory import MemoryRecords
-from warren.tenancy.revocations import CACHED_S, TRUSTED_S, Revocations
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio

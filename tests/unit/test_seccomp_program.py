@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from warren.model.errors import SandboxLost
-from warren.worker.host.cgroups import CgroupLimits
-from warren.worker.host.process_facts import gather
-from warren.worker.host.seccomp_program import ProgramReader, SystemCallFilter, Unreadable, read_programs
-from warren.worker.host.system_calls import numbers
-from warren.worker.providers.hardening import allowed_names
+from warren.sandboxes.host.cgroups import CgroupLimits
+from warren.sandboxes.host.process_facts import gather
+from warren.sandboxes.host.seccomp_program import ProgramReader, SystemCallFilter, Unreadable, read_programs
+from warren.sandboxes.host.system_calls import numbers
+from warren.sandboxes.providers.hardening import allowed_names
 
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOW, KILL, EPERM = 0x7FFF0000, 0x80000000, 0x00050001

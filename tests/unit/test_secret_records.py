@@ -4,12 +4,12 @@ import json
 
 import pytest
 
+from warren.governance.secrets import Secrets, secret_view
 from warren.interfaces.records import Record
 from warren.model.errors import InvalidRequest, NotFound
 from warren.model.secrets import MAX_SECRETS, BoundSecret, broker_variables, check_together, new_binding
 from warren.stores.encryption import Encryption
 from warren.stores.memory import MemoryRecords
-from warren.tenancy.secrets import Secrets, secret_view
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio

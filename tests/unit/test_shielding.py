@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from warren.shielding import run_shielded
+from warren.kernel.shielding import run_shielded
 
 pytestmark = pytest.mark.anyio
 

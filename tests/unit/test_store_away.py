@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from warren.access.identity import CredentialIdentity
+from warren.access.keys import _MAX_CACHED, CACHED_S, TRUSTED_S, Keys
+from warren.access.tenants import Tenant, Tenants
 from warren.interfaces.records import Record
 from warren.model.access import ALL_SCOPES, ANY_TENANT, NO_QUOTA, Quota
 from warren.model.errors import Unauthorized, Unavailable
 from warren.stores.memory import MemoryRecords
-from warren.tenancy.identity import CredentialIdentity
-from warren.tenancy.keys import _MAX_CACHED, CACHED_S, TRUSTED_S, Keys
-from warren.tenancy.tenants import Tenant, Tenants
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio

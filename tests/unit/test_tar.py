@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from warren.model.errors import InvalidRequest
 from warren.model.operations import FileKind
-from warren.worker.agent.tar_stream import Member, TarReader, header, padding, trailer
+from warren.sandboxes.agent.tar_stream import Member, TarReader, header, padding, trailer
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

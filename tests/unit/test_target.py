@@ -11,7 +11,6 @@ from busiest_turn import MOST_S, busiest_turn
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from warren.cluster.proxy.http_requests import RequestBody
 from warren.cluster.proxy.target import (
     Target,
     find_operation,
@@ -21,6 +20,7 @@ from warren.cluster.proxy.target import (
     target_in_json,
     target_in_query,
 )
+from warren.http.forwarding.http_requests import RequestBody
 from warren.model.api import OPERATIONS, SessionIn
 
 

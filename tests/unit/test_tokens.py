@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
+from warren.access.tokens import LEEWAY_S, MAX_TOKEN, TokenRules, Tokens, read_claimed
 from warren.model.access import Scope
 from warren.model.errors import InvalidRequest, Unauthorized, Unavailable
-from warren.tenancy.tokens import LEEWAY_S, MAX_TOKEN, TokenRules, Tokens, read_claimed
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio

@@ -5,8 +5,7 @@ import contextvars
 
 import pytest
 
-from warren.model.errors import NoCapacity
-from warren.tracing import (
+from warren.kernel.tracing import (
     NO_SPAN,
     OFF,
     Span,
@@ -19,6 +18,7 @@ from warren.tracing import (
     trace_id,
     traced,
 )
+from warren.model.errors import NoCapacity
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED = f"00-{TRACE}-{PARENT}-01".encode()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from warren.model.errors import ProviderUnavailable
-from warren.worker.host.uids import COUNT, FIRST, RANGE, UidRanges, uid_base
+from warren.sandboxes.host.uids import COUNT, FIRST, RANGE, UidRanges, uid_base
 
 
 def owner(tmp_path: Path, name: str) -> Path:

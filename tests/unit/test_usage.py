@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from warren.governance.usage import FLUSH_S, MAX_SUMS, UsageBook, as_csv, day_of, row_view
 from warren.interfaces.records import Record, RecordStore
 from warren.model.errors import NoSpace, Unavailable
 from warren.model.usage import NO_USAGE, DayUsage, Usage
 from warren.stores.memory import MemoryRecords
 from warren.stores.sqlite import SqliteStore
-from warren.tenancy.usage import FLUSH_S, MAX_SUMS, UsageBook, as_csv, day_of, row_view
 from warren.testing.manual_clock import ManualClock
 
 NOON = datetime(2026, 3, 31, 12, tzinfo=UTC).timestamp()

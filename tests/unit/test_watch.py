@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from warren.worker.host.watch import Watch, Watches
+from warren.sandboxes.host.watch import Watch, Watches
 
 pytestmark = pytest.mark.anyio
 

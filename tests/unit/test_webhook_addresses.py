@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warren.model.addresses import read_networks, why_refused
-from warren.model.errors import InvalidRequest
-from warren.tenancy.webhooks.destinations import (
+from warren.governance.webhooks.destinations import (
     DENIED_PORTS,
     MAX_URL,
     check_address,
     read_address,
     read_url,
 )
-from warren.tenancy.webhooks.sender import new_socket
+from warren.governance.webhooks.sender import new_socket
+from warren.model.addresses import read_networks, why_refused
+from warren.model.errors import InvalidRequest
 
 # Written down here once more, from the registries of special addresses and not from the code.
 FORBIDDEN_4 = [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warren.tenancy.webhooks.retries import (
+from warren.governance.webhooks.retries import (
     ATTEMPTS,
     MAX_RETRY_AFTER_S,
     PAUSES_S,

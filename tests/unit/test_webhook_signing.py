@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from warren.governance.webhooks.signing import new_secret, read_secret, sign, verify
 from warren.model.errors import InvalidRequest, Unauthorized
-from warren.tenancy.webhooks.signing import new_secret, read_secret, sign, verify
 
 PAGE = Path(__file__).parents[2] / "docs" / "webhooks.md"
 # The example that the specification's own libraries are tested with.

@@ -5,16 +5,22 @@ from itertools import product
 
 import pytest
 
+from warren.governance.webhooks.deliveries import DeliveryQueues, delivery_view, new_message
+from warren.governance.webhooks.delivery_worker import MAX_OF_TENANT, MAX_OF_WEBHOOK, MAX_SENDING, DeliverySlots, Wakeup
+from warren.governance.webhooks.outbox import Webhooks
+from warren.governance.webhooks.registry import (
+    MAX_DESCRIPTION,
+    MAX_WEBHOOKS,
+    WebhookRegistry,
+    read_events,
+    webhook_view,
+)
+from warren.governance.webhooks.sender import WebhookSender
 from warren.model.addresses import read_networks
 from warren.model.errors import InvalidRequest, NotFound, Unavailable
 from warren.model.events import EventKind
 from warren.stores.encryption import Encryption
 from warren.stores.memory import MemoryRecords
-from warren.tenancy.webhooks.deliveries import DeliveryQueues, delivery_view, new_message
-from warren.tenancy.webhooks.delivery_worker import MAX_OF_TENANT, MAX_OF_WEBHOOK, MAX_SENDING, DeliverySlots, Wakeup
-from warren.tenancy.webhooks.outbox import Webhooks
-from warren.tenancy.webhooks.registry import MAX_DESCRIPTION, MAX_WEBHOOKS, WebhookRegistry, read_events, webhook_view
-from warren.tenancy.webhooks.sender import WebhookSender
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from unit.scripted_agent import hello, linked, output, said
 
 from warren.model.errors import ProtocolError, SandboxLost, WarrenError
-from warren.worker.agent.link import AgentLink
-from warren.worker.agent.wire import (
+from warren.sandboxes.agent.link import AgentLink
+from warren.sandboxes.agent.wire import (
     MAX_RECORD,
     Code,
     Fields,
@@ -26,7 +26,7 @@ from warren.worker.agent.wire import (
     frame,
     record,
 )
-from warren.worker.agent.wire import output as parse_output
+from warren.sandboxes.agent.wire import output as parse_output
 
 TAGS = st.sampled_from(list(Tag))
 # A busy machine is no failure; the first text drawn loads the tables of Unicode, which takes seconds.

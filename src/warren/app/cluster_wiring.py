@@ -19,15 +19,22 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from warren.clock import Clock, ClusterClock, boot_time
 from warren.cluster.auth import sealing_key
-from warren.cluster.http_client.client import WorkerClient
 from warren.cluster.problem_log import ProblemLog
 from warren.config.settings import WORKER_PORT, Settings
+from warren.governance.audit.redis import RedisAudit
+from warren.governance.event_feed import EventFeed
+from warren.governance.redis_counters import RedisCounters
+from warren.governance.shared_events import SharedEvents
+from warren.governance.tenancy import Tenancy
+from warren.governance.webhooks.outbox import Webhooks
+from warren.governance.webhooks.sender import WebhookSender
+from warren.http.client.client import WorkerClient
 from warren.interfaces.environments import Environments
 from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.store import SessionStore
-from warren.logs import get_log
+from warren.kernel.clock import Clock, ClusterClock, boot_time
+from warren.kernel.logs import get_log
 from warren.model.addresses import is_loopback, read_networks
 from warren.model.audit import CommandText
 from warren.model.environment import Environment
@@ -37,13 +44,6 @@ from warren.stores.redis_address import read_address
 from warren.stores.redis_link import RedisLink, connect
 from warren.stores.redis_scripts import OPEN
 from warren.stores.redis_store import check_it_is_ours
-from warren.tenancy.audit.redis import RedisAudit
-from warren.tenancy.event_feed import EventFeed
-from warren.tenancy.redis_counters import RedisCounters
-from warren.tenancy.shared_events import SharedEvents
-from warren.tenancy.tenancy import Tenancy
-from warren.tenancy.webhooks.outbox import Webhooks
-from warren.tenancy.webhooks.sender import WebhookSender
 
 _SECRET_FILE: Final = "cluster-secret"
 _CLOCK_FILE: Final = "clock.json"

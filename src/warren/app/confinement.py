@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from warren.egress.confinement import filter_calls
-from warren.worker.network.call_filter import refusing
+from warren.sandboxes.egress.confinement import filter_calls
+from warren.sandboxes.network.call_filter import refusing
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on every machine
 _VERSION: Final = 1

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from starlette.types import ASGIApp
 
+from warren.access.identity import BindingIdentity
 from warren.app import cluster_wiring as wiring
 from warren.app.readings import coordinator_readings
 from warren.app.wiring import (
@@ -25,7 +26,6 @@ from warren.app.wiring import (
     recorder_of,
     with_pages,
 )
-from warren.clock import ClusterClock
 from warren.cluster.auth import ClusterAuth
 from warren.cluster.failover import Failover
 from warren.cluster.fleet import Fleet
@@ -36,18 +36,18 @@ from warren.cluster.proxy.liveness import Liveness
 from warren.cluster.proxy.router import Router
 from warren.cluster.roster import Peer, Roster
 from warren.config.settings import Settings
-from warren.e2b.placement import placement_wishes
+from warren.governance.tenancy import Tenancy
 from warren.http.app import create_app
-from warren.logs import get_log
+from warren.http.e2b.placement import placement_wishes
+from warren.kernel.clock import ClusterClock
+from warren.kernel.logs import get_log
+from warren.kernel.shielding import run_shielded
+from warren.kernel.tracing import OFF, Tracing
 from warren.model.errors import WarrenError
 from warren.sessions.history import History, Reading
 from warren.sessions.lifecycle import Lifecycle
 from warren.sessions.manager import Sessions
-from warren.shielding import run_shielded
 from warren.stores.redis_store import RedisStore
-from warren.tenancy.identity import BindingIdentity
-from warren.tenancy.tenancy import Tenancy
-from warren.tracing import OFF, Tracing
 
 _log = get_log(__name__)
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from warren.app.wiring import build_egress_policy, build_host_room, build_pull_options
 from warren.config.settings import Settings, environment_with
+from warren.images.building.settings import BuildNetwork, BuildProgress, BuildProvider, BuildSettings, StepLimits
 from warren.model.egress import EVERYTHING, NOTHING
 from warren.model.network import NO_NETWORK, PRESETS, NetworkRules
 from warren.model.spec import MIB, Limits
-from warren.worker.host.machine_size import memory_total_mb, most_processes, usable_cores
-from warren.worker.images.build_settings import BuildNetwork, BuildProgress, BuildProvider, BuildSettings, StepLimits
+from warren.sandboxes.host.machine_size import memory_total_mb, most_processes, usable_cores
 
 if TYPE_CHECKING:
+    from warren.images.store.store import ImageStore
     from warren.interfaces.images import Images, ImageVersion
-    from warren.worker.images.store import ImageStore
 
 _MEMORY_MB = 2048
 _DISK_MB = 10240
@@ -39,7 +39,7 @@ def build_image_settings(settings: Settings) -> BuildSettings:
 def _pull(
     settings: Settings, images: "ImageStore", reference: str, name: str, progress: BuildProgress
 ) -> "ImageVersion":
-    from warren.worker.images.oci_pull import pull_image
+    from warren.images.registry.pull import pull_image
 
     return pull_image(images, reference, name, progress, options=build_pull_options(settings), shell_needed=False)
 
@@ -59,8 +59,8 @@ def _limits(settings: Settings) -> Limits:
 
 
 def _new_provider(settings: Settings, state_dir: Path, images: "Images") -> BuildProvider:
-    from warren.worker.network.egress import Egress
-    from warren.worker.providers.oci import OciProvider
+    from warren.sandboxes.network.egress import Egress
+    from warren.sandboxes.providers.oci import OciProvider
 
     return OciProvider(
         state_dir=state_dir,

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 from warren.cluster.lease import Lease
+from warren.governance.metrics.readings import Readings
 from warren.interfaces.cluster import WORKER_STATES, ClusterControl
-from warren.metrics.readings import Readings
 from warren.model.errors import WarrenError
 from warren.model.session import SessionState
 from warren.sessions.manager import Sessions

@@ -30,25 +30,25 @@ from warren.app.wiring import (
     build_worker,
     recorder_of,
 )
-from warren.clock import Clock
 from warren.config.settings import Settings
+from warren.governance.tenancy import Tenancy
 from warren.interfaces.artifacts import ArtifactStore
 from warren.interfaces.provider import Provider
 from warren.interfaces.store import SessionStore
-from warren.logs import get_log
+from warren.kernel.clock import Clock
+from warren.kernel.logs import get_log
+from warren.kernel.shielding import run_shielded
+from warren.kernel.tracing import OFF, Tracing
 from warren.model.errors import Stopping, Unavailable, WarrenError
 from warren.sessions.artifact_expiry import ArtifactExpiry
 from warren.sessions.history import History, Reading
 from warren.sessions.lifecycle import Lifecycle
 from warren.sessions.manager import Sessions
 from warren.sessions.reaper import Reaper
-from warren.shielding import run_shielded
-from warren.tenancy.tenancy import Tenancy
-from warren.tracing import OFF, Tracing
 from warren.worker.worker import LocalWorker
 
 if TYPE_CHECKING:
-    from warren.e2b.template_builds import TemplateBuilds
+    from warren.http.e2b.template_builds import TemplateBuilds
 
 LOCK: Final = "server.lock"
 _LOOK_AGAIN_S: Final = 5.0

@@ -10,19 +10,19 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from warren.clock import Clock, SystemClock
 from warren.config.environments import RegistryEnvironments
 from warren.config.registry import Registry, packaged_registry
 from warren.config.settings import Settings, as_variables, check_provider, environment_with
+from warren.images.store.store import ImageStore
 from warren.interfaces.environments import Environments
 from warren.interfaces.provider import Provider
 from warren.interfaces.recorder import NO_RECORDER, Recorder
+from warren.kernel.clock import Clock, SystemClock
+from warren.kernel.tracing import OFF, Tracing
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import InvalidRequest, ProviderUnavailable, UnknownEnvironment, WarrenError
 from warren.model.spec import IoLimits
 from warren.model.version import __version__
-from warren.tracing import OFF, Tracing
-from warren.worker.images.store import ImageStore
 
 if TYPE_CHECKING:
     import ssl
@@ -30,20 +30,29 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from warren.access.identity import BindingIdentity, Identity
+    from warren.access.tokens import Tokens
     from warren.config.image_recipes import NamedRecipe
     from warren.doctor.reports import DoctorReports
-    from warren.e2b.template_builds import TemplateBuilds
-    from warren.e2b.tokens import SandboxTokens
+    from warren.governance.metrics.process_metrics import ProcessMetrics
+    from warren.governance.tenancy import Tenancy
     from warren.http.context import Context
+    from warren.http.e2b.template_builds import TemplateBuilds
+    from warren.http.e2b.tokens import SandboxTokens
+    from warren.images.building.on_demand import ImageBuilds
+    from warren.images.registry.pull import PullOptions
     from warren.interfaces.artifacts import ArtifactStore
     from warren.interfaces.audit import AuditLog
     from warren.interfaces.cluster import ClusterControl
     from warren.interfaces.records import RecordStore
     from warren.interfaces.store import SessionStore
-    from warren.metrics.process_metrics import ProcessMetrics
+    from warren.kernel.span_export import SpanExporter
     from warren.model.image import Recipe
     from warren.model.network import EgressPolicy
     from warren.model.spec import Ceilings
+    from warren.sandboxes.providers.connection import EgressService
+    from warren.sandboxes.providers.gpu_access import GpuAccess
+    from warren.sandboxes.providers.host_provider import HostRoom
     from warren.sessions.artifacts import Artifacts
     from warren.sessions.egress import Egress
     from warren.sessions.history import History
@@ -51,16 +60,7 @@ if TYPE_CHECKING:
     from warren.sessions.manager import Sessions
     from warren.sessions.preview_links import PreviewLinks
     from warren.sessions.reaper import Reaper
-    from warren.span_export import SpanExporter
     from warren.stores.encryption import Encryption
-    from warren.tenancy.identity import BindingIdentity, Identity
-    from warren.tenancy.tenancy import Tenancy
-    from warren.tenancy.tokens import Tokens
-    from warren.worker.images.builds import ImageBuilds
-    from warren.worker.images.oci_pull import PullOptions
-    from warren.worker.providers.connection import EgressService
-    from warren.worker.providers.gpu_access import GpuAccess
-    from warren.worker.providers.host_provider import HostRoom
     from warren.worker.worker import LocalWorker
 
 DATABASE: Final = "sessions.db"
@@ -99,9 +99,9 @@ def build_images(settings: Settings) -> ImageStore:
 
 
 def build_pull_options(settings: Settings) -> "PullOptions":
+    from warren.images.registry.credentials import Credentials
+    from warren.images.registry.pull import PullOptions
     from warren.model.addresses import read_networks
-    from warren.worker.images.oci_pull import PullOptions
-    from warren.worker.images.registry_credentials import Credentials
 
     return PullOptions(
         settings.image_registry,
@@ -116,7 +116,7 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
     name = name or settings.providers[0]
     check_provider(name)
     if name == "oci":
-        from warren.worker.providers.oci import OciProvider
+        from warren.sandboxes.providers.oci import OciProvider
 
         return OciProvider(
             state_dir=settings.state_dir,
@@ -129,7 +129,7 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             gpus=_build_gpus(settings),
         )
     if name == "docker":
-        from warren.worker.providers.docker import DockerProvider
+        from warren.sandboxes.providers.docker import DockerProvider
 
         return DockerProvider(
             state_dir=settings.state_dir,
@@ -151,8 +151,8 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
 
 
 def _build_e2b(settings: Settings, fault: Fault) -> Provider:
-    from warren.worker.providers.e2b import E2bProvider
-    from warren.worker.providers.e2b_api import E2bApi
+    from warren.sandboxes.providers.e2b import E2bProvider
+    from warren.sandboxes.providers.e2b_api import E2bApi
 
     return E2bProvider(
         settings.state_dir,
@@ -166,19 +166,19 @@ def _build_e2b(settings: Settings, fault: Fault) -> Provider:
 
 
 def _build_network(settings: Settings) -> "EgressService | None":
-    from warren.worker.network.egress import Egress
+    from warren.sandboxes.network.egress import Egress
 
     return Egress(build_egress_policy(settings)) if settings.egress else None
 
 
 def _build_gpus(settings: Settings) -> "GpuAccess":
-    from warren.worker.providers.gpu_access import GpuAccess
+    from warren.sandboxes.providers.gpu_access import GpuAccess
 
     return GpuAccess(settings.gpus)
 
 
 def build_host_room(settings: Settings) -> "HostRoom":
-    from warren.worker.providers.host_provider import HostRoom
+    from warren.sandboxes.providers.host_provider import HostRoom
 
     return HostRoom(
         min_free_disk_mb=settings.min_free_disk_mb or None,
@@ -235,7 +235,7 @@ def secret_keys(settings: Settings) -> "list[bytes]":
 def build_metrics(settings: Settings, environments: Environments, role: str) -> "ProcessMetrics | None":
     if not settings.metrics:
         return None
-    from warren.metrics.process_metrics import ProcessMetrics
+    from warren.governance.metrics.process_metrics import ProcessMetrics
 
     def is_environment(name: str) -> bool:
         with suppress(WarrenError):
@@ -257,8 +257,8 @@ def build_worker(
     tracing: Tracing = OFF,
     recorder: Recorder = NO_RECORDER,
 ) -> "LocalWorker":
+    from warren.sandboxes.providers.host_provider import HostProvider
     from warren.worker.guard import MachineGuard
-    from warren.worker.providers.host_provider import HostProvider
     from warren.worker.worker import LocalWorker
 
     on_host = [provider for provider in providers if isinstance(provider, HostProvider)]
@@ -285,7 +285,7 @@ def build_worker(
 
 
 def build_image_builds(settings: Settings) -> "ImageBuilds":
-    from warren.worker.images.builds import ImageBuilds
+    from warren.images.building.on_demand import ImageBuilds
 
     find = build_recipes(settings)
 
@@ -309,7 +309,7 @@ def _child_variables(settings: Settings, *more: str) -> dict[str, str]:
 
 
 def build_template_builds(settings: Settings, store: "SessionStore") -> "TemplateBuilds":
-    from warren.e2b.template_builds import TemplateBuilds
+    from warren.http.e2b.template_builds import TemplateBuilds
 
     return TemplateBuilds(
         settings.state_dir,
@@ -346,7 +346,7 @@ def build_span_exporter(settings: Settings, role: str) -> "SpanExporter | None":
     started."""
     if not settings.otlp_endpoint:
         return None
-    from warren.span_export import SpanExporter
+    from warren.kernel.span_export import SpanExporter
 
     resource = {
         "service.name": "warren" if role == "server" else f"warren-{role}",
@@ -367,10 +367,10 @@ async def build_tenancy(
     environments: Environments,
     recorder: Recorder = NO_RECORDER,
 ) -> "Tenancy":
+    from warren.governance.tenancy import Tenancy
+    from warren.governance.webhooks.outbox import Webhooks
+    from warren.governance.webhooks.sender import WebhookSender
     from warren.model.addresses import read_networks
-    from warren.tenancy.tenancy import Tenancy
-    from warren.tenancy.webhooks.outbox import Webhooks
-    from warren.tenancy.webhooks.sender import WebhookSender
 
     sender = WebhookSender(read_networks(settings.webhook_networks))
     encryption = None if settings.store == "memory" else build_encryption(settings)
@@ -388,8 +388,8 @@ async def build_tenancy(
 async def build_audit(settings: Settings) -> "AuditLog | None":
     if not settings.audit:
         return None
+    from warren.governance.audit.files import FileAudit
     from warren.model.audit import CommandText
-    from warren.tenancy.audit.files import FileAudit
 
     commands = CommandText(settings.audit_commands)
     size = settings.audit_mb * 1024 * 1024 // AUDIT_FILES
@@ -527,8 +527,8 @@ def build_sessions(
 
 
 def build_ceilings(settings: Settings) -> "Ceilings":
+    from warren.sandboxes.host.machine_size import most_processes, usable_cores
     from warren.worker.guard import default_ceilings, read_room
-    from warren.worker.host.machine_size import most_processes, usable_cores
 
     given = {
         "memory_mb": settings.max_memory_mb,
@@ -546,7 +546,7 @@ def build_ceilings(settings: Settings) -> "Ceilings":
 
 def build_identity(settings: Settings, tenancy: "Tenancy", tokens: "Tokens | None" = None) -> "BindingIdentity":
     """How callers are identified."""
-    from warren.tenancy.identity import AnonymousIdentity, CredentialIdentity
+    from warren.access.identity import AnonymousIdentity, CredentialIdentity
 
     if not settings.auth:
         return AnonymousIdentity(tenancy.tenants)
@@ -559,7 +559,7 @@ async def build_tokens(settings: Settings) -> "Tokens | None":
     """Raises what is wrong with the settings, so call it before anything is started."""
     if not (settings.auth and settings.jwt_jwks):
         return None
-    from warren.tenancy.tokens import TokenRules, Tokens
+    from warren.access.tokens import TokenRules, Tokens
 
     rules = TokenRules(
         settings.jwt_jwks,
@@ -589,8 +589,8 @@ def build_context(
     metrics: "ProcessMetrics | None" = None,
     history: "History | None" = None,
 ) -> "Context":
-    from warren.answer_memory import MIB, AnswerMemory
     from warren.http.context import Context
+    from warren.kernel.answer_memory import MIB, AnswerMemory
     from warren.sessions.contexts import Contexts
     from warren.worker.worker import LocalWorker
 
@@ -631,8 +631,8 @@ def build_doctor(settings: Settings) -> "DoctorReports":
 
 def with_pages(settings: Settings, context: "Context") -> "Context":
     """The context of a process that has the dashboard, unless it is switched off."""
-    from warren.tenancy.page_sessions import PageSessions
-    from warren.tenancy.tickets import Tickets
+    from warren.access.page_sessions import PageSessions
+    from warren.access.tickets import Tickets
 
     if not settings.dashboard:
         return context
@@ -642,9 +642,9 @@ def with_pages(settings: Settings, context: "Context") -> "Context":
 
 def build_dashboard(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIApp":
     """What serves the pages, before the app."""
-    from warren.dashboard.access import PageAccess
-    from warren.dashboard.edge import PageEdge
-    from warren.dashboard.pages import Pages
+    from warren.http.dashboard.access import PageAccess
+    from warren.http.dashboard.edge import PageEdge
+    from warren.http.dashboard.pages import Pages
 
     if context.page_sessions is None or context.tickets is None:
         return app
@@ -677,7 +677,7 @@ def build_app(
 ) -> "ASGIApp":
     from warren.app.readings import server_readings
     from warren.http.app import create_app
-    from warren.previews.proxy import PreviewProxy
+    from warren.http.previews.proxy import PreviewProxy
 
     context = build_context(settings, environments, sessions, tenancy, identity, metrics=metrics, history=history)
     context = with_pages(settings, context)
@@ -695,8 +695,8 @@ def build_e2b_app(
     settings: Settings, app: "ASGIApp", context: "Context", template_builds: "TemplateBuilds | None" = None
 ) -> "ASGIApp":
     """What answers E2B's clients, before the rest of the app."""
-    from warren.e2b.app import E2bApp
-    from warren.e2b.routes import E2bRules
+    from warren.http.e2b.app import E2bApp
+    from warren.http.e2b.routes import E2bRules
 
     rules = E2bRules(
         e2b_templates(settings),
@@ -717,7 +717,7 @@ def _pairs(texts: Sequence[str]) -> dict[str, str]:
 
 
 def build_sandbox_tokens(settings: Settings) -> "SandboxTokens":
-    from warren.e2b.tokens import SandboxTokens
+    from warren.http.e2b.tokens import SandboxTokens
 
     return SandboxTokens(_installation_keys(settings))
 
@@ -737,9 +737,9 @@ def build_links(settings: Settings) -> "PreviewLinks":
 
 def build_edge(settings: Settings, app: "ASGIApp", context: "Context", tracing: Tracing = OFF) -> "ASGIApp":
     """What clients reach: those of E2B, previews by host, and everything else behind the guard."""
-    from warren.e2b.edge import E2bEdge
+    from warren.http.e2b.edge import E2bEdge
+    from warren.http.previews.edge import PreviewEdge
     from warren.http.server.request_origin import TrustedProxies
-    from warren.previews.edge import PreviewEdge
 
     assert context.links is not None
     previews = PreviewEdge(
@@ -775,8 +775,8 @@ def build_guard(
     any_host: bool = False,
 ) -> "ASGIApp":
     """With `any_host` the server answers under every host name."""
-    from warren.e2b import app as e2b
     from warren.http.dispatch import takes_stream
+    from warren.http.e2b import app as e2b
     from warren.http.server.http_guard import HttpGuard
 
     return HttpGuard(

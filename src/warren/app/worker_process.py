@@ -26,20 +26,20 @@ from warren.cluster.middleware import WorkerMiddleware
 from warren.cluster.peer_calls import PeerCalls
 from warren.cluster.roster import Report, Roster
 from warren.config.settings import Settings
+from warren.governance.tenancy import Tenancy
 from warren.http.admission import Admission
+from warren.http.api.metrics import MetricsApp
 from warren.http.app import create_app
-from warren.http.routes.metrics import MetricsApp
+from warren.http.previews.proxy import PreviewProxy
+from warren.images.transfer.share import ImageSharing
 from warren.interfaces.store import SessionStore
 from warren.model.errors import WarrenError
 from warren.model.version import __version__
-from warren.previews.proxy import PreviewProxy
 from warren.sessions.history import Reading
 from warren.sessions.port_connections import PortConnections
 from warren.stores.mirrored import MirroredStore
 from warren.stores.redis_store import RedisStore
 from warren.stores.sqlite import SqliteStore
-from warren.tenancy.tenancy import Tenancy
-from warren.worker.images.share import ImageSharing
 
 _COPIES_FILE: Final = "cluster.db"
 _REPORTED_TENANTS: Final = 64  # the tenants with the most sessions

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from warren.model.errors import WarrenError
-from warren.worker.host.cgroups import Hierarchies, parse_flat, parse_membership
+from warren.sandboxes.host.cgroups import Hierarchies, parse_flat, parse_membership
 
 NAMESPACES = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
 _PATIENCE_S = 10.0

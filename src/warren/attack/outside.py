@@ -25,14 +25,14 @@ from warren.attack import bound_host
 from warren.attack.bound_host import BoundHost
 from warren.attack.inside.egress import MARK
 from warren.attack.name_server import answer
-from warren.egress.broker import BrokerSetup
-from warren.egress.certificates import new_certificates, server_context
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import WarrenError
 from warren.model.network import NO_NETWORK, EgressPolicy, NetworkRules
-from warren.worker.network.egress import Egress, OpenableNetwork
-from warren.worker.providers.host_provider import HostProvider
+from warren.sandboxes.egress.broker import BrokerSetup
+from warren.sandboxes.egress.certificates import new_certificates, server_context
+from warren.sandboxes.network.egress import Egress, OpenableNetwork
+from warren.sandboxes.providers.host_provider import HostProvider
 
 NETWORK: Final = "93.184.216.0/24"
 ALLOWED, OTHER, DENIED, BY_ADDRESS = "93.184.216.34", "93.184.216.35", "93.184.216.37", "93.184.216.40"

@@ -12,7 +12,7 @@ from warren.attack.arena import Arena, attack_command, read_outcome
 from warren.attack.probe import Group, Probe, ProbeResult, ProbeVerdict, got_through, judged, within
 from warren.interfaces.sandbox import Process
 from warren.model.operations import Command, ExecResult
-from warren.worker.host import file_locks, kernel_queues
+from warren.sandboxes.host import file_locks, kernel_queues
 
 _HELD_S = 15.0
 _WORKED_S = 2.0

@@ -4,8 +4,8 @@ from warren.attack.arena import Arena
 from warren.attack.probe import Group, Probe, ProbeResult, judged, not_applicable, undecided
 from warren.model.errors import SandboxNotFound
 from warren.model.spec import WRITABLE, Layer
-from warren.worker.host.isolation import UNREADABLE
-from warren.worker.providers.host_provider import HostProvider
+from warren.sandboxes.host.isolation import UNREADABLE
+from warren.sandboxes.providers.host_provider import HostProvider
 
 _PLACES = [*WRITABLE, "/dev/shm"]
 

@@ -9,8 +9,8 @@ from warren.attack.arena import Arena
 from warren.attack.probe import Group, Probe, ProbeResult, contained, got_through, judged, undecided
 from warren.model.operations import Command
 from warren.model.spec import MIB
-from warren.worker.host.cgroups import parse_limit
-from warren.worker.host.machine_size import most_processes
+from warren.sandboxes.host.cgroups import parse_limit
+from warren.sandboxes.host.machine_size import most_processes
 
 _G = Group.LIMITS
 _FILES_SHARE = 0.2

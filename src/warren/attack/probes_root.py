@@ -12,9 +12,9 @@ from warren.attack.arena import Arena
 from warren.attack.probe import Group, Probe, ProbeResult, contained, got_through, judged, within
 from warren.model.errors import WarrenError
 from warren.model.operations import Command
-from warren.worker.host.isolation import capability_mask
-from warren.worker.providers.hardening import ROOT_CAPABILITIES
-from warren.worker.providers.oci_bundle import PIDS_RESERVE, UIDS
+from warren.sandboxes.host.isolation import capability_mask
+from warren.sandboxes.providers.hardening import ROOT_CAPABILITIES
+from warren.sandboxes.providers.oci_bundle import PIDS_RESERVE, UIDS
 
 _G = Group.ROOT
 _AGENT_UID = UIDS - 1

@@ -38,7 +38,7 @@ def bench(quick: bool, as_json: bool) -> int:
     """
     from warren.cli.console import until_signal
     from warren.measure.figures import FULL, QUICK
-    from warren.worker.providers.host_provider import require_root
+    from warren.sandboxes.providers.host_provider import require_root
 
     require_root("oci")
     return asyncio.run(until_signal(_measure(QUICK if quick else FULL, as_json)))
@@ -71,7 +71,7 @@ async def _measure(effort: "Effort", as_json: bool) -> int:
 
 def _new_state() -> Path:
     """A state directory with an image, on the disk of the usual one, which a server's speed depends on."""
-    from warren.worker.images.store import ImageStore
+    from warren.images.store.store import ImageStore
 
     usual = read_settings().state_dir
     parent = usual.parent if os.access(usual.parent, os.W_OK) else None
@@ -85,7 +85,7 @@ def _new_state() -> Path:
 
 
 def _describe_machine() -> dict[str, str]:
-    from warren.worker.host.machine_size import memory_total_mb, usable_cores
+    from warren.sandboxes.host.machine_size import memory_total_mb, usable_cores
 
     system = os.uname()
     return {

@@ -156,10 +156,10 @@ class _Cluster:
         """
         import asyncio
 
+        from warren.access.keys import Keys
         from warren.cli.serve import ensure_first_key
-        from warren.clock import SystemClock
+        from warren.kernel.clock import SystemClock
         from warren.stores.redis_store import RedisStore
-        from warren.tenancy.keys import Keys
 
         async def prepare() -> None:
             store = await RedisStore.open(url, timeout_s=_REDIS_TIMEOUT_S, namespace=self._settings.redis_namespace)

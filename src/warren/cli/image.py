@@ -16,8 +16,8 @@ from warren.config.settings import read_settings
 from warren.model.errors import ImageNotFound, InvalidRequest, ProviderUnavailable
 
 if TYPE_CHECKING:
+    from warren.images.store.store import ImageStore
     from warren.interfaces.images import ImageVersion
-    from warren.worker.images.store import ImageStore
 
 _TITLES = ("NAME", "VERSION", "STATE", "SANDBOXES", "DISK", "MADE", "SOURCE")
 

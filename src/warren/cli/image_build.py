@@ -28,10 +28,10 @@ from warren.model.suggestions import suggest
 from warren.model.tenant_images import TENANT_IMAGES
 
 if TYPE_CHECKING:
+    from warren.images.building.settings import BuildProgress
+    from warren.images.store.store import ImageStore
     from warren.interfaces.images import ImageVersion
     from warren.model.image import ImageConfig, Recipe
-    from warren.worker.images.build_settings import BuildProgress
-    from warren.worker.images.store import ImageStore
 
 _PLAIN: Final = ("base", "host")  # built from this machine, without a recipe
 _SET_PDEATHSIG: Final = 1
@@ -114,7 +114,7 @@ def build_named(
     are missing and there is a recipe for them. Without `again`, an image that is up to date when it is this build's
     turn is left as it is."""
     from warren.app.wiring import build_images
-    from warren.worker.images.builds import building_lock
+    from warren.images.building.on_demand import building_lock
 
     images, folder = build_images(settings), settings.state_dir / "images"
 
@@ -167,7 +167,7 @@ def _build_recipe(
     settings: Settings, images: "ImageStore", named: NamedRecipe, progress: "BuildProgress", no_cache: bool
 ) -> "ImageVersion":
     from warren.app.image_wiring import build_image_settings
-    from warren.worker.images.builder import build_recipe
+    from warren.images.building.builder import build_recipe
 
     return build_recipe(
         images,
@@ -419,8 +419,8 @@ def _parse(
     settings: Settings, images: "ImageStore", context: Path, options: _DockerfileOptions, lines: StepLines
 ) -> "Recipe":
     from warren.app.image_wiring import build_image_settings
-    from warren.worker.images.builder import base_config
-    from warren.worker.images.dockerfile import parse_dockerfile
+    from warren.images.building.builder import base_config
+    from warren.images.building.dockerfile import parse_dockerfile
 
     building, file = build_image_settings(settings), options.path(context)
 
@@ -467,7 +467,7 @@ def _build_with_docker(
 ) -> "ImageVersion":
     if options.engine != "docker":
         raise click.UsageError(f"--with takes docker, not {options.engine!r}")
-    from warren.worker.images.docker_build import build_with_docker
+    from warren.images.building.with_docker import build_with_docker
 
     return build_with_docker(
         images,
@@ -505,8 +505,8 @@ def _build_template(settings: Settings, image: str, lines: ReportLines) -> None:
     """Builds the image of a template, of which the server has written down what it is made of."""
     from warren.app.image_wiring import build_image_settings
     from warren.app.wiring import build_images
-    from warren.e2b.template_process import read_template
-    from warren.worker.images.builder import base_config
+    from warren.http.e2b.template_process import read_template
+    from warren.images.building.builder import base_config
 
     building, images = build_image_settings(settings), build_images(settings)
 

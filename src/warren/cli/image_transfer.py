@@ -17,8 +17,8 @@ from warren.config.settings import read_settings
 from warren.model.errors import ImageNotFound, InvalidRequest, NoSpace
 
 if TYPE_CHECKING:
+    from warren.images.store.store import ImageStore
     from warren.interfaces.images import ImageVersion
-    from warren.worker.images.store import ImageStore
 
 
 def _open_store() -> "ImageStore":
@@ -42,7 +42,7 @@ def pull(reference: str, name: str, platform: str, no_shell: bool, as_json: bool
     Example: sudo warren image pull registry.example.com/team/image:1.0 --name image
     """
     from warren.app.wiring import build_pull_options
-    from warren.worker.images.oci_pull import pull_image
+    from warren.images.registry.pull import pull_image
 
     images, name = _open_store(), name or reference
     check_own_name(name)
@@ -75,7 +75,7 @@ def export(name: str, output: str, form: str) -> None:
 
     Example: sudo warren image export base -o base.tar --format oci
     """
-    from warren.worker.images.oci_export import export_image
+    from warren.images.transfer.oci_export import export_image
 
     with _output(output) as out, _open_store().using(name) as rootfs, ProgressLine(f"image {name}") as progress:
         export_image(rootfs, name, out, form, progress)
@@ -85,7 +85,7 @@ def export(name: str, output: str, form: str) -> None:
 def _output(output: str) -> Iterator[IO[bytes]]:
     import errno
 
-    from warren.worker.images.oci_export import new_file
+    from warren.images.transfer.oci_export import new_file
 
     if output == "-":
         if sys.stdout.isatty():

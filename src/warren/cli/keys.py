@@ -22,8 +22,8 @@ from warren.cli.tenants import format_quota, parse_quota, quota_option
 from warren.model.errors import NotFound, Unavailable, WarrenError
 
 if TYPE_CHECKING:
+    from warren.access.keys import Keys
     from warren.model.access import ApiKey
-    from warren.tenancy.keys import Keys
 
 T = TypeVar("T")
 Values = dict[str, Any]
@@ -157,7 +157,7 @@ def rotate(key_id: str, e2b: bool, quiet: bool, url: str, state_dir: str, as_jso
 
 def _print_new(key: Values, e2b: bool, quiet: bool, as_json: bool) -> None:
     if e2b:
-        from warren.tenancy.keys import e2b_spelling
+        from warren.access.keys import e2b_spelling
 
         key["key"] = e2b_spelling(key["key"])
     if as_json:
@@ -268,9 +268,9 @@ class StoredKeys:
 
     async def _with_store(self, work: "Callable[[Keys], Awaitable[T]]") -> T:
         """The store is opened without its sealing key: keys are stored as hashes, not as sealed secrets."""
+        from warren.access.keys import Keys
         from warren.app.wiring import build_clock
         from warren.stores.sqlite import SqliteStore
-        from warren.tenancy.keys import Keys
 
         store = await SqliteStore.open(self._find_database())
         try:
@@ -296,8 +296,8 @@ class StoredKeys:
 
 
 def _key_values(key: "ApiKey") -> Values:
+    from warren.access.keys import key_view
     from warren.sessions.schemas import timestamp
-    from warren.tenancy.keys import key_view
 
     values = key_view(key)
     for name in ("created_at", "expires_at", "used_at"):

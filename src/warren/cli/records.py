@@ -14,7 +14,7 @@ from warren.sdk.protocol import Request
 
 if TYPE_CHECKING:
     from warren.config.settings import Settings
-    from warren.tenancy.audit.chain import Verification
+    from warren.governance.audit.chain import Verification
 
 _AUDIT_TITLES: Final = ("TIME (UTC)", "TENANT", "KEY", "ACTION", "SESSION", "STATUS", "RESULT", "TOOK", "DETAIL")
 _USAGE_TITLES: Final = ("DAY", "TENANT", "SESSIONS", "COMMANDS", "CPU", "RUNNING", "LIVED", "MEMORY", "IN", "OUT")
@@ -104,7 +104,7 @@ def verify(state_dir: str, of_cluster: bool, head: str, as_json: bool) -> None:
     from pathlib import Path
 
     from warren.config.settings import read_settings
-    from warren.tenancy.audit.files import verify_files
+    from warren.governance.audit.files import verify_files
 
     settings = read_settings()
     if of_cluster:
@@ -129,7 +129,7 @@ def verify(state_dir: str, of_cluster: bool, head: str, as_json: bool) -> None:
 
 async def _verify_cluster(settings: "Settings", head: str) -> "Verification":
     from warren.app.cluster_wiring import build_redis_link
-    from warren.tenancy.audit.redis import verify_stream
+    from warren.governance.audit.redis import verify_stream
 
     link = build_redis_link(settings)
     try:

@@ -14,7 +14,7 @@ import click
 
 from warren.config.options import serve_options, worker_options
 from warren.config.settings import Settings, read_settings
-from warren.logs import get_log
+from warren.kernel.logs import get_log
 from warren.model.addresses import is_loopback
 from warren.model.errors import InvalidRequest
 from warren.model.version import __version__
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from warren.access.keys import Keys
     from warren.app.service import Service
-    from warren.tenancy.keys import Keys
 
 _log = get_log(__name__)
 
@@ -107,7 +107,7 @@ def run_server(settings: Settings, make_service: "Callable[[Settings], Service] 
 
 def check_user(settings: Settings) -> None:
     """Without root a server would start, and then fail to make every sandbox."""
-    from warren.worker.providers.host_provider import require_root
+    from warren.sandboxes.providers.host_provider import require_root
 
     for provider in settings.providers:
         if provider != "fake":
@@ -138,8 +138,8 @@ def _run_process(
 ) -> int:
     from warren.http.server.http_guard import request_id
     from warren.http.server.serving import new_event_loop
-    from warren.logs import set_up_logs
-    from warren.tracing import trace_id
+    from warren.kernel.logs import set_up_logs
+    from warren.kernel.tracing import trace_id
 
     try:
         set_up_logs(settings.log_level, settings.log_format, request_id.get, settings.log_file, trace_id)
@@ -250,7 +250,7 @@ async def _serve_until_stopped(
 ) -> int:
     """With traces, if the settings name a collector for them."""
     from warren.app.wiring import build_span_exporter
-    from warren.tracing import Tracing
+    from warren.kernel.tracing import Tracing
 
     signals = _Signals()
     spans = build_span_exporter(settings, service.role)

@@ -18,7 +18,7 @@ from warren.cli.service import UNIT, remove_service
 from warren.config.settings import Settings, read_settings
 from warren.interfaces.provider import Provider
 from warren.model.errors import Unavailable, WarrenError
-from warren.worker.providers.host_provider import require_root
+from warren.sandboxes.providers.host_provider import require_root
 
 _STOP_S: Final = 90.0
 _FOLDERS: Final = {"oci": "sandboxes", "docker": "docker", "e2b": "e2b"}  # of each provider, in the state directory

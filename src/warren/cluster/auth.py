@@ -10,10 +10,10 @@ import json
 from functools import lru_cache
 from typing import Any, Final
 
+from warren.access.identity import Headers
 from warren.cluster.roster import PROTOCOL
 from warren.model.access import Caller, Quota, Scope
 from warren.model.errors import Conflict, Unauthorized
-from warren.tenancy.identity import Headers
 
 SECRET_HEADER: Final = b"x-warren-cluster"
 PROTOCOL_HEADER: Final = b"x-warren-protocol"

@@ -10,7 +10,7 @@ from typing import Final
 
 from warren.cluster.fleet import Fleet
 from warren.cluster.roster import FORGET_WORKER_S, LEASE_S, ClusterSnapshot, Member, Roster
-from warren.logs import get_log
+from warren.kernel.logs import get_log
 from warren.model.errors import WarrenError
 from warren.model.session import EndReason, Session, SessionState
 from warren.sessions.lifecycle import Lifecycle

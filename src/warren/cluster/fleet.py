@@ -33,7 +33,7 @@ from warren.cluster.roster import (
     Roster,
     unknown_worker,
 )
-from warren.logs import get_log
+from warren.kernel.logs import get_log
 from warren.model.capability import lacks
 from warren.model.errors import InvalidRequest, NoCapacity, NoSpace, Unavailable, WarrenError
 

@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from warren.clock import Clock
 from warren.cluster.lease import Lease
 from warren.cluster.problem_log import ProblemLog
 from warren.cluster.roster import (
@@ -30,7 +29,8 @@ from warren.cluster.roster import (
     Report,
     Roster,
 )
-from warren.logs import get_log
+from warren.kernel.clock import Clock
+from warren.kernel.logs import get_log
 from warren.model.errors import Conflict, NoSpace, Unavailable, WarrenError
 
 _RETRY_S: Final = 0.5

@@ -24,13 +24,13 @@ from starlette.types import Scope, Send
 
 from warren.cluster.auth import ClusterAuth
 from warren.cluster.fleet import Fleet
-from warren.cluster.http_client.client import WorkerClient, WorkerResponse
-from warren.cluster.http_client.errors import Broken, ForwardingFailed, Unreachable
 from warren.cluster.roster import Member, Peer
+from warren.http.client.client import WorkerClient, WorkerResponse
+from warren.http.client.errors import Broken, ForwardingFailed, Unreachable
 from warren.interfaces.images import ImageOffer, SharedImages
-from warren.logs import get_log
+from warren.kernel.logs import get_log
+from warren.kernel.thread_streams import ThreadReader, ThreadWriter
 from warren.model.errors import ImageNotFound, InvalidRequest, Unavailable, WarrenError
-from warren.thread_streams import ThreadReader, ThreadWriter
 
 IMAGE_PATH: Final = "/internal/image"
 _OFFER: Final = b"x-warren-image"

@@ -5,8 +5,8 @@ before the renewal was requested. A coordinator that gives up a session checks t
 step. So there is no moment in which both may act. `Heartbeat` renews the lease, `WorkerMiddleware` checks it.
 """
 
-from warren.clock import Clock
 from warren.cluster.roster import LEASE_S
+from warren.kernel.clock import Clock
 from warren.model.errors import Unavailable
 
 

@@ -11,17 +11,17 @@ from urllib.parse import parse_qs
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from warren.access.bindings import PAGE_MARK
 from warren.cluster.auth import CLIENT_HEADER, PAGE_HEADER, PATIENCE_HEADER, SCHEME_HEADER, SESSION_HEADER, ClusterAuth
 from warren.cluster.fleet import Fleet
-from warren.cluster.http_client.client import WorkerClient
 from warren.cluster.images import IMAGE_PATH, pass_on
 from warren.cluster.lease import Lease
+from warren.http.api.metrics import METRICS_PATH
+from warren.http.client.client import WorkerClient
 from warren.http.problems import problem
-from warren.http.routes.metrics import METRICS_PATH
 from warren.model.errors import Interrupted, InvalidRequest
 from warren.model.figures import LatestFigures
 from warren.sessions.request_context import set_claim_timeout, set_session_id
-from warren.tenancy.bindings import PAGE_MARK
 
 LEASE_PATH: Final = "/internal/lease"
 WORKER_PATH: Final = "/internal/worker"

@@ -6,10 +6,10 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from warren.cluster.auth import ClusterAuth
-from warren.cluster.http_client.client import WorkerClient
-from warren.cluster.http_client.errors import ForwardingFailed
 from warren.cluster.middleware import FIGURES_PATH, LEASE_PATH, WORKER_PATH
 from warren.cluster.roster import LeaseStatus, Peer
+from warren.http.client.client import WorkerClient
+from warren.http.client.errors import ForwardingFailed
 from warren.interfaces.worker import WorkerStats
 from warren.model.errors import Unavailable
 from warren.model.figures import LatestFigures

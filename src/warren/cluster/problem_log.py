@@ -1,6 +1,6 @@
 """Logs a lasting problem once, when it begins or changes; loops that try again every second report it each time."""
 
-from warren.logs import EventLog
+from warren.kernel.logs import EventLog
 
 
 class ProblemLog:

@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from warren.clock import Clock
 from warren.config.registry import Registry
 from warren.config.registry_files import RegistryFiles
-from warren.logs import get_log
+from warren.kernel.clock import Clock
+from warren.kernel.logs import get_log
 from warren.model.environment import Environment
 from warren.model.errors import Unavailable, UnknownEnvironment
 

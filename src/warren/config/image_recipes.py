@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from warren.config.yaml_files import YamlFile
-from warren.logs import get_log
+from warren.kernel.logs import get_log
 from warren.model.errors import InvalidRequest
 from warren.model.image import RECIPE, Configure, Copy, Recipe, Run, Stage, Step
 from warren.model.spec import check_env, check_image_name

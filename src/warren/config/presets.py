@@ -22,7 +22,7 @@ from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
 from warren.config.yaml_files import read_yaml
-from warren.logs import get_log
+from warren.kernel.logs import get_log
 from warren.model.egress import Preset, Presets
 from warren.model.errors import InvalidRequest
 from warren.model.network import PRESETS, parse_rule

@@ -17,11 +17,11 @@ from warren.doctor.parts import (
     check_registry,
     check_runtimes,
 )
+from warren.images.store.store import ImageStore
 from warren.interfaces.provider import Provider
-from warren.worker.images.store import ImageStore
-from warren.worker.providers.e2b import E2bProvider
-from warren.worker.providers.host_provider import HostProvider
-from warren.worker.providers.oci import OciProvider
+from warren.sandboxes.providers.e2b import E2bProvider
+from warren.sandboxes.providers.host_provider import HostProvider
+from warren.sandboxes.providers.oci import OciProvider
 
 
 async def checkup(

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from warren.doctor.check import Check, ok, warn
-from warren.worker.host import file_locks, network_settings
-from warren.worker.providers.hardening import TERMINALS
+from warren.sandboxes.host import file_locks, network_settings
+from warren.sandboxes.providers.hardening import TERMINALS
 
 _KERNEL = Path("/proc/sys/kernel")
 _ENOUGH_FOR = 48  # sandboxes that all open as many terminals as they may

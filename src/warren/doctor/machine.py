@@ -13,9 +13,9 @@ from warren.doctor import trials
 from warren.doctor.check import Check, fail, ok, warn
 from warren.doctor.kernel_state import check_kernel_state
 from warren.model.spec import Limits
-from warren.worker.host.cgroups import NEEDED, Hierarchies
-from warren.worker.host.disk_room import DiskWatch
-from warren.worker.host.uids import FIRST
+from warren.sandboxes.host.cgroups import NEEDED, Hierarchies
+from warren.sandboxes.host.disk_room import DiskWatch
+from warren.sandboxes.host.uids import FIRST
 
 _LEAST_KERNEL = (5, 12)  # mount_setattr, idmapped mounts
 _ARCHITECTURES = ("x86_64", "aarch64")

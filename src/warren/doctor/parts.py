@@ -13,16 +13,16 @@ from warren.interfaces.images import ImageVersion
 from warren.interfaces.provider import Provider
 from warren.model.errors import WarrenError
 from warren.model.spec import Layer, SandboxSpec
-from warren.worker.agent.wire import VERSION as WIRE_VERSION
-from warren.worker.host import gpus
-from warren.worker.host.cgroups import Hierarchies
-from warren.worker.host.isolation import UNREADABLE
-from warren.worker.host.uids import DIRECTORY as UID_CLAIMS
-from warren.worker.providers.docker_engine import DockerEngine
-from warren.worker.providers.e2b import E2bProvider
-from warren.worker.providers.host_provider import INSTALL_PROGRAMS, HostProvider
-from warren.worker.providers.oci import OciProvider
-from warren.worker.providers.oci_runtime import RuntimeReport
+from warren.sandboxes.agent.wire import VERSION as WIRE_VERSION
+from warren.sandboxes.host import gpus
+from warren.sandboxes.host.cgroups import Hierarchies
+from warren.sandboxes.host.isolation import UNREADABLE
+from warren.sandboxes.host.uids import DIRECTORY as UID_CLAIMS
+from warren.sandboxes.providers.docker_engine import DockerEngine
+from warren.sandboxes.providers.e2b import E2bProvider
+from warren.sandboxes.providers.host_provider import INSTALL_PROGRAMS, HostProvider
+from warren.sandboxes.providers.oci import OciProvider
+from warren.sandboxes.providers.oci_runtime import RuntimeReport
 
 _LAUNCHER_VERSION = 1
 

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from warren.logs import get_log
+from warren.kernel.logs import get_log
+from warren.kernel.shielding import run_shielded
 from warren.model.errors import Unavailable
-from warren.shielding import run_shielded
-from warren.worker.host.processes import stop_child
+from warren.sandboxes.host.processes import stop_child
 
 ATTACK_FILE: Final = "attack-report.json"
 FRESH_S: Final = 60.0

@@ -17,8 +17,11 @@ from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.utils import ClientDisconnected
 
-from warren.answer_memory import AnswerMemory, AnswerRoom, set_answer_room
-from warren.clock import Clock
+from warren.access.bindings import GRANT, PAGE_MARK, Grant
+from warren.access.identity import Identity
+from warren.governance.audit.page_reads import PageReads
+from warren.governance.audit.refusals import RefusalLimit
+from warren.governance.quotas import Quotas, Standing, standing_of
 from warren.http.event_streams import EVENT_STREAM, error_values
 from warren.http.openapi import operation_id
 from warren.http.preview_credentials import clean_request
@@ -26,18 +29,15 @@ from warren.http.problems import is_disconnect, problem
 from warren.http.server.connections import HAS_LEFT
 from warren.http.server.http_guard import CALLER_LEFT, MAX_CONNECTIONS, SWITCHING_PROTOCOLS, limit_body, request_id
 from warren.interfaces.audit import AuditLog
+from warren.kernel.answer_memory import AnswerMemory, AnswerRoom, set_answer_room
+from warren.kernel.clock import Clock
+from warren.kernel.tracing import trace_id
 from warren.model.access import Caller
 from warren.model.audit import RequestRecord
 from warren.model.e2b import KNOWN_CALLER
 from warren.model.errors import RateLimited, Unauthorized, WarrenError
 from warren.model.preview import PREVIEW, PREVIEW_CALLER, PREVIEW_CHECK, PREVIEW_ERROR
 from warren.sessions.request_context import RequestContext, set_request_context
-from warren.tenancy.audit.page_reads import PageReads
-from warren.tenancy.audit.refusals import RefusalLimit
-from warren.tenancy.bindings import GRANT, PAGE_MARK, Grant
-from warren.tenancy.identity import Identity
-from warren.tenancy.quotas import Quotas, Standing, standing_of
-from warren.tracing import trace_id
 
 OPEN_PATHS: Final = frozenset(
     {

@@ -9,12 +9,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from warren.http.admission import Admission
-from warren.http.context import Context
-from warren.http.dispatch import Dispatcher
-from warren.http.docs_page import add_pages
-from warren.http.openapi import DESCRIPTION, PROBLEMS, TAGS, openapi_builder, operation_id
-from warren.http.problems import register
-from warren.http.routes import (
+from warren.http.api import (
     admin,
     cluster,
     events,
@@ -27,12 +22,17 @@ from warren.http.routes import (
     sockets,
     webhooks,
 )
+from warren.http.context import Context
+from warren.http.dispatch import Dispatcher
+from warren.http.docs_page import add_pages
+from warren.http.openapi import DESCRIPTION, PROBLEMS, TAGS, openapi_builder, operation_id
+from warren.http.problems import register
 
 # FastAPI tries one route after the other, and the dispatcher answers nearly all that `operations` has.
 ROUTERS = (events, metrics, health, pages, records, secrets, webhooks, admin, cluster, sockets, operations)
 
 
-# FastAPI's own would tell whatever is set up in the process of paths, bodies and exceptions. Ours is warren.tracing.
+# FastAPI's own would tell whatever is set up in the process of paths, bodies and exceptions. Ours is kernel.tracing.
 _NO_TELEMETRY: Final[TelemetryConfig] = {
     "tracing": False,
     "metrics": False,

@@ -11,21 +11,21 @@ from starlette.responses import Response
 from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 
-from warren.answer_memory import AnswerMemory
+from warren.access.identity import BindingIdentity, Identity
+from warren.access.page_sessions import PageSessions
+from warren.access.tickets import Tickets
+from warren.governance.tenancy import Tenancy
 from warren.http.problems import StrictRoute
 from warren.http.server.connections import BODY_IS_NEXT
 from warren.http.server.http_guard import StreamedAnswer
+from warren.kernel.answer_memory import AnswerMemory
 from warren.model.access import Caller, Scope
 from warren.model.errors import Forbidden, Unavailable
 from warren.sessions.long_values import HasLongValues, encode, json_pieces
 from warren.sessions.operations.call import OperationContext
-from warren.tenancy.identity import BindingIdentity, Identity
-from warren.tenancy.page_sessions import PageSessions
-from warren.tenancy.tenancy import Tenancy
-from warren.tenancy.tickets import Tickets
 
 if TYPE_CHECKING:
-    from warren.metrics.process_metrics import ProcessMetrics
+    from warren.governance.metrics.process_metrics import ProcessMetrics
 
 
 def new_router(prefix: str = "", tags: Sequence[str] = ()) -> APIRouter:

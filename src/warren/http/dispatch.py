@@ -17,10 +17,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from warren.http.api import e2b, flat, health
 from warren.http.context import Context, answer_json, check_scope
 from warren.http.event_streams import EVENT_STREAM, stream_events
 from warren.http.problems import invalid_arguments, problem, read_json_body
-from warren.http.routes import e2b, flat, health
 from warren.http.server.http_guard import StreamedAnswer
 from warren.model.api import OPERATIONS, Answers, Operation, OperationFinder, Reads
 from warren.model.errors import InvalidRequest, RangeNotSatisfiable

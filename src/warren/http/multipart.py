@@ -17,8 +17,8 @@ from urllib.parse import unquote_to_bytes
 from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
 
+from warren.kernel.pacing import Pace
 from warren.model.errors import InvalidRequest, TooLarge
-from warren.pacing import Pace
 
 MAX_PARTS = 100
 MAX_PART_HEADERS = 16 * 1024

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from warren.access.keys import looks_like_key
 from warren.model.e2b import ACCESS_HEADER, TOKEN_PREFIXES, TRAFFIC_HEADER
 from warren.model.preview import TOKEN_PARAMETER, Preview, Way
-from warren.tenancy.keys import looks_like_key
 
 Header = tuple[bytes, bytes]
 

@@ -26,7 +26,7 @@ from starlette.types import Scope
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from uvicorn.protocols.utils import ClientDisconnected
 
-from warren.logs import get_log
+from warren.kernel.logs import get_log
 from warren.model.errors import ImageBuilding, InvalidJson, InvalidRequest, Misdirected, StoreAway, WarrenError
 from warren.model.strict_json import MAX_VALUES, json_error, read_in_steps, shortened, too_deep
 from warren.sessions.request_context import note

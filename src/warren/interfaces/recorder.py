@@ -1,4 +1,4 @@
-"""What parts of a process report as it happens, for /metrics (warren.metrics). By default nobody listens."""
+"""What parts of a process report as it happens, for /metrics (warren.governance.metrics). By default nobody listens."""
 
 from typing import Final, Protocol
 

@@ -1,6 +1,6 @@
 """The names of E2B's wire: ids of sandboxes, ports of its services, and the one form that its requests have inside.
 
-The edge (warren.e2b.edge) recognises such a request, however it is addressed, and gives it an inner path:
+The edge (warren.http.e2b.edge) recognises such a request, however it is addressed, and gives it an inner path:
 `/e2b/api/…` is the control plane, `/e2b/envd/{session_id}/…` the service for commands and files of one sandbox, and
 `/e2b/code/{session_id}/…` its code interpreter. Nobody outside can send an inner path.
 """

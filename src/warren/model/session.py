@@ -1,7 +1,7 @@
 """A session is a caller's claim on a sandbox: its states and their rules, its deadlines.
 
 Times are of two kinds. `created_at` is the time of day, to be shown. `started`, `used` and `ended` are counted by the
-clock of warren.clock and mean something only within `epoch`.
+clock of warren.kernel.clock and mean something only within `epoch`.
 """
 
 import secrets

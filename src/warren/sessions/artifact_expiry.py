@@ -3,8 +3,8 @@
 import contextlib
 from typing import Final
 
-from warren.clock import Clock
-from warren.logs import get_log
+from warren.kernel.clock import Clock
+from warren.kernel.logs import get_log
 from warren.model.errors import WarrenError
 from warren.sessions.artifacts import Artifacts
 

@@ -9,12 +9,12 @@ import json
 from collections.abc import AsyncGenerator, Callable
 from typing import Final
 
-from warren.clock import Clock
 from warren.interfaces.records import Record, RecordStore
-from warren.logs import get_log
+from warren.kernel.clock import Clock
+from warren.kernel.logs import get_log
+from warren.kernel.pacing import Pace
 from warren.model.artifact import Artifact, Filter, is_artifact_id
 from warren.model.errors import NotFound, Unavailable, WarrenError
-from warren.pacing import Pace
 
 PAGE: Final = 200
 _KIND: Final = "artifact"

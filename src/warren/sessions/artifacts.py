@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
-from warren.clock import Clock
 from warren.interfaces.artifacts import ArtifactStore
 from warren.interfaces.records import RecordStore
 from warren.interfaces.sandbox import Sandbox
-from warren.logs import get_log
+from warren.kernel.clock import Clock
+from warren.kernel.logs import get_log
+from warren.kernel.shielding import run_shielded
 from warren.model.artifact import (
     ARTIFACTS_DIR,
     Artifact,
@@ -43,7 +44,6 @@ from warren.sessions.artifact_files import Tally, files_below, named_files
 from warren.sessions.artifact_records import ArtifactRecords
 from warren.sessions.event_hub import EventHub
 from warren.sessions.output_events import close_source
-from warren.shielding import run_shielded
 
 if TYPE_CHECKING:
     from warren.sessions.operations.call import Call

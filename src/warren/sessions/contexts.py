@@ -19,7 +19,6 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from warren.interfaces.sandbox import Sandbox
-from warren.keepers import Hello, read_hello, remove_keeper, start_keeper
 from warren.model.code import (
     AGENT,
     CELL_BUSY,
@@ -46,6 +45,7 @@ from warren.model.errors import (
 )
 from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, ProcessInfo, Reason
 from warren.model.session import Session
+from warren.sandboxes.keepers import Hello, read_hello, remove_keeper, start_keeper
 
 GRACE_S: Final = 3.5  # longer than a keeper gives its interpreter after an interrupt, so that its last words arrive
 _REMEMBERED: Final = 10_000

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from warren.logs import get_log
+from warren.kernel.logs import get_log
 from warren.model.events import Event, EventKind
 
 Subscriber = Callable[[Event], None]

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from warren.clock import Clock
 from warren.interfaces.sandbox import Sandbox
-from warren.logs import get_log
+from warren.kernel.clock import Clock
+from warren.kernel.logs import get_log
 from warren.model.environment import Environment
 from warren.model.errors import SandboxLost, SandboxNotFound, WarrenError
 from warren.model.events import Event, EventKind, ResourceHighData

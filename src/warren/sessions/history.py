@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from warren.clock import Clock
 from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.worker import PoolStats, WorkerStats
+from warren.kernel.clock import Clock
 from warren.model.errors import NoSpace, WarrenError
 from warren.model.network import NetworkUse
 from warren.model.session import SessionState

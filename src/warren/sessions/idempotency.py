@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import fields, replace
 from typing import Any, Final
 
-from warren.answer_memory import count_held, separate_room
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import ANSWER_GONE, Key, SessionStore
+from warren.kernel.answer_memory import count_held, separate_room
 from warren.model.command_output import Shown, output_of
 from warren.model.errors import CommandRefused, Conflict, InvalidRequest, ProcessNotFound, WarrenError
 from warren.model.operations import Command, ExecResult, Reason

@@ -15,13 +15,15 @@ from itertools import accumulate
 from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
-from warren.clock import Clock
 from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.secrets import NoSecrets, SecretSource
 from warren.interfaces.store import SessionStore
 from warren.interfaces.worker import Claim, Worker
-from warren.logs import get_log
+from warren.kernel.clock import Clock
+from warren.kernel.logs import get_log
+from warren.kernel.shielding import run_shielded
+from warren.kernel.tracing import traced
 from warren.model.capability import Capability, choose_provider
 from warren.model.environment import Environment
 from warren.model.errors import (
@@ -51,8 +53,6 @@ from warren.sessions.event_hub import EventHub
 from warren.sessions.figures import FiguresMeter
 from warren.sessions.network_meter import NetworkMeter
 from warren.sessions.request_context import set_if_undelivered, shorter_claim_timeout, shorter_image_wait
-from warren.shielding import run_shielded
-from warren.tracing import traced
 
 T = TypeVar("T")
 _log = get_log(__name__)

@@ -10,7 +10,7 @@ import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from typing import Any, Final
 
-from warren.pacing import Pace
+from warren.kernel.pacing import Pace
 
 _PIECE: Final = 64 * 1024
 _escaped: Final = json.encoder.encode_basestring_ascii

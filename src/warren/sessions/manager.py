@@ -18,6 +18,8 @@ from warren.interfaces.metering import Metering
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import Added, Key, Page
 from warren.interfaces.worker import WorkerStats
+from warren.kernel.shielding import run_shielded
+from warren.kernel.tracing import note_trace
 from warren.model.access import Caller
 from warren.model.agent import Agent
 from warren.model.capability import Capability, network_needs
@@ -65,8 +67,6 @@ from warren.sessions.new_session import (
     with_agent,
 )
 from warren.sessions.request_context import current_caller, note, session_id_or
-from warren.shielding import run_shielded
-from warren.tracing import note_trace
 
 
 @dataclass(frozen=True, slots=True)

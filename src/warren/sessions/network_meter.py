@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from warren.clock import Clock
 from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.sandbox import Sandbox
-from warren.logs import get_log
+from warren.kernel.clock import Clock
+from warren.kernel.logs import get_log
 from warren.model.errors import SandboxLost, SandboxNotFound, WarrenError
 from warren.model.network import NO_NETWORK, EgressBound, NetworkUse
 from warren.model.session import Session

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from warren.interfaces.worker import Loss, Worker
-from warren.logs import get_log
+from warren.kernel.logs import get_log
 from warren.model.errors import NoSpace, Unavailable, WarrenError
 from warren.model.session import EndReason, Session, SessionState
 from warren.sessions.lifecycle import Lifecycle

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
 
-from warren.clock import Clock
+from warren.kernel.clock import Clock
 from warren.model.artifact import MAX_PATTERNS, Artifact, LeftOut, Saved, SavedAtEnd
 from warren.model.command_output import Shown
 from warren.model.errors import InvalidRequest

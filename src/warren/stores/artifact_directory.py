@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from warren.interfaces.artifacts import Content, KeptContent
+from warren.kernel.shielding import run_shielded
 from warren.model.artifact import is_artifact_id
 from warren.model.errors import NoSpace, NotFound, Unavailable
-from warren.shielding import run_shielded
 
 _SAVING: Final = ".saving"
 _PIECE: Final = 1024 * 1024

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from warren.interfaces.artifacts import Content, KeptContent
+from warren.kernel.shielding import run_shielded
 from warren.model.artifact import is_artifact_id
 from warren.model.errors import InvalidRequest, NotFound, Unavailable
-from warren.shielding import run_shielded
 
 if TYPE_CHECKING:
     from obstore.store import S3Store

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from warren.interfaces.records import Record, RecordStore
 from warren.interfaces.store import NO_CAPS, Added, Caps, Held, Key, KeyLimits, KeyRecord, Page, SessionStore
-from warren.logs import get_log
+from warren.kernel.logs import get_log
 from warren.model.errors import Unavailable
 from warren.model.session import Session, SessionState
 from warren.stores.encryption import Encryption

@@ -16,8 +16,8 @@ may use any of them. The rest of a key contains lengths, so that no two texts ca
     record:KIND:ID, ids:KIND, grouped:KIND:GROUP, later:KIND      records, by id, by group, by time
     did:TOKEN       that something was deleted; forgotten after a minute
     audit           stream: the audit entries; audited:WRITER is the number of the last batch of a process
-    events, feed    hash and list: the last events of all processes (tenancy/shared_events.py)
-    counts:NAME     the counters of quotas, by scripts of their own (tenancy/redis_counters.py)
+    events, feed    hash and list: the last events of all processes (governance/shared_events.py)
+    counts:NAME     the counters of quotas, by scripts of their own (governance/redis_counters.py)
 
 The first argument is a time by Redis' clock: after it the caller no longer waits, and the script does nothing. The
 second is a token, the same when a script is run again: a script that changes something then answers as it did before.

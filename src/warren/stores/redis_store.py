@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from warren.interfaces.store import NO_CAPS, Added, Caps, Held, Key, KeyLimits, KeyRecord, Page
-from warren.logs import get_log
+from warren.kernel.logs import get_log
 from warren.model.access import ANY_TENANT
 from warren.model.errors import Conflict, Unavailable
 from warren.model.session import Session, SessionState

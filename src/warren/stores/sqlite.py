@@ -13,7 +13,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
-from warren.clock import Clock, SystemClock
 from warren.interfaces.records import Record
 from warren.interfaces.store import (
     ANSWER_GONE,
@@ -27,12 +26,13 @@ from warren.interfaces.store import (
     KeyRecord,
     Page,
 )
-from warren.logs import get_log
+from warren.kernel.clock import Clock, SystemClock
+from warren.kernel.logs import get_log
+from warren.kernel.pacing import Pace
+from warren.kernel.shielding import run_shielded
 from warren.model.access import ANY_TENANT
 from warren.model.errors import Unavailable, WarrenError
 from warren.model.session import Session, SessionState
-from warren.pacing import Pace
-from warren.shielding import run_shielded
 from warren.stores.common import (
     EVICTED_AT_ONCE,
     KeySums,

@@ -12,10 +12,10 @@ from dataclasses import replace
 from warren.model.command_output import CommandOutput
 from warren.model.errors import InvalidRequest, SandboxLost, WarrenError
 from warren.model.operations import Chunk, Command, ExecResult, ProcessInfo, Reason, Stream, TerminalSize
+from warren.sandboxes.agent.command_result import lost_result
+from warren.sandboxes.agent.link import Output
 from warren.testing.fake_contexts import FakeAgent
 from warren.testing.fake_shell import Exit, Shell, Signalled
-from warren.worker.agent.command_result import lost_result
-from warren.worker.agent.link import Output
 
 _LAG_BYTES = 256 * 1024
 _HARMLESS = {17, 18, 23, 28}

@@ -42,15 +42,15 @@ from warren.model.operations import (
 )
 from warren.model.secrets import BoundSecret
 from warren.model.spec import HOME, USER, WORKSPACE, Isolation, SandboxSpec
+from warren.sandboxes.agent.command_result import lost_result
+from warren.sandboxes.agent.files import check_mode
+from warren.sandboxes.agent.process import check_id, new_id
+from warren.sandboxes.agent.tar_stream import Member, TarReader, header, padding, trailer
 from warren.testing.fake_contexts import FakeAgent, FakeContext
 from warren.testing.fake_files import FakeFiles, normalize_path, uid_of
 from warren.testing.fake_process import FakeProcess
 from warren.testing.fake_search import FakeSearch
 from warren.testing.fake_shell import Shell
-from warren.worker.agent.command_result import lost_result
-from warren.worker.agent.files import check_mode
-from warren.worker.agent.process import check_id, new_id
-from warren.worker.agent.tar_stream import Member, TarReader, header, padding, trailer
 
 CHUNK = 64 * 1024
 T = TypeVar("T")

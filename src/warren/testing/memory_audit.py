@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Collection
 from typing import Final
 
+from warren.governance.audit.entries import encode_entry, encode_redacted, matches, parse_entry
 from warren.interfaces.audit import MOST_ON_PAGE, AuditPage, Query
 from warren.model.audit import DROPPED, AuditEntry, CommandText, RequestRecord
 from warren.model.errors import InvalidRequest, Unavailable
-from warren.tenancy.audit.entries import encode_entry, encode_redacted, matches, parse_entry
 
 KEEP: Final = 10_000
 

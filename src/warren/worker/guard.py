@@ -15,8 +15,8 @@ from typing import Final
 from warren.interfaces.worker import GuardStats
 from warren.model.errors import MachineFull
 from warren.model.spec import Ceilings, Limits
-from warren.worker.host.disk_room import default_reserve_mb
-from warren.worker.host.machine_size import default_reserve_of
+from warren.sandboxes.host.disk_room import default_reserve_mb
+from warren.sandboxes.host.machine_size import default_reserve_of
 
 MAX_SANDBOXES: Final = 4000
 SANDBOX_MB: Final = 8

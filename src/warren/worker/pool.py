@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from warren.clock import Clock
 from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claimed, PoolStats
-from warren.logs import get_log
+from warren.kernel.clock import Clock
+from warren.kernel.logs import get_log
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import MachineFull, NoCapacity, NotFound, Stopping, Unavailable, WarrenError
 from warren.worker.pool_plan import (

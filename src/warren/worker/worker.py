@@ -20,13 +20,15 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from warren.clock import Clock
+from warren.images.building.on_demand import FetchImage, ImageBuilds
 from warren.interfaces.provider import Provider
 from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claim, Claimed, Loss, WorkerStats
-from warren.keepers import start_keeper
-from warren.logs import get_log
+from warren.kernel.clock import Clock
+from warren.kernel.logs import get_log
+from warren.kernel.shielding import run_shielded
+from warren.kernel.tracing import OFF, Tracing
 from warren.model.capability import Providers, choose_provider
 from warren.model.code import find_language
 from warren.model.environment import Environment, PoolSize
@@ -47,11 +49,9 @@ from warren.model.errors import (
 )
 from warren.model.image import Recipe
 from warren.model.spec import SandboxSpec
-from warren.shielding import run_shielded
-from warren.tracing import OFF, Tracing
+from warren.sandboxes.host.machine_size import usable_cores
+from warren.sandboxes.keepers import start_keeper
 from warren.worker.guard import MachineGuard
-from warren.worker.host.machine_size import usable_cores
-from warren.worker.images.builds import FetchImage, ImageBuilds
 from warren.worker.pool import Pool
 from warren.worker.user_name import UserNames
 

@@ -23,7 +23,7 @@ from redis_server import RedisServer
 from server_process import ServerProcess
 
 from warren.cluster.roster import HEARTBEAT_S, LEASE_S, PROTOCOL
-from warren.worker.providers.record import Record
+from warren.sandboxes.providers.record import Record
 
 FLAGS: Final = ("--container-image", "host", "--cpus", "1")
 POOL: Final = {"POOL_SIZE": "1", "POOL_MIN": "1", "MAX_POOL_SIZE": "2"}

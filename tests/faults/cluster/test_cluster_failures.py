@@ -20,7 +20,7 @@ from faults.host_view import sandboxes
 from faults.world import until
 from server_process import ServerProcess
 
-from warren.worker.providers.record import Record
+from warren.sandboxes.providers.record import Record
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 

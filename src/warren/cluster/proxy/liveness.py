@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
-from warren.cluster.http_client.errors import Broken
+from warren.http.client.errors import Broken
 
 PING_INTERVAL_S: Final = 1.0
 FAILED_PINGS: Final = 3

@@ -25,6 +25,7 @@ from urllib.parse import parse_qs
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.utils import ClientDisconnected
 
+from warren.access.bindings import PAGE_MARK
 from warren.cluster.auth import (
     CALLER_HEADER,
     CLIENT_HEADER,
@@ -36,20 +37,21 @@ from warren.cluster.auth import (
     encode_caller,
 )
 from warren.cluster.fleet import Fleet
-from warren.cluster.http_client.client import WorkerClient, WorkerResponse
-from warren.cluster.http_client.errors import Broken, ForwardingFailed, Refused, Unreachable
-from warren.cluster.http_client.headers import Header
 from warren.cluster.placement import Requirements
-from warren.cluster.proxy.http_requests import RequestBody, forward_request, forward_response, send_response
 from warren.cluster.proxy.liveness import Liveness
 from warren.cluster.proxy.target import Target, find_operation, read_target, target_in_json
-from warren.cluster.proxy.websockets import MAX_PREVIEW_MESSAGE, WORKER_LOST, forward_websocket
 from warren.cluster.roster import Member
+from warren.http.client.client import WorkerClient, WorkerResponse
+from warren.http.client.errors import Broken, ForwardingFailed, Refused, Unreachable
+from warren.http.client.headers import Header
 from warren.http.context import check_scope
+from warren.http.forwarding.http_requests import RequestBody, forward_request, forward_response, send_response
+from warren.http.forwarding.websockets import MAX_PREVIEW_MESSAGE, WORKER_LOST, forward_websocket
 from warren.http.problems import MEDIA_TYPE
 from warren.http.server.connections import HAS_LEFT, MAX_MESSAGE
 from warren.http.server.http_guard import request_id
 from warren.interfaces.store import SessionStore
+from warren.kernel.tracing import trace_headers
 from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
 from warren.model.api import Makes, Operation
@@ -76,8 +78,6 @@ from warren.model.session import Session, SessionState, new_session_id
 from warren.sessions.artifact_records import place_of
 from warren.sessions.lifecycle import unusable_error
 from warren.sessions.operations.machine import MAX_WORKER_NAME
-from warren.tenancy.bindings import PAGE_MARK
-from warren.tracing import trace_headers
 
 _MAX_REMEMBERED: Final = 100_000
 _PATIENCE_S: Final = 10.0  # how long a worker may let a create wait when another worker could take it

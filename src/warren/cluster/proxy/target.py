@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 
 from starlette.types import Scope
 
-from warren.cluster.proxy.http_requests import RequestBody
+from warren.http.forwarding.http_requests import RequestBody
 from warren.http.multipart import read_parts
 from warren.http.problems import read_json_body
 from warren.model.api import Operation, OperationFinder, SessionIn

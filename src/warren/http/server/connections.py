@@ -36,7 +36,8 @@ from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from warren.http.problems import problem
 from warren.http.server.http_guard import DEFAULT_HEADERS, SECURITY_HEADERS, HttpLimits
-from warren.logs import get_log
+from warren.kernel.logs import get_log
+from warren.kernel.pacing import TURN_S
 from warren.model.errors import (
     HeadTooLarge,
     InvalidHttp,
@@ -45,7 +46,6 @@ from warren.model.errors import (
     Stopping,
     WarrenError,
 )
-from warren.pacing import TURN_S
 
 MAX_PIPELINED = 8
 MAX_FRAGMENTS = 1024

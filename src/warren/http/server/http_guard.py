@@ -33,11 +33,11 @@ from uvicorn.protocols.utils import ClientDisconnected
 from warren.http.problems import free_frames, internal_problem, is_disconnect, logged_error_id, problem
 from warren.http.server.request_origin import HostRule, OriginRule, TrustedProxies, read_authority
 from warren.interfaces.recorder import NO_RECORDER, Recorder
-from warren.logs import get_log
+from warren.kernel.logs import get_log
+from warren.kernel.tracing import OFF, Span, Tracing, Value
 from warren.model.addresses import is_loopback
 from warren.model.errors import HostNotAllowed, InvalidRequest, NotFound, OriginNotAllowed, TooLarge, WarrenError
 from warren.model.preview import FROM_SANDBOX, PREVIEW
-from warren.tracing import OFF, Span, Tracing, Value
 
 _log = get_log(__name__)
 

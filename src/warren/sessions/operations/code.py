@@ -9,14 +9,14 @@ from typing import Any, Final
 
 import anyio
 
-from warren.answer_memory import SHORT_BYTES, require_room
 from warren.interfaces.sandbox import Process, Sandbox
+from warren.kernel.answer_memory import SHORT_BYTES, require_room
+from warren.kernel.pacing import Pace
 from warren.model.code import CELL_LOST, CellReader, CodeResult, Execution, Language, language_of, read_execution
 from warren.model.command_output import STDERR, CommandOutput, Shown
 from warren.model.errors import CommandRefused, ContextLost, InvalidRequest, ProcessNotFound, WarrenError
 from warren.model.operations import Chunk, Command, ExecResult, ProcessInfo, Reason, Stream
 from warren.model.session import Session
-from warren.pacing import Pace
 from warren.sessions.contexts import (
     PLAIN,
     Beginning,

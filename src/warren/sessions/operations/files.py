@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field, PlainValidator
 
-from warren.answer_memory import SHORT_BYTES, make_room
 from warren.interfaces.sandbox import Sandbox
+from warren.kernel.answer_memory import SHORT_BYTES, make_room
 from warren.model.errors import FileExists, FileNotFound, InvalidPath, IsDirectory, NotADirectory
 from warren.model.operations import Change, FileInfo, FileKind, Search, SearchMatch, SearchSummary, check_path
 from warren.model.spec import WORKSPACE

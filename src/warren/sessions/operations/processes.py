@@ -8,12 +8,12 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, Field
 
-from warren.answer_memory import SHORT_BYTES, give_back_room, make_room
 from warren.interfaces.sandbox import Process, Sandbox
+from warren.kernel.answer_memory import SHORT_BYTES, give_back_room, make_room
+from warren.kernel.pacing import Pace
 from warren.model.code import check_not_reserved
 from warren.model.errors import InvalidRequest, ProcessNotFound
 from warren.model.operations import Chunk, ProcessInfo, TerminalSize
-from warren.pacing import Pace
 from warren.sessions.long_values import LongList
 from warren.sessions.operations.call import Call, Handler, Reply, Values
 from warren.sessions.operations.commands import EVENTS, Encoding

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field
 
-from warren.answer_memory import require_room
 from warren.interfaces.store import Page
+from warren.kernel.answer_memory import require_room
+from warren.kernel.pacing import Pace
 from warren.model.access import ANY_TENANT, Scope
 from warren.model.entries import size_of
 from warren.model.errors import Conflict, InvalidRequest
 from warren.model.session import MAX_METADATA, Session, SessionState
-from warren.pacing import Pace
 from warren.sessions.allowances import choose_tenant
 from warren.sessions.long_values import LongList
 from warren.sessions.operations.call import Call, Handler, OperationContext, Reply, Values

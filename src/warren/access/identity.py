@@ -1,0 +1,165 @@
+"""Finds out who sent a request: by a key or a token in its headers, or without any if the server asks for none."""
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from warren.access.bindings import Binding, BoundBy
+from warren.access.keys import Keys, looks_like_key
+from warren.access.tenants import Tenants
+from warren.model.access import ALL_SCOPES, Caller, Quota, read_scopes
+from warren.model.errors import Unauthorized
+from warren.model.session import DEFAULT_TENANT
+
+if TYPE_CHECKING:
+    from warren.access.tokens import Tokens
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+_MAX_CREDENTIAL: Final = 16 * 1024
+_REMEDY: Final = "send it as `Authorization: Bearer KEY` or `X-API-Key: KEY`"
+ADMIN_KEY_ID: Final = "admin"
+_MAX_CALLERS: Final = 4096
+_PURPOSE: Final = b"warren proof of the admin key:"
+_KEPT_CLAIMS: Final = ("sub", "jti", "iat", "nbf", "exp")
+
+
+class Identity(Protocol):
+    """`caller` gives whose request it is, with the quota of its tenant. `check_again` is for requests that last: a
+    key must still be valid, and a token not revoked; one that has expired is good for what it began. Both raise
+    Unauthorized."""
+
+    async def caller(self, headers: Headers) -> Caller: ...
+    async def check_again(self, headers: Headers) -> None: ...
+
+
+class BindingIdentity(Identity, Protocol):
+    """The Identity of a server that has pages. `bind` says what the credential is that the text is; `bound_caller`
+    gives its caller later, as long as it is valid, and with `expired` also after a token has expired. Both raise
+    Unauthorized."""
+
+    async def bind(self, credential: str) -> Binding: ...
+    async def bound_caller(self, binding: Binding, *, expired: bool = False) -> Caller: ...
+
+
+class AnonymousIdentity:
+    """Asks for no credentials: for servers that only their own machine can reach."""
+
+    def __init__(self, tenants: Tenants) -> None:
+        self._tenants = tenants
+        self._caller = Caller()
+
+    async def caller(self, headers: Headers) -> Caller:
+        """The same object as before, if nothing has changed: a caller computes the bounds of its quotas once."""
+        quota = (await self._tenants.of(DEFAULT_TENANT)).quota
+        if quota != self._caller.quota:
+            self._caller = Caller(quota=quota)
+        return self._caller
+
+    async def check_again(self, headers: Headers) -> None:
+        pass
+
+    async def bind(self, credential: str) -> Binding:
+        return Binding(BoundBy.NOTHING, DEFAULT_TENANT, "")
+
+    async def bound_caller(self, binding: Binding, *, expired: bool = False) -> Caller:
+        return await self.caller(())
+
+
+class CredentialIdentity:
+    """Asks for a key or a token. `admin_key` is a key with every scope that the configuration may name. `secret`, which
+    only this installation knows, makes the proof of it that bindings keep."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        tenants: Tenants,
+        tokens: "Tokens | None" = None,
+        admin_key: str = "",
+        secret: bytes = b"",
+    ) -> None:
+        self._keys = keys
+        self._tenants = tenants
+        self._tokens = tokens
+        self._admin_key = admin_key.encode()
+        self._admin_proof = hmac.digest(secret, _PURPOSE + self._admin_key, hashlib.sha256).hex()
+        self._admin = Caller(DEFAULT_TENANT, ADMIN_KEY_ID, ALL_SCOPES)
+        self._complete: dict[str, tuple[Caller, Caller]] = {}  # by key: the caller without and with its tenant's quota
+
+    async def caller(self, headers: Headers) -> Caller:
+        caller = await self._first(headers)
+        return self._with_quota(caller, (await self._tenants.of(caller.tenant)).quota)
+
+    async def check_again(self, headers: Headers) -> None:
+        await self._first(headers, expired=True)
+
+    async def bind(self, credential: str) -> Binding:
+        if self._is_admin_key(credential):
+            return Binding(BoundBy.ADMIN, self._admin.tenant, ADMIN_KEY_ID, self._admin_proof)
+        if self._tokens is not None and not looks_like_key(credential):
+            caller, claims = await self._tokens.read(credential)
+            kept = {name: claims[name] for name in _KEPT_CLAIMS if name in claims}
+            return Binding(
+                BoundBy.TOKEN, caller.tenant, caller.key_id, scopes=tuple(sorted(caller.scopes)), claims=kept
+            )
+        key = await self._keys.identify(credential)
+        return Binding(BoundBy.KEY, key.tenant, key.id, key.hashed)
+
+    async def bound_caller(self, binding: Binding, *, expired: bool = False) -> Caller:
+        caller = await self._bound(binding, expired)
+        return self._with_quota(caller, (await self._tenants.of(caller.tenant)).quota)
+
+    async def _bound(self, binding: Binding, expired: bool) -> Caller:
+        if binding.by is BoundBy.KEY:
+            return await self._keys.recognise_stored(binding.key_id, binding.proof)
+        if binding.by is BoundBy.TOKEN and self._tokens is not None:
+            await self._tokens.check_claims(binding.claims, expired=expired)
+            return Caller(binding.tenant, binding.key_id, read_scopes(binding.scopes))
+        if binding.by is BoundBy.ADMIN and self._admin_key and hmac.compare_digest(binding.proof, self._admin_proof):
+            return self._admin
+        raise Unauthorized("the credential that this was made with is not valid any more", remedy="sign in again")
+
+    async def _first(self, headers: Headers, *, expired: bool = False) -> Caller:
+        """Of several credentials the first valid one counts."""
+        wrong: Unauthorized | None = None
+        for text in read_credentials(headers):
+            try:
+                return await self._recognise(text, expired)
+            except Unauthorized as exc:
+                wrong = wrong or exc
+        raise wrong or Unauthorized("this server wants an API key", remedy=_REMEDY)
+
+    def _with_quota(self, caller: Caller, quota: Quota) -> Caller:
+        """The same object as before, if nothing has changed: a caller computes the bounds of its quotas once."""
+        known = self._complete.get(caller.key_id)
+        if known is not None and known[0] is caller and known[1].quota is quota:
+            return known[1]
+        if len(self._complete) >= _MAX_CALLERS:
+            self._complete.clear()
+        complete = caller.with_quota(quota)
+        self._complete[caller.key_id] = caller, complete
+        return complete
+
+    async def _recognise(self, text: str, expired: bool) -> Caller:
+        if self._is_admin_key(text):
+            return self._admin
+        if self._tokens is not None and not looks_like_key(text):
+            return await self._tokens.recognise(text, expired=expired)
+        return await self._keys.recognise(text)
+
+    def _is_admin_key(self, text: str) -> bool:
+        return bool(self._admin_key) and hmac.compare_digest(text.encode(errors="surrogatepass"), self._admin_key)
+
+
+def read_credentials(headers: Headers) -> list[str]:
+    """Gives the credentials in the headers of a request, without what can be neither a key nor a token."""
+    found = []
+    for name, value in headers:
+        if name == b"x-api-key":
+            found.append(value.strip())
+        elif name == b"authorization":
+            scheme, _, rest = value.partition(b" ")
+            if scheme.lower() == b"bearer":
+                found.append(rest.strip())
+    return [value.decode("latin-1") for value in found if value and len(value) <= _MAX_CREDENTIAL][:4]

@@ -1,0 +1,305 @@
+"""API keys: creates, lists, revokes, rotates and recognises them.
+
+A key is `wk_ID_SECRET`; `e2b_` with id and secret after it is another spelling of the same key, for E2B's clients. The
+id finds its record, which holds a salted SHA-256 of the secret. The secret is 256 random bits, so nobody can guess it
+and a slow hash would add nothing. A recognised key is cached for CACHED_S: so long after another process has revoked
+it, it may still be accepted. While the store is away, keys are accepted that were verified in the last TRUSTED_S, and
+no others.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import re
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Final, NamedTuple
+
+from warren.interfaces.records import Record, RecordStore
+from warren.kernel.clock import Clock
+from warren.model.access import (
+    NO_QUOTA,
+    USUAL_SCOPES,
+    ApiKey,
+    Caller,
+    Quota,
+    Scope,
+    check_tenant,
+    read_scopes,
+)
+from warren.model.errors import InvalidRequest, NotFound, Unauthorized, Unavailable, WarrenError
+
+KIND: Final = "key"
+PREFIX: Final = "wk_"
+E2B_PREFIX: Final = "e2b_"
+CACHED_S: Final = 2.0
+TRUSTED_S: Final = 600.0
+FIRST_ID: Final = "key_first"
+MAX_KEYS: Final = 10_000
+_USED_AT_S: Final = 60.0  # the precision of `used_at`
+_MAX_CACHED: Final = 4096
+_SECRET: Final = re.compile("[0-9a-f]{64}")
+_OURS: Final = re.compile(r"wk_([^_]*)_([^_]*)|e2b_([0-9a-f]{16})([0-9a-f]{64})", re.ASCII)
+_NO_SALT: Final = "00" * 16
+_WRONG: Final = "this API key is not known here"
+_REMEDY: Final = "send a valid one as `Authorization: Bearer KEY` or `X-API-Key: KEY`; `warren keys create` makes one"
+
+
+class _CachedKey(NamedTuple):
+    """A key that was verified at a time; it is looked up again after `until`."""
+
+    key: ApiKey
+    caller: Caller
+    until: float
+    verified: float
+
+
+_HashFor = Callable[[ApiKey | None], str]
+
+
+class Keys:
+    def __init__(self, records: RecordStore, clock: Clock) -> None:
+        self._records = records
+        self._clock = clock
+        self._cache: OrderedDict[bytes, _CachedKey] = OrderedDict()
+        self._forgotten = 0
+        self._saving: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Keys: {len(self._cache)} cached>"
+
+    async def create(
+        self,
+        name: str,
+        tenant: str,
+        scopes: frozenset[Scope] = USUAL_SCOPES,
+        expires_at: float | None = None,
+        quota: Quota = NO_QUOTA,
+    ) -> tuple[ApiKey, str]:
+        """Gives the key's record, and the key itself, which nobody can show again."""
+        _check_name(name)
+        check_tenant(tenant)
+        if not scopes:
+            raise InvalidRequest("a key without scopes can do nothing", remedy=f"give some of: {', '.join(Scope)}")
+        if expires_at is not None and expires_at <= self._clock.wall():
+            raise InvalidRequest("the key would have expired before it is made")
+        if await self._records.count(KIND) >= MAX_KEYS:
+            raise InvalidRequest(f"there are {MAX_KEYS} keys already", remedy="revoke those that are not used")
+        key, text = _new(name, tenant, scopes, self._clock.wall(), expires_at, quota)
+        await self._records.put(_record(key, 1))
+        return key, text
+
+    async def create_first(
+        self, name: str, tenant: str, scopes: frozenset[Scope], known: str = ""
+    ) -> tuple[ApiKey, str] | None:
+        """Creates the key of an installation that has none. Gives None if there is a key; of several processes that ask
+        at once, one gets it.
+
+        `known` is the first key of another installation that the same clients use: if it is one, it becomes the first
+        key of this installation too. The id is fixed, so the record is its own lock, and a process that dies leaves
+        nothing behind.
+        """
+        if await self.any():
+            return None
+        key_id, secret = _split(known)
+        secret = secret if key_id == FIRST_ID and _SECRET.fullmatch(secret) else ""
+        key, text = _new(name, tenant, scopes, self._clock.wall(), None, NO_QUOTA, FIRST_ID, secret)
+        return (key, text) if await self._records.put(_record(key, 1)) else None
+
+    async def list(self, tenant: str = "") -> Sequence[ApiKey]:
+        found = await self._records.list(KIND, group=tenant, limit=MAX_KEYS)
+        return sorted((_read(record) for record in found), key=lambda key: (key.created_at, key.id))
+
+    async def any(self) -> bool:
+        return bool(await self._records.count(KIND))
+
+    async def get(self, key_id: str) -> ApiKey:
+        record = await self._records.get(KIND, key_id)
+        if record is None:
+            raise NotFound(f"there is no key {key_id[:80]!r}", remedy="`warren keys list` shows those there are")
+        return _read(record)
+
+    async def quota_of(self, key_id: str) -> Quota:
+        """No bounds for a key that was revoked, and for the configuration's own."""
+        record = await self._records.get(KIND, key_id) if key_id else None
+        return NO_QUOTA if record is None else _read(record).quota
+
+    async def revoke(self, key_id: str) -> None:
+        """Lets nobody in with this key from now on."""
+        await self.get(key_id)
+        await self._records.delete(KIND, key_id)
+        self._forget(key_id)
+
+    async def rotate(self, key_id: str) -> tuple[ApiKey, str]:
+        """Gives the key a new secret; the old one is no longer valid."""
+        while True:
+            record = await self._records.get(KIND, key_id)
+            if record is None:
+                await self.get(key_id)
+                continue
+            old = _read(record)
+            fresh, text = _new(old.name, old.tenant, old.scopes, self._clock.wall(), old.expires_at, old.quota, key_id)
+            if await self._records.put(_record(fresh, record.version + 1)):
+                self._forget(key_id)
+                return fresh, text
+
+    async def recognise(self, text: str) -> Caller:
+        """Raises Unauthorized, with the same message and in the same time for every wrong key."""
+        return (await self._recognise(text)).caller
+
+    async def identify(self, text: str) -> ApiKey:
+        """The stored key that a key's text is of. Raises Unauthorized as `recognise` does."""
+        return (await self._recognise(text)).key
+
+    async def recognise_stored(self, key_id: str, hashed: str) -> Caller:
+        """The caller of a stored key, as long as it has the secret with this hash: not once it was revoked or rotated.
+        Raises Unauthorized."""
+        digest = hashlib.sha256(f"stored {key_id} {hashed}".encode()).digest()
+        return (await self._look_up(digest, key_id, lambda key: hashed if key else _NO_SALT)).caller
+
+    async def _recognise(self, text: str) -> _CachedKey:
+        digest = hashlib.sha256(text.encode(errors="surrogatepass")).digest()
+        key_id, secret = _split(text)
+        return await self._look_up(digest, key_id, lambda key: _hash(key.salt if key else _NO_SALT, secret))
+
+    async def _look_up(self, digest: bytes, key_id: str, hash_for: _HashFor) -> _CachedKey:
+        known = self._cache.get(digest)
+        if known is None or known.until <= self._clock.now():
+            known = await self._find(digest, key_id, hash_for)
+        key, now = known.key, self._clock.wall()
+        if key.expires_at is not None and key.expires_at <= now:
+            raise Unauthorized("this API key has expired", remedy="`warren keys create` makes a new one")
+        if key.used_at is None or now - key.used_at >= _USED_AT_S:
+            self._note_use(key, digest, now)
+        return known
+
+    async def _find(self, digest: bytes, key_id: str, hash_for: _HashFor) -> _CachedKey:
+        forgotten = self._forgotten
+        try:
+            record = await self._records.get(KIND, key_id) if key_id else None
+        except Unavailable:
+            if (trusted := self._trusted(digest)) is None:
+                raise
+            return trusted
+        if forgotten != self._forgotten:  # a key was revoked while this one was looked up
+            return await self._find(digest, key_id, hash_for)
+        key = None if record is None else _read(record)
+        right = hmac.compare_digest(hash_for(key), key.hashed if key else _NO_SALT)
+        if key is None or not right:
+            self._cache.pop(digest, None)
+            raise Unauthorized(_WRONG, remedy=_REMEDY)
+        return self._put_in_cache(digest, key)
+
+    def _trusted(self, digest: bytes) -> _CachedKey | None:
+        """Gives a key that was verified in the last TRUSTED_S; the store is asked again after CACHED_S."""
+        known, now = self._cache.get(digest), self._clock.now()
+        if known is None or now >= known.verified + TRUSTED_S:
+            return None
+        until = min(now + CACHED_S, known.verified + TRUSTED_S)
+        self._cache[digest] = known._replace(until=until)
+        return known
+
+    def _put_in_cache(self, digest: bytes, key: ApiKey) -> _CachedKey:
+        now = self._clock.now()
+        caller = Caller(key.tenant, key.id, key.scopes, key_quota=key.quota)
+        known = self._cache[digest] = _CachedKey(key, caller, now + CACHED_S, now)
+        self._cache.move_to_end(digest)
+        if len(self._cache) > _MAX_CACHED:
+            self._cache.popitem(last=False)
+        return known
+
+    def _forget(self, key_id: str) -> None:
+        self._forgotten += 1
+        for digest in [digest for digest, known in self._cache.items() if known.key.id == key_id]:
+            del self._cache[digest]
+
+    def _note_use(self, key: ApiKey, digest: bytes, now: float) -> None:
+        known = self._cache[digest]  # the key was not looked up again, so it is not cached for longer
+        self._cache[digest] = known._replace(key=replace(key, used_at=now))
+        task = asyncio.create_task(self._save_use(key.id, now), name=f"saving the use of {key.id}")
+        self._saving.add(task)
+        task.add_done_callback(self._saving.discard)
+
+    async def _save_use(self, key_id: str, now: float) -> None:
+        """Gives way to any other change of the record."""
+        try:
+            record = await self._records.get(KIND, key_id)
+            if record is not None:
+                await self._records.put(_record(replace(_read(record), used_at=now), record.version + 1))
+        except WarrenError:
+            return
+
+
+def looks_like_key(text: str) -> bool:
+    return text.startswith((PREFIX, E2B_PREFIX))
+
+
+def e2b_spelling(text: str) -> str:
+    """The key as E2B's clients take it. Raises InvalidRequest for one that has no such spelling."""
+    key_id, secret = _split(text)
+    spelled = E2B_PREFIX + key_id.removeprefix("key_") + secret
+    if _split(spelled) != (key_id, secret):
+        raise InvalidRequest("this key has no form for E2B's clients", remedy="create another one with --e2b")
+    return spelled
+
+
+def key_view(key: ApiKey) -> dict[str, Any]:
+    """Everything about a key but its hash."""
+    return {
+        "id": key.id,
+        "name": key.name,
+        "tenant": key.tenant,
+        "scopes": sorted(key.scopes),
+        "created_at": key.created_at,
+        "expires_at": key.expires_at,
+        "used_at": key.used_at,
+        "quota": key.quota.as_mapping(),
+    }
+
+
+def _new(
+    name: str,
+    tenant: str,
+    scopes: frozenset[Scope],
+    now: float,
+    expires_at: float | None,
+    quota: Quota,
+    key_id: str = "",
+    secret: str = "",
+) -> tuple[ApiKey, str]:
+    key_id = key_id or f"key_{secrets.token_hex(8)}"
+    secret, salt = secret or secrets.token_hex(32), secrets.token_hex(16)
+    key = ApiKey(key_id, name, tenant, scopes, salt, _hash(salt, secret), now, expires_at, quota=quota)
+    return key, f"{PREFIX}{key_id.removeprefix('key_')}_{secret}"
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Gives the id and the secret; both are empty if it is no key of ours."""
+    match = _OURS.fullmatch(text) if text.isascii() and len(text) < 256 else None
+    if match is None:
+        return "", ""
+    key_id, secret = (match[1], match[2]) if text.startswith(PREFIX) else (match[3], match[4])
+    return f"key_{key_id}", secret
+
+
+def _hash(salt: str, secret: str) -> str:
+    return hashlib.sha256(bytes.fromhex(salt) + secret.encode()).hexdigest()
+
+
+def _check_name(name: str) -> None:
+    if not 1 <= len(name) <= 128 or not name.isprintable():
+        raise InvalidRequest("a key's name has 1 to 128 printable characters")
+
+
+def _record(key: ApiKey, version: int) -> Record:
+    values = {**asdict(key), "scopes": sorted(key.scopes), "quota": key.quota.as_mapping()}
+    return Record(KIND, key.id, json.dumps(values), version, group=key.tenant)
+
+
+def _read(record: Record) -> ApiKey:
+    values = json.loads(record.value)
+    quota = Quota.from_mapping(values.pop("quota"))
+    return ApiKey(**{**values, "scopes": read_scopes(values["scopes"]), "quota": quota})

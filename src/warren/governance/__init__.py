@@ -1,0 +1,1 @@
+"""What tenants may do and have done: quotas, usage, policies, audit, events, webhooks, secrets, metrics."""

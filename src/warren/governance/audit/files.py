@@ -1,0 +1,149 @@
+"""The audit log as JSON lines in a directory: private, of bounded size, read newest first.
+
+An entry is in a file a fraction of a second after it was recorded. kill -9 loses the entries of that time and may leave
+half a line, which readers skip; a power failure loses what the kernel had not yet written to the disk. All files
+together take at most `keep_files` times `max_bytes`.
+
+Files are read from their end, in blocks. A position is the number of a file and where a line begins in it: the next
+page starts with the line before. Files only grow, or are removed whole, so a position stays valid.
+"""
+
+import asyncio
+import os
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from warren.governance.audit.chain import Verification
+from warren.governance.audit.entries import LINE_MOST, SEARCH_BYTES, PageBuilder, parse_position
+from warren.governance.audit.file_lines import lines_before
+from warren.governance.audit.rotating_files import (
+    KEEP_FILES,
+    MAX_BYTES,
+    RotatingFiles,
+    file_name,
+    make_directory,
+    numbers_in,
+    opened_directory,
+    opened_to_read,
+)
+from warren.governance.audit.writer import QUEUE_MOST, AuditWriter
+from warren.interfaces.audit import AuditPage, Query
+from warren.kernel.shielding import run_shielded
+from warren.model.audit import AuditEntry, CommandText, RequestRecord
+from warren.model.errors import Unavailable
+
+_FLUSH_MOST_S: Final = 5.0
+_CLOSE_MOST_S: Final = 5.0
+
+
+class FileAudit:
+    """Use `open`: it makes the directory, and raises Unavailable if it cannot. Queries run one at a time."""
+
+    @classmethod
+    async def open(
+        cls,
+        directory: Path,
+        *,
+        commands: CommandText = CommandText.REDACTED,
+        max_bytes: int = MAX_BYTES,
+        keep_files: int = KEEP_FILES,
+        queue_most: int = QUEUE_MOST,
+    ) -> "FileAudit":
+        await asyncio.to_thread(make_directory, directory)
+        return cls(directory, AuditWriter(RotatingFiles(directory, max_bytes, keep_files), commands, queue_most))
+
+    def __init__(self, directory: Path, writer: AuditWriter, *, close_most_s: float = _CLOSE_MOST_S) -> None:
+        self._directory = directory
+        self._writer = writer
+        self._close_most_s = close_most_s
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="warren-audit-read")
+        self._closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{self._writer.waiting} waiting"
+        return f"<FileAudit {self._directory}: {state}, {self._writer.dropped} dropped>"
+
+    @property
+    def dropped(self) -> int:
+        """The number of entries lost since it was opened."""
+        return self._writer.dropped
+
+    def record(self, entry: AuditEntry | RequestRecord, secrets: Collection[str] | None = ()) -> None:
+        self._writer.add(entry, secrets)
+
+    async def find(self, query: Query) -> AuditPage:
+        if self._closed:
+            raise Unavailable("the audit record is closed")
+        return await asyncio.get_running_loop().run_in_executor(self._reader, self._read, query)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if not await run_shielded(asyncio.to_thread(self._writer.close, self._close_most_s)):
+            # Only a disk that does not answer takes longer.
+            await run_shielded(asyncio.to_thread(self._writer.close, self._close_most_s))
+        self._reader.shutdown(wait=False)
+
+    def _read(self, query: Query) -> AuditPage:
+        self._writer.flush(_FLUSH_MOST_S)
+        return read_page(self._directory, query)
+
+
+class _Line(NamedTuple):
+    number: int
+    start: int
+    text: bytes
+
+
+def read_page(directory: Path, query: Query, search_bytes: int = SEARCH_BYTES) -> AuditPage:
+    page = PageBuilder(query, search_bytes)
+    try:
+        for line in _lines(directory, query.after):
+            if page.take(line.text):
+                return AuditPage(page.found, f"{line.number}-{line.start}")
+    except OSError as exc:
+        raise Unavailable(f"the audit record cannot be read: {exc.strerror}") from exc
+    return AuditPage(page.found)
+
+
+def _lines(directory: Path, after: str) -> Iterator[_Line]:
+    number, before = parse_position(after) if after else (None, None)
+    with opened_directory(directory) as fd:
+        for each in sorted(numbers_in(fd), reverse=True):
+            if number is None or each <= number:
+                yield from _lines_of(fd, each, before if each == number else None)
+
+
+def _lines_of(directory: int, number: int, before: int | None) -> Iterator[_Line]:
+    with opened_to_read(directory, number) as fd:
+        if fd is not None:
+            size = os.fstat(fd).st_size
+            end = size if before is None else min(size, before)
+            yield from (_Line(number, start, text) for start, text in lines_before(fd, end))
+
+
+def verify_files(directory: Path, head: str = "") -> Verification:
+    """Follows the chain of hashes through all files, the oldest first. `head`: a hash that must be part of it."""
+    found = Verification()
+    found.look_for(head)
+    try:
+        with opened_directory(directory) as parent:
+            for number in sorted(numbers_in(parent)):
+                with opened_to_read(parent, number) as fd:
+                    if fd is not None:
+                        _verify_file(fd, number, found)
+    except OSError as exc:
+        raise Unavailable(f"the audit record in {directory} cannot be read: {exc.strerror}") from exc
+    found.end()
+    return found
+
+
+def _verify_file(fd: int, number: int, found: Verification) -> None:
+    with open(os.dup(fd), "rb") as file:
+        count = 0
+        while line := file.readline(2 * LINE_MOST):
+            count += 1
+            found.take(line.rstrip(b"\n"), f"{file_name(number)}, line {count}")

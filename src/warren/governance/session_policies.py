@@ -1,0 +1,98 @@
+"""Applies the command policies of a session: its environment's and its tenant's, both of which must allow a command."""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from warren.kernel.logs import get_log
+from warren.model.environment import Environment
+from warren.model.errors import WarrenError
+from warren.model.operations import Command, ExecResult
+from warren.model.policy import Policy, PolicyMode
+from warren.model.session import Session
+from warren.sessions.request_context import note
+
+if TYPE_CHECKING:
+    from warren.governance.policy import PolicyVerdict
+
+_SHORT: Final = 128  # characters; judging a longer command may take a good part of a second and needs a thread
+_THREADS: Final = 2
+_CACHED: Final = 1024
+_CACHED_S: Final = 1.0
+
+PolicyOfTenant = Callable[[str], Awaitable[Policy]]
+
+_log = get_log(__name__)
+
+
+class Policies:
+    def __init__(self, environments: Callable[[str], Environment], of_tenant: PolicyOfTenant) -> None:
+        self._environments = environments
+        self._of_tenant = of_tenant
+        self._judging = asyncio.Semaphore(_THREADS)
+        self._known: dict[str, tuple[Policy, float]] = {}  # by environment, and until when
+        self._verdicts: OrderedDict[tuple[Policy, tuple[str, ...], str], PolicyVerdict] = OrderedDict()
+
+    async def refused(self, session: Session, command: Command) -> ExecResult | None:
+        """Gives the result of a command that may not run. In the mode `audit` it only notes the rule."""
+        for policy in (self._of_environment(session.environment), await self._of_tenant(session.tenant)):
+            if policy.mode is PolicyMode.OFF:
+                continue
+            verdict = await self._verdict(policy, command.as_judged())
+            if verdict.rule:
+                note(policy="would refuse" if verdict.allowed else "refused", rule=verdict.rule)
+            if not verdict.allowed:
+                from warren.governance.policy import refusal
+
+                return refusal(verdict)
+        return None
+
+    async def _verdict(self, policy: Policy, command: Command) -> "PolicyVerdict":
+        """Caches verdicts, except of commands with variables: these matter too, and may be secrets."""
+        if command.env or command.base_env or _length(command) > _SHORT:
+            return await self._judge(policy, command)
+        asked = policy, command.argv, command.shell
+        verdict = self._verdicts.get(asked)
+        if verdict is None:
+            verdict = await self._judge(policy, command)
+            if len(self._verdicts) >= _CACHED:
+                self._verdicts.popitem(last=False)
+        self._verdicts[asked] = verdict
+        self._verdicts.move_to_end(asked)
+        return verdict
+
+    async def _judge(self, policy: Policy, command: Command) -> "PolicyVerdict":
+        """If judging fails the command is refused, unless the policy only audits."""
+        from warren.governance.policy import PolicyVerdict, judge
+
+        try:
+            if _length(command) > _SHORT:
+                async with self._judging:
+                    return await asyncio.to_thread(judge, policy, command)
+            return judge(policy, command)
+        except Exception as exc:
+            _log.error("command_not_judged", exc=exc)
+            allowed = policy.mode is PolicyMode.AUDIT
+            return PolicyVerdict(
+                allowed, "cannot be judged", "the command could not be judged; the server's log says why"
+            )
+
+    def _of_environment(self, name: str) -> Policy:
+        """If an environment is no longer in the registry, or cannot be read, its last policy still holds."""
+        known, now = self._known.get(name), time.monotonic()
+        if known is not None and now < known[1]:
+            return known[0]
+        try:
+            policy = self._environments(name).policy
+        except WarrenError:
+            if known is None:
+                raise
+            policy = known[0]
+        self._known[name] = policy, now + _CACHED_S
+        return policy
+
+
+def _length(command: Command) -> int:
+    return len(command.shell) + sum(len(word) + 1 for word in command.argv)

@@ -1,0 +1,315 @@
+"""Sends waiting deliveries to their receivers.
+
+`DeliveryWorker.run` goes through the queues of all webhooks. It takes a delivery that is due, if there is a free slot,
+by changing its record: of several processes one succeeds, and no other takes the delivery for LEASE_S. A task then
+makes the attempt. It deletes a delivery that arrived; any other waits for its next attempt, or has failed for good.
+If the process dies in between, the lease expires and another attempt follows: each message arrives at least once.
+
+The worker looks at a queue when something was added to it here, when one of its attempts has ended, and when its next
+delivery is due. It finds what other processes left behind by looking at all queues every SCAN_S.
+"""
+
+import asyncio
+import random
+import secrets
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Final
+
+from warren.governance.webhooks.deliveries import Delivery, DeliveryQueues, Message, State, new_message, read_delivery
+from warren.governance.webhooks.registry import Webhook, WebhookRegistry
+from warren.governance.webhooks.retries import NextStep, Step, after_failure, after_response, read_retry_after
+from warren.governance.webhooks.sender import WebhookSender
+from warren.governance.webhooks.signing import sign
+from warren.interfaces.records import Record
+from warren.kernel.clock import Clock
+from warren.kernel.logs import get_log
+from warren.kernel.shielding import run_shielded
+from warren.model.errors import RateLimited, Unavailable, WarrenError
+
+LEASE_S: Final = 60.0  # longer than any attempt takes
+SCAN_S: Final = 10.0
+PING: Final = "ping"
+MAX_SENDING: Final = 16
+MAX_OF_TENANT: Final = 4
+MAX_OF_WEBHOOK: Final = 2
+_SWEEP_S: Final = 600.0
+_RETRY_STORE_S: Final = 1.0
+_EXCERPT: Final = 500
+_GONE: Final = "its receiver answered 410: it wants nothing any more"
+
+_log = get_log("warren.webhooks")
+
+
+class Wakeup:
+    """`wait` returns when the time is over or `wake` is called, also if that was before."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def wait(self, seconds: float) -> None:
+        if seconds > 0 and not self._woken.is_set():
+            tasks = [asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(self._woken.wait())]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+        self._woken.clear()
+        await asyncio.sleep(0)
+
+
+class DeliverySlots:
+    """How many deliveries go on at once: a slow receiver delays neither other receivers nor other tenants."""
+
+    def __init__(self) -> None:
+        self._tenants: Counter[str] = Counter()
+        self._hooks: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"<DeliverySlots: {self._hooks.total()} of {MAX_SENDING} taken>"
+
+    def has_free(self, tenant: str, hook_id: str) -> bool:
+        return not (self.are_full or self._tenants[tenant] >= MAX_OF_TENANT or self._hooks[hook_id] >= MAX_OF_WEBHOOK)
+
+    @property
+    def are_full(self) -> bool:
+        return self._hooks.total() >= MAX_SENDING
+
+    def take(self, tenant: str, hook_id: str) -> None:
+        self._tenants[tenant] += 1
+        self._hooks[hook_id] += 1
+
+    def give_back(self, tenant: str, hook_id: str) -> None:
+        self._tenants -= Counter((tenant,))
+        self._hooks -= Counter((hook_id,))
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryOutcome:
+    """The outcome of one attempt. Without a status there was no response."""
+
+    status: int | None = None
+    error: str = ""
+    retry_after_s: float = 0.0
+    retryable: bool = True
+
+    @property
+    def delivered(self) -> bool:
+        return self.status is not None and 200 <= self.status < 300
+
+
+class DeliveryWorker:
+    def __init__(self, registry: WebhookRegistry, queues: DeliveryQueues, clock: Clock, sender: WebhookSender) -> None:
+        self._registry = registry
+        self._queues = queues
+        self._clock = clock
+        self._sender = sender
+        self._slots = DeliverySlots()
+        self._wakeup = Wakeup(clock)
+        self._next_looks: dict[str, float] = {}  # when to look at which queue
+        self._blocked: dict[str, dict[str, None]] = {}  # queues to look at when their tenant has a slot, in turn
+        self._sending: set[asyncio.Task[None]] = set()
+        self._next_scan = self._next_sweep = clock.now()
+
+    def __repr__(self) -> str:
+        return f"<DeliveryWorker: {len(self._sending)} sending, {len(self._next_looks)} queues to look at>"
+
+    def expect(self, hook_id: str, at: float) -> None:
+        """Looks at this queue at that time."""
+        self._next_looks[hook_id] = min(at, self._next_looks.get(hook_id, at))
+        self._wakeup.wake()
+
+    async def run(self) -> None:
+        """Runs until it is cancelled. That aborts attempts under way; they are made again later."""
+        trouble = ""
+        try:
+            while True:
+                try:
+                    await self._look_at_due_queues()
+                    pause_s, trouble = self._pause_s(), ""
+                except Exception as exc:
+                    # Deliveries depend on this loop: it must survive whatever the store raises.
+                    if repr(exc) != trouble:
+                        trouble = repr(exc)
+                        _log.error(
+                            "webhook_deliveries_paused", error=exc, exc=None if isinstance(exc, WarrenError) else exc
+                        )
+                    pause_s = _RETRY_STORE_S
+                await self._wakeup.wait(pause_s)
+        finally:
+            await run_shielded(self._abort_attempts())
+
+    async def ping(self, hook: Webhook) -> DeliveryOutcome:
+        """Makes one attempt now and keeps nothing of it. Raises RateLimited if there is no free slot."""
+        if not self._slots.has_free(hook.tenant, hook.id):
+            raise RateLimited(
+                "as much is being sent to this webhook, or for this tenant, as may be at once",
+                remedy="try again in some seconds",
+                retry_after_s=5.0,
+            )
+        message = new_message(f"evt_{secrets.token_hex(16)}", PING, self._clock.wall(), hook.tenant)
+        self._slots.take(hook.tenant, hook.id)
+        try:
+            outcome = await self._send(hook, message)
+        finally:
+            self._free_slot(hook.tenant, hook.id)
+        if self._next_step(1, outcome).step is NextStep.DISABLE:
+            await self._registry.disable(hook.id, _GONE)
+        return outcome
+
+    # -- which delivery is next
+
+    async def _look_at_due_queues(self) -> None:
+        if self._clock.now() >= self._next_scan:
+            await self._scan()
+            self._next_scan = self._clock.now() + SCAN_S
+        now = self._clock.wall()
+        for hook_id in [hook_id for hook_id, at in self._next_looks.items() if at <= now]:
+            if self._slots.are_full:
+                return
+            await self._look(hook_id, now)
+            await asyncio.sleep(0)
+
+    def _pause_s(self) -> float:
+        """While all slots are taken only the next scan has a time: a freed slot wakes the worker up."""
+        until_scan_s = self._next_scan - self._clock.now()
+        if self._slots.are_full or not self._next_looks:
+            return until_scan_s
+        return min(until_scan_s, min(self._next_looks.values()) - self._clock.wall())
+
+    async def _scan(self) -> None:
+        """Notes the queues of all webhooks, and cleans up after deleted ones and old failures."""
+        now, sweeps = self._clock.wall(), self._clock.now() >= self._next_sweep
+        async for hook_id in self._registry.ids():
+            self.expect(hook_id, now)
+            if sweeps:
+                await self._queues.sweep(hook_id, now)
+            await asyncio.sleep(0)
+        for hook_id in await self._registry.deleted_before():
+            await self._queues.clear(hook_id)
+            await self._registry.forget(hook_id)
+        if sweeps:
+            self._next_sweep = self._clock.now() + _SWEEP_S
+
+    async def _look(self, hook_id: str, now: float) -> None:
+        """Starts the attempts that can be started, and notes when to look again."""
+        self._next_looks.pop(hook_id, None)
+        records = await self._queues.first(hook_id, now, MAX_OF_WEBHOOK + 1)
+        for record in records:
+            due = record.due or 0.0
+            if due > now:
+                self.expect(hook_id, due)
+                return
+            if not self._slots.has_free(record.group, hook_id):
+                self._blocked.setdefault(record.group, {})[hook_id] = None
+                return
+            await self._take(hook_id, record, now)
+        if len(records) > MAX_OF_WEBHOOK:
+            self.expect(hook_id, now)
+
+    async def _take(self, hook_id: str, record: Record, now: float) -> None:
+        try:
+            delivery = read_delivery(record)
+        except Unavailable as exc:
+            _log.warning("webhook_delivery_discarded", webhook=hook_id, record=record.id, error=exc)
+            await self._queues.remove(record)
+            return
+        delivery = replace(delivery, state=State.SENDING, attempts=delivery.attempts + 1, attempted_at=now)
+        taken = await self._queues.change(record, delivery, now + LEASE_S)
+        if taken is not None:
+            self._start(hook_id, taken, delivery)
+
+    def _start(self, hook_id: str, record: Record, delivery: Delivery) -> None:
+        self._slots.take(record.group, hook_id)
+        task = asyncio.create_task(self._deliver(hook_id, record, delivery), name=f"webhook {delivery.message.id}")
+        self._sending.add(task)
+
+        def end(task: asyncio.Task[None]) -> None:
+            self._sending.discard(task)
+            self._free_slot(record.group, hook_id)
+
+        task.add_done_callback(end)
+
+    def _free_slot(self, tenant: str, hook_id: str) -> None:
+        self._slots.give_back(tenant, hook_id)
+        now, blocked = self._clock.wall(), self._blocked.pop(tenant, {})
+        blocked.pop(hook_id, None)
+        for waiting in (*blocked, hook_id):  # the others first: they have waited
+            self.expect(waiting, now)
+
+    async def _abort_attempts(self) -> None:
+        for task in self._sending:
+            task.cancel()
+        await asyncio.gather(*self._sending, return_exceptions=True)
+
+    # -- one attempt
+
+    async def _deliver(self, hook_id: str, record: Record, delivery: Delivery) -> None:
+        """If the store fails, the lease expires and some process tries again."""
+        try:
+            await self._attempt(hook_id, record, delivery)
+        except asyncio.CancelledError:
+            await run_shielded(self._put_back(record, delivery))
+            raise
+        except WarrenError as exc:
+            _log.warning("webhook_status_not_saved", delivery=delivery.message.id, error=exc)
+        except Exception as exc:
+            _log.error("webhook_delivery_failed", delivery=delivery.message.id, exc=exc)
+
+    async def _attempt(self, hook_id: str, record: Record, delivery: Delivery) -> None:
+        hook = await self._registry.find(hook_id)
+        if hook is None:
+            await self._queues.remove(record)
+            return
+        if hook.disabled:
+            error = f"the webhook is disabled: {hook.disabled}"
+            failed = replace(delivery, attempts=delivery.attempts - 1, error=error)
+            await self._queues.fail(hook_id, record, failed, self._clock.wall())
+            return
+        outcome = await self._send(hook, delivery.message)
+        await run_shielded(self._save(hook_id, record, delivery, outcome))
+
+    async def _send(self, hook: Webhook, message: Message) -> DeliveryOutcome:
+        body = message.body.encode()
+        try:
+            headers = sign(self._registry.secrets_of(hook), message.id, int(self._clock.wall()), body)
+            response = await self._sender.send(hook.url, body, headers)
+        except WarrenError as exc:
+            return DeliveryOutcome(error=exc.message[:_EXCERPT], retryable=exc.retryable)
+        except Exception as exc:
+            _log.error("webhook_not_sent", webhook=hook.id, exc=exc)
+            return DeliveryOutcome(error="something went wrong inside the server")
+        retry_after_s = read_retry_after(response.retry_after, self._clock.wall())
+        outcome = DeliveryOutcome(response.status, retry_after_s=retry_after_s)
+        if outcome.delivered:
+            return outcome
+        return replace(outcome, error=f"it answered {response.status}: {response.excerpt}"[:_EXCERPT])
+
+    async def _save(self, hook_id: str, record: Record, delivery: Delivery, outcome: DeliveryOutcome) -> None:
+        now, following = self._clock.wall(), self._next_step(delivery.attempts, outcome)
+        updated = replace(delivery, state=State.WAITING, status=outcome.status, error=outcome.error)
+        if following.step is NextStep.DONE:
+            await self._queues.remove(record)
+        elif following.step is NextStep.TRY_AGAIN:
+            await self._queues.change(record, updated, now + following.after_s)
+        else:
+            if following.step is NextStep.DISABLE:
+                await self._registry.disable(hook_id, _GONE)
+            await self._queues.fail(hook_id, record, updated, now)
+
+    def _next_step(self, attempt: int, outcome: DeliveryOutcome) -> Step:
+        chance = random.random()
+        if outcome.status is None:
+            return after_failure(attempt, chance, retryable=outcome.retryable)
+        return after_response(attempt, outcome.status, outcome.retry_after_s, chance)
+
+    async def _put_back(self, record: Record, delivery: Delivery) -> None:
+        """Lets another attempt follow one that was aborted, which may have arrived or not. Does nothing if its outcome
+        was saved."""
+        waiting = replace(delivery, state=State.WAITING, attempts=delivery.attempts - 1)
+        await self._queues.change(record, waiting, self._clock.wall())

@@ -1,0 +1,170 @@
+"""Lets in requests that come without a key: from signed-in pages by their cookie, from embedded terminals by a token.
+
+Browsers send a cookie with every request to its host, whoever caused the request. So a cookie counts only if the
+request was sent by a page of this very origin, which has to be certain, not likely:
+
+- a WebSocket must have an Origin, and it must be this server's;
+- what changes something must have that too, and a header that other sites cannot send (PAGE_HEADER);
+- what only reads must have `Sec-Fetch-Site: same-origin`, or that header where a browser is too old to tell; a person
+  may also open such an address themselves (`none`, and a navigation).
+
+The cookie is SameSite=Strict, but that alone is not enough: previews may be neighbours of the same site. A token of a
+ticket is never sent by a browser on its own; it opens what its ticket says (access/tickets.py).
+"""
+
+import hashlib
+from typing import Final
+
+from starlette.types import Message, Receive, Scope, Send
+
+from warren.access.bindings import GRANT, PAGE_MARK, PAGE_TOKEN
+from warren.access.identity import read_credentials
+from warren.access.page_sessions import PageSessions
+from warren.access.tickets import TOKEN_PREFIX, Tickets
+from warren.http.api.pages import COOKIE, PAGE_HEADER
+from warren.http.preview_credentials import is_our_cookie
+from warren.http.server.request_origin import OriginRule, read_authority
+from warren.model.e2b import KNOWN_CALLER, read_inner_path
+from warren.model.errors import OriginNotAllowed, WarrenError
+from warren.model.preview import PREVIEW, PREVIEW_CALLER, PREVIEW_ERROR
+
+SUBPROTOCOL: Final = "warren"
+TOKEN_SUBPROTOCOL: Final = "warren.token."
+_COOKIE: Final = COOKIE.encode()
+_TOKEN: Final = TOKEN_PREFIX.encode()
+_CARRIERS: Final = frozenset({b"cookie", b"authorization", b"x-api-key", b"sec-websocket-protocol"})
+_PROTOCOLS: Final = b"sec-websocket-protocol"
+_CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
+_READING: Final = frozenset({"GET", "HEAD"})
+_OWN_ORIGIN: Final = OriginRule(())
+
+
+class PageAccess:
+    """With `with_cookies` False (the server asks nobody for a key) there is nothing that a cookie could add."""
+
+    def __init__(self, pages: PageSessions, tickets: Tickets, *, with_cookies: bool) -> None:
+        self._pages = pages
+        self._tickets = tickets
+        self._with_cookies = with_cookies
+
+    async def admit(self, scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
+        """Adds the grant to the scope, or why there is none although there should be: admission raises that."""
+        if not _is_for_api(scope):
+            return receive, send
+        try:
+            if token := _token_of_ticket(scope):
+                return await self._admit_by_ticket(token, scope, receive, send)
+            if self._with_cookies and not any(name in _CREDENTIALS for name, _ in scope["headers"]):
+                await self._admit_by_cookie(scope)
+        except WarrenError as exc:
+            scope[PREVIEW_ERROR] = exc
+        return receive, send
+
+    async def _admit_by_cookie(self, scope: Scope) -> None:
+        token = cookie_token(scope)
+        if token:
+            check_same_origin(scope)
+            scope[PAGE_TOKEN] = token
+            scope[GRANT] = await self._pages.grant(token)
+            scope[PAGE_MARK] = hashlib.sha256(token.encode()).hexdigest()[:16]
+
+    async def _admit_by_ticket(self, token: str, scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
+        method = scope.get("method", "WEBSOCKET")
+        scope[GRANT], ticket = await self._tickets.grant(token, method, scope["path"], scope["query_string"])
+        if scope["type"] != "websocket":
+            return receive, send
+        if ticket.process_id:
+            # Else whoever comes when the process has ended could start anything under its name. The last one counts.
+            scope["query_string"] += b"&existing=true"
+        if ticket.read_only:
+            receive = _without_input(receive)
+        offered = [name for name in scope["subprotocols"] if not name.startswith(TOKEN_SUBPROTOCOL)]
+        if len(offered) == len(scope["subprotocols"]):
+            return receive, send
+        # A browser closes a socket whose server chooses none of what it was offered.
+        chosen = offered[0] if offered else scope["subprotocols"][0]
+        scope["headers"] = [header for header in scope["headers"] if header[0] != _PROTOCOLS]
+        scope["subprotocols"] = []
+        return receive, _with_subprotocol(send, chosen)
+
+
+def concerns_pages(scope: Scope) -> bool:
+    """Whether a request may have the cookie or a token of a ticket. Nearly all have neither, and must not lose time."""
+    return any(name in _CARRIERS and (_COOKIE in value or _TOKEN in value) for name, value in scope["headers"])
+
+
+def cookie_token(scope: Scope) -> str:
+    """The token of a page session. None counts if there are several: a browser sends one."""
+    pairs = (pair for header, value in scope["headers"] if header == b"cookie" for pair in value.split(b";"))
+    found = [value for given, _, value in (pair.strip().partition(b"=") for pair in pairs) if given == _COOKIE]
+    return found[0].decode("latin-1") if len(found) == 1 else ""
+
+
+def remove_our_cookies(scope: Scope) -> None:
+    """Nothing behind this part of the server has a use for the cookie."""
+    headers = []
+    for name, value in scope["headers"]:
+        if name == b"cookie":
+            value = b";".join(pair for pair in value.split(b";") if not is_our_cookie(pair)).strip()
+            if not value:
+                continue
+        headers.append((name, value))
+    scope["headers"] = headers
+
+
+def check_same_origin(scope: Scope) -> None:
+    """Raises OriginNotAllowed unless a page of this server has sent the request, or a person opened its address."""
+    headers = dict(scope["headers"])
+    site, from_page = headers.get(b"sec-fetch-site"), headers.get(PAGE_HEADER.encode()) == b"1"
+    if scope["type"] == "http" and scope["method"] in _READING:
+        opened = site == b"none" and headers.get(b"sec-fetch-mode") == b"navigate"
+        allowed = opened or site == b"same-origin" or (site is None and from_page)
+    else:
+        allowed = _has_own_origin(headers) and site in (None, b"same-origin")
+        allowed = allowed and (from_page or scope["type"] == "websocket")
+    if not allowed:
+        raise OriginNotAllowed(
+            "the sign-in of this browser counts only for requests that a page of this server sends",
+            remedy="programs send a key: `Authorization: Bearer KEY`",
+        )
+
+
+def _has_own_origin(headers: dict[bytes, bytes]) -> bool:
+    authority = read_authority(headers.get(b"host", b"").decode("latin-1"))
+    origin = headers.get(b"origin")
+    return origin is not None and _OWN_ORIGIN.allows(origin.decode("latin-1"), authority)
+
+
+def _is_for_api(scope: Scope) -> bool:
+    if PREVIEW in scope or PREVIEW_CALLER in scope or PREVIEW_ERROR in scope or KNOWN_CALLER in scope:
+        return False
+    return scope["path"].startswith("/api/") and read_inner_path(scope["path"]) is None
+
+
+def _token_of_ticket(scope: Scope) -> str:
+    if scope["type"] == "websocket":
+        for name in scope.get("subprotocols", ()):
+            if name.startswith(TOKEN_SUBPROTOCOL):
+                return str(name.removeprefix(TOKEN_SUBPROTOCOL))
+    given = read_credentials(scope["headers"])
+    return given[0] if len(given) == 1 and given[0].startswith(TOKEN_PREFIX) else ""
+
+
+def _without_input(receive: Receive) -> Receive:
+    """Of what a client sends, only that it goes away."""
+
+    async def receive_end() -> Message:
+        while (message := await receive())["type"] == "websocket.receive":
+            pass
+        return message
+
+    return receive_end
+
+
+def _with_subprotocol(send: Send, name: str) -> Send:
+    async def accept_with(message: Message) -> None:
+        if message["type"] == "websocket.accept":
+            message = {**message, "subprotocol": name}
+        await send(message)
+
+    return accept_with

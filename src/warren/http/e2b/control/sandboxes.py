@@ -1,0 +1,422 @@
+"""Sandboxes on the control plane: create, connect, show, list, prolong and end them.
+
+A sandbox is a session whose time is its lifetime alone: being idle never ends it. Sessions that were created otherwise
+are shown too.
+"""
+
+import math
+import urllib.parse
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from warren.http.context import answer_json
+from warren.http.e2b.control.bodies import (
+    bad,
+    moment_in_query,
+    read_flag,
+    read_object,
+    read_text,
+    read_texts,
+    read_whole,
+    whole_in_query,
+)
+from warren.http.e2b.control.network import read_network, show_network, wants_public_traffic
+from warren.http.e2b.control.template_start import start_template
+from warren.http.e2b.control.templates import find_template
+from warren.http.e2b.errors import E2bError
+from warren.http.e2b.routes import E2bCall, Route
+from warren.http.e2b.tokens import Opens
+from warren.interfaces.store import Page
+from warren.kernel.answer_memory import require_room
+from warren.kernel.pacing import Pace
+from warren.model.access import Scope
+from warren.model.capability import network_needs
+from warren.model.e2b import DOMAIN_HEADER, ENVD_VERSION, sandbox_id_of, session_id_of
+from warren.model.environment import Environment
+from warren.model.errors import Forbidden, InvalidRequest, SessionEnded, SessionNotFound
+from warren.model.network import NO_NETWORK, NetworkRules
+from warren.model.preview import PreviewRules
+from warren.model.session import LONGEST_S, MAX_METADATA, Session, SessionState
+from warren.model.spec import Limits
+from warren.model.tenant_images import template_in
+from warren.sessions.allowances import longest_life
+from warren.sessions.long_values import LongList
+from warren.sessions.new_session import NewSession
+from warren.sessions.operations.sessions import weight
+from warren.sessions.request_context import keep_secret, set_image_wait
+from warren.sessions.schemas import MAX_VARIABLES, timestamp
+
+CLIENT_ID: Final = "warren"
+DEFAULT_TIMEOUT_S: Final = 300
+_REFRESH_S: Final = 15
+_IMAGE_WAIT_S: Final = 45.0  # clients wait for a minute
+_MOST_ON_PAGE: Final = 1000
+_USUAL_PAGE: Final = 100
+_FIRST_STEP: Final = 3
+_LONG_STEP: Final = 100
+_SHORT_PAGE: Final = 250
+_MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
+_VIEW_BYTES: Final = 2048
+_STATES: Final = frozenset({"running", "paused"})
+
+
+# -- creating
+
+
+async def create(call: E2bCall) -> Response:
+    values = await call.json()
+    _refuse_unsupported(values)
+    template_id = read_text(values, "templateID")
+    if not template_id:
+        raise bad("templateID is missing")
+    template = await find_template(call, template_id)
+    environment = call.context.environments(template.environment)
+    network = read_object(values, "network") or {}
+    timeout_s = read_timeout(call, values, least=1)
+    env = read_texts(values, "envVars", MAX_VARIABLES)
+    keep_secret(env.values())
+    is_public = call.rules.public_ports and wants_public_traffic(network)
+    request = NewSession(
+        environment=environment.name,
+        image=template.image,
+        limits=template.limits,
+        env=env,
+        metadata=read_texts(values, "metadata", MAX_METADATA),
+        idle_timeout_s=LONGEST_S,
+        max_lifetime_s=timeout_s or min(DEFAULT_TIMEOUT_S, longest_life(call.caller)),
+        network=await _choose_network(call, environment, network, read_flag(values, "allow_internet_access")),
+        previews=PreviewRules(everything=is_public, by_token=not is_public),
+    )
+    set_image_wait(_IMAGE_WAIT_S)
+    result = await call.sessions.create(call.tenant, request, call.header("idempotency-key"))
+    if not result.session.state.can_run:
+        raise E2bError(409, "the sandbox of this Idempotency-Key has ended; send another key")
+    if result.created:
+        await start_template(call, result.session, template)
+    return answer_json(_show_new(call, result.session), 201)
+
+
+def _refuse_unsupported(values: dict[str, Any]) -> None:
+    resume = read_object(values, "autoResume") or {}
+    wanted = {
+        "autoPause": read_flag(values, "autoPause"),
+        "autoResume": read_flag(resume, "enabled"),
+        "mcp": values.get("mcp"),
+        "iam": values.get("iam"),
+        "volumeMounts": values.get("volumeMounts"),
+    }
+    for name, value in wanted.items():
+        if value:
+            raise E2bError(501, f"{name} is not supported by this server")
+
+
+def read_timeout(call: E2bCall, values: dict[str, Any], least: int, name: str = "timeout") -> int | None:
+    """Raises E2bError for more than the caller's key allows."""
+    timeout_s = read_whole(values, name, least, int(LONGEST_S))
+    if timeout_s is not None and timeout_s > longest_life(call.caller):
+        raise bad(f"{name} must be at most {longest_life(call.caller):g} seconds with this key")
+    return timeout_s
+
+
+async def _choose_network(
+    call: E2bCall, environment: Environment, network: dict[str, Any], internet: bool | None
+) -> NetworkRules:
+    """What the client asks for. Otherwise the environment's, or none where that is not to be had here."""
+    rules = read_network(network, internet)
+    if rules is not None:
+        return rules
+    rules = environment.network
+    try:
+        call.sessions.lifecycle.check_provider(environment.provider, network_needs(rules))
+        await call.sessions.lifecycle.egress.check(rules, call.caller, rules)
+    except (Forbidden, InvalidRequest):
+        return NO_NETWORK
+    return rules
+
+
+# -- one sandbox
+
+
+async def connect(call: E2bCall) -> Response:
+    return answer_json(_show_new(call, await _connect(call)))
+
+
+async def resume(call: E2bCall) -> Response:
+    """For older clients, which connect so. Nothing is ever paused here."""
+    return answer_json(_show_new(call, await _connect(call)), 201)
+
+
+async def _connect(call: E2bCall) -> Session:
+    values = await call.json()
+    read_flag(values, "memory")
+    timeout_s = read_timeout(call, values, least=0)
+    return await _prolong(call, DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s, only_longer=True)
+
+
+async def show(call: E2bCall) -> Response:
+    session = await running_session(call)
+    rules = session.network
+    shown = {
+        **_show_listed(call, session),
+        "domain": domain_of(call),
+        "allowInternetAccess": rules.internet,
+        "network": show_network(session),
+        "lifecycle": {"onTimeout": "kill", "autoResume": False},
+    }
+    if call.caller.may(Scope.EXEC):
+        shown["envdAccessToken"] = call.tokens.sign(Opens.ACCESS, session.id)
+    return answer_json(shown)
+
+
+async def kill(call: E2bCall) -> Response:
+    session_id = _session_id(call)
+    session = await call.sessions.get(call.tenant, session_id)
+    if session.state not in (SessionState.CREATING, SessionState.RUNNING, SessionState.LOST):
+        raise SessionEnded(f"session {session_id} has ended")
+    await call.sessions.delete(call.tenant, session_id)
+    return Response(status_code=204)
+
+
+async def set_timeout(call: E2bCall) -> Response:
+    values = await call.json()
+    timeout_s = read_timeout(call, values, least=0)
+    if timeout_s is None:
+        raise bad("timeout is missing")
+    await _prolong(call, timeout_s)
+    return Response(status_code=204)
+
+
+async def refresh(call: E2bCall) -> Response:
+    values = await call.json()
+    timeout_s = read_timeout(call, values, 0, "duration")
+    await _prolong(call, max(_REFRESH_S, timeout_s or 0), only_longer=True)
+    return Response(status_code=204)
+
+
+async def change_network(call: E2bCall) -> Response:
+    values = await call.json()
+    internet = read_flag(values, "allow_internet_access")
+    session = await running_session(call)
+    rules = read_network(values, internet)
+    if rules is None:
+        environment = call.context.environments(session.environment)
+        rules = NetworkRules(internet=True) if internet else await _choose_network(call, environment, {}, None)
+    await call.sessions.set_network(call.tenant, session.id, rules)
+    return Response(status_code=204)
+
+
+async def _prolong(call: E2bCall, timeout_s: int, *, only_longer: bool = False) -> Session:
+    """Lets the sandbox end after so many seconds from now, or earlier where that is the longest it may live."""
+    session = await running_session(call)
+    now = call.sessions.clock.now()
+    longest_s = min(LONGEST_S, longest_life(call.caller))
+    lifetime_s = max(1.0, min(now - session.started + timeout_s, longest_s))
+    if only_longer and session.started + lifetime_s <= session.deadline:
+        return session
+    return await call.sessions.patch(call.tenant, session.id, idle_timeout_s=LONGEST_S, max_lifetime_s=lifetime_s)
+
+
+async def running_session(call: E2bCall) -> Session:
+    session_id = _session_id(call)
+    session = await call.sessions.get(call.tenant, session_id)
+    if session.state is SessionState.CREATING:
+        session = await call.sessions.lifecycle.wait_until_settled(session)
+    if not session.state.can_run:
+        raise SessionNotFound(f"session {session_id} does not run")
+    return session
+
+
+def _session_id(call: E2bCall) -> str:
+    return session_id_of(call.params["sandbox_id"])
+
+
+# -- listing
+
+
+async def list_sandboxes(call: E2bCall) -> Response:
+    return await _list(call, _USUAL_PAGE)
+
+
+async def list_many_sandboxes(call: E2bCall) -> Response:
+    """The older list, whose clients know no pages."""
+    return await _list(call, _MOST_ON_PAGE)
+
+
+async def _list(call: E2bCall, usual_limit: int) -> Response:
+    limit = whole_in_query(call.parameter("limit"), "limit", 1, _MOST_ON_PAGE) or usual_limit
+    wanted = {state for text in call.query.get("state", []) for state in text.split(",") if state}
+    if wanted - _STATES:
+        raise bad(f"state can be {' or '.join(sorted(_STATES))}")
+    order = call.parameter("order") or "desc"
+    if order not in ("asc", "desc"):
+        raise bad("order can be asc or desc")
+    chosen = _Chosen(call)
+    token = call.parameter("nextToken")
+    after = ""
+    if token:
+        try:
+            after = session_id_of(token)
+        except SessionNotFound:
+            raise bad("nextToken is not one of this server") from None
+    if wanted and "running" not in wanted:
+        return answer_json([])
+    find = _find_oldest if order == "asc" else _find_newest
+    found, has_more = await find(call, chosen, limit, after)
+    headers = {"x-next-token": sandbox_id_of(found[-1].id)} if has_more else {}
+    require_room(sum(map(weight, found)) + len(found) * _VIEW_BYTES)
+    views = (_show_listed(call, session) for session in found)
+    shown = list(views) if len(found) <= _SHORT_PAGE else LongList(views, len(found))
+    return answer_json(shown, 200, headers)
+
+
+class _Chosen:
+    """Which sandboxes a query selects."""
+
+    def __init__(self, call: E2bCall) -> None:
+        self._call = call
+        self._template = call.parameter("template")
+        self.started_after = moment_in_query(call.parameter("startedAfter"), "startedAfter")
+        self.metadata = _read_metadata(call.parameter("metadata"))
+
+    def page(self, limit: int, after: str) -> Page:
+        return Page(frozenset({SessionState.RUNNING}), metadata=self.metadata, after=after, limit=limit)
+
+    def has(self, session: Session) -> bool:
+        names = {template_of(self._call, session), *([] if session.image else [session.environment])}
+        return not self._template or self._template in names
+
+    def ends_at(self, session: Session) -> bool:
+        """Whether this one, and all that are older, were started too early."""
+        return self.started_after is not None and session.created_at <= self.started_after
+
+
+def _read_metadata(text: str) -> dict[str, str]:
+    """What is left after the query was decoded is a query of its own, whose names and values are encoded again."""
+    if not text:
+        return {}
+    pairs = urllib.parse.parse_qsl(text, keep_blank_values=True, max_num_fields=None)
+    if not pairs or len(pairs) > MAX_METADATA:
+        raise bad(f"metadata must have 1 to {MAX_METADATA} pairs such as name=value, with & between them")
+    return {urllib.parse.unquote(name): urllib.parse.unquote(value) for name, value in pairs}
+
+
+async def _find_newest(call: E2bCall, chosen: _Chosen, limit: int, after: str) -> tuple[list[Session], bool]:
+    found: list[Session] = []
+    size = 0
+    async with aclosing(_walk(call, chosen, after)) as sessions:
+        async for session in sessions:
+            if len(found) == limit or size > _MAX_PAGE_BYTES:
+                return found, True
+            found.append(session)
+            size += weight(session)
+    return found, False
+
+
+async def _find_oldest(call: E2bCall, chosen: _Chosen, limit: int, before: str) -> tuple[list[Session], bool]:
+    """The store lists the newest first, so this goes through all that are newer than those wanted."""
+    last: deque[str] = deque(maxlen=limit + 1)
+    async with aclosing(_walk(call, chosen, "")) as sessions:
+        async for session in sessions:
+            if session.id == before:
+                break
+            last.append(session.id)
+    found: list[Session] = []
+    size, pace = 0, Pace()
+    for session_id in reversed(last):
+        if len(found) == limit or size > _MAX_PAGE_BYTES:
+            return found, True
+        current = await call.sessions.store.get(call.tenant, session_id)
+        if current is not None and current.state.can_run:
+            found.append(current)
+            size += weight(current)
+        await pace.give_way()
+    return found, False
+
+
+async def _walk(call: E2bCall, chosen: _Chosen, after: str) -> AsyncGenerator[Session, None]:
+    """The newest first. They are read some at a time, because each may hold hundreds of KiB."""
+    step, pace = _FIRST_STEP, Pace()
+    while True:
+        some = await call.sessions.list(call.tenant, chosen.page(step, after))
+        for session in some:
+            if chosen.ends_at(session):
+                return
+            if chosen.has(session):
+                yield session
+        if len(some) < step:
+            return
+        after = some[-1].id
+        step = _LONG_STEP if sum(map(weight, some)) < len(some) * _VIEW_BYTES else _FIRST_STEP
+        await pace.give_way()
+
+
+# -- showing
+
+
+def _show_new(call: E2bCall, session: Session) -> dict[str, Any]:
+    template = template_of(call, session)
+    shown = {
+        "templateID": template,
+        "sandboxID": sandbox_id_of(session.id),
+        "clientID": CLIENT_ID,
+        "envdVersion": ENVD_VERSION,
+        "domain": domain_of(call),
+        "alias": template,
+    }
+    if call.caller.may(Scope.EXEC):
+        shown["envdAccessToken"] = call.tokens.sign(Opens.ACCESS, session.id)
+        shown["trafficAccessToken"] = call.tokens.sign(Opens.TRAFFIC, session.id)
+    return shown
+
+
+def _show_listed(call: E2bCall, session: Session) -> dict[str, Any]:
+    limits, template = session.limits or Limits(), template_of(call, session)
+    return {
+        "templateID": template,
+        "alias": template,
+        "sandboxID": sandbox_id_of(session.id),
+        "clientID": CLIENT_ID,
+        "startedAt": timestamp(session.created_at),
+        "endAt": timestamp(call.sessions.clock.wall_at(session.deadline)),
+        "cpuCount": max(1, math.ceil(limits.cpus)),
+        "memoryMB": limits.memory_mb,
+        "diskSizeMB": limits.disk_mb,
+        "metadata": dict(session.metadata),
+        "state": "running",
+        "envdVersion": ENVD_VERSION,
+    }
+
+
+def template_of(call: E2bCall, session: Session) -> str:
+    if built := template_in(session.image):
+        return built
+    for template, environment in call.rules.templates.items():
+        if environment == session.environment:
+            return template
+    return session.environment
+
+
+def domain_of(call: E2bCall) -> str:
+    """Below which ports of sandboxes have names; the edge knows by which name the client has come."""
+    return call.header(DOMAIN_HEADER.decode())
+
+
+_ONE: Final = "/sandboxes/{sandbox_id}"
+ROUTES: tuple[Route, ...] = (
+    Route("POST", "/v2/sandboxes", "e2b_create_sandbox", Scope.SESSIONS, create),
+    Route("POST", "/sandboxes", "e2b_create_sandbox", Scope.SESSIONS, create),
+    Route("GET", "/v2/sandboxes", "e2b_list_sandboxes", Scope.READ, list_sandboxes),
+    Route("GET", "/sandboxes", "e2b_list_sandboxes", Scope.READ, list_many_sandboxes),
+    Route("GET", _ONE, "e2b_get_sandbox", Scope.READ, show),
+    Route("DELETE", _ONE, "e2b_kill_sandbox", Scope.SESSIONS, kill),
+    Route("POST", f"/v2{_ONE}/connect", "e2b_connect_sandbox", Scope.SESSIONS, connect),
+    Route("POST", f"{_ONE}/connect", "e2b_connect_sandbox", Scope.SESSIONS, connect),
+    Route("POST", f"{_ONE}/resume", "e2b_connect_sandbox", Scope.SESSIONS, resume),
+    Route("POST", f"{_ONE}/timeout", "e2b_set_timeout", Scope.SESSIONS, set_timeout),
+    Route("POST", f"{_ONE}/refreshes", "e2b_refresh_sandbox", Scope.SESSIONS, refresh),
+    Route("PUT", f"{_ONE}/network", "e2b_change_network", Scope.SESSIONS, change_network),
+)

@@ -1,0 +1,65 @@
+"""What the file services of a process remember of its sandboxes. Nothing of it outlives the process."""
+
+import asyncio
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
+
+from warren.interfaces.sandbox import Sandbox
+from warren.model.errors import UnknownUser
+
+if TYPE_CHECKING:
+    from warren.http.e2b.envd.watchers import Watcher
+
+MAX_EVENT_BYTES: Final = 64 * 1024 * 1024  # of all sandboxes
+_SHARE: Final = 8
+_MOST_SANDBOXES: Final = 10_000
+
+
+@dataclass
+class EnvdState:
+    """`watchers` by session id and their own."""
+
+    watchers: dict[str, dict[str, "Watcher"]] = field(default_factory=dict)
+    _event_bytes: Counter[str] = field(default_factory=Counter)  # of the events that wait, by session id
+    _all_event_bytes: int = 0
+    _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    _with_root: OrderedDict[str, bool] = field(default_factory=OrderedDict)
+
+    def take_room(self, session_id: str, size: int) -> bool:
+        """Whether events of a sandbox may take so much more. A sandbox gets an eighth of what is left to all, so one
+        that comes later finds room too."""
+        left = MAX_EVENT_BYTES - self._all_event_bytes
+        if self._event_bytes[session_id] + size > left // _SHARE:
+            return False
+        self._event_bytes[session_id] += size
+        self._all_event_bytes += size
+        return True
+
+    def give_back_room(self, session_id: str, size: int) -> None:
+        self._all_event_bytes -= size
+        self._event_bytes[session_id] -= size
+        if not self._event_bytes[session_id]:
+            del self._event_bytes[session_id]
+
+    def turn_of(self, session_id: str) -> asyncio.Lock:
+        """The lock of a sandbox, for what it does for one watcher at a time."""
+        turn = self._turns.get(session_id)
+        if turn is None:
+            turn = self._turns[session_id] = asyncio.Lock()
+        return turn
+
+    async def allows_root(self, sandbox: Sandbox) -> bool:
+        """Whether commands and file operations of a sandbox may be root's; that never changes."""
+        found = self._with_root.get(sandbox.id)
+        if found is None:
+            try:
+                await sandbox.stat("/", user="root")
+                found = True
+            except UnknownUser:
+                found = False
+            self._with_root[sandbox.id] = found
+            if len(self._with_root) > _MOST_SANDBOXES:
+                self._with_root.popitem(last=False)
+        return found

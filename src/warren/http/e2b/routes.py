@@ -1,0 +1,148 @@
+"""Routes of E2B's wire, and what their handlers get."""
+
+import re
+import urllib.parse
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive
+from starlette.types import Scope as RequestScope
+
+from warren.http.context import Context
+from warren.http.e2b.envd.started import StartedCommands
+from warren.http.e2b.envd.state import EnvdState
+from warren.http.e2b.errors import E2bError
+from warren.http.e2b.template_builds import TemplateBuilds
+from warren.http.e2b.tokens import SandboxTokens
+from warren.http.problems import read_json_body
+from warren.model.access import Caller, Scope
+from warren.sessions.manager import SandboxUse, Sessions
+
+
+@dataclass(frozen=True, slots=True)
+class E2bRules:
+    """`templates` are names of templates with the environment that each stands for; other names stand for the
+    environment of that name. With `public_ports` the ports of sandboxes made by E2B's clients are public, unless the
+    client wants them private. `builds` builds templates; without it none are built here."""
+
+    templates: Mapping[str, str] = field(default_factory=dict)
+    public_ports: bool = True
+    builds: TemplateBuilds | None = None
+
+
+@dataclass
+class E2bCall:
+    """One request. `params` are the parts of its path that the route names."""
+
+    context: Context
+    rules: E2bRules
+    tokens: SandboxTokens
+    scope: RequestScope
+    receive: Receive
+    session_id: str
+    params: dict[str, str]
+    started: StartedCommands
+    envd: EnvdState
+
+    @property
+    def sessions(self) -> Sessions:
+        return self.context.sessions
+
+    @property
+    def caller(self) -> Caller:
+        caller: Caller = self.scope["caller"]
+        return caller
+
+    @property
+    def tenant(self) -> str:
+        return self.caller.tenant
+
+    @cached_property
+    def headers(self) -> dict[bytes, bytes]:
+        return dict(self.scope["headers"])
+
+    def header(self, name: str) -> str:
+        return self.headers.get(name.lower().encode(), b"").decode("latin-1")
+
+    @cached_property
+    def query(self) -> dict[str, list[str]]:
+        return urllib.parse.parse_qs(
+            self.scope["query_string"].decode("latin-1"), keep_blank_values=True, errors="surrogateescape"
+        )
+
+    def parameter(self, name: str) -> str:
+        """The last value that the query gives it, or ""."""
+        return self.query.get(name, [""])[-1]
+
+    def sandbox(self, *, counts: bool = True) -> SandboxUse:
+        """The session and its sandbox for an `async with` block. Policies, quotas and the audit record apply."""
+        return self.sessions.using(self.tenant, self.session_id, counts=counts)
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises ClientDisconnect."""
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            if message.get("body"):
+                yield message["body"]
+            if not message.get("more_body"):
+                return
+
+    async def body(self) -> bytes:
+        """The whole body; the guard bounds its length."""
+        return b"".join([piece async for piece in self.stream()])
+
+    async def json(self) -> dict[str, Any]:
+        data = await self.body()
+        values = await read_json_body(data) if data else {}
+        if values is None:
+            return {}
+        if not isinstance(values, dict):
+            raise E2bError(400, "the body must be a JSON object")
+        return values
+
+
+Run = Callable[[E2bCall], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Route:
+    """`name` is the action in the audit record. `scope` None: nobody is asked for anything. `streams`: the body may be
+    of any length."""
+
+    method: str
+    path: str
+    name: str
+    scope: Scope | None
+    run: Run
+    streams: bool = False
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", self.path) + "/?")
+
+
+class RouteFinder:
+    def __init__(self, routes: tuple[Route, ...]) -> None:
+        self._plain = {(route.method, route.path): route for route in routes if "{" not in route.path}
+        self._others = [route for route in routes if "{" in route.path]
+
+    def find(self, method: str, path: str) -> tuple[Route, dict[str, str]] | None:
+        """A path that a route has without parameters is that route's, whatever parameters of others could be."""
+        route = self._plain.get((method, path)) or self._plain.get((method, path.rstrip("/")))
+        if route is not None:
+            return route, {}
+        for route in self._others:
+            if route.method == method and (match := route.pattern.fullmatch(path)):
+                return route, match.groupdict()
+        return None
+
+    def methods(self, path: str) -> list[str]:
+        """Which methods the path has, to refuse others."""
+        found = {method for method, plain in self._plain if plain == path.rstrip("/")}
+        return sorted(found | {route.method for route in self._others if route.pattern.fullmatch(path)})

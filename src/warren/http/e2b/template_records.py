@@ -1,0 +1,222 @@
+"""The templates that tenants have built, as the store keeps them: one record for each, with its builds and tags.
+
+A tag points to a build that is ready, and a build belongs to tags: one that no tag points to any more loses its image.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Final
+
+from warren.http.e2b.errors import E2bError
+from warren.interfaces.records import Record, RecordStore
+
+KIND: Final = "e2b_template"
+DEFAULT_TAG: Final = "default"
+MOST_TEMPLATES: Final = 50
+_MOST_TAGS: Final = 20
+_MOST_BUILDS: Final = 10  # that no tag points to
+_TRIES: Final = 20
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
+_TAG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
+
+
+class Status(StrEnum):
+    """WAITING: for the client to send the steps."""
+
+    WAITING = "waiting"
+    BUILDING = "building"
+    READY = "ready"
+    ERROR = "error"
+
+    @property
+    def has_ended(self) -> bool:
+        return self in (Status.READY, Status.ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """`tags` are those that will point to it when it is ready. `start` runs in each sandbox from its beginning, which
+    is when `ready` succeeds. `message` and `step` say why the build failed."""
+
+    id: str
+    created_at: float
+    updated_at: float
+    status: Status = Status.WAITING
+    environment: str = ""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    user: str = ""
+    start: str = ""
+    ready: str = ""
+    tags: tuple[str, ...] = ()
+    message: str = ""
+    step: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    build: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltTemplate:
+    tenant: str
+    name: str
+    created_at: float
+    updated_at: float
+    builds: Mapping[str, Build] = field(default_factory=dict)
+    tags: Mapping[str, Tag] = field(default_factory=dict)
+
+    def build(self, build_id: str) -> Build:
+        try:
+            return self.builds[build_id]
+        except KeyError:
+            raise E2bError(404, f"the template {self.name!r} has no build {build_id[:80]!r}") from None
+
+    def tagged(self, tag: str) -> Build:
+        """The build that a tag points to."""
+        try:
+            return self.builds[self.tags[tag].build]
+        except KeyError:
+            known = f"it has {', '.join(sorted(self.tags))}" if self.tags else "no build of it is ready"
+            raise E2bError(404, f"the template '{self.name}' has no tag '{tag[:80]}'; {known}") from None
+
+    @property
+    def newest(self) -> Build | None:
+        return max(self.builds.values(), key=lambda build: build.created_at, default=None)
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self.tags)
+
+
+# -- names
+
+
+def read_name(text: Any) -> tuple[str, str]:
+    """The name and the tag, or "", of `name` or `name:tag`. Raises E2bError."""
+    name, colon, tag = text.partition(":") if isinstance(text, str) else ("", "", "")
+    name = name.lower()
+    if not _NAME.fullmatch(name) or (colon and not _TAG.fullmatch(tag)):
+        shown = repr(text)[:80]
+        raise E2bError(400, f"{shown} cannot name a template; it has 1 to 63 letters, digits, _ and -, perhaps :tag")
+    return name, tag
+
+
+def read_tags(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list) or len(values) > _MOST_TAGS:
+        raise E2bError(400, f"tags must be a list of at most {_MOST_TAGS} tags")
+    for tag in values:
+        if not isinstance(tag, str) or not _TAG.fullmatch(tag):
+            raise E2bError(400, f"{str(tag)[:80]!r} cannot be a tag; it has 1 to 63 letters, digits and . _ -")
+    return tuple(dict.fromkeys(values))
+
+
+# -- changes
+
+
+def with_build(template: BuiltTemplate, build: Build) -> BuiltTemplate:
+    """With a new or changed build; the oldest that nobody needs are left out."""
+    builds = {**template.builds, build.id: build}
+    needed = {tag.build for tag in template.tags.values()} | {build.id}
+    others = [one for one in builds.values() if one.id not in needed and one.status is not Status.BUILDING]
+    for one in sorted(others, key=lambda one: one.created_at)[: max(0, len(others) - _MOST_BUILDS)]:
+        del builds[one.id]
+    return replace(template, builds=builds, updated_at=build.updated_at)
+
+
+def with_tags(template: BuiltTemplate, build: Build, tags: Sequence[str], now: float) -> BuiltTemplate:
+    """Raises E2bError if it would have too many."""
+    changed = {**template.tags, **{tag: Tag(build.id, now) for tag in tags}}
+    if len(changed) > _MOST_TAGS:
+        raise E2bError(400, f"a template may have {_MOST_TAGS} tags; remove some first")
+    return replace(template, tags=changed, updated_at=now)
+
+
+def without_tags(template: BuiltTemplate, tags: Sequence[str], now: float) -> BuiltTemplate:
+    for tag in tags:
+        template.tagged(tag)
+    kept = {tag: one for tag, one in template.tags.items() if tag not in tags}
+    return replace(template, tags=kept, updated_at=now)
+
+
+def finished(template: BuiltTemplate, build_id: str, status: Status, now: float, why: tuple[str, str]) -> BuiltTemplate:
+    """`why` is the message and the step of a build that failed."""
+    build = replace(template.build(build_id), status=status, updated_at=now, message=why[0], step=why[1])
+    template = with_build(template, build)
+    return with_tags(template, build, build.tags, now) if status is Status.READY else template
+
+
+# -- the store
+
+
+class TemplateRecords:
+    def __init__(self, records: RecordStore) -> None:
+        self._records = records
+
+    async def find(self, tenant: str, name: str) -> BuiltTemplate | None:
+        record = await self._records.get(KIND, _id(tenant, name))
+        return _read(record) if record else None
+
+    async def get(self, tenant: str, name: str) -> BuiltTemplate:
+        template = await self.find(tenant, name)
+        if template is None:
+            raise E2bError(404, f"there is no template '{name[:80]}' of yours; GET /templates lists those there are")
+        return template
+
+    async def list(self, tenant: str) -> Sequence[BuiltTemplate]:
+        return [_read(record) for record in await self._records.list(KIND, group=tenant)]
+
+    async def list_all(self) -> Sequence[BuiltTemplate]:
+        found: list[BuiltTemplate] = []
+        after = ""
+        while page := await self._records.list(KIND, after=after):
+            found += [_read(record) for record in page]
+            after = page[-1].id
+        return found
+
+    async def ensure(self, tenant: str, name: str, now: float) -> BuiltTemplate:
+        """The template of that name, which is made if there is none. Raises E2bError if the tenant has too many."""
+        found = await self.find(tenant, name)
+        if found is not None:
+            return found
+        if await self._records.count(KIND, group=tenant) >= MOST_TEMPLATES:
+            raise E2bError(429, f"you have {MOST_TEMPLATES} templates, the most there may be; delete some first")
+        template = BuiltTemplate(tenant, name, now, now)
+        await self._records.put(Record(KIND, _id(tenant, name), _text(template), group=tenant))
+        return await self.get(tenant, name)
+
+    async def change(self, tenant: str, name: str, change: Callable[[BuiltTemplate], BuiltTemplate]) -> BuiltTemplate:
+        """Raises E2bError if there is no such template (any more)."""
+        for _ in range(_TRIES):
+            record = await self._records.get(KIND, _id(tenant, name))
+            if record is None:
+                break
+            changed = change(_read(record))
+            if await self._records.put(record.changed(_text(changed))):
+                return changed
+        raise E2bError(404, f"there is no template '{name[:80]}' of yours")
+
+    async def delete(self, tenant: str, name: str) -> bool:
+        return await self._records.delete(KIND, _id(tenant, name))
+
+
+def _id(tenant: str, name: str) -> str:
+    return f"{tenant}/{name}"
+
+
+def _text(template: BuiltTemplate) -> str:
+    return json.dumps(asdict(template))
+
+
+def _read(record: Record) -> BuiltTemplate:
+    values = json.loads(record.value)
+    builds = {
+        key: Build(**{**build, "status": Status(build["status"]), "tags": tuple(build["tags"])})
+        for key, build in values.pop("builds").items()
+    }
+    tags = {key: Tag(**tag) for key, tag in values.pop("tags").items()}
+    return BuiltTemplate(**values, builds=builds, tags=tags)

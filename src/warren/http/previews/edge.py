@@ -1,0 +1,306 @@
+"""The first part of a server that sees a request: it recognises those for previews.
+
+A request by path goes on to the checks of every request, and with a token it needs no key. A request by host is
+answered here: the rules about Host and Origin of the API do not fit it, because its host is an origin of its own.
+It is let in by a link (in a cookie, a header or the query), by a key of the API, because its port is public, or by the
+traffic token of the sandbox, which the edge for E2B's clients has checked.
+
+A browser that opens a link gets its token as a cookie, and is sent to the same address without the token, which so
+does not stay in its history and is never sent to other sites. Cookies alone do not let in what pages of other origins
+send: neighbours of a preview are other sandboxes.
+"""
+
+import logging
+import time
+from collections import OrderedDict
+from functools import lru_cache, partial
+from typing import Final
+
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from warren.access.identity import read_credentials
+from warren.access.tenants import Tenants
+from warren.http.preview_credentials import COOKIE, SECURE_COOKIE, clean_query, token_in_query
+from warren.http.previews.pages import error_answer
+from warren.http.problems import internal_problem, is_disconnect
+from warren.http.server.http_guard import CALLER_LEFT, refuse_websocket
+from warren.http.server.request_origin import OriginRule, TrustedProxies, read_authority
+from warren.interfaces.store import SessionStore
+from warren.kernel.clock import Clock
+from warren.kernel.logs import get_log
+from warren.model.access import Caller
+from warren.model.errors import NotFound, OriginNotAllowed, Unauthorized, WarrenError
+from warren.model.preview import (
+    HOST_HEADER,
+    NO_PREVIEW_RULES,
+    OF_E2B_SANDBOX,
+    PREVIEW,
+    PREVIEW_CALLER,
+    PREVIEW_CHECK,
+    PREVIEW_ERROR,
+    TOKEN_HEADER,
+    TRAFFIC_TOKEN,
+    Preview,
+    PreviewRules,
+    Way,
+    preview_of_host,
+    preview_of_path,
+)
+from warren.sessions.preview_links import Link, PreviewLinks
+
+LINK_KEY: Final = "preview"
+"""Stands in the audit record where the id of a key does, for who had a link or found the port public."""
+_MOST_TOKENS: Final = 8
+_MOST_REMEMBERED: Final = 10_000
+_log = get_log(__name__)
+_NAVIGATION: Final = (b"navigate", b"")
+
+
+class PreviewEdge:
+    """`guarded` answers everything but requests by host, which `app`, the same without the guard, gets. With
+    `without_keys` the server lets everybody in. `all_ports_allowed`: sandboxes may have all of their ports public."""
+
+    def __init__(
+        self,
+        guarded: ASGIApp,
+        app: ASGIApp,
+        *,
+        links: PreviewLinks,
+        store: SessionStore,
+        tenants: Tenants,
+        clock: Clock,
+        trusted_proxies: TrustedProxies,
+        without_keys: bool = False,
+        all_ports_allowed: bool = True,
+    ) -> None:
+        self._guarded, self._app = guarded, app
+        self._links = links
+        self._store = store
+        self._tenants = tenants
+        self._clock = clock
+        self._proxies = trusted_proxies
+        self._without_keys = without_keys
+        self._all_ports_allowed = all_ports_allowed
+        self._remembered: OrderedDict[str, tuple[str, PreviewRules]] = OrderedDict()  # by session id
+        self._own_origin = OriginRule(())
+        self._preview_of_host = lru_cache(maxsize=1024)(self._find_preview)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._guarded(scope, receive, send)
+            return
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        found = self._preview_of_host(hosts[0]) if len(hosts) == 1 else None
+        if found is not None:
+            await self._answer(found, scope, receive, send)
+            return
+        if b"/ports/" in scope["raw_path"] and (preview := preview_of_path(scope["raw_path"])) is not None:
+            scope = await self._admit_by_path(preview, scope)
+        await self._guarded(scope, receive, send)
+
+    def _find_preview(self, host: bytes) -> Preview | NotFound | None:
+        authority = read_authority(host.decode("latin-1"))
+        if authority is None or not isinstance(authority.host, str):
+            return None
+        try:
+            return preview_of_host(authority.host, self._links.domain)
+        except NotFound as exc:
+            return exc
+
+    # -- by path
+
+    async def _admit_by_path(self, preview: Preview, scope: Scope) -> Scope:
+        headers = dict(scope["headers"])
+        if token := headers.get(TOKEN_HEADER) or token_in_query(scope["query_string"]):
+            try:
+                preview = await self._let_in_by(self._read_token(preview, token), preview, scope)
+            except WarrenError as exc:
+                scope[PREVIEW_ERROR] = exc  # admission raises it, when the guard answers
+        return _inner_scope(preview, scope, headers)
+
+    # -- by host
+
+    async def _answer(self, found: Preview | NotFound, scope: Scope, receive: Receive, send: Send) -> None:
+        self._proxies.apply(scope)
+        answer = _Answer(send)
+        headers = dict(scope["headers"])
+        try:
+            if isinstance(found, NotFound):
+                raise NotFound(found.message, remedy=found.remedy)
+            response = await self._serve(found, scope, headers, receive, answer)
+        except WarrenError as exc:
+            response = error_answer(exc, headers.get(b"accept", b""))
+        except Exception as exc:
+            response = None if is_disconnect(exc) or answer.status else internal_problem(exc)
+        try:
+            if response is not None and not answer.status:
+                if scope["type"] == "websocket":
+                    await refuse_websocket(scope, receive, answer.send, response)
+                else:
+                    await response(scope, receive, answer.send)
+        finally:
+            answer.log(scope)
+
+    async def _serve(
+        self, preview: Preview, scope: Scope, headers: dict[bytes, bytes], receive: Receive, answer: "_Answer"
+    ) -> Response | None:
+        if scope["type"] == "websocket":
+            self._check_origin(scope, headers)
+        in_query = token_in_query(scope["query_string"])
+        if in_query:
+            link = self._read_token(preview, in_query)
+            if _is_page_view(scope, headers):
+                return self._leave_cookie(link, in_query, scope, headers)
+            preview = await self._let_in_by(link, preview, scope)
+        elif TOKEN_HEADER in headers:
+            preview = await self._let_in_by(self._read_token(preview, headers[TOKEN_HEADER]), preview, scope)
+        else:
+            preview = await self._let_in_without_token(preview, scope, headers)
+        await self._app(_inner_scope(preview, scope, headers), receive, answer.send)
+        return None
+
+    async def _let_in_without_token(self, preview: Preview, scope: Scope, headers: dict[bytes, bytes]) -> Preview:
+        """By a cookie, because the port is public, or by a key, which admission checks. Raises Unauthorized."""
+        link, refusal = self._link_in_cookies(preview, scope)
+        if link is not None:
+            self._check_not_cross_site(scope, headers)
+            return await self._let_in_by(link, preview, scope)
+        tenant, rules = await self._rules_of(preview.session_id)
+        scope[OF_E2B_SANDBOX] = rules.of_e2b
+        if tenant and (self._is_public(rules, preview.port) or scope.get(TRAFFIC_TOKEN)):
+            await self._set_caller(scope, tenant)
+            return preview.let_in(Way.PUBLIC if self._is_public(rules, preview.port) else Way.TOKEN)
+        if self._without_keys:
+            self._check_not_cross_site(scope, headers)
+        elif not read_credentials(scope["headers"]):
+            private = Unauthorized(
+                "this preview is private", remedy="open a link that was made for it (warren open), or send an API key"
+            )
+            raise refusal or private
+        return preview
+
+    async def _let_in_by(self, link: Link, preview: Preview, scope: Scope) -> Preview:
+        await self._set_caller(scope, link.tenant)
+        scope[PREVIEW_CHECK] = partial(self._check_not_revoked, link)
+        return preview.let_in(Way.LINK, link.generation, local_host=link.local_host)
+
+    async def _set_caller(self, scope: Scope, tenant: str) -> None:
+        scope[PREVIEW_CALLER] = Caller(tenant, LINK_KEY, frozenset(), (await self._tenants.of(tenant)).quota)
+
+    async def _rules_of(self, session_id: str) -> tuple[str, PreviewRules]:
+        """The session's tenant, "" if there is no such session. What holds for all ports never changes, and is
+        remembered: it does not need the store."""
+        known = self._remembered.get(session_id)
+        if known is not None and (known[1].of_e2b or not self._links.public_allowed):
+            return known
+        session = await self._store.find(session_id)
+        if session is None:
+            return "", NO_PREVIEW_RULES
+        self._remembered[session_id] = session.tenant, session.previews
+        if len(self._remembered) > _MOST_REMEMBERED:
+            self._remembered.popitem(last=False)
+        return session.tenant, session.previews
+
+    def _is_public(self, rules: PreviewRules, port: int) -> bool:
+        return (rules.everything and self._all_ports_allowed) or (self._links.public_allowed and port in rules.public)
+
+    async def _check_not_revoked(self, link: Link) -> None:
+        session = await self._store.get(link.tenant, link.session_id)
+        if session is not None and session.previews.generation != link.generation:
+            raise Unauthorized("this link to a preview was revoked")
+
+    def _read_token(self, preview: Preview, token: bytes) -> Link:
+        """Raises Unauthorized for a token that does not open this very port."""
+        link = self._links.read(token.decode("latin-1"), self._clock.wall())
+        if not link.opens(preview):
+            raise Unauthorized("this link opens another preview", remedy="open a link that was made for this one")
+        return link
+
+    def _link_in_cookies(self, preview: Preview, scope: Scope) -> tuple[Link | None, Unauthorized | None]:
+        """The first that is valid, or why the first is not."""
+        refusal: Unauthorized | None = None
+        for token in _cookie_tokens(scope)[:_MOST_TOKENS]:
+            try:
+                return self._read_token(preview, token), None
+            except Unauthorized as exc:
+                refusal = refusal or exc
+        return None, refusal
+
+    # -- what browsers send
+
+    def _leave_cookie(self, link: Link, token: bytes, scope: Scope, headers: dict[bytes, bytes]) -> Response:
+        secure = scope["scheme"] == "https"
+        query = clean_query(scope["query_string"]).decode("latin-1")
+        path = scope["raw_path"].decode("latin-1") or "/"
+        # With the host in it: a path of two slashes would be taken for another host.
+        url = f"{scope['scheme']}://{headers[b'host'].decode('latin-1')}{path}{'?' if query else ''}{query}"
+        name = (SECURE_COOKIE if secure else COOKIE).decode()
+        lasts_s = max(1, round(link.expires_at - self._clock.wall()))
+        cookie = f"{name}={token.decode('latin-1')}; Path=/; Max-Age={lasts_s}; HttpOnly; SameSite=Lax"
+        response = RedirectResponse(url, 302)
+        response.raw_headers += [
+            (b"set-cookie", f"{cookie}{'; Secure' if secure else ''}".encode("latin-1")),
+            (b"cache-control", b"no-store"),
+            (b"referrer-policy", b"no-referrer"),
+        ]
+        return response
+
+    def _check_origin(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        """A page of another origin must not use this one's WebSockets. Programs send no Origin."""
+        origin, authority = headers.get(b"origin"), read_authority(headers[b"host"].decode("latin-1"))
+        if origin is not None and not self._own_origin.allows(origin.decode("latin-1"), authority):
+            raise OriginNotAllowed("pages of other sites may not use this preview")
+
+    def _check_not_cross_site(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        if headers.get(b"sec-fetch-mode", b"") in _NAVIGATION and scope.get("method", "GET") in ("GET", "HEAD"):
+            return
+        if b"origin" in headers:
+            self._check_origin(scope, headers)
+        if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+            raise OriginNotAllowed("pages of other sites may not use this preview")
+
+
+def _cookie_tokens(scope: Scope) -> list[bytes]:
+    """Other pages below the same domain may set cookies of the same name, but none that begins with __Host-."""
+    wanted = SECURE_COOKIE if scope["scheme"] in ("https", "wss") else COOKIE
+    pairs = (pair for name, value in scope["headers"] if name == b"cookie" for pair in value.split(b";"))
+    split = (pair.strip().partition(b"=") for pair in pairs)
+    return [value for name, _, value in split if name == wanted]
+
+
+def _inner_scope(preview: Preview, scope: Scope, headers: dict[bytes, bytes]) -> Scope:
+    """The request as the rest of the server sees it: by path, and without the token of a link."""
+    if headers.get(HOST_HEADER) == b"localhost":
+        preview = preview.let_in(preview.way, preview.generation, local_host=True)
+    inner = {**scope, PREVIEW: preview, "query_string": clean_query(scope["query_string"])}
+    if preview.by_host:
+        inner["raw_path"] = preview.prefix + (scope["raw_path"] or b"/")
+        inner["path"] = preview.prefix.decode() + (scope["path"] or "/")
+    return inner
+
+
+def _is_page_view(scope: Scope, headers: dict[bytes, bytes]) -> bool:
+    return scope["type"] == "http" and scope["method"] == "GET" and b"text/html" in headers.get(b"accept", b"")
+
+
+class _Answer:
+    """Remembers the status that was sent."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._began = time.perf_counter()
+        self.status = 0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] in ("http.response.start", "websocket.http.response.start"):
+            self.status = message["status"]
+        elif message["type"] == "websocket.accept":
+            self.status = 101
+        await self._send(message)
+
+    def log(self, scope: Scope) -> None:
+        if _log.writes(logging.INFO):
+            ms = round((time.perf_counter() - self._began) * 1000, 2)
+            method = scope.get("method", "WEBSOCKET")
+            _log.info("request", method=method, route="preview", status=self.status or CALLER_LEFT, ms=ms)

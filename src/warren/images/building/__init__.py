@@ -1,0 +1,1 @@
+"""Builds images: from recipes and Dockerfiles, in sandboxes; and the images that Warren makes itself."""

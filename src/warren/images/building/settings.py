@@ -1,0 +1,72 @@
+"""What a builder of images is given: limits, a network, a provider of sandboxes, and somebody to report to.
+
+Nothing here takes long to import: a build whose layers are all there needs no more.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from warren.images.store.layers import USUAL_CAPS, LayerCaps
+from warren.interfaces.images import Images, ImageVersion
+from warren.model.network import NO_NETWORK, NetworkRules
+from warren.model.spec import Limits, SandboxSpec
+
+if TYPE_CHECKING:
+    from warren.images.store.store import ImageStore
+    from warren.sandboxes.agent.sandbox import AgentSandbox
+
+
+class BuildProvider(Protocol):
+    """What a builder needs of the provider it is given; see OciProvider with `keep_changes`."""
+
+    async def create(self, spec: SandboxSpec) -> "AgentSandbox": ...
+    async def destroy(self, sandbox_id: str) -> None: ...
+    def changes(self, sandbox_id: str) -> int: ...
+    def uid_base(self, sandbox_id: str) -> int: ...
+    async def close(self) -> None: ...
+    async def list_ids(self) -> Sequence[str]: ...
+
+
+class BuildProgress(Protocol):
+    """Called with what is being done and how much of the build is done; `output` with what a step writes."""
+
+    def __call__(self, step: str, fraction: float | None) -> None: ...
+    def output(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BuildNetwork:
+    """What commands of a build may reach, and what makes programs use it. `apt_sources` are lines for apt by the code
+    name of the release they are for; `authorities`, in PEM, vouch for the hosts. None of it stays in the image."""
+
+    rules: NetworkRules = NO_NETWORK
+    env: Mapping[str, str] = field(default_factory=dict)
+    apt_sources: Mapping[str, str] = field(default_factory=dict)
+    authorities: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    sandbox: Limits
+    timeout_s: float
+    caps: LayerCaps = USUAL_CAPS
+
+
+NewProvider = Callable[[Path, Images], BuildProvider]
+Pull = Callable[["ImageStore", str, str, BuildProgress], ImageVersion]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildSettings:
+    """What the operator decides. `new_provider` makes the provider of the sandboxes that steps run in; `pull` takes an
+    image from a registry; with a `registry` also one whose name has no host."""
+
+    new_provider: NewProvider
+    find_network: Callable[[], BuildNetwork]
+    limits: StepLimits
+    cache_mb: int = 10240
+    docker_url: str = ""
+    pull: Pull | None = None
+    registry: str = ""

@@ -1,0 +1,1 @@
+"""Pulls images from registries."""

@@ -1,0 +1,1 @@
+"""The images of this machine: names, versions, layers, and the trees that sandboxes get."""

@@ -1,0 +1,491 @@
+"""Versions of images, the names that point to them, and who uses them.
+
+    images/base                    the name: a link to .versions/3f9a12cd88ab
+    images/.versions/3f9a12cd88ab  a version: image.json, config.json, rootfs/ and uses/; it never changes
+    images/.making-…               where a version is made or removed; its owner holds a lock on it
+    images/.ways/5c0e…             a link from a version's `uses/` to a folder of sandboxes
+
+A use is a link in `uses/` with the id of a sandbox, to the folder of its directory. It counts as long as that directory
+exists, which is made before the use and removed after it, so a use ends also when its process was killed. All uses from
+one folder are names of one file, its way: some file systems take long to make files where many were removed lately. An
+older version made a link for each use, to the directory itself; so does this one where a way cannot have more names.
+A version is given up by removing the directory `uses/`, which the kernel refuses while there is a use, and without
+which no use can begin. So several processes can use, replace and remove images without asking each other. A lock on
+the folder serializes those that move names.
+
+Before there were versions, `images/NAME` was the image itself. Such a directory becomes a version when it is first
+used: it and a link to its new place are exchanged.
+"""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+from warren.interfaces.images import ImageInfo, ImageVersion, RootFs
+from warren.kernel.logs import get_log
+from warren.model.errors import Conflict, ImageNotFound, InvalidRequest, NoSpace, PermissionDenied, WarrenError
+from warren.model.image import ImageConfig
+from warren.model.spec import check_image_name
+from warren.sandboxes.providers.record import Record
+
+VERSIONS: Final = ".versions"
+WAYS: Final = ".ways"
+USES: Final = "uses"
+STATE: Final = "state"
+"""In a directory where a version is made: the state directory of the sandboxes that make it."""
+_TEMPORARY: Final = ".making-"
+_TRIES: Final = 10
+_MOST_CACHED: Final = 100
+_RENAME_EXCHANGE: Final = 2
+_AT_FDCWD: Final = -100
+_FIRST: Final = ("name", "source", "created", "files", "size_bytes", "host_usr", "format")
+_LATER: Final = tuple(each.name for each in fields(ImageInfo) if each.name not in _FIRST)
+
+_log = get_log(__name__)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Versions:
+    """The images of a folder. `sandboxes` is the folder of those sandboxes that may use images without a link, because
+    an older Warren made them."""
+
+    def __init__(self, folder: Path, sandboxes: Path) -> None:
+        self._folder = folder
+        self._versions = folder / VERSIONS
+        self._sandboxes = sandboxes
+        self._places: dict[str, str] = {}  # by name, where it is
+        self._ways: dict[Path, tuple[str, str]] = {}  # by folder of sandboxes: the way there, its link
+        self._found: dict[str, RootFs] = {}  # by version, which never changes
+
+    # -- names
+
+    def current(self, name: str) -> str:
+        """The version that the name points to, or "". Costs one readlink."""
+        place = self._places.get(name)
+        if place is None:
+            if len(self._places) >= _MOST_CACHED:
+                self._places.clear()
+            place = self._places[name] = str(self.place(name))
+        try:
+            return os.readlink(place).rpartition("/")[2]
+        except OSError as exc:
+            if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+                return ""
+            if exc.errno != errno.EINVAL:  # it is no link
+                raise PermissionDenied(f"the image {name} cannot be read: {exc.strerror}") from exc
+        return self._take_over(name)
+
+    def place(self, name: str) -> Path:
+        check_image_name(name)
+        return self._folder / quote(name, safe="")
+
+    def rootfs(self, version: str) -> RootFs | None:
+        if version in self._found:
+            return self._found[version]
+        info = self._read(version)
+        if info is None:
+            return None
+        if len(self._found) >= _MOST_CACHED:
+            self._found.clear()
+        self._found[version] = found = RootFs(
+            self._versions / version / "rootfs", info.host_usr, version, info.config, uid=info.uid, seeded=info.seeded
+        )
+        return found
+
+    def info(self, version: str) -> ImageInfo | None:
+        return self._read(version)
+
+    def path(self, version: str) -> Path:
+        return self._versions / version
+
+    def show_all(self) -> list[ImageVersion]:
+        """By name, and the newest first. Also what is no version yet, with an empty version."""
+        names = self._names()
+        found = [self._show(version, names) for version in self._all()]
+        plain = (_read_info(path, unquote(path.name)) for path in self._plain())
+        found += [version_of(info) for info in plain if info is not None]
+        return sorted(found, key=lambda one: (one.name, -one.created))
+
+    def add(self, name: str, made: Path) -> str:
+        """Makes a version of the directory, in which image.json and rootfs/ are, and lets the name point to it."""
+        before = self.current(name)
+        version = secrets.token_hex(6)
+        (made / USES).mkdir(mode=0o755)
+        with self.locked():
+            self._versions.mkdir(mode=0o755, exist_ok=True)
+            os.rename(made, self._versions / version)
+            link = made.parent / version
+            os.symlink(f"{VERSIONS}/{version}", link)
+            os.rename(link, self.place(name))
+        if before:
+            self._give_up([before])
+        return version
+
+    def remove(self, which: str, *, when_unused: bool) -> ImageVersion:
+        """Removes the current version of a name, or a version by its id; returns what it was. With `when_unused`, one
+        that is used goes when its last sandbox ends, and its name at once."""
+        version = self.current(which) or (which if which in self._all() else "")
+        if not version:
+            raise ImageNotFound(
+                f"there is no image {which!r} on this machine", remedy="`warren image list` shows those there are"
+            )
+        with self.temporary() as temporary, self.locked():
+            names = self._names()
+            found = self._show(version, names)
+            unused = self._retire(version)
+            if not unused and not when_unused:
+                raise Conflict(
+                    f"{found.sandboxes} sandboxes use the image {found.name}, version {version}",
+                    remedy="end their sessions, or give --when-unused to have it removed when the last one ends",
+                )
+            for name in names.get(version, ()):
+                (self._folder / name).unlink(missing_ok=True)
+            if unused:
+                os.rename(self._versions / version, temporary / version)
+        return found
+
+    def prune(self) -> list[ImageVersion]:
+        """Removes the versions that no name points to and nobody uses; returns them."""
+        names, versions = self._names(), self._all()
+        unused = [version for version in versions if version not in names and not self._users(version)]
+        return self._give_up(unused) if unused or any(self._folder.glob(f"{_TEMPORARY}*")) else []
+
+    # -- uses
+
+    def hold(self, name: str, user: Path) -> RootFs | None:
+        """The current version of a name, which stays as long as the directory `user` exists."""
+        for _ in range(_TRIES):
+            version = self.current(name)
+            rootfs = self.rootfs(version) if version else None
+            if rootfs is None:
+                return None
+            try:
+                self._begin_use(user, self._use(version, user))
+            except FileNotFoundError:
+                continue  # it was given up since the name was read: the name points to another one now
+            return rootfs
+        return None
+
+    def keep(self, name: str, user: Path) -> None:
+        """Holds the oldest version of a name for a sandbox that holds none, because an older Warren made it."""
+        self.current(name)
+        if any(os.path.lexists(self._use(version, user)) for version in self._all()):
+            return
+        infos = [
+            (info.created, version) for version in self._all() if (info := self._read(version)) and info.name == name
+        ]
+        for _, version in sorted(infos):
+            with contextlib.suppress(FileNotFoundError):
+                self._begin_use(user, self._use(version, user))
+                return
+
+    def release(self, user: Path) -> None:
+        """Ends the use, and removes the version if it was the last one and no name points to it."""
+        for version in self._all():
+            try:
+                os.unlink(self._use(version, user))
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            if version not in self._names() and not self._users(version):
+                self._give_up([version])
+
+    def _begin_use(self, user: Path, link: str) -> None:
+        """Raises FileNotFoundError if there is no place for uses."""
+        with contextlib.suppress(FileExistsError):
+            way, way_link = self._ways.get(user.parent) or self._make_way(user.parent)
+            try:
+                os.link(way_link, link, follow_symlinks=False)
+            except FileExistsError:
+                raise
+            except OSError:  # it is gone, or has as many names as it can have, or files here have one name only
+                self._ways.pop(user.parent, None)
+                os.symlink(f"{way}/{user.name}", link)
+
+    def _make_way(self, sandboxes: Path) -> tuple[str, str]:
+        """A relative path, right wherever the state directory is mounted, and the link that holds it."""
+        uses = self._versions.resolve() / "version" / USES
+        folder = sandboxes.parent.resolve() / sandboxes.name  # which may be a link to somewhere else
+        way = os.path.relpath(folder, uses)
+        link = f"{self._folder}/{WAYS}/{hashlib.sha256(os.fsencode(way)).hexdigest()[:16]}"
+        with contextlib.suppress(OSError):  # without it each use is a link of its own
+            os.makedirs(os.path.dirname(link), mode=0o755, exist_ok=True)
+            os.symlink(way, link)
+        if len(self._ways) >= _MOST_CACHED:
+            self._ways.clear()
+        self._ways[sandboxes] = way, link
+        return way, link
+
+    def _use(self, version: str, user: Path) -> str:
+        return f"{self._versions}/{version}/{USES}/{user.name}"
+
+    def _users(self, version: str) -> list[str]:
+        """The names of the uses that count."""
+        try:
+            names = os.listdir(self._versions / version / USES)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return [name for name in names if _may_exist(self._versions / version / USES / name)]
+
+    # -- giving up
+
+    def _give_up(self, versions: list[str]) -> list[ImageVersion]:
+        """Removes those of the versions that no name points to and nobody uses."""
+        gone = []
+        with self.temporary() as temporary, self.locked():
+            names = self._names()
+            for version in versions:
+                if version in names:
+                    continue
+                found = self._show(version, names)
+                if self._retire(version):
+                    with contextlib.suppress(FileNotFoundError):  # another process was first
+                        os.rename(self._versions / version, temporary / version)
+                        gone.append(found)
+        return gone
+
+    def _retire(self, version: str) -> bool:
+        """Ensures that nobody can begin to use it; False if somebody does already."""
+        uses = self._versions / version / USES
+        living = self._users(version)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for name in set(os.listdir(uses)) - set(living):
+                (uses / name).unlink(missing_ok=True)
+            try:
+                os.rmdir(uses)
+            except OSError as exc:
+                if exc.errno != errno.ENOTEMPTY:
+                    raise
+                return False
+        return True
+
+    # -- the folder
+
+    @contextlib.contextmanager
+    def temporary(self) -> Iterator[Path]:
+        """A directory beside the images, removed afterwards; deletes those that dead makers have left."""
+        with contextlib.ExitStack() as held:
+            with explain_errors("making the directory of the images", self._folder):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                with self.locked():
+                    self._sweep()
+                    path = self._folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
+                    path.mkdir(mode=0o700)
+                    held.enter_context(_locked(path, fcntl.LOCK_EX))
+            try:
+                yield path
+            finally:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        return _locked(self._folder, fcntl.LOCK_EX)
+
+    def _sweep(self) -> None:
+        for left in self._folder.glob(f"{_TEMPORARY}*"):
+            with contextlib.suppress(BlockingIOError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                if self._clear(left):
+                    shutil.rmtree(left, ignore_errors=True)
+        for way in self._folder.glob(f"{WAYS}/*"):
+            with contextlib.suppress(FileNotFoundError):
+                if way.lstat().st_nlink == 1:
+                    way.unlink()
+        for version in self._all():  # a take-over that was broken off
+            if (self._versions / version).is_symlink():
+                (self._versions / version).unlink()
+
+    def _clear(self, left: Path) -> bool:
+        """Ends the sandboxes of a build that died there; False if that cannot be done now."""
+        if (left / STATE).is_dir():
+            from warren.images.building.steps import clear_abandoned  # takes a while to import
+
+            try:
+                clear_abandoned(left)
+            except WarrenError as exc:
+                _log.warning("build_not_cleared", path=left, error=exc)
+                return False
+        return True
+
+    def _take_over(self, name: str) -> str:
+        """Makes a version of the directory `images/NAME`; returns the version, or "" if there is no image in it."""
+        place = self.place(name)
+        try:
+            with self.locked():
+                if place.is_symlink():  # another process was first
+                    return os.path.basename(os.readlink(place))
+                if _read_info(place, name) is None:
+                    return ""
+                version = secrets.token_hex(6)
+                self._versions.mkdir(mode=0o755, exist_ok=True)
+                (place / USES).mkdir(mode=0o755, exist_ok=True)
+                self._note_old_users(name, place / USES)
+                os.symlink(f"{VERSIONS}/{version}", self._versions / version)
+                _exchange(place, self._versions / version)
+                return version
+        except OSError as exc:
+            raise PermissionDenied(
+                f"the image {name} cannot be made a version of: {exc.strerror}",
+                remedy="run it as root, and see that the folder of the images can be written",
+            ) from exc
+
+    def _note_old_users(self, name: str, uses: Path) -> None:
+        for directory in self._sandboxes.glob("*"):
+            record = Record.load(directory)
+            if record is not None and record.spec.image == name and record.alive():
+                self._begin_use(directory, str(uses / directory.name))
+
+    def _all(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self._versions))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _plain(self) -> list[Path]:
+        """Images of a Warren that had no versions."""
+        if not self._folder.is_dir():
+            return []
+        found = (path for path in sorted(self._folder.iterdir()) if not path.name.startswith("."))
+        return [path for path in found if path.is_dir() and not path.is_symlink()]
+
+    def _names(self) -> dict[str, list[str]]:
+        """By version, the quoted names that point to it."""
+        names: dict[str, list[str]] = {}
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self._folder) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    names.setdefault(os.path.basename(os.readlink(entry.path)), []).append(entry.name)
+        return names
+
+    def _show(self, version: str, names: dict[str, list[str]]) -> ImageVersion:
+        try:
+            info = self._read(version)
+        except WarrenError:
+            info = None
+        if info is None:
+            name = unquote(names.get(version, [version])[0])
+            info = ImageInfo(name, "damaged: its image.json cannot be read", 0.0, 0, 0)
+        return version_of(info, version, current=version in names, sandboxes=len(self._users(version)))
+
+    def _read(self, version: str) -> ImageInfo | None:
+        return _read_info(self._versions / version, f"version {version}")
+
+
+def _read_info(directory: Path, what: str) -> ImageInfo | None:
+    """None if there is no image in the directory."""
+    try:
+        values: dict[str, Any] = json.loads((directory / "image.json").read_text())
+        return ImageInfo(**values, **_read_later_fields(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as exc:
+        raise PermissionDenied(f"the image {what} cannot be read: {exc.strerror}") from exc
+    except (ValueError, TypeError) as exc:
+        raise WarrenError(
+            f"the image {what} is damaged: its image.json cannot be read",
+            remedy="make the image again, or `warren image remove` it",
+        ) from exc
+
+
+def _read_later_fields(directory: Path) -> dict[str, Any]:
+    """What config.json says, empty if there is none; what only a later Warren knows is left out."""
+    try:
+        values: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    except FileNotFoundError:
+        return {}
+    config, seeded = values.get("config", {}), tuple(values.get("seeded", ()))
+    return {name: values[name] for name in _LATER if name in values} | {"config": config_of(config), "seeded": seeded}
+
+
+def config_of(values: Mapping[str, Any]) -> ImageConfig:
+    """The config that `asdict` and JSON have made this of."""
+    known: dict[str, Any] = {each.name: values[each.name] for each in fields(ImageConfig) if each.name in values}
+    for name, value in known.items():
+        known[name] = tuple(value) if isinstance(value, list) else value
+    return ImageConfig(**known)
+
+
+def write_info(directory: Path, info: ImageInfo) -> None:
+    values = asdict(info)
+    later = {name: values.pop(name) for name in _LATER}
+    for name, content in (("config.json", later), ("image.json", values)):
+        with open(directory / name, "w") as file:
+            json.dump(content, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def version_of(info: ImageInfo, version: str = "", *, current: bool = True, sandboxes: int = 0) -> ImageVersion:
+    values = {each.name: getattr(info, each.name) for each in fields(info)}
+    return ImageVersion(**values, version=version, current=current, sandboxes=sandboxes)
+
+
+def _may_exist(link: Path) -> bool:
+    """Whether the sandbox of a use exists, or cannot be looked at."""
+    user = ""
+    try:
+        user = os.path.join(link.parent, os.readlink(link))
+        if os.path.basename(user) != link.name:
+            user = os.path.join(user, link.name)
+        os.stat(user)
+    except (FileNotFoundError, NotADirectoryError):
+        return _is_elsewhere(os.path.dirname(user))
+    except OSError:
+        return True
+    return True
+
+
+def _is_elsewhere(folder: str) -> bool:
+    """Whether a folder of sandboxes is in the memory of another machine or container, or of an earlier boot, until
+    Warren runs again."""
+    return os.path.islink(folder) and not os.path.exists(folder)
+
+
+def _exchange(directory: Path, link: Path) -> None:
+    """Puts each in the place of the other, at once where the file system can."""
+    try:
+        names = os.fsencode(directory), os.fsencode(link)
+        if _libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
+            return
+        number = ctypes.get_errno()
+    except AttributeError:  # a C library without it
+        number = errno.ENOSYS
+    if number not in (errno.EINVAL, errno.ENOSYS):
+        raise OSError(number, os.strerror(number), str(directory))
+    target = os.readlink(link)
+    link.unlink()
+    os.rename(directory, link)
+    os.symlink(target, directory)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path, operation: int) -> Iterator[None]:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, operation)
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def explain_errors(doing: str, where: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpace(f"{doing}: the disk of {where.parent} is full", remedy="free some space first") from exc
+        if exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise PermissionDenied(
+                f"{doing}: no permission to write {exc.filename or where}",
+                remedy="run it as root, or set WARREN_STATE_DIR to a directory of yours",
+            ) from exc
+        raise InvalidRequest(f"{doing}: {exc.strerror or exc} ({exc.filename or where})") from exc

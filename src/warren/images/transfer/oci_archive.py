@@ -1,0 +1,142 @@
+"""Images in files: an OCI layout (`warren image export --format oci`, `skopeo copy`), or what `docker save` writes.
+
+Both are directories, or tars of them; an import unpacks a tar like any other before it looks at what is in it. What a
+layout says is checked by digests; `docker save` has digests for the unpacked layers only.
+"""
+
+import contextlib
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from typing import IO, Any, Final
+
+from warren.images.store.tree import Tree
+from warren.images.transfer.import_tree import Caps
+from warren.images.transfer.oci_layers import Layers
+from warren.model.errors import InvalidRequest
+from warren.model.image import ImageConfig
+from warren.model.oci_image import (
+    MAX_CONFIG,
+    MAX_LAYERS,
+    MAX_MANIFEST,
+    Descriptor,
+    Platform,
+    ReadConfig,
+    check_platform,
+    choose,
+    entries_of,
+    is_index,
+    read_config,
+    read_manifest,
+    read_saved,
+)
+
+_CHUNK: Final = 1024 * 1024
+_NESTED: Final = 3
+
+
+def is_archive(tree: Tree) -> bool:
+    """Whether this is an image in files, and not a root filesystem."""
+    if any(tree.stat(name) is not None for name in ("bin", "usr", "etc")):
+        return False
+    files = {name for name in ("index.json", "oci-layout", "manifest.json") if tree.stat(name) is not None}
+    return files >= {"index.json", "oci-layout"} or "manifest.json" in files
+
+
+def unpack_archive(archive: Tree, target: Tree, platform: Platform, caps: Caps = Caps()) -> ImageConfig:
+    """Unpacks the one image that is in there for the platform; returns what it says of itself."""
+    if archive.stat("index.json") is not None:
+        config, layers = _from_layout(archive, platform)
+    else:
+        config, layers = _from_saved(archive)
+    check_platform(config.platform, platform)
+    if len(config.diff_ids) != len(layers):
+        raise InvalidRequest("the config of the image is about another number of layers than its manifest")
+    unpacked = Layers(target, caps)
+    for layer, diff_id in zip(layers, config.diff_ids, strict=True):
+        unpacked.apply(lambda layer=layer: _open(archive, layer), diff_id)  # type: ignore[misc]
+    return config.config
+
+
+def _from_layout(archive: Tree, platform: Platform) -> tuple[ReadConfig, list[str]]:
+    found = _only(entries_of(_read(archive, "index.json", MAX_MANIFEST), platform))
+    for _ in range(_NESTED):
+        data = _blob(archive, found, MAX_MANIFEST)
+        if not is_index(data, found.media_type):
+            break
+        found = choose(data, platform)
+    else:
+        raise InvalidRequest("the image is in an index of indexes of indexes")
+    manifest = read_manifest(data)
+    config = read_config(_blob(archive, manifest.config, MAX_CONFIG), digest=found.digest)
+    for layer in manifest.layers:
+        _check_file(archive, layer)
+    return config, [_path(layer) for layer in manifest.layers]
+
+
+def _from_saved(archive: Tree) -> tuple[ReadConfig, list[str]]:
+    saved = _only(read_saved(_read(archive, "manifest.json", MAX_MANIFEST)))
+    if len(saved.layers) > MAX_LAYERS:
+        raise InvalidRequest(f"the image has {len(saved.layers)} layers, at most {MAX_LAYERS} are taken")
+    return read_config(_read(archive, saved.config, MAX_CONFIG)), list(saved.layers)
+
+
+def _only(found: list[Any]) -> Any:
+    if len(found) != 1:
+        raise InvalidRequest(
+            f"the archive holds {len(found) or 'no'} images for this platform, and not one",
+            remedy="save one image alone, or name its --platform",
+        )
+    return found[0]
+
+
+# -- files of the archive
+
+
+def _path(blob: Descriptor) -> str:
+    return f"blobs/{blob.digest.replace(':', '/')}"
+
+
+def _blob(archive: Tree, blob: Descriptor, most: int) -> bytes:
+    data = _read(archive, _path(blob), most)
+    if f"sha256:{hashlib.sha256(data).hexdigest()}" != blob.digest:
+        raise InvalidRequest(f"the archive is damaged: {_path(blob)} is something else")
+    return data
+
+
+def _read(archive: Tree, path: str, most: int) -> bytes:
+    with _open(archive, path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise InvalidRequest(f"{path!r} of the archive is longer than {most} bytes")
+    return data
+
+
+def _check_file(archive: Tree, blob: Descriptor) -> None:
+    digest = hashlib.sha256()
+    with _open(archive, _path(blob)) as file:
+        while data := file.read(_CHUNK):
+            digest.update(data)
+    if f"sha256:{digest.hexdigest()}" != blob.digest:
+        raise InvalidRequest(f"the archive is damaged: {_path(blob)} is something else")
+
+
+def _open(archive: Tree, path: str) -> IO[bytes]:
+    try:
+        fd = archive.open_file(path)
+    except OSError as exc:
+        raise InvalidRequest(f"the archive has no file {path!r}") from exc
+    with _closed_on_error(fd):
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise InvalidRequest(f"{path!r} of the archive is no file")
+        return os.fdopen(fd, "rb")
+
+
+@contextlib.contextmanager
+def _closed_on_error(fd: int) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        os.close(fd)
+        raise

@@ -1,0 +1,65 @@
+"""Images that go from one machine of a cluster to another; cluster/images.py carries them."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Final, cast
+
+from warren.images.store.store import ImageStore, silent
+from warren.images.store.tree import Tree
+from warren.images.store.versions import config_of
+from warren.images.transfer.import_tree import unpack_tar
+from warren.interfaces.images import ImageOffer, ImageVersion
+from warren.kernel.tree_tar import write_tar
+from warren.model.errors import ImageNotFound, InvalidRequest
+from warren.model.image import ImageConfig
+
+_PART: Final = 1024 * 1024
+
+
+class ImageSharing:
+    """Keeps the contract of SharedImages. The image `host` is made of its machine, and of no use to another."""
+
+    def __init__(self, store: ImageStore) -> None:
+        self._store = store
+
+    def offers(self) -> Sequence[ImageOffer]:
+        return [
+            ImageOffer(one.name, one.content, one.size_bytes, one.source, dataclasses.asdict(one.config))
+            for one in self._store.list()
+            if one.current and one.content and not one.host_usr
+        ]
+
+    def send(self, offer: ImageOffer, out: IO[bytes]) -> None:
+        with self._store.using(offer.name) as rootfs:
+            if write_tar(rootfs.path, out) != offer.content:  # the receiver finds the same
+                raise ImageNotFound(f"the image {offer.name!r} was replaced meanwhile")
+
+    def receive(self, offer: ImageOffer, stream: IO[bytes]) -> ImageVersion:
+        def fill(path: Path) -> ImageConfig:
+            hashed = _HashedStream(stream)
+            path.mkdir(mode=0o755)
+            with Tree(path) as tree:
+                unpack_tar(cast(IO[bytes], hashed), tree)
+            while hashed.read(_PART):
+                pass  # what follows the last member belongs to the digest
+            if hashed.digest != offer.content:
+                raise InvalidRequest(f"the image {offer.name!r} arrived with another content than was offered")
+            return config_of(offer.config)
+
+        return self._store.make(offer.name, offer.source, fill, silent, shell_needed=False)
+
+
+class _HashedStream:
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self._hash = stream, hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        data = self._stream.read(size)
+        self._hash.update(data)
+        return data
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{self._hash.hexdigest()}"

@@ -1,0 +1,1 @@
+"""What every part stands on and what knows nothing of sandboxes: time, logs, traces, pacing, bounded memory."""

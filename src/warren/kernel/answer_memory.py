@@ -1,0 +1,206 @@
+"""Bounds the memory of long answers, from the moment their content is collected until their callers have read them.
+
+The output of a command stays in its sandbox until a request asks for it. Then the server holds it for as long as the
+caller takes to read the answer, so slow readers could fill the memory. `Admission` gives each request an `AnswerRoom`.
+What is about to collect more than SHORT_BYTES calls `make_room` first, for all of it at once: requests never wait for
+each other while each holds a part of what it needs.
+
+A tenant may hold as much as it leaves free. So one tenant alone gets half of the memory, two get a third each, and a
+tenant that comes later finds room. A request that finds none waits until other answers have been read, for WAIT_S at
+most; then it makes do with a short answer and says so. Without a request, as in the local mode, there is no bound.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+from warren.model.errors import NoCapacity
+
+MIB: Final = 1024 * 1024
+SHORT_BYTES: Final = 256 * 1024
+WAIT_S: Final = 20.0  # less than a command's agent may be silent, see sandboxes/agent/process.py
+
+
+class AnswerMemory:
+    def __init__(self, total_bytes: int = 512 * MIB, wait_s: float = WAIT_S) -> None:
+        self._total = total_bytes
+        self._wait_s = wait_s
+        self._held: Counter[str] = Counter()
+        self._in_all = 0
+        self._waiting: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}
+
+    def __repr__(self) -> str:
+        waiting = sum(map(len, self._waiting.values()))
+        return f"<AnswerMemory: {self._in_all} of {self._total} bytes held by {len(self._held)}, {waiting} waiting>"
+
+    def take_now(self, tenant: str, size: int) -> bool:
+        if tenant in self._waiting or not self._fits(tenant, size):
+            return False
+        self.count(tenant, size)
+        return True
+
+    async def take(self, tenant: str, size: int) -> bool:
+        """Waits for room. Gives False if there was none for so long."""
+        if self.take_now(tenant, size):
+            return True
+        given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append((size, given))
+        try:
+            await asyncio.wait([given], timeout=self._wait_s)
+        except asyncio.CancelledError:
+            if given.done():
+                self.give_back(tenant, size)
+            raise
+        finally:
+            if not given.done():
+                self._stop_waiting(tenant, size, given)
+        return given.done()
+
+    def count(self, tenant: str, size: int) -> None:
+        """Counts what is held already, whether there is room for it or not."""
+        self._held[tenant] += size
+        self._in_all += size
+
+    def give_back(self, tenant: str, size: int) -> None:
+        self._held[tenant] -= size
+        self._in_all -= size
+        if not self._held[tenant]:
+            del self._held[tenant]
+        if self._waiting:
+            self._admit()
+
+    def _fits(self, tenant: str, size: int) -> bool:
+        return self._held[tenant] + size <= self._total - self._in_all - size
+
+    def _admit(self) -> None:
+        """Gives room to those who wait: first to the tenants that hold the least, and to each in turn."""
+        for tenant in sorted(self._waiting, key=self._held.__getitem__):
+            queue = self._waiting[tenant]
+            while queue and self._fits(tenant, queue[0][0]):
+                size, given = queue.popleft()
+                self.count(tenant, size)
+                given.set_result(None)
+            if not queue:
+                del self._waiting[tenant]
+
+    def _stop_waiting(self, tenant: str, size: int, given: asyncio.Future[None]) -> None:
+        queue = self._waiting[tenant]
+        queue.remove((size, given))
+        if not queue:
+            del self._waiting[tenant]
+        self._admit()
+
+
+class AnswerRoom:
+    """The room that one request has taken. After `release` it gets no more."""
+
+    __slots__ = ("_memory", "_size", "_tenant", "waits")
+
+    def __init__(self, memory: AnswerMemory, tenant: str) -> None:
+        self._memory = memory
+        self._tenant = tenant
+        self._size: int | None = 0
+        self.waits = False
+
+    async def make(self, size: int) -> bool:
+        if self._size is None:
+            return False
+        self.waits = True
+        try:
+            taken = await self._memory.take(self._tenant, size)
+        finally:
+            self.waits = False
+        if taken:
+            self._own(size)
+        return taken
+
+    def make_now(self, size: int) -> bool:
+        if self._size is None or not self._memory.take_now(self._tenant, size):
+            return False
+        self._own(size)
+        return True
+
+    def count(self, size: int) -> None:
+        self._memory.count(self._tenant, size)
+        self._own(size)
+
+    def give_back(self, size: int) -> None:
+        if self._size is not None:
+            self._size -= size
+            self._memory.give_back(self._tenant, size)
+
+    def release(self) -> None:
+        size, self._size = self._size, None
+        if size:
+            self._memory.give_back(self._tenant, size)
+
+    def another(self) -> "AnswerRoom":
+        return AnswerRoom(self._memory, self._tenant)
+
+    def _own(self, size: int) -> None:
+        if self._size is None:  # the request has ended meanwhile
+            self._memory.give_back(self._tenant, size)
+        else:
+            self._size += size
+
+
+_room: ContextVar[AnswerRoom | None] = ContextVar("answer_room", default=None)
+
+
+def set_answer_room(room: AnswerRoom) -> None:
+    _room.set(room)
+
+
+async def make_room(size: int) -> bool:
+    """Whether the answer to this request may hold so much more. Waits for it if others hold too much."""
+    room = _room.get()
+    return room is None or await room.make(size)
+
+
+def give_back_room(size: int) -> None:
+    """Gives back what `make_room` gave and the answer does not need."""
+    room = _room.get()
+    if room is not None:
+        room.give_back(size)
+
+
+def require_room(size: int) -> None:
+    """For an answer that can be asked for again: raises NoCapacity if there is no room for it now."""
+    room = _room.get()
+    if size > SHORT_BYTES and room is not None and not room.make_now(size):
+        raise NoCapacity(
+            "the answers that wait to be read take all the memory there is for them",
+            remedy="read the answers that were asked for before, or ask for less at once",
+            retry_after_s=1,
+        )
+
+
+def count_held(size: int) -> None:
+    """Counts something that another task has collected for this request."""
+    room = _room.get()
+    if size > SHORT_BYTES and room is not None:
+        room.count(size)
+
+
+def waits_for_room() -> bool:
+    room = _room.get()
+    return room is not None and room.waits
+
+
+@contextmanager
+def separate_room() -> Iterator[None]:
+    """For a task that goes on when the request that began it has ended: gives it room of its own, until its end."""
+    first = _room.get()
+    if first is None:
+        yield
+        return
+    own = first.another()
+    token = _room.set(own)
+    try:
+        yield
+    finally:
+        own.release()
+        _room.reset(token)

@@ -1,0 +1,476 @@
+"""Runs commands in a sandbox through its agent.
+
+`Commands` holds what all processes of a sandbox share: the link, which commands run at the same time, and one
+channel per process for its stdin. `AgentProcess` is only a handle with an id; the process lives in the sandbox.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
+
+import anyio
+
+from warren.kernel.answer_memory import SHORT_BYTES, give_back_room, make_room
+from warren.kernel.pacing import Pace
+from warren.model.command_output import CommandOutput
+from warren.model.errors import Conflict, InvalidRequest, ProcessNotFound, ProtocolError, SandboxLost, Unavailable
+from warren.model.operations import MAX_KEEP_BYTES, Chunk, Command, ExecResult, ProcessInfo, Stream, TerminalSize
+from warren.sandboxes.agent.command_result import (
+    REMEMBERED,
+    OomTracker,
+    base_env_fields,
+    drop_oldest,
+    exec_result,
+    lost_result,
+    parse_exit_code,
+    process_info,
+    start_payload,
+)
+from warren.sandboxes.agent.link import AgentLink, Channel, Output, Reply
+from warren.sandboxes.agent.wire import (
+    STDIN_WINDOW,
+    ControlOp,
+    Fields,
+    Flag,
+    Records,
+    Request,
+    Response,
+    StreamNumber,
+    Tag,
+    fields,
+)
+
+NO_REPLAY = 1 << 63
+_LEAST_KEPT = 1 << 20  # the agent keeps at least this much output of a command that can be followed
+_SLACK_BYTES = 64 * 1024
+_PACED = 100  # pieces of output that are taken in one go
+_MOST_GAPS = 10_000  # the agent keeps the head and the tail of an output: there is one gap, seldom more
+_HANG_S = 30.0  # more than WAIT_S of answer_memory: waiting for room is no silence of the agent
+_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_STDIN, _DEFER, _ONCE = int(Flag.STDIN), int(Flag.DEFER), int(Flag.ONCE)
+_STREAMS = {
+    int(StreamNumber.STDOUT): Stream.STDOUT,
+    int(StreamNumber.STDERR): Stream.STDERR,
+    int(StreamNumber.TERMINAL): Stream.TERMINAL,
+}
+
+
+class Commands:
+    def __init__(self, link: AgentLink, env: Mapping[str, str], oom_kills: Callable[[], int]) -> None:
+        self._link = link
+        self._env = dict(env)
+        self._env_fields = base_env_fields(env)
+        self._oom = OomTracker(oom_kills)
+        self._keep: dict[str, int] = {}
+        self._stdin: dict[str, StdinPipe] = {}
+        self._waiting_channels: dict[str, Channel] = {}  # by id: processes that wait for their first reader
+
+    async def exec(self, command: Command, stdin: bytes | AsyncIterable[bytes], process_id: str = "") -> ExecResult:
+        once = 0 if process_id else _ONCE
+        process_id = check_id(process_id) if process_id else new_id()
+        try:
+            self._oom.begin(process_id)
+            return await self._run(command, stdin, process_id, once)
+        except SandboxLost as exc:
+            return lost_result(exc.message, process_id)
+        finally:
+            self._oom.forget(process_id)
+
+    async def _run(
+        self, command: Command, stdin: bytes | AsyncIterable[bytes], process_id: str, once: int
+    ) -> ExecResult:
+        has_stdin = not isinstance(stdin, bytes) or bool(stdin)
+        flags = _DEFER | once | (_STDIN if has_stdin else 0)
+        channel = await self._link.open(Request.START, self._start_payload(command, process_id, flags))
+        feeder: asyncio.Task[None] | None = None
+        try:
+            if has_stdin:
+                feeder = await self._feed(channel, stdin, process_id)
+            end, outputs = await self._collect(channel, command.keep_bytes, _deadline_s(command))
+        except asyncio.CancelledError:
+            await self._end_cancelled(channel, process_id, command.grace_s)
+            raise
+        finally:
+            if feeder is not None:
+                await _stop(feeder)
+            channel.close()
+        if feeder is not None and not feeder.cancelled() and (failure := feeder.exception()) is not None:
+            raise failure
+        return self._result(channel, end, outputs, process_id)
+
+    async def _feed(
+        self, channel: Channel, stdin: bytes | AsyncIterable[bytes], process_id: str
+    ) -> asyncio.Task[None] | None:
+        """Sends an input that fits the window at once, and a larger one in a task beside the reading of the output."""
+        if isinstance(stdin, bytes) and len(stdin) <= STDIN_WINDOW:
+            await channel.send(stdin)
+            channel.send_eof()
+            return None
+
+        def kill_on_failure(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and task.exception() is not None:
+                self._post_kill(process_id)
+
+        feeder = asyncio.create_task(send_all(channel, stdin), name=f"stdin of {process_id}")
+        feeder.add_done_callback(kill_on_failure)
+        return feeder
+
+    async def _collect(
+        self, channel: Channel, keep: int, deadline_s: float | None = None
+    ) -> tuple[Fields, CommandOutput]:
+        if deadline_s is None:
+            return await _collect(channel, keep)
+        timer = asyncio.get_running_loop().call_later(deadline_s, _give_up, channel)
+        try:
+            return await _collect(channel, keep)
+        finally:
+            timer.cancel()
+
+    def _start_payload(self, command: Command, process_id: str, flags: int) -> bytes:
+        env = base_env_fields({**self._env, **command.base_env}) if command.base_env else self._env_fields
+        return start_payload(command, process_id, env, flags)
+
+    def _post_kill(self, process_id: str, grace_s: float = 0) -> None:
+        grace = (Tag.GRACE_MS, round(grace_s * 1000))
+        self._link.post(Request.CONTROL, _control_payload(process_id, ControlOp.KILL, grace))
+
+    async def _end_cancelled(self, channel: Channel, process_id: str, grace_s: float) -> None:
+        """Kills the command and waits, for a limited time, until its processes have ended."""
+        with anyio.move_on_after(grace_s + 10, shield=True), contextlib.suppress(SandboxLost, ProtocolError):
+            self._post_kill(process_id, grace_s)
+            await channel.last()
+
+    def _result(self, channel: Channel, end: Fields, outputs: CommandOutput, process_id: str) -> ExecResult:
+        try:
+            code, signal = parse_exit_code(end), end.number(Tag.SIGNAL)
+            return exec_result(end, outputs, process_id, oom=self._oom.end(process_id, code, signal))
+        except ProtocolError as exc:
+            raise channel.violation(exc.message) from None
+
+    async def start(self, command: Command, process_id: str, *, follow: bool = False) -> "AgentProcess":
+        process_id = check_id(process_id) if process_id else new_id()
+        flags = int(Flag.LOSSLESS | (Flag.STDIN if command.stdin else 0))
+        channel = await self._link.open(Request.START, self._start_payload(command, process_id, flags))
+        try:
+            pid = await _wait_for_start(channel)
+            if self._oom.running >= REMEMBERED:
+                raise channel.violation("more commands that run than an agent can have")
+        except BaseException as exc:
+            channel.close()
+            if isinstance(exc, asyncio.CancelledError):
+                self._post_kill(process_id)
+            raise
+        if follow:
+            self._waiting_channels[process_id] = channel
+        else:
+            channel.close()
+        self._oom.begin(process_id)
+        self._keep[process_id] = command.keep_bytes
+        drop_oldest(self._keep)
+        return AgentProcess(self, process_id, pid)
+
+    async def find(self, process_id: str) -> "AgentProcess":
+        channel = await self._link.open(
+            Request.ATTACH, _attach_payload(check_id(process_id), NO_REPLAY, Flag(0)), discard_output=True
+        )
+        try:
+            await channel.last()
+        finally:
+            channel.close()
+        return AgentProcess(self, process_id)
+
+    async def all(self) -> Sequence[ProcessInfo]:
+        channel = await self._link.open(Request.LIST)
+        found = list[ProcessInfo]()
+        try:
+            async for entry in read_records(channel):
+                found.append(process_info(entry))
+                if len(found) > REMEMBERED:
+                    raise ProtocolError(f"more than {REMEMBERED} processes in a list")
+        except ProtocolError as exc:
+            raise channel.violation(exc.message) from None
+        finally:
+            channel.close()
+        self._oom.adopt(found)
+        return found
+
+    async def control(self, process_id: str, op: ControlOp, *extra: tuple[Tag, int]) -> None:
+        channel = await self._link.open(Request.CONTROL, _control_payload(process_id, op, *extra))
+        try:
+            await channel.last()
+        finally:
+            channel.close()
+
+    async def kill_all(self) -> int:
+        channel = await self._link.open(Request.CONTROL, fields([(Tag.OP, int(ControlOp.KILL_ALL))]))
+        try:
+            end = (await channel.last()).fields
+        except ProcessNotFound:  # it looked for a process without a name
+            raise Conflict(
+                "the agent of this sandbox is older than this server and cannot end everything at once",
+                remedy="end its processes one by one, or create a new session",
+            ) from None
+        finally:
+            channel.close()
+        if survivors := end.number(Tag.SURVIVORS):
+            raise Unavailable(f"{survivors} processes could not be ended", remedy="try again, or delete the session")
+        return end.number(Tag.KILLED)
+
+    async def forget(self, process_id: str) -> None:
+        await self.control(check_id(process_id), ControlOp.FORGET)
+        self._keep.pop(process_id, None)
+        self._oom.forget(process_id)
+
+    async def wait(self, process_id: str) -> ExecResult:
+        """Waits for the end without reading output, and then fetches the output that the agent kept."""
+        if (held := self._waiting_channels.pop(process_id, None)) is not None:
+            held.close()
+        try:
+            channel, end, _ = await self._wait_for_end(process_id, NO_REPLAY)
+            outputs = CommandOutput()
+            with contextlib.suppress(ProcessNotFound):  # another caller has forgotten it: its output is gone
+                channel, end, outputs = await self._wait_for_end(process_id, 0)
+        except SandboxLost as exc:
+            return lost_result(exc.message, process_id)
+        return self._result(channel, end, outputs, process_id)
+
+    async def ended(self, process_id: str) -> ExecResult:
+        try:
+            channel, end, _ = await self._wait_for_end(process_id, NO_REPLAY)
+        except SandboxLost as exc:
+            return lost_result(exc.message, process_id)
+        return self._result_alone(channel, end, process_id)
+
+    def _result_alone(self, channel: Channel, end: Fields, process_id: str) -> ExecResult:
+        result = self._result(channel, end, CommandOutput(), process_id)
+        return replace(result, truncated=bool(end.number(Tag.TRUNCATED)))
+
+    async def _wait_for_end(self, process_id: str, offset: int) -> tuple[Channel, Fields, CommandOutput]:
+        channel = await self._link.open(Request.ATTACH, _attach_payload(process_id, offset, Flag.FOLLOW))
+        try:
+            keep = 0 if offset == NO_REPLAY else max(self._keep.get(process_id, MAX_KEEP_BYTES), _LEAST_KEPT)
+            return channel, *await self._collect(channel, keep)
+        finally:
+            channel.close()
+
+    async def output(self, process_id: str, offset: int, at_end: Callable[[ExecResult], None]) -> AsyncIterator[Chunk]:
+        held = self._waiting_channels.pop(process_id, None) if offset == 0 else None
+        channel = held or await self._link.open(
+            Request.ATTACH, _attach_payload(process_id, offset, Flag.FOLLOW | Flag.LOSSLESS)
+        )
+        at = offset
+        try:
+            while isinstance(item := await channel.take(), Output):
+                if item.offset < at:
+                    raise channel.violation("output that goes backwards")
+                at = item.offset + len(item.data)
+                yield Chunk(_STREAMS[item.stream], item.offset, item.data)
+            if isinstance(item, Reply) and item.kind == Response.EXIT:
+                at_end(self._result_alone(channel, item.fields, process_id))
+        finally:
+            channel.close()
+
+    async def stdin(self, process_id: str) -> "StdinPipe":
+        pipe = self._stdin.get(process_id)
+        if pipe is None or pipe.channel.ended:
+            self._stdin = {key: held for key, held in self._stdin.items() if not held.channel.ended}
+            payload = _attach_payload(process_id, NO_REPLAY, Flag.FOLLOW)
+            channel = await self._link.open(Request.ATTACH, payload, discard_output=True)
+            pipe = self._stdin.get(process_id)
+            if pipe is not None and not pipe.channel.ended:
+                channel.close()
+            else:
+                pipe = self._stdin[process_id] = StdinPipe(channel)
+        return pipe
+
+
+class StdinPipe:
+    """The stdin of a process; several writers take turns."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._turn = asyncio.Lock()
+
+    async def write(self, data: bytes) -> None:
+        async with self._turn:
+            if not await self.channel.send(data):
+                await self._raise_if_lost()
+
+    async def close(self) -> None:
+        async with self._turn:
+            if self.channel.ended:
+                await self._raise_if_lost()
+            self.channel.send_eof()
+
+    async def _raise_if_lost(self) -> None:
+        """Raises if the process is unknown or the sandbox is lost. The end of the command is not an error."""
+        await self.channel.last()
+
+
+class AgentProcess:
+    def __init__(self, commands: Commands, process_id: str, pid: int = 0) -> None:
+        self._commands = commands
+        self._id = process_id
+        self._pid = pid
+        self._result: ExecResult | None = None  # once somebody has read all of the output
+
+    def __repr__(self) -> str:
+        return f"<AgentProcess {self._id}>"
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    def output(self, offset: int = 0) -> AsyncIterator[Chunk]:
+        if not 0 <= offset < NO_REPLAY:
+            raise InvalidRequest(f"an offset of {offset} cannot be")
+        return self._commands.output(self._id, offset, self._note_end)
+
+    def _note_end(self, result: ExecResult) -> None:
+        self._result = result
+
+    async def wait(self) -> ExecResult:
+        return await self._commands.wait(self._id)
+
+    async def ended(self) -> ExecResult:
+        return self._result or await self._commands.ended(self._id)
+
+    async def write(self, data: bytes) -> None:
+        await (await self._commands.stdin(self._id)).write(data)
+
+    async def close_stdin(self) -> None:
+        await (await self._commands.stdin(self._id)).close()
+
+    async def signal(self, number: int) -> None:
+        if not 0 < number <= 64:
+            raise InvalidRequest(f"there is no signal {number}")
+        await self._commands.control(self._id, ControlOp.SIGNAL, (Tag.SIGNAL, number))
+
+    async def kill(self, grace_s: float = 2.0) -> None:
+        if not 0 <= grace_s <= 600:
+            raise InvalidRequest(f"a grace time of {grace_s} s cannot be: 0 to 600")
+        await self._commands.control(self._id, ControlOp.KILL, (Tag.GRACE_MS, round(grace_s * 1000)))
+
+    async def resize(self, size: TerminalSize) -> None:
+        await self._commands.control(self._id, ControlOp.RESIZE, (Tag.ROWS, size.rows), (Tag.COLS, size.columns))
+
+
+def new_id() -> str:
+    return f"p_{os.urandom(6).hex()}"
+
+
+def check_id(process_id: str) -> str:
+    if not _ID.fullmatch(process_id):
+        raise InvalidRequest(f"{process_id!r} cannot be a process id: up to 64 letters, digits and _ . : -")
+    return process_id
+
+
+async def send_all(channel: Channel, source: bytes | AsyncIterable[bytes]) -> None:
+    """Sends everything the source gives, then EOF. Stops early when the channel ends."""
+    if isinstance(source, bytes):
+        if await channel.send(source):
+            channel.send_eof()
+        return
+    try:
+        async for part in source:
+            if not await channel.send(part):
+                return
+        channel.send_eof()
+    finally:
+        if isinstance(source, AsyncGenerator):
+            await source.aclose()
+
+
+async def _collect(channel: Channel, keep: int) -> tuple[Fields, CommandOutput]:
+    """Returns the end and all the output that the agent kept, and rejects more than it was told to keep.
+
+    The agent holds the output until it is taken. If the server has no room for a long one, only its beginning is kept.
+    """
+    outputs, pace, most = CommandOutput(), Pace(), keep + _SLACK_BYTES
+    at = size = count = gaps = 0
+    has_room: bool | None = None
+    while True:
+        item = await channel.take()
+        if type(item) is Output:
+            _, offset, data = item
+            size += len(data)
+            if offset < at or size > most:
+                raise channel.violation("output that goes backwards, or more than was to be kept")
+            if offset > at:
+                gaps += 1
+                if gaps > _MOST_GAPS:
+                    raise channel.violation("output with more gaps than anybody can read")
+            at = offset + len(data)
+            if size > SHORT_BYTES and has_room is None:
+                has_room = await make_room(most)
+            if has_room is not False:
+                outputs.add(*item)
+            count += 1
+            if not count % _PACED:
+                await pace.give_way()
+        elif type(item) is Reply and item.kind == Response.EXIT:
+            if has_room:
+                give_back_room(most - size)
+            return item.fields, outputs
+        elif type(item) is Reply and item.kind == Response.DONE:
+            raise channel.violation("a command that is done without an end")
+
+
+async def read_records(channel: Channel) -> AsyncIterator[Fields]:
+    """The records of a channel that carries nothing else, in turns with other work."""
+    records, pace = Records(), Pace()
+    while isinstance(data := await channel.take(), bytes):
+        records.add(data)
+        while (found := next_record(channel, records)) is not None:
+            yield found
+            await pace.give_way()
+    if len(records):
+        raise channel.violation("a list that ends in the middle of a record")
+
+
+def next_record(channel: Channel, records: Records) -> Fields | None:
+    try:
+        return records.next()
+    except ProtocolError as exc:
+        raise channel.violation(exc.message) from None
+
+
+def _give_up(channel: Channel) -> None:
+    channel.give_up(SandboxLost("the agent did not end the command after its time-out: the sandbox hangs"))
+
+
+async def _wait_for_start(channel: Channel) -> int:
+    """Returns the pid."""
+    reply = await channel.take()
+    if not isinstance(reply, Reply):
+        raise channel.violation("output of a command that has not started")
+    try:
+        return reply.fields.number(Tag.PID)
+    except ProtocolError as exc:
+        raise channel.violation(exc.message) from None
+
+
+async def _stop(task: asyncio.Task[None]) -> None:
+    if not task.done():
+        task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([task])
+
+
+def _deadline_s(command: Command) -> float | None:
+    return None if command.timeout_s is None else command.timeout_s + command.grace_s + _HANG_S
+
+
+def _attach_payload(process_id: str, offset: int, flags: Flag) -> bytes:
+    return fields([(Tag.ID, process_id), (Tag.OFFSET, offset), (Tag.FLAGS, int(flags))])
+
+
+def _control_payload(process_id: str, op: ControlOp, *extra: tuple[Tag, int]) -> bytes:
+    return fields([(Tag.ID, process_id), (Tag.OP, int(op)), *extra])

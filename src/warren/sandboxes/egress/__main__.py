@@ -1,0 +1,152 @@
+"""`warren-egress`: started by a worker with one end of a socket pair, whose number it is told; ends when that ends.
+
+It starts as root, because its own program may be where only root can read, and gives all up before it takes the first
+sandbox. What it is told first is how to do that and what the operator allows.
+"""
+
+import asyncio
+import base64
+import contextlib
+import encodings.idna  # noqa: F401 - later it may be out of reach
+import os
+import signal
+import socket
+import sys
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from warren.model.errors import WarrenError
+from warren.model.network import EgressPolicy
+from warren.sandboxes.egress import confinement
+from warren.sandboxes.egress.broker import BrokerSetup
+from warren.sandboxes.egress.messages import (
+    MAX_MESSAGE,
+    BrokenMessage,
+    MessageReader,
+    pack,
+    pack_use,
+    unpack_bounds,
+    unpack_rules,
+)
+from warren.sandboxes.egress.proxy import SandboxEgress, Shared
+
+_SOCKETS: Final = 2
+
+
+class Server:
+    def __init__(self, control: socket.socket, reader: MessageReader, shared: Shared) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._control, self._reader, self._shared = control, reader, shared
+        self._descriptors: list[int] = []
+        self._sandboxes: dict[str, SandboxEgress] = {}
+        self._answers = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.ended = asyncio.Event()
+        control.setblocking(False)
+        self._loop.add_reader(control.fileno(), self._read)
+
+    def _read(self) -> None:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._control, 1 << 16, 2 * _SOCKETS)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, descriptors = b"", []
+        self._descriptors += descriptors
+        if not data:  # the worker is gone
+            self.ended.set()
+            return
+        for message in self._reader.feed(data):
+            self._spawn(self._answer(self._do(message)))
+
+    def _do(self, message: dict[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = {"number": message.get("number")}
+        try:
+            getattr(self, f"_on_{message['do']}")(message, answer)
+        except (WarrenError, KeyError, OSError, ValueError, AttributeError, TypeError) as exc:
+            answer["error"] = f"{type(exc).__name__}: {exc}"[:400]
+        return answer
+
+    def _on_open(self, message: dict[str, Any], answer: dict[str, Any]) -> None:
+        tcp, udp = (socket.socket(fileno=self._descriptors.pop(0)) for _ in range(_SOCKETS))
+        name = message["sandbox"]
+        if (old := self._sandboxes.pop(name, None)) is not None:
+            old.close()
+        rules, broker = unpack_rules(message["rules"]), _read_broker(message)
+        self._sandboxes[name] = SandboxEgress(tcp, udp, rules, self._shared, broker, unpack_bounds(message))
+
+    def _on_set(self, message: dict[str, Any], answer: dict[str, Any]) -> None:
+        rules, broker = unpack_rules(message["rules"]), _read_broker(message)
+        self._sandboxes[message["sandbox"]].set_rules(rules, broker, unpack_bounds(message))
+
+    def _on_use(self, message: dict[str, Any], answer: dict[str, Any]) -> None:
+        answer["use"] = pack_use(self._sandboxes[message["sandbox"]].use())
+
+    def _on_close(self, message: dict[str, Any], answer: dict[str, Any]) -> None:
+        sandbox = self._sandboxes.pop(message["sandbox"])
+        sandbox.close()
+        answer["use"] = pack_use(sandbox.use())
+
+    async def _answer(self, answer: dict[str, Any]) -> None:
+        async with self._answers:
+            with contextlib.suppress(OSError):
+                await self._loop.sock_sendall(self._control, b"".join(pack(answer)))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _read_broker(message: dict[str, Any]) -> BrokerSetup | None:
+    return None if message["broker"] is None else BrokerSetup.from_mapping(message["broker"])
+
+
+def read_first(control: socket.socket, reader: MessageReader) -> dict[str, Any] | None:
+    """What to do before all else; None if the worker is gone."""
+    while data := control.recv(1 << 16):
+        for message in reader.feed(data):
+            return message
+    return None
+
+
+async def serve(control: socket.socket, reader: MessageReader, first: dict[str, Any], most: int) -> None:
+    policy: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in first["policy"].items()
+    }
+    server = Server(control, reader, Shared(EgressPolicy(**policy), most))
+    await server._answer({"number": first["number"]})
+    await server.ended.wait()
+
+
+def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the worker ends it
+        signal.signal(number, signal.SIG_IGN)
+    control = socket.socket(fileno=int(sys.argv[1]))
+    reader = MessageReader(MAX_MESSAGE)
+    new_loop = _loop_factory()
+    try:
+        first = read_first(control, reader)
+        if first is None:
+            return 0
+        confinement.give_up_rights()
+        most = confinement.limit_resources()
+        confinement.filter_calls(base64.b64decode(first["filter"]))
+        runner = asyncio.Runner(loop_factory=new_loop)
+        runner.run(serve(control, reader, first, most))
+    except (OSError, BrokenMessage) as exc:
+        sys.stderr.write(f"warren-egress: {exc}\n")
+        return 1
+    os._exit(0)  # without waiting for names that are still looked up
+
+
+def _loop_factory() -> Any:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""What sandboxes of one owner, a tenant or a key, may have together: open connections, and a rate that they share.
+
+Who the owner is, is not known here: the worker gives a name that says nothing. A group has the bounds that were said
+last. One without members is kept for a while, so that nobody gets a new rate by closing a network and opening it again.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from warren.model.network import EgressBound
+from warren.sandboxes.egress.rate import FairBucket
+
+_MOST_KEPT: Final = 1000
+_BYTES_S: Final = 125_000  # of a megabit a second
+
+
+class Member(Protocol):
+    @property
+    def open_connections(self) -> int: ...
+
+
+class Group:
+    def __init__(self, bound: EgressBound) -> None:
+        self.bound = bound
+        self.members: set[Member] = set()
+        self.connections = 0
+        self._rate: FairBucket | None = None
+        self._set_rate(bound.mbps)
+
+    def set_bound(self, bound: EgressBound) -> None:
+        if bound.mbps != self.bound.mbps:
+            self._set_rate(bound.mbps)
+        self.bound = bound
+
+    def _set_rate(self, mbps: int | None) -> None:
+        now, bytes_s = asyncio.get_running_loop().time, (mbps or 0) * _BYTES_S
+        self._rate = FairBucket(bytes_s, bytes_s / 4, now) if bytes_s else None
+
+    @property
+    def most(self) -> int | None:
+        """Of connections."""
+        return 0 if self.bound.mbps == 0 else self.bound.connections
+
+    @property
+    def is_full(self) -> bool:
+        return self.most is not None and self.connections >= self.most
+
+    def take(self, member: Member, count: int) -> float:
+        return 0.0 if self._rate is None else self._rate.take(member, count)
+
+    def add(self, member: Member) -> None:
+        if member not in self.members:
+            self.members.add(member)
+            self.connections += member.open_connections
+
+    def remove(self, member: Member) -> None:
+        self.members.discard(member)
+        self.connections -= member.open_connections
+
+
+class Groups:
+    def __init__(self) -> None:
+        self._groups: dict[str, Group] = {}
+
+    def join(self, member: Member, before: Sequence[Group], bounds: Sequence[EgressBound]) -> tuple[Group, ...]:
+        """The groups of a member that was in others `before`."""
+        names = {bound.owner for bound in bounds}
+        for group in before:
+            if group.bound.owner not in names:
+                group.remove(member)
+        if len(self._groups) > _MOST_KEPT:
+            self._groups = {name: group for name, group in self._groups.items() if group.members}
+        joined: list[Group] = []
+        for bound in bounds:
+            if bound.owner not in self._groups:
+                self._groups[bound.owner] = Group(bound)
+            joined.append(self._groups[bound.owner])
+            joined[-1].set_bound(bound)
+            joined[-1].add(member)
+        return tuple(joined)

@@ -1,0 +1,83 @@
+"""Reads the first bytes of a client: TLS and HTTP must be for the host that the connection was made for.
+
+On port 443 a client must speak TLS, on port 80 HTTP or TLS; on others it may speak what it likes, and first or second.
+An HTTP connection is followed to its end, of TLS only the first message can be read.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from warren.sandboxes.egress.hello import MAX_HELLO, may_be_tls, read_server_name
+from warren.sandboxes.egress.http_syntax import Malformed
+from warren.sandboxes.egress.requests import RequestGuard, is_http
+
+HTTP, TLS = 80, 443
+_MOST_READS: Final = 64
+_MOST_READ: Final = 16384
+
+
+class Inspector:
+    """`check_tls` is called with the name in a TLS hello, which may be empty, `check_http` with each host that a
+    request names and its port or 0. Both raise to refuse it."""
+
+    def __init__(
+        self, port: int, check_tls: Callable[[str], None], check_http: Callable[[str, int], None], *, strict: bool
+    ) -> None:
+        self._must = port if strict and port in (HTTP, TLS) else 0
+        self._check_tls, self._check_http = check_tls, check_http
+        self._held = bytearray()
+        self._reads = 0
+        self._requests: RequestGuard | None = None
+        self.is_over = False
+
+    @property
+    def comes_first(self) -> bool:
+        """Whether the client has to say something before a server is called."""
+        return bool(self._must)
+
+    @property
+    def most(self) -> int:
+        """How many bytes should be fed at once."""
+        return _MOST_READ if self._requests is None else self._requests.most
+
+    def feed(self, data: bytes | memoryview) -> bytes:
+        """What may be passed on. Raises Malformed, and what the checks raise."""
+        if self.is_over:
+            return bytes(data)
+        if self._requests is not None:
+            passed = self._requests.feed(data)
+            self.is_over = self._requests.is_over
+            return passed
+        self._held += data
+        self._reads += 1
+        if self._held[:1] == b"\x16" and may_be_tls(self._held):
+            return self._read_tls()
+        if self._must == TLS:
+            raise Malformed("what is sent to port 443 is not TLS")
+        request = self._must == HTTP or is_http(self._held)
+        if request is None:
+            return b""
+        if request:
+            self._requests = RequestGuard(self._check_http)
+            return self.feed(self._take())
+        self.is_over = True
+        return self._take()
+
+    def answered(self, data: bytes | memoryview) -> bytes:
+        passed = b"" if self._requests is None else self._requests.answered(data)
+        self.is_over = self.is_over or (self._requests is not None and self._requests.is_over)
+        return passed
+
+    def _read_tls(self) -> bytes:
+        name = read_server_name(self._held)
+        if name is None:
+            if self._reads > _MOST_READS or len(self._held) > 2 * MAX_HELLO:
+                raise Malformed("its hello of TLS comes in too many pieces")
+            return b""
+        self._check_tls(name)
+        self.is_over = True
+        return self._take()
+
+    def _take(self) -> bytes:
+        held, self._held = bytes(self._held), bytearray()
+        return held

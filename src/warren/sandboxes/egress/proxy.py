@@ -1,0 +1,507 @@
+"""The network of all sandboxes of a worker: what happens between a sandbox's sockets and the world.
+
+A sandbox comes with two sockets that were made inside of its network namespace. The TCP socket gets every connection
+that is made in there, whatever it was meant for: `getsockname` of an accepted one tells. The UDP socket gets every
+question for a name. Which sandbox it is follows from the socket, so there is nothing to forge.
+
+    name looked up --> an address of NameTable, if some rule knows the name
+    connection     --> name or address --> rules --> first bytes (inspector) --> real address --> rules, floor --> relay
+
+Rules are looked at again after everything that takes time, so that rules that were replaced meanwhile hold.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from ipaddress import IPv4Address, IPv4Network
+from typing import Final
+
+from warren.model.addresses import Address
+from warren.model.network import Connection as Ended
+from warren.model.network import EgressBound, EgressPolicy, NetworkRules, NetworkUse, Refusal
+from warren.sandboxes.egress import dns
+from warren.sandboxes.egress.broker import Broker, BrokerSetup
+from warren.sandboxes.egress.broker_streams import CHUNK, SocketStream
+from warren.sandboxes.egress.certificates import upstream_context
+from warren.sandboxes.egress.groups import Group, Groups
+from warren.sandboxes.egress.http_syntax import Malformed
+from warren.sandboxes.egress.inspector import Inspector
+from warren.sandboxes.egress.judge import Destination, Judge, Refused
+from warren.sandboxes.egress.messages import KEPT
+from warren.sandboxes.egress.names import NETWORK, NameTable
+from warren.sandboxes.egress.rate import Bucket
+from warren.sandboxes.egress.relay import Relay, reset
+from warren.sandboxes.egress.resolver import NotResolved, Resolver
+
+HELLO_S: Final = 15.0
+CONNECT_S: Final = 10.0
+DNS_PORT: Final = 53
+_LOOPBACK: Final = IPv4Network("127.0.0.0/8")
+_AT_ONCE: Final = 16
+_MOST_ADDRESSES: Final = 4
+# Of each sandbox, a second and at once: so that none takes all of this process's time from the others.
+_CONNECTS: Final = (200.0, 400.0)
+_QUERIES: Final = (500.0, 1000.0)
+_WORK: Final = (0.25, 0.05)  # seconds of reading requests, each of which may be made to take long
+_FIRST_READ: Final = 4096
+# What connections hold in the kernel is charged to this process: the more a sandbox has, the less each may hold.
+_FEW, _SEVERAL = 16, 64
+_BUFFER: Final = 256 << 10
+_SMALL_BUFFER: Final = 32 << 10
+_IP_PKTINFO: Final = 8
+_OPTIONS: Final = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 120),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+)
+
+
+class Connection:
+    def __init__(self, client: socket.socket, to: Destination) -> None:
+        self.client, self.to = client, to
+        self.task: asyncio.Task[None] | None = None
+        self.relay: Relay | None = None
+        self.sent = self.received = 0
+        self.is_brokered = False
+
+
+class _Counted(SocketStream):
+    """Counts what a client sends and gets, and slows it down to its rate."""
+
+    def __init__(self, sock: socket.socket, count: Callable[[int, int], float]) -> None:
+        super().__init__(sock)
+        self._count = count
+
+    async def read(self, limit: int = CHUNK) -> bytes:
+        data = await super().read(limit)
+        if wait := self._count(len(data), 0):
+            await asyncio.sleep(wait)
+        return data
+
+    async def write(self, data: bytes) -> None:
+        if wait := self._count(0, len(data)):
+            await asyncio.sleep(wait)
+        await super().write(data)
+
+
+class SandboxEgress:
+    def __init__(
+        self,
+        tcp: socket.socket,
+        udp: socket.socket,
+        rules: NetworkRules,
+        shared: "Shared",
+        broker: BrokerSetup | None = None,
+        bounds: Sequence[EgressBound] = (),
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._tcp, self._udp, self._shared = tcp, udp, shared
+        self.rules = rules
+        self._broker_setup: BrokerSetup | None = None
+        self._broker: Broker | None = None
+        self._set_broker(broker)
+        self._names = NameTable()
+        self._connections: set[Connection] = set()
+        self._refusals: deque[Refusal] = deque(maxlen=KEPT)
+        self._lately: deque[Ended] = deque(maxlen=KEPT)
+        self._sent = self._received = self._opened = self._closed = self._refused = 0
+        self._connects = Bucket(*_CONNECTS, self._loop.time)
+        self._queries = Bucket(*_QUERIES, self._loop.time)
+        self._work = Bucket(*_WORK, self._loop.time)
+        bytes_s = shared.policy.mbps * 125_000
+        self._rate = Bucket(bytes_s, bytes_s / 4, self._loop.time) if bytes_s else None
+        self._pauses: dict[int, asyncio.TimerHandle] = {}
+        _set_options(tcp)  # connections that are accepted have what their listener has
+        for sock, read in ((tcp, self._accept), (udp, self._answer_query)):
+            sock.setblocking(False)
+            self._loop.add_reader(sock.fileno(), read)
+        self._groups: tuple[Group, ...] = shared.groups.join(self, (), bounds)
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._connections)
+
+    def use(self) -> NetworkUse:
+        return NetworkUse(
+            *(self._sent, self._received, self._opened, self._opened - self._closed, self._refused),
+            *(tuple(self._refusals), tuple(self._lately)),
+        )
+
+    def set_rules(
+        self, rules: NetworkRules, broker: BrokerSetup | None = None, bounds: Sequence[EgressBound] = ()
+    ) -> None:
+        self.rules = rules
+        self._groups = self._shared.groups.join(self, self._groups, bounds)
+        self._set_broker(broker)
+        for connection in list(self._connections):
+            if connection.is_brokered:
+                continue
+            try:
+                self._shared.judge.check(rules, connection.to)
+            except Refused:
+                self._drop(connection)
+
+    def close(self) -> None:
+        for pause in self._pauses.values():
+            pause.cancel()
+        for sock in (self._tcp, self._udp):
+            self._loop.remove_reader(sock.fileno())
+            sock.close()
+        for connection in list(self._connections):
+            self._drop(connection)
+        self._groups = self._shared.groups.join(self, self._groups, ())
+
+    # -- secrets
+
+    def _set_broker(self, setup: BrokerSetup | None) -> None:
+        """A change of any secret ends all connections that carry one."""
+        if setup == self._broker_setup:
+            return
+        if self._broker is not None:
+            self._broker.close()
+        self._broker_setup, self._broker = setup, None
+        if setup is not None:
+            self._broker = Broker(setup, self._shared.upstream, self._dial_bound, refused=self._note_broker)
+
+    async def _serve_broker(self, broker: Broker, connection: Connection) -> None:
+        connection.is_brokered = True
+        self._opened += 1
+        _limit_buffers(connection.client, _BUFFER if len(self._connections) <= _SEVERAL else _SMALL_BUFFER)
+        stream = _Counted(connection.client, partial(self._count, connection))
+        try:
+            await broker.serve(connection.to.name, connection.to.port, stream)
+        finally:
+            self._ended(connection, None)
+
+    async def _dial_bound(self, host: str, port: int) -> socket.socket:
+        to = Destination(host, None, port)
+        try:
+            return (await self._connect(to, NetworkRules(allow=(to.rule,))))[0]
+        except (Refused, NotResolved) as exc:
+            self._note(to, str(exc), "")
+            raise OSError(errno.EACCES, str(exc)) from exc
+
+    def _note_broker(self, name: str, port: int, reason: str) -> None:
+        self._note(Destination(name, None, port), reason, "")
+
+    # -- names
+
+    def _answer_query(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                query, ancillary, _, peer = self._udp.recvmsg(dns.MAX_QUERY + 1, 64)
+            except OSError:
+                return
+            wait = self._queries.take(1)
+            response = dns.answer(query, self._look_up)
+            if response is not None:
+                # From the address that was asked: a resolver takes no answer from another.
+                source = [_from_address(data) for _, kind, data in ancillary if kind == _IP_PKTINFO]
+                with contextlib.suppress(OSError):
+                    self._udp.sendmsg([response], source, 0, peer)
+            if wait:
+                self._pause(self._udp, self._answer_query, wait)
+                return
+
+    def _look_up(self, name: str) -> IPv4Address | None:
+        if self._broker is not None and self._broker.knows_name(name):
+            return self._names.address_of(name)
+        if self._shared.judge.knows_name(self.rules, name):
+            return self._names.address_of(name)
+        is_denied = self.rules.knows_name(name)
+        reason = "the operator does not allow its name" if is_denied else "no rule allows its name"
+        self._note(Destination(name, None, 0), reason, "" if is_denied else name)
+        return None
+
+    async def _answer_stream(self, client: socket.socket) -> None:
+        data = bytearray()
+        for _ in range(_AT_ONCE):
+            while len(data) < 2 or len(data) < 2 + int.from_bytes(data[:2], "big"):
+                part = await self._loop.sock_recv(client, 4096)
+                if not part or len(data) > 2 + dns.MAX_QUERY:
+                    return
+                data += part
+            end = 2 + int.from_bytes(data[:2], "big")
+            response = dns.answer(bytes(data[2:end]), self._look_up)
+            if response is None:
+                return
+            await self._loop.sock_sendall(client, len(response).to_bytes(2, "big") + response)
+            del data[:end]
+
+    # -- connections
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                client, _ = self._tcp.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # too many descriptors, or a client that is gone
+                self._pause(self._tcp, self._accept, 0.05)
+                return
+            client.setblocking(False)
+            address, port = client.getsockname()[:2]
+            self._begin(client, IPv4Address(address), port)
+            if wait := max(self._connects.take(1), self._work.take(0)):
+                self._pause(self._tcp, self._accept, wait)
+                return
+
+    def _begin(self, client: socket.socket, address: IPv4Address, port: int) -> None:
+        name = self._names.name_of(address)
+        connection = Connection(client, Destination(name, None if name else address, port))
+        full = next((group for group in self._groups if group.is_full), None)
+        if len(self._connections) >= self._shared.policy.connections:
+            self._refuse(connection, Refused(f"more than {self._shared.policy.connections} connections are open"))
+        elif full is not None:
+            whose = "all sandboxes of this tenant or key together"
+            self._refuse(connection, Refused(f"{whose} may have {full.most} connections open"))
+        elif not self._shared.has_room():
+            self._refuse(connection, Refused("too many connections of all sandboxes are open"))
+        else:
+            self._connections.add(connection)
+            self._change_counts(1)
+            connection.task = self._loop.create_task(self._serve(connection, address))
+
+    async def _serve(self, connection: Connection, address: IPv4Address) -> None:
+        try:
+            if connection.to.port == DNS_PORT:
+                async with asyncio.timeout(HELLO_S):
+                    await self._answer_stream(connection.client)
+                self._end(connection)
+                connection.client.close()
+                return
+            if address in _LOOPBACK or (address in NETWORK and not connection.to.name):
+                raise Refused("it is an address of no host")
+            await self._open(connection)
+        except (Refused, Malformed) as exc:
+            self._refuse(connection, exc)
+        except NotResolved as exc:
+            self._refuse(connection, Refused(str(exc)))
+        except TimeoutError:
+            self._refuse(connection, Refused("nothing was sent in time"))
+        except OSError as exc:
+            self._refuse(connection, Refused(f"it cannot be reached: {exc.strerror or 'no answer'}"))
+        except BaseException:
+            reset(connection.client)
+            raise
+        finally:
+            connection.task = None
+            if connection.relay is None:
+                self._end(connection)
+
+    async def _open(self, connection: Connection) -> None:
+        to, judge = connection.to, self._shared.judge
+        if self._broker is not None and self._broker.takes(to.name, to.port):
+            return await self._serve_broker(self._broker, connection)
+        judge.check(self.rules, to)
+        inspector = self._inspect(connection)
+        first = b""
+        async with asyncio.timeout(HELLO_S):
+            while inspector.comes_first and not first:
+                data = await self._loop.sock_recv(connection.client, _FIRST_READ)
+                if not data:
+                    raise Malformed("it ended before it said which host it is for")
+                begun = time.perf_counter()
+                first = inspector.feed(data)
+                self._work.take(time.perf_counter() - begun)
+        rules = self.rules
+        server, connection.to = await self._connect(to)
+        try:
+            if self.rules is not rules:  # they were replaced meanwhile
+                judge.check(self.rules, connection.to)
+        except Refused:
+            server.close()
+            raise
+        self._opened += 1
+        count = len(self._connections)
+        buffer = 0 if count <= _FEW else _BUFFER if count <= _SEVERAL else _SMALL_BUFFER
+        for sock in (connection.client, server):
+            _limit_buffers(sock, buffer)
+        connection.relay = Relay(
+            *(connection.client, server, None if inspector.is_over else inspector),
+            work=self._work,
+            count=lambda sent, received: self._count(connection, sent, received),
+            end=lambda why: self._ended(connection, why),
+        )
+        self._count(connection, len(first), 0)
+        connection.relay.start(first)
+
+    def _inspect(self, connection: Connection) -> Inspector:
+        to, judge = connection.to, self._shared.judge
+
+        def check_tls(name: str) -> None:
+            if to.name and name != to.name:
+                raise Refused(f"TLS is for {name or 'no name'}, the connection for {to.name}")
+            if name and not to.name and name != str(to.address):
+                judge.check_visible_name(self.rules, name, to)
+
+        def check_http(host: str, port: int) -> None:
+            if to.name and (host != to.name or port not in (0, to.port)):
+                raise Refused(
+                    f"a request is for {host}{f':{port}' if port else ''}, the connection for {to.name}:{to.port}"
+                )
+            if not to.name and host != str(to.address):
+                judge.check_visible_name(self.rules, host, to)
+
+        return Inspector(to.port, check_tls, check_http, strict=bool(to.name))
+
+    async def _connect(self, to: Destination, rules: NetworkRules | None = None) -> tuple[socket.socket, Destination]:
+        """Connects to the first address that may be reached and answers. Raises Refused, NotResolved, OSError."""
+        addresses: Sequence[Address] = (
+            await self._shared.resolver.resolve(to.name) if to.address is None else [to.address]
+        )
+        failure: Exception = OSError("no address")
+        for address in addresses[:_MOST_ADDRESSES]:
+            found = replace(to, address=address)
+            try:
+                self._shared.judge.check(rules or self.rules, found)
+                return await _dial(address, to.port), found
+            except TimeoutError:
+                failure = OSError(0, "it does not answer")
+            except (Refused, OSError) as exc:
+                failure = exc
+        raise failure
+
+    def _count(self, connection: Connection, sent: int, received: int) -> float:
+        connection.sent += sent
+        connection.received += received
+        self._sent += sent
+        self._received += received
+        wait = self._rate.take(sent + received) if self._rate is not None else 0.0
+        for group in self._groups:
+            wait = max(wait, group.take(self, sent + received))
+        return wait
+
+    # -- how connections end
+
+    def _refuse(self, connection: Connection, why: Exception) -> None:
+        rule = why.rule if isinstance(why, Refused) else ""
+        self._note(connection.to, str(why), rule)
+        reset(connection.client)
+
+    def _drop(self, connection: Connection) -> None:
+        if connection.relay is not None:
+            connection.relay.abort()
+        elif connection.task is not None:
+            connection.task.cancel()
+
+    def _ended(self, connection: Connection, why: Exception | None) -> None:
+        if why is not None:
+            self._note(connection.to, str(why), why.rule if isinstance(why, Refused) else "")
+        self._closed += 1
+        to, counts = connection.to, (connection.sent, connection.received)
+        self._lately.append(Ended(time.time(), to.name, _shown(to), to.port, *counts))
+        self._end(connection)
+
+    def _end(self, connection: Connection) -> None:
+        if connection in self._connections:
+            self._connections.discard(connection)
+            self._change_counts(-1)
+
+    def _change_counts(self, by: int) -> None:
+        self._shared.connections += by
+        for group in self._groups:
+            group.connections += by
+
+    def _note(self, to: Destination, reason: str, rule: str) -> None:
+        self._refused += 1
+        refusal = Refusal(time.time(), to.name, _shown(to), to.port, reason[:400], rule)
+        if self._refusals and replace(self._refusals[-1], at=refusal.at, count=1) == refusal:
+            refusal = replace(refusal, count=self._refusals.pop().count + 1)
+        self._refusals.append(refusal)
+
+    def _pause(self, sock: socket.socket, read: Callable[[], None], seconds: float) -> None:
+        number = sock.fileno()
+        self._loop.remove_reader(number)
+
+        def go_on() -> None:
+            del self._pauses[number]
+            self._loop.add_reader(number, read)
+
+        self._pauses[number] = self._loop.call_later(seconds, go_on)
+
+
+class Shared:
+    """What all sandboxes share: the operator's limits, names that were found, and the number of descriptors."""
+
+    def __init__(self, policy: EgressPolicy, most_connections: int) -> None:
+        self.policy = policy
+        self.judge = Judge(policy)
+        self.resolver = Resolver()
+        self.groups = Groups()
+        self.upstream = upstream_context(policy.authorities)  # takes a while, so not when sandboxes wait
+        self.connections = 0
+        self._most = most_connections
+
+    def has_room(self) -> bool:
+        return self.connections < self._most
+
+
+def _shown(to: Destination) -> str:
+    """A name's own address is not told: one could look up names of the operator's network."""
+    return "" if to.name else str(to.address or "")
+
+
+async def _dial(address: Address, port: int) -> socket.socket:
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        _set_options(sock)
+        async with asyncio.timeout(CONNECT_S):
+            await _connected(sock, (str(address), port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _connected(sock: socket.socket, address: tuple[str, int]) -> None:
+    """The loop's own way looks addresses up again."""
+    try:
+        sock.connect(address)
+        return
+    except BlockingIOError:
+        pass
+    loop, number = asyncio.get_running_loop(), sock.fileno()
+    done = loop.create_future()
+    loop.add_writer(number, _set, done)
+    try:
+        await done
+    finally:
+        loop.remove_writer(number)
+    if code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        raise OSError(code, os.strerror(code))
+
+
+def _set(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _set_options(sock: socket.socket) -> None:
+    for level, option, value in _OPTIONS:
+        sock.setsockopt(level, option, value)
+
+
+def _limit_buffers(sock: socket.socket, buffer: int) -> None:
+    """`buffer` is 0 for what the kernel finds right."""
+    if buffer:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
+
+
+def _from_address(info: bytes) -> tuple[int, int, bytes]:
+    """A message of the kernel says where a question went to: the answer is to come from there."""
+    _, _, asked = struct.unpack("=I4s4s", info[:12])
+    return socket.IPPROTO_IP, _IP_PKTINFO, struct.pack("=I4s4s", 0, asked, bytes(4))

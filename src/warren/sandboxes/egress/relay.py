@@ -1,0 +1,206 @@
+"""Carries bytes between two connected sockets, both ways, until both sides have ended or one fails.
+
+One buffer serves all connections: what one side does not take at once is kept, and nothing more is read meanwhile. A
+connection that fails on one side is reset on the other; the end of one direction is passed on, as it may go on the
+other way.
+"""
+
+import asyncio
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from warren.sandboxes.egress.rate import Bucket
+
+BUFFER: Final = 256 << 10
+_buffer = memoryview(bytearray(BUFFER))
+_RESET: Final = struct.pack("ii", 1, 0)
+
+
+class Guard(Protocol):
+    """Reads what a client sends, and holds back what it cannot judge yet."""
+
+    @property
+    def is_over(self) -> bool: ...
+    @property
+    def most(self) -> int: ...
+    def feed(self, data: memoryview) -> bytes: ...
+    def answered(self, data: memoryview) -> bytes: ...
+
+
+def reset(sock: socket.socket) -> None:
+    """The other side gets an error instead of an end."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    sock.close()
+
+
+class Relay:
+    """`count` is called with the bytes that were read from the client and from the server, and returns for how long
+    that side is not to be read. `work` has the seconds that guards of this sandbox may take of this process's time.
+    `end` is called once, with what the guard has raised."""
+
+    def __init__(
+        self,
+        client: socket.socket,
+        server: socket.socket,
+        guard: Guard | None,
+        *,
+        work: Bucket,
+        count: Callable[[int, int], float],
+        end: Callable[[Exception | None], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._guard, self._work, self._count, self._end = guard, work, count, end
+        self._up = _Way(self, client, server)
+        self._down = _Way(self, server, client)
+        self._is_over = False
+
+    def start(self, first: bytes = b"") -> None:
+        """`first` was read from the client and judged already."""
+        self._up.start(first)
+        self._down.start(b"")
+
+    def abort(self, why: Exception | None = None) -> None:
+        """Resets both sides."""
+        self._finish(reset, why)
+
+    def most(self, way: "_Way") -> int:
+        """How many bytes may be read at once."""
+        return BUFFER if self._guard is None or way is not self._up else min(BUFFER, self._guard.most)
+
+    def owed(self, way: "_Way") -> float:
+        """For how many seconds nothing may be read, as guards have had their part of the time."""
+        return 0.0 if self._guard is None or way is not self._up else self._work.take(0)
+
+    def read(self, way: "_Way", data: memoryview) -> tuple[bytes | memoryview, float]:
+        """What of the data is to be passed on, and how long to wait with reading more."""
+        guard = self._guard
+        if way is self._up:
+            wait = self._count(len(data), 0)
+            if guard is None:
+                return data, wait
+            begun = time.perf_counter()
+            passed = guard.feed(data)
+            self._work.take(time.perf_counter() - begun)
+            if guard.is_over:
+                self._guard = None
+            return passed, wait
+        if guard is not None and (held := guard.answered(data)):
+            self._up.send(held)
+        return data, self._count(0, len(data))
+
+    def ended(self) -> None:
+        if self._up.is_done and self._down.is_done:
+            self._finish(socket.socket.close, None)
+
+    def _finish(self, close: Callable[[socket.socket], None], why: Exception | None) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        for way in (self._up, self._down):
+            way.stop()
+        close(self._up.source)
+        close(self._down.source)
+        self._end(why)
+
+
+class _Way:
+    def __init__(self, relay: Relay, source: socket.socket, sink: socket.socket) -> None:
+        self._relay, self.source, self._sink = relay, source, sink
+        self._loop = asyncio.get_running_loop()
+        self._unsent: bytes | memoryview = b""
+        self._at_end = False
+        self._pause: asyncio.TimerHandle | None = None
+        self.is_done = False
+
+    def start(self, first: bytes) -> None:
+        self._loop.add_reader(self.source.fileno(), self._read)
+        if first:
+            self.send(first)
+
+    def stop(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self.source.fileno())
+        self._loop.remove_writer(self._sink.fileno())
+
+    def send(self, data: bytes | memoryview) -> None:
+        if self._unsent:
+            self._unsent = bytes(self._unsent) + bytes(data)
+            return
+        try:
+            sent = self._sink.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._relay.abort()
+            return
+        if sent < len(data):
+            self._unsent = bytes(data[sent:])
+            self._loop.remove_reader(self.source.fileno())
+            self._loop.add_writer(self._sink.fileno(), self._write)
+
+    def _read(self) -> None:
+        if (owed := self._relay.owed(self)) > 0:
+            self._wait(owed)
+            return
+        try:
+            count = self.source.recv_into(_buffer, self._relay.most(self))
+        except BlockingIOError:
+            return
+        except OSError:
+            self._relay.abort()
+            return
+        if not count:
+            self._end()
+            return
+        try:
+            passed, wait = self._relay.read(self, _buffer[:count])
+        except Exception as exc:
+            self._relay.abort(exc)
+            return
+        if passed:
+            self.send(passed)
+        if wait > 0 and not self.is_done and self.source.fileno() >= 0:
+            self._wait(wait)
+
+    def _wait(self, seconds: float) -> None:
+        self._loop.remove_reader(self.source.fileno())
+        self._pause = self._loop.call_later(seconds, self._go_on)
+
+    def _go_on(self) -> None:
+        self._pause = None
+        if not self._unsent and not self._at_end:
+            self._loop.add_reader(self.source.fileno(), self._read)
+
+    def _write(self) -> None:
+        try:
+            sent = self._sink.send(self._unsent)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._relay.abort()
+            return
+        self._unsent = memoryview(self._unsent)[sent:]
+        if len(self._unsent):
+            return
+        self._unsent = b""
+        self._loop.remove_writer(self._sink.fileno())
+        if self._at_end:
+            self._end()
+        elif self._pause is None:
+            self._loop.add_reader(self.source.fileno(), self._read)
+
+    def _end(self) -> None:
+        self._at_end = True
+        self._loop.remove_reader(self.source.fileno())
+        if self._unsent:
+            return
+        with contextlib.suppress(OSError):
+            self._sink.shutdown(socket.SHUT_WR)
+        self.is_done = True
+        self._relay.ended()

@@ -1,0 +1,357 @@
+"""Keeps the disks of sandboxes from filling the file system that holds their images.
+
+The images are sparse, so together they may promise more than the file system has. If it ran full, the kernel could not
+write back what a sandbox's programs have already written, and would drop it. Three steps prevent that:
+
+1. `Promises.add` refuses a sandbox when the promised sizes would exceed `overcommit` times what there is.
+2. `DiskWatch` looks at the free space, more often the less there is. Close to the reserve it shares out the rest: every
+   disk may grow up to the same level. It raises the number of clusters that the disk's ext4 keeps for itself, so that
+   a write which goes beyond fails with ENOSPC before it is acknowledged. Data written before is not affected.
+3. Space that a program has allocated without writing to it (fallocate) cannot be taken back in this way. If the free
+   space comes close to the reserve and would not suffice for it, the sandboxes with the most of it are ended: their
+   file systems are shut down, so that nothing more is written, and their images emptied.
+
+Each provider of a process runs one watch over all sandboxes of its state directory, whoever made them.
+"""
+
+import asyncio
+import errno
+import fcntl
+import os
+import re
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from warren.kernel.logs import get_log
+from warren.model.errors import MachineFull
+from warren.model.spec import MIB, WORKSPACE
+from warren.sandboxes.host.disk_images import DiskImage
+
+OVERCOMMIT: Final = 20.0
+ENDED: Final = "ended"  # why the watch has ended the sandbox
+DISK_POINT: Final = "/.warren/disk"
+"""Where a sandbox shows its disk itself, if what it writes goes through an overlay. What is above it is read-only and
+mounted at the top of the root, so nobody inside can put a link in its place."""
+
+_METADATA_SHARE: Final = 48  # of its size, what ext4 may need for inodes and bitmaps
+_FILL_BYTES_PER_S: Final = 2048 * MIB
+_SHORTEST_S, _LONGEST_S = 0.1, 5.0
+_SMALL: Final = 64 * MIB  # a sandbox with less unwritten space than this is never ended
+_ROUNDS: Final = 32
+_RETRY_S: Final = 5.0
+_GIVE_BACK_S: Final = 2.0
+_SHUTDOWN: Final = 0x8004587D  # EXT4_IOC_SHUTDOWN
+_WITHOUT_FLUSH: Final = 2
+_EXT4: Final = Path("/sys/fs/ext4")
+_RESERVED: Final = "reserved_clusters"
+_DIRTY: Final = re.compile(r"^Dirty:\s+(\d+) kB", re.MULTILINE)
+_log = get_log(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUse:
+    """A sandbox's disk, in bytes. `size`: of its image. `held`: what the image takes of the host's file system.
+    `free`: what its own file system has left. `growth`: what its programs may write more, up to its limit.
+    `allocated`: what files take in it."""
+
+    size: int
+    held: int
+    free: int
+    growth: int
+    allocated: int
+
+    @property
+    def unwritten(self) -> int:
+        """What the image will take of the host in addition, without any further allocation."""
+        return max(0, self.size - self.free - self.held)
+
+    @property
+    def unwritten_files(self) -> int:
+        return max(0, self.allocated - self.held)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskPlan:
+    """`growth`: how much each disk may grow; one that is not named is not restricted. `end`: whom to end."""
+
+    growth: Mapping[str, int]
+    end: tuple[str, ...] = ()
+
+
+def plan_disks(host_free: int, reserve: int, uses: Mapping[str, DiskUse], coming: int = 0) -> DiskPlan:
+    """`coming`: what sandboxes that are ending will give back. Those who hold little may take a quarter of the reserve
+    if others were faster than the watch."""
+    room = host_free - reserve - sum(use.unwritten for use in uses.values())
+    growth = {} if room >= reserve else share(max(reserve // 4, room), uses)
+    too_low = host_free + coming < 2 * reserve
+    return DiskPlan(growth, tuple(_whom_to_end(host_free + coming, reserve, uses)) if too_low else ())
+
+
+def share(room: int, uses: Mapping[str, DiskUse]) -> dict[str, int]:
+    """How much each disk may grow, `room` at most in all: every disk up to the same level, so that those which hold
+    little are served first."""
+    low, high = 0, max((use.size for use in uses.values()), default=0)
+    for _ in range(_ROUNDS):
+        level = (low + high + 1) // 2
+        if sum(_growth(use, level) for use in uses.values()) <= room:
+            low = level
+        else:
+            high = level - 1
+        if low >= high:
+            break
+    return {name: _growth(use, low) for name, use in uses.items()}
+
+
+def _growth(use: DiskUse, level: int) -> int:
+    return min(use.growth, max(0, level - use.allocated))
+
+
+def _whom_to_end(host_free: int, reserve: int, uses: Mapping[str, DiskUse]) -> Iterable[str]:
+    """Those with the most unwritten space, until what the others have fits: ending one gives back what it holds."""
+    left = host_free - reserve // 2 - sum(use.unwritten_files for use in uses.values())
+    for name, use in sorted(uses.items(), key=lambda item: item[1].unwritten_files, reverse=True):
+        if left >= 0 or use.unwritten_files <= _SMALL:
+            return
+        left += use.unwritten_files + use.held
+        yield name
+
+
+def pause_s(host_free: int, reserve: int) -> float:
+    """When to look again: before the fastest writers could come close to the reserve."""
+    return max(_SHORTEST_S, min(_LONGEST_S, (host_free - 3 * reserve) / _FILL_BYTES_PER_S))
+
+
+class Promises:
+    """The sizes that the disks of live sandboxes may grow to, in MiB by sandbox."""
+
+    def __init__(self, overcommit: float) -> None:
+        self.overcommit = overcommit
+        self._promised: dict[str, int] = {}
+        self._making: set[str] = set()
+        self._lock = threading.Lock()  # the watch looks in a thread
+
+    def __repr__(self) -> str:
+        return f"<Promises of {self.total_mb} MiB to {len(self._promised)} sandboxes>"
+
+    @property
+    def total_mb(self) -> int:
+        return sum(self._promised.values())
+
+    def add(self, sandbox_id: str, disk_mb: int, room_mb: int) -> None:
+        """`room_mb`: what the disks have taken and may still take of the file system. Raises MachineFull."""
+        total, most = self.total_mb + disk_mb, max(0, int(room_mb * self.overcommit))
+        if total > most:
+            raise MachineFull(
+                f"the disks of all sandboxes would have {total} MiB, {most} MiB may be promised "
+                f"({self.overcommit:g} times the room there is)",
+                remedy="end sessions that are not needed any more, ask for a smaller disk_mb, free some space in the "
+                "state directory, or raise the option disk_overcommit",
+                retry_after_s=_RETRY_S,
+            )
+        with self._lock:
+            self._promised[sandbox_id] = disk_mb
+            self._making.add(sandbox_id)
+
+    def keep(self, sandbox_id: str) -> None:
+        """It is made: from now on its record counts."""
+        with self._lock:
+            self._making.discard(sandbox_id)
+
+    def remove(self, sandbox_id: str) -> None:
+        with self._lock:
+            self._promised.pop(sandbox_id, None)
+            self._making.discard(sandbox_id)
+
+    def replace_all(self, found: Mapping[str, int]) -> None:
+        """What the records say, of all processes; those being made here may have none yet."""
+        with self._lock:
+            making = {name: self._promised[name] for name in self._making if name in self._promised}
+            self._promised = {**found, **making}
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedDisk:
+    """A live sandbox's disk. `mounted`: where the host sees its file system; `device`: its number; `limit`: the bytes
+    it may hold; `image`: its image."""
+
+    mounted: Path
+    device: int
+    limit: int
+    image: DiskImage
+
+    @property
+    def reserved(self) -> Path:
+        return _EXT4 / f"loop{os.minor(self.device)}" / _RESERVED
+
+    @property
+    def is_there(self) -> bool:
+        try:
+            return os.stat(self.mounted).st_dev == self.device
+        except OSError:
+            return False
+
+    def look(self) -> DiskUse | None:
+        """None if it is gone."""
+        if not self.is_there:
+            return None
+        try:
+            inside = os.statvfs(self.mounted)
+            size = int(Path(f"/sys/dev/block/{os.major(self.device)}:{os.minor(self.device)}/size").read_text()) * 512
+        except (OSError, ValueError):
+            return None
+        free, allocated = inside.f_bfree * inside.f_frsize, (inside.f_blocks - inside.f_bfree) * inside.f_frsize
+        held = self.image.held()
+        if held is None:  # then it counts as written
+            held = size - free
+        growth = max(0, free - (size - self.limit) - _usual_reserve(size, inside.f_frsize) * inside.f_frsize)
+        return DiskUse(size, held, free, growth, allocated)
+
+    def abandon(self) -> None:
+        """Gives back at once what it holds. Its sandbox must be ended: what is in it is lost."""
+        with suppress(OSError):
+            fd = os.open(self.mounted, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if os.fstat(fd).st_dev == self.device:
+                    fcntl.ioctl(fd, _SHUTDOWN, struct.pack("<I", _WITHOUT_FLUSH))
+                    self.image.empty()
+            finally:
+                os.close(fd)
+
+    def restrict(self, use: DiskUse, growth: int) -> None:
+        """Lets it grow by so much, up to its limit."""
+        block = os.statvfs(self.mounted).f_frsize
+        usual = _usual_reserve(use.size, block)
+        wanted = usual + max(0, use.growth - growth) // block
+        there = int(self.reserved.read_text())
+        if there != wanted and max(there, wanted) > usual:
+            self.reserved.write_text(str(wanted))
+
+
+def _usual_reserve(size: int, block: int) -> int:
+    """The clusters that ext4 keeps for itself when it is mounted."""
+    return min(size // block // 50, 4096)
+
+
+def find_disk(mountinfo: str) -> tuple[str, int] | None:
+    """Where a sandbox's disk is mounted, and the loop device it is; None for any other disk."""
+    words = _disk_words(mountinfo)
+    is_ext4 = bool(words) and words[words.index("-") + 1] == "ext4"
+    return (words[4], _device(words)) if is_ext4 and words[2].startswith("7:") else None
+
+
+def disk_mount(mountinfo: str) -> tuple[str, int]:
+    """Where a sandbox's disk is mounted, whatever it is, and its device number. Raises FileNotFoundError."""
+    words = _disk_words(mountinfo)
+    if not words:
+        raise FileNotFoundError(errno.ENOENT, "there is no disk")
+    return words[4], _device(words)
+
+
+def _disk_words(mountinfo: str) -> list[str]:
+    places = {words[4]: words for words in (line.split(" ") for line in mountinfo.splitlines())}
+    return places.get(DISK_POINT) or places.get(WORKSPACE) or []
+
+
+def _device(words: list[str]) -> int:
+    major, _, minor = words[2].partition(":")
+    return os.makedev(int(major), int(minor))
+
+
+class DiskWatch:
+    """`disks` lists the disks of all live sandboxes, `end` ends a sandbox for a reason. Both are called in threads.
+    `coming_back`: the bytes of destroyed sandboxes that are still to be freed."""
+
+    def __init__(
+        self,
+        directory: Path,
+        reserve_mb: int | None,
+        *,
+        disks: Callable[[], Mapping[str, WatchedDisk]],
+        end: Callable[[str, str], None],
+        coming_back: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._directory, self._disks, self._end, self._coming_back = directory, disks, end, coming_back
+        self._reserve_mb = reserve_mb
+        self._restricted: set[str] | None = None  # not known: an earlier process may have restricted some
+        self._ending: list[tuple[float, int]] = []  # until when an ended sandbox may take to give back how much
+        self.held_mb = 0
+
+    def __repr__(self) -> str:
+        return f"<DiskWatch of {self._directory}, {len(self._restricted or ())} restricted>"
+
+    @staticmethod
+    def can_restrict() -> bool:
+        return os.access(_EXT4, os.X_OK) and not os.statvfs(_EXT4).f_flag & os.ST_RDONLY
+
+    async def run(self) -> None:
+        while True:
+            try:
+                seconds = await asyncio.to_thread(self.look)
+            except OSError as exc:
+                _log.warning("disk_watch_failed", error=exc, retry_s=_RETRY_S)
+                seconds = _RETRY_S
+            await asyncio.sleep(seconds)
+
+    def room_mb(self) -> int:
+        """What the disks have taken of the file system, and may still take without touching the reserve."""
+        total, free = self._space()
+        return max(0, free + self._coming_back() - self._reserve(total)) // MIB + self.held_mb
+
+    def look(self) -> float:
+        """Looks once, and restricts or ends what it must; returns the seconds until it should look again."""
+        total, free = self._space()
+        reserve, disks = self._reserve(total), self._disks()
+        self.held_mb = sum(disk.image.held() or 0 for disk in disks.values()) // MIB
+        threshold = 3 * reserve + sum(disk.limit for disk in disks.values()) // _METADATA_SHARE
+        if free - _dirty() >= threshold and self._restricted == set():
+            return pause_s(free - threshold + 3 * reserve, reserve)
+        uses = {name: use for name, disk in disks.items() if (use := disk.look()) is not None}
+        self._ending = [(until, held) for until, held in self._ending if until > time.monotonic()]
+        coming = sum(held for _, held in self._ending) + self._coming_back()
+        self._apply(plan_disks(free, reserve, uses, coming), uses, disks)
+        return _SHORTEST_S if free < threshold else 10 * _SHORTEST_S
+
+    def _apply(self, plan: DiskPlan, uses: Mapping[str, DiskUse], disks: Mapping[str, WatchedDisk]) -> None:
+        restricted = set()
+        for name, use in uses.items():
+            growth = plan.growth.get(name, use.growth)
+            with suppress(OSError, ValueError):
+                disks[name].restrict(use, growth)
+            if growth < use.growth:
+                restricted.add(name)
+        if bool(restricted) != bool(self._restricted):
+            action = "restrict" if restricted else "release"
+            _log.warning("disk_space_low" if restricted else "disk_space_back", action=action, disks=len(uses))
+        self._restricted = restricted
+        for name in plan.end:
+            _log.error("sandbox_ended", sandbox=name, reason="disk_full", unwritten_mb=uses[name].unwritten // MIB)
+            self._ending.append((time.monotonic() + _GIVE_BACK_S, uses[name].held))
+            self._end(name, "it had allocated more disk space than the machine has left")
+
+    def _space(self) -> tuple[int, int]:
+        place = self._directory
+        while not place.exists():
+            place = place.parent
+        stat = os.statvfs(place)
+        return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+
+    def _reserve(self, total: int) -> int:
+        if self._reserve_mb is not None:
+            return self._reserve_mb * MIB
+        return default_reserve_mb(total // MIB) * MIB
+
+
+def default_reserve_mb(total_mb: int) -> int:
+    return min(1024, total_mb * 2 // 100)
+
+
+def _dirty() -> int:
+    """What the kernel has yet to write: some of it may need new blocks of the file system."""
+    found = _DIRTY.search(Path("/proc/meminfo").read_text())
+    return int(found[1]) * 1024 if found else 0

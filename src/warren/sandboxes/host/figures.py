@@ -1,0 +1,98 @@
+"""What a sandbox uses, as the kernel counts it: processors, memory and processes from its cgroup, room on its disk.
+
+Nothing runs in the sandbox for it. One reading takes some 0.06 ms, and longer where the kernel has to gather what many
+processors counted, so readings are made in a thread; those that are asked for at once share one.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from warren.model.errors import ProviderUnavailable, SandboxLost, WarrenError
+from warren.model.figures import Figures
+from warren.sandboxes.host.cgroups import SandboxCgroup
+from warren.sandboxes.host.disk_room import disk_mount
+
+_PATH_ONLY: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(slots=True)
+class FigureSource:
+    """One sandbox: its cgroup, and its first process, whose mounts show where its disk is. `alive` tells whether that
+    still runs."""
+
+    cgroup: SandboxCgroup
+    pid: int
+    alive: Callable[[], bool]
+    _disk: tuple[str, int] | None = field(default=None, init=False)
+
+    def read(self) -> Figures:
+        """Raises OSError, also if the sandbox is gone."""
+        use = self.cgroup.use()
+        return Figures(
+            cpu_s=use.cpu_s,
+            memory_bytes=use.memory,
+            cache_bytes=use.cache,
+            processes=use.processes,
+            disk_bytes=self._disk_bytes(),
+        )
+
+    def _disk_bytes(self) -> int:
+        if self._disk is None:
+            self._disk = disk_mount(Path(f"/proc/{self.pid}/mountinfo").read_text())
+        where, device = self._disk
+        fd = os.open(f"/proc/{self.pid}/root{where}", _PATH_ONLY)
+        try:
+            if os.fstat(fd).st_dev != device:
+                raise ProcessLookupError  # its process number is another's now
+            disk = os.fstatvfs(fd)
+        finally:
+            os.close(fd)
+        return (disk.f_blocks - disk.f_bfree) * disk.f_frsize
+
+
+class FigureReader:
+    """Reads the sandboxes of a provider: however many ask, one thread at a time reads for all of them."""
+
+    def __init__(self) -> None:
+        self._asked: list[tuple[FigureSource, asyncio.Future[Figures]]] = []
+        self._reading: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<FigureReader: {len(self._asked)} asked>"
+
+    async def read(self, source: FigureSource) -> Figures:
+        """Raises SandboxLost, and ProviderUnavailable if the kernel does not tell."""
+        answer: asyncio.Future[Figures] = asyncio.get_running_loop().create_future()
+        self._asked.append((source, answer))
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read_all(), name="figures")
+        return await answer
+
+    async def _read_all(self) -> None:
+        while self._asked:
+            asked, self._asked = self._asked, []
+            found = await asyncio.to_thread(_read_each, [source for source, _ in asked])
+            for (_, answer), figures in zip(asked, found, strict=True):
+                if answer.done():  # nobody waits any more
+                    continue
+                if isinstance(figures, Figures):
+                    answer.set_result(figures)
+                else:
+                    answer.set_exception(figures)
+
+
+def _read_each(sources: Sequence[FigureSource]) -> list[Figures | WarrenError]:
+    return [_read_one(source) for source in sources]
+
+
+def _read_one(source: FigureSource) -> Figures | WarrenError:
+    try:
+        return source.read()
+    except OSError as exc:
+        if not source.alive():
+            return SandboxLost("the sandbox is lost: its first process has ended")
+        return ProviderUnavailable(f"the figures of a sandbox cannot be read: {exc.strerror}")

@@ -1,0 +1,70 @@
+"""A range of host uids for every sandbox, host-wide.
+
+A range is claimed by its number (claim_links.py). A claim whose owner's directory is gone is stale and may be taken
+over, unless a process still has one of its uids: then somebody has removed the directory of a live sandbox.
+"""
+
+import random
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Final
+
+from warren.model.errors import ProviderUnavailable
+from warren.sandboxes.host.claim_links import ClaimLinks
+
+DIRECTORY: Final = Path("/run/warren/uids")
+RANGE: Final = 65536
+COUNT: Final = 32768
+FIRST: Final = 0x78000000  # above what distributions, systemd and container engines give out
+
+
+def uid_base(index: int) -> int:
+    if not 0 <= index < COUNT:
+        raise ValueError(f"{index} is not the number of a uid range")
+    return FIRST + index * RANGE
+
+
+class UidRanges:
+    def __init__(self, directory: Path = DIRECTORY, *, count: int = COUNT) -> None:
+        self._links = ClaimLinks(directory, _is_stale)
+        self._count = count
+
+    def claim(self, owner: Path) -> int:
+        """Claims a range for `owner`, an existing directory, and returns its index."""
+        start = random.randrange(self._count)  # at random, so that a range rests before it is used again
+        for step in range(self._count):
+            index = (start + step) % self._count
+            if self._links.take(str(index), owner):
+                return index
+        raise ProviderUnavailable(f"all {self._count} uid ranges are in use", remedy="destroy some sandboxes")
+
+    def release(self, index: int, owner: Path) -> None:
+        """Idempotent; leaves a claim that another owner has taken over. Nobody takes it over while the owner exists."""
+        with nullcontext() if owner.is_dir() else self._links.locked(wait=True):
+            if self.owner(index) == owner:
+                self._links.remove(str(index))
+
+    def release_all(self, owner: Path) -> None:
+        """Releases the claims of an owner that died before it recorded them."""
+        for name in filter(str.isdigit, self._links.names()):
+            self.release(int(name), owner)
+
+    def owner(self, index: int) -> Path | None:
+        return self._links.owner(str(index))
+
+
+def _is_stale(name: str, holder: Path) -> bool:
+    first = uid_base(int(name))
+    return not holder.is_dir() and not _is_used(range(first, first + RANGE))
+
+
+def _is_used(uids: range) -> bool:
+    """Whether any process has one of these uids. The owner of /proc/PID does not tell: it may be root for others."""
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            text = status.read_text()
+        except OSError:
+            continue
+        if int(text.partition("\nUid:")[2].split(None, 1)[0]) in uids:
+            return True
+    return False

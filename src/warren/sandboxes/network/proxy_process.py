@@ -1,0 +1,182 @@
+"""The process `warren-egress` of this worker: starting it, asking it, noticing its end.
+
+It reads what sandboxes send, so it may be in an attacker's hands: its answers are read as a stranger's, and when it
+does not answer in time it is killed. It ends by itself when this process does, because its socket ends then.
+"""
+
+import asyncio
+import base64
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, Self
+
+from warren.kernel.logs import get_log
+from warren.kernel.shielding import run_shielded
+from warren.model.errors import ProviderUnavailable
+from warren.model.network import EgressPolicy
+from warren.sandboxes.egress.messages import MAX_ANSWER, BrokenMessage, MessageReader, pack
+from warren.sandboxes.host.processes import ENVIRONMENT
+from warren.sandboxes.network import call_filter
+
+_START_S: Final = 20.0
+_ANSWER_S: Final = 5.0
+_END_S: Final = 2.0
+_log = get_log(__name__)
+
+
+class ProxyGone(Exception):
+    """The process has ended, or was killed because it did not answer."""
+
+
+class ProxyProcess:
+    """`ask` raises ProxyGone, and ProviderUnavailable if the process says no. `when_gone` is called once at its end."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", control: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._process, self._control = process, control
+        self._reader = MessageReader(MAX_ANSWER)
+        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._number = 0
+        self._sending = asyncio.Lock()
+        self._reaping: asyncio.Future[int] | None = None
+        self.is_gone = False
+        self.when_gone: Callable[[], None] = lambda: None
+        control.setblocking(False)
+        self._loop.add_reader(control.fileno(), self._read)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @classmethod
+    async def start(cls, policy: EgressPolicy, within: Sequence[str] = ()) -> Self:
+        """`within` is a command that runs another one; by default the process is where this one is."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                process = _spawn(within, theirs.fileno())
+            except OSError as exc:
+                ours.close()
+                raise ProviderUnavailable(f"the process of the network cannot be started: {exc.strerror}") from exc
+        proxy = cls(process, ours)
+        try:
+            program = base64.b64encode(call_filter.compiled()).decode()
+            await proxy.ask("start", filter=program, policy=asdict(policy), timeout_s=_START_S)
+        except BaseException as exc:
+            await run_shielded(proxy.close())
+            if isinstance(exc, ProxyGone):
+                raise ProviderUnavailable("the process of the network ended when it was started") from exc
+            raise
+        return proxy
+
+    async def ask(
+        self, do: str, *, descriptors: Sequence[int] = (), timeout_s: float = _ANSWER_S, **values: Any
+    ) -> dict[str, Any]:
+        self._number += 1
+        number = self._number
+        got: dict[str, Any]
+        answer = self._asked[number] = self._loop.create_future()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._send({"do": do, "number": number, **values}, descriptors)
+                got = await answer
+        except TimeoutError:
+            _log.error("egress_does_not_answer", action="kill", doing=do)
+            self._lose()
+            raise ProxyGone from None
+        except OSError:
+            self._lose()
+            raise ProxyGone from None
+        finally:
+            self._asked.pop(number, None)
+            if answer.done() and not answer.cancelled():
+                answer.exception()
+        if "error" in got:
+            raise ProviderUnavailable(f"the process of the network refuses: {str(got['error'])[:400]}")
+        return got
+
+    async def close(self) -> None:
+        self.when_gone = lambda: None
+        if not self.is_gone:
+            self._stop_listening()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_END_S):
+                    await asyncio.shield(self._reap())
+        self._lose()
+        await self._reap()
+
+    async def _send(self, message: dict[str, Any], descriptors: Sequence[int]) -> None:
+        head, body = pack(message)
+        async with self._sending:
+            if self.is_gone:
+                raise ProxyGone
+            if descriptors:  # they are lost if their message is: then the other side is, too
+                while True:
+                    with contextlib.suppress(BlockingIOError):
+                        socket.send_fds(self._control, [head], list(descriptors))
+                        break
+                    await asyncio.sleep(0.001)
+                head = b""
+            await self._loop.sock_sendall(self._control, head + body)
+
+    def _read(self) -> None:
+        try:
+            data = self._control.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lose()
+            return
+        try:
+            for message in self._reader.feed(data):
+                number = message.get("number")
+                future = self._asked.get(number) if isinstance(number, int) else None
+                if future is not None and not future.done():
+                    future.set_result(message)
+        except BrokenMessage as exc:
+            _log.error("egress_talks_nonsense", action="kill", error=exc)
+            self._lose()
+
+    def _lose(self) -> None:
+        if self.is_gone:
+            return
+        self._stop_listening()
+        self._process.kill()
+        self._reap()
+        for future in self._asked.values():
+            if not future.done():
+                future.set_exception(ProxyGone())
+        self.when_gone()
+
+    def _stop_listening(self) -> None:
+        self.is_gone = True
+        self._loop.remove_reader(self._control.fileno())
+        self._control.close()
+
+    def _reap(self) -> "asyncio.Future[int]":
+        if self._reaping is None:
+            self._reaping = self._loop.run_in_executor(None, self._process.wait)
+        return self._reaping
+
+
+def _spawn(within: Sequence[str], control: int) -> "subprocess.Popen[bytes]":
+    """With nothing of our environment, which may hold keys; it finds the same packages as this process."""
+    path = os.pathsep.join((str(Path(__file__).parents[3]), *filter(os.path.isabs, sys.path)))
+    resolver = {"RES_OPTIONS": "timeout:3 attempts:2"}
+    return subprocess.Popen(
+        [*within, sys.executable, "-P", "-m", "warren.sandboxes.egress", str(control)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        cwd="/",
+        env={**ENVIRONMENT, **resolver, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "UV_USE_IO_URING": "0"},
+        pass_fds=(control,),
+        start_new_session=True,
+    )

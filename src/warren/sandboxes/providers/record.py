@@ -1,0 +1,131 @@
+"""What is written down about a sandbox before it exists, and what a later process reads.
+
+The record is in the sandbox's directory from the first moment on. A `pid` means that the sandbox was started; the start
+time tells its first process from a later one with the same number, and the boot id tells that the machine was
+restarted since. When the first process ends, the kernel kills all others of the sandbox.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Self
+
+from warren.model.errors import ProviderUnavailable
+from warren.model.spec import IoLimits, Layer, Limits, SandboxSpec
+from warren.sandboxes.host.processes import boot_id, open_process, readable, start_time
+
+NAME: Final = "record.json"
+_UNRECORDED_S: Final = 60.0
+_DEATH_S: Final = 20.0
+
+
+@cache
+def _own_start_time(pid: int) -> int:
+    return start_time(pid) or 0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """`image`: the handle of its disk's image (disk_images.py)."""
+
+    sandbox_id: str
+    boot_id: str
+    runtime: str
+    uid_index: int
+    spec: SandboxSpec
+    pid: int = 0
+    start_time: int = 0
+    image: str = ""
+    maker: int = field(default_factory=os.getpid)
+    maker_start_time: int = field(default_factory=lambda: _own_start_time(os.getpid()))
+
+    def started(self, pid: int) -> Self:
+        return replace(self, pid=pid, start_time=start_time(pid) or 0)
+
+    @property
+    def abandoned(self) -> bool:
+        """Nobody will ever use it: it has ended and was its maker's alone, or its maker died before finishing it."""
+        maker_lives = self.boot_id == boot_id() and start_time(self.maker) == self.maker_start_time
+        return not maker_lives and not self.alive() and (self.spec.ephemeral or not self.pid)
+
+    def alive(self) -> bool:
+        return self.pid > 0 and self.boot_id == boot_id() and start_time(self.pid) == self.start_time
+
+    def save(self, directory: Path) -> None:
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "spec"}
+        text = f'{json.dumps(values)[:-1]}, "spec": {_spec_json(self.spec)}}}'.encode()
+        temporary = f"{directory}/.{NAME}"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            while text:
+                text = text[os.write(fd, text) :]
+        finally:
+            os.close(fd)
+        os.rename(temporary, f"{directory}/{NAME}")
+
+    @classmethod
+    def load(cls, directory: Path) -> Self | None:
+        """None if there is no record, or none that can be read."""
+        try:
+            with open(f"{directory}/{NAME}", "rb") as file:
+                values: dict[str, Any] = json.loads(file.read())
+            return cls(**{**values, "spec": _spec(values["spec"])})
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+
+_last_spec: tuple[SandboxSpec, str] | None = None
+
+
+def _spec_json(spec: SandboxSpec) -> str:
+    """Most sandboxes are made like the one before, and each saves its spec twice."""
+    global _last_spec
+    known = _last_spec
+    if known is None or known[0] != spec:
+        known = _last_spec = spec, json.dumps(asdict(spec) | {"require": sorted(spec.require)})
+    return known[1]
+
+
+def _spec(values: dict[str, Any]) -> SandboxSpec:
+    limits = Limits(**values["limits"])
+    require = frozenset(Layer(name) for name in values["require"])
+    io = IoLimits(**values.get("io", {}))
+    gpus = tuple(values.get("gpus", ()))
+    return SandboxSpec(**{**values, "limits": limits, "io": io, "require": require, "gpus": gpus})
+
+
+def is_abandoned(directory: Path, kind: type[Record] = Record) -> bool:
+    """Whether a maker that is gone has left this sandbox's directory. One without a record counts after a minute."""
+    record = kind.load(directory)
+    if record is not None:
+        return record.abandoned
+    try:
+        return time.time() - directory.stat().st_mtime > _UNRECORDED_S
+    except OSError:
+        return False
+
+
+async def kill_first_process(record: Record) -> None:
+    """Returns when it is dead; does nothing if it never ran, or has ended."""
+    with open_process(record.pid) as pidfd:
+        if pidfd is None or not record.alive():
+            return
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            await asyncio.wait_for(readable(pidfd), _DEATH_S)
+        except ProcessLookupError:
+            return
+        except TimeoutError:
+            raise ProviderUnavailable(f"process {record.pid} of a sandbox does not die") from None
+
+
+async def wait_for_first_process(record: Record) -> None:
+    """Returns when it has ended."""
+    with open_process(record.pid) as pidfd:
+        if pidfd is not None and record.alive():
+            await readable(pidfd)

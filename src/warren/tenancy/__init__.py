@@ -1,1 +1,0 @@
-"""Tenants: who they are, what they may have and do, what they used, and what is recorded about it."""

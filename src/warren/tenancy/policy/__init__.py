@@ -1,5 +1,0 @@
-"""Judges whether a command may run, reading it as a shell would, before anything runs."""
-
-from warren.tenancy.policy.judge import PolicyVerdict, judge, refusal
-
-__all__ = ["PolicyVerdict", "judge", "refusal"]
