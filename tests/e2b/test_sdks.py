@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import warm_parent
 from certificates import NAME, make_certificates
 from e2e.image_state import new_image_state
 from integration.test_documents import SHOWN_SERVER, fenced
@@ -65,7 +66,7 @@ class World:
     def run(self, argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
         variables = {"PATH": os.environ["PATH"], "HOME": str(folder), **self.environ}
         inside = self.names.command(argv)
-        return subprocess.run(
+        return warm_parent.run(
             inside, cwd=folder, env=variables, capture_output=True, text=True, timeout=280, check=False
         )
 
@@ -88,7 +89,7 @@ def code_image(image_cache: Path) -> Path:
             target = made / "rootfs" / "usr" / "local" / "lib" / python.name / "dist-packages"
             wanted = ["--python-version", python.name.removeprefix("python"), "--only-binary", ":all:", *_DRAWING]
             pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", target]
-            subprocess.run([*pip, *wanted], check=True, capture_output=True)
+            warm_parent.run([*pip, *wanted], check=True, capture_output=True)
             with contextlib.suppress(OSError):  # another process was faster
                 made.rename(kept)
     return kept
@@ -133,7 +134,7 @@ def world(
 def e2b_key(server: ServerProcess, ca: Path) -> str:
     argv = [sys.executable, "-m", "warren.cli.main", "keys", "create", "sdks", "--e2b", "-q"]
     own = {"WARREN_URL": server.url, "WARREN_API_KEY": KEY, "SSL_CERT_FILE": str(ca)}
-    made = subprocess.run(argv, env={**clean_environ(), **own}, capture_output=True, text=True, check=False)
+    made = warm_parent.run(argv, env={**clean_environ(), **own}, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     key = made.stdout.strip()
     assert re.fullmatch(r"e2b_[0-9a-f]{80}", key)
@@ -219,7 +220,7 @@ def test_every_call_is_used_by_a_program(sdk: str, tmp_path: Path) -> None:
     (tmp_path / "node_modules").symlink_to(SDKS / "js" / "node_modules")
     python = [str(SDKS / NEWEST / "bin" / "python"), "-c", _CALLS]
     argv = [NODE, "--input-type=module", "-e", _JS_CALLS] if sdk == JS else python
-    calls = json.loads(subprocess.run(argv, cwd=tmp_path, check=True, capture_output=True).stdout)
+    calls = json.loads(warm_parent.run(argv, cwd=tmp_path, check=True, capture_output=True).stdout)
     text = "".join((PROGRAMS / name).read_text() for name in programs(sdk))
     unused = [name for name in calls if name not in _PRIVATE and not re.search(rf"\b{name}\b", text)]
     assert unused == []

@@ -4,11 +4,12 @@ import os
 import pty
 import select
 import struct
-import subprocess
 import termios
 import time
 from collections.abc import Callable, Sequence
 from fcntl import ioctl
+
+import warm_parent
 
 _PATIENCE_S = 20.0
 
@@ -20,7 +21,7 @@ class Terminal:
         self._master, self._slave = pty.openpty()
         self.resize(rows, columns)
         self.before = termios.tcgetattr(self._slave)
-        self.process = subprocess.Popen(
+        self.process = warm_parent.Popen(
             argv,
             stdin=self._slave,
             stdout=self._slave,

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from typing import Any
 
+import warm_parent
+
 Done = subprocess.CompletedProcess[bytes]
 
 
@@ -28,7 +30,7 @@ class RemoteCli:
         return [sys.executable, "-m", "warren.cli.main", *arguments]
 
     def run(self, *arguments: str, stdin: bytes = b"", cwd: str = "/") -> Done:
-        return subprocess.run(
+        return warm_parent.run(
             self.argv(*arguments), input=stdin, capture_output=True, env=self.environ, timeout=100, cwd=cwd
         )
 
@@ -42,4 +44,4 @@ class RemoteCli:
         return json.loads(self.say(*arguments, "--json"))
 
     def start(self, *arguments: str, **streams: int) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(self.argv(*arguments), env=self.environ, **streams)  # type: ignore[call-overload,no-any-return]
+        return warm_parent.Popen(self.argv(*arguments), env=self.environ, **streams)  # type: ignore[call-overload,no-any-return]

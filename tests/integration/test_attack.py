@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_parent
 
 import warren
 from warren.attack.api_suite import PROBES as API_PROBES
@@ -254,7 +255,7 @@ def test_ids_are_unique_and_there_are_enough_of_each_group() -> None:
 def warren_doctor(state_dir: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(sys.path), "WARREN_STATE_DIR": str(state_dir)}
     argv = [sys.executable, "-m", "warren.cli.main", "doctor", "--attack", *arguments]
-    return subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    return warm_parent.run(argv, capture_output=True, text=True, env=environment, timeout=120, check=False)
 
 
 def test_the_table_and_its_summary(state_dir: Path, image_store: ImageStore) -> None:

@@ -3,13 +3,13 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_parent
 from e2e.api_client import Api
 from integration.conftest import checked_state_dir
 from server_process import ServerProcess, running_server
@@ -106,7 +106,7 @@ async def test_keys_and_servers_that_will_not_do_are_one_sentence(server: Server
 def doctor(environ: dict[str, str], *arguments: str) -> Any:
     argv = [sys.executable, "-m", "warren.cli.main", "doctor", *arguments]
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(sys.path), **environ}
-    return subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    return warm_parent.run(argv, capture_output=True, text=True, env=environment, timeout=120, check=False)
 
 
 async def test_the_command(server: ServerProcess) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import warm_parent
 from this_run import new_state_dir
 
 import warren
@@ -30,7 +31,7 @@ def run(state: Path, *words: str, before: str = "") -> subprocess.CompletedProce
     command = [sys.executable, "-m", "warren.cli.main", *words]
     if before:
         command = ["unshare", "--mount", "sh", "-ec", f'{before}\nexec "$@"', "sh", *command]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return warm_parent.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
 WITHOUT_ROOT = """
@@ -51,7 +52,7 @@ except WarrenError as exc:
 
 def test_without_root_it_says_what_is_missing_and_how_to_get_it(open_folder: Path) -> None:
     argv = [sys.executable, "-c", WITHOUT_ROOT, str(open_folder), str(BIN)]
-    outcome = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    outcome = warm_parent.run(argv, capture_output=True, text=True, timeout=60)
     assert "the oci provider needs root" in outcome.stdout, outcome.stderr
     assert "run it with sudo" in outcome.stdout
     assert list(open_folder.iterdir()) == []

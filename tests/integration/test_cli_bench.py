@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import this_run
+import warm_parent
 from docker_engine import DockerEngine
 from server_process import clean_environ
 
@@ -47,7 +48,7 @@ def servers(directory: Path) -> list[int]:
 
 def test_it_measures_warren_and_its_rivals(directory: Path, docker_engine: DockerEngine) -> None:
     images = all_images(docker_engine)
-    done = subprocess.run(
+    done = warm_parent.run(
         [*_ARGV, "--json"], env=environ(directory, DOCKER_HOST=docker_engine.url), capture_output=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
@@ -68,7 +69,7 @@ def test_it_measures_warren_and_its_rivals(directory: Path, docker_engine: Docke
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_one_leaves_nothing(directory: Path, number: int) -> None:
-    with subprocess.Popen(_ARGV, env=environ(directory), stdout=subprocess.PIPE, text=True) as bench:
+    with warm_parent.Popen(_ARGV, env=environ(directory), stdout=subprocess.PIPE, text=True) as bench:
         assert bench.stdout is not None
         assert any("create without a pool" in line for line in bench.stdout)
         bench.send_signal(number)
@@ -78,7 +79,7 @@ def test_an_interrupted_one_leaves_nothing(directory: Path, number: int) -> None
 
 
 def test_the_server_ends_with_a_bench_that_is_killed(directory: Path) -> None:
-    with subprocess.Popen(_ARGV, env=environ(directory), stdout=subprocess.PIPE, text=True) as bench:
+    with warm_parent.Popen(_ARGV, env=environ(directory), stdout=subprocess.PIPE, text=True) as bench:
         assert bench.stdout is not None
         assert any("create without a pool" in line for line in bench.stdout)
         assert servers(directory)

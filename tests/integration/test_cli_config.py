@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
+import warm_parent
 from click.testing import CliRunner
 
 from warren.config.options import OPTIONS, markdown_rows, serve_options
@@ -25,7 +26,7 @@ def python(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         **environ,
     }
     command = [sys.executable, "-m", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    return warm_parent.run(command, capture_output=True, text=True, env=environment, timeout=60)
 
 
 def config(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:

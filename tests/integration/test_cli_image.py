@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_parent
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def refusal(tmp_path: Path) -> Callable[..., str]:
     def run(*arguments: str, **variables: str) -> str:
         environ = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(sys.path), "WARREN_STATE_DIR": str(tmp_path)}
         argv = [sys.executable, "-m", "warren.cli.main", *arguments]
-        done = subprocess.run(
+        done = warm_parent.run(
             argv, env={**environ, **variables}, cwd=tmp_path, capture_output=True, text=True, timeout=120
         )
         assert done.returncode == 125, done.stdout + done.stderr
@@ -35,7 +35,7 @@ def warren(tmp_path: Path) -> Callable[..., Any]:
     def run(*arguments: str) -> Any:
         environ = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(sys.path), "WARREN_STATE_DIR": str(state)}
         argv = [sys.executable, "-m", "warren.cli.main", "image", *arguments, "--json"]
-        done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=120)
+        done = warm_parent.run(argv, env=environ, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

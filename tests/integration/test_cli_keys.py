@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_parent
 from integration.remote_cli import RemoteCli
 from server_process import ServerProcess, running_server
 from this_run import new_state_dir
@@ -160,7 +161,7 @@ def test_bash_completes_keys(admin: RemoteCli) -> None:
     key = made(admin, "completed")
     words = f"warren keys revoke {key['id'][:6]}"
     asked = {"_WARREN_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "3"}
-    done = subprocess.run(admin.argv(), env={**admin.environ, **asked}, capture_output=True, text=True, timeout=60)
+    done = warm_parent.run(admin.argv(), env={**admin.environ, **asked}, capture_output=True, text=True, timeout=60)
     assert f"plain,{key['id']}" in done.stdout
 
 

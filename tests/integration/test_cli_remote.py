@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import warm_parent
 from e2e.hosts import Hosts
 from integration.remote_cli import RemoteCli
 from server_process import ServerProcess, free_port, running_server
@@ -256,7 +257,7 @@ def test_a_reader_of_logs_may_go_away(cli: RemoteCli, session: str) -> None:
     process_id = cli.say("exec", "-d", session, "--", "sh", "-c", "seq 100000; sleep 600").strip()
     line = 'set -o pipefail; "$@" | head -1'
     argv = ["bash", "-c", line, "bash", *cli.argv("logs", "-f", session, process_id)]
-    done = subprocess.run(argv, env=cli.environ, capture_output=True, timeout=60)
+    done = warm_parent.run(argv, env=cli.environ, capture_output=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGPIPE, b"1\n", b"")
     cli.say("kill", session, process_id)
 
@@ -281,12 +282,12 @@ def test_stats_of_a_session_show_what_it_uses(cli: RemoteCli, session: str) -> N
 
 
 def test_stats_of_a_session_are_watched_in_lines_and_in_place_on_a_terminal(cli: RemoteCli, session: str) -> None:
-    with subprocess.Popen(cli.argv("stats", session, "--watch"), env=cli.environ, stdout=subprocess.PIPE) as watching:
+    with warm_parent.Popen(cli.argv("stats", session, "--watch"), env=cli.environ, stdout=subprocess.PIPE) as watching:
         assert watching.stdout is not None
         lines = [watching.stdout.readline() for _ in range(2)]
         watching.send_signal(signal.SIGINT)
     assert all(line.startswith(b"at=20") and b" memory_bytes=" in line for line in lines), lines
-    with subprocess.Popen(
+    with warm_parent.Popen(
         cli.argv("stats", session, "--watch", "--json"), env=cli.environ, stdout=subprocess.PIPE
     ) as watching:
         assert watching.stdout is not None
@@ -294,7 +295,7 @@ def test_stats_of_a_session_are_watched_in_lines_and_in_place_on_a_terminal(cli:
         watching.send_signal(signal.SIGINT)
     master, terminal = os.openpty()
     try:
-        with subprocess.Popen(cli.argv("stats", session, "--watch"), env=cli.environ, stdout=terminal) as watching:
+        with warm_parent.Popen(cli.argv("stats", session, "--watch"), env=cli.environ, stdout=terminal) as watching:
             seen = b""
             while seen.count(b"\033[H\033[2J") < 2:
                 seen += os.read(master, 4096)
@@ -408,7 +409,7 @@ def test_completion_scripts_are_printed(cli: RemoteCli, shell: str) -> None:
 def test_bash_completes_commands_and_sessions(cli: RemoteCli, session: str) -> None:
     def completed(words: str) -> str:
         asked = {"_WARREN_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
-        done = subprocess.run(cli.argv(), env={**cli.environ, **asked}, capture_output=True, text=True, timeout=60)
+        done = warm_parent.run(cli.argv(), env={**cli.environ, **asked}, capture_output=True, text=True, timeout=60)
         return done.stdout
 
     assert "plain,exec" in completed("warren ex")

@@ -6,6 +6,7 @@ import subprocess
 import time
 
 import pytest
+import warm_parent
 from integration.cli_terminal import Open
 from integration.remote_cli import RemoteCli
 
@@ -114,7 +115,7 @@ def test_exec_with_a_terminal_has_a_time_out_too(session: str, opened: Open) -> 
 def test_ctrl_c_in_a_terminal_ends_a_plain_exec(cli: RemoteCli, session: str) -> None:
     """Without -t the terminal stays as it is: Ctrl-C is a signal for `warren`."""
     argv = cli.argv("exec", session, "--", "sh", "-c", "echo ready; sleep 600")
-    with subprocess.Popen(argv, env=cli.environ, stdout=subprocess.PIPE, process_group=0) as process:
+    with warm_parent.Popen(argv, env=cli.environ, stdout=subprocess.PIPE, process_group=0) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         os.killpg(process.pid, signal.SIGINT)

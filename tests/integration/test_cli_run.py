@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import warm_parent
 from integration.cli_terminal import Terminal
 
 _PATIENCE_S = 20.0
@@ -32,7 +33,7 @@ def command(*arguments: str) -> list[str]:
 @pytest.fixture
 def warren(environment: dict[str, str]) -> Callable[..., "subprocess.CompletedProcess[bytes]"]:
     def run(*arguments: str, stdin: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
-        return subprocess.run(command(*arguments), input=stdin, capture_output=True, env=environment, timeout=120)
+        return warm_parent.run(command(*arguments), input=stdin, capture_output=True, env=environment, timeout=120)
 
     return run
 
@@ -107,7 +108,7 @@ def test_a_shell_for_a_program_is_refused(warren: Warren) -> None:
 def test_closed_streams_are_no_error(environment: dict[str, str], closed: str) -> None:
     line = f'"$@" {closed}'
     started = ["sh", "-c", line, "sh", *command("run", "--", "sh", "-c", "echo out; echo err >&2; exit 3")]
-    done = subprocess.run(started, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=60)
+    done = warm_parent.run(started, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=60)
     assert done.returncode == 3
     assert b"Traceback" not in done.stderr
 
@@ -151,7 +152,7 @@ def test_what_cannot_be_is_one_sentence(warren: Warren, arguments: list[str], me
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_command_and_the_sandbox(environment: dict[str, str], number: int) -> None:
-    process = subprocess.Popen(
+    process = warm_parent.Popen(
         command("run", "--", "sh", "-c", "echo ready; sleep 600"),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -165,7 +166,7 @@ def test_a_signal_ends_the_command_and_the_sandbox(environment: dict[str, str], 
 
 
 def test_a_reader_that_goes_away_ends_it_quietly(environment: dict[str, str]) -> None:
-    process = subprocess.Popen(
+    process = warm_parent.Popen(
         command("run", "--", "yes"),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -257,7 +258,7 @@ def test_the_terminal_is_put_back_when_a_signal_ends_it(terminal: Terminal, numb
 def test_killing_it_outright_ends_the_sandbox_and_the_next_one_sweeps_up(
     environment: dict[str, str], warren: Warren, state_dir: Path
 ) -> None:
-    running = subprocess.Popen(
+    running = warm_parent.Popen(
         command("run", "--env", "host", "--", "sh", "-c", "echo up; sleep 60"), env=environment, stdout=subprocess.PIPE
     )
     assert running.stdout is not None

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+import warm_parent
 from cluster_processes import SECRET
 from e2e.api_client import Api
 from integration.cluster_world import ADMIN, Nodes, new_nodes, wait_until
@@ -160,7 +161,7 @@ def test_settings_that_cannot_be_are_told_at_the_start(environ: dict[str, str], 
 def started(kind: str, **environ: str) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory(prefix="warren-test-") as state:
         flags = ("--state-dir", state, "--provider", "fake", "--port", str(free_port()))
-        return subprocess.run(
+        return warm_parent.run(
             [sys.executable, "-m", "warren.cli.main", kind, *flags],
             env={**clean_environ(), "WARREN_AUTH": "false", **environ},
             capture_output=True,

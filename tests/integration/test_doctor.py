@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import warm_parent
 
 from warren.model.spec import Layer
 
@@ -24,7 +25,7 @@ def doctor(state_dir: Path) -> Doctor:
             **variables,
         }
         argv = [sys.executable, "-m", "warren.cli.main", "doctor", *arguments]
-        return subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=120, check=False)
+        return warm_parent.run(argv, capture_output=True, text=True, env=environment, timeout=120, check=False)
 
     return run
 

@@ -24,6 +24,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import warm_parent
 from server_process import ServerProcess, clean_environ, free_port, running_server
 from this_run import new_state_dir
 
@@ -147,7 +148,7 @@ def test_a_shown_command_works(page: Path, line: str, environment: dict[str, str
 def in_a_terminal(argv: list[str], environment: dict[str, str]) -> tuple[int, str]:
     """Runs it as a person would, who types `exit` if asked for something."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, env={**environment, "TERM": "xterm"})
+    process = warm_parent.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, env={**environment, "TERM": "xterm"})
     os.close(theirs)
     os.write(ours, b"exit\n")
     said = b""
@@ -174,7 +175,7 @@ def cluster_up(flags: Sequence[str], state: Path) -> Iterator[int]:
     argv = [sys.executable, "-m", "warren.cli.main", *_CLUSTER_UP, *flags, "--port", str(port)]
     own = {"WARREN_STATE_DIR": str(state), "WARREN_CREDENTIALS": str(state / "credentials.json"), "POOL_SIZE": "1"}
     environ = {**clean_environ(), **own, "WARREN_ON_STOP": "destroy"}
-    process = subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    process = warm_parent.Popen(argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         with process.stdout as said:
@@ -204,7 +205,7 @@ def test_a_shown_file_of_options_is_taken(page: Path, tmp_path: Path, environmen
         assert tomllib.loads(text)
         (tmp_path / f"{number}.toml").write_text(text)
         argv = [sys.executable, "-m", "warren.cli.main", "config", "--config", str(tmp_path / f"{number}.toml")]
-        outcome = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+        outcome = warm_parent.run(argv, env=environment, capture_output=True, text=True, timeout=60)
         assert outcome.returncode == 0, outcome.stderr
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import warm_parent
 
 
 def start(tmp_path: Path, script: str) -> "subprocess.Popen[str]":
@@ -22,7 +23,7 @@ def start(tmp_path: Path, script: str) -> "subprocess.Popen[str]":
         "WARREN_STATE_DIR": str(tmp_path / "state"),
     }
     command = [sys.executable, "-m", "warren.cli.main", "image", "build", "base"]
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    return warm_parent.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
 def left_of(tmp_path: Path) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import this_run
+import warm_parent
 from server_process import ServerProcess, clean_environ
 
 from warren import SandboxClient
@@ -43,7 +44,7 @@ def server(state: Path) -> Iterator[ServerProcess]:
 def warren(state: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     argv = [sys.executable, "-m", "warren.cli.main", "image", *arguments]
     environ = {**clean_environ(), "WARREN_STATE_DIR": str(state)}
-    return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)
+    return warm_parent.run(argv, env=environ, capture_output=True, text=True, timeout=60)
 
 
 def versions(state: Path) -> dict[str, tuple[bool, int]]:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx2
+import warm_parent
 from mcp import Client, StdioServerParameters
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
@@ -79,7 +80,7 @@ class HttpServer:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         argv = [sys.executable, "-m", "warren.cli.main", "mcp", "--http", "--port", str(self.port), *flags]
-        self._process = subprocess.Popen(
+        self._process = warm_parent.Popen(
             argv, env={**clean_environ(), "WARREN_URL": warren_url, **environ}, stderr=subprocess.PIPE
         )
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import httpx2
 import pytest
+import warm_parent
 from integrations.mcp_world import HttpServer, Tools, connected, http_server, stdio
 from server_process import ServerProcess, clean_environ, free_port, running_server
 from this_run import new_state_dir
@@ -90,7 +91,7 @@ def test_a_page_from_elsewhere_is_refused(guarded: HttpServer, headers: dict[str
 
 def mcp(*flags: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "warren.cli.main", "mcp", *flags]
-    return subprocess.run(
+    return warm_parent.run(
         command,
         env={**clean_environ(), **environ},
         stdin=subprocess.DEVNULL,
@@ -173,7 +174,7 @@ async def test_a_wrong_key_for_the_warren_server_is_told() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_while_it_waits_for_its_client(number: int) -> None:
     command = [sys.executable, "-m", "warren.cli.main", "mcp"]
-    with subprocess.Popen(
+    with warm_parent.Popen(
         command, env=clean_environ(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdin is not None
