@@ -125,7 +125,7 @@ def pytest_sessionstart() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-_LONGEST = ("faults/cluster", "faults", "browser", "e2b", "e2e", "integration", "integrations", "contract")
+_LONGEST = ("faults/cluster", "faults", "browser", "e2b", "e2e", "machine", "frameworks", "contract")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -21,8 +21,8 @@ import pytest
 import warm_parent
 from certificates import NAME, make_certificates
 from e2e.image_state import new_image_state
-from integration.test_documents import SHOWN_SERVER, fenced
 from local_names import LocalNames
+from machine.test_documents import SHOWN_SERVER, fenced
 from server_process import ServerProcess, clean_environ, running_server
 
 from warren.images.store.layers import flatten
