@@ -2,8 +2,8 @@
 
     pytest -p processes --processes 4
 
-Tests of one group (the mark `group`, else the file) run in one process, so that what they share is made once. Each
-process takes the next group when it has begun the last test of the one before. Tests marked `serial` run at the end,
+Tests of one group run in one process, so that what they share is made once: those with the same `group`, else those of
+a file, which `group_by` divides. Each process takes the next group when it has begun the last test of the one before. Tests marked `serial` run at the end,
 in one process, when no other test does.
 
 The parent runs no test. It reports what the processes tell it. If a process dies, the test that it was running has
@@ -29,6 +29,8 @@ from _pytest.runner import runtestprotocol
 _NUMBER: Final = struct.Struct("I")
 _SERIAL: Final = "serial"
 _GROUP: Final = "group"
+_GROUP_BY: Final = "group_by"
+_CLASS: Final = "class"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,7 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", f"{_GROUP}(name): tests of one group run in one process, one after the other")
+    for line in (
+        f"{_SERIAL}: it needs the machine for itself, so it runs when no other test does",
+        f"{_GROUP}(name): tests of one group run in one process, one after the other",
+        f"{_GROUP_BY}(*what): its file is divided into groups by `{_CLASS}`, or by these parameters",
+    ):
+        config.addinivalue_line("markers", line)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -65,8 +72,15 @@ def groups_of(items: Iterable[pytest.Item]) -> list[list[pytest.Item]]:
 
 
 def group_of(item: pytest.Item) -> str:
-    marker = item.get_closest_marker(_GROUP)
-    return str(marker.args[0]) if marker else item.nodeid.partition("::")[0]
+    if marker := item.get_closest_marker(_GROUP):
+        return str(marker.args[0])
+    file, *names = item.nodeid.partition("[")[0].split("::")
+    parts = [file]
+    if marker := item.get_closest_marker(_GROUP_BY):
+        parameters = getattr(item, "callspec", None)
+        values = parameters.params if parameters else {}
+        parts += [names[0] if what == _CLASS else str(values.get(what)) for what in marker.args]
+    return "::".join(parts)
 
 
 @dataclass
