@@ -3,8 +3,8 @@
     pytest -p processes --processes 4
 
 Tests of one group run in one process, so that what they share is made once: those with the same `group`, else those of
-a file, which `group_by` divides. Each process takes the next group when it has begun the last test of the one before. Tests marked `serial` run at the end,
-in one process, when no other test does.
+a file, which `group_by` divides. Each process takes the next group when it has begun the last test of the one before.
+Tests marked `serial` run at the end, in one process, when no other test does.
 
 The parent runs no test. It reports what the processes tell it. If a process dies, the test that it was running has
 failed, and another process goes on with the rest of its groups.
@@ -38,12 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for line in (
-        f"{_SERIAL}: it needs the machine for itself, so it runs when no other test does",
-        f"{_GROUP}(name): tests of one group run in one process, one after the other",
-        f"{_GROUP_BY}(*what): its file is divided into groups by `{_CLASS}`, or by these parameters",
-    ):
-        config.addinivalue_line("markers", line)
+    config.addinivalue_line("markers", f"{_SERIAL}: it runs when no other test does")
 
 
 @pytest.hookimpl(tryfirst=True)

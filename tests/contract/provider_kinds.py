@@ -16,6 +16,7 @@ from contract.namespace_provider import NamespaceProvider, stop
 from contract.provider_contract import ProviderHooks
 from docker_engine import DockerEngine
 from e2b_far_side import KEY, FarSide
+from marks import first_of
 
 import warren
 from warren.images.store.store import ImageStore
@@ -33,7 +34,7 @@ from warren.testing.fake_provider import FakeProvider
 
 BIN = Path(warren.__file__).parent / "bin"
 RUNTIMES = ("direct", "crun", "runc")
-EACH_RUNTIME = ("direct", *(pytest.param(name, marks=pytest.mark.extended) for name in RUNTIMES[1:]))
+EACH_RUNTIME = first_of(RUNTIMES)
 
 
 async def _close_empty(provider: OciProvider | DockerProvider | E2bProvider) -> None:

@@ -23,6 +23,7 @@ from certificates import NAME, make_certificates
 from e2e.image_state import new_image_state
 from local_names import LocalNames
 from machine.test_documents import SHOWN_SERVER, fenced
+from marks import first_of
 from server_process import ServerProcess, clean_environ, running_server
 
 from warren.images.store.layers import flatten
@@ -39,7 +40,7 @@ _OF_INTERPRETER = re.compile(r"e2b_code_interpreter|@e2b/code-interpreter")
 KEY = "wk_" + "k" * 40
 MODES = ("one-port", "domain")
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.group_by("world", "sdk")]
 
 
 def has_interpreter(sdk: str) -> bool:
@@ -52,7 +53,12 @@ def programs(sdk: str) -> list[str]:
     return [file.name for file in runnable if has_interpreter(sdk) or not _OF_INTERPRETER.search(file.read_text())]
 
 
-CASES = [pytest.param(sdk, name, id=f"{sdk}-{name}") for sdk in (*VERSIONS, JS) for name in programs(sdk)]
+def case(sdk: str, name: str) -> object:
+    """`make test` has the newest version of each language only."""
+    return pytest.param(sdk, name, id=f"{sdk}-{name}", marks=[] if sdk in (NEWEST, JS) else [pytest.mark.extended])
+
+
+CASES = [case(sdk, name) for sdk in (*VERSIONS, JS) for name in programs(sdk)]
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ class World:
     def run(self, argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
         variables = {"PATH": os.environ["PATH"], "HOME": str(folder), **self.environ}
         inside = self.names.command(argv)
-        return warm_parent.run(
+        return subprocess.run(
             inside, cwd=folder, env=variables, capture_output=True, text=True, timeout=280, check=False
         )
 
@@ -89,7 +95,7 @@ def code_image(image_cache: Path) -> Path:
             target = made / "rootfs" / "usr" / "local" / "lib" / python.name / "dist-packages"
             wanted = ["--python-version", python.name.removeprefix("python"), "--only-binary", ":all:", *_DRAWING]
             pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", target]
-            warm_parent.run([*pip, *wanted], check=True, capture_output=True)
+            subprocess.run([*pip, *wanted], check=True, capture_output=True)
             with contextlib.suppress(OSError):  # another process was faster
                 made.rename(kept)
     return kept
@@ -108,7 +114,7 @@ def new_state(image_cache: Path, code_image: Path) -> Path:
     return state
 
 
-@pytest.fixture(scope="module", params=MODES)
+@pytest.fixture(scope="module", params=first_of(MODES))
 def world(
     request: pytest.FixtureRequest, image_cache: Path, code_image: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:

@@ -137,6 +137,7 @@ def test_what_an_image_is_built_on_is_built_first(machine: Machine) -> None:
     assert "the image one is built on itself: one from other from one" in said
 
 
+@pytest.mark.extended
 def test_packages_of_every_kind(machine: Machine) -> None:
     (machine.folder / "environments" / "greeting.txt").write_text("hello\n")
     machine.write("every-kind", EVERY_KIND)

@@ -17,7 +17,7 @@ from mcp.types import CallToolResult, TextContent
 from server_process import clean_environ, free_port
 
 # A client opens stdio with the newest protocol; "handshake" is stdio as all earlier clients use it.
-TRANSPORTS = ("stdio", "handshake", "http", "sse")
+TRANSPORTS = ("http", "stdio", "handshake", "sse")
 _START_S = 30.0
 
 

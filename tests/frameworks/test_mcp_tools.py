@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from e2e.hosts import Hosts
 from frameworks.mcp_world import TRANSPORTS, HttpServer, Tools, connected, http_server, stdio, text_of
+from marks import first_of
 from mcp import Client, StdioServerParameters
 from mcp.types import ImageContent
 from server_process import ServerProcess, running_server
@@ -39,7 +40,7 @@ def http(server: ServerProcess) -> Iterator[HttpServer]:
         yield http
 
 
-@pytest.fixture(params=TRANSPORTS)
+@pytest.fixture(params=first_of(TRANSPORTS))
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

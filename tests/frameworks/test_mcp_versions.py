@@ -61,6 +61,7 @@ def version_1() -> Path:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.extended
 def test_it_works_beside_packages_that_need_version_1(version_1: Path) -> None:
     [extra] = [each for each in _PROJECT["optional-dependencies"]["mcp"] if each.startswith("mcp")]
     assert extra == "mcp>=1.23,<3"

@@ -31,5 +31,6 @@ def old_python() -> Path:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.extended
 def test_86_of_86_pass_with_the_last_deepagents_before_0_7(url: str, old_python: Path) -> None:
     assert run_suite(old_python, url).startswith("86 passed")

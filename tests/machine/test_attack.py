@@ -53,6 +53,8 @@ def open_holes(findings: list[Finding]) -> list[str]:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.extended
+@pytest.mark.serial
 async def test_everything_is_contained(provider: OciProvider, state_dir: Path) -> None:
     probes = [probe for probe in PROBES if probe.group not in (Group.FAIRNESS, Group.EGRESS)]
     findings = await attack(provider, SPEC, secret_paths=(state_dir, BIN), probes=probes)
@@ -61,6 +63,7 @@ async def test_everything_is_contained(provider: OciProvider, state_dir: Path) -
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.extended
 async def test_rules_of_a_network_hold_and_a_secret_stays_outside(provider: OciProvider, state_dir: Path) -> None:
     probes = [probe for probe in PROBES if probe.group is Group.EGRESS]
     findings = await attack(provider, SPEC, secret_paths=(state_dir, BIN), probes=probes)
@@ -81,6 +84,8 @@ async def test_root_inside_is_contained(provider: OciProvider, state_dir: Path) 
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.extended
+@pytest.mark.serial
 async def test_everything_is_contained_as_root_too(provider: OciProvider, state_dir: Path) -> None:
     spec = replace(SPEC, sudo=True, writable_root=True)
     findings = await attack(provider, spec, secret_paths=(state_dir, BIN), probes=ROOT_PROBES)
@@ -90,6 +95,8 @@ async def test_everything_is_contained_as_root_too(provider: OciProvider, state_
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.extended
+@pytest.mark.serial
 async def test_what_a_neighbour_keeps_is_measured(provider: OciProvider, state_dir: Path) -> None:
     """How fast a machine is that also runs tests proves nothing: what counts here is that there are figures."""
     findings = await attack(provider, SPEC, secret_paths=(state_dir, BIN), probes=choose((Group.FAIRNESS,)))
@@ -155,6 +162,12 @@ def with_another_call(config: dict[str, Any]) -> None:
     config["linux"]["seccomp"] = {**shared, "syscalls": [*shared["syscalls"], allowed]}
 
 
+def weakened(weaken: Weaken, probes: tuple[str, ...]) -> object:
+    # That probe measures how much of the processors eight busy processes get.
+    marks = [pytest.mark.serial] if "cpu-hog" in probes else []
+    return pytest.param(weaken, probes, id=weaken.__name__, marks=marks)
+
+
 WEAK: list[tuple[Weaken, tuple[str, ...]]] = [
     (without_seccomp, ("seccomp", "clone", "unshare", "keyrings", "personality", "ptrace-command", "af-alg")),
     (without_seccomp, ("native-aio", "huge-memory", "kernel-programs", "unowned-locks", "page-cache")),
@@ -166,7 +179,7 @@ WEAK: list[tuple[Weaken, tuple[str, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("weaken", "probes"), WEAK, ids=[weaken.__name__ for weaken, _ in WEAK])
+@pytest.mark.parametrize(("weaken", "probes"), [weakened(*each) for each in WEAK])
 async def test_a_weakened_sandbox_is_seen_through(
     state_dir: Path, image_store: ImageStore, weaken: Weaken, probes: tuple[str, ...]
 ) -> None:

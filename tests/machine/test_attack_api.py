@@ -51,6 +51,7 @@ def open_holes(findings: list[Finding]) -> list[str]:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.extended
 async def test_everything_is_contained(server: ServerProcess) -> None:
     probes = [probe for probe in PROBES if probe.group is not Group.API_LOAD]
     findings = await attacked(server, probes)
@@ -59,6 +60,8 @@ async def test_everything_is_contained(server: ServerProcess) -> None:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.extended
+@pytest.mark.serial
 async def test_what_others_wait_is_measured(server: ServerProcess) -> None:
     """How fast a machine is that also runs tests proves nothing: what counts here is that nothing breaks."""
     findings = await attacked(server, list(chosen(PROBES, (Group.API_LOAD,))))

@@ -216,6 +216,7 @@ def test_a_filter_of_another_hash_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.extended
 def test_the_sanitized_launcher_stands_noise_in_its_options(seed: int) -> None:
     dice = random.Random(seed)
     names = re.findall(rb'"(--[a-z0-9-]+)"', (Path(__file__).parents[2] / "launcher/options.c").read_bytes())
@@ -244,6 +245,7 @@ def test_the_sanitized_launcher_stands_noise_in_its_options(seed: int) -> None:
         assert (outcome.returncode, outcome.stderr.startswith(b"warren-launch: ")) == (125, True), outcome.stderr
 
 
+@pytest.mark.extended
 async def test_the_sanitized_launcher_makes_sandboxes(state_dir: Path, image_store: ImageStore, tmp_path: Path) -> None:
     shutil.copy(BIN / "warren-agent", tmp_path)
     shutil.copy(BIN / "warren-launch-sanitized", tmp_path / "warren-launch")

@@ -157,6 +157,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.extended
 class TestRelease:
     def test_it_has_all_files_and_their_sums(self, release: Path) -> None:
         wheels = {*map(wheel_name, MACHINES), "warren_sandbox_compat-0.1.0-py3-none-any.whl"}

@@ -29,7 +29,7 @@ BIN = Path(warren.__file__).parent / "bin"
 SCRATCH = "warren-tests/scratch:1"
 SPEC = SandboxSpec()
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.extended, pytest.mark.group("docker")]
 
 Open = Callable[..., DockerProvider]
 

@@ -487,6 +487,7 @@ asyncio.Runner(loop_factory=new_event_loop).run(main())
 
 
 class TestManyConnections:
+    @pytest.mark.serial
     async def test_two_thousand_idle_connections_do_not_hurt_another_client(self, serve: Any) -> None:
         served = await serve(HttpLimits())
         idle = []

@@ -15,6 +15,8 @@ from warren.images.transfer.from_docker import unpack_docker_image
 from warren.model.errors import BuildFailed, ImageNotFound, InvalidRequest, ProviderUnavailable
 from warren.model.image import Stage
 
+pytestmark = [pytest.mark.extended, pytest.mark.group("docker")]
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> ImageStore:

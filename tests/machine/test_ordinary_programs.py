@@ -53,7 +53,7 @@ LINES = {
     "awk, sed, find": "find /etc -maxdepth 1 -name host* | sed s/o/0/ | awk '{print $1}'",
 }
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.extended]
 
 
 async def test_what_people_run_works(provider: OciProvider) -> None:
