@@ -114,6 +114,9 @@ class _Owner:
 @pytest.fixture(scope="session", autouse=True)
 def _local_mode() -> Iterator[None]:
     """Ends the SDK's local mode, as the end of a program does: the processes of a run end without that."""
+    engine = sys.modules.get("warren.local.engine")
+    if engine is not None:
+        engine.ENGINE._process = os.getpid()  # this process was forked from one that imported it, but never used it
     yield
     engine = sys.modules.get("warren.local.engine")
     if engine is not None:

@@ -16,6 +16,7 @@ import random
 import signal
 import struct
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -206,16 +207,20 @@ class _Child:
     def _prepare(self, number: int) -> None:
         """Takes apart what the processes would share: captured output, temporary directories, random numbers."""
         config = self._session.config
-        capture = config.pluginmanager.getplugin("capturemanager")
-        assert capture is not None
-        capture.stop_global_capturing()
-        capture.start_global_capturing()
+        for stream in self._captured():
+            with tempfile.TemporaryFile() as own:
+                os.dup2(own.fileno(), stream.tmpfile.fileno())  # modules may have kept the file object
         factory = config._tmp_path_factory  # type: ignore[attr-defined]
         base = factory.getbasetemp() / str(number)
         base.mkdir(mode=0o700, exist_ok=True)
         factory._basetemp = base
         random.seed()
         config.pluginmanager.register(self)
+
+    def _captured(self) -> Iterator[Any]:
+        capture = self._session.config.pluginmanager.getplugin("capturemanager")
+        streams = capture and capture._global_capturing
+        return (each for each in (streams and streams.out, streams and streams.err) if hasattr(each, "tmpfile"))
 
     def _run(self, first: Sequence[pytest.Item]) -> None:
         items = self._items(first)

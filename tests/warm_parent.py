@@ -21,6 +21,7 @@ import os
 import pkgutil
 import random
 import secrets
+import select
 import selectors
 import signal
 import socket
@@ -34,6 +35,7 @@ from typing import Any, Final, NoReturn
 VARIABLE: Final = "TEST_WARM_PARENT"
 _PROGRAM: Final = [sys.executable, "-m", "warren.cli.main"]
 _LONGEST_REQUEST: Final = 1 << 20
+_WAITED: Final = -1
 
 processor_s = 0.0
 """What the processes that were waited for here have used. Nobody else counts it: they are no children of this one."""
@@ -42,7 +44,8 @@ processor_s = 0.0
 class Popen(subprocess.Popen[Any]):
     """A `subprocess.Popen` that forks the warm parent, if it can."""
 
-    _answers: socket.socket | None = None
+    _answers: int | None = None
+    """A descriptor: nobody need wait for a process, and a socket would complain when it is forgotten."""
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *rest: Any) -> None:
         _, pass_fds, cwd, env, _, _, shell, *pipes = rest[:13]
@@ -60,10 +63,11 @@ class Popen(subprocess.Popen[Any]):
             "process_group": process_group,
         }
         stdio = [number if given == -1 else given for number, given in enumerate((pipes[0], pipes[3], pipes[5]))]
-        self._answers = socket.socket(socket.AF_UNIX)
-        self._answers.connect(f"\0{os.environ[VARIABLE]}")
-        socket.send_fds(self._answers, [b"+"], stdio)
-        self._answers.sendall(json.dumps(request).encode() + b"\n")
+        with socket.socket(socket.AF_UNIX) as parent:
+            parent.connect(f"\0{os.environ[VARIABLE]}")
+            socket.send_fds(parent, [b"+"], stdio)
+            parent.sendall(json.dumps(request).encode() + b"\n")
+            self._answers = parent.detach()
         self.pid = self._next_answer()["pid"]
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
@@ -72,12 +76,17 @@ class Popen(subprocess.Popen[Any]):
         assert self._answers is not None
         answer = b""
         while not answer.endswith(b"\n"):
-            part = self._answers.recv(1)
+            part = os.read(self._answers, 1)
             if not part:
                 raise ChildProcessError("the warm parent has ended")
             answer += part
         values: dict[str, Any] = json.loads(answer)
         return values
+
+    def __del__(self, *args: Any, **kwargs: Any) -> None:
+        if self._answers not in (None, _WAITED):
+            os.close(self._answers)
+        super().__del__(*args, **kwargs)  # type: ignore[misc]
 
     def _internal_poll(self, *args: Any, **kwargs: Any) -> int | None:
         if self._answers is None:
@@ -96,12 +105,11 @@ class Popen(subprocess.Popen[Any]):
         global processor_s
         if self._answers is None:
             return super()._try_wait(wait_flags)  # type: ignore[misc,no-any-return]
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._answers, selectors.EVENT_READ)
-            if not selector.select(0 if wait_flags & os.WNOHANG else None):
-                return 0, 0
+        if not select.select([self._answers], [], [], 0 if wait_flags & os.WNOHANG else None)[0]:
+            return 0, 0
         answer = self._next_answer()
-        self._answers.close()
+        os.close(self._answers)
+        self._answers = _WAITED
         processor_s += answer["processor_s"]
         return self.pid, answer["status"]
 
@@ -234,12 +242,20 @@ def _arrange(request: Mapping[str, Any], stdio: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environ"])
     sys.argv = [sys.modules["warren.cli.main"].__file__ or "", *request["argv"][1:]]
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), "utf-8", "backslashreplace", write_through=True)
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(_stream(0, "<stdin>")))
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(_stream(1, "<stdout>")), line_buffering=os.isatty(1))
+    sys.stderr = io.TextIOWrapper(
+        io.BufferedWriter(_stream(2, "<stderr>")), errors="backslashreplace", line_buffering=True
+    )
     random.seed()
     # The only value that is random and made when a module is imported.
     sys.modules["warren.model.events"]._RUN = f"evt_{secrets.token_hex(12)}"  # type: ignore[attr-defined]
+
+
+def _stream(fd: int, name: str) -> io.FileIO:
+    file = io.FileIO(fd, "w" if fd else "r", closefd=False)
+    file.name = name  # type: ignore[misc]
+    return file
 
 
 def _call_main() -> int:

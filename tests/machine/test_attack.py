@@ -164,7 +164,7 @@ def with_another_call(config: dict[str, Any]) -> None:
 
 def weakened(weaken: Weaken, probes: tuple[str, ...]) -> object:
     # That probe measures how much of the processors eight busy processes get.
-    marks = [pytest.mark.serial] if "cpu-hog" in probes else []
+    marks = [pytest.mark.serial, pytest.mark.extended] if "cpu-hog" in probes else []
     return pytest.param(weaken, probes, id=weaken.__name__, marks=marks)
 
 

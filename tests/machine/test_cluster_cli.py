@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import warm_parent
 from machine.cluster_world import ADMIN, Nodes, new_nodes, wait_until
 from machine.remote_cli import RemoteCli
 from server_process import ServerProcess, clean_environ, free_port, running_server
@@ -149,7 +148,7 @@ class Up:
         known = {"WARREN_PROVIDER": "fake", "WARREN_AUTH": "false", "POOL_SIZE": "1"}
         known |= {"WARREN_STATE_DIR": str(directory / "state"), "WARREN_CREDENTIALS": str(directory / "credentials")}
         flags = ("--workers", "2", "--coordinators", "1", "--port", str(self.port), "--directory", str(directory))
-        self._process = warm_parent.Popen(
+        self._process = subprocess.Popen(
             [sys.executable, "-m", "warren.cli.main", "cluster", "up", *flags],
             env={**clean_environ(), **known, **environ},
             stdin=subprocess.DEVNULL,

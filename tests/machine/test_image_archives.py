@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import warm_parent
 from registry_server import HERE, Image, descriptor, digest_of, tar_of
 
 from warren.images.store.store import ImageStore, silent
@@ -171,7 +170,7 @@ def warren(tmp_path: Path, *arguments: str) -> "subprocess.Popen[str]":
         "WARREN_STATE_DIR": str(tmp_path / "state"),
     }
     argv = [sys.executable, "-m", "warren.cli.main", "image", *arguments]
-    return warm_parent.Popen(argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @contextlib.contextmanager

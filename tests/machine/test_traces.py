@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 import secrets
+import subprocess
 import sys
 import threading
 import urllib.error
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import warm_parent
 from machine.cluster_world import ADMIN, Nodes, new_nodes, wait_until
 from opentelemetry.sdk.trace import TracerProvider
 from server_process import ServerProcess, clean_environ, free_port, running_server
@@ -259,7 +259,7 @@ def test_a_server_that_is_told_to_trace_and_cannot_does_not_start(tmp_path: Path
     program = [sys.executable, "-m", "warren.cli.main", "serve", "--provider", "fake", "--port", str(free_port())]
     program += ["--state-dir", str(tmp_path / "state")]
     environ["WARREN_OTLP_ENDPOINT"] = "http://127.0.0.1:4318"
-    ended = warm_parent.run(program, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(program, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode != 0
     assert "traces need packages that are not installed here" in ended.stderr
     assert "warren-sandbox[otel]" in ended.stderr
