@@ -1,5 +1,6 @@
 """What every test may ask for: images, a state directory, a Docker engine. And at the end: nothing may be left."""
 
+import contextlib
 import functools
 import inspect
 import os
@@ -12,16 +13,16 @@ from pathlib import Path
 import anyio
 import hypothesis
 import pytest
-import selection
 import this_run
+import warm_parent
 from docker_engine import DockerEngine
 from event_loops import pytest_runtest_teardown as pytest_runtest_teardown
 from leftovers import SandboxIds, wait_for_leftovers
-from xdist.scheduler import LoadScopeScheduling
 
 from warren.images.store.store import BUILDABLE, ImageStore
 
-_CACHE = Path(__file__).parents[1] / "build" / "test-state"
+_TESTS = Path(__file__).parent
+_CACHE = _TESTS.parent / "build" / "test-state"
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # how long a test takes depends on the machine
 hypothesis.settings.load_profile("untimed")
@@ -81,6 +82,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Owner())
     if config.option.basetemp is None:
         config.option.basetemp = this_run.basetemp()
+    if getattr(config.option, "processes", 0) and not config.option.collectonly:
+        config.add_cleanup(_start_warm_parent())
+
+
+def _start_warm_parent() -> Callable[[], None]:
+    """Starts it for the servers of this run, and returns what ends it."""
+    started = contextlib.ExitStack()
+    started.enter_context(warm_parent.running_warm_parent())
+    return started.close
 
 
 class _Owner:
@@ -101,9 +111,13 @@ class _Owner:
         this_run.end()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish() -> None:
-    """Ends the SDK's local mode, as the end of a program does: the processes of xdist end without that."""
+@pytest.fixture(scope="session", autouse=True)
+def _local_mode() -> Iterator[None]:
+    """Ends the SDK's local mode, as the end of a program does: the processes of a run end without that."""
+    engine = sys.modules.get("warren.local.engine")
+    if engine is not None:
+        engine.ENGINE._process = os.getpid()  # this process was forked from one that imported it, but never used it
+    yield
     engine = sys.modules.get("warren.local.engine")
     if engine is not None:
         engine.ENGINE.end()
@@ -114,18 +128,21 @@ def pytest_sessionstart() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_LONGEST = ("faults/cluster", "faults", "browser", "e2b", "e2e", "machine", "frameworks", "contract")
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks the tests before pytest chooses by mark; the groups that take longest come first."""
-    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    if is_whole and (idle := selection.idle_patterns(item.nodeid for item in items)):
-        raise pytest.UsageError(f"no test has a name that tests/selection.py expects: {idle}")
-    for item, mark in selection.marks(items):
-        item.add_marker(mark)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Orders the tests so that no process is left with a long group at the end."""
     for item in items:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             _end_in_its_loop(item)
-    items.sort(key=lambda item: selection.start_order(item.nodeid))
+    items.sort(key=_start_order)
+
+
+def _start_order(item: pytest.Item) -> int:
+    folder = item.path.parent.relative_to(_TESTS).as_posix() if item.path.is_relative_to(_TESTS) else ""
+    return _LONGEST.index(folder) if folder in _LONGEST else len(_LONGEST)
 
 
 _TO_BE_CANCELLED_S = 60
@@ -150,16 +167,3 @@ def _limited(test: Callable[..., Awaitable[None]], limit_s: float) -> Callable[.
             await test(*args, **kwargs)
 
     return limited
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
-    config.option.loadscopereorder = False  # else it begins with the groups of most tests, not with the longest
-    return _GroupScheduling(config, log)
-
-
-class _GroupScheduling(LoadScopeScheduling):
-    """Gives whole groups to the processes, so that what a group's tests share is made once."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return selection.group(nodeid)

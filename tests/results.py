@@ -1,10 +1,13 @@
 """A pytest plugin for tests/run.py: writes what became of each test to the file `--results`, as lines of JSON."""
 
 import json
+import resource
+from collections.abc import Generator
 from pathlib import Path
 from typing import TextIO
 
 import pytest
+import warm_parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -12,11 +15,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    is_worker = hasattr(config, "workerinput")  # pytest-xdist: the controller hears of everything the workers do
-    if config.option.results and not is_worker:
+    if config.option.results:
         file = config.option.results.open("w")
         config.add_cleanup(file.close)
         config.pluginmanager.register(_Writer(file))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Notes the processor time of this process and of its children since the report before."""
+    global _used_s
+    report = yield
+    before_s, _used_s = _used_s, _processor_s()
+    report.processor_s = _used_s - before_s
+    return report
+
+
+def _processor_s() -> float:
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages) + warm_parent.processor_s
+
+
+_used_s = _processor_s()
 
 
 class _Writer:
@@ -37,6 +57,7 @@ class _Writer:
             "step": getattr(report, "when", "collect"),
             "outcome": report.outcome,
             "duration_s": duration_s,
+            "processor_s": getattr(report, "processor_s", 0.0),
             "log": log.strip(),
         }
         self._file.write(json.dumps(values) + "\n")

@@ -81,7 +81,7 @@ def run_pytest(arguments: Sequence[str]) -> Part:
     file = this_run.directory() / "results"
     here = str(Path(__file__).parent)
     path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-m", "pytest", "-p", "results", f"--results={file}"]
+    command = [sys.executable, "-m", "pytest", "-p", "processes", "-p", "results", f"--results={file}"]
     command += [f"--basetemp={this_run.basetemp()}", *arguments]
     environ = {**os.environ, "PYTHONPATH": path}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)  # pytest compiles hundreds of files, which should not be in vain
@@ -89,6 +89,9 @@ def run_pytest(arguments: Sequence[str]) -> Part:
         # Whoever ends this run ends it in order: pytest stops what its tests have started.
         signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGINT))
         exit_code = process.wait()
+    if "KEEP_RESULTS" in os.environ:
+        with open(os.environ["KEEP_RESULTS"], "a") as kept:
+            kept.write(file.read_text())
     try:
         return Part(exit_code, read_results(file.read_text().splitlines()))
     finally:
@@ -101,7 +104,7 @@ def repeat(failed: Sequence[str]) -> Part:
     file = this_run.directory() / "repeated"
     file.write_text("".join(f"{test}\n" for test in failed))
     try:
-        return run_pytest(["-p", "no:xdist", f"@{file}"])
+        return run_pytest(["--processes=1", f"@{file}"])
     finally:
         file.unlink()
 
@@ -154,16 +157,11 @@ class Summary:
 
 
 def run(everything: bool, processes: int, arguments: Sequence[str]) -> Summary:
-    selected = "" if everything else "not extended and "
     if everything:
         os.environ[this_run.EVERYTHING] = "1"
-    print(f"in {processes} processes", flush=True)
-    together = run_pytest(["-n", str(processes), "-m", f"{selected}not serial", *arguments])
-    if not together.is_complete:
-        return Summary(together.results, is_complete=False)
-    print("\none after the other", flush=True)
-    alone = run_pytest(["-p", "no:xdist", "-m", f"{selected}serial", *arguments])
-    summary = Summary({**together.results, **alone.results}, alone.is_complete)
+    selected = () if everything else ("-m", "not extended")
+    part = run_pytest([f"--processes={processes}", *selected, *arguments])
+    summary = Summary(part.results, part.is_complete)
     failed = [result.test for result in summary.failed if result.is_test]
     if everything and summary.is_complete and 0 < len(failed) <= _MOST_REPEATED:
         repeated = repeat(failed)

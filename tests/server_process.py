@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import this_run
+import warm_parent
 
 from warren.measure.server import free_port
 
@@ -63,7 +64,7 @@ class ServerProcess:
 
     def start(self, *, wait: bool = True) -> None:
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = warm_parent.Popen(
                 self._argv, env=self.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         if wait:

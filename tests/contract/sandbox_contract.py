@@ -43,8 +43,7 @@ async def until_written(process: Process, wanted: bytes) -> None:
     await reading.aclose()  # type: ignore[attr-defined]
 
 
-@pytest.mark.anyio
-class SandboxContract(ProviderHooks):
+class SandboxHooks(ProviderHooks):
     @pytest.fixture
     async def provider(self) -> AsyncIterator[Provider]:
         raise NotImplementedError
@@ -59,6 +58,9 @@ class SandboxContract(ProviderHooks):
         finally:
             await provider.destroy(box.id)
 
+
+@pytest.mark.anyio
+class SandboxContract(SandboxHooks):
     # How a command ends.
 
     @pytest.mark.parametrize("code", [0, 3, 255])

@@ -1,52 +1,21 @@
-"""The real agent under the contracts, in throw-away namespaces: see namespace_provider.py."""
+"""What the real agent does beyond the contracts, in throw-away namespaces: see namespace_provider.py."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import cast
 
 import anyio
 import pytest
-from contract.files_contract import FilesContract
-from contract.namespace_provider import NamespaceProvider, stop
-from contract.provider_contract import ProviderContract, ProviderHooks
-from contract.sandbox_contract import SandboxContract
+from contract.provider_kinds import AgentHooks
+from contract.sandbox_contract import SandboxHooks
 
-import warren
-from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.kernel.answer_memory import SHORT_BYTES, AnswerMemory, AnswerRoom, set_answer_room
 from warren.model.errors import ProcessNotFound
 from warren.model.operations import Command, ExecResult, Reason
 
-BIN = Path(warren.__file__).parent / "bin"
 
-
-class NamespaceHooks(ProviderHooks):
-    agent = BIN / "warren-agent"
-
-    @pytest.fixture
-    async def provider(self, tmp_path: Path) -> AsyncIterator[Provider]:
-        provider = NamespaceProvider(self.agent, tmp_path)
-        yield provider
-        await provider.close()  # also the links to sandboxes that another provider has destroyed
-        assert await provider.list_ids() == []
-        assert list(tmp_path.iterdir()) == []
-
-    async def reopened(self, provider: Provider) -> Provider:
-        old = cast(NamespaceProvider, provider)
-        return NamespaceProvider(old.agent, old.state, old.boxes)
-
-    async def lose(self, provider: Provider, sandbox: Sandbox) -> None:
-        await stop(cast(NamespaceProvider, provider).boxes[sandbox.id])
-
-
-class TestAgentProvider(NamespaceHooks, ProviderContract):
-    pass
-
-
-class TestAgentSandbox(NamespaceHooks, SandboxContract):
+@pytest.mark.anyio
+class TestAgentSandbox(AgentHooks, SandboxHooks):
     async def test_forgetting_a_process_leaves_no_reader_hanging(self, sandbox: Sandbox) -> None:
         """More than a window of output, so that the agent still has some to send when it forgets."""
         process = await sandbox.start(Command(shell="head -c 1200000 /dev/zero"))
@@ -113,7 +82,3 @@ class TestAgentSandbox(NamespaceHooks, SandboxContract):
         await sandbox.forget(process.id)
         with pytest.raises(ProcessNotFound):
             await process.wait()
-
-
-class TestAgentFiles(NamespaceHooks, FilesContract):
-    pass

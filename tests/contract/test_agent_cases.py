@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 from contract.namespace_provider import NamespaceProvider
-from contract.test_agent import BIN
+from contract.provider_kinds import BIN
 
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.errors import LimitReached

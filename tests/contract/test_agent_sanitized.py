@@ -1,4 +1,4 @@
-"""The agent with address and undefined-behaviour sanitizers: under the contracts, and fed with noise.
+"""The agent with address and undefined-behaviour sanitizers, fed with noise.
 
 A sanitizer that finds something ends the agent, and with it the test.
 """
@@ -9,30 +9,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from contract.files_contract import FilesContract
 from contract.namespace_provider import NamespaceProvider
-from contract.provider_contract import ProviderContract
-from contract.sandbox_contract import SandboxContract
-from contract.test_agent import BIN, NamespaceHooks
+from contract.provider_kinds import BIN, SanitizedAgentHooks
 
 from warren.model.spec import SandboxSpec
 from warren.sandboxes.agent.wire import HEADER, Flag, Request, Tag, fields, frame
 
-
-class Sanitized(NamespaceHooks):
-    agent = BIN / "warren-agent-sanitized"
-
-
-class TestSanitizedProvider(Sanitized, ProviderContract):
-    pass
-
-
-class TestSanitizedSandbox(Sanitized, SandboxContract):
-    pass
-
-
-class TestSanitizedFiles(Sanitized, FilesContract):
-    pass
+pytestmark = pytest.mark.extended
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -66,7 +49,7 @@ def some_frame(dice: random.Random) -> bytes:
 @pytest.mark.parametrize("seed", range(4))
 async def test_the_agent_outlives_a_worker_that_talks_nonsense(tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
-    provider = NamespaceProvider(Sanitized.agent, tmp_path)
+    provider = NamespaceProvider(SanitizedAgentHooks.agent, tmp_path)
     box = await provider.create(SandboxSpec())
     try:
         await box.close()

@@ -26,6 +26,8 @@ from warren.model.audit import DROPPED, CommandText
 from warren.model.errors import Unavailable
 from warren.testing.memory_audit import MemoryAudit
 
+pytestmark = pytest.mark.group_by("class")
+
 _PROGRAMS = Path(__file__).parent
 
 
@@ -50,6 +52,7 @@ class TestFileAudit(AuditContract):
         await log.close()
 
 
+@pytest.mark.extended
 class TestFileAuditOfManyFiles(AuditContract):
     """Every file takes a few lines."""
 

@@ -1,142 +1,24 @@
-"""The oci provider under the contracts, with each runtime, and what remains when create is cut short anywhere."""
+"""What only the oci provider does: with each runtime, nothing remains when create is cut short anywhere."""
 
 import asyncio
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, cast
 
 import pytest
-from contract.figures_contract import KernelFiguresContract
-from contract.files_contract import FilesContract
-from contract.network_contract import NetworkContract
-from contract.provider_contract import ProviderContract, ProviderHooks
-from contract.sandbox_contract import SandboxContract
-from contract.view_contract import ViewContract
+from contract.provider_kinds import BIN, EACH_RUNTIME, RUNTIMES
 
-import warren
 from warren.images.store.store import ImageStore
-from warren.interfaces.provider import Provider
-from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import InvalidRequest, ProviderUnavailable
 from warren.model.operations import Command, Reason
 from warren.model.spec import Limits, SandboxSpec
-from warren.sandboxes.network.egress import Egress
 from warren.sandboxes.providers import oci_bundle
 from warren.sandboxes.providers.oci import STEPS, OciProvider
-from warren.sandboxes.providers.record import Record
-
-BIN = Path(warren.__file__).parent / "bin"
-
-RUNTIMES = ("direct", "crun", "runc")
 
 pytestmark = pytest.mark.anyio
-
-
-class OciHooks(ProviderHooks):
-    runtime: ClassVar[str]
-
-    def spec(self) -> SandboxSpec:
-        return SandboxSpec(image="host", limits=Limits(cpus=2))
-
-    @pytest.fixture
-    async def provider(self, state_dir: Path, image_store: ImageStore) -> AsyncIterator[Provider]:
-        provider = OciProvider(state_dir, image_store, BIN, self.runtime)
-        yield provider
-        left = await provider.list_ids()
-        for sandbox_id in left:
-            await provider.destroy(sandbox_id)
-        await provider.close()
-        assert left == []
-
-    async def reopened(self, provider: Provider) -> Provider:
-        old = cast(OciProvider, provider)
-        return OciProvider(old._state, old._images, BIN, self.runtime)
-
-    async def lose(self, provider: Provider, sandbox: Sandbox) -> None:
-        record = Record.load(cast(OciProvider, provider)._state / "sandboxes" / sandbox.id)
-        assert record is not None
-        os.kill(record.pid, signal.SIGKILL)
-        while record.alive():
-            await asyncio.sleep(0.01)
-
-
-class TestDirectFigures(OciHooks, KernelFiguresContract):
-    runtime = "direct"
-
-
-class TestCrunFigures(OciHooks, KernelFiguresContract):
-    runtime = "crun"
-
-
-class TestRuncFigures(OciHooks, KernelFiguresContract):
-    runtime = "runc"
-
-
-class TestDirectView(OciHooks, ViewContract):
-    runtime = "direct"
-
-
-class TestCrunView(OciHooks, ViewContract):
-    runtime = "crun"
-
-
-class TestRuncView(OciHooks, ViewContract):
-    runtime = "runc"
-
-
-class TestDirectProvider(OciHooks, ProviderContract):
-    runtime = "direct"
-
-
-class TestDirectSandbox(OciHooks, SandboxContract):
-    runtime = "direct"
-
-
-class TestDirectFiles(OciHooks, FilesContract):
-    runtime = "direct"
-
-
-class TestDirectWritableRootFiles(OciHooks, FilesContract):
-    runtime = "direct"
-
-    def spec(self) -> SandboxSpec:
-        return replace(super().spec(), writable_root=True)
-
-
-class TestCrunProvider(OciHooks, ProviderContract):
-    runtime = "crun"
-
-
-class TestCrunSandbox(OciHooks, SandboxContract):
-    runtime = "crun"
-
-
-class TestCrunFiles(OciHooks, FilesContract):
-    runtime = "crun"
-
-
-class TestWritableRootFiles(OciHooks, FilesContract):
-    runtime = "crun"
-
-    def spec(self) -> SandboxSpec:
-        return replace(super().spec(), writable_root=True)
-
-
-class TestRuncProvider(OciHooks, ProviderContract):
-    runtime = "runc"
-
-
-class TestRuncSandbox(OciHooks, SandboxContract):
-    runtime = "runc"
-
-
-class TestRuncFiles(OciHooks, FilesContract):
-    runtime = "runc"
 
 
 class Stop(Exception):
@@ -206,7 +88,7 @@ def open_provider(state_dir: Path, image_store: ImageStore) -> OpenProvider:
 SPEC = SandboxSpec(image="host")
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("runtime", EACH_RUNTIME)
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_create_that_fails_at_any_step_leaves_nothing(
     open_provider: OpenProvider, state_dir: Path, step: str, runtime: str
@@ -220,7 +102,7 @@ async def test_a_create_that_fails_at_any_step_leaves_nothing(
     assert steps.remains() == []
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("runtime", EACH_RUNTIME)
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_create_that_is_cancelled_at_any_step_leaves_nothing(
     open_provider: OpenProvider, state_dir: Path, step: str, runtime: str
@@ -248,7 +130,7 @@ asyncio.run(OciProvider(state, ImageStore(state), bin_dir, runtime, fault=fault)
 """
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("runtime", EACH_RUNTIME)
 @pytest.mark.parametrize("step", STEPS)
 async def test_what_a_killed_worker_leaves_at_any_step_is_listed_and_can_be_destroyed(
     open_provider: OpenProvider, state_dir: Path, step: str, runtime: str
@@ -267,7 +149,7 @@ async def test_what_a_killed_worker_leaves_at_any_step_is_listed_and_can_be_dest
     assert steps.remains() == []
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("runtime", EACH_RUNTIME)
 @pytest.mark.parametrize("after_s", [0.001, 0.004, 0.008, 0.012, 0.018])
 async def test_a_runtime_killed_in_the_middle_of_create_is_one_clear_error(
     open_provider: OpenProvider, state_dir: Path, runtime: str, after_s: float
@@ -362,12 +244,3 @@ async def test_a_missing_program_is_named_with_its_remedy(
 ) -> None:
     with pytest.raises(ProviderUnavailable, match="warren-launch is missing"):
         await OciProvider(state_dir, image_store, tmp_path).create(SPEC)
-
-
-class TestOciNetwork(NetworkContract):
-    def spec(self) -> SandboxSpec:
-        return SandboxSpec(image="host")
-
-    @pytest.fixture
-    def new_provider(self, state_dir: Path, image_store: ImageStore) -> Callable[[Egress], Provider]:
-        return lambda egress: OciProvider(state_dir, image_store, BIN, egress=egress)

@@ -15,6 +15,8 @@ from warren.model.errors import Unavailable
 from warren.stores.encryption import Encryption
 from warren.stores.redis_store import RedisStore
 
+pytestmark = pytest.mark.group_by("class")
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
@@ -45,6 +47,7 @@ class TestRedisStore(StoreContract, DurableStoreContract):
         return await RedisStore.open(self._url, timeout_s=PATIENCE_S, namespace=self._namespace)
 
 
+@pytest.mark.extended
 class TestRedisStoreInSteps(StoreContract):
     """Over the socket, sealed, and never looking at more than three sessions at once."""
 
@@ -57,6 +60,7 @@ class TestRedisStoreInSteps(StoreContract):
         await store.close()
 
 
+@pytest.mark.extended
 class TestRedisStoreOnACluster(StoreContract):
     @pytest.fixture
     async def store(self, cluster: RedisServer) -> AsyncIterator[SessionStore]:

@@ -16,6 +16,7 @@ from contract.sdk_async_files_contract import AsyncFilesContract, AsyncTerminalC
 from contract.sdk_blocking_code_contract import CodeContract, PythonContract
 from contract.sdk_blocking_contract import BatchContract, CommandContract, SessionContract
 from contract.sdk_blocking_files_contract import FilesContract, TerminalContract
+from marks import first_of
 from server_process import ServerProcess, running_server
 from this_run import new_state_dir
 
@@ -26,13 +27,15 @@ from warren.model.errors import ServerUnreachable
 
 Options = dict[str, str]
 
+pytestmark = pytest.mark.group_by("provider", "options")
 
-@pytest.fixture(scope="module", params=["oci", "fake"])
+
+@pytest.fixture(scope="module", params=first_of(["fake", "oci"]))
 def provider(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module", params=["remote", "local"])
+@pytest.fixture(scope="module")
 def options(request: pytest.FixtureRequest, provider: str, image_cache: Path) -> Iterator[Options]:
     """How a client finds the place that is tested."""
     state = new_state_dir(image_cache)
@@ -60,6 +63,8 @@ def _local(state: Path, provider: str) -> Iterator[Options]:
 
 
 class Async:
+    pytestmark = pytest.mark.parametrize("options", first_of(["local", "remote"]), scope="module", indirect=True)
+
     @pytest.fixture
     def new(self, options: Options) -> "partial[AsyncSandboxClient]":
         return partial(AsyncSandboxClient, **options)  # type: ignore[arg-type]
@@ -70,6 +75,8 @@ class Async:
 
 
 class Blocking:
+    pytestmark = pytest.mark.parametrize("options", first_of(["remote", "local"]), scope="module", indirect=True)
+
     @pytest.fixture
     def new(self, options: Options) -> "partial[SandboxClient]":
         return partial(SandboxClient, **options)  # type: ignore[arg-type]

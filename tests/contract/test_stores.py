@@ -27,6 +27,8 @@ from warren.stores.sqlite import CHECKPOINT_S, SqliteStore
 from warren.stores.sqlite_file import SqliteFile
 from warren.testing.manual_clock import ManualClock
 
+pytestmark = pytest.mark.group_by("class")
+
 _PROGRAMS = Path(__file__).parent
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import anyio
 import pytest
 from contract.files_contract import FilesContract
+from contract.provider_kinds import BIN, EACH_RUNTIME, DirectHooks
 from contract.sandbox_contract import SandboxContract
-from contract.test_oci import BIN, OciHooks
 
 from warren.images.store.store import ImageStore
 from warren.interfaces.images import RootFs
@@ -34,15 +34,15 @@ pytestmark = pytest.mark.anyio
 SPEC = SandboxSpec(image="host", limits=Limits(cpus=2), sudo=True, writable_root=True)
 
 
-class TestSandboxWithRoot(OciHooks, SandboxContract):
-    runtime = "direct"
+class TestSandboxWithRoot(DirectHooks, SandboxContract):
+    pytestmark = pytest.mark.extended
 
     def spec(self) -> SandboxSpec:
         return SPEC
 
 
-class TestFilesWithRoot(OciHooks, FilesContract):
-    runtime = "direct"
+class TestFilesWithRoot(DirectHooks, FilesContract):
+    pytestmark = pytest.mark.extended
 
     def spec(self) -> SandboxSpec:
         return SPEC
@@ -57,7 +57,7 @@ async def provider(state_dir: Path, image_store: ImageStore) -> AsyncIterator[Oc
     await provider.close()
 
 
-@pytest.fixture(params=["direct", "crun", "runc"])
+@pytest.fixture(params=EACH_RUNTIME)
 async def box(request: pytest.FixtureRequest, state_dir: Path, image_store: ImageStore) -> AsyncIterator[Sandbox]:
     provider = OciProvider(state_dir, image_store, BIN, request.param)
     box = await provider.create(SPEC)

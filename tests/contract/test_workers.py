@@ -10,8 +10,7 @@ from typing import cast
 
 import anyio
 import pytest
-from contract.test_fake import FakeHooks
-from contract.test_oci import OciHooks
+from contract.provider_kinds import DirectHooks, FakeHooks
 from contract.worker_contract import (
     CLAIM,
     NONE,
@@ -87,9 +86,7 @@ class TestLocalWorkerOverTheFake(FakeHooks, WorkerContract):
         cast(FakeProvider, provider).delay_s = 0.05
 
 
-class TestLocalWorkerOverOci(OciHooks, WorkerContract):
-    runtime = "direct"
-
+class TestLocalWorkerOverOci(DirectHooks, WorkerContract):
     def opened(self, provider: Provider, pool: PoolSize, name: str = "one") -> Startable:
         return local_worker(provider, pool=pool, name=name, find=environments(self.spec()))
 
@@ -119,9 +116,7 @@ class TestLocalWorkerOverTwoFakes(SeveralProvidersContract):
         return local_worker(*providers, pool=pool, find=provided_environments(SandboxSpec(), "two"))
 
 
-class TestLocalWorkerOverTheFakeAndOci(OciHooks, SeveralProvidersContract):
-    runtime = "direct"
-
+class TestLocalWorkerOverTheFakeAndOci(DirectHooks, SeveralProvidersContract):
     @pytest.fixture
     async def providers(self, provider: Provider) -> AsyncIterator[tuple[Provider, Provider]]:
         fake = FakeProvider()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.api_client import Api, until
-from integration.webhook_receiver import receiving, saying
+from machine.webhook_receiver import receiving, saying
 from old_state import ADMIN_KEY, CLUSTER_SECRET, REDIS_PASSWORD, WEBHOOK_ADDRESS, WEBHOOK_PORT, environ
 from redis_server import RedisServer
 from server_process import ServerProcess

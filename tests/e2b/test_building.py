@@ -3,12 +3,12 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import warm_parent
 from e2e.image_state import new_image_state
 from server_process import ServerProcess, clean_environ, running_server
 
@@ -43,13 +43,13 @@ def test_a_template_is_built_and_used(sdk: str, server: ServerProcess, tmp_path:
         "E2B_API_KEY": _builders_key(server),
         "TEMPLATE": f"of-{sdk.replace('.', '-')}",
     }
-    ran = subprocess.run(argv, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=150, check=False)
+    ran = warm_parent.run(argv, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=150, check=False)
     assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stdout + ran.stderr
 
 
 def _builders_key(server: ServerProcess) -> str:
     argv = [sys.executable, "-m", "warren.cli.main", "keys", "create", "builder", "--e2b", "-q"]
     own = {"WARREN_URL": server.url, "WARREN_API_KEY": KEY}
-    made = subprocess.run(argv, env={**clean_environ(), **own}, capture_output=True, text=True, check=False)
+    made = warm_parent.run(argv, env={**clean_environ(), **own}, capture_output=True, text=True, check=False)
     assert re.fullmatch(r"e2b_[0-9a-f]{80}\n", made.stdout), made.stderr
     return made.stdout.strip()

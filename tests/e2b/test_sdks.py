@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import warm_parent
 from certificates import NAME, make_certificates
 from e2e.image_state import new_image_state
-from integration.test_documents import SHOWN_SERVER, fenced
 from local_names import LocalNames
+from machine.test_documents import SHOWN_SERVER, fenced
+from marks import first_of
 from server_process import ServerProcess, clean_environ, running_server
 
 from warren.images.store.layers import flatten
@@ -38,7 +40,7 @@ _OF_INTERPRETER = re.compile(r"e2b_code_interpreter|@e2b/code-interpreter")
 KEY = "wk_" + "k" * 40
 MODES = ("one-port", "domain")
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.group_by("world", "sdk")]
 
 
 def has_interpreter(sdk: str) -> bool:
@@ -51,7 +53,12 @@ def programs(sdk: str) -> list[str]:
     return [file.name for file in runnable if has_interpreter(sdk) or not _OF_INTERPRETER.search(file.read_text())]
 
 
-CASES = [pytest.param(sdk, name, id=f"{sdk}-{name}") for sdk in (*VERSIONS, JS) for name in programs(sdk)]
+def case(sdk: str, name: str) -> object:
+    """`make test` has the newest version of each language only."""
+    return pytest.param(sdk, name, id=f"{sdk}-{name}", marks=[] if sdk in (NEWEST, JS) else [pytest.mark.extended])
+
+
+CASES = [case(sdk, name) for sdk in (*VERSIONS, JS) for name in programs(sdk)]
 
 
 @dataclass(frozen=True)
@@ -107,7 +114,7 @@ def new_state(image_cache: Path, code_image: Path) -> Path:
     return state
 
 
-@pytest.fixture(scope="module", params=MODES)
+@pytest.fixture(scope="module", params=first_of(MODES))
 def world(
     request: pytest.FixtureRequest, image_cache: Path, code_image: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
@@ -133,7 +140,7 @@ def world(
 def e2b_key(server: ServerProcess, ca: Path) -> str:
     argv = [sys.executable, "-m", "warren.cli.main", "keys", "create", "sdks", "--e2b", "-q"]
     own = {"WARREN_URL": server.url, "WARREN_API_KEY": KEY, "SSL_CERT_FILE": str(ca)}
-    made = subprocess.run(argv, env={**clean_environ(), **own}, capture_output=True, text=True, check=False)
+    made = warm_parent.run(argv, env={**clean_environ(), **own}, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     key = made.stdout.strip()
     assert re.fullmatch(r"e2b_[0-9a-f]{80}", key)
@@ -219,7 +226,7 @@ def test_every_call_is_used_by_a_program(sdk: str, tmp_path: Path) -> None:
     (tmp_path / "node_modules").symlink_to(SDKS / "js" / "node_modules")
     python = [str(SDKS / NEWEST / "bin" / "python"), "-c", _CALLS]
     argv = [NODE, "--input-type=module", "-e", _JS_CALLS] if sdk == JS else python
-    calls = json.loads(subprocess.run(argv, cwd=tmp_path, check=True, capture_output=True).stdout)
+    calls = json.loads(warm_parent.run(argv, cwd=tmp_path, check=True, capture_output=True).stdout)
     text = "".join((PROGRAMS / name).read_text() for name in programs(sdk))
     unused = [name for name in calls if name not in _PRIVATE and not re.search(rf"\b{name}\b", text)]
     assert unused == []

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from cluster_processes import Cluster, running_cluster
 from e2e.conftest import NewState
+from marks import first_of
 from redis_server import RedisServer
 from server_process import ServerProcess, running_server
 
 from warren.cluster.roster import Report
 
-KINDS = ("alone", "cluster")
+KINDS = first_of(("alone", "cluster"))
 DEAD = "worker-dead"
 _PATIENCE_S = 60.0
 

@@ -8,10 +8,11 @@ from typing import Any
 from cluster_processes import Cluster, running_cluster
 from e2e.api_client import Api
 from e2e.conftest import NewState
+from marks import first_of
 from redis_server import RedisServer
 from server_process import ServerProcess, running_server
 
-KINDS = ("alone", "cluster")
+KINDS = first_of(("alone", "cluster"))
 ADMIN = "the-operator-has-this-key"
 HOST = "warren.example.com"
 EMBEDDER = "https://operator.example"

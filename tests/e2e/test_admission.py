@@ -1,13 +1,13 @@
 """The API key, the addresses a server may listen on, and one server per state directory."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
 import pytest
+import warm_parent
 from e2e.api_client import Api
 from e2e.conftest import NewState
 from server_process import ServerProcess, clean_environ, free_port, running_server
@@ -137,7 +137,7 @@ def refused_start(state_dir: Path, *flags: str, port: int | None = None) -> str:
     """What a server that cannot start says; it is a sentence, not a stack trace."""
     argv = [sys.executable, "-m", "warren.cli.main", "serve", "--state-dir", str(state_dir), "--provider", "fake"]
     argv += ["--port", str(port or free_port()), *flags]
-    ended = subprocess.run(argv, env=clean_environ(), capture_output=True, text=True, timeout=60, check=False)
+    ended = warm_parent.run(argv, env=clean_environ(), capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode not in (0, -9)
     assert "Traceback" not in ended.stderr
     return ended.stderr
@@ -147,7 +147,7 @@ def whoami(server: ServerProcess) -> str:
     """What the command line says that finds its key by itself."""
     environ = {**clean_environ(), "WARREN_CREDENTIALS": str(server.credentials), "WARREN_URL": server.url}
     argv = [sys.executable, "-m", "warren.cli.main", "whoami"]
-    return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=True).stdout
+    return warm_parent.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 async def test_a_server_that_nobody_has_a_key_for_makes_one_once(new_state: NewState) -> None:

@@ -55,6 +55,7 @@ def hosts(cluster: Cluster) -> Hosts:
     return Hosts(*cluster.state_dirs)
 
 
+@pytest.mark.extended
 class TestSessions(SessionSuite, LinuxSessionSuite):
     pass
 
@@ -63,46 +64,57 @@ class TestOnce(OnceSuite):
     pass
 
 
+@pytest.mark.extended
 class TestCommands(CommandSuite, LinuxCommandSuite, UserSuite):
     pass
 
 
+@pytest.mark.extended
 class TestCode(CodeSuite):
     pass
 
 
+@pytest.mark.extended
 class TestStreams(StreamSuite, LinuxStreamSuite):
     pass
 
 
+@pytest.mark.extended
 class TestSockets(SocketSuite):
     pass
 
 
+@pytest.mark.extended
 class TestProcesses(ProcessSuite, LinuxProcessSuite):
     pass
 
 
+@pytest.mark.extended
 class TestFiles(FileSuite, LinuxFileSuite):
     pass
 
 
+@pytest.mark.extended
 class TestArtifacts(ArtifactSuite, LinuxArtifactSuite):
     pass
 
 
+@pytest.mark.extended
 class TestTerminals(TerminalSuite):
     pass
 
 
+@pytest.mark.extended
 class TestPreviews(PreviewSuite):
     pass
 
 
+@pytest.mark.extended
 class TestNetworks(NetworkSuite):
     pass
 
 
+@pytest.mark.extended
 class TestSecrets(SecretSuite):
     pass
 
@@ -115,13 +127,16 @@ class TestServer(ServerSuite):
     pass
 
 
+@pytest.mark.extended
 class TestExpiry(ExpirySuite):
     pass
 
 
+@pytest.mark.extended
 class TestLosses(LossSuite):
     pass
 
 
+@pytest.mark.extended
 class TestFigures(FiguresSuite, LinuxFiguresSuite):
     pass

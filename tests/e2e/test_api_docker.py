@@ -18,6 +18,8 @@ from e2e.terminal_suite import TerminalSuite
 from server_process import ServerProcess
 from turnable_server import running_turnable
 
+pytestmark = [pytest.mark.extended, pytest.mark.group("docker")]
+
 
 @pytest.fixture(scope="module")
 def server(new_state: NewState, docker_engine: DockerEngine) -> Iterator[ServerProcess]:

@@ -1,4 +1,4 @@
-"""All suites against a real server with the oci provider."""
+"""All suites against a real server with the oci provider. What the fake provider can do as well is extended."""
 
 from collections.abc import Iterator
 
@@ -51,39 +51,76 @@ def hosts(server: ServerProcess) -> Hosts:
     return Hosts(server.state_dir)
 
 
-class TestSessions(SessionSuite, LinuxSessionSuite):
+@pytest.mark.extended
+class TestSessions(SessionSuite):
     pass
 
 
+class TestLinuxSessions(LinuxSessionSuite):
+    pass
+
+
+@pytest.mark.extended
 class TestOnce(OnceSuite):
     pass
 
 
-class TestCommands(CommandSuite, LinuxCommandSuite, UserSuite):
+@pytest.mark.extended
+class TestCommands(CommandSuite):
     pass
 
 
-class TestCode(CodeSuite, LinuxCodeSuite):
+class TestLinuxCommands(LinuxCommandSuite, UserSuite):
     pass
 
 
-class TestStreams(StreamSuite, LinuxStreamSuite):
+@pytest.mark.extended
+class TestCode(CodeSuite):
     pass
 
 
+class TestLinuxCode(LinuxCodeSuite):
+    pass
+
+
+@pytest.mark.extended
+class TestStreams(StreamSuite):
+    pass
+
+
+class TestLinuxStreams(LinuxStreamSuite):
+    pass
+
+
+@pytest.mark.extended
 class TestSockets(SocketSuite):
     pass
 
 
-class TestProcesses(ProcessSuite, LinuxProcessSuite):
+@pytest.mark.extended
+class TestProcesses(ProcessSuite):
     pass
 
 
-class TestFiles(FileSuite, LinuxFileSuite):
+class TestLinuxProcesses(LinuxProcessSuite):
     pass
 
 
-class TestArtifacts(ArtifactSuite, LinuxArtifactSuite):
+@pytest.mark.extended
+class TestFiles(FileSuite):
+    pass
+
+
+class TestLinuxFiles(LinuxFileSuite):
+    pass
+
+
+@pytest.mark.extended
+class TestArtifacts(ArtifactSuite):
+    pass
+
+
+class TestLinuxArtifacts(LinuxArtifactSuite):
     pass
 
 
@@ -103,14 +140,21 @@ class TestSecrets(SecretSuite):
     pass
 
 
-class TestFlat(FlatSuite, E2bSuite):
+@pytest.mark.extended
+class TestFlat(FlatSuite):
     pass
 
 
+class TestE2b(E2bSuite):
+    pass
+
+
+@pytest.mark.extended
 class TestServer(ServerSuite):
     pass
 
 
+@pytest.mark.extended
 class TestExpiry(ExpirySuite):
     pass
 
@@ -119,5 +163,10 @@ class TestLosses(LossSuite):
     pass
 
 
-class TestFigures(FiguresSuite, LinuxFiguresSuite):
+@pytest.mark.extended
+class TestFigures(FiguresSuite):
+    pass
+
+
+class TestLinuxFigures(LinuxFiguresSuite):
     pass

@@ -32,6 +32,7 @@ from e2e.bad_input_routes import (
 )
 from e2e.bad_input_sockets import ADDRESSES, FIRST, LATER, OPENED
 from e2e.conftest import NewState
+from marks import extended
 from server_process import running_server
 
 from warren.model.spec import USER_UID
@@ -43,7 +44,7 @@ KEY = "a-key-nobody-knows-0123456789"
 _EXEC = "/api/sessions/{session_id}/exec"
 
 
-@pytest.fixture(scope="module", params=[*KINDS, "oci"])
+@pytest.fixture(scope="module", params=[*KINDS, extended("oci")])
 def place(request: pytest.FixtureRequest, new_state: NewState) -> Iterator[Place]:
     flags = ("--pool-size", "1", "--pool-min", "1", "--pool-max", "2", "--environment", "host")
     networks = {"WARREN_WEBHOOK_NETWORKS": "127.0.0.0/8"}

@@ -20,6 +20,7 @@ from attack_requests import ask, split_answer
 from cluster_processes import Cluster, running_cluster
 from e2e.conftest import NewState
 from e2e.preview_suite import SERVER
+from marks import first_of
 from redis_server import RedisServer
 from server_process import ServerProcess, running_server
 from yarl import URL
@@ -33,7 +34,7 @@ GONE = "The sandbox was not found"
 _HEAD = struct.Struct(">BI")
 
 
-@pytest.fixture(scope="module", params=["alone", "cluster"])
+@pytest.fixture(scope="module", params=first_of(["alone", "cluster"]))
 def servers(request: pytest.FixtureRequest, new_state: NewState) -> Iterator[list[ServerProcess]]:
     """A server, or the two coordinators of a cluster."""
     if request.param == "alone":

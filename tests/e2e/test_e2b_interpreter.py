@@ -11,6 +11,7 @@ import pytest
 from cluster_processes import Cluster, running_cluster
 from e2e.api_client import Api
 from e2e.conftest import NewState
+from marks import first_of
 from redis_server import RedisServer
 from server_process import ServerProcess, running_server
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.anyio
 CODE_PORT = "49999"
 
 
-@pytest.fixture(scope="module", params=("alone", "cluster"))
+@pytest.fixture(scope="module", params=first_of(("alone", "cluster")))
 def server(request: pytest.FixtureRequest, new_state: NewState) -> Iterator[ServerProcess]:
     """The server that clients talk to."""
     flags = ("--pool-size", "1", "--cpus", "2")

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import warm_parent
 from e2e.alone_or_cluster import KINDS, Place, running
 from e2e.api_client import Api, until
 from e2e.conftest import NewState
@@ -153,4 +154,4 @@ def warren(*arguments: str, url: str = "", registry: Path | None = None) -> "sub
     if registry is not None:
         environ["WARREN_REGISTRY_DIR"] = str(registry)
     argv = [sys.executable, "-m", "warren.cli.main", "environments", *arguments]
-    return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)
+    return warm_parent.run(argv, env=environ, capture_output=True, text=True, timeout=60)

@@ -5,7 +5,6 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_parent
 from e2e.api_client import Api
 from e2e.image_state import index_networks, new_image_state
 from server_process import ServerProcess, clean_environ, running_server
@@ -54,7 +54,7 @@ class Machine:
         (self.folder / "environments" / f"{name}.yaml").write_text(text)
 
     def warren(self, *arguments: str, code: int = 0, cwd: Path | None = None) -> str:
-        done = subprocess.run(
+        done = warm_parent.run(
             [sys.executable, "-m", "warren.cli.main", *arguments],
             env=self.environ,
             cwd=cwd or self.folder,
@@ -137,6 +137,7 @@ def test_what_an_image_is_built_on_is_built_first(machine: Machine) -> None:
     assert "the image one is built on itself: one from other from one" in said
 
 
+@pytest.mark.extended
 def test_packages_of_every_kind(machine: Machine) -> None:
     (machine.folder / "environments" / "greeting.txt").write_text("hello\n")
     machine.write("every-kind", EVERY_KIND)
@@ -230,7 +231,7 @@ def test_a_killed_server_takes_its_build_along(machine: Machine) -> None:
     server = ServerProcess(state, "--pool-size", "0", "--pool-min", "0", **options)
     server.start()
     try:
-        asked = subprocess.run(
+        asked = warm_parent.run(
             [
                 *("curl", "-sS", "-X", "POST", f"{server.url}/api/sessions"),
                 *("-H", "Idempotency-Key: k", "-d", '{"environment": "killed"}'),

@@ -14,6 +14,7 @@ from cluster_processes import Cluster, running_cluster
 from e2e.api_client import Api, SessionApi
 from e2e.conftest import NewState
 from e2e.preview_suite import MIB, PORT, Preview, http, named, start_server  # noqa: F401
+from marks import first_of
 from redis_server import RedisServer
 from server_process import ServerProcess, running_server
 
@@ -25,7 +26,7 @@ SETTINGS = {"WARREN_API_KEY": KEY, "WARREN_PREVIEW_DOMAIN": DOMAIN, "WARREN_PREV
 HTML = {"Accept": "text/html"}
 
 
-@pytest.fixture(scope="module", params=["alone", "cluster"])
+@pytest.fixture(scope="module", params=first_of(["alone", "cluster"]))
 def server(request: pytest.FixtureRequest, new_state: NewState) -> Iterator[ServerProcess]:
     """A server, or one of the two coordinators of a cluster."""
     if request.param == "alone":

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import warm_parent
 from e2e.api_client import Api, SessionApi
 from e2e.conftest import NewState
 from e2e.hosts import Hosts
@@ -125,6 +126,6 @@ async def test_an_environment_may_allow_root_and_no_request_can(api: Api, server
 def warren(server: ServerProcess, *arguments: str) -> "subprocess.CompletedProcess[str]":
     environ = {**clean_environ(), "WARREN_URL": server.url}
     argv = [sys.executable, "-m", "warren.cli.main", *arguments]
-    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)
+    done = warm_parent.run(argv, env=environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done

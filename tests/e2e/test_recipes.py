@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 from certificates import make_certificates
 from e2e.conftest import NewState
-from integration.test_documents import ROOT, fenced
+from machine.test_documents import ROOT, fenced
 from network_servers import Servers
 from network_world import ADDRESSES, API_KEY, NetworkWorld, PlacedServer
 

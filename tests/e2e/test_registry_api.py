@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import warm_parent
 from e2e.alone_or_cluster import KINDS, Place, running
 from e2e.api_client import Api
 from e2e.conftest import NewState
@@ -189,4 +190,4 @@ async def test_clients_and_commands_use_it(place: Place, registry: Path) -> None
 def warren(*arguments: str, url: str = "") -> "subprocess.CompletedProcess[str]":
     environ = {**clean_environ(), "WARREN_URL": url, "WARREN_API_KEY": ADMIN}
     argv = [sys.executable, "-m", "warren.cli.main", *arguments]
-    return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)
+    return warm_parent.run(argv, env=environ, capture_output=True, text=True, timeout=60)

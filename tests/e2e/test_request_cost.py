@@ -490,6 +490,8 @@ def test_every_route_has_a_case() -> None:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.extended
+@pytest.mark.serial
 async def test_no_request_holds_the_loop_or_costs_much_memory(server: ServerProcess) -> None:
     async with Api(server.url) as api, api.session() as session:
         await prepare(api, session.id)

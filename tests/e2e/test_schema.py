@@ -255,6 +255,7 @@ def check_phase(place: Place, phase: str) -> set[str]:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.extended
 def test_no_random_value_is_a_surprise(place: Place) -> None:
     check_phase(place, "fuzzing")
 

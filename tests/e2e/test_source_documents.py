@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_parent
 from far_warren import KEY, running_far_warren
 from server_process import ServerProcess, running_server
 from this_run import new_state_dir
@@ -292,7 +293,7 @@ class AsTheDocumentsStartIt(ServerProcess):
 def ask(server: ServerProcess, path: str, body: dict[str, Any] | None = None) -> Any:
     data = [] if body is None else ["-d", json.dumps(body)]
     argv = ["curl", "-sS", "--fail-with-body", f"{server.url}{path}", *data]
-    outcome = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    outcome = warm_parent.run(argv, capture_output=True, text=True, timeout=60)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     return json.loads(outcome.stdout)
 

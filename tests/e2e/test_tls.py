@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import warm_parent
 from certificates import NAME, Certificates, encrypt_key, make_certificates
 from e2e.api_client import Api, Connector, SessionApi
 from e2e.conftest import NewState
@@ -188,7 +189,7 @@ def refused_start(state_dir: Path, cert: Path | None, key: Path | None) -> str:
     argv = [sys.executable, "-m", "warren.cli.main", "serve", "--state-dir", str(state_dir), "--provider", "fake"]
     argv += ["--port", str(free_port())]
     argv += [*(("--tls-cert", str(cert)) if cert else ()), *(("--tls-key", str(key)) if key else ())]
-    ended = subprocess.run(argv, env=clean_environ(), capture_output=True, text=True, timeout=LONGEST_S, check=False)
+    ended = warm_parent.run(argv, env=clean_environ(), capture_output=True, text=True, timeout=LONGEST_S, check=False)
     assert ended.returncode not in (0, -9)
     assert "Traceback" not in ended.stderr
     return ended.stderr

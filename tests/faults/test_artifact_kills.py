@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from faults.caller import Answer, Caller, calling
 from faults.world import World, until
+from marks import first_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 
@@ -83,7 +84,7 @@ async def forget_all(caller: Caller) -> None:
         await caller.ask("DELETE", f"/api/artifacts/{one['artifact_id']}")
 
 
-@pytest.mark.parametrize("step", SAVES)
+@pytest.mark.parametrize("step", first_of(SAVES))
 async def test_killed_while_it_saves_what_was_asked_for(world: World, caller: Caller, step: str) -> None:
     session_id, hashes = await filled(caller)
     answer = await world.crash(caller, step, lambda caller: save(caller, session_id))
@@ -97,7 +98,9 @@ async def test_killed_while_it_saves_what_was_asked_for(world: World, caller: Ca
     await forget_all(caller)
 
 
-@pytest.mark.parametrize("step", ["lifecycle stopping", *SAVES, "lifecycle artifacts saved", "lifecycle destroyed"])
+@pytest.mark.parametrize(
+    "step", first_of(["lifecycle stopping", *SAVES, "lifecycle artifacts saved", "lifecycle destroyed"])
+)
 async def test_killed_while_a_session_ends(world: World, caller: Caller, step: str) -> None:
     session_id, hashes = await filled(caller)
     answer = await world.crash(caller, step, lambda caller: caller.delete(session_id))
@@ -107,6 +110,7 @@ async def test_killed_while_a_session_ends(world: World, caller: Caller, step: s
     await forget_all(caller)
 
 
+@pytest.mark.extended
 async def test_twenty_kills_at_random_moments_lose_nothing(world: World, caller: Caller) -> None:
     chance = random.Random(SEED)
     cut = 0

@@ -18,7 +18,7 @@ from server_process import ServerProcess
 from warren.images.store.store import ImageStore
 from warren.sandboxes.providers.docker import DockerProvider
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.extended, pytest.mark.group("docker")]
 
 COLD: dict[str, Any] = {"limits": {"memory_mb": 256}}
 

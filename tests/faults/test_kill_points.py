@@ -15,6 +15,7 @@ from faults.caller import Answer, Caller, calling
 from faults.faulty_server import arm
 from faults.invariants import COUNTER, Held
 from faults.world import World, until
+from marks import first_of
 
 from warren.sandboxes.providers.oci import STEPS as PROVIDER_STEPS
 from warren.sessions.lifecycle import STEPS as LIFECYCLE_STEPS
@@ -83,21 +84,21 @@ POOLED = [*CREATE, f"worker {WORKER_STEPS[0]}"]
 COLD = [*BEGIN, f"worker {WORKER_STEPS[1]}", *(f"provider {step}" for step in PROVIDER_STEPS)]
 
 
-@pytest.mark.parametrize("step", POOLED)
+@pytest.mark.parametrize("step", first_of(POOLED))
 async def test_killed_while_it_creates_from_the_pool(world: World, caller: Caller, step: str) -> None:
     answer = await world.crash(caller, step, lambda caller: caller.create())
     assert answer.cut
     await world.check(caller)
 
 
-@pytest.mark.parametrize("step", COLD)
+@pytest.mark.parametrize("step", first_of(COLD))
 async def test_killed_while_it_makes_a_sandbox(world: World, caller: Caller, step: str) -> None:
     answer = await world.crash(caller, step, lambda caller: caller.create(limits={"memory_mb": 256}))
     assert answer.cut
     await world.check(caller)
 
 
-@pytest.mark.parametrize("step", POOLED)
+@pytest.mark.parametrize("step", first_of(POOLED))
 async def test_a_thread_whose_create_was_killed_has_one_session_in_the_end(
     world: World, caller: Caller, step: str
 ) -> None:
@@ -109,7 +110,7 @@ async def test_a_thread_whose_create_was_killed_has_one_session_in_the_end(
     await world.check(caller)
 
 
-@pytest.mark.parametrize("step", POOLED)
+@pytest.mark.parametrize("step", first_of(POOLED))
 async def test_a_create_with_a_key_that_is_repeated_gives_one_session(world: World, caller: Caller, step: str) -> None:
     def create(caller: Caller) -> Any:
         return caller.create(key=f"create {step}", metadata={"by": "key"})
@@ -125,7 +126,7 @@ async def test_a_create_with_a_key_that_is_repeated_gives_one_session(world: Wor
 # -- exec
 
 
-@pytest.mark.parametrize("step", around("sandbox exec"))
+@pytest.mark.parametrize("step", first_of(around("sandbox exec")))
 async def test_killed_while_a_command_runs(world: World, caller: Caller, step: str) -> None:
     held = await a_session(world, caller)
     answer = await world.crash(caller, step, lambda caller: caller.exec(held.id, "echo x > ran.txt"))
@@ -137,7 +138,7 @@ async def test_killed_while_a_command_runs(world: World, caller: Caller, step: s
 KEYED = around("store claim_key", "sandbox exec", "store answer_key", "sandbox forget")
 
 
-@pytest.mark.parametrize("step", KEYED)
+@pytest.mark.parametrize("step", first_of(KEYED))
 async def test_a_command_with_a_key_that_is_repeated_ran_once(world: World, caller: Caller, step: str) -> None:
     held = await a_session(world, caller)
     answer = await world.crash(caller, step, lambda caller: caller.exec(held.id, ONCE, key="k"))
@@ -164,7 +165,7 @@ async def test_a_command_with_a_key_goes_on_while_no_server_is_there(world: Worl
 STDIN = around("store claim_key", "sandbox start", "process write", "store answer_key", "process close_stdin")
 
 
-@pytest.mark.parametrize("step", [*STDIN, "after store answer_key 2"])
+@pytest.mark.parametrize("step", first_of([*STDIN, "after store answer_key 2"]))
 async def test_a_command_with_a_key_never_runs_on_half_of_its_stdin(world: World, caller: Caller, step: str) -> None:
     held = await a_session(world, caller)
 
@@ -182,7 +183,7 @@ async def test_a_command_with_a_key_never_runs_on_half_of_its_stdin(world: World
     await world.check(caller)
 
 
-@pytest.mark.parametrize("step", around("sandbox start"))
+@pytest.mark.parametrize("step", first_of(around("sandbox start")))
 async def test_a_background_process_is_started_once(world: World, caller: Caller, step: str) -> None:
     held = await a_session(world, caller)
     await world.crash(caller, step, lambda caller: caller.start(held.id, COUNTER, "mine"))
@@ -207,7 +208,7 @@ async def test_a_stream_that_is_killed_ends_and_the_session_goes_on(world: World
 # -- upload
 
 
-@pytest.mark.parametrize("step", around("sandbox write"))
+@pytest.mark.parametrize("step", first_of(around("sandbox write")))
 async def test_an_upload_that_is_killed_leaves_the_old_file_or_the_new(world: World, caller: Caller, step: str) -> None:
     held = await a_session(world, caller)
     (await caller.upload(held.id, "data.txt", OLD)).good()
@@ -240,7 +241,7 @@ async def test_an_upload_that_is_killed_half_way_leaves_the_old_file(world: Worl
 END = [f"worker {step}" for step in WORKER_STEPS[2:]] + [f"lifecycle {step}" for step in LIFECYCLE_STEPS[4:]]
 
 
-@pytest.mark.parametrize("step", [*around("store swap"), *END])
+@pytest.mark.parametrize("step", first_of([*around("store swap"), *END]))
 async def test_a_session_whose_expiry_is_killed_is_gone_after_the_restart(
     world: World, caller: Caller, step: str
 ) -> None:
@@ -259,7 +260,9 @@ async def has_ended(caller: Caller, session_id: str) -> bool:
     return bool((await caller.show(session_id)).good()["state"] == "ended")
 
 
-@pytest.mark.parametrize("step", [*around("store swap", "store swap 2"), f"lifecycle {LIFECYCLE_STEPS[3]}", *END])
+@pytest.mark.parametrize(
+    "step", first_of([*around("store swap", "store swap 2"), f"lifecycle {LIFECYCLE_STEPS[3]}", *END])
+)
 async def test_a_delete_that_is_killed_is_finished_by_the_next_server(world: World, caller: Caller, step: str) -> None:
     session_id = (await a_session(world, caller)).id
     answer = await world.crash(caller, step, lambda caller: caller.delete(session_id))
@@ -286,7 +289,7 @@ async def test_a_cleanup_by_the_flat_endpoint_can_be_repeated(world: World, call
 # -- taking over, and stopping
 
 
-@pytest.mark.parametrize("step", [*around("store swap", "store swap 3"), *END])
+@pytest.mark.parametrize("step", first_of([*around("store swap", "store swap 3"), *END]))
 async def test_a_server_that_is_killed_while_it_takes_over_is_taken_over_itself(
     world: World, caller: Caller, step: str
 ) -> None:
@@ -301,7 +304,7 @@ async def test_a_server_that_is_killed_while_it_takes_over_is_taken_over_itself(
     await world.check(caller)
 
 
-@pytest.mark.parametrize("step", [f"worker {step}" for step in WORKER_STEPS[2:]])
+@pytest.mark.parametrize("step", first_of([f"worker {step}" for step in WORKER_STEPS[2:]]))
 async def test_a_server_that_is_killed_while_it_stops_keeps_its_sessions(
     world: World, caller: Caller, step: str
 ) -> None:

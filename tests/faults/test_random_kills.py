@@ -9,7 +9,7 @@ from faults.caller import Caller, calling
 from faults.clients import Client
 from faults.world import World
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900), pytest.mark.extended]
 
 KILLS = 50
 CLIENTS = 10

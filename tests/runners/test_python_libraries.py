@@ -128,6 +128,7 @@ class TestCharts:
         assert shown(runner, "plt.imshow([[1, 2]]); plt.colorbar();")["chart"] == empty
 
 
+@pytest.mark.extended
 def test_cells_give_what_they_give_in_jupyter() -> None:
     script = Path(__file__).parents[2] / "bench/conformance.py"
     argv = ["env", "-u", "PYTEST_CURRENT_TEST", CODE_PYTHON, script]  # with it ipykernel loses what children print

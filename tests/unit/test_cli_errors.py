@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
+import warm_parent
 
 from warren.cli.main import cli
 from warren.cli.output import printable
@@ -23,7 +24,7 @@ def warren(*arguments: str, state: Path, stdin: bytes = b"", **environ: str) -> 
         **environ,
     }
     command = [sys.executable, "-m", "warren.cli.main", *arguments]
-    done = subprocess.run(command, input=stdin, capture_output=True, env=environment, timeout=60)
+    done = warm_parent.run(command, input=stdin, capture_output=True, env=environment, timeout=60)
     return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 

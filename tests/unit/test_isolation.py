@@ -1,4 +1,4 @@
-"""Facts about a process, judged. What real runtimes can be made to leave out is in integration/test_read_back.py."""
+"""Facts about a process, judged. What real runtimes can be made to leave out is in machine/test_read_back.py."""
 
 from dataclasses import replace
 from typing import Any

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 import this_run
-from e2e import test_api_fake
 from leftovers import SandboxIds, leftovers
-from selection import SUITES_OF_THE_FAKE
 
 RUN = Path(__file__).parents[1] / "run.py"
 GOOD = "def test_good(): pass\n"
@@ -50,7 +48,7 @@ class Suite:
 
     def __init__(self, place: Path) -> None:
         self._place = place
-        (place / "pytest.ini").write_text("[pytest]\naddopts = -p xdist\nmarkers =\n    extended\n    serial\n")
+        (place / "pytest.ini").write_text("[pytest]\nmarkers =\n    extended\n")
 
     def run(self, *sources: str, everything: bool = True) -> tuple[int, str]:
         for number, source in enumerate(sources):
@@ -175,14 +173,6 @@ def test_a_process_that_is_left_behind_is_red(suite: Suite) -> None:
     assert code == 1
     assert len(left) == 1
     assert left[0].endswith("sleep 60")
-
-
-# -- what is selected
-
-
-def test_the_suites_that_oci_leaves_to_the_fake_are_those_that_the_fake_runs() -> None:
-    classes = [value for name, value in vars(test_api_fake).items() if name.startswith("Test")]
-    assert {base.__name__ for each in classes for base in each.__bases__} == SUITES_OF_THE_FAKE
 
 
 # -- what counts as left behind

@@ -22,7 +22,7 @@ from faults.cluster.test_cluster_pauses import (
 )
 from faults.world import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240), pytest.mark.extended]
 
 CUT_S: Final = 12.0  # longer than a lease
 LONG_S: Final = 21.0

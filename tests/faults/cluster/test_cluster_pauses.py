@@ -19,7 +19,7 @@ from server_process import ServerProcess
 from warren.cluster.auth import encode_caller
 from warren.model.access import ALL_SCOPES, Caller
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180), pytest.mark.extended]
 
 PAUSE_S: Final = 20.0
 GIVEN_UP_S: Final = 15.0

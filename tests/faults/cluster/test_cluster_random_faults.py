@@ -27,7 +27,7 @@ CLIENTS: Final = 6
 QUOTA: Final = 12  # less than the clients would hold together
 LONGEST_PAUSE_S: Final = 12.0
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300 + 60 * COUNT)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300 + 60 * COUNT), pytest.mark.extended]
 
 Fault = Callable[[ClusterWorld, ClusterCaller, ClusterLedger, random.Random], Awaitable[set[str]]]
 """Gives the names of the workers whose sessions may have been given up over it."""

@@ -9,7 +9,7 @@ from faults.cluster.cluster_caller import ClusterCaller, calling_cluster
 from faults.cluster.cluster_world import ClusterWorld
 from faults.cluster.conftest import NewWorld
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300), pytest.mark.extended]
 
 AT_ONCE: Final = 50
 UNEVEN: Final = 0.2  # so far from an equal share a worker may be

@@ -1,0 +1,208 @@
+"""How the tests make each provider, restart it, and kill its sandboxes. test_providers.py runs the contracts on them.
+
+Of the kinds that differ only in the runtime, the build of the agent, or the event loop, `make test` runs one; the
+others are extended.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import pytest
+from contract.namespace_provider import NamespaceProvider, stop
+from contract.provider_contract import ProviderHooks
+from docker_engine import DockerEngine
+from e2b_far_side import KEY, FarSide
+from marks import first_of
+
+import warren
+from warren.images.store.store import ImageStore
+from warren.interfaces.provider import Provider
+from warren.interfaces.sandbox import Sandbox
+from warren.model.operations import Command
+from warren.model.spec import USER_UID, Limits, SandboxSpec
+from warren.sandboxes.host.uids import uid_base
+from warren.sandboxes.providers.docker import DockerProvider, DockerRecord
+from warren.sandboxes.providers.e2b import E2bProvider
+from warren.sandboxes.providers.e2b_api import E2bApi
+from warren.sandboxes.providers.oci import OciProvider
+from warren.sandboxes.providers.record import Record
+from warren.testing.fake_provider import FakeProvider
+
+BIN = Path(warren.__file__).parent / "bin"
+RUNTIMES = ("direct", "crun", "runc")
+EACH_RUNTIME = first_of(RUNTIMES)
+
+
+async def _close_empty(provider: OciProvider | DockerProvider | E2bProvider) -> None:
+    """Fails if the tests have left sandboxes, which are removed."""
+    left = await provider.list_ids()
+    for sandbox_id in left:
+        await provider.destroy(sandbox_id)
+    await provider.close()
+    assert left == []
+
+
+class FakeHooks(ProviderHooks):
+    @pytest.fixture
+    async def provider(self) -> AsyncIterator[Provider]:
+        provider = FakeProvider()
+        yield provider
+        assert await provider.list_ids() == []
+
+    async def reopened(self, provider: Provider) -> Provider:
+        return FakeProvider(cast(FakeProvider, provider).machines)
+
+    async def lose(self, provider: Provider, sandbox: Sandbox) -> None:
+        cast(FakeProvider, provider).lose(sandbox.id)
+
+
+class BareFakeHooks(FakeHooks):
+    @pytest.fixture
+    async def provider(self) -> AsyncIterator[Provider]:
+        provider = FakeProvider(name="bare", capabilities=frozenset())
+        yield provider
+        assert await provider.list_ids() == []
+
+
+class AgentHooks(ProviderHooks):
+    """The real agent in throw-away namespaces: see namespace_provider.py."""
+
+    agent = BIN / "warren-agent"
+
+    @pytest.fixture
+    async def provider(self, tmp_path: Path) -> AsyncIterator[Provider]:
+        provider = NamespaceProvider(self.agent, tmp_path)
+        yield provider
+        await provider.close()  # also the links to sandboxes that another provider has destroyed
+        assert await provider.list_ids() == []
+        assert list(tmp_path.iterdir()) == []
+
+    async def reopened(self, provider: Provider) -> Provider:
+        old = cast(NamespaceProvider, provider)
+        return NamespaceProvider(old.agent, old.state, old.boxes)
+
+    async def lose(self, provider: Provider, sandbox: Sandbox) -> None:
+        await stop(cast(NamespaceProvider, provider).boxes[sandbox.id])
+
+
+class SanitizedAgentHooks(AgentHooks):
+    """With address and undefined-behaviour sanitizers: one that finds something ends the agent, and so the test."""
+
+    pytestmark = pytest.mark.extended
+    agent = BIN / "warren-agent-sanitized"
+
+
+class UvloopAgentHooks(AgentHooks):
+    """On the event loop that the server runs on."""
+
+    pytestmark = pytest.mark.extended
+
+    @pytest.fixture(scope="session")
+    def anyio_backend(self) -> tuple[str, dict[str, Any]]:
+        return "asyncio", {"use_uvloop": True}
+
+
+class OciHooks(ProviderHooks):
+    runtime: ClassVar[str]
+
+    def spec(self) -> SandboxSpec:
+        return SandboxSpec(image="host", limits=Limits(cpus=2))
+
+    @pytest.fixture
+    async def provider(self, state_dir: Path, image_store: ImageStore) -> AsyncIterator[Provider]:
+        provider = OciProvider(state_dir, image_store, BIN, self.runtime)
+        yield provider
+        await _close_empty(provider)
+
+    async def reopened(self, provider: Provider) -> Provider:
+        old = cast(OciProvider, provider)
+        return OciProvider(old._state, old._images, BIN, self.runtime)
+
+    async def lose(self, provider: Provider, sandbox: Sandbox) -> None:
+        record = Record.load(cast(OciProvider, provider)._state / "sandboxes" / sandbox.id)
+        assert record is not None
+        os.kill(record.pid, signal.SIGKILL)
+        while record.alive():
+            await asyncio.sleep(0.01)
+
+
+class DirectHooks(OciHooks):
+    runtime = "direct"
+
+
+class CrunHooks(OciHooks):
+    pytestmark = pytest.mark.extended
+    runtime = "crun"
+
+
+class RuncHooks(OciHooks):
+    pytestmark = pytest.mark.extended
+    runtime = "runc"
+
+
+class DockerHooks(ProviderHooks):
+    """With an engine of the tests' own, which all tests of Docker share."""
+
+    pytestmark: ClassVar = [pytest.mark.extended, pytest.mark.group("docker")]
+
+    def spec(self) -> SandboxSpec:
+        return SandboxSpec(limits=Limits(cpus=2))
+
+    @pytest.fixture(scope="class")
+    async def provider(
+        self, state_dir: Path, image_store: ImageStore, docker_engine: DockerEngine
+    ) -> AsyncIterator[Provider]:
+        provider = DockerProvider(state_dir, image_store, BIN, docker_engine.url)
+        yield provider
+        await _close_empty(provider)
+
+    async def reopened(self, provider: Provider) -> Provider:
+        old = cast(DockerProvider, provider)
+        return DockerProvider(old._state, old._images._images, BIN, old.engine.url)
+
+    async def lose(self, provider: Provider, sandbox: Sandbox) -> None:
+        record = DockerRecord.load(cast(DockerProvider, provider).directory(sandbox.id))
+        assert record is not None
+        os.kill(record.pid, signal.SIGKILL)
+        while record.alive():
+            await asyncio.sleep(0.01)
+
+    async def user_uid(self, sandbox: Sandbox) -> int:
+        uid = int((await sandbox.exec(Command(argv=("id", "-u")))).stdout)
+        assert (uid - uid_base(0)) % 65536 == USER_UID
+        return uid
+
+
+class E2bHooks(ProviderHooks):
+    """With a far side of the tests' own: see e2b_far_side.py."""
+
+    @pytest.fixture
+    async def far(self) -> AsyncIterator[FarSide]:
+        far = await FarSide().start()
+        yield far
+        left = list(far.boxes)
+        await far.close()
+        assert left == []
+
+    @pytest.fixture
+    async def provider(self, tmp_path: Path, far: FarSide) -> AsyncIterator[Provider]:
+        provider = E2bProvider(tmp_path, BIN, E2bApi(KEY, far.url))
+        yield provider
+        await _close_empty(provider)
+
+    async def reopened(self, provider: Provider) -> Provider:
+        old = cast(E2bProvider, provider)
+        return E2bProvider(old._home.parent, BIN, E2bApi(KEY, old.api._api))
+
+    async def lose(self, provider: Provider, sandbox: Sandbox) -> None:
+        """Another user of the account ends it."""
+        e2b = cast(E2bProvider, provider)
+        record = e2b._load(sandbox.id)
+        assert record is not None
+        await e2b.api.kill(record.far)
+        while sandbox._link.is_open:  # type: ignore[attr-defined]
+            await asyncio.sleep(0.01)

@@ -1,0 +1,318 @@
+"""`warren cluster`: what an operator types, against real processes with the fake provider."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from machine.cluster_world import ADMIN, Nodes, new_nodes, wait_until
+from machine.remote_cli import RemoteCli
+from server_process import ServerProcess, clean_environ, free_port, running_server
+from this_run import new_state_dir
+
+_UP_S = 120.0
+FAILED = 125
+
+
+# status, drain, remove.
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    with new_nodes() as nodes:
+        nodes.worker("worker-1", "--labels", "gpu=1")
+        nodes.worker("worker-2")
+        nodes.coordinator()
+        for process in nodes.all:
+            process.start(wait=False)
+        for process in nodes.all:
+            process.wait_until_ready()
+        yield nodes
+
+
+@pytest.fixture(scope="module")
+def cli(nodes: Nodes) -> RemoteCli:
+    return RemoteCli(nodes.all[2].url, WARREN_API_KEY=ADMIN)
+
+
+def states(cli: RemoteCli) -> dict[str, str]:
+    return {worker["id"]: worker["state"] for worker in cli.document("cluster", "status")["workers"]}
+
+
+def test_a_coordinator_can_gain_no_privileges_and_says_nothing_of_a_lack_of_confinement(nodes: Nodes) -> None:
+    coordinator = nodes.all[2]
+    assert "NoNewPrivs:\t1\n" in Path(f"/proc/{coordinator.pid}/status").read_text()
+    assert "coordinator_not_confined" not in coordinator.log
+
+
+def test_status_shows_the_workers_for_people_and_for_programs(cli: RemoteCli, nodes: Nodes) -> None:
+    wait_until(lambda: list(states(cli).values()) == ["ready", "ready"], "two workers")
+    head, first, second, _, last = cli.say("cluster", "status").splitlines()
+    assert head.split()[:3] == ["WORKER", "STATE", "ADDRESS"]
+    assert first.split()[:3] == ["worker-1", "ready", f"127.0.0.1:{nodes.all[0].port}"]
+    assert "gpu=1" in first
+    assert second.split()[:2] == ["worker-2", "ready"]
+    assert last.startswith("Redis is there; answered by the coordinator ")
+    found = cli.document("cluster", "status")
+    assert (found["redis"], found["settled"]) == ("there", True)
+    assert [worker["id"] for worker in found["workers"]] == ["worker-1", "worker-2"]
+    assert found["workers"][0]["labels"]["gpu"] == "1"
+    assert found["workers"][0]["provider"] == "fake"
+
+
+def test_drain_and_its_undoing(cli: RemoteCli) -> None:
+    assert cli.say("cluster", "drain", "worker-2") == "worker-2 is draining, with 0 sessions\n"
+    assert states(cli)["worker-2"] == "draining"
+    assert cli.say("cluster", "drain", "worker-2", "--undo") == "worker-2 is ready, with 0 sessions\n"
+    assert cli.document("cluster", "drain", "worker-2")["state"] == "draining"
+    assert cli.document("cluster", "drain", "worker-2", "--undo")["state"] == "ready"
+
+
+def test_what_cannot_be_done_is_told_in_words(cli: RemoteCli) -> None:
+    for arguments, words in (
+        (("remove", "worker-1"), b"the worker 'worker-1' is alive"),
+        (("remove", "ghost"), b"there is no worker 'ghost'"),
+        (("drain", "ghost"), b"there is no worker 'ghost'"),
+        (("drain", "../../keys"), b"not"),
+    ):
+        done = cli.run("cluster", *arguments)
+        assert (done.returncode, done.stdout) == (FAILED, b"")
+        assert words in done.stderr
+        assert b"Traceback" not in done.stderr
+    assert cli.run("cluster", "drain").returncode == 2
+
+
+def test_a_worker_that_has_died_can_be_removed(cli: RemoteCli, nodes: Nodes) -> None:
+    doomed = nodes.worker("doomed")
+    doomed.start()
+    wait_until(lambda: states(cli).get("doomed") == "ready", "the worker is seen")
+    doomed.kill()
+    wait_until(lambda: states(cli)["doomed"] == "dead", "the worker is seen to be dead")
+    wait_until(lambda: cli.run("cluster", "remove", "doomed", "--json").returncode == 0, "the worker is removed")
+    assert set(states(cli)) == {"worker-1", "worker-2"}
+
+
+def test_without_the_right_key_nothing_is_shown(nodes: Nodes) -> None:
+    done = RemoteCli(nodes.all[2].url, WARREN_API_KEY="wrong").run("cluster", "status")
+    assert (done.returncode, done.stdout) == (FAILED, b"")
+
+
+def test_a_server_that_runs_by_itself_says_that_it_does() -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="warren-test-") as state,
+        running_server(Path(state), provider="fake") as server,
+    ):
+        done = RemoteCli(server.url).run("cluster", "status")
+    assert done.returncode == FAILED
+    assert b"this server runs by itself" in done.stderr
+
+
+def test_a_cluster_on_one_machine_makes_its_secret_and_names_the_worker_of_a_session() -> None:
+    with new_nodes() as nodes:
+        worker = nodes.worker("only", WARREN_CLUSTER_SECRET="")
+        coordinator = nodes.coordinator(state=worker.state_dir, WARREN_CLUSTER_SECRET="")
+        for process in nodes.all:
+            process.start(wait=False)
+        for process in nodes.all:
+            process.wait_until_ready()
+        secret = worker.state_dir / "cluster-secret"
+        assert secret.stat().st_mode & 0o777 == 0o600
+        assert f"The secret of this cluster is in {secret}." in coordinator.log
+        assert secret.read_text() not in nodes.logs()
+        asked = urllib.request.Request(f"{coordinator.url}/create_session", b"{}", {"X-API-Key": ADMIN})
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            body = answer.read()
+        assert json.loads(body)["worker"] == worker.url
+        assert body.endswith(b"\n")
+
+
+# up.
+
+
+class Up:
+    """`warren cluster up` in a directory of the test's own."""
+
+    def __init__(self, directory: Path, *, port: int = 0, **environ: str) -> None:
+        self.directory = directory
+        self.port = port or free_port()
+        known = {"WARREN_PROVIDER": "fake", "WARREN_AUTH": "false", "POOL_SIZE": "1"}
+        known |= {"WARREN_STATE_DIR": str(directory / "state"), "WARREN_CREDENTIALS": str(directory / "credentials")}
+        flags = ("--workers", "2", "--coordinators", "1", "--port", str(self.port), "--directory", str(directory))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "warren.cli.main", "cluster", "up", *flags],
+            env={**clean_environ(), **known, **environ},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait_until_up(self) -> None:
+        assert self._process.stdout is not None
+        output = ""
+        for line in self._process.stdout:
+            output += line
+            if line.startswith("The cluster is up: "):
+                assert self.url in line
+                return
+        raise AssertionError(f"it ended with {self._process.wait()}: {output}")
+
+    def send(self, number: int) -> None:
+        os.kill(self._process.pid, number)
+
+    def end(self) -> tuple[int, str]:
+        said, _ = self._process.communicate(timeout=_UP_S)
+        return self._process.returncode, said
+
+    def ask(self, method: str, place: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        asked = urllib.request.Request(self.url + place, data, {"Content-Type": "application/json"}, method=method)
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            return json.load(answer)
+
+    def processes(self) -> set[int]:
+        """All that have to do with the directory, `up` itself too."""
+        found = set()
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                told = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+                if os.fsencode(self.directory) in told:
+                    found.add(int(process.name))
+        return found
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Short: a socket lives in it. Whatever a failed test has left there ends with it."""
+    path = new_state_dir()
+    yield path
+    left = [pid for pid in _about(path) if pid != os.getpid()]
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(path, ignore_errors=True)
+    assert left == []
+
+
+def _about(path: Path) -> set[int]:
+    up = Up.__new__(Up)
+    up.directory = path
+    return up.processes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_cluster_is_up_works_and_is_gone_after_ctrl_c(directory: Path, number: int) -> None:
+    up = Up(directory)
+    up.wait_until_up()
+    assert len(up.processes()) == 5  # itself, Redis, two workers, a coordinator
+    wait_until(lambda: len(up.ask("GET", "/api/cluster")["workers"]) == 2, "two workers")
+    ids = [up.ask("POST", "/create_session", {})["session_id"] for _ in range(4)]
+    for session_id in ids:
+        done = up.ask("POST", "/execute", {"session_id": session_id, "command": "echo works"})
+        assert done["output"] == "works\n"
+    up.send(number)
+    code, said = up.end()
+    assert code == 0, said
+    assert up.processes() == set()
+    assert (directory / "secret").stat().st_mode & 0o777 == 0o600
+    secret = (directory / "secret").read_text()
+    assert not [log for log in directory.glob("*.log") if secret in log.read_text(errors="replace")]
+
+
+def test_a_second_start_in_the_same_directory_goes_on_with_what_is_there(directory: Path) -> None:
+    first = Up(directory)
+    first.wait_until_up()
+    key = first.ask("POST", "/api/admin/keys", {"name": "kept"})["id"]
+    secret = (directory / "secret").read_text()
+    again = Up(directory)
+    code, said = again.end()
+    assert (code, "another server uses the state directory" in said) == (FAILED, True), said
+    assert first.ask("GET", "/ready")["status"] == "ready"
+    first.send(signal.SIGINT)
+    assert first.end()[0] == 0
+    second = Up(directory)
+    second.wait_until_up()
+    assert [one["id"] for one in second.ask("GET", "/api/admin/keys")["keys"]] == [key]
+    assert (directory / "secret").read_text() == secret
+    done = second.ask("POST", "/execute", {"thread_id": "t", "command": "echo again"})
+    assert done["output"] == "again\n"
+    second.send(signal.SIGINT)
+    assert second.end()[0] == 0
+
+
+def test_when_a_process_of_it_ends_the_others_end_too_and_it_says_which(directory: Path) -> None:
+    up = Up(directory)
+    up.wait_until_up()
+    [pid] = [pid for pid in up.processes() if b"WORKER_ID=worker-1\0" in Path(f"/proc/{pid}/environ").read_bytes()]
+    os.kill(pid, signal.SIGKILL)
+    code, said = up.end()
+    assert code == 1
+    assert f"worker-1 has ended (-9); its log is {directory}/worker-1.log" in said
+    assert up.processes() == set()
+
+
+def test_without_redis_on_the_machine_it_says_so(directory: Path) -> None:
+    (directory / "nothing").mkdir()
+    up = Up(directory, PATH=str(directory / "nothing"))
+    code, said = up.end()
+    assert code == FAILED
+    assert "there is no redis-server on this machine" in said
+    assert "apt-get install redis-server" in said
+    assert up.processes() == set()
+
+
+def test_beside_a_running_server_nothing_is_started_and_its_key_stays(directory: Path) -> None:
+    alone = directory / "alone"
+    alone.mkdir()
+    with running_server(alone, provider="fake", WARREN_AUTH="true") as server:
+        key = json.loads(server.credentials.read_text())
+        cli = RemoteCli(server.url, WARREN_CREDENTIALS=str(server.credentials))
+        up = Up(directory, port=server.port, WARREN_AUTH="true", WARREN_CREDENTIALS=str(server.credentials))
+        code, said = up.end()
+        assert (code, f"port {up.port} is taken" in said) == (FAILED, True), said
+        assert json.loads(server.credentials.read_text()) == key
+        assert cli.say("whoami")
+    assert not (directory / "redis").exists()
+    assert not list(directory.glob("*.log"))
+
+
+def test_a_cluster_on_the_port_of_a_stopped_server_takes_the_key_that_clients_have(directory: Path) -> None:
+    server = ServerProcess(directory / "alone", provider="fake", WARREN_AUTH="true")
+    server.state_dir.mkdir()
+    server.start()
+    cli = RemoteCli(server.url, WARREN_CREDENTIALS=str(server.credentials))
+    cli.say("whoami")
+    server.stop()
+    up = Up(directory, port=server.port, WARREN_AUTH="true", WARREN_CREDENTIALS=str(server.credentials))
+    up.wait_until_up()
+    cli.say("whoami")
+    up.send(signal.SIGINT)
+    assert up.end()[0] == 0
+    server.start()
+    cli.say("whoami")
+    server.stop()
+
+
+def test_settings_that_cannot_be_are_told_before_anything_is_started(directory: Path) -> None:
+    began = time.monotonic()
+    up = Up(directory, POOL_SIZE="many")
+    code, said = up.end()
+    assert code == FAILED
+    assert "POOL_SIZE" in said
+    assert not (directory / "redis").exists()
+    assert time.monotonic() - began < _UP_S
