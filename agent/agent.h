@@ -79,15 +79,29 @@ size_t scan_tree(void);
 void raise_own_oom_score(void);
 void limit_processes(void);
 /* A process as /proc shows it. */
-struct process { pid_t pid, parent; char state; bool ours, stopped, forked_only; };
+struct process {
+    pid_t pid, parent;
+    char state;
+    bool ours, stopped, forked_only;
+};
 bool read_stat(const char *pid, struct process *m);
 
 /* elevate.c: the supervisor's side of sudo; sudo.c: the program inside. */
 #define SUDO_SOCKET "warren-sudo-%d" /* in the abstract namespace, with the supervisor's pid */
 #define SUDO_VERSION 1u
-enum sudo_fd { SUDO_IN, SUDO_OUT, SUDO_ERR, SUDO_CWD, SUDO_REQUEST, SUDO_FDS }; /* sent with the first message, the version */
+enum sudo_fd {
+    SUDO_IN,
+    SUDO_OUT,
+    SUDO_ERR,
+    SUDO_CWD,
+    SUDO_REQUEST,
+    SUDO_FDS
+}; /* sent with the first message, the version */
 enum sudo_flag { SUDO_TERMINAL = 1, SUDO_LOGIN = 2, SUDO_KEEP_HOME = 4 };
-struct sudo_event { uint32_t kind; int32_t value; };
+struct sudo_event {
+    uint32_t kind;
+    int32_t value;
+};
 enum sudo_kind { SUDO_SIGNAL = 1, SUDO_EXITED }; /* for the command's process group; its status, as wait(2) has it */
 int elevate_listen(void); /* -1 if it cannot be */
 void elevate_accept(int listener);
@@ -113,7 +127,8 @@ struct shell_line {
     uid_t uid; /* the user */
     char *cwd; /* carried, or NULL */
 };
-bool shell_prepare(struct shell_line *s, uid_t uid, const char *text, char **base_env, char **own_env, bool carry, bool keep_cwd);
+bool shell_prepare(struct shell_line *s, uid_t uid, const char *text, char **base_env, char **own_env, bool carry,
+                   bool keep_cwd);
 void shell_done(struct shell_line *s, bool keep_cwd);
 void shell_free(struct shell_line *s);
 

@@ -72,7 +72,8 @@ static int call_keeper(const char *id, pid_t pid) {
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) leave(LOST, strerror(errno));
     if (connect(fd, (struct sockaddr *)&a, length) != 0)
-        leave(errno == EAGAIN ? TOO_MANY : NO_CONTEXT, errno == EAGAIN ? "too many cells wait for this context" : "the context has ended");
+        leave(errno == EAGAIN ? TOO_MANY : NO_CONTEXT,
+              errno == EAGAIN ? "too many cells wait for this context" : "the context has ended");
     /* Of a socket that listens these are the credentials of the process that called listen. */
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.pid != pid || peer.uid != getuid())
         leave(NO_CONTEXT, "another process answers in the place of the context");
@@ -141,7 +142,10 @@ static void attend(int conn, int signals, const uint8_t *request, size_t size) {
     size_t sent = 0;
     while (!in.ended || in.from < in.to) {
         bool full = in.from < in.to;
-        struct pollfd p[3] = {{signals, POLLIN, 0}, {in.ended || (full && sent == size) ? -1 : conn, (short)((full ? 0 : POLLIN) | (sent < size ? POLLOUT : 0)), 0}, {full ? 1 : -1, POLLOUT, 0}};
+        struct pollfd p[3] = {{signals, POLLIN, 0},
+                              {in.ended || (full && sent == size) ? -1 : conn,
+                               (short)((full ? 0 : POLLIN) | (sent < size ? POLLOUT : 0)), 0},
+                              {full ? 1 : -1, POLLOUT, 0}};
         if (poll(p, 3, -1) < 0) continue;
         if (p[0].revents) interrupt(conn, signals);
         if (p[1].revents & POLLOUT && sent < size) {

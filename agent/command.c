@@ -186,8 +186,11 @@ static void on_started(struct command *c, const struct report *n) {
 static void on_refused(struct command *c, const struct report *n) {
     struct channel *ch = c->has_start_channel ? channel_find(c->start_channel) : NULL;
     if (ch && ch->command == c) {
-        if (n->stage == STAGE_CWD) send_error(ch->id, CODE_NO_CWD, "the working directory %s cannot be entered: %s", c->cwd ? c->cwd : settings.workspace, strerror(n->error));
-        else if (n->stage == STAGE_USER) send_error(ch->id, CODE_UNKNOWN_USER, "cannot become user %s: %s", c->user, strerror(n->error));
+        if (n->stage == STAGE_CWD)
+            send_error(ch->id, CODE_NO_CWD, "the working directory %s cannot be entered: %s",
+                       c->cwd ? c->cwd : settings.workspace, strerror(n->error));
+        else if (n->stage == STAGE_USER)
+            send_error(ch->id, CODE_UNKNOWN_USER, "cannot become user %s: %s", c->user, strerror(n->error));
         else send_error(ch->id, CODE_LIMIT, "the sandbox is at its limit of %u processes", settings.nproc);
         channel_close(ch);
     }
@@ -262,7 +265,8 @@ void control_ready(struct watch *w, uint32_t events) {
     watch_drop(w);
     if (c->lingers) command_closed(c);
     if (c->life != LIFE_ENDED || c->end.background) tend_lost_supervisor();
-    if (c->life != LIFE_ENDED && !c->exit_delayed) on_ended(c, &(struct report){.kind = REPORT_EXITED, .status = SIGKILL});
+    if (c->life != LIFE_ENDED && !c->exit_delayed)
+        on_ended(c, &(struct report){.kind = REPORT_EXITED, .status = SIGKILL});
     on_gone(c, &(struct report){.killed = c->end.killed, .survivors = c->end.survivors});
     if (c->forgotten) remove_command(c);
 }
@@ -363,9 +367,7 @@ static void control(uint32_t channel, struct command *c, const struct request *r
         }
         forget(c);
         break;
-    default:
-        send_error(channel, CODE_INVALID, "there is no such control");
-        return;
+    default: send_error(channel, CODE_INVALID, "there is no such control"); return;
     }
     send_done(channel);
 }

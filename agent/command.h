@@ -30,7 +30,8 @@ struct command {
     uint32_t writes_from, writes_count;
     bool writes_lost, paused;
     uint32_t start_channel;
-    bool has_start_channel, exit_delayed; /* exit_delayed: it exited while its tree is being ended; reported after that */
+    bool has_start_channel,
+        exit_delayed; /* exit_delayed: it exited while its tree is being ended; reported after that */
     uint64_t started_us, ended_us, deadline_us;
     uint64_t overdue_us; /* when its supervisor is to have done as it was told (tend.c) */
     uint32_t grace_ms;

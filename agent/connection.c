@@ -154,10 +154,18 @@ static bool handle_frame(const struct header *h, const uint8_t *p) {
     case REQUEST_CONTROL: command_control(h->channel, f); return true;
     case REQUEST_LIST: command_list(h->channel); return true;
     case REQUEST_PING: send_done(h->channel); return true;
-    case REQUEST_DATA: if (ch) handle_data(ch, p, h->length); return true;
-    case REQUEST_EOF: if (ch) handle_eof(ch); return true;
-    case REQUEST_CREDIT: if (ch) handle_credit(ch, p, h->length); return true;
-    case REQUEST_CLOSE: if (ch) close_by_worker(ch); return true;
+    case REQUEST_DATA:
+        if (ch) handle_data(ch, p, h->length);
+        return true;
+    case REQUEST_EOF:
+        if (ch) handle_eof(ch);
+        return true;
+    case REQUEST_CREDIT:
+        if (ch) handle_credit(ch, p, h->length);
+        return true;
+    case REQUEST_CLOSE:
+        if (ch) close_by_worker(ch);
+        return true;
     default: return false;
     }
 }

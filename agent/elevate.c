@@ -55,12 +55,16 @@ static void complain(const struct elevated *e, const char *what, const char *why
 }
 
 static bool receive(int conn, int fds[SUDO_FDS]) {
-    union { struct cmsghdr head; char room[CMSG_SPACE(SUDO_FDS * sizeof(int))]; } space;
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(SUDO_FDS * sizeof(int))];
+    } space;
     uint32_t version = 0;
     struct iovec part = {&version, sizeof version};
     struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &space, .msg_controllen = sizeof space};
     struct pollfd p = {conn, POLLIN, 0};
-    if (poll(&p, 1, REQUEST_MS) != 1 || recvmsg(conn, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT) != sizeof version) return false;
+    if (poll(&p, 1, REQUEST_MS) != 1 || recvmsg(conn, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT) != sizeof version)
+        return false;
     struct cmsghdr *c = CMSG_FIRSTHDR(&m);
     if (version != SUDO_VERSION || m.msg_flags & MSG_CTRUNC || !c || c->cmsg_type != SCM_RIGHTS) return false;
     if (c->cmsg_len != CMSG_LEN(SUDO_FDS * sizeof(int))) return false;
@@ -128,7 +132,9 @@ static void become_elevated(const struct elevated *e) {
     char **argv = e->request.argv;
     execvp(argv[0], argv);
     int error = errno;
-    const char *why = error == ENOENT && !strchr(argv[0], '/') ? "command not found" : error == EAGAIN ? "too many processes" : strerror(error);
+    const char *why = error == ENOENT && !strchr(argv[0], '/') ? "command not found"
+                      : error == EAGAIN                        ? "too many processes"
+                                                               : strerror(error);
     dprintf(2, "sudo: %s: %s\n", argv[0], why);
     _exit(1);
 }
@@ -208,7 +214,9 @@ int elevate_listen(void) {
     int n = snprintf(a.sun_path + 1, sizeof a.sun_path - 1, SUDO_SOCKET, getpid());
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return -1;
-    if (bind(fd, (struct sockaddr *)&a, (socklen_t)(sizeof a.sun_family + 1 + (size_t)n)) == 0 && listen(fd, MAX_RUNNERS) == 0) return fd;
+    if (bind(fd, (struct sockaddr *)&a, (socklen_t)(sizeof a.sun_family + 1 + (size_t)n)) == 0 &&
+        listen(fd, MAX_RUNNERS) == 0)
+        return fd;
     close(fd);
     return -1;
 }
@@ -237,7 +245,8 @@ void elevate_accept(int listener) {
     int conn = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
     if (conn < 0) return;
     while (slot < MAX_RUNNERS && runners[slot]) slot++;
-    bool known = getsockopt(conn, SOL_SOCKET, SO_PEERCRED, &caller, &size) == 0 && caller.uid <= settings.uid_high && is_below_us(caller.pid);
+    bool known = getsockopt(conn, SOL_SOCKET, SO_PEERCRED, &caller, &size) == 0 && caller.uid <= settings.uid_high &&
+                 is_below_us(caller.pid);
     pid_t pid = known && slot < MAX_RUNNERS ? fork() : -1;
     if (pid == 0) run(conn, &caller);
     if (pid > 0) runners[slot] = pid;

@@ -72,7 +72,7 @@ static void run(const struct file_request *r, const struct user *u, int result) 
     if (!error && chdir(settings.workspace) != 0 && chdir("/") != 0) error = errno;
     if (!error) error = file_run(r, &reply);
     if (error) {
-        enum code code = error < 0 ? (enum code)-error : code_of(error);
+        enum code code = error < 0 ? (enum code)(-error) : code_of(error);
         const char *why = error > 0 ? strerror(error) : "not a regular file";
         if (error < 0 && buf_used(&reply) > 0) answer(result, code, buf_head(&reply), buf_used(&reply));
         else answer(result, code, why, strlen(why));
@@ -221,7 +221,8 @@ void job_abandon(struct job *j) {
     j->commit = -1;
     if (j->in.fd >= 0) watch_drop(&j->in);
     if (j->out.fd >= 0) watch_drop(&j->out);
-    if (!j->undoes && j->result.fd >= 0) kill(j->pid, SIGKILL); /* the pid is valid: a job is not reaped before its result pipe ends */
+    if (!j->undoes && j->result.fd >= 0)
+        kill(j->pid, SIGKILL); /* the pid is valid: a job is not reaped before its result pipe ends */
     if (j->result.fd < 0) finish(j);
 }
 
@@ -244,7 +245,8 @@ static void launch(struct channel *ch, struct file_request *r, const struct user
     bool gives = r->op == OP_READ || r->op == OP_LIST || r->op == OP_PACK || r->op == OP_WATCH || r->op == OP_SEARCH;
     int p[4][2] = {{-1, -1}, {-1, -1}, {-1, -1}, {-1, -1}}; /* in, commit, out, result */
     pid_t pid = -1;
-    if (open_pipe(p[0], takes, 1) && open_pipe(p[1], writes, 1) && open_pipe(p[2], gives, 0) && open_pipe(p[3], true, 0)) {
+    if (open_pipe(p[0], takes, 1) && open_pipe(p[1], writes, 1) && open_pipe(p[2], gives, 0) &&
+        open_pipe(p[3], true, 0)) {
         pid = fork();
         if (pid == 0) {
             r->in = p[0][0], r->commit = p[1][0], r->out = p[2][1];
@@ -261,7 +263,12 @@ static void launch(struct channel *ch, struct file_request *r, const struct user
     }
     struct job *j = calloc(1, sizeof *j);
     if (!j) fail("memory");
-    *j = (struct job){.channel = ch->id, .pid = pid, .commit = p[1][1], .takes_data = takes, .undoes = writes, .is_search = r->op == OP_SEARCH};
+    *j = (struct job){.channel = ch->id,
+                      .pid = pid,
+                      .commit = p[1][1],
+                      .takes_data = takes,
+                      .undoes = writes,
+                      .is_search = r->op == OP_SEARCH};
     j->in.fd = j->out.fd = j->result.fd = -1;
     j->next = jobs;
     jobs = j;

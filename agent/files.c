@@ -47,13 +47,24 @@ bool read_all(int fd, void *p, size_t n) {
 enum code code_of(int error) {
     switch (error) {
     case ENOENT: return CODE_NOT_FOUND;
-    case EACCES: case EPERM: case EROFS: return CODE_PERMISSION_DENIED;
+    case EACCES:
+    case EPERM:
+    case EROFS: return CODE_PERMISSION_DENIED;
     case EISDIR: return CODE_IS_DIRECTORY;
     case ENOTDIR: return CODE_NOT_A_DIRECTORY;
-    case EEXIST: case ENOTEMPTY: return CODE_EXISTS;
-    case EINVAL: case ELOOP: case ENAMETOOLONG: case EXDEV: return CODE_INVALID_PATH;
-    case ENOSPC: case EDQUOT: case EFBIG: return CODE_NO_SPACE;
-    case EMFILE: case ENFILE: case ENOMEM: case EAGAIN: return CODE_LIMIT;
+    case EEXIST:
+    case ENOTEMPTY: return CODE_EXISTS;
+    case EINVAL:
+    case ELOOP:
+    case ENAMETOOLONG:
+    case EXDEV: return CODE_INVALID_PATH;
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG: return CODE_NO_SPACE;
+    case EMFILE:
+    case ENFILE:
+    case ENOMEM:
+    case EAGAIN: return CODE_LIMIT;
     default: return CODE_IO;
     }
 }
@@ -120,7 +131,8 @@ static int set_metadata(const struct file_request *r, int fd) {
     for (size_t i = 0; i < r->metadata_count; i++) {
         const char *equals = strchr(r->metadata[i], '=');
         int key_bytes = equals ? (int)(equals - r->metadata[i]) : 0;
-        if (!key_bytes || (size_t)snprintf(name, sizeof name, PREFIX "%.*s", key_bytes, r->metadata[i]) >= sizeof name) return EINVAL;
+        if (!key_bytes || (size_t)snprintf(name, sizeof name, PREFIX "%.*s", key_bytes, r->metadata[i]) >= sizeof name)
+            return EINVAL;
         if (fsetxattr(fd, name, equals + 1, strlen(equals + 1), 0) != 0) return errno == ENOTSUP ? 0 : errno;
     }
     return 0;

@@ -42,9 +42,9 @@
 #define COPY_BYTES (64u * 1024)
 #define MAX_CLIENTS 72
 #define MAX_WAITING 64
-#define MAX_LEAVING 4          /* clients whose cell has ended and that have not read all of it */
-#define MAX_TEXT (12 * MIB)    /* of a cell, with the heads of its frames; */
-#define MAX_EVENTS (16 * MIB)  /* together they are less than the agent keeps of a command */
+#define MAX_LEAVING 4 /* clients whose cell has ended and that have not read all of it */
+#define MAX_TEXT (12 * MIB) /* of a cell, with the heads of its frames; */
+#define MAX_EVENTS (16 * MIB) /* together they are less than the agent keeps of a command */
 #define MAX_BETWEEN COPY_BYTES /* text between two cells */
 #define MAX_END MIB
 #define MAX_HELLO 4096u
@@ -194,7 +194,9 @@ static void become_runner(int fds[4], pid_t keeper, char **argv) {
 static void start_runner(char **argv) {
     int pair[2], out[2], err[2], nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
     pid_t keeper = getpid();
-    if (nothing < 0 || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0 || pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) fail("pipes");
+    if (nothing < 0 || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0 || pipe2(out, O_CLOEXEC) != 0 ||
+        pipe2(err, O_CLOEXEC) != 0)
+        fail("pipes");
     runner = fork();
     if (runner == 0) become_runner((int[]){nothing, out[1], err[1], pair[1]}, keeper, argv);
     if (runner < 0) fail("fork");
@@ -283,7 +285,8 @@ static void client_gone(struct client *c) {
 
 static void tell_cut(struct client *c, const char *what, uint64_t n) {
     char line[40];
-    if (n) put(&c->out, new_frame('c', line, (size_t)snprintf(line, sizeof line, "%s %llu", what, (unsigned long long)n)));
+    if (n)
+        put(&c->out, new_frame('c', line, (size_t)snprintf(line, sizeof line, "%s %llu", what, (unsigned long long)n)));
 }
 
 /* The last frame of the current cell. */
@@ -317,7 +320,8 @@ static bool tell_variables(void) {
     if (!told) return true;
     for (char **o = options; *o; o += 2) {
         const char *value = strcmp(*o, "--env") == 0 ? getenv(o[1]) : NULL;
-        if (value) n += (size_t)snprintf((char *)told->bytes + FRAME_HEAD + n, MAX_VARIABLES - n, "%s=%s", o[1], value) + 1;
+        if (value)
+            n += (size_t)snprintf((char *)told->bytes + FRAME_HEAD + n, MAX_VARIABLES - n, "%s=%s", o[1], value) + 1;
         if (n >= MAX_VARIABLES) break;
     }
     frame_head(told->bytes, 'v', n);
@@ -525,13 +529,17 @@ static void accept_client(void) {
     }
 }
 
-static bool may_begin(void) { return state == IDLE && !calm_at && !expiring && channel >= 0 && count_clients(true) < MAX_LEAVING; }
+static bool may_begin(void) {
+    return state == IDLE && !calm_at && !expiring && channel >= 0 && count_clients(true) < MAX_LEAVING;
+}
 
 /* The first client that has said something. */
 static void choose_client(const struct pollfd *p) {
     struct client *next = NULL;
     for (size_t i = 0; i < MAX_CLIENTS; i++)
-        if (p[i].fd >= 0 && p[i].fd == clients[i].fd && p[i].revents & POLLIN && !clients[i].leaving && (!next || clients[i].turn < next->turn)) next = &clients[i];
+        if (p[i].fd >= 0 && p[i].fd == clients[i].fd && p[i].revents & POLLIN && !clients[i].leaving &&
+            (!next || clients[i].turn < next->turn))
+            next = &clients[i];
     if (!next || !may_begin()) return;
     current = next;
     state = TAKING;
@@ -559,7 +567,8 @@ static void flush_clients(void) {
 
 static struct piece *lost_frame(int status) {
     char text_of[32];
-    int n = snprintf(text_of, sizeof text_of, WIFSIGNALED(status) ? "signal %d" : "exit %d", WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+    int n = snprintf(text_of, sizeof text_of, WIFSIGNALED(status) ? "signal %d" : "exit %d",
+                     WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
     return reason ? new_frame('l', reason, strlen(reason)) : new_frame('l', text_of, (size_t)n);
 }
 
@@ -570,7 +579,8 @@ static void runner_ended(int status) {
     exit_code = expiring ? 0 : WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
     if (state == STARTING) {
         if (early_bytes && write(2, early, early_bytes) < 0) {}
-        dprintf(2, "%swarren-context: the runner ended before it was ready\n", early_bytes && early[early_bytes - 1] != '\n' ? "\n" : "");
+        dprintf(2, "%swarren-context: the runner ended before it was ready\n",
+                early_bytes && early[early_bytes - 1] != '\n' ? "\n" : "");
         if (exit_code == 0) exit_code = NOT_READY;
     }
     if (state == RUNNING) end_cell(lost_frame(status));
@@ -601,7 +611,9 @@ static void expire(void) {
     kill_at = now_us() + grace_us;
 }
 
-static bool may_expire(void) { return state == IDLE && idle_us && !expiring && !deaf && count_clients(false) + count_clients(true) == 0; }
+static bool may_expire(void) {
+    return state == IDLE && idle_us && !expiring && !deaf && count_clients(false) + count_clients(true) == 0;
+}
 
 static void check_deadlines(void) {
     uint64_t now = now_us();
@@ -631,7 +643,8 @@ static void listen_as(const char *id) {
     struct sockaddr_un a;
     socklen_t length = context_address(&a, id);
     listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (listener < 0 || bind(listener, (struct sockaddr *)&a, length) != 0 || listen(listener, 128) != 0) fail("the context's socket");
+    if (listener < 0 || bind(listener, (struct sockaddr *)&a, length) != 0 || listen(listener, 128) != 0)
+        fail("the context's socket");
 }
 
 static void listen_to_signals(void) {
@@ -646,7 +659,8 @@ static void listen_to_signals(void) {
 }
 
 static void wrong_use(void) {
-    dprintf(2, "context --id ID [--idle-s N] [--grace-ms N] [--env NAME] … -- PROGRAM [ARGUMENT …] keeps a code context; not to be run by hand\n");
+    dprintf(2, "context --id ID [--idle-s N] [--grace-ms N] [--env NAME] … -- PROGRAM [ARGUMENT …] keeps a code "
+               "context; not to be run by hand\n");
     _exit(64);
 }
 
@@ -668,7 +682,8 @@ static char **parse(int argc, char **argv, const char **id) {
 /* Accepting more than there are descriptors for would fail, again and again. */
 static void bound_clients(void) {
     struct rlimit r;
-    if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < MAX_CLIENTS + 16) most_clients = r.rlim_cur > 32 ? (size_t)r.rlim_cur - 16 : 16;
+    if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < MAX_CLIENTS + 16)
+        most_clients = r.rlim_cur > 32 ? (size_t)r.rlim_cur - 16 : 16;
     for (size_t i = 0; i < MAX_CLIENTS; i++) clients[i].fd = -1;
 }
 
@@ -678,7 +693,8 @@ static void prepare_poll(struct pollfd *p) {
     bool room = !(state == RUNNING && current) || current->out.held <= BACK_PRESSURE, choosing = may_begin();
     bool sending = state == RUNNING && request;
     p[SIGNALS] = (struct pollfd){signals, POLLIN, 0};
-    p[CHANNEL] = (struct pollfd){room || sending ? channel : -1, (short)((room ? POLLIN : 0) | (sending ? POLLOUT : 0)), 0};
+    p[CHANNEL] =
+        (struct pollfd){room || sending ? channel : -1, (short)((room ? POLLIN : 0) | (sending ? POLLOUT : 0)), 0};
     for (int i = 0; i < 2; i++) p[OUT + i] = (struct pollfd){room ? text[i] : -1, POLLIN, 0};
     p[LISTENER] = (struct pollfd){listener, POLLIN, 0};
     for (size_t i = 0; i < MAX_CLIENTS; i++) {
@@ -706,7 +722,8 @@ int keeper_main(int argc, char **argv) {
         if (p[CHANNEL].revents & (POLLIN | POLLHUP | POLLERR) && channel >= 0) read_channel();
         if (p[SIGNALS].revents) take_signals();
         for (size_t i = 0; i < MAX_CLIENTS; i++)
-            if (p[FIRST_CLIENT + i].revents && clients[i].fd >= 0 && clients[i].fd == p[FIRST_CLIENT + i].fd) serve_client(&clients[i], p[FIRST_CLIENT + i].revents);
+            if (p[FIRST_CLIENT + i].revents && clients[i].fd >= 0 && clients[i].fd == p[FIRST_CLIENT + i].fd)
+                serve_client(&clients[i], p[FIRST_CLIENT + i].revents);
         choose_client(p + FIRST_CLIENT);
         if (p[LISTENER].revents && listener >= 0) accept_client();
         flush_clients();

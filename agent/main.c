@@ -123,7 +123,8 @@ static bool pipes_tell_of_writes(void) {
     fcntl(p[0], F_SETSIG, SIGRTMIN + 1);
     struct signalfd_siginfo info;
     if (write(p[1], "x", 1) == 1)
-        told = read(signals, &info, sizeof info) == sizeof info && (int)info.ssi_signo == SIGRTMIN + 1 && info.ssi_fd == p[0];
+        told = read(signals, &info, sizeof info) == sizeof info && (int)info.ssi_signo == SIGRTMIN + 1 &&
+               info.ssi_fd == p[0];
     close(p[0]);
     close(p[1]);
     return told;
@@ -166,11 +167,15 @@ static int listen_at(const char *path) {
 /* On Docker there is no user namespace: PID 1 starts as the host's root and gives that up for good. Where commands may be
  * root, it leaves that uid to them. */
 static void become_agent_user(uid_t uid) {
-    struct { uint32_t version; int pid; } h = {0x20080522, 0};
+    struct {
+        uint32_t version;
+        int pid;
+    } h = {0x20080522, 0};
     struct { uint32_t effective, permitted, inheritable; } d[2];
     if (syscall(SYS_capget, &h, d) != 0) fail("capget");
     d[0].effective = CAPS;
-    if (!settings.allow_root) d[0].permitted = CAPS; /* else what commands of root get is kept, without being in force */
+    if (!settings.allow_root)
+        d[0].permitted = CAPS; /* else what commands of root get is kept, without being in force */
     d[0].inheritable = d[1].effective = d[1].permitted = d[1].inheritable = 0;
     if (prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) != 0) fail("keepcaps");
     if (setgroups(0, NULL) != 0 || setresgid(uid, uid, uid) != 0 || setresuid(uid, uid, uid) != 0) fail("become");
@@ -182,7 +187,8 @@ static unsigned long number(const char *s) { return s ? strtoul(s, NULL, 10) : 0
 
 static void usage(void) {
     dprintf(2, "warren-agent --listen-fd N | --socket PATH [--become UID] [--user NAME] [--workspace DIR]\n"
-               "             [--uids LOW-HIGH] [--nproc N] [--memlock BYTES] [--ephemeral] [--allow-root] [--guest]\nThe first process of a Warren sandbox; not to be run by hand.\n");
+               "             [--uids LOW-HIGH] [--nproc N] [--memlock BYTES] [--ephemeral] [--allow-root] "
+               "[--guest]\nThe first process of a Warren sandbox; not to be run by hand.\n");
     exit(2);
 }
 

@@ -96,7 +96,9 @@ bool file_request_parse(struct fields it, struct file_request *r, char **user) {
         case TAG_TIMEOUT_MS: r->timeout_ms = n, bad |= !is_number || n > UINT32_MAX; break;
         case TAG_OWNER: free(r->owner), r->owner = field_string(&f, 255), bad |= !r->owner; break;
         case TAG_METADATA:
-            if (r->metadata_count == MAX_METADATA || !(r->metadata[r->metadata_count] = field_string(&f, MAX_METADATA_BYTES))) bad = true;
+            if (r->metadata_count == MAX_METADATA ||
+                !(r->metadata[r->metadata_count] = field_string(&f, MAX_METADATA_BYTES)))
+                bad = true;
             else r->metadata_count++;
             break;
         case TAG_PATTERN: free(r->pattern), r->pattern = field_string(&f, MAX_GLOB_BYTES), bad |= !r->pattern; break;

@@ -370,7 +370,8 @@ static void search_file(const struct stat *st) {
 /* proc, sysfs and cgroup: their files are not stored anywhere. */
 static bool is_kernel_filesystem(void) {
     struct statfs fs;
-    return statfs(path, &fs) == 0 && (fs.f_type == 0x9fa0 || fs.f_type == 0x62656572 || fs.f_type == 0x27e0eb || fs.f_type == 0x63677270);
+    return statfs(path, &fs) == 0 &&
+           (fs.f_type == 0x9fa0 || fs.f_type == 0x62656572 || fs.f_type == 0x27e0eb || fs.f_type == 0x63677270);
 }
 
 static void search_entry(const struct stat *st, size_t depth) {

@@ -134,7 +134,8 @@ static bool prepare_state(struct shell_line *s, char **own_env, bool bash) {
     return s->state_fd >= 0;
 }
 
-bool shell_prepare(struct shell_line *s, uid_t uid, const char *text, char **base_env, char **own_env, bool carry, bool keep_cwd) {
+bool shell_prepare(struct shell_line *s, uid_t uid, const char *text, char **base_env, char **own_env, bool carry,
+                   bool keep_cwd) {
     static char *nothing[] = {NULL};
     bool bash = access("/bin/bash", X_OK) == 0 || access("/usr/bin/bash", X_OK) == 0;
     memset(s, 0, sizeof *s);
@@ -145,7 +146,7 @@ bool shell_prepare(struct shell_line *s, uid_t uid, const char *text, char **bas
     if (carry && !keep_cwd && state && state->cwd) s->cwd = dup_or_fail(state->cwd);
     bool restored = carry && state;
     s->env = concat_lists(restored ? nothing : base_env, carry && bash ? nothing : own_env,
-                    carry && bash ? "BASH_ENV=" STATE_PATH : NULL);
+                          carry && bash ? "BASH_ENV=" STATE_PATH : NULL);
     if (strlen(text) > MAX_ARGUMENT) {
         s->text_fd = anonymous_file("text", text, strlen(text));
         if (s->text_fd < 0) return false;

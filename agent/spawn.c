@@ -116,8 +116,10 @@ enum code spawn(struct command *c, struct request *r, const struct user *u, cons
         close_ends(&e);
         return CODE_LIMIT;
     }
-    struct launch l = {.user = *u, .cwd = r->cwd, .in = e.in[0], .out = e.out[1], .err = e.err[1], .terminal = terminal};
-    char **base = merge_environment(base_environment(u, terminal), r->base_env), **env = merge_environment(base, r->env);
+    struct launch l = {
+        .user = *u, .cwd = r->cwd, .in = e.in[0], .out = e.out[1], .err = e.err[1], .terminal = terminal};
+    char **base = merge_environment(base_environment(u, terminal), r->base_env),
+         **env = merge_environment(base, r->env);
     l.state_fd = l.text_fd = -1;
     l.argv = r->argv;
     l.env = env;

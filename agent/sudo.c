@@ -70,20 +70,40 @@ static bool short_option(struct options *o, char name) {
     case 'i': o->login = true; return true;
     case 's': o->shell = true; return true;
     case 'l': o->list = true; return true;
-    case 'v': case 'k': case 'K': o->nothing = true; return true;
-    case 'n': case 'S': case 'A': case 'B': case 'P': return true;
-    case 'h': case 'V':
-        printf("sudo of a Warren sandbox\n%s", usage_text);
-        exit(0);
+    case 'v':
+    case 'k':
+    case 'K': o->nothing = true; return true;
+    case 'n':
+    case 'S':
+    case 'A':
+    case 'B':
+    case 'P': return true;
+    case 'h':
+    case 'V': printf("sudo of a Warren sandbox\n%s", usage_text); exit(0);
     default: return false;
     }
 }
 
 static bool long_option(struct options *o, const char *name) {
-    static const struct { const char *name; char letter; } all[] = {
-        {"preserve-env", 'E'}, {"set-home", 'H'}, {"login", 'i'}, {"shell", 's'}, {"list", 'l'}, {"validate", 'v'},
-        {"reset-timestamp", 'k'}, {"remove-timestamp", 'K'}, {"non-interactive", 'n'}, {"stdin", 'S'}, {"askpass", 'A'},
-        {"bell", 'B'}, {"preserve-groups", 'P'}, {"help", 'h'}, {"version", 'V'},
+    static const struct {
+        const char *name;
+        char letter;
+    } all[] = {
+        {"preserve-env", 'E'},
+        {"set-home", 'H'},
+        {"login", 'i'},
+        {"shell", 's'},
+        {"list", 'l'},
+        {"validate", 'v'},
+        {"reset-timestamp", 'k'},
+        {"remove-timestamp", 'K'},
+        {"non-interactive", 'n'},
+        {"stdin", 'S'},
+        {"askpass", 'A'},
+        {"bell", 'B'},
+        {"preserve-groups", 'P'},
+        {"help", 'h'},
+        {"version", 'V'},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (strcmp(name, all[i].name) == 0) return short_option(o, all[i].letter);
@@ -187,7 +207,8 @@ static int write_request(const struct options *o, int argc, char **argv, bool te
     if (i < argc && buf_used(&line) < 4096) add_bytes(&b, TAG_BASE_ENV, buf_head(&line), buf_used(&line));
     if (o->user) add_text(&b, TAG_USER, o->user);
     if (o->cwd) add_text(&b, TAG_CWD, o->cwd);
-    add_number(&b, TAG_FLAGS, (terminal ? SUDO_TERMINAL : 0u) | (o->login ? SUDO_LOGIN : 0u) | (home ? SUDO_KEEP_HOME : 0u));
+    add_number(&b, TAG_FLAGS,
+               (terminal ? SUDO_TERMINAL : 0u) | (o->login ? SUDO_LOGIN : 0u) | (home ? SUDO_KEEP_HOME : 0u));
     int fd = memfd_create("sudo", MFD_CLOEXEC);
     if (fd < 0 || !write_all(fd, buf_head(&b), buf_used(&b))) stop("the request cannot be written", strerror(errno));
     return fd;
@@ -217,7 +238,10 @@ static int call_supervisor(void) {
 }
 
 static void hand_over(int conn, const int fds[SUDO_FDS]) {
-    union { struct cmsghdr head; char room[CMSG_SPACE(SUDO_FDS * sizeof(int))]; } space = {0};
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(SUDO_FDS * sizeof(int))];
+    } space = {0};
     uint32_t version = SUDO_VERSION;
     struct iovec part = {&version, sizeof version};
     struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &space, .msg_controllen = sizeof space};
@@ -226,7 +250,8 @@ static void hand_over(int conn, const int fds[SUDO_FDS]) {
     c->cmsg_type = SCM_RIGHTS;
     c->cmsg_len = CMSG_LEN(SUDO_FDS * sizeof(int));
     memcpy(CMSG_DATA(c), fds, SUDO_FDS * sizeof(int));
-    if (sendmsg(conn, &m, MSG_NOSIGNAL) != sizeof version) stop("the request was not taken: too many are running", NULL);
+    if (sendmsg(conn, &m, MSG_NOSIGNAL) != sizeof version)
+        stop("the request was not taken: too many are running", NULL);
 }
 
 /* ---- terminals ---- */
@@ -327,7 +352,8 @@ static void wait_for_end(int conn, int signals, int master) {
     static uint8_t typed[COPY_BYTES];
     size_t waiting = 0;
     struct sudo_event event;
-    struct pollfd p[4] = {{conn, POLLIN, 0}, {signals, POLLIN, 0}, {master, POLLIN, 0}, {master < 0 ? -1 : 0, POLLIN, 0}};
+    struct pollfd p[4] = {
+        {conn, POLLIN, 0}, {signals, POLLIN, 0}, {master, POLLIN, 0}, {master < 0 ? -1 : 0, POLLIN, 0}};
     for (;;) {
         p[2].events = (short)(POLLIN | (waiting ? POLLOUT : 0));
         p[3].events = waiting ? 0 : POLLIN;
@@ -356,7 +382,8 @@ static void wait_for_end(int conn, int signals, int master) {
 int sudo_main(int argc, char **argv) {
     struct options o = parse(argc, argv);
     if (o.list) {
-        printf("Everybody in this sandbox may run all commands as any of its users, root included, without a password.\n");
+        printf(
+            "Everybody in this sandbox may run all commands as any of its users, root included, without a password.\n");
         return 0;
     }
     if (o.nothing && o.first == argc) return 0;
@@ -364,8 +391,11 @@ int sudo_main(int argc, char **argv) {
     int master = -1, end = terminal ? make_terminal(&master) : -1;
     int input = terminal ? end : isatty(0) && !in_foreground() ? open("/dev/null", O_RDONLY | O_CLOEXEC) : 0;
     int fds[SUDO_FDS] = {
-        [SUDO_IN] = input, [SUDO_OUT] = terminal ? end : 1, [SUDO_ERR] = terminal && isatty(2) ? end : 2,
-        [SUDO_CWD] = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC), [SUDO_REQUEST] = write_request(&o, argc, argv, terminal),
+        [SUDO_IN] = input,
+        [SUDO_OUT] = terminal ? end : 1,
+        [SUDO_ERR] = terminal && isatty(2) ? end : 2,
+        [SUDO_CWD] = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC),
+        [SUDO_REQUEST] = write_request(&o, argc, argv, terminal),
     };
     if (fds[SUDO_CWD] < 0) fds[SUDO_CWD] = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
     int signals = listen_to_signals(), conn = call_supervisor();

@@ -226,7 +226,8 @@ static void end_tree(int signals, uint32_t grace_ms) {
         signal_tree(SIGCONT);
     }
     uint64_t deadline = now_us() + (uint64_t)grace_ms * 1000;
-    for (uint64_t now; !no_child && (now = now_us()) < deadline;) wait_for_children(signals, (int)((deadline - now) / 1000) + 1);
+    for (uint64_t now; !no_child && (now = now_us()) < deadline;)
+        wait_for_children(signals, (int)((deadline - now) / 1000) + 1);
     uint64_t give_up = now_us() + GIVE_UP_US;
     while (!no_child && now_us() < give_up) {
         stop_tree();
@@ -243,7 +244,8 @@ void kill_children(pid_t parent) {
     DIR *proc = opendir("/proc");
     struct process m;
     for (struct dirent *d; proc && (d = readdir(proc));)
-        if (d->d_name[0] >= '1' && d->d_name[0] <= '9' && read_stat(d->d_name, &m) && m.parent == parent) kill(m.pid, SIGKILL);
+        if (d->d_name[0] >= '1' && d->d_name[0] <= '9' && read_stat(d->d_name, &m) && m.parent == parent)
+            kill(m.pid, SIGKILL);
     if (proc) closedir(proc);
 }
 

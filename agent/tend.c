@@ -38,7 +38,8 @@ static size_t kill_strays(void) {
     struct process m;
     DIR *proc = getpid() == 1 ? opendir("/proc") : NULL;
     for (struct dirent *d; proc && (d = readdir(proc));) {
-        if (d->d_name[0] < '1' || d->d_name[0] > '9' || !read_stat(d->d_name, &m) || m.parent != 1 || m.state == 'Z') continue;
+        if (d->d_name[0] < '1' || d->d_name[0] > '9' || !read_stat(d->d_name, &m) || m.parent != 1 || m.state == 'Z')
+            continue;
         if (is_supervisor(m.pid) || job_has(m.pid)) continue;
         found++;
         kill(m.pid, SIGKILL);

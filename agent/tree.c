@@ -53,7 +53,9 @@ static int list_entry(const struct file_request *r, struct buf *b, const char *d
 
 static int is_entry(const struct dirent *e) { return !is_dot_entry(e->d_name); }
 
-static int compare_names(const struct dirent **a, const struct dirent **b) { return strcmp((*a)->d_name, (*b)->d_name); }
+static int compare_names(const struct dirent **a, const struct dirent **b) {
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
 
 int sorted_entries(const char *dir, struct dirent ***entries) { return scandir(dir, entries, is_entry, compare_names); }
 
@@ -232,7 +234,8 @@ static int pack_one(int out, const char *path, const char *name, int depth) {
     for (struct dirent *e; d && !error && (e = readdir(d));) {
         if (is_dot_entry(e->d_name)) continue;
         bool top = strcmp(name, ".") == 0;
-        if (!join_path(inner, sizeof inner, path, e->d_name) || !join_path(inner_name, sizeof inner_name, top ? "" : name, e->d_name))
+        if (!join_path(inner, sizeof inner, path, e->d_name) ||
+            !join_path(inner_name, sizeof inner_name, top ? "" : name, e->d_name))
             error = errno;
         else error = pack_one(out, inner, inner_name, depth - 1);
     }
@@ -249,7 +252,11 @@ int tree_pack(const struct file_request *r) {
 
 /* ---- unpack ---- */
 
-struct member { char *name, *target; uint64_t kind, size, mode, mtime_ns, uid, gid; bool has_mtime, has_owner; };
+struct member {
+    char *name, *target;
+    uint64_t kind, size, mode, mtime_ns, uid, gid;
+    bool has_mtime, has_owner;
+};
 
 static bool read_member(int in, struct member *m, bool *end) {
     static uint8_t raw[MAX_RECORD];

@@ -21,9 +21,12 @@
 #define ROOT_CAPS ((1u << 0) | (1u << 1) | (1u << 3) | (1u << 4) | (1u << 5) | (1u << 6) | (1u << 7) | (1u << 10))
 
 static uint64_t bounding = ~0ull; /* the capabilities in the bounding set, read once by users_init */
-static bool names_change;         /* /etc/passwd may be written to */
+static bool names_change; /* /etc/passwd may be written to */
 
-struct cap_header { uint32_t version; int pid; };
+struct cap_header {
+    uint32_t version;
+    int pid;
+};
 struct cap_data { uint32_t effective, permitted, inheritable; };
 
 static char *next_part(char **line) {
@@ -105,8 +108,15 @@ static void add_groups(struct user *u) {
 }
 
 /* Finds the name of an id in a file of names, of which both have the id in their third part. */
-struct known { unsigned long id; char name[64]; };
-struct names { const char *path; struct known known[16]; size_t count; };
+struct known {
+    unsigned long id;
+    char name[64];
+};
+struct names {
+    const char *path;
+    struct known known[16];
+    size_t count;
+};
 
 static const char *name_of(struct names *n, unsigned long id) {
     for (size_t i = 0; i < n->count && i < 16; i++)
@@ -196,7 +206,8 @@ static bool lacks_setpcap(void) { return settings.guest && errno == EPERM; }
 static bool change(const struct user *u, uid_t real) {
     uint32_t kept = u->uid == 0 ? ROOT_CAPS : 0;
     for (int cap = 0; cap <= LAST_CAP; cap++)
-        if ((bounding & ~(uint64_t)kept) >> cap & 1 && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) != 0 && !lacks_setpcap()) return false;
+        if ((bounding & ~(uint64_t)kept) >> cap & 1 && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) != 0 && !lacks_setpcap())
+            return false;
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
     if (setgroups((size_t)u->group_count, u->groups) != 0) return false;
     if (setresgid(u->gid, u->gid, u->gid) != 0) return false;

@@ -54,7 +54,8 @@ static int watch_directory(const char *path, bool report_existing) {
     char inner[PATH_MAX];
     for (struct dirent *e; d && (e = readdir(d));) {
         struct stat st;
-        if (is_dot_entry(e->d_name) || !join_path(inner, sizeof inner, path, e->d_name) || lstat(inner, &st) != 0) continue;
+        if (is_dot_entry(e->d_name) || !join_path(inner, sizeof inner, path, e->d_name) || lstat(inner, &st) != 0)
+            continue;
         if (report_existing && !report_change(CHANGE_CREATED, inner, S_ISDIR(st.st_mode))) break;
         /* It was written before anybody could watch it; who tells the steps of a write apart waits for this one. */
         bool written = attributes && S_ISREG(st.st_mode) && st.st_size > 0;
@@ -72,9 +73,12 @@ static bool report_event(const struct inotify_event *e) {
     bool directory = e->mask & IN_ISDIR;
     if (e->mask & IN_DELETE_SELF) return e->wd != 1 || report_change(CHANGE_REMOVED, directories[e->wd], true);
     if (!e->len || !join_path(path, sizeof path, directories[e->wd], e->name)) return true;
-    enum change change = e->mask & IN_CREATE ? CHANGE_CREATED : e->mask & IN_DELETE ? CHANGE_REMOVED
-                         : e->mask & IN_MOVED_FROM ? CHANGE_MOVED_FROM : e->mask & IN_MOVED_TO ? CHANGE_MOVED_TO
-                         : attributes && e->mask & IN_ATTRIB ? CHANGE_ATTRIBUTES : CHANGE_MODIFIED;
+    enum change change = e->mask & IN_CREATE                 ? CHANGE_CREATED
+                         : e->mask & IN_DELETE               ? CHANGE_REMOVED
+                         : e->mask & IN_MOVED_FROM           ? CHANGE_MOVED_FROM
+                         : e->mask & IN_MOVED_TO             ? CHANGE_MOVED_TO
+                         : attributes && e->mask & IN_ATTRIB ? CHANGE_ATTRIBUTES
+                                                             : CHANGE_MODIFIED;
     if (!report_change(change, path, directory)) return false;
     if (recursive && directory && e->mask & (IN_CREATE | IN_MOVED_TO)) watch_directory(path, true);
     return true;

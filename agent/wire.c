@@ -94,9 +94,7 @@ size_t record_open(struct buf *b) {
     return mark;
 }
 
-void record_close(struct buf *b, size_t mark) {
-    put_u32(b->p + b->off + mark, (uint32_t)(b->len - b->off - mark - 4));
-}
+void record_close(struct buf *b, size_t mark) { put_u32(b->p + b->off + mark, (uint32_t)(b->len - b->off - mark - 4)); }
 
 bool parse_header(const uint8_t *p, struct header *out) {
     out->length = get_u32(p);
