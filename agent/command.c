@@ -2,7 +2,6 @@
 #define _GNU_SOURCE
 #include "command.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -17,7 +16,6 @@
 #define MAX_KEPT (64u * 1024 * 1024)
 #define LIVE_KEEP (1024u * 1024)
 #define RETRY_US (200 * 1000)
-#define GIVE_UP_US (10 * 1000 * 1000)
 #define LOOK_US (5 * 1000)
 
 struct command *commands;
@@ -158,6 +156,7 @@ static void start_checked(uint32_t channel, struct request *r) {
         return;
     }
     ch->command = c;
+    ch->on_close = command_resume;
     ch->flags = (uint32_t)r->flags | FLAG_FOLLOW;
     c->start_channel = channel;
     c->has_start_channel = true;
@@ -180,7 +179,7 @@ static void on_started(struct command *c, const struct report *n) {
     add_text(&outbox, TAG_ID, c->id);
     add_number(&outbox, TAG_PID, (uint64_t)n->pid);
     frame_close(&outbox, mark);
-    connection_wake();
+    outbox_wake();
 }
 
 static void on_refused(struct command *c, const struct report *n) {
@@ -206,7 +205,7 @@ static void on_ended(struct command *c, const struct report *n) {
     shell_free(&c->shell);
     c->life = LIFE_ENDED;
     command_stdin_eof(c);
-    connection_wake();
+    outbox_wake();
 }
 
 /* The end of a command whose first process had ended before. */
@@ -241,7 +240,7 @@ static void on_gone(struct command *c, const struct report *n) {
     }
     if (n->killed > c->end.killed) c->end.killed = n->killed; /* it ended by itself, its children did not */
     c->end.background = 0;
-    connection_wake();
+    outbox_wake();
 }
 
 void control_ready(struct watch *w, uint32_t events) {
@@ -315,10 +314,11 @@ void command_attach(uint32_t channel, struct fields f) {
     else ch = channel_open(channel);
     if (ch) {
         ch->command = c;
+        ch->on_close = command_resume;
         ch->flags = (uint32_t)r.flags & ~(uint32_t)FLAG_DEFER;
         ch->mute = r.offset >> 63;
         log_seek(&c->log, &ch->cursor, r.offset);
-        connection_wake();
+        outbox_wake();
     }
     request_free(&r);
 }
@@ -372,106 +372,11 @@ static void control(uint32_t channel, struct command *c, const struct request *r
     send_done(channel);
 }
 
-/* ---- everything at once ---- */
-
-static uint64_t all_deadline_us; /* while everything is being ended: when to give up */
-static uint32_t all_killed;
-
-bool command_ending_all(void) { return all_deadline_us != 0; }
-
-/* Without reading anything about them: there may be as many as the limit allows. */
-static uint32_t count_other_processes(void) {
-    uint32_t n = 0;
-    if (settings.guest) return (uint32_t)scan_tree(); /* others are beside the agent */
-    DIR *proc = opendir("/proc");
-    for (struct dirent *d; proc && (d = readdir(proc));) n += d->d_name[0] >= '1' && d->d_name[0] <= '9';
-    if (proc) closedir(proc);
-    return n ? n - 1 : 0;
-}
-
-/* Processes of the agent's own: supervisors and file jobs. */
-static uint32_t count_helpers(void) {
-    uint32_t n = 0;
-    for (struct command *c = commands; c; c = c->next) n += c->control.fd >= 0;
-    for (struct channel *ch = channel_first(); ch; ch = ch->next) n += ch->job != NULL;
-    return n;
-}
-
-/* As the user of a command kill(-1) reaches all processes of that user at once, wherever they are, and no others. The
- * agent's own helpers, and whatever was left to it when they died, are its children. */
-static void kill_all_of(const char *name) {
-    struct user u;
-    if (!find_user(name, &u)) return;
-    pid_t pid = fork();
-    if (pid == 0) {
-        if (become_user(&u)) kill(-1, SIGKILL);
-        _exit(0);
-    }
-    while (pid > 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR) {}
-}
-
-static void kill_as_guest(void) {
-    kill_all_of(settings.user);
-    for (struct command *c = commands; c; c = c->next)
-        if (c->life != LIFE_ENDED && strcmp(c->user, settings.user) != 0) kill_all_of(c->user);
-    kill_children(getpid());
-}
-
-/* Ends everything in the sandbox but the agent. kill(-1) of the first process of a pid namespace reaches every other
- * process in it at once, and a process with a pending KILL cannot fork: a fork bomb cannot outrun it, and no process is
- * needed to do it. All processes are below the agent, so they are gone when waitpid knows of no child. */
-static void kill_all(uint32_t channel) {
-    if (getpid() != 1 && !settings.guest) { /* outside of a pid namespace this would reach the whole machine */
-        send_error(channel, CODE_INVALID, "the agent is not the first process");
-        return;
-    }
-    struct channel *ch = channel_open(channel);
-    if (!ch) return;
-    ch->kill_all = true;
-    if (command_ending_all()) return;
-    uint32_t found = count_other_processes(), helpers = count_helpers();
-    for (struct command *c = commands; c; c = c->next) {
-        if (c->life != LIFE_ENDED && c->ending == REASON_EXITED) c->ending = REASON_CANCELLED;
-        c->deadline_us = 0;
-    }
-    all_killed = found > helpers ? found - helpers : 0;
-    all_deadline_us = now_us() + GIVE_UP_US;
-    if (settings.guest) kill_as_guest();
-    else kill(-1, SIGKILL);
-}
-
-static bool all_have_ended(void) {
-    while (waitpid(-1, NULL, WNOHANG) > 0) {}
-    if (waitpid(-1, NULL, WNOHANG) != -1 || errno != ECHILD) return false;
-    for (struct command *c = commands; c; c = c->next)
-        if (c->control.fd >= 0) return false;
-    return true;
-}
-
-void command_check_ended_all(void) {
-    if (!command_ending_all()) return;
-    bool ended = all_have_ended();
-    if (!ended && settings.guest) kill_as_guest();
-    if (!ended && now_us() < all_deadline_us) return;
-    uint32_t left = ended ? 0 : count_other_processes();
-    all_deadline_us = 0;
-    for (struct channel *ch = channel_first(), *next; ch; ch = next) {
-        next = ch->next;
-        if (!ch->kill_all) continue;
-        size_t mark = frame_open(&outbox, RESPONSE_DONE, ch->id);
-        add_number(&outbox, TAG_KILLED, all_killed);
-        add_number(&outbox, TAG_SURVIVORS, left);
-        frame_close(&outbox, mark);
-        channel_close(ch);
-    }
-    connection_wake();
-}
-
 void command_control(uint32_t channel, struct fields f) {
     struct request r = request_parse(f);
     struct command *c = r.bad ? NULL : find(r.id);
     if (r.bad) send_error(channel, CODE_INVALID, "that is no control request");
-    else if (r.op == CONTROL_KILL_ALL) kill_all(channel);
+    else if (r.op == CONTROL_KILL_ALL) command_kill_all(channel);
     else if (!c) send_error(channel, CODE_NO_PROCESS, "there is no process %s", r.id);
     else control(channel, c, &r);
     request_free(&r);

@@ -29,7 +29,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "command.h"
+#include "request.h"
+#include "supervise.h"
 
 #define MAX_RUNNERS 32
 #define MAX_REQUEST (8 * 1024 * 1024)

@@ -18,7 +18,8 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "channel.h"
+#include "files.h"
 
 #define PIPE_BYTES (256 * 1024)
 #define FRAME_BYTES (128u * 1024)
@@ -99,7 +100,7 @@ static void finish(struct job *j) {
             size_t mark = frame_open(&outbox, RESPONSE_DONE, j->channel);
             buf_add(&outbox, text, buf_used(&j->reply) - 4);
             frame_close(&outbox, mark);
-            connection_wake();
+            outbox_wake();
         }
         ch->job = NULL;
         channel_close(ch);
@@ -144,7 +145,7 @@ void job_credit(struct job *j) {
             outbox.len += (size_t)n;
             frame_close(&outbox, mark);
             ch->credit -= (uint64_t)n;
-            connection_wake();
+            outbox_wake();
             continue;
         }
         outbox.len -= HEADER_BYTES;
@@ -162,7 +163,7 @@ static void out_ready(struct watch *w, uint32_t events) {
     (void)events;
     j->readable = true;
     if (!channel_find(j->channel)) watch_drop(w);
-    else connection_wake();
+    else outbox_wake();
 }
 
 static void feed(struct job *j) {
@@ -280,7 +281,7 @@ static void launch(struct channel *ch, struct file_request *r, const struct user
     ch->job = j;
 }
 
-void job_start(uint32_t channel, struct fields f) {
+void job_start(uint32_t channel, struct fields f, bool ending) {
     struct file_request r = {.in = -1, .out = -1, .commit = -1};
     struct user u, owner;
     char *user = NULL;
@@ -288,7 +289,7 @@ void job_start(uint32_t channel, struct fields f) {
     const char *name = user && *user ? user : settings.user;
     if (!good) {
         send_error(channel, CODE_INVALID, "that is no file operation");
-    } else if (command_ending_all()) {
+    } else if (ending) {
         send_error(channel, CODE_CONFLICT, "everything in the sandbox is being ended; try again");
     } else if (!find_user(name, &u)) {
         send_error(channel, CODE_UNKNOWN_USER, "there is no user %s in this sandbox", name);

@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "files.h"
 
 #define COPY_BYTES (256u * 1024)
 #define NOT_REGULAR (-(int)CODE_INVALID_PATH)
@@ -19,30 +19,6 @@
 #define PREFIX_BYTES (sizeof PREFIX - 1)
 
 static char names[65536]; /* of a file's attributes: the kernel has no longer lists */
-
-bool write_all(int fd, const void *p, size_t n) {
-    const uint8_t *at = p;
-    while (n > 0) {
-        ssize_t wrote = write(fd, at, n);
-        if (wrote < 0 && errno == EINTR) continue;
-        if (wrote < 0) return false;
-        at += wrote;
-        n -= (size_t)wrote;
-    }
-    return true;
-}
-
-bool read_all(int fd, void *p, size_t n) {
-    uint8_t *at = p;
-    while (n > 0) {
-        ssize_t got = read(fd, at, n);
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) return false;
-        at += got;
-        n -= (size_t)got;
-    }
-    return true;
-}
 
 enum code code_of(int error) {
     switch (error) {

@@ -17,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "supervise.h"
 
 #define LOOKS 1000 /* then the signal is sent anyway: the shell may be busy, a child may have a handler of its own */
 #define PAUSE_US 500

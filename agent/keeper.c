@@ -37,6 +37,7 @@
 
 #include "agent.h"
 #include "context.h"
+#include "process.h"
 
 #define MIB (1024u * 1024)
 #define COPY_BYTES (64u * 1024)

@@ -133,7 +133,7 @@ void output_collect(struct command *c, bool all) {
     log_release_pages(&c->log, all);
     set_polling(c);
     if (c->lingers && c->out.at_end && c->err.at_end) command_closed(c);
-    connection_wake();
+    outbox_wake();
 }
 
 /* After the end of one pipe the other may still be written to; reading the rest of this one changes no order. */
@@ -185,7 +185,7 @@ static void note_write(int fd) {
     }
 }
 
-void command_signals(const int *fds, size_t n, bool lost) {
+void output_note_writes(const int *fds, size_t n, bool lost) {
     for (size_t i = 0; i < n; i++) note_write(fds[i]);
     for (struct command *c = commands; lost && c; c = c->next) c->writes_lost = true;
 }

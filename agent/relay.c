@@ -28,6 +28,7 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "wire.h"
 
 #define WINDOW (512u * 1024)
 #define FRAME_BYTES 13u

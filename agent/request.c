@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "command.h"
+#include "process.h"
+#include "request.h"
 
 #define MAX_TEXT (3u * 1024 * 1024)
 #define MAX_LIST 65536u

@@ -26,7 +26,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "files.h"
 
 #ifdef __SANITIZE_ADDRESS__
 #define MEMORY_BYTES (1024u * 1024 * 1024) /* freed memory stays mapped for long */

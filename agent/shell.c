@@ -18,7 +18,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "command.h"
 
 #define MAX_STATE (1024u * 1024)
 #define MAX_ARGUMENT (120u * 1024)

@@ -92,21 +92,6 @@ static pid_t fork_supervisor(struct command *c, struct launch *l, int *control) 
     return pid;
 }
 
-char **merge_environment(char **base, char **own) {
-    size_t n = 0, a = 0, b = 0;
-    while (base[a]) a++;
-    while (own[b]) b++;
-    char **all = calloc(a + b + 1, sizeof *all);
-    if (!all) fail("memory");
-    for (size_t i = 0; i < a; i++) {
-        bool replaced = false;
-        for (size_t j = 0; j < b; j++) replaced |= strncmp(base[i], own[j], strcspn(base[i], "=") + 1) == 0;
-        if (!replaced) all[n++] = base[i];
-    }
-    for (size_t j = 0; j < b; j++) all[n++] = own[j];
-    return all;
-}
-
 enum code spawn(struct command *c, struct request *r, const struct user *u, const char **why) {
     struct ends e = {{-1, -1}, {-1, -1}, {-1, -1}};
     bool terminal = c->terminal;

@@ -30,6 +30,8 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "supervise.h"
+#include "wire.h"
 
 #define COPY_BYTES 4096
 #define DRAIN_MS 50

@@ -28,11 +28,10 @@
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "supervise.h"
 
 #define MAX_TREE 40000
 #define GIVE_UP_US (10 * 1000 * 1000)
@@ -60,20 +59,6 @@ static void refuse(enum stage stage) {
     refusal.stage = stage;
     refusal.error = errno;
     _exit(120);
-}
-
-void raise_own_oom_score(void) {
-    /* /proc/self of a process that is not dumpable belongs to root. */
-    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
-    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-    if (fd < 0) return;
-    if (write(fd, "800", 3) < 0) {}
-    close(fd);
-}
-
-void limit_processes(void) {
-    struct rlimit r = {settings.nproc, settings.nproc};
-    if (settings.nproc) setrlimit(RLIMIT_NPROC, &r);
 }
 
 static void move_descriptor(int from, int to) {
@@ -126,29 +111,8 @@ static void become_command(const struct launch *l) {
 
 /* ---- the tree below us ---- */
 
-#define FORKED_ONLY 0x40 /* the kernel's PF_FORKNOEXEC */
-
 static struct process *tree;
 static size_t tree_size;
-
-bool read_stat(const char *pid, struct process *m) {
-    char path[64], text[512];
-    snprintf(path, sizeof path, "/proc/%s/stat", pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return false;
-    ssize_t n = read(fd, text, sizeof text - 1);
-    close(fd);
-    if (n <= 0) return false;
-    text[n] = 0;
-    char *after = strrchr(text, ')');
-    unsigned flags;
-    if (!after || sscanf(after + 1, " %c %d %*d %*d %*d %*d %u", &m->state, &m->parent, &flags) != 3) return false;
-    m->pid = atoi(pid);
-    m->ours = false;
-    m->stopped = strchr("TtZX", m->state);
-    m->forked_only = flags & FORKED_ONLY;
-    return true;
-}
 
 static bool is_in_tree(pid_t parent) {
     if (parent == getpid()) return true;
@@ -239,35 +203,7 @@ static void end_tree(int signals, uint32_t grace_ms) {
     result.survivors = no_child ? 0 : (uint32_t)scan_tree();
 }
 
-/* For the agent: a child that user code stopped before it became the command blocks its supervisor. */
-void kill_children(pid_t parent) {
-    DIR *proc = opendir("/proc");
-    struct process m;
-    for (struct dirent *d; proc && (d = readdir(proc));)
-        if (d->d_name[0] >= '1' && d->d_name[0] <= '9' && read_stat(d->d_name, &m) && m.parent == parent)
-            kill(m.pid, SIGKILL);
-    if (proc) closedir(proc);
-}
-
 /* ---- the supervisor's own life ---- */
-
-static int by_value(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
-
-static void close_between(unsigned from, unsigned to) {
-    if (from > to || syscall(SYS_close_range, from, to, 0) == 0) return;
-    for (unsigned fd = from; fd <= to && fd < 65536; fd++) close((int)fd);
-}
-
-void keep_only(int *fds, size_t n) {
-    qsort(fds, n, sizeof *fds, by_value);
-    unsigned from = 3;
-    for (size_t i = 0; i < n; i++) {
-        if (fds[i] < (int)from) continue;
-        close_between(from, (unsigned)fds[i] - 1);
-        from = (unsigned)fds[i] + 1;
-    }
-    close_between(from, ~0u);
-}
 
 static void signal_group(int number) {
     bool held = leader_carries && hold_shell(leader, number);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "command.h"
+#include "files.h"
 
 #define TEND_US (500 * 1000)
 #define LOOK_US (5 * 1000)

@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "files.h"
 
 #define FLUSH_BYTES (64u * 1024)
 #define MAX_DEPTH 512

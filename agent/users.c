@@ -12,7 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "process.h"
 
 #define LAST_CAP 63
 #define MAX_NAMES (1024u * 1024)
