@@ -35,7 +35,7 @@
  *   command.h    command.c, spawn.c               the life of commands, and how one is started
  *                input.c, output.c, shell.c       stdin; stdout and stderr; state between shell commands
  *                tend.c, kill_all.c               what keeps supervisors going; how everything is ended
- *   context.h    keeper.c, cell.c                 code contexts: programs that run as the user
+ *   context.h    keeper.c, keeper_cells.c, keeper_runner.c, cell.c    code contexts: programs that run as the user
  *   agent.h      main.c, connection.c, relay.c    start, dispatch of requests; a way through other people's pipes
  */
 #define _GNU_SOURCE
