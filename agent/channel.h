@@ -17,8 +17,8 @@ struct watch {
 void watch_add(struct watch *w, int fd, uint32_t events, void (*ready)(struct watch *, uint32_t), void *of);
 void watch_set(struct watch *w, uint32_t events);
 void watch_drop(struct watch *w); /* also closes the descriptor */
-/* Opens the loop. `writes` is called with the pipes that commands have written to, in the order of the writes. `lost` says
- * that the kernel has not told of all of them. */
+/* Opens the loop. `writes` is called with the pipes that commands have written to, in the order of the writes. `lost`
+ * says that the kernel has not told of all of them. */
 void loop_open(void (*writes)(const int *fds, size_t n, bool lost));
 /* Waits for one descriptor and calls its handler; -1 waits for ever. */
 void loop_wait(int timeout_ms);

@@ -1,4 +1,16 @@
-/* The life of commands and terminals: starting, attaching, signalling, ending, forgetting. */
+/* The life of commands and terminals: starting, attaching, signalling, ending, forgetting.
+ *
+ * A command is STARTING until its supervisor reports that the program runs, RUNNING until its first process has ended
+ * (with `until_closed`: until its output is closed too), and ENDED until it is forgotten. It is kept after its end,
+ * with its output, so that a worker that was away can ask for both. The oldest ones are forgotten when there are too
+ * many.
+ *
+ *   START ─▶ spawn ─▶ supervisor ─▶ STARTED or FAILED, EXITED, GONE: what is left of the tree has ended as well
+ *
+ * The end of a command that is killed is reported when its whole tree has ended; if it had ended before, the answer to
+ * the kill waits for that instead. The supervisor lives, and `control.fd` is open, as long as any process of the
+ * command does.
+ */
 #define _GNU_SOURCE
 #include "command.h"
 
@@ -208,7 +220,7 @@ static void on_ended(struct command *c, const struct report *n) {
     outbox_wake();
 }
 
-/* The end of a command whose first process had ended before. */
+/* Ends a command whose first process ended before, and which has waited for its output to be closed. */
 void command_closed(struct command *c) {
     struct report end = c->end;
     c->lingers = false;
@@ -238,7 +250,8 @@ static void on_gone(struct command *c, const struct report *n) {
         frame_close(&outbox, mark);
         channel_close(ch);
     }
-    if (n->killed > c->end.killed) c->end.killed = n->killed; /* it ended by itself, its children did not */
+    if (n->killed > c->end.killed)
+        c->end.killed = n->killed; /* the command ended by itself, its children were killed */
     c->end.background = 0;
     outbox_wake();
 }
@@ -331,8 +344,9 @@ static void end_command(struct command *c, enum reason reason, uint32_t grace_ms
     if (c->life != LIFE_ENDED && c->ending == REASON_EXITED) c->ending = reason;
     c->deadline_us = 0;
     if (c->life == LIFE_STARTING) {
+        /* User code can stop the child before it has become the command, and the supervisor waits for that. */
         kill_children(c->supervisor);
-        c->deadline_us = now_us() + RETRY_US; /* the child may not have been cloned yet: try again */
+        c->deadline_us = now_us() + RETRY_US; /* the supervisor may not have cloned its child yet: try again */
     }
     order_supervisor(c, (struct order){.end_tree = 1, .grace_ms = grace_ms});
     tend_ordered(c, grace_ms);
@@ -343,7 +357,8 @@ static void control(uint32_t channel, struct command *c, const struct request *r
     switch (r->op) {
     case CONTROL_SIGNAL:
         if (alive && r->signal) order_supervisor(c, (struct order){.signal = (uint32_t)r->signal});
-        if (r->signal == SIGKILL || r->signal == SIGTERM) c->until_closed = false; /* what survives holds nobody up */
+        if (r->signal == SIGKILL || r->signal == SIGTERM)
+            c->until_closed = false; /* its end is reported even if another process holds its output open */
         if (c->lingers && !c->until_closed) command_closed(c);
         break;
     case CONTROL_KILL:

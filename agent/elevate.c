@@ -2,15 +2,15 @@
  *
  * Nothing in a sandbox can gain rights by running a program: the mounts are nosuid and no_new_privs is set. So the
  * program `sudo` (sudo.c) asks the supervisor of the command that it belongs to, over a socket whose name has the
- * supervisor's pid in it, and hands over its stdin, stdout, stderr and working directory. For each caller the supervisor
- * forks a runner, which starts the command and reports its end:
+ * supervisor's pid in it, and hands over its stdin, stdout, stderr and working directory. For each caller the
+ * supervisor forks a runner, which starts the command and reports its end:
  *
  *   supervisor ─┬─ command … ── sudo ══ socket ══╗
  *               └─ runner (reads the request) ═══╝── the command of root, in a session of its own
  *
  * So it is below the supervisor like all that the command starts, and whatever ends the command ends it too. The agent
- * takes no part, and a caller that sends nonsense, or nothing, has only its own runner to hold up. When the caller ends,
- * the runner ends the command's process group.
+ * takes no part, and a caller that sends nonsense, or nothing, has only its own runner to hold up. When the caller
+ * ends, the runner ends the command's process group.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -70,7 +70,7 @@ static bool receive(int conn, int fds[SUDO_FDS]) {
     if (version != SUDO_VERSION || m.msg_flags & MSG_CTRUNC || !c || c->cmsg_type != SCM_RIGHTS) return false;
     if (c->cmsg_len != CMSG_LEN(SUDO_FDS * sizeof(int))) return false;
     memcpy(fds, CMSG_DATA(c), SUDO_FDS * sizeof(int));
-    for (int i = 0; i < SUDO_FDS; i++) /* away from 0 to 2, which they become later */
+    for (int i = 0; i < SUDO_FDS; i++) /* away from 0 to 2, which dup2 overwrites later */
         if (fds[i] < 10 && (fds[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, 10)) < 0) return false;
     return true;
 }
@@ -126,7 +126,7 @@ static void become_elevated(const struct elevated *e) {
         dprintf(2, "sudo: cannot become %s: %s\n", e->user.name, strerror(errno));
         _exit(1);
     }
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* until execve: this memory is the supervisor's */
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* until execve this memory is a copy of the supervisor's */
     umask(022);
     enter_directory(e);
     environ = e->env;
@@ -227,7 +227,7 @@ void elevate_reaped(pid_t pid) {
         if (runners[i] == pid) runners[i] = 0;
 }
 
-/* Only what the command of this supervisor has started may call it. */
+/* Whether a process is below this supervisor: only what its command has started may call it. */
 static bool is_below_us(pid_t pid) {
     char name[16];
     struct process m;

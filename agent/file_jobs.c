@@ -1,4 +1,5 @@
-/* File operations. Each runs in a process of its own (a job), which takes on the user's rights before it opens anything.
+/* File operations. Each runs in a process of its own (a job), which takes on the user's rights before it opens
+ * anything.
  *
  * A job has the user's rights over files and none of the agent's. Its real uid stays the agent's, so that user code
  * cannot stop it.
@@ -33,7 +34,7 @@ struct job {
     int commit;
     struct buf input, reply;
     bool input_end, readable, takes_data, is_search;
-    bool undoes; /* takes its data back if it gets no commit byte */
+    bool undoes; /* it undoes its work if it gets no commit byte */
     uint32_t taken;
 };
 
@@ -65,7 +66,7 @@ static void run(const struct file_request *r, const struct user *u, int result) 
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    signal(SIGXFSZ, SIG_IGN); /* writing too large a file shall fail, not kill the job */
+    signal(SIGXFSZ, SIG_IGN); /* so that writing too large a file fails instead of killing the job */
     int error = 0;
     if (r->op == OP_SEARCH || (r->op == OP_LIST && r->details)) raise_own_oom_score();
     if (!act_as_user(u)) error = errno;
@@ -223,7 +224,7 @@ void job_abandon(struct job *j) {
     if (j->in.fd >= 0) watch_drop(&j->in);
     if (j->out.fd >= 0) watch_drop(&j->out);
     if (!j->undoes && j->result.fd >= 0)
-        kill(j->pid, SIGKILL); /* the pid is valid: a job is not reaped before its result pipe ends */
+        kill(j->pid, SIGKILL); /* a job is not reaped before its result pipe ends, so this pid is still its own */
     if (j->result.fd < 0) finish(j);
 }
 

@@ -1,7 +1,7 @@
 /* File operations.
  *
- * file_jobs.c is the agent's side, which forks a process for each operation; files.c, tree.c, watching.c and search.c run
- * in that process. They use channel.h (file_jobs.c only), request.h and process.h. */
+ * file_jobs.c is the agent's side, which forks a process for each operation; files.c, tree.c, watching.c and search.c
+ * run in that process. They use channel.h (file_jobs.c only), request.h and process.h. */
 #ifndef WARREN_FILES_H
 #define WARREN_FILES_H
 

@@ -19,7 +19,8 @@
 
 #include "supervise.h"
 
-#define LOOKS 1000 /* then the signal is sent anyway: the shell may be busy, a child may have a handler of its own */
+#define LOOKS                                                                                                          \
+    1000 /* then the signal is sent anyway: the shell may be busy for long, or a child may have a handler of its own */
 #define PAUSE_US 500
 
 static int looks;

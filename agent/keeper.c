@@ -7,9 +7,9 @@
  *   cell client ══ socket ══ keeper ─┬─ descriptor 3 of the runner: requests, events, ends
  *   cell client …                    └─ pipes at its 1 and 2: text, also of what user code starts
  *
- * User code has descriptors 1, 2 and 3 of the runner at most. With them it can pretend to be the runner, but it never has
- * a descriptor on which the frames of a client travel: the keeper puts text into frames. The kernel lets no process of
- * the user look into the keeper, from its first instruction on, because the user may not read the program's file.
+ * User code has descriptors 1, 2 and 3 of the runner at most. With them it can pretend to be the runner, but it never
+ * has a descriptor on which the frames of a client travel: the keeper puts text into frames. The kernel lets no process
+ * of the user look into the keeper, from its first instruction on, because the user may not read the program's file.
  *
  * Everything is bounded: what a cell may give, what waits for a client that does not read, how many clients there are.
  * The requests of clients that wait for their turn stay in their sockets. Only the loop at the end of this file waits.

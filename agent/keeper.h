@@ -1,7 +1,7 @@
 /* The keeper of a code context, shared by keeper.c, keeper_cells.c and keeper_runner.c.
  *
- * keeper.c serves the clients and has the loop, keeper_runner.c talks to the runner, keeper_cells.c has what both need: the
- * cell that runs, its text and its end. Each calls only the files after it. */
+ * keeper.c serves the clients and has the loop, keeper_runner.c talks to the runner, keeper_cells.c has what both need:
+ * the cell that runs, its text and its end. Each calls only the files after it. */
 #ifndef WARREN_KEEPER_H
 #define WARREN_KEEPER_H
 

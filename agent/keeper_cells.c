@@ -1,7 +1,7 @@
 /* The keeper's cells: the queue of each client, the text of the cell that runs, its interruption and its end.
  *
- * Everything that a cell gives is bounded. Text is put into frames as it is read; what is above the limit is counted, and
- * the client is told at the end. Text that is written while no cell runs waits in `between` for the next one.
+ * Everything that a cell gives is bounded. Text is put into frames as it is read; what is above the limit is counted,
+ * and the client is told at the end. Text that is written while no cell runs waits in `between` for the next one.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -82,7 +82,8 @@ void interrupt_cell(struct keeper *k, bool or_kill) {
     k->again_at = now + k->grace_us / 2;
 }
 
-/* Repeats the interrupt: a shell that was just forking, or had not begun with the cell, has not noticed the first one. */
+/* Repeats the interrupt: a shell that was just forking, or had not begun with the cell, has not noticed the first
+ * one. */
 void interrupt_again(struct keeper *k) {
     k->again_at = 0;
     if (k->state != RUNNING || !k->kill_at) return;

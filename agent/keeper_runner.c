@@ -1,8 +1,8 @@
 /* The keeper's runner: how it is started, the frames that it sends, and what happens when it ends.
  *
  * The runner has descriptors 0 to 3: /dev/null, two pipes for text, and a socket for frames. User code runs in the same
- * process and can write anything to them. So a frame of an unknown type, or one that is too long, ends the runner; a frame
- * that does not belong to a cell is ignored; and payloads that are not wanted are skipped as they come, not kept.
+ * process and can write anything to them. So a frame of an unknown type, or one that is too long, ends the runner; a
+ * frame that does not belong to a cell is ignored; and payloads that are not wanted are skipped as they come, not kept.
  *
  * Before each frame the text that was written until then is read: so text keeps its place before results.
  */
@@ -67,8 +67,8 @@ static void broken_protocol(struct keeper *k) {
     kill_runner(k, "protocol");
 }
 
-/* Writes the variables that --env names as NAME=VALUE, each followed by a NUL; if they are too long together, none. False
- * if nobody reads them. */
+/* Writes the variables that --env names as NAME=VALUE, each followed by a NUL; if they are too long together, none.
+ * False if nobody reads them. */
 static bool tell_variables(struct keeper *k) {
     size_t n = 0;
     struct piece *told = new_frame('v', NULL, MAX_VARIABLES);
@@ -114,7 +114,8 @@ static void frame_ended(struct keeper *k) {
     k->frame.body = NULL;
 }
 
-/* Whether the payload of the frame is to be kept. Only frames between the request of a cell and its end belong to it. */
+/* Whether the payload of the frame is to be kept. Only frames between the request of a cell and its end belong to
+ * it. */
 static bool is_wanted(struct keeper *k, size_t size) {
     if (k->frame.type == 'h') return true;
     if (!k->current) return false;

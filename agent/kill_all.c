@@ -21,22 +21,22 @@
 
 #define GIVE_UP_US (10 * 1000 * 1000)
 
-static uint64_t all_deadline_us; /* while everything is being ended: when to give up */
+static uint64_t all_deadline_us; /* when to give up waiting; 0 if nothing is being ended */
 static uint32_t all_killed;
 
 bool command_ending_all(void) { return all_deadline_us != 0; }
 
-/* Without reading anything about them: there may be as many as the limit allows. */
+/* Counts the entries of /proc without reading them: there may be as many processes as the limit allows. */
 static uint32_t count_other_processes(void) {
     uint32_t n = 0;
-    if (settings.guest) return (uint32_t)scan_tree(); /* others are beside the agent */
+    if (settings.guest) return (uint32_t)scan_tree(); /* processes that are none of its business run beside it */
     DIR *proc = opendir("/proc");
     for (struct dirent *d; proc && (d = readdir(proc));) n += d->d_name[0] >= '1' && d->d_name[0] <= '9';
     if (proc) closedir(proc);
     return n ? n - 1 : 0;
 }
 
-/* Processes of the agent's own: supervisors and file jobs. */
+/* Counts the agent's own processes, supervisors and file jobs, which the worker is not told of. */
 static uint32_t count_helpers(void) {
     uint32_t n = 0;
     for (struct command *c = commands; c; c = c->next) n += c->control.fd >= 0;
@@ -44,8 +44,8 @@ static uint32_t count_helpers(void) {
     return n;
 }
 
-/* As the user of a command kill(-1) reaches all processes of that user at once, wherever they are, and no others. The
- * agent's own helpers, and whatever was left to it when they died, are its children. */
+/* Kills all processes of a user: as that user kill(-1) reaches all of them at once, wherever they are, and no others.
+ */
 static void kill_all_of(const char *name) {
     struct user u;
     if (!find_user(name, &u)) return;
@@ -57,6 +57,8 @@ static void kill_all_of(const char *name) {
     while (pid > 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR) {}
 }
 
+/* Kills what commands have started, and then the agent's children: its helpers, and the orphans that they leave to
+ * it. */
 static void kill_as_guest(void) {
     kill_all_of(settings.user);
     for (struct command *c = commands; c; c = c->next)
@@ -64,9 +66,6 @@ static void kill_as_guest(void) {
     kill_children(getpid());
 }
 
-/* Ends everything in the sandbox but the agent. kill(-1) of the first process of a pid namespace reaches every other
- * process in it at once, and a process with a pending KILL cannot fork: a fork bomb cannot outrun it, and no process is
- * needed to do it. All processes are below the agent, so they are gone when waitpid knows of no child. */
 void command_kill_all(uint32_t channel) {
     if (getpid() != 1 && !settings.guest) { /* outside of a pid namespace this would reach the whole machine */
         send_error(channel, CODE_INVALID, "the agent is not the first process");

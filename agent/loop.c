@@ -44,7 +44,7 @@ void watch_drop(struct watch *w) {
 void signals_take(void) {
     struct signalfd_siginfo info[64];
     int fds[64];
-    for (int round = 0; round < 64; round++) { /* bounded: user code can write as fast as the agent reads */
+    for (int round = 0; round < 64; round++) { /* bounded, because user code can write as fast as the agent reads */
         ssize_t n = read(signals, info, sizeof info);
         if (n <= 0) return;
         size_t count = (size_t)n / sizeof *info, writes = 0;

@@ -20,8 +20,8 @@
  * process there, other processes run beside it, and it may lack the capability to drop capabilities. Whoever made that
  * sandbox isolates it. The worker reaches the agent through relay.c.
  *
- * The files are groups, each with a header. A group calls only those above it in this list, and what has to go the other
- * way is a function that was handed over (loop_open, channel.on_close):
+ * The files are groups, each with a header. A group calls only those above it in this list, and what has to go the
+ * other way is a function that was handed over (loop_open, channel.on_close):
  *
  *   process.h    process.c, users.c               what every process needs: failure, clock, /proc, identities
  *   wire.h       wire.c                           the encoding of the protocol
@@ -77,8 +77,8 @@ static int listen_at(const char *path) {
     return fd;
 }
 
-/* Gives the host's root up for good: on Docker, without a user namespace, PID 1 starts as that. Where commands may be root
- * of a user namespace, the agent leaves uid 0 to them. */
+/* Gives the host's root up for good: on Docker, without a user namespace, PID 1 starts as that. Where commands may be
+ * root of a user namespace, the agent leaves uid 0 to them. */
 static void become_agent_user(uid_t uid) {
     struct {
         uint32_t version;
@@ -87,7 +87,8 @@ static void become_agent_user(uid_t uid) {
     struct { uint32_t effective, permitted, inheritable; } d[2];
     if (syscall(SYS_capget, &h, d) != 0) fail("capget");
     d[0].effective = CAPS;
-    /* Where root is allowed the other capabilities stay permitted, but not effective, so that commands of root can get them. */
+    /* Where root is allowed the other capabilities stay permitted, but not effective, so that commands of root can get
+     * them. */
     if (!settings.allow_root) d[0].permitted = CAPS;
     d[0].inheritable = d[1].effective = d[1].permitted = d[1].inheritable = 0;
     if (prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) != 0) fail("keepcaps");
@@ -105,8 +106,8 @@ static void usage(void) {
     exit(2);
 }
 
-/* Lowers the limit of this process and all that it starts. A higher limit than the present one is ignored: raising needs
- * a capability that the agent may lack. */
+/* Lowers the limit of this process and all that it starts. A higher limit than the present one is ignored: raising
+ * needs a capability that the agent may lack. */
 static void lower_memlock(rlim_t most) {
     struct rlimit r;
     if (getrlimit(RLIMIT_MEMLOCK, &r) != 0) fail("getrlimit");

@@ -97,7 +97,7 @@ void keep_only(int *fds, size_t n) {
 }
 
 void raise_own_oom_score(void) {
-    /* /proc/self of a process that is not dumpable belongs to root. */
+    /* The files in /proc/self of a process that is not dumpable belong to root, and this uid could not open them. */
     prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
     int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (fd < 0) return;

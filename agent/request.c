@@ -1,4 +1,8 @@
-/* Parses the fields of START, ATTACH, CONTROL and FILE. fuzz.c fuzzes these parsers. */
+/* Parses the fields of START, ATTACH, CONTROL and FILE. fuzz.c fuzzes these parsers.
+ *
+ * A request comes from the worker, or, through sudo, from user code, so the type and the range of every field are
+ * checked. Unknown fields are ignored: a newer worker may send more.
+ */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>

@@ -17,7 +17,8 @@ struct request {
 struct request request_parse(struct fields it);
 void request_free(struct request *r);
 
-/* FILE. The descriptors and ids are not part of the request: file_jobs.c sets them for the process that does the work. */
+/* FILE. The descriptors and ids are not part of the request: file_jobs.c sets them for the process that does the
+ * work. */
 struct file_request {
     enum file_op op;
     char *path, *path2, *owner;

@@ -25,7 +25,7 @@
 #define STATE_PATH "/proc/self/fd/60"
 #define TEXT_PATH "/proc/self/fd/59"
 
-/* One state per user: no user reads what another wrote. */
+/* There is a state for each user, because no user may evaluate what another wrote. */
 struct state {
     struct state *next;
     uid_t uid;
@@ -98,7 +98,7 @@ static void write_script(struct buf *b, const struct state *state, char **own_en
         add(b, "; ");
     }
     if (bash) add(b, "export -n PWD OLDPWD SHLVL _; ");
-    /* dash knows no descriptor above 9 by its number. */
+    /* In dash a redirection cannot name a descriptor above 9. */
     add(b, bash ? "export -p; } >&60 2>/dev/null' EXIT\n" : "export -p; } >>" STATE_PATH " 2>/dev/null' EXIT\n");
 }
 

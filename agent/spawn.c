@@ -1,4 +1,9 @@
-/* Starts a command: opens pipes or a terminal, builds the environment, forks the supervisor. */
+/* Starts a command: opens pipes or a terminal, builds the environment, forks the supervisor.
+ *
+ * The agent opens everything before it forks, so that a command that cannot be started is refused with a reason. It
+ * keeps one end of each pipe, or the master of the terminal; the supervisor hands the other ends to the command
+ * (supervise.c).
+ */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -123,7 +128,8 @@ enum code spawn(struct command *c, struct request *r, const struct user *u, cons
         l.text_fd = c->shell.text_fd;
         if (!(r->flags & FLAG_CARRY) || terminal) l.env = env;
     }
-    output_open(c, e.out[0], e.err[0]); /* before the fork: the kernel signals no write made before this */
+    output_open(c, e.out[0],
+                e.err[0]); /* before the fork, because the kernel does not signal writes that were made earlier */
     e.out[0] = e.err[0] = -1;
     int control;
     pid_t pid = fork_supervisor(c, &l, &control);

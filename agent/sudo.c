@@ -5,11 +5,11 @@
  * signals on and waits. The command writes straight to what it was handed.
  *
  * If stdin and stdout are the terminal, the command gets one of its own, made here, so that shells have job control: a
- * process cannot join the session of another. What comes from one terminal is then copied to the other. Else the command
- * has no controlling terminal; Ctrl-C and Ctrl-Z reach it as signals that are passed on.
+ * process cannot join the session of another. What comes from one terminal is then copied to the other. Else the
+ * command has no controlling terminal; Ctrl-C and Ctrl-Z reach it as signals that are passed on.
  *
- * The environment is kept: whoever may call sudo here may do all that root may, so there is nothing to protect, and what a
- * sandbox needs to reach package mirrors is in variables.
+ * The environment is kept: whoever may call sudo here may do all that root may, so there is nothing to protect, and
+ * what a sandbox needs to reach package mirrors is in variables.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -47,7 +47,7 @@ static const char usage_text[] =
 struct options {
     const char *user, *cwd;
     bool login, shell, keep_home, set_home, list, nothing;
-    int first; /* of the assignments and the command */
+    int first; /* the index of the first assignment, or of the command */
 };
 
 static struct termios before;
@@ -112,7 +112,7 @@ static bool long_option(struct options *o, const char *name) {
     return strncmp(name, "preserve-env=", 13) == 0 || strncmp(name, "prompt=", 7) == 0;
 }
 
-/* Those that take a value: -u and -D, and -p, which is ignored. NULL if it is none of them. */
+/* Returns where the value of an option goes, if it takes one: -u, -D, and -p, which is ignored. NULL for all others. */
 static const char **valued_option(struct options *o, const char *option) {
     static const char *ignored;
     if (strcmp(option, "u") == 0 || strcmp(option, "-user") == 0) return &o->user;
@@ -162,7 +162,7 @@ static bool is_assignment(const char *word) {
 
 /* ---- the request ---- */
 
-/* For a shell's -c: as one word each. */
+/* Joins the words for a shell's -c, so that the shell sees each as one word again. */
 static char *quoted(int argc, char **argv) {
     struct buf b = {0};
     for (int i = 0; i < argc; i++) {
@@ -218,7 +218,7 @@ static int write_request(const struct options *o, int argc, char **argv, bool te
 
 /* ---- the supervisor ---- */
 
-/* The ancestor whose parent is the first process. */
+/* Finds the supervisor of this command: the ancestor whose parent is the first process. */
 static pid_t supervisor(void) {
     char name[16];
     struct process m;
@@ -260,7 +260,7 @@ static void hand_over(int conn, const int fds[SUDO_FDS]) {
 
 static bool in_foreground(void) { return isatty(0) && tcgetpgrp(0) == getpgrp(); }
 
-/* A new terminal like the one that we have; gives its other end. */
+/* Makes a terminal with the settings and the size of ours. Returns the end for the command. */
 static int make_terminal(int *master) {
     struct winsize size;
     *master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
@@ -283,7 +283,7 @@ static void restore(void) {
     is_raw = false;
 }
 
-/* Shows what the command has written; false at the end. */
+/* Copies what the command has written to its terminal to ours; false at the end. */
 static bool show(int master) {
     static char text[COPY_BYTES];
     ssize_t n = read(master, text, sizeof text);
@@ -327,7 +327,7 @@ static void take_signal(int signals, int conn, int master) {
         if (master >= 0 && ioctl(0, TIOCGWINSZ, &size) == 0) ioctl(master, TIOCSWINSZ, &size);
         else pass_on(conn, SIGWINCH);
         return;
-    case SIGTSTP: /* the command is in a session whose processes ignore it */
+    case SIGTSTP: /* the kernel does not let SIGTSTP stop the command's process group, which is orphaned */
         pass_on(conn, SIGSTOP);
         restore();
         kill(getpid(), SIGSTOP);
@@ -349,7 +349,8 @@ static int listen_to_signals(void) {
     return signalfd(-1, &set, SFD_CLOEXEC);
 }
 
-/* Until the command has ended. `master`: its terminal, or -1. */
+/* Passes signals and the terminal's data on until the command has ended, and exits as it did. `master` is -1 without a
+ * terminal. */
 static void wait_for_end(int conn, int signals, int master) {
     static uint8_t typed[COPY_BYTES];
     size_t waiting = 0;

@@ -1,9 +1,9 @@
 /* The supervisor: one process per command, between the agent and the command.
  *
  * It is a sub-reaper, so every process that the command starts stays below it, however often it forks and whatever
- * sessions it creates. It has the agent's uid, so the command cannot signal it (root can, where it is allowed). When waitpid reports no child, no
- * process of the command is alive (which is how a kill knows that it is done), and the exit code of the command is
- * never mixed up with those of orphans.
+ * sessions it creates. It has the agent's uid, so the command cannot signal it (root can, where that is allowed: see
+ * tend.c). When waitpid reports no child, no process of the command is alive, which is how a kill knows that it is
+ * done. And the exit code of the command is never mixed up with those of orphans.
  *
  *   agent ── seqpacket ── supervisor ── command (uid of the user, session of its own)
  *                                    └─ orphans the command left
@@ -51,7 +51,7 @@ static void send_report(struct report *n) {
 
 /* ---- the command's own process, until it becomes the command ---- */
 
-/* In the supervisor's memory, which the child shares until it runs the command. */
+/* Why the command could not be started. The child writes it: until it execs, it shares the supervisor's memory. */
 static volatile struct report refusal;
 
 static void refuse(enum stage stage) {
@@ -94,7 +94,8 @@ static void become_command(const struct launch *l) {
     raise_own_oom_score();
     limit_processes();
     if (!become_user(&l->user)) refuse(errno == EAGAIN ? STAGE_LIMIT : STAGE_USER);
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* this memory is the supervisor's; execve makes the program dumpable again */
+    prctl(PR_SET_DUMPABLE, 0, 0, 0,
+          0); /* until execve this memory is the supervisor's, and no process of the user may look into it */
     if (l->terminal) ioctl(l->in, TIOCSCTTY, 0);
     move_descriptor(l->in, 0);
     move_descriptor(l->out, 1);
@@ -198,7 +199,8 @@ static void end_tree(int signals, uint32_t grace_ms) {
         signal_tree(SIGKILL);
         wait_for_children(signals, 5);
     }
-    /* Processes that their own dying parent reaped are only in the first count. */
+    /* `killed` counts what this process has reaped. Processes that were reaped by their own dying parent are only in
+     * `alive`. */
     result.killed = killed > alive ? killed : (uint32_t)alive;
     result.survivors = no_child ? 0 : (uint32_t)scan_tree();
 }
@@ -228,7 +230,8 @@ static void take_order(int signals) {
     _exit(0);
 }
 
-/* The signal that ended the leader may be about to end the others: those do not count as background. */
+/* Waits a moment if a signal ended the leader: the same signal may be about to end the others, which do not count as
+ * background then. */
 static void report_exit(int signals) {
     uint64_t until = now_us() + SAME_SIGNAL_US;
     while (WIFSIGNALED(result.status) && !no_child && now_us() < until) wait_for_children(signals, 5);
@@ -265,7 +268,7 @@ void supervise(struct launch *l, int ctl) {
     sigaddset(&set, SIGCHLD);
     sigprocmask(SIG_SETMASK, &set, NULL);
     int signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    int sudo = settings.allow_root ? elevate_listen() : -1; /* before the command can call it */
+    int sudo = settings.allow_root ? elevate_listen() : -1; /* must exist before the command can call it */
     leader = start_command(l);
     int mine[] = {l->in, l->out, l->err, l->state_fd, l->text_fd};
     for (size_t i = 0; i < sizeof mine / sizeof *mine; i++)

@@ -1,7 +1,7 @@
 /* The supervisor of a command, and sudo, which talks to it.
  *
- * supervise.c, hold.c and elevate.c run in the supervisor; sudo.c is a program inside the sandbox. They use process.h and
- * request.h, and know nothing of the agent but the messages below. */
+ * supervise.c, hold.c and elevate.c run in the supervisor; sudo.c is a program inside the sandbox. They use process.h
+ * and request.h, and know nothing of the agent but the messages below. */
 #ifndef WARREN_SUPERVISE_H
 #define WARREN_SUPERVISE_H
 

@@ -1,9 +1,10 @@
 /* Keeps the agent's own processes going where commands may be root.
  *
- * Root inside can send every signal to every process but the first, which is the agent: it can stop supervisors and file
- * jobs, whose callers would wait for ever, and it can kill a supervisor, whose tree would run on. So the agent continues
- * its processes now and then, ends a supervisor that does not do as it is told, and kills what has lost its supervisor.
- * All that a command starts is below a supervisor: another child of the agent has lost it.
+ * Root inside can send every signal to every process but the first, which is the agent. It can stop supervisors and
+ * file jobs, and then their callers would wait for ever. It can kill a supervisor, and then the command's processes
+ * would run on. So the agent continues its own processes every half second, kills a supervisor that does not carry out
+ * an order in time, and kills the processes that have lost their supervisor. It knows these because the kernel makes
+ * them its children, and it has no other children than supervisors and file jobs.
  */
 #define _GNU_SOURCE
 #include <dirent.h>

@@ -1,4 +1,9 @@
-/* Operations on directory trees: list, remove, move, pack, unpack. Runs in a job with the user's rights. */
+/* Operations on directory trees: list, remove, move, pack, unpack. They run in a job with the user's rights.
+ *
+ * A packed tree is a sequence of records, each the length and the fields of one entry, and after the record of a file
+ * its bytes. User code may change the tree meanwhile: an entry that has gone is left out, and a file that has shrunk is
+ * filled up with zeros, because its record has already said how long it is.
+ */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -59,7 +64,7 @@ static int compare_names(const struct dirent **a, const struct dirent **b) {
 
 int sorted_entries(const char *dir, struct dirent ***entries) { return scandir(dir, entries, is_entry, compare_names); }
 
-/* Whoever wants details gets them in the order of names, for which all names of a directory are kept. */
+/* With details the entries come in the order of their names, for which all names of a directory are held in memory. */
 static int list_in_order(const struct file_request *r, struct buf *b, const char *dir, uint64_t depth) {
     struct dirent **entries;
     int error = 0, count = sorted_entries(dir, &entries);
@@ -117,7 +122,7 @@ int tree_remove(const char *path) { return remove_below(AT_FDCWD, path, 2000); }
 
 /* ---- move: a rename, or a copy and a removal where the two are different mounts ---- */
 
-/* Both names may be exchanged for others at any time: neither a pipe nor a device may be waited for. */
+/* User code may exchange both names at any time, for a pipe or a device for instance: nothing here may wait for one. */
 static int copy_file(const char *from, const char *to) {
     static uint8_t buffer[256 * 1024];
     struct stat st;
@@ -209,11 +214,11 @@ static int pack_one(int out, const char *path, const char *name, int depth) {
     if (lstat(path, &st) != 0) return errno == ENOENT && depth < MAX_DEPTH ? 0 : errno;
     if (S_ISREG(st.st_mode)) {
         fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-        if (fd < 0 && errno == ENOENT) return 0; /* gone since it was listed */
+        if (fd < 0 && errno == ENOENT) return 0; /* removed since it was listed */
         if (fd < 0 || fstat(fd, &st) != 0) return errno;
         if (!S_ISREG(st.st_mode)) {
             close(fd);
-            return 0; /* exchanged since it was looked at */
+            return 0; /* user code has replaced it since lstat */
         }
     } else if (!S_ISDIR(st.st_mode) && !S_ISLNK(st.st_mode)) {
         return 0; /* sockets, pipes and devices are not packed */

@@ -57,7 +57,8 @@ static int watch_directory(const char *path, bool report_existing) {
         if (is_dot_entry(e->d_name) || !join_path(inner, sizeof inner, path, e->d_name) || lstat(inner, &st) != 0)
             continue;
         if (report_existing && !report_change(CHANGE_CREATED, inner, S_ISDIR(st.st_mode))) break;
-        /* It was written before anybody could watch it; who tells the steps of a write apart waits for this one. */
+        /* The file was written before it could be watched. A caller that tells the steps of a write apart waits for
+         * this one. */
         bool written = attributes && S_ISREG(st.st_mode) && st.st_size > 0;
         if (report_existing && written && !report_change(CHANGE_MODIFIED, inner, false)) break;
         if (S_ISDIR(st.st_mode)) watch_directory(inner, report_existing);
@@ -84,7 +85,8 @@ static bool report_event(const struct inotify_event *e) {
     return true;
 }
 
-/* Reports the events of one read(2), or of as many as there are in `queued` bytes. Gives 0, or an errno value; sets `end` if nobody listens. */
+/* Reports the events of one read(2), or of as many as `queued` bytes take. Returns 0 or an errno value; sets `end` if
+ * nobody reads the reports. */
 static int report_events(int queued, bool *end) {
     static uint8_t raw[64 * 1024] __attribute__((aligned(8)));
     do {

@@ -137,7 +137,7 @@ enum file_op {
     OP_SEARCH,
     OP_WRITE_IN_PLACE
 };
-#define LAST_FILE_OP OP_WRITE_IN_PLACE /* HELLO tells the worker: an older agent knows fewer */
+#define LAST_FILE_OP OP_WRITE_IN_PLACE /* HELLO tells the worker, because an older agent has fewer */
 enum control_op { CONTROL_SIGNAL = 1, CONTROL_KILL, CONTROL_RESIZE, CONTROL_FORGET, CONTROL_KILL_ALL };
 
 enum code {

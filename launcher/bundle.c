@@ -1,3 +1,6 @@
+/* The bundle: a tmpfs with the places for all mounts of the sandbox and, for a runtime, config.json and the user
+ * namespace. Launcher and sandbox have it in their own mount namespaces only, so it ends with them.
+ */
 #include "launch.h"
 
 #define BUNDLE_OPTIONS "mode=711,size=8m,nr_inodes=256"
@@ -14,7 +17,7 @@ static void write_config(const char *name) {
     close(fd);
 }
 
-/* What only a runtime needs is left out for others. */
+/* Without a runtime there is no config.json and no place for the user namespace. */
 void make_bundle(const char *at, int for_runtime) {
     static const char *const folders[] = {"rootfs", "disk", "dev", "image", "agent", "empty", "tree0", "tree1"};
     char name[PATH_ROOM];

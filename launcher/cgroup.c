@@ -1,6 +1,12 @@
+/* The cgroups of a sandbox that is made without a runtime: making them, their limits, and moving the first process
+ * there.
+ *
+ * cgroup v1 has a controller for devices. In v2 a program takes its place, which the kernel asks each time a device is
+ * opened: it is put together here, an instruction at a time, so that no compiler and no library is needed.
+ */
 #include "launch.h"
 
-/* From linux/bpf.h, as above for what a libc lacks. */
+/* From the kernel's linux/bpf.h, which the include directory of a libc may lack. */
 #define BPF_PROG_LOAD_ 5
 #define BPF_PROG_ATTACH_ 8
 #define CGROUP_DEVICE_PROGRAM 15
@@ -16,14 +22,15 @@ struct instruction {
     int32_t value;
 };
 
-/* Only the time of the attempt counts: it may fail. */
+/* Tries to move this process to a cgroup. It may fail: what counts is that the kernel has begun to prepare for moves.
+ */
 static void move_self(const char *procs) {
     int fd = procs ? open(procs, O_WRONLY | O_CLOEXEC) : -1;
 
     if (fd >= 0 && write(fd, "0", 1) == 1) close(fd);
 }
 
-/* The child is of no further use. */
+/* Lets a child try such a move and end; start_attacher says why. */
 void try_move(const char *procs) {
     if (!procs || fork()) return;
     move_self(procs);
@@ -82,6 +89,7 @@ void make_cgroups(const struct options *o) {
 
 /* ---- devices of cgroup v2: a program that the kernel asks each time one is opened ---- */
 
+/* Writes the instructions for one --allow-device: if all of its conditions hold, the access is allowed. */
 static int rule(struct instruction *at, const char *item) {
     unsigned major_, minor_;
     char kind, minor_text[16], access[4], end;
@@ -93,10 +101,10 @@ static int rule(struct instruction *at, const char *item) {
         usage("--allow-device needs KIND:MAJOR:MINOR:ACCESS, not '%s'", item);
     for (each = 0; access[each]; each++) allowed |= access[each] == 'm' ? 1 : access[each] == 'r' ? 2 : 4;
     at[count++] = (struct instruction){0x55, 5, 0, kind == 'c' ? CHARACTER_DEVICE : BLOCK_DEVICE}; /* if r5 != kind */
-    at[count++] = (struct instruction){0xbf, 6 | 2 << 4, 0, 0};                                   /* r6 = r2 */
-    at[count++] = (struct instruction){0x57, 6, 0, 7 & ~allowed};                                 /* r6 &= … */
-    at[count++] = (struct instruction){0x55, 6, 0, 0};                                            /* if r6 != 0 */
-    at[count++] = (struct instruction){0x55, 3, 0, (int32_t)major_};                              /* if r3 != major */
+    at[count++] = (struct instruction){0xbf, 6 | 2 << 4, 0, 0}; /* r6 = r2 */
+    at[count++] = (struct instruction){0x57, 6, 0, 7 & ~allowed}; /* r6 &= … */
+    at[count++] = (struct instruction){0x55, 6, 0, 0}; /* if r6 != 0 */
+    at[count++] = (struct instruction){0x55, 3, 0, (int32_t)major_}; /* if r3 != major */
     if (strcmp(minor_text, "*")) {
         minor_ = (unsigned)number("--allow-device", minor_text);
         at[count++] = (struct instruction){0x55, 4, 0, (int32_t)minor_}; /* if r4 != minor */
@@ -104,19 +112,19 @@ static int rule(struct instruction *at, const char *item) {
     at[count++] = (struct instruction){0xb7, 0, 0, 1}; /* r0 = 1 */
     at[count++] = (struct instruction){0x95, 0, 0, 0}; /* return r0 */
     for (i = 0; i < count; i++)
-        if (at[i].code == 0x55) at[i].offset = (int16_t)(count - i - 1); /* … go on with the next rule */
+        if (at[i].code == 0x55) at[i].offset = (int16_t)(count - i - 1); /* to the next rule */
     return count;
 }
 
-/* Returns how many instructions there are. */
+/* Writes the program for all rules; returns the number of its instructions. */
 static int compile_rules(const struct options *o, struct instruction *program) {
     static const struct instruction start[] = {
         {0x61, 2 | 1 << 4, 0, 0}, /* r2 = access and kind */
         {0x61, 3 | 1 << 4, 4, 0}, /* r3 = major */
         {0x61, 4 | 1 << 4, 8, 0}, /* r4 = minor */
         {0xbf, 5 | 2 << 4, 0, 0}, /* r5 = r2 */
-        {0x57, 5, 0, 0xffff},     /* r5 &= 0xffff, the kind */
-        {0x77, 2, 0, 16},         /* r2 >>= 16, the access */
+        {0x57, 5, 0, 0xffff}, /* r5 &= 0xffff, the kind */
+        {0x77, 2, 0, 16}, /* r2 >>= 16, the access */
     };
     int i, count = sizeof start / sizeof *start;
 
@@ -150,7 +158,7 @@ static int load_rules(const struct options *o) {
     return syscall(SYS_bpf, BPF_PROG_LOAD_, &attributes, sizeof attributes);
 }
 
-/* Everything but what --allow-device names is refused. */
+/* Attaches the program to the cgroup: every device but those of --allow-device is refused. */
 void limit_devices(const struct options *o) {
     struct { uint32_t target, program, where, flags; } attributes = {.where = AT_CGROUP_DEVICE, .flags = ALLOW_MULTI};
     int directory, program;
@@ -176,7 +184,7 @@ static void attach_to_all(const struct options *o, int pids, int done) {
     int i;
 
     move_self(o->move);
-    if (read(pids, &pid, sizeof pid) != sizeof pid) _exit(FAILED); /* whoever was to send it has written why */
+    if (read(pids, &pid, sizeof pid) != sizeof pid) _exit(FAILED); /* the owner has ended, and has written why */
     snprintf(text, sizeof text, "%d", pid);
     for (i = 0; i < o->cgroups.count; i++)
         if (write_file(path(name, "%s/cgroup.procs", o->cgroups.items[i]), text))

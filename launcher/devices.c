@@ -1,3 +1,8 @@
+/* /dev of a sandbox: its own nodes on a small tmpfs, with the numbers of the host's devices.
+ *
+ * Binding the host's nodes would let sandboxes share their times and file locks. Everything belongs to the sandbox's
+ * root.
+ */
 #include "launch.h"
 
 static void make_device(const char *dev, const char *name, int major_, int minor_, uint64_t owner) {
@@ -29,7 +34,7 @@ static void make_entries(const char *dev) {
             fail("making %s", file);
 }
 
-/* A folder in /dev for the devices of one kind, such as nvidia-caps. */
+/* Makes the folder of a name such as nvidia-caps/nvidia-cap1, if it has one. */
 static void make_folder(const char *dev, const char *name, uint64_t owner) {
     const char *slash = strchr(name, '/');
     char file[PATH_ROOM];

@@ -7,8 +7,8 @@
  *                  of its own. Waits for the agent, and says how it went.
  *   the attacher   root too. Moves the first process to its cgroups, which takes the kernel up to 20 ms. Where there is
  *                  only cgroup v2 there is none: the owner is born in the sandbox's cgroup.
- *   the owner      becomes the sandbox's own uid and makes the user namespace, so that it belongs to that uid; then
- *                  the first process, in all other namespaces but two, and ends.
+ *   the owner      becomes the sandbox's own uid and makes the user namespace, so that it belongs to that uid; then it
+ *                  makes the first process, in new namespaces of all kinds but two (mounts, cgroups), and ends.
  *   the first      prepares itself (inside.c) and becomes the agent. Its parent is the launcher.
  *
  *     launcher  ── fork ──> attacher                       moves itself, waits for a pid ──────────────┐
@@ -92,7 +92,7 @@ static void check_pairs(const struct list *list, const char *option, int of_file
     }
 }
 
-/* Nothing is made before all options are good. */
+/* Checks the items of lists now, because nothing may be made before all options are known to be good. */
 static void check_items(const struct options *o) {
     int i;
 
@@ -142,12 +142,13 @@ static void own(const struct options *o, const struct filter *filter, struct pip
     char byte = 0;
     gid_t base = o->base;
 
-    /* Whoever waits for the launcher sees the end of a pipe when it dies: nobody else may hold its ends. */
+    /* Those who wait for the launcher learn of its death from the end of a pipe: no other process may hold that end
+     * open. */
     close(p->go[1]);
     close(p->channel[0]);
     if (setgroups(0, NULL) || setresgid(base, base, base) || setresuid(base, base, base))
         fail("becoming uid %llu", (unsigned long long)o->base);
-    die_with(launcher); /* again after every change of the uid */
+    die_with(launcher); /* again, because the kernel forgets it when the uid changes */
     if (unshare(CLONE_NEWUSER)) fail("making a user namespace (are they allowed here? see user.max_user_namespaces)");
     tell(p->ready[1], &byte, 1);
     if (read(p->go[0], &byte, 1) != 1) _exit(FAILED);
@@ -215,7 +216,7 @@ static int wait_for(pid_t pid) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : FAILED;
 }
 
-/* The channel closes with the exec, but also when the process dies. */
+/* Whether the first process is dead: its channel closes when it becomes the agent, but also when it dies. */
 static int has_ended(pid_t pid) {
     siginfo_t found = {0};
 
@@ -227,12 +228,12 @@ static void set_oom_score(const struct options *o, pid_t pid) {
     int fd = open(path(name, "/proc/%d/oom_score_adj", pid), O_WRONLY | O_CLOEXEC);
     int length = snprintf(text, sizeof text, "%llu", (unsigned long long)o->oom_score);
 
-    /* Also if it has this value: written by root it is the least that the sandbox can set. */
+    /* Written even if it is the present value, because the sandbox cannot go below what root has written. */
     if (fd < 0 || write(fd, text, length) != length) fail("writing %s", name);
     close(fd);
 }
 
-/* The settings of its IPC namespace. The launcher stays there, and needs no other any more. */
+/* Sets what belongs to the IPC namespace of the first process. The launcher enters it for that and stays there. */
 static void set_ipc(const struct options *o, pid_t pid) {
     char name[PATH_ROOM];
     int namespace = open(path(name, "/proc/%d/ns/ipc", pid), O_RDONLY | O_CLOEXEC);
@@ -255,13 +256,13 @@ static void give_stdio(const struct options *o) {
     if (fchown(0, o->base, o->base) || fchown(2, o->base, o->base)) fail("giving stdio to the sandbox");
 }
 
-/* Until the exec the channel has been open in the first process. */
+/* Waits until the first process has become the agent, which closes the channel. */
 static void await_agent(int channel) {
     char byte;
     ssize_t size;
 
     while ((size = read(channel, &byte, 1)) < 0 && errno == EINTR) {}
-    if (size) exit(FAILED); /* it has written why */
+    if (size) exit(FAILED); /* the first process has written why */
 }
 
 int direct(struct options *o) {

@@ -1,7 +1,12 @@
+/* The disk of a sandbox: an ext4 image on a loop device, or a tmpfs.
+ *
+ * The image comes as a descriptor and has no name any more. The loop device detaches itself when the last mount of it
+ * is gone, so a disk ends with its sandbox even if the worker is dead.
+ */
 #include "launch.h"
 
 #define LOOP_TRIES 500
-/* The disk does not survive a crash anyway, so no flush has to wait for the disk of the host. */
+/* The disk does not survive a crash of the host anyway, so no flush has to wait for the hardware. */
 #define DISK_OPTIONS "noinit_itable,barrier=0,resuid=65534"
 
 /* From the kernel's headers, which the include directory of a libc may lack. */
@@ -33,7 +38,7 @@ static int open_loop(int index) {
     return fd;
 }
 
-/* Another process may take the free device first: then ask again. */
+/* Attaches the image to a free loop device. Another process may take that device first: then the next one is tried. */
 static int attach(int image, int *index) {
     struct loop_settings settings = {.fd = image, .info.flags = LO_FLAGS_AUTOCLEAR};
     int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC), device, tries;

@@ -113,14 +113,14 @@ static void move_to(int mount_, int target, const char *shown) {
         fail("mounting %s", shown);
 }
 
-/* No link is followed. */
+/* Opens a path without following any link in it. */
 static int open_below(int above, const char *name, uint64_t flags) {
     struct open_how_ how = {.flags = flags | O_CLOEXEC, .resolve = NO_LINKS | NO_MAGIC_LINKS};
 
     return syscall(SYS_openat2_, above, name, &how, sizeof how);
 }
 
-/* Returns -1 if there is no such path. */
+/* The same, but returns -1 only if there is no such path. */
 static int find(int above, const char *name, uint64_t flags) {
     int fd = open_below(above, name, flags);
 
@@ -182,7 +182,8 @@ static void open_mounts(const struct options *o) {
     }
 }
 
-/* The root is put upon itself first: the kernel ties mounts that come from outside to their place. */
+/* Makes the root a mount of this namespace and leaves the host's. A clone of it is mounted over it first: mounts that
+ * came from another namespace are locked to their place, and pivot_root refuses them. */
 static int leave_host(void) {
     int tree = clone_mount(AT_FDCWD, "rootfs", AT_RECURSIVE_, "rootfs"), root;
 
@@ -210,7 +211,7 @@ static int put_mounts(const struct options *o, int root) {
     return proc;
 }
 
-/* The kernel may write tabs between numbers. */
+/* Whether a setting has the value already. The kernel writes tabs between numbers. */
 static int has_value(int proc, const char *name, const char *value) {
     char text[256] = "", *at;
     int fd = open_below(proc, name, O_RDONLY);
@@ -233,7 +234,8 @@ static void set_value(int proc, const char *item) {
     value = strchr(name, '=');
     *value++ = 0;
     fd = open_below(proc, name, O_WRONLY);
-    if (fd < 0 && errno == EACCES && has_value(proc, name, value)) return; /* the launcher was allowed to write it */
+    if (fd < 0 && errno == EACCES && has_value(proc, name, value))
+        return; /* the launcher has written it (set_ipc_values) */
     if (fd < 0 || fstatfs(fd, &found) || found.f_type != PROC_MAGIC)
         fail("opening the setting %s of this kernel", name);
     if (write(fd, value, strlen(value)) != (ssize_t)strlen(value)) fail("setting %s to %s", name, value);
@@ -242,9 +244,8 @@ static void set_value(int proc, const char *item) {
 
 static int is_of_ipc(const char *item) { return !strncmp(item, "kernel/", 7); }
 
-/*
- * For a process of the host's root in the sandbox's IPC namespace. Older kernels let nobody else write its settings,
- * newer ones only the sandbox's own root: then nothing is done here.
+/* Writes the settings of the sandbox's IPC namespace as the host's root, in that namespace. Older kernels let nobody
+ * else write them; newer ones let only the sandbox's own root, and then this does nothing and set_values writes them.
  */
 void set_ipc_values(const struct options *o) {
     int i, fd, proc = new_mount("proc", "proc", "", 0);
@@ -282,7 +283,7 @@ static void protect(const struct options *o, int root) {
     }
 }
 
-/* Each kind of cover is made once; the next ones are clones of the first. */
+/* Covers a path, with `made` if this is the first of its kind, else with a clone of the first. */
 static void cover(int target, int *first, int made, const char *shown) {
     int tree = *first < 0 ? made : clone_mount(*first, "", AT_EMPTY_PATH, shown);
 
@@ -365,7 +366,7 @@ static void await(int fd) {
     ssize_t size;
 
     while ((size = read(fd, &byte, 1)) < 0 && errno == EINTR) {}
-    if (size != 1) exit(FAILED); /* who was to write has told why, or is dead */
+    if (size != 1) exit(FAILED); /* the writer has ended, and has written why if it could */
 }
 
 static void tell_failure(void) {
@@ -374,7 +375,9 @@ static void tell_failure(void) {
     while (write(channel, &byte, 1) < 0 && errno == EINTR) {}
 }
 
-/* `to_launcher` closes with the exec: the launcher then knows that all went well. A byte on it says the opposite. */
+/* Becomes the agent. The exec closes `to_launcher`, from which the launcher knows that all went well; before a failure
+ * ends this process, a byte is written to it. `attached` is -1, or the pipe on which the attacher says that it is done.
+ */
 void become_agent(const struct options *o, const struct filter *filter, int to_launcher, int attached) {
     int root, proc;
 
@@ -385,7 +388,7 @@ void become_agent(const struct options *o, const struct filter *filter, int to_l
     if (syscall(SYS_keyctl, JOIN_SESSION_KEYRING, NULL) < 0 && errno != ENOSYS) fail("making a session keyring");
     raise_loopback();
     await(to_launcher);
-    if (poll(&(struct pollfd){.fd = to_launcher}, 1, 0)) /* it died before it was asked for that */
+    if (poll(&(struct pollfd){.fd = to_launcher}, 1, 0)) /* the launcher died before PR_SET_PDEATHSIG took effect */
         exit(FAILED);
     if (unshare(CLONE_NEWNS) || chdir(o->at)) fail("making the sandbox's mount namespace");
     open_mounts(o);

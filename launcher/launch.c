@@ -111,7 +111,7 @@
 
 #define VERSION "1"
 
-#ifdef __SANITIZE_ADDRESS__ /* It runs for milliseconds, and has nothing to give back. */
+#ifdef __SANITIZE_ADDRESS__ /* The program runs for milliseconds and frees nothing on purpose. */
 const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "detect_leaks=0"; }
 #endif
@@ -127,7 +127,7 @@ void die_with(pid_t parent) {
     if (getppid() != parent) exit(FAILED);
 }
 
-/* A worker that died before this line is not the parent any more. */
+/* Dies with the worker. --worker says which process that is: if it has died already, the parent is another one. */
 void die_with_worker(const struct options *o) { die_with(o->worker ? (pid_t)o->worker : getppid()); }
 
 void check_stderr(void) {

@@ -56,7 +56,7 @@ struct options {
     int try_only, writable;
     struct list trees, layers, dirs, seeds, owned, devices, hidden;
     char **command;
-    /* of `direct` alone */
+    /* the options that only `direct` has */
     int direct, wait;
     const char *id, *pid_file, *hostname, *into, *filter_digest;
     uint64_t filter, keep, oom_score;
@@ -65,7 +65,7 @@ struct options {
 };
 
 #define LAST_CAPABILITY 63
-#define MOST_FILTER (4096 * 8) /* what the kernel takes */
+#define MOST_FILTER (4096 * 8) /* the longest filter that the kernel accepts */
 
 struct filter {
     uint8_t code[MOST_FILTER + 8];

@@ -1,3 +1,4 @@
+/* The rlimits of a sandbox. They are only lowered: root may lack CAP_SYS_RESOURCE, and raising would fail. */
 #include "launch.h"
 
 static void lower(int resource, rlim_t wanted) {
@@ -9,7 +10,8 @@ static void lower(int resource, rlim_t wanted) {
     if (setrlimit(resource, &limit)) fail("lowering limit %d", resource);
 }
 
-/* Where the limit is 0 already, it may not be raised to 1; that is enough unless crashes start a program. */
+/* Sets the limit of cores to 1 (launch.c says why not 0). If it is 0 already and must not be raised, that is enough,
+ * unless a crash starts a program. */
 static void forbid_cores(void) {
     struct rlimit limit = {1, 1};
     char first = 0;

@@ -1,3 +1,9 @@
+/* The namespaces of the launcher itself, and the sandbox's user namespace.
+ *
+ * A user namespace belongs to whoever makes it, and the kernel counts its limits (inotify, namespaces, …) against that
+ * uid. So a child becomes the sandbox's first uid, makes the namespace and waits until the launcher, which has the
+ * right to, has written its maps and opened it. The namespace then lives as long as the descriptor.
+ */
 #include "launch.h"
 
 void private_mounts(void) {
@@ -29,7 +35,7 @@ void write_map(pid_t pid, const char *which, uint64_t base) {
     close(fd);
 }
 
-/* The namespace belongs to uid `base`; the child that made it ends before this returns. */
+/* Makes the user namespace of uid `base` and returns a descriptor of it. The child that made it has ended then. */
 int user_namespace(uint64_t base) {
     int ready[2], go[2], status, fd;
     char byte, name[PATH_ROOM];
@@ -55,7 +61,7 @@ int user_namespace(uint64_t base) {
     return fd;
 }
 
-/* A kernel without time namespaces shows its own uptime. */
+/* Lets the uptime count from now. Where the kernel has no time namespaces, the sandbox sees the machine's. */
 void own_clock(void) {
     struct timespec now;
     char text[64];

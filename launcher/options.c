@@ -1,3 +1,7 @@
+/* Reads the options of the command line, or of the plan on stdin; launch.c lists them.
+ *
+ * Every option but a few flags has a value. Values are kept as they are, and whoever uses one checks it.
+ */
 #include "launch.h"
 
 uint64_t number(const char *name, const char *text) {

@@ -1,3 +1,8 @@
+/* How the launcher fails, and what all its parts need to build names.
+ *
+ * A failure is one line on stderr and the exit code FAILED. Nothing is undone: all that was made ends with this
+ * process. `fail` is for what the system refuses, and says why; `usage` is for what the caller got wrong.
+ */
 #include "launch.h"
 
 __attribute__((noreturn, format(printf, 1, 2))) void fail(const char *format, ...) {
@@ -35,7 +40,7 @@ __attribute__((format(printf, 2, 3))) const char *path(char *room, const char *f
     return room;
 }
 
-/* The text before the separator is put into `room`. */
+/* Splits an item at its last separator: puts the text before it into `room` and returns the text after it. */
 const char *split(char *room, const char *option, const char *item, char separator) {
     char *found;
 

@@ -1,13 +1,18 @@
+/* The root of a sandbox: trees of the host, with mapped ids, laid over each other by overlayfs.
+ *
+ * The working directory is the bundle, and all paths are relative to it, because the options of an overlay can be seen
+ * in the sandbox's mount table. A writable root has its upper directory on the disk. A path of the image may be a link
+ * that its author chose, so directories in it are entered step by step, without following links.
+ */
 #include "launch.h"
 
-/* What the disk then holds is plain files, whiteouts and opaque directories. Nothing has to be synchronized either. */
+/* So that the upper directory holds nothing but plain files, whiteouts and opaque directories, which can be saved.
+ * `volatile`: nothing is synchronized, because the disk does not survive a crash. */
 #define UPPER_OPTIONS "index=off,metacopy=off,redirect_dir=off,xino=auto,uuid=off,volatile"
-#define MARK "disk/mark" /* shows the disk itself in a sandbox where all else of it shows through an overlay */
+#define MARK "disk/mark" /* a directory that shows the disk itself where all others of it are below an overlay */
 
-/*
- * Not every file system can map ids. Without mapping, the files belong to nobody but can be read; if they are to be
- * changed, that does not do.
- */
+/* Makes a tree read-only, with its ids mapped to the sandbox's. Not every file system can map ids: without that the
+ * files belong to nobody, which is enough for reading them, but not (`must_map`) for a root that can be written to. */
 static void set_attributes(int tree, int userns, const char *source, int must_map) {
     struct mount_attributes wanted = {
         .set = MOUNT_ATTR_RDONLY_ | MOUNT_ATTR_NOSUID_ | MOUNT_ATTR_NODEV_ | MOUNT_ATTR_IDMAP_, .userns_fd = userns};
@@ -38,7 +43,8 @@ static int open_directory(const char *name) {
     return fd;
 }
 
-/* Makes the directory if it is missing, and replaces what is none: no link leads elsewhere. */
+/* Opens a directory of the root. Makes it if it is missing, and replaces what is no directory, so that no link leads
+ * elsewhere. */
 static int enter(int above, const char *name, uint64_t owner) {
     int fd, tries;
 
@@ -53,7 +59,7 @@ static int enter(int above, const char *name, uint64_t owner) {
     fail("entering the directory %s of the root", name);
 }
 
-/* Takes `above`, and returns a descriptor of the directory at `below` under it. */
+/* Returns a descriptor of the directory `below` under the directory `above`, which it closes. */
 static int walk(int above, const char *below, uint64_t owner) {
     char room[PATH_ROOM], *rest = room, *name;
     int fd;
@@ -69,8 +75,8 @@ static int walk(int above, const char *below, uint64_t owner) {
     return above;
 }
 
-/* Without an `upper` it is read-only. An overlay has inodes of its own: locks and watches of one sandbox do not affect
- * another. */
+/* Mounts an overlay; without an `upper` it is read-only. An overlay has inodes of its own, so locks and watches of one
+ * sandbox do not affect another. */
 static void lay_over(const char *where, const char *lower, const char *upper, const char *what) {
     char options[PATH_ROOM];
     unsigned long flags = MS_NOSUID | MS_NODEV;
@@ -84,7 +90,8 @@ static void lay_over(const char *where, const char *lower, const char *upper, co
     if (mount("root", where, "overlay", flags, options)) fail("laying %s over %s (%s)", what, where, options);
 }
 
-/* The top of an overlay has the attributes of its upper directory: `like` is the one whose these are. */
+/* Makes the upper directory of an overlay. The top of the overlay will show its owner and mode: they are those of
+ * `like`. */
 static void make_upper(const char *name, const char *like) {
     char upper[PATH_ROOM], work[PATH_ROOM];
     struct stat found;
@@ -123,7 +130,7 @@ static void mount_trees(const struct options *o, int userns) {
         fd = walk(open_directory("rootfs"), target, o->base);
         mount_tree(source, path(tree, "tree%d", i), userns, o->writable);
         if (o->writable) make_upper(tree, tree);
-        /* What the agent's tree has at this place lies above, as it does elsewhere. */
+        /* Here as elsewhere the agent's tree lies above, if it has anything at this place. */
         if (access(path(place, "agent%s", target), F_OK)) path(lower, "%s:empty", tree);
         else path(lower, "%s:%s", place, tree);
         lay_over(path(place, "/proc/self/fd/%d", fd), lower, o->writable ? tree : NULL, source);

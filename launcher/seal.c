@@ -1,3 +1,8 @@
+/* Makes the mounts of a container that an engine has started nosuid and nodev.
+ *
+ * The engine has no option for that. This runs before the first command does, so no path in the container can be a link
+ * that a sandbox has chosen. A mount that cannot be changed is no error here: the worker reads back which flags hold.
+ */
 #include "launch.h"
 
 static int is_below(const char *where, const char *top) {
@@ -19,7 +24,6 @@ static void unescape(char *text) {
     *to = 0;
 }
 
-/* No command has run in it, so no path in it can be a link of a sandbox. The worker reads back what holds. */
 void seal(const struct options *o) {
     struct mount_attributes attributes = {.set = MOUNT_ATTR_NOSUID_ | MOUNT_ATTR_NODEV_};
     char name[PATH_ROOM], line[2 * PATH_ROOM], where[PATH_ROOM];

@@ -1,3 +1,8 @@
+/* The view: files for /proc that show the memory and the processors of the sandbox instead of the machine's.
+ *
+ * They are written once and do not change. Programs read them to choose how much memory and how many threads to use;
+ * what the sandbox really uses is the business of its cgroups.
+ */
 #include "launch.h"
 
 static void write_view(const char *at, const char *name, const char *text, size_t size) {
@@ -8,7 +13,7 @@ static void write_view(const char *at, const char *name, const char *text, size_
     close(fd);
 }
 
-/* The first processors of the machine's list; what follows them describes the machine. */
+/* Copies the first `cpus` entries of the machine's list, without what follows the last one. */
 static void view_processors(const char *at, uint64_t cpus) {
     static char text[256 * 1024];
     int fd = open("/proc/cpuinfo", O_RDONLY | O_CLOEXEC);
