@@ -13,6 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CACHE := build/test-state
 PYTHON_FILES := src tests bench scripts examples compat hatch_build.py
+C_FILES := agent/*.c agent/*.h launcher/*.c launcher/*.h
 CODE_VENV := build/code-venv
 E2B_SDKS := build/e2b-sdks
 DIST := dist
@@ -94,6 +95,7 @@ check: build $(WEB)
 	$(BIN)/ruff format --quiet --check $(wildcard $(PYTHON_FILES))
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run --Werror $(wildcard $(C_FILES))
 	cd web && npx --no-install tsc && node build.mjs --check
 
 # The images are downloaded while the checks run.

@@ -5,9 +5,9 @@
  *
  *   agent ══ stdin, stdout ══ cell client ══ socket ══ keeper
  *
- * User code has the same uid. It cannot reach the descriptors of this process, which the kernel does not let others look
- * into from its first instruction on: the program's file cannot be read. And whoever answers on the socket must be the
- * process whose pid the agent told.
+ * User code has the same uid. It cannot reach the descriptors of this process, which the kernel does not let others
+ * look into from its first instruction on: the program's file cannot be read. And whoever answers on the socket must be
+ * the process whose pid the agent told.
  *
  * SIGTERM and SIGINT interrupt the cell, whose end then still comes; a cell that has not begun is left at once.
  * Exit codes: 0 the cell has ended, 69 there is no such context, 70 it was lost, 75 too many cells wait for it.
@@ -29,7 +29,7 @@
 #define COPY_BYTES (64 * 1024)
 enum { ENDED = 0, WRONG_USE = 64, TOO_LONG = 65, NO_CONTEXT = 69, LOST = 70, TOO_MANY = 75 };
 
-/* What has come from the keeper and was not written yet, and where in a frame its end is. */
+/* What has come from the keeper and is not written to stdout yet, and how far the frame at its end has come. */
 static struct {
     uint8_t bytes[COPY_BYTES];
     size_t from, to;
@@ -43,7 +43,7 @@ static void leave(int code, const char *why) {
     _exit(code);
 }
 
-/* stdin, as a frame. */
+/* Reads stdin to its end and returns it as a frame. */
 static uint8_t *read_request(size_t *size) {
     size_t room = COPY_BYTES, used = FRAME_HEAD;
     uint8_t *p = malloc(room);
@@ -72,8 +72,9 @@ static int call_keeper(const char *id, pid_t pid) {
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) leave(LOST, strerror(errno));
     if (connect(fd, (struct sockaddr *)&a, length) != 0)
-        leave(errno == EAGAIN ? TOO_MANY : NO_CONTEXT, errno == EAGAIN ? "too many cells wait for this context" : "the context has ended");
-    /* Of a socket that listens these are the credentials of the process that called listen. */
+        leave(errno == EAGAIN ? TOO_MANY : NO_CONTEXT,
+              errno == EAGAIN ? "too many cells wait for this context" : "the context has ended");
+    /* The kernel gives a connecting process the credentials of the one that called listen. */
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.pid != pid || peer.uid != getuid())
         leave(NO_CONTEXT, "another process answers in the place of the context");
     return fd;
@@ -102,7 +103,7 @@ static bool is_refusal(void) {
     return in.to == sizeof refusal - 1 && memcmp(in.bytes, refusal, in.to) == 0;
 }
 
-/* False if the keeper is gone. */
+/* Reads once from the keeper; false if it is gone. */
 static bool receive(int conn) {
     ssize_t n = recv(conn, in.bytes, sizeof in.bytes, 0);
     if (n < 0) return errno == EAGAIN || errno == EINTR;
@@ -141,13 +142,17 @@ static void attend(int conn, int signals, const uint8_t *request, size_t size) {
     size_t sent = 0;
     while (!in.ended || in.from < in.to) {
         bool full = in.from < in.to;
-        struct pollfd p[3] = {{signals, POLLIN, 0}, {in.ended || (full && sent == size) ? -1 : conn, (short)((full ? 0 : POLLIN) | (sent < size ? POLLOUT : 0)), 0}, {full ? 1 : -1, POLLOUT, 0}};
+        struct pollfd p[3] = {{signals, POLLIN, 0},
+                              {in.ended || (full && sent == size) ? -1 : conn,
+                               (short)((full ? 0 : POLLIN) | (sent < size ? POLLOUT : 0)), 0},
+                              {full ? 1 : -1, POLLOUT, 0}};
         if (poll(p, 3, -1) < 0) continue;
         if (p[0].revents) interrupt(conn, signals);
         if (p[1].revents & POLLOUT && sent < size) {
             ssize_t n = send(conn, request + sent, size - sent, MSG_NOSIGNAL);
             if (n > 0) sent += (size_t)n;
-            else if (errno != EAGAIN && errno != EINTR) size = sent; /* what it said before comes first */
+            else if (errno != EAGAIN && errno != EINTR)
+                size = sent; /* the keeper has hung up; what it sent before that is still read */
         }
         if (p[2].revents) write_out();
         if (p[1].revents & (POLLIN | POLLHUP | POLLERR) && in.from == in.to && !receive(conn)) {

@@ -1,8 +1,19 @@
-/* The life of commands and terminals: starting, attaching, signalling, ending, forgetting. */
+/* The life of commands and terminals: starting, attaching, signalling, ending, forgetting.
+ *
+ * A command is STARTING until its supervisor reports that the program runs, RUNNING until its first process has ended
+ * (with `until_closed`: until its output is closed too), and ENDED until it is forgotten. It is kept after its end,
+ * with its output, so that a worker that was away can ask for both. The oldest ones are forgotten when there are too
+ * many.
+ *
+ *   START ─▶ spawn ─▶ supervisor ─▶ STARTED or FAILED, EXITED, GONE: what is left of the tree has ended as well
+ *
+ * The end of a command that is killed is reported when its whole tree has ended; if it had ended before, the answer to
+ * the kill waits for that instead. The supervisor lives, and `control.fd` is open, as long as any process of the
+ * command does.
+ */
 #define _GNU_SOURCE
 #include "command.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -17,7 +28,6 @@
 #define MAX_KEPT (64u * 1024 * 1024)
 #define LIVE_KEEP (1024u * 1024)
 #define RETRY_US (200 * 1000)
-#define GIVE_UP_US (10 * 1000 * 1000)
 #define LOOK_US (5 * 1000)
 
 struct command *commands;
@@ -158,6 +168,7 @@ static void start_checked(uint32_t channel, struct request *r) {
         return;
     }
     ch->command = c;
+    ch->on_close = command_resume;
     ch->flags = (uint32_t)r->flags | FLAG_FOLLOW;
     c->start_channel = channel;
     c->has_start_channel = true;
@@ -180,14 +191,17 @@ static void on_started(struct command *c, const struct report *n) {
     add_text(&outbox, TAG_ID, c->id);
     add_number(&outbox, TAG_PID, (uint64_t)n->pid);
     frame_close(&outbox, mark);
-    connection_wake();
+    outbox_wake();
 }
 
 static void on_refused(struct command *c, const struct report *n) {
     struct channel *ch = c->has_start_channel ? channel_find(c->start_channel) : NULL;
     if (ch && ch->command == c) {
-        if (n->stage == STAGE_CWD) send_error(ch->id, CODE_NO_CWD, "the working directory %s cannot be entered: %s", c->cwd ? c->cwd : settings.workspace, strerror(n->error));
-        else if (n->stage == STAGE_USER) send_error(ch->id, CODE_UNKNOWN_USER, "cannot become user %s: %s", c->user, strerror(n->error));
+        if (n->stage == STAGE_CWD)
+            send_error(ch->id, CODE_NO_CWD, "the working directory %s cannot be entered: %s",
+                       c->cwd ? c->cwd : settings.workspace, strerror(n->error));
+        else if (n->stage == STAGE_USER)
+            send_error(ch->id, CODE_UNKNOWN_USER, "cannot become user %s: %s", c->user, strerror(n->error));
         else send_error(ch->id, CODE_LIMIT, "the sandbox is at its limit of %u processes", settings.nproc);
         channel_close(ch);
     }
@@ -203,10 +217,10 @@ static void on_ended(struct command *c, const struct report *n) {
     shell_free(&c->shell);
     c->life = LIFE_ENDED;
     command_stdin_eof(c);
-    connection_wake();
+    outbox_wake();
 }
 
-/* The end of a command whose first process had ended before. */
+/* Ends a command whose first process ended before, and which has waited for its output to be closed. */
 void command_closed(struct command *c) {
     struct report end = c->end;
     c->lingers = false;
@@ -236,9 +250,10 @@ static void on_gone(struct command *c, const struct report *n) {
         frame_close(&outbox, mark);
         channel_close(ch);
     }
-    if (n->killed > c->end.killed) c->end.killed = n->killed; /* it ended by itself, its children did not */
+    if (n->killed > c->end.killed)
+        c->end.killed = n->killed; /* the command ended by itself, its children were killed */
     c->end.background = 0;
-    connection_wake();
+    outbox_wake();
 }
 
 void control_ready(struct watch *w, uint32_t events) {
@@ -262,7 +277,8 @@ void control_ready(struct watch *w, uint32_t events) {
     watch_drop(w);
     if (c->lingers) command_closed(c);
     if (c->life != LIFE_ENDED || c->end.background) tend_lost_supervisor();
-    if (c->life != LIFE_ENDED && !c->exit_delayed) on_ended(c, &(struct report){.kind = REPORT_EXITED, .status = SIGKILL});
+    if (c->life != LIFE_ENDED && !c->exit_delayed)
+        on_ended(c, &(struct report){.kind = REPORT_EXITED, .status = SIGKILL});
     on_gone(c, &(struct report){.killed = c->end.killed, .survivors = c->end.survivors});
     if (c->forgotten) remove_command(c);
 }
@@ -311,10 +327,11 @@ void command_attach(uint32_t channel, struct fields f) {
     else ch = channel_open(channel);
     if (ch) {
         ch->command = c;
+        ch->on_close = command_resume;
         ch->flags = (uint32_t)r.flags & ~(uint32_t)FLAG_DEFER;
         ch->mute = r.offset >> 63;
         log_seek(&c->log, &ch->cursor, r.offset);
-        connection_wake();
+        outbox_wake();
     }
     request_free(&r);
 }
@@ -327,8 +344,9 @@ static void end_command(struct command *c, enum reason reason, uint32_t grace_ms
     if (c->life != LIFE_ENDED && c->ending == REASON_EXITED) c->ending = reason;
     c->deadline_us = 0;
     if (c->life == LIFE_STARTING) {
+        /* User code can stop the child before it has become the command, and the supervisor waits for that. */
         kill_children(c->supervisor);
-        c->deadline_us = now_us() + RETRY_US; /* the child may not have been cloned yet: try again */
+        c->deadline_us = now_us() + RETRY_US; /* the supervisor may not have cloned its child yet: try again */
     }
     order_supervisor(c, (struct order){.end_tree = 1, .grace_ms = grace_ms});
     tend_ordered(c, grace_ms);
@@ -339,7 +357,8 @@ static void control(uint32_t channel, struct command *c, const struct request *r
     switch (r->op) {
     case CONTROL_SIGNAL:
         if (alive && r->signal) order_supervisor(c, (struct order){.signal = (uint32_t)r->signal});
-        if (r->signal == SIGKILL || r->signal == SIGTERM) c->until_closed = false; /* what survives holds nobody up */
+        if (r->signal == SIGKILL || r->signal == SIGTERM)
+            c->until_closed = false; /* its end is reported even if another process holds its output open */
         if (c->lingers && !c->until_closed) command_closed(c);
         break;
     case CONTROL_KILL:
@@ -363,113 +382,16 @@ static void control(uint32_t channel, struct command *c, const struct request *r
         }
         forget(c);
         break;
-    default:
-        send_error(channel, CODE_INVALID, "there is no such control");
-        return;
+    default: send_error(channel, CODE_INVALID, "there is no such control"); return;
     }
     send_done(channel);
-}
-
-/* ---- everything at once ---- */
-
-static uint64_t all_deadline_us; /* while everything is being ended: when to give up */
-static uint32_t all_killed;
-
-bool command_ending_all(void) { return all_deadline_us != 0; }
-
-/* Without reading anything about them: there may be as many as the limit allows. */
-static uint32_t count_other_processes(void) {
-    uint32_t n = 0;
-    if (settings.guest) return (uint32_t)scan_tree(); /* others are beside the agent */
-    DIR *proc = opendir("/proc");
-    for (struct dirent *d; proc && (d = readdir(proc));) n += d->d_name[0] >= '1' && d->d_name[0] <= '9';
-    if (proc) closedir(proc);
-    return n ? n - 1 : 0;
-}
-
-/* Processes of the agent's own: supervisors and file jobs. */
-static uint32_t count_helpers(void) {
-    uint32_t n = 0;
-    for (struct command *c = commands; c; c = c->next) n += c->control.fd >= 0;
-    for (struct channel *ch = channel_first(); ch; ch = ch->next) n += ch->job != NULL;
-    return n;
-}
-
-/* As the user of a command kill(-1) reaches all processes of that user at once, wherever they are, and no others. The
- * agent's own helpers, and whatever was left to it when they died, are its children. */
-static void kill_all_of(const char *name) {
-    struct user u;
-    if (!find_user(name, &u)) return;
-    pid_t pid = fork();
-    if (pid == 0) {
-        if (become_user(&u)) kill(-1, SIGKILL);
-        _exit(0);
-    }
-    while (pid > 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR) {}
-}
-
-static void kill_as_guest(void) {
-    kill_all_of(settings.user);
-    for (struct command *c = commands; c; c = c->next)
-        if (c->life != LIFE_ENDED && strcmp(c->user, settings.user) != 0) kill_all_of(c->user);
-    kill_children(getpid());
-}
-
-/* Ends everything in the sandbox but the agent. kill(-1) of the first process of a pid namespace reaches every other
- * process in it at once, and a process with a pending KILL cannot fork: a fork bomb cannot outrun it, and no process is
- * needed to do it. All processes are below the agent, so they are gone when waitpid knows of no child. */
-static void kill_all(uint32_t channel) {
-    if (getpid() != 1 && !settings.guest) { /* outside of a pid namespace this would reach the whole machine */
-        send_error(channel, CODE_INVALID, "the agent is not the first process");
-        return;
-    }
-    struct channel *ch = channel_open(channel);
-    if (!ch) return;
-    ch->kill_all = true;
-    if (command_ending_all()) return;
-    uint32_t found = count_other_processes(), helpers = count_helpers();
-    for (struct command *c = commands; c; c = c->next) {
-        if (c->life != LIFE_ENDED && c->ending == REASON_EXITED) c->ending = REASON_CANCELLED;
-        c->deadline_us = 0;
-    }
-    all_killed = found > helpers ? found - helpers : 0;
-    all_deadline_us = now_us() + GIVE_UP_US;
-    if (settings.guest) kill_as_guest();
-    else kill(-1, SIGKILL);
-}
-
-static bool all_have_ended(void) {
-    while (waitpid(-1, NULL, WNOHANG) > 0) {}
-    if (waitpid(-1, NULL, WNOHANG) != -1 || errno != ECHILD) return false;
-    for (struct command *c = commands; c; c = c->next)
-        if (c->control.fd >= 0) return false;
-    return true;
-}
-
-void command_check_ended_all(void) {
-    if (!command_ending_all()) return;
-    bool ended = all_have_ended();
-    if (!ended && settings.guest) kill_as_guest();
-    if (!ended && now_us() < all_deadline_us) return;
-    uint32_t left = ended ? 0 : count_other_processes();
-    all_deadline_us = 0;
-    for (struct channel *ch = channel_first(), *next; ch; ch = next) {
-        next = ch->next;
-        if (!ch->kill_all) continue;
-        size_t mark = frame_open(&outbox, RESPONSE_DONE, ch->id);
-        add_number(&outbox, TAG_KILLED, all_killed);
-        add_number(&outbox, TAG_SURVIVORS, left);
-        frame_close(&outbox, mark);
-        channel_close(ch);
-    }
-    connection_wake();
 }
 
 void command_control(uint32_t channel, struct fields f) {
     struct request r = request_parse(f);
     struct command *c = r.bad ? NULL : find(r.id);
     if (r.bad) send_error(channel, CODE_INVALID, "that is no control request");
-    else if (r.op == CONTROL_KILL_ALL) kill_all(channel);
+    else if (r.op == CONTROL_KILL_ALL) command_kill_all(channel);
     else if (!c) send_error(channel, CODE_NO_PROCESS, "there is no process %s", r.id);
     else control(channel, c, &r);
     request_free(&r);

@@ -1,100 +1,32 @@
-/* The one connection to the worker, and the channels on it.
+/* The one connection to the worker: receives frames, dispatches them, and sends the answers.
  *
  * A new connection replaces the old one: after a restart the worker connects again while the kernel may still hold
  * the old socket open. When the connection is lost, commands and terminals run on, and file operations are undone.
+ *
+ * Answers wait in the outbox (channel.c) until the end of the turn. `connection_flush` then asks each channel for more
+ * output as long as the outbox has room, and sends it. A socket that takes no more is waited for.
  */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "agent.h"
+#include "command.h"
+#include "files.h"
 
-#define MAX_CHANNELS 2048
 #define READ_BYTES (64u * 1024)
-#define OUTBOX_FULL (256u * 1024)
 
-struct buf outbox;
 static struct buf inbox;
 static struct watch worker = {.fd = -1};
-static struct channel *channels;
-static size_t channel_count;
-static bool greeted, wake_requested, sending;
-
-struct channel *channel_first(void) { return channels; }
-void connection_wake(void) { wake_requested = true; }
-bool outbox_has_room(void) { return buf_used(&outbox) < OUTBOX_FULL; }
-
-struct channel *channel_find(uint32_t id) {
-    for (struct channel *ch = channels; ch; ch = ch->next)
-        if (ch->id == id) return ch;
-    return NULL;
-}
-
-struct channel *channel_open(uint32_t id) {
-    if (id == 0 || channel_find(id) || channel_count >= MAX_CHANNELS) {
-        send_error(id, CODE_LIMIT, "channel %u is in use, or too many are", id);
-        return NULL;
-    }
-    struct channel *ch = calloc(1, sizeof *ch);
-    if (!ch) fail("memory");
-    ch->id = id;
-    ch->credit = OUTPUT_WINDOW;
-    ch->next = channels;
-    channels = ch;
-    channel_count++;
-    return ch;
-}
-
-void channel_close(struct channel *ch) {
-    for (struct channel **p = &channels; *p; p = &(*p)->next)
-        if (*p == ch) {
-            *p = ch->next;
-            channel_count--;
-            break;
-        }
-    struct command *c = ch->command;
-    free(ch);
-    if (c) command_resume(c);
-}
-
-void send_error(uint32_t channel, enum code code, const char *format, ...) {
-    char text[512];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    size_t mark = frame_open(&outbox, RESPONSE_ERROR, channel);
-    add_number(&outbox, TAG_CODE, code);
-    add_text(&outbox, TAG_MESSAGE, text);
-    frame_close(&outbox, mark);
-    connection_wake();
-}
-
-void send_done(uint32_t channel) {
-    frame_close(&outbox, frame_open(&outbox, RESPONSE_DONE, channel));
-    connection_wake();
-}
-
-void send_credit(uint32_t channel, uint32_t n) {
-    uint8_t raw[4];
-    put_u32(raw, n);
-    size_t mark = frame_open(&outbox, RESPONSE_CREDIT, channel);
-    buf_add(&outbox, raw, sizeof raw);
-    frame_close(&outbox, mark);
-    connection_wake();
-}
+static bool greeted, sending;
 
 static void disconnect(void) {
     if (worker.fd < 0) return;
     watch_drop(&worker);
-    while (channels) {
-        struct channel *ch = channels;
+    for (struct channel *ch; (ch = channel_first());) {
         if (ch->job) job_abandon(ch->job);
         channel_close(ch);
     }
@@ -116,7 +48,7 @@ static bool handle_hello(const uint8_t *p, size_t n) {
     add_number(&outbox, TAG_PID, (uint64_t)getpid());
     add_number(&outbox, TAG_OP, LAST_FILE_OP);
     frame_close(&outbox, mark);
-    connection_wake();
+    outbox_wake();
     greeted = version == WIRE_VERSION;
     return true;
 }
@@ -135,7 +67,7 @@ static void handle_credit(struct channel *ch, const uint8_t *p, size_t n) {
     if (n != 4) return;
     ch->credit += get_u32(p);
     if (ch->credit > 1u << 30) ch->credit = 1u << 30;
-    connection_wake();
+    outbox_wake();
 }
 
 static void close_by_worker(struct channel *ch) {
@@ -150,19 +82,28 @@ static bool handle_frame(const struct header *h, const uint8_t *p) {
     switch (h->kind) {
     case REQUEST_START: command_start(h->channel, f); return true;
     case REQUEST_ATTACH: command_attach(h->channel, f); return true;
-    case REQUEST_FILE: job_start(h->channel, f); return true;
+    case REQUEST_FILE: job_start(h->channel, f, command_ending_all()); return true;
     case REQUEST_CONTROL: command_control(h->channel, f); return true;
     case REQUEST_LIST: command_list(h->channel); return true;
     case REQUEST_PING: send_done(h->channel); return true;
-    case REQUEST_DATA: if (ch) handle_data(ch, p, h->length); return true;
-    case REQUEST_EOF: if (ch) handle_eof(ch); return true;
-    case REQUEST_CREDIT: if (ch) handle_credit(ch, p, h->length); return true;
-    case REQUEST_CLOSE: if (ch) close_by_worker(ch); return true;
+    case REQUEST_DATA:
+        if (ch) handle_data(ch, p, h->length);
+        return true;
+    case REQUEST_EOF:
+        if (ch) handle_eof(ch);
+        return true;
+    case REQUEST_CREDIT:
+        if (ch) handle_credit(ch, p, h->length);
+        return true;
+    case REQUEST_CLOSE:
+        if (ch) close_by_worker(ch);
+        return true;
     default: return false;
     }
 }
 
-bool connection_parse(struct buf *b) {
+/* Handles the whole frames in the buffer; false if the worker breaks the protocol. */
+static bool handle_frames(struct buf *b) {
     struct header h;
     while (buf_used(b) >= HEADER_BYTES) {
         if (!parse_header(buf_head(b), &h)) return false;
@@ -187,7 +128,7 @@ static void receive(void) {
             return;
         }
         inbox.len += (size_t)n;
-        if (!connection_parse(&inbox)) {
+        if (!handle_frames(&inbox)) {
             disconnect();
             return;
         }
@@ -212,29 +153,18 @@ static bool send_some(void) {
     return true;
 }
 
-/* Moves the channel that did not get its turn to the front, so that a busy channel cannot starve the others. */
-static void resume_at(struct channel *first) {
-    struct channel *before = channels, *last = first;
-    if (first == channels) return;
-    while (before->next != first) before = before->next;
-    while (last->next) last = last->next;
-    before->next = NULL;
-    last->next = channels;
-    channels = first;
-}
-
 static void pump_all(void) {
     struct channel *next;
-    for (struct channel *ch = channels; ch; ch = next) {
+    for (struct channel *ch = channel_first(); ch; ch = next) {
         if (!outbox_has_room()) {
-            resume_at(ch);
-            wake_requested = true;
+            channel_resume_at(ch);
+            outbox_woken = true;
             return;
         }
         next = ch->next;
         struct command *c = ch->command;
         if (c) {
-            if (command_send_output(ch)) wake_requested = true;
+            if (command_send_output(ch)) outbox_woken = true;
             command_resume(c);
         } else if (ch->job) {
             job_credit(ch->job);
@@ -243,8 +173,8 @@ static void pump_all(void) {
 }
 
 void connection_flush(void) {
-    while (wake_requested && worker.fd >= 0 && !sending) {
-        wake_requested = false;
+    while (outbox_woken && worker.fd >= 0 && !sending) {
+        outbox_woken = false;
         pump_all();
         bool all_sent = send_some();
         if (worker.fd < 0) return;
@@ -252,7 +182,7 @@ void connection_flush(void) {
             sending = true;
             watch_set(&worker, EPOLLIN | EPOLLOUT);
         }
-        if (buf_used(&outbox) == 0 && outbox.cap > 2 * READ_BYTES && !wake_requested) buf_free(&outbox);
+        if (buf_used(&outbox) == 0 && outbox.cap > 2 * READ_BYTES && !outbox_woken) buf_free(&outbox);
     }
     if (worker.fd < 0) buf_free(&outbox);
 }
@@ -264,7 +194,7 @@ static void worker_ready(struct watch *w, uint32_t events) {
             sending = false;
             watch_set(&worker, EPOLLIN);
         }
-        wake_requested = true;
+        outbox_woken = true;
     }
     if (worker.fd >= 0 && events & (EPOLLIN | EPOLLHUP | EPOLLERR)) receive();
 }

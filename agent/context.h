@@ -20,7 +20,7 @@
 #define FRAME_HEAD 5u
 #define MAX_REQUEST (16u * 1024 * 1024)
 #define MAX_CONTEXT_ID 64
-#define BUSY "busy" /* the payload of `l` for a client that is one too many */
+#define BUSY "busy" /* the payload of `l` for a client above the limit */
 
 static inline void frame_head(uint8_t *to, char type, size_t length) {
     uint32_t n = htonl((uint32_t)length);

@@ -2,15 +2,15 @@
  *
  * Nothing in a sandbox can gain rights by running a program: the mounts are nosuid and no_new_privs is set. So the
  * program `sudo` (sudo.c) asks the supervisor of the command that it belongs to, over a socket whose name has the
- * supervisor's pid in it, and hands over its stdin, stdout, stderr and working directory. For each caller the supervisor
- * forks a runner, which starts the command and reports its end:
+ * supervisor's pid in it, and hands over its stdin, stdout, stderr and working directory. For each caller the
+ * supervisor forks a runner, which starts the command and reports its end:
  *
  *   supervisor ─┬─ command … ── sudo ══ socket ══╗
  *               └─ runner (reads the request) ═══╝── the command of root, in a session of its own
  *
  * So it is below the supervisor like all that the command starts, and whatever ends the command ends it too. The agent
- * takes no part, and a caller that sends nonsense, or nothing, has only its own runner to hold up. When the caller ends,
- * the runner ends the command's process group.
+ * takes no part, and a caller that sends nonsense, or nothing, has only its own runner to hold up. When the caller
+ * ends, the runner ends the command's process group.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -29,7 +29,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "command.h"
+#include "request.h"
+#include "supervise.h"
 
 #define MAX_RUNNERS 32
 #define MAX_REQUEST (8 * 1024 * 1024)
@@ -55,17 +56,21 @@ static void complain(const struct elevated *e, const char *what, const char *why
 }
 
 static bool receive(int conn, int fds[SUDO_FDS]) {
-    union { struct cmsghdr head; char room[CMSG_SPACE(SUDO_FDS * sizeof(int))]; } space;
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(SUDO_FDS * sizeof(int))];
+    } space;
     uint32_t version = 0;
     struct iovec part = {&version, sizeof version};
     struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &space, .msg_controllen = sizeof space};
     struct pollfd p = {conn, POLLIN, 0};
-    if (poll(&p, 1, REQUEST_MS) != 1 || recvmsg(conn, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT) != sizeof version) return false;
+    if (poll(&p, 1, REQUEST_MS) != 1 || recvmsg(conn, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT) != sizeof version)
+        return false;
     struct cmsghdr *c = CMSG_FIRSTHDR(&m);
     if (version != SUDO_VERSION || m.msg_flags & MSG_CTRUNC || !c || c->cmsg_type != SCM_RIGHTS) return false;
     if (c->cmsg_len != CMSG_LEN(SUDO_FDS * sizeof(int))) return false;
     memcpy(fds, CMSG_DATA(c), SUDO_FDS * sizeof(int));
-    for (int i = 0; i < SUDO_FDS; i++) /* away from 0 to 2, which they become later */
+    for (int i = 0; i < SUDO_FDS; i++) /* away from 0 to 2, which dup2 overwrites later */
         if (fds[i] < 10 && (fds[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, 10)) < 0) return false;
     return true;
 }
@@ -121,14 +126,16 @@ static void become_elevated(const struct elevated *e) {
         dprintf(2, "sudo: cannot become %s: %s\n", e->user.name, strerror(errno));
         _exit(1);
     }
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* until execve: this memory is the supervisor's */
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* until execve this memory is a copy of the supervisor's */
     umask(022);
     enter_directory(e);
     environ = e->env;
     char **argv = e->request.argv;
     execvp(argv[0], argv);
     int error = errno;
-    const char *why = error == ENOENT && !strchr(argv[0], '/') ? "command not found" : error == EAGAIN ? "too many processes" : strerror(error);
+    const char *why = error == ENOENT && !strchr(argv[0], '/') ? "command not found"
+                      : error == EAGAIN                        ? "too many processes"
+                                                               : strerror(error);
     dprintf(2, "sudo: %s: %s\n", argv[0], why);
     _exit(1);
 }
@@ -208,7 +215,9 @@ int elevate_listen(void) {
     int n = snprintf(a.sun_path + 1, sizeof a.sun_path - 1, SUDO_SOCKET, getpid());
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return -1;
-    if (bind(fd, (struct sockaddr *)&a, (socklen_t)(sizeof a.sun_family + 1 + (size_t)n)) == 0 && listen(fd, MAX_RUNNERS) == 0) return fd;
+    if (bind(fd, (struct sockaddr *)&a, (socklen_t)(sizeof a.sun_family + 1 + (size_t)n)) == 0 &&
+        listen(fd, MAX_RUNNERS) == 0)
+        return fd;
     close(fd);
     return -1;
 }
@@ -218,7 +227,7 @@ void elevate_reaped(pid_t pid) {
         if (runners[i] == pid) runners[i] = 0;
 }
 
-/* Only what the command of this supervisor has started may call it. */
+/* Whether a process is below this supervisor: only what its command has started may call it. */
 static bool is_below_us(pid_t pid) {
     char name[16];
     struct process m;
@@ -237,7 +246,8 @@ void elevate_accept(int listener) {
     int conn = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
     if (conn < 0) return;
     while (slot < MAX_RUNNERS && runners[slot]) slot++;
-    bool known = getsockopt(conn, SOL_SOCKET, SO_PEERCRED, &caller, &size) == 0 && caller.uid <= settings.uid_high && is_below_us(caller.pid);
+    bool known = getsockopt(conn, SOL_SOCKET, SO_PEERCRED, &caller, &size) == 0 && caller.uid <= settings.uid_high &&
+                 is_below_us(caller.pid);
     pid_t pid = known && slot < MAX_RUNNERS ? fork() : -1;
     if (pid == 0) run(conn, &caller);
     if (pid > 0) runners[slot] = pid;

@@ -1,4 +1,5 @@
-/* File operations. Each runs in a process of its own (a job), which takes on the user's rights before it opens anything.
+/* File operations. Each runs in a process of its own (a job), which takes on the user's rights before it opens
+ * anything.
  *
  * A job has the user's rights over files and none of the agent's. Its real uid stays the agent's, so that user code
  * cannot stop it.
@@ -18,7 +19,8 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "channel.h"
+#include "files.h"
 
 #define PIPE_BYTES (256 * 1024)
 #define FRAME_BYTES (128u * 1024)
@@ -32,7 +34,7 @@ struct job {
     int commit;
     struct buf input, reply;
     bool input_end, readable, takes_data, is_search;
-    bool undoes; /* takes its data back if it gets no commit byte */
+    bool undoes; /* it undoes its work if it gets no commit byte */
     uint32_t taken;
 };
 
@@ -64,7 +66,7 @@ static void run(const struct file_request *r, const struct user *u, int result) 
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    signal(SIGXFSZ, SIG_IGN); /* writing too large a file shall fail, not kill the job */
+    signal(SIGXFSZ, SIG_IGN); /* so that writing too large a file fails instead of killing the job */
     int error = 0;
     if (r->op == OP_SEARCH || (r->op == OP_LIST && r->details)) raise_own_oom_score();
     if (!act_as_user(u)) error = errno;
@@ -72,7 +74,7 @@ static void run(const struct file_request *r, const struct user *u, int result) 
     if (!error && chdir(settings.workspace) != 0 && chdir("/") != 0) error = errno;
     if (!error) error = file_run(r, &reply);
     if (error) {
-        enum code code = error < 0 ? (enum code)-error : code_of(error);
+        enum code code = error < 0 ? (enum code)(-error) : code_of(error);
         const char *why = error > 0 ? strerror(error) : "not a regular file";
         if (error < 0 && buf_used(&reply) > 0) answer(result, code, buf_head(&reply), buf_used(&reply));
         else answer(result, code, why, strlen(why));
@@ -99,7 +101,7 @@ static void finish(struct job *j) {
             size_t mark = frame_open(&outbox, RESPONSE_DONE, j->channel);
             buf_add(&outbox, text, buf_used(&j->reply) - 4);
             frame_close(&outbox, mark);
-            connection_wake();
+            outbox_wake();
         }
         ch->job = NULL;
         channel_close(ch);
@@ -144,7 +146,7 @@ void job_credit(struct job *j) {
             outbox.len += (size_t)n;
             frame_close(&outbox, mark);
             ch->credit -= (uint64_t)n;
-            connection_wake();
+            outbox_wake();
             continue;
         }
         outbox.len -= HEADER_BYTES;
@@ -162,7 +164,7 @@ static void out_ready(struct watch *w, uint32_t events) {
     (void)events;
     j->readable = true;
     if (!channel_find(j->channel)) watch_drop(w);
-    else connection_wake();
+    else outbox_wake();
 }
 
 static void feed(struct job *j) {
@@ -221,7 +223,8 @@ void job_abandon(struct job *j) {
     j->commit = -1;
     if (j->in.fd >= 0) watch_drop(&j->in);
     if (j->out.fd >= 0) watch_drop(&j->out);
-    if (!j->undoes && j->result.fd >= 0) kill(j->pid, SIGKILL); /* the pid is valid: a job is not reaped before its result pipe ends */
+    if (!j->undoes && j->result.fd >= 0)
+        kill(j->pid, SIGKILL); /* a job is not reaped before its result pipe ends, so this pid is still its own */
     if (j->result.fd < 0) finish(j);
 }
 
@@ -244,7 +247,8 @@ static void launch(struct channel *ch, struct file_request *r, const struct user
     bool gives = r->op == OP_READ || r->op == OP_LIST || r->op == OP_PACK || r->op == OP_WATCH || r->op == OP_SEARCH;
     int p[4][2] = {{-1, -1}, {-1, -1}, {-1, -1}, {-1, -1}}; /* in, commit, out, result */
     pid_t pid = -1;
-    if (open_pipe(p[0], takes, 1) && open_pipe(p[1], writes, 1) && open_pipe(p[2], gives, 0) && open_pipe(p[3], true, 0)) {
+    if (open_pipe(p[0], takes, 1) && open_pipe(p[1], writes, 1) && open_pipe(p[2], gives, 0) &&
+        open_pipe(p[3], true, 0)) {
         pid = fork();
         if (pid == 0) {
             r->in = p[0][0], r->commit = p[1][0], r->out = p[2][1];
@@ -261,7 +265,12 @@ static void launch(struct channel *ch, struct file_request *r, const struct user
     }
     struct job *j = calloc(1, sizeof *j);
     if (!j) fail("memory");
-    *j = (struct job){.channel = ch->id, .pid = pid, .commit = p[1][1], .takes_data = takes, .undoes = writes, .is_search = r->op == OP_SEARCH};
+    *j = (struct job){.channel = ch->id,
+                      .pid = pid,
+                      .commit = p[1][1],
+                      .takes_data = takes,
+                      .undoes = writes,
+                      .is_search = r->op == OP_SEARCH};
     j->in.fd = j->out.fd = j->result.fd = -1;
     j->next = jobs;
     jobs = j;
@@ -273,7 +282,7 @@ static void launch(struct channel *ch, struct file_request *r, const struct user
     ch->job = j;
 }
 
-void job_start(uint32_t channel, struct fields f) {
+void job_start(uint32_t channel, struct fields f, bool ending) {
     struct file_request r = {.in = -1, .out = -1, .commit = -1};
     struct user u, owner;
     char *user = NULL;
@@ -281,7 +290,7 @@ void job_start(uint32_t channel, struct fields f) {
     const char *name = user && *user ? user : settings.user;
     if (!good) {
         send_error(channel, CODE_INVALID, "that is no file operation");
-    } else if (command_ending_all()) {
+    } else if (ending) {
         send_error(channel, CODE_CONFLICT, "everything in the sandbox is being ended; try again");
     } else if (!find_user(name, &u)) {
         send_error(channel, CODE_UNKNOWN_USER, "there is no user %s in this sandbox", name);

@@ -1,4 +1,9 @@
-/* Operations on single files. Runs in a job with the user's rights, so the kernel decides what is allowed. */
+/* Operations on single files: read, write, stat, make, remove; their metadata; and the dispatch of all file operations.
+ *
+ * This runs in a job, which has the user's rights and none of the agent's, so the kernel decides what is allowed. Names
+ * may be exchanged by user code at any moment. So nothing is opened in a way that could block, and a file that is read
+ * is checked after it was opened.
+ */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -11,49 +16,36 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "files.h"
 
 #define COPY_BYTES (256u * 1024)
 #define NOT_REGULAR (-(int)CODE_INVALID_PATH)
-#define PREFIX "user.e2b." /* of the attributes that are metadata */
+#define PREFIX "user.e2b." /* the names of the attributes that are metadata begin with it */
 #define PREFIX_BYTES (sizeof PREFIX - 1)
 
-static char names[65536]; /* of a file's attributes: the kernel has no longer lists */
-
-bool write_all(int fd, const void *p, size_t n) {
-    const uint8_t *at = p;
-    while (n > 0) {
-        ssize_t wrote = write(fd, at, n);
-        if (wrote < 0 && errno == EINTR) continue;
-        if (wrote < 0) return false;
-        at += wrote;
-        n -= (size_t)wrote;
-    }
-    return true;
-}
-
-bool read_all(int fd, void *p, size_t n) {
-    uint8_t *at = p;
-    while (n > 0) {
-        ssize_t got = read(fd, at, n);
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) return false;
-        at += got;
-        n -= (size_t)got;
-    }
-    return true;
-}
+static char names[65536]; /* the names of a file's attributes; the kernel's limit for such a list */
 
 enum code code_of(int error) {
     switch (error) {
     case ENOENT: return CODE_NOT_FOUND;
-    case EACCES: case EPERM: case EROFS: return CODE_PERMISSION_DENIED;
+    case EACCES:
+    case EPERM:
+    case EROFS: return CODE_PERMISSION_DENIED;
     case EISDIR: return CODE_IS_DIRECTORY;
     case ENOTDIR: return CODE_NOT_A_DIRECTORY;
-    case EEXIST: case ENOTEMPTY: return CODE_EXISTS;
-    case EINVAL: case ELOOP: case ENAMETOOLONG: case EXDEV: return CODE_INVALID_PATH;
-    case ENOSPC: case EDQUOT: case EFBIG: return CODE_NO_SPACE;
-    case EMFILE: case ENFILE: case ENOMEM: case EAGAIN: return CODE_LIMIT;
+    case EEXIST:
+    case ENOTEMPTY: return CODE_EXISTS;
+    case EINVAL:
+    case ELOOP:
+    case ENAMETOOLONG:
+    case EXDEV: return CODE_INVALID_PATH;
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG: return CODE_NO_SPACE;
+    case EMFILE:
+    case ENFILE:
+    case ENOMEM:
+    case EAGAIN: return CODE_LIMIT;
     default: return CODE_IO;
     }
 }
@@ -75,7 +67,7 @@ void add_stat(struct buf *b, const char *path, const struct stat *st) {
 
 /* ---- metadata: attributes of the file whose names begin with PREFIX ---- */
 
-/* The next name of metadata in a list that llistxattr(2) has filled, without PREFIX; NULL at its end. */
+/* Returns the next name of metadata, without PREFIX, in a list that llistxattr(2) has filled; NULL at its end. */
 static const char *next_key(const char **at, const char *end) {
     while (*at < end) {
         const char *name = *at;
@@ -85,7 +77,8 @@ static const char *next_key(const char **at, const char *end) {
     return NULL;
 }
 
-/* Adds keys and values, each with a NUL byte at its end. User code can set anything: what is no text, or too much, is left out. */
+/* Adds keys and values, each followed by a NUL byte. User code can set any attribute: values with a NUL byte, and those
+ * above the limit, are left out. */
 static void add_metadata(struct buf *b, const char *path) {
     char value[MAX_METADATA_BYTES], all[MAX_METADATA_BYTES];
     size_t used = 0;
@@ -110,7 +103,8 @@ static bool is_given(const struct file_request *r, const char *key) {
     return false;
 }
 
-/* Makes the given metadata all that the file has. A file system that knows no attributes keeps none, which is no error. */
+/* Replaces the metadata of the file by that of the request. If the file system has no attributes, nothing is kept, and
+ * that is no error. */
 static int set_metadata(const struct file_request *r, int fd) {
     char name[256];
     ssize_t size = flistxattr(fd, names, sizeof names);
@@ -120,7 +114,8 @@ static int set_metadata(const struct file_request *r, int fd) {
     for (size_t i = 0; i < r->metadata_count; i++) {
         const char *equals = strchr(r->metadata[i], '=');
         int key_bytes = equals ? (int)(equals - r->metadata[i]) : 0;
-        if (!key_bytes || (size_t)snprintf(name, sizeof name, PREFIX "%.*s", key_bytes, r->metadata[i]) >= sizeof name) return EINVAL;
+        if (!key_bytes || (size_t)snprintf(name, sizeof name, PREFIX "%.*s", key_bytes, r->metadata[i]) >= sizeof name)
+            return EINVAL;
         if (fsetxattr(fd, name, equals + 1, strlen(equals + 1), 0) != 0) return errno == ENOTSUP ? 0 : errno;
     }
     return 0;
@@ -258,7 +253,8 @@ static bool may_write(const char *path) {
     return fd >= 0;
 }
 
-/* Writes a new file beside the old one and renames it, which is atomic. Writes in place what is not a plain file. */
+/* Writes a new file beside the old one and renames it, which is atomic. What is not a plain file is written to in
+ * place. */
 static int op_write(const struct file_request *r, struct buf *reply) {
     char real[PATH_MAX];
     const char *path = r->path;
@@ -279,7 +275,8 @@ static int op_write(const struct file_request *r, struct buf *reply) {
     return error ? error : stat_path(r, path, reply);
 }
 
-/* Opens the file, creates or empties it, gives it to the user and writes: whoever watches sees each of these. Not atomic. */
+/* Opens the file, creating or emptying it, gives it to the user, and writes. This is not atomic; it is for those who
+ * watch the file and expect to see each of these steps. */
 static int op_write_in_place(const struct file_request *r, struct buf *reply) {
     const char *path = r->path;
     struct stat st;
@@ -290,9 +287,9 @@ static int op_write_in_place(const struct file_request *r, struct buf *reply) {
     if (error) return error;
     bool exists = stat(path, &st) == 0;
     if (exists && S_ISDIR(st.st_mode)) return EISDIR;
-    /* A file of somebody else stays theirs if the user may write to it but not take it. */
+    /* Another user's file keeps its owner if this user may write to it but not change its owner. */
     if (exists && chown(path, uid, gid) != 0 && errno != EPERM && errno != EROFS && errno != EACCES) return errno;
-    /* The kernel does not let root create, in /tmp, a file that is there and belongs to a user. */
+    /* O_CREAT only if the file is missing: in /tmp the kernel refuses it, even to root, for a file of another user. */
     int fd = open(path, O_WRONLY | O_TRUNC | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (exists ? 0 : O_CREAT), 0666);
     if (fd < 0) return errno == ENXIO ? NOT_REGULAR : errno;
     if (!exists && fchown(fd, uid, gid) != 0) return errno;

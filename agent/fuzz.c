@@ -9,7 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "command.h"
+#include "log.h"
+#include "process.h"
+#include "request.h"
 
 static uint64_t state;
 

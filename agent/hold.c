@@ -17,9 +17,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "supervise.h"
 
-#define LOOKS 1000 /* then the signal is sent anyway: the shell may be busy, a child may have a handler of its own */
+#define LOOKS                                                                                                          \
+    1000 /* then the signal is sent anyway: the shell may be busy for long, or a child may have a handler of its own */
 #define PAUSE_US 500
 
 static int looks;

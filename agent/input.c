@@ -1,4 +1,9 @@
-/* The stdin of commands: queues up to a window, and writes as fast as the command reads. */
+/* The stdin of commands: queues up to a window, and writes as fast as the command reads.
+ *
+ * The worker may have STDIN_WINDOW bytes on the way. Each channel remembers how many it has sent that are not written
+ * yet, and gets them back as credit when the command has read them. A terminal has no end of file: it gets Ctrl-D
+ * instead.
+ */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <sys/epoll.h>

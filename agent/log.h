@@ -7,7 +7,7 @@
 struct ring {
     uint8_t *p;
     size_t cap;
-    uint64_t start, end, last; /* positions that only grow: oldest record, end, newest record */
+    uint64_t start, end, last; /* positions of the oldest record, the end and the newest record; they only grow */
     uint64_t first;            /* offset of the oldest record's first byte in the whole output */
 };
 

@@ -16,136 +16,50 @@
  * first. The agent keeps the output (log.c) and the exit codes of commands, so that the worker may die and come back.
  * Only the loop at the end of this file waits; everything else runs to its end when a descriptor is ready.
  *
- * In a sandbox that somebody else has made, on another machine, it is started with --guest: it is not the first process
- * there, other processes are beside it, and it may lack the capability to drop others. What keeps that sandbox from the
- * rest of the world is then the affair of whoever made it. The worker reaches it through relay.c.
+ * In a sandbox that somebody else has made, on another machine, the agent is started with --guest: it is not the first
+ * process there, other processes run beside it, and it may lack the capability to drop capabilities. Whoever made that
+ * sandbox isolates it. The worker reaches the agent through relay.c.
  *
- * Files: main.c start and main loop; connection.c channels and frames; request.c parsing of requests; command.c the
- * life of commands; spawn.c how one is started; input.c its stdin; output.c its output; log.c the output that is kept;
- * supervise.c its process tree; elevate.c, sudo.c and tend.c root inside; hold.c when to signal it; shell.c state
- * between shell commands; keeper.c and cell.c code contexts; relay.c a way through other people's pipes; file_jobs.c file operations; files.c, tree.c, watching.c
- * and search.c what they do; users.c identities; wire.c encoding.
+ * The files are groups, each with a header. A group calls only those above it in this list, and what has to go the
+ * other way is a function that was handed over (loop_open, channel.on_close):
+ *
+ *   process.h    process.c, users.c               what every process needs: failure, clock, /proc, identities
+ *   wire.h       wire.c                           the encoding of the protocol
+ *   request.h    request.c                        what a request says
+ *   log.h        log.c                            the output that is kept
+ *   channel.h    loop.c, channel.c                the event loop, and the answers to the worker
+ *   supervise.h  supervise.c, hold.c              one command's process tree
+ *                elevate.c, sudo.c                root inside the sandbox
+ *   files.h      file_jobs.c                      file operations: a process for each
+ *                files.c, tree.c, watching.c, search.c    what these processes do
+ *   command.h    command.c, spawn.c               the life of commands, and how one is started
+ *                input.c, output.c, shell.c       stdin; stdout and stderr; state between shell commands
+ *                tend.c, kill_all.c               what keeps supervisors going; how everything is ended
+ *   context.h    keeper.c, keeper_cells.c, keeper_runner.c, cell.c    code contexts: programs that run as the user
+ *   agent.h      main.c, connection.c, relay.c    start, dispatch of requests; a way through other people's pipes
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "agent.h"
+#include "command.h"
 
 #define CAPS ((1u << 5) | (1u << 6) | (1u << 7) | (1u << 8)) /* KILL SETGID SETUID SETPCAP */
 
-struct settings settings = {"/workspace", "sandboxuser", 1, 65534, 0, 0, false, false, false, false};
-static bool children_ended;
-static int poller = -1, signals = -1;
-static struct watch signal_watch, listener = {.fd = -1};
-
-void fail(const char *what) {
-    dprintf(2, "warren-agent: %s: %s\n", what, strerror(errno));
-    exit(111);
-}
-
-uint64_t now_us(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
-}
-
-void watch_add(struct watch *w, int fd, uint32_t events, void (*ready)(struct watch *, uint32_t), void *of) {
-    *w = (struct watch){fd, ready, of};
-    struct epoll_event e = {.events = events, .data.ptr = w};
-    if (epoll_ctl(poller, EPOLL_CTL_ADD, fd, &e) != 0) fail("epoll");
-}
-
-void watch_set(struct watch *w, uint32_t events) {
-    struct epoll_event e = {.events = events, .data.ptr = w};
-    epoll_ctl(poller, EPOLL_CTL_MOD, w->fd, &e);
-}
-
-void watch_drop(struct watch *w) {
-    epoll_ctl(poller, EPOLL_CTL_DEL, w->fd, NULL);
-    close(w->fd);
-    w->fd = -1;
-}
-
-/* ---- signals: ends of children, and writes to commands' pipes ---- */
-
-void signals_take(void) {
-    struct signalfd_siginfo info[64];
-    int fds[64];
-    for (int round = 0; round < 64; round++) { /* bounded: user code can write as fast as the agent reads */
-        ssize_t n = read(signals, info, sizeof info);
-        if (n <= 0) return;
-        size_t count = (size_t)n / sizeof *info, writes = 0;
-        bool lost = false;
-        for (size_t i = 0; i < count; i++) {
-            if ((int)info[i].ssi_signo == SIGRTMIN + 1) fds[writes++] = info[i].ssi_fd;
-            children_ended |= info[i].ssi_signo == SIGCHLD;
-            lost |= info[i].ssi_signo == SIGIO;
-        }
-        command_signals(fds, writes, lost);
-        if (count < 64) return;
-    }
-}
-
-static void reap_all(void) {
-    children_ended = false;
-    /* Supervisors report the ends of commands and pipes those of jobs: these exit codes are not needed. */
-    while (waitpid(-1, NULL, WNOHANG) > 0) {}
-}
-
-static void signals_ready(struct watch *w, uint32_t events) {
-    (void)w, (void)events;
-    signals_take();
-}
-
-static bool pipes_tell_of_writes(void) {
-    int p[2];
-    bool told = false;
-    if (pipe2(p, O_CLOEXEC | O_DIRECT) != 0) return false;
-    fcntl(p[0], F_SETFL, O_NONBLOCK | O_ASYNC);
-    fcntl(p[0], F_SETOWN, getpid());
-    fcntl(p[0], F_SETSIG, SIGRTMIN + 1);
-    struct signalfd_siginfo info;
-    if (write(p[1], "x", 1) == 1)
-        told = read(signals, &info, sizeof info) == sizeof info && (int)info.ssi_signo == SIGRTMIN + 1 && info.ssi_fd == p[0];
-    close(p[0]);
-    close(p[1]);
-    return told;
-}
-
-static void listen_to_signals(void) {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGCHLD);
-    sigaddset(&set, SIGIO);
-    sigaddset(&set, SIGRTMIN + 1);
-    sigprocmask(SIG_SETMASK, &set, NULL);
-    /* Commands must not inherit signals that the worker's parent ignored (nohup). */
-    for (int s = 1; s < 65; s++) signal(s, SIG_DFL);
-    signal(SIGPIPE, SIG_IGN);
-    signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (signals < 0) fail("signalfd");
-    settings.exact_order = pipes_tell_of_writes();
-    watch_add(&signal_watch, signals, EPOLLIN, signals_ready, NULL);
-}
-
-/* ---- start ---- */
+static struct watch listener = {.fd = -1};
 
 static void accept_connection(struct watch *w, uint32_t events) {
     (void)events;
@@ -163,14 +77,19 @@ static int listen_at(const char *path) {
     return fd;
 }
 
-/* On Docker there is no user namespace: PID 1 starts as the host's root and gives that up for good. Where commands may be
- * root, it leaves that uid to them. */
+/* Gives the host's root up for good: on Docker, without a user namespace, PID 1 starts as that. Where commands may be
+ * root of a user namespace, the agent leaves uid 0 to them. */
 static void become_agent_user(uid_t uid) {
-    struct { uint32_t version; int pid; } h = {0x20080522, 0};
+    struct {
+        uint32_t version;
+        int pid;
+    } h = {0x20080522, 0};
     struct { uint32_t effective, permitted, inheritable; } d[2];
     if (syscall(SYS_capget, &h, d) != 0) fail("capget");
     d[0].effective = CAPS;
-    if (!settings.allow_root) d[0].permitted = CAPS; /* else what commands of root get is kept, without being in force */
+    /* Where root is allowed the other capabilities stay permitted, but not effective, so that commands of root can get
+     * them. */
+    if (!settings.allow_root) d[0].permitted = CAPS;
     d[0].inheritable = d[1].effective = d[1].permitted = d[1].inheritable = 0;
     if (prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) != 0) fail("keepcaps");
     if (setgroups(0, NULL) != 0 || setresgid(uid, uid, uid) != 0 || setresuid(uid, uid, uid) != 0) fail("become");
@@ -182,11 +101,13 @@ static unsigned long number(const char *s) { return s ? strtoul(s, NULL, 10) : 0
 
 static void usage(void) {
     dprintf(2, "warren-agent --listen-fd N | --socket PATH [--become UID] [--user NAME] [--workspace DIR]\n"
-               "             [--uids LOW-HIGH] [--nproc N] [--memlock BYTES] [--ephemeral] [--allow-root] [--guest]\nThe first process of a Warren sandbox; not to be run by hand.\n");
+               "             [--uids LOW-HIGH] [--nproc N] [--memlock BYTES] [--ephemeral] [--allow-root] [--guest]\n"
+               "The first process of a Warren sandbox; not to be run by hand.\n");
     exit(2);
 }
 
-/* For this process and all that it starts. Raising it could fail, lowering it cannot. */
+/* Lowers the limit of this process and all that it starts. A higher limit than the present one is ignored: raising
+ * needs a capability that the agent may lack. */
 static void lower_memlock(rlim_t most) {
     struct rlimit r;
     if (getrlimit(RLIMIT_MEMLOCK, &r) != 0) fail("getrlimit");
@@ -262,23 +183,14 @@ int main(int argc, char **argv) {
     users_init();
     umask(022);
     if (chdir("/") != 0) fail("/");
-    poller = epoll_create1(EPOLL_CLOEXEC);
-    if (poller < 0) fail("epoll");
-    listen_to_signals();
+    loop_open(output_note_writes);
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     fcntl(fd, F_SETFL, O_NONBLOCK);
     watch_add(&listener, fd, EPOLLIN, accept_connection, NULL);
     for (;;) {
-        /* One event per turn: a handler may free what a later event of the same turn would point to. */
-        struct epoll_event e;
-        int n = epoll_wait(poller, &e, 1, output_pending() ? 0 : time_left_ms());
-        if (n < 0 && errno != EINTR) fail("epoll");
-        if (n == 1) {
-            struct watch *w = e.data.ptr;
-            w->ready(w, e.events);
-        }
+        loop_wait(output_pending() ? 0 : time_left_ms());
         output_after_signals();
-        if (children_ended) reap_all();
+        loop_reap();
         command_deadlines();
         tend();
         command_check_ended_all();

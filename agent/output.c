@@ -3,8 +3,8 @@
  * stdout and stderr are two pipes, and yet the order of their writes is kept: both pipes are in packet mode (one write,
  * one packet), and the kernel queues a realtime signal for every write. The signal queue gives the order of the writes;
  * for each signal the agent reads the packets of one write from that pipe. A write of several pages is several packets
- * and one signal: see `one_write`. If the kernel cannot queue a signal it sends SIGIO, and the agent reads what is there
- * without knowing its order. Where pipes send no signals (settings.exact_order is false) the agent polls them.
+ * and one signal: see `one_write`. If the kernel cannot queue a signal it sends SIGIO, and the agent reads what is
+ * there without knowing its order. Where pipes send no signals (settings.exact_order is false) the agent polls them.
  *
  * A lossless reader that lags behind pauses the reading, and so the command.
  */
@@ -26,7 +26,7 @@
 #define FRAME_BYTES (128u * 1024)
 
 static bool lagging(const struct command *c) {
-    if (c->log.keep < 256) return false; /* nothing is kept, so there is nothing to wait for */
+    if (c->log.keep < 256) return false; /* nothing is kept for readers, so the command need not wait for them */
     for (struct channel *ch = channel_first(); ch; ch = ch->next)
         if (ch->command == c && ch->flags & FLAG_LOSSLESS && !(ch->flags & FLAG_DEFER) &&
             c->log.total - ch->cursor.offset > LAG_BYTES)
@@ -58,7 +58,8 @@ static size_t waiting_in(const struct pipe_end *e) {
 
 static uint8_t write_at(const struct command *c, uint32_t i) { return c->writes[(c->writes_from + i) % ORDER_ENTRIES]; }
 
-/* The pipe is empty, so the signalled writes to it have been read: to look for each of them would double the calls. */
+/* Forgets the next writes to a pipe that was found empty: their data has been read already, and looking for each of
+ * them would double the system calls. */
 static void skip_writes(struct command *c, uint8_t which) {
     while (c->writes_count > 0 && write_at(c, 0) == which) {
         c->writes_from = (c->writes_from + 1) % ORDER_ENTRIES;
@@ -133,16 +134,17 @@ void output_collect(struct command *c, bool all) {
     log_release_pages(&c->log, all);
     set_polling(c);
     if (c->lingers && c->out.at_end && c->err.at_end) command_closed(c);
-    connection_wake();
+    outbox_wake();
 }
 
-/* After the end of one pipe the other may still be written to; reading the rest of this one changes no order. */
+/* One pipe may end while the other is still written to. The rest of the ended one can be read at once: nothing is
+ * written to it any more, so no order is lost. */
 static void pipe_ready(struct watch *w, uint32_t events) {
     struct command *c = w->of;
     struct pipe_end *e = w == &c->out.watch ? &c->out : &c->err;
     if (events & (EPOLLHUP | EPOLLERR)) {
         if (!e->at_end) watch_set(w, EPOLLET);
-        e->at_end = true; /* edge-triggered: do not report the end again and again while paused */
+        e->at_end = true; /* while the reading is paused, a level-triggered end would be reported again and again */
     }
     output_collect(c, false);
 }
@@ -185,7 +187,7 @@ static void note_write(int fd) {
     }
 }
 
-void command_signals(const int *fds, size_t n, bool lost) {
+void output_note_writes(const int *fds, size_t n, bool lost) {
     for (size_t i = 0; i < n; i++) note_write(fds[i]);
     for (struct command *c = commands; lost && c; c = c->next) c->writes_lost = true;
 }

@@ -1,18 +1,19 @@
 /* The way to an agent whose socket the worker cannot reach: warren-agent relay SOCKET
  *
- * The agent of a sandbox on another machine is reached through whatever runs programs there: this one is started, its
- * stdin is written to and its stdout is read, both over a network that may break at any moment. It outlives that.
+ * The worker reaches the agent of a sandbox on another machine through whatever runs programs there. It starts this
+ * program, writes to its stdin and reads its stdout, both over a network that may break at any moment. The relay keeps
+ * running while the network is away, and repeats what may have been lost.
  *
  *   worker ══ network ══ stdin, stdout ══ relay ══ socket ══ agent
  *
  * stdin carries frames: a type u8, an offset u64, a length u32 (little endian), and as many bytes.
- *   'D'  bytes for the agent; the offset is that of the first of them. What was taken before is skipped, so that the
- *        worker may repeat a frame of which it does not know whether it has arrived.
- *   'A'  the worker has taken the agent's bytes up to the offset. No more than WINDOW bytes are ever out without that.
- *   'R'  the bytes of the frame, a mark of the worker's choice, are written to stdout, and after them all that comes from
- *        the agent, from the offset on. Nothing is written before the first one. A worker that has lost its connection
- *        sends another mark, and skips what it reads up to that. A mark that is not greater than the last is ignored:
- *        it was overtaken on its way.
+ *   'D'  bytes for the agent; the offset is that of the first byte. Bytes that were passed on before are skipped: a
+ *        worker that does not know whether a frame has arrived repeats it.
+ *   'A'  the worker has taken the agent's bytes up to the offset. No more than WINDOW bytes are sent ahead of that.
+ *   'R'  repeat: the frame holds a mark of the worker's choice. The relay writes the mark to stdout, and after it all
+ *        bytes of the agent from the offset on. Before the first mark it writes nothing. A worker that has lost its
+ *        connection sends a new mark, and skips what it reads before that. Each mark is greater than the one before;
+ *        one that is not was overtaken on its way, and is ignored.
  *
  * It ends when the agent closes the socket (a worker has connected in another way), or when stdin ends.
  */
@@ -28,15 +29,18 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "wire.h"
 
 #define WINDOW (512u * 1024)
 #define FRAME_BYTES 13u
 #define MAX_DATA (1024u * 1024)
 #define MARK_BYTES 24u
 
-static uint8_t window[WINDOW]; /* what came from the agent and may be wanted again: a ring, by offset */
-static uint64_t taken, come, written, given; /* from the agent: acknowledged, read, on stdout; to the agent: sent */
-static uint8_t mark[MARK_BYTES]; /* the last one; the first is greater than these zeros */
+static uint8_t
+    window[WINDOW]; /* a ring of the bytes from the agent that the worker may ask for again, by their offset */
+static uint64_t taken, come, written,
+    given; /* offsets of bytes from the agent: acknowledged, read, written to stdout; of bytes to the agent: sent */
+static uint8_t mark[MARK_BYTES]; /* the last mark; every mark is greater than these zeros */
 static bool marked;
 static int agent = -1;
 
@@ -93,7 +97,7 @@ static void handle(char kind, uint64_t offset, const uint8_t *p, size_t n) {
     } else leave("that is no frame");
 }
 
-/* Frames may come in pieces. */
+/* Reads once from stdin and handles the whole frames; the rest of a frame is kept for the next time. */
 static void take_from_worker(void) {
     static uint8_t in[FRAME_BYTES + MAX_DATA];
     static size_t used;
@@ -120,7 +124,7 @@ int relay_main(int argc, char **argv) {
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     signal(SIGPIPE, SIG_IGN);
     agent = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    for (int tries = 0; connect(agent, (struct sockaddr *)&a, sizeof a) != 0; tries++) { /* the agent may just start */
+    for (int tries = 0; connect(agent, (struct sockaddr *)&a, sizeof a) != 0; tries++) { /* the agent may be starting */
         if ((errno != ENOENT && errno != ECONNREFUSED) || tries == 250) leave(strerror(errno));
         usleep(20 * 1000);
     }

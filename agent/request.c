@@ -1,10 +1,15 @@
-/* Parses the fields of START, ATTACH, CONTROL and FILE. fuzz.c fuzzes these parsers. */
+/* Parses the fields of START, ATTACH, CONTROL and FILE. fuzz.c fuzzes these parsers.
+ *
+ * A request comes from the worker, or, through sudo, from user code, so the type and the range of every field are
+ * checked. Unknown fields are ignored: a newer worker may send more.
+ */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "command.h"
+#include "process.h"
+#include "request.h"
 
 #define MAX_TEXT (3u * 1024 * 1024)
 #define MAX_LIST 65536u
@@ -96,7 +101,9 @@ bool file_request_parse(struct fields it, struct file_request *r, char **user) {
         case TAG_TIMEOUT_MS: r->timeout_ms = n, bad |= !is_number || n > UINT32_MAX; break;
         case TAG_OWNER: free(r->owner), r->owner = field_string(&f, 255), bad |= !r->owner; break;
         case TAG_METADATA:
-            if (r->metadata_count == MAX_METADATA || !(r->metadata[r->metadata_count] = field_string(&f, MAX_METADATA_BYTES))) bad = true;
+            if (r->metadata_count == MAX_METADATA ||
+                !(r->metadata[r->metadata_count] = field_string(&f, MAX_METADATA_BYTES)))
+                bad = true;
             else r->metadata_count++;
             break;
         case TAG_PATTERN: free(r->pattern), r->pattern = field_string(&f, MAX_GLOB_BYTES), bad |= !r->pattern; break;

@@ -26,10 +26,10 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "files.h"
 
 #ifdef __SANITIZE_ADDRESS__
-#define MEMORY_BYTES (1024u * 1024 * 1024) /* freed memory stays mapped for long */
+#define MEMORY_BYTES (1024u * 1024 * 1024) /* the sanitizers keep freed memory mapped */
 #else
 #define MEMORY_BYTES (128u * 1024 * 1024)
 #endif
@@ -51,7 +51,7 @@ static const struct file_request *request;
 static struct glob globs[MAX_GLOBS];
 static regex_t expression, byte_expression; /* for lines that are UTF-8, and for others */
 static bool has_expression, has_byte_expression;
-static char literal[PATH_MAX]; /* every match contains it */
+static char literal[PATH_MAX]; /* a text that every match contains */
 static size_t literal_bytes;
 static char path[PATH_MAX];
 static const char *names[MAX_DEPTH]; /* the path below the root, name by name */
@@ -85,7 +85,7 @@ static bool stopped(void) {
 
 /* ---- memory ---- */
 
-/* On top of what is mapped already: with the sanitizers that is terabytes. */
+/* Limits the memory to MEMORY_BYTES above what is mapped already, which is terabytes with the sanitizers. */
 static void limit_memory(void) {
     unsigned long pages = 0;
     FILE *f = fopen("/proc/self/statm", "re");
@@ -158,7 +158,7 @@ static void flush_found(size_t above) {
     flushed_us = now_us();
 }
 
-/* False: one match more than are asked for. */
+/* Counts a match; false, and the search is over, if as many as were asked for had been found before. */
 static bool count_match(void) {
     if (matches == request->max_matches) {
         truncation = TRUNCATED_BY_MATCHES;
@@ -199,7 +199,7 @@ static void report_line(uint64_t number, const char *line, size_t length, size_t
 
 /* ---- the expression ---- */
 
-/* Where a bracket expression ends, or NULL. `s` is at its `[`. */
+/* Returns where the bracket expression that begins at `s` ends, or NULL. */
 static const char *skip_brackets(const char *s) {
     s++;
     if (*s == '^') s++;
@@ -228,7 +228,7 @@ static void find_literal(const char *pattern) {
             run[n++] = *s;
             continue;
         }
-        if (!escaped && (*s == '*' || *s == '?' || *s == '{')) /* the character before may not be there at all */
+        if (!escaped && (*s == '*' || *s == '?' || *s == '{')) /* the character before it is optional */
             while (n > 0 && continues_character(run[--n])) {}
         if (n > literal_bytes) memcpy(literal, run, literal_bytes = n);
         n = 0;
@@ -252,7 +252,7 @@ static int compile(regex_t *to, const char *pattern) {
     return error;
 }
 
-/* 0, or the negative code that goes with the sentence in `reply`. */
+/* Compiles the expression of the request. Returns 0, or a negative code and a sentence in `reply`. */
 static int prepare_expression(struct buf *reply) {
     char why[128], text[256];
     use_utf8(true);
@@ -269,7 +269,8 @@ static int prepare_expression(struct buf *reply) {
     return error == REG_ESPACE ? -(int)CODE_LIMIT : -(int)CODE_INVALID;
 }
 
-/* An expression that cannot be compiled for bytes is used as it was compiled for characters. */
+/* Returns the expression for a line: that for characters, or, if the line is not UTF-8, that for bytes. An expression
+ * that cannot be compiled for bytes is used as it was compiled for characters. */
 static const regex_t *expression_for(const char *line, size_t length) {
     static bool tried;
     bool ascii = true;
@@ -288,7 +289,7 @@ static const regex_t *expression_for(const char *line, size_t length) {
 
 /* ---- contents ---- */
 
-/* Overwrites the byte after the line. */
+/* Matches one line and reports it. Overwrites the byte after the line. */
 static void match_line(uint64_t number, char *line, size_t length) {
     regmatch_t match[1];
     if (length > 0 && line[length - 1] == '\r') length--;
@@ -345,7 +346,7 @@ static void search_contents(int fd) {
         }
         memmove(block, block + done, used - done);
         used -= done;
-        if (total > request->length) { /* it grows while it is read */
+        if (total > request->length) { /* the file grows while it is read */
             too_large++, searched--;
             return;
         }
@@ -367,10 +368,11 @@ static void search_file(const struct stat *st) {
 
 /* ---- the walk ---- */
 
-/* proc, sysfs and cgroup: their files are not stored anywhere. */
+/* Whether the path is in proc, sysfs or a cgroup file system (v1 or v2): their files are made up as they are read. */
 static bool is_kernel_filesystem(void) {
     struct statfs fs;
-    return statfs(path, &fs) == 0 && (fs.f_type == 0x9fa0 || fs.f_type == 0x62656572 || fs.f_type == 0x27e0eb || fs.f_type == 0x63677270);
+    return statfs(path, &fs) == 0 &&
+           (fs.f_type == 0x9fa0 || fs.f_type == 0x62656572 || fs.f_type == 0x27e0eb || fs.f_type == 0x63677270);
 }
 
 static void search_entry(const struct stat *st, size_t depth) {
@@ -381,7 +383,7 @@ static void search_entry(const struct stat *st, size_t depth) {
     else flush_found(FLUSH_BYTES);
 }
 
-/* 0, or why the directory itself cannot be read. */
+/* Searches below a directory. Returns 0, or the errno value that says why the directory itself cannot be read. */
 static int search_directory(dev_t device, size_t depth) {
     struct dirent **entries;
     size_t end = strlen(path);
@@ -433,7 +435,8 @@ static void summarize(struct buf *reply) {
     add_number(reply, TAG_TRUNCATED, truncation);
 }
 
-/* Stays on the stack as long as the timer may jump back into it. */
+/* Searches until the timer fires. This function must not return before all calls of regcomp and regexec are over,
+ * because the timer jumps back into it. */
 static int search_in_time(struct buf *reply) {
     static const char slow[] = "the regular expression is too complex: compiling it took all the time of the search";
     if (sigsetjmp(out_of_time, 1)) {

@@ -18,14 +18,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "command.h"
 
 #define MAX_STATE (1024u * 1024)
 #define MAX_ARGUMENT (120u * 1024)
 #define STATE_PATH "/proc/self/fd/60"
 #define TEXT_PATH "/proc/self/fd/59"
 
-/* One state per user: no user reads what another wrote. */
+/* There is a state for each user, because no user may evaluate what another wrote. */
 struct state {
     struct state *next;
     uid_t uid;
@@ -98,7 +98,7 @@ static void write_script(struct buf *b, const struct state *state, char **own_en
         add(b, "; ");
     }
     if (bash) add(b, "export -n PWD OLDPWD SHLVL _; ");
-    /* dash knows no descriptor above 9 by its number. */
+    /* In dash a redirection cannot name a descriptor above 9. */
     add(b, bash ? "export -p; } >&60 2>/dev/null' EXIT\n" : "export -p; } >>" STATE_PATH " 2>/dev/null' EXIT\n");
 }
 
@@ -134,7 +134,8 @@ static bool prepare_state(struct shell_line *s, char **own_env, bool bash) {
     return s->state_fd >= 0;
 }
 
-bool shell_prepare(struct shell_line *s, uid_t uid, const char *text, char **base_env, char **own_env, bool carry, bool keep_cwd) {
+bool shell_prepare(struct shell_line *s, uid_t uid, const char *text, char **base_env, char **own_env, bool carry,
+                   bool keep_cwd) {
     static char *nothing[] = {NULL};
     bool bash = access("/bin/bash", X_OK) == 0 || access("/usr/bin/bash", X_OK) == 0;
     memset(s, 0, sizeof *s);
@@ -145,7 +146,7 @@ bool shell_prepare(struct shell_line *s, uid_t uid, const char *text, char **bas
     if (carry && !keep_cwd && state && state->cwd) s->cwd = dup_or_fail(state->cwd);
     bool restored = carry && state;
     s->env = concat_lists(restored ? nothing : base_env, carry && bash ? nothing : own_env,
-                    carry && bash ? "BASH_ENV=" STATE_PATH : NULL);
+                          carry && bash ? "BASH_ENV=" STATE_PATH : NULL);
     if (strlen(text) > MAX_ARGUMENT) {
         s->text_fd = anonymous_file("text", text, strlen(text));
         if (s->text_fd < 0) return false;

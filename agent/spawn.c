@@ -1,4 +1,9 @@
-/* Starts a command: opens pipes or a terminal, builds the environment, forks the supervisor. */
+/* Starts a command: opens pipes or a terminal, builds the environment, forks the supervisor.
+ *
+ * The agent opens everything before it forks, so that a command that cannot be started is refused with a reason. It
+ * keeps one end of each pipe, or the master of the terminal; the supervisor hands the other ends to the command
+ * (supervise.c).
+ */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -92,21 +97,6 @@ static pid_t fork_supervisor(struct command *c, struct launch *l, int *control) 
     return pid;
 }
 
-char **merge_environment(char **base, char **own) {
-    size_t n = 0, a = 0, b = 0;
-    while (base[a]) a++;
-    while (own[b]) b++;
-    char **all = calloc(a + b + 1, sizeof *all);
-    if (!all) fail("memory");
-    for (size_t i = 0; i < a; i++) {
-        bool replaced = false;
-        for (size_t j = 0; j < b; j++) replaced |= strncmp(base[i], own[j], strcspn(base[i], "=") + 1) == 0;
-        if (!replaced) all[n++] = base[i];
-    }
-    for (size_t j = 0; j < b; j++) all[n++] = own[j];
-    return all;
-}
-
 enum code spawn(struct command *c, struct request *r, const struct user *u, const char **why) {
     struct ends e = {{-1, -1}, {-1, -1}, {-1, -1}};
     bool terminal = c->terminal;
@@ -116,8 +106,10 @@ enum code spawn(struct command *c, struct request *r, const struct user *u, cons
         close_ends(&e);
         return CODE_LIMIT;
     }
-    struct launch l = {.user = *u, .cwd = r->cwd, .in = e.in[0], .out = e.out[1], .err = e.err[1], .terminal = terminal};
-    char **base = merge_environment(base_environment(u, terminal), r->base_env), **env = merge_environment(base, r->env);
+    struct launch l = {
+        .user = *u, .cwd = r->cwd, .in = e.in[0], .out = e.out[1], .err = e.err[1], .terminal = terminal};
+    char **base = merge_environment(base_environment(u, terminal), r->base_env),
+         **env = merge_environment(base, r->env);
     l.state_fd = l.text_fd = -1;
     l.argv = r->argv;
     l.env = env;
@@ -136,7 +128,8 @@ enum code spawn(struct command *c, struct request *r, const struct user *u, cons
         l.text_fd = c->shell.text_fd;
         if (!(r->flags & FLAG_CARRY) || terminal) l.env = env;
     }
-    output_open(c, e.out[0], e.err[0]); /* before the fork: the kernel signals no write made before this */
+    output_open(c, e.out[0],
+                e.err[0]); /* before the fork, because the kernel does not signal writes that were made earlier */
     e.out[0] = e.err[0] = -1;
     int control;
     pid_t pid = fork_supervisor(c, &l, &control);

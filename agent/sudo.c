@@ -5,11 +5,11 @@
  * signals on and waits. The command writes straight to what it was handed.
  *
  * If stdin and stdout are the terminal, the command gets one of its own, made here, so that shells have job control: a
- * process cannot join the session of another. What comes from one terminal is then copied to the other. Else the command
- * has no controlling terminal; Ctrl-C and Ctrl-Z reach it as signals that are passed on.
+ * process cannot join the session of another. What comes from one terminal is then copied to the other. Else the
+ * command has no controlling terminal; Ctrl-C and Ctrl-Z reach it as signals that are passed on.
  *
- * The environment is kept: whoever may call sudo here may do all that root may, so there is nothing to protect, and what a
- * sandbox needs to reach package mirrors is in variables.
+ * The environment is kept: whoever may call sudo here may do all that root may, so there is nothing to protect, and
+ * what a sandbox needs to reach package mirrors is in variables.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -30,6 +30,8 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "supervise.h"
+#include "wire.h"
 
 #define COPY_BYTES 4096
 #define DRAIN_MS 50
@@ -45,7 +47,7 @@ static const char usage_text[] =
 struct options {
     const char *user, *cwd;
     bool login, shell, keep_home, set_home, list, nothing;
-    int first; /* of the assignments and the command */
+    int first; /* the index of the first assignment, or of the command */
 };
 
 static struct termios before;
@@ -70,27 +72,47 @@ static bool short_option(struct options *o, char name) {
     case 'i': o->login = true; return true;
     case 's': o->shell = true; return true;
     case 'l': o->list = true; return true;
-    case 'v': case 'k': case 'K': o->nothing = true; return true;
-    case 'n': case 'S': case 'A': case 'B': case 'P': return true;
-    case 'h': case 'V':
-        printf("sudo of a Warren sandbox\n%s", usage_text);
-        exit(0);
+    case 'v':
+    case 'k':
+    case 'K': o->nothing = true; return true;
+    case 'n':
+    case 'S':
+    case 'A':
+    case 'B':
+    case 'P': return true;
+    case 'h':
+    case 'V': printf("sudo of a Warren sandbox\n%s", usage_text); exit(0);
     default: return false;
     }
 }
 
 static bool long_option(struct options *o, const char *name) {
-    static const struct { const char *name; char letter; } all[] = {
-        {"preserve-env", 'E'}, {"set-home", 'H'}, {"login", 'i'}, {"shell", 's'}, {"list", 'l'}, {"validate", 'v'},
-        {"reset-timestamp", 'k'}, {"remove-timestamp", 'K'}, {"non-interactive", 'n'}, {"stdin", 'S'}, {"askpass", 'A'},
-        {"bell", 'B'}, {"preserve-groups", 'P'}, {"help", 'h'}, {"version", 'V'},
+    static const struct {
+        const char *name;
+        char letter;
+    } all[] = {
+        {"preserve-env", 'E'},
+        {"set-home", 'H'},
+        {"login", 'i'},
+        {"shell", 's'},
+        {"list", 'l'},
+        {"validate", 'v'},
+        {"reset-timestamp", 'k'},
+        {"remove-timestamp", 'K'},
+        {"non-interactive", 'n'},
+        {"stdin", 'S'},
+        {"askpass", 'A'},
+        {"bell", 'B'},
+        {"preserve-groups", 'P'},
+        {"help", 'h'},
+        {"version", 'V'},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (strcmp(name, all[i].name) == 0) return short_option(o, all[i].letter);
     return strncmp(name, "preserve-env=", 13) == 0 || strncmp(name, "prompt=", 7) == 0;
 }
 
-/* Those that take a value: -u and -D, and -p, which is ignored. NULL if it is none of them. */
+/* Returns where the value of an option goes, if it takes one: -u, -D, and -p, which is ignored. NULL for all others. */
 static const char **valued_option(struct options *o, const char *option) {
     static const char *ignored;
     if (strcmp(option, "u") == 0 || strcmp(option, "-user") == 0) return &o->user;
@@ -140,7 +162,7 @@ static bool is_assignment(const char *word) {
 
 /* ---- the request ---- */
 
-/* For a shell's -c: as one word each. */
+/* Joins the words for a shell's -c, so that the shell sees each as one word again. */
 static char *quoted(int argc, char **argv) {
     struct buf b = {0};
     for (int i = 0; i < argc; i++) {
@@ -187,7 +209,8 @@ static int write_request(const struct options *o, int argc, char **argv, bool te
     if (i < argc && buf_used(&line) < 4096) add_bytes(&b, TAG_BASE_ENV, buf_head(&line), buf_used(&line));
     if (o->user) add_text(&b, TAG_USER, o->user);
     if (o->cwd) add_text(&b, TAG_CWD, o->cwd);
-    add_number(&b, TAG_FLAGS, (terminal ? SUDO_TERMINAL : 0u) | (o->login ? SUDO_LOGIN : 0u) | (home ? SUDO_KEEP_HOME : 0u));
+    add_number(&b, TAG_FLAGS,
+               (terminal ? SUDO_TERMINAL : 0u) | (o->login ? SUDO_LOGIN : 0u) | (home ? SUDO_KEEP_HOME : 0u));
     int fd = memfd_create("sudo", MFD_CLOEXEC);
     if (fd < 0 || !write_all(fd, buf_head(&b), buf_used(&b))) stop("the request cannot be written", strerror(errno));
     return fd;
@@ -195,7 +218,7 @@ static int write_request(const struct options *o, int argc, char **argv, bool te
 
 /* ---- the supervisor ---- */
 
-/* The ancestor whose parent is the first process. */
+/* Finds the supervisor of this command: the ancestor whose parent is the first process. */
 static pid_t supervisor(void) {
     char name[16];
     struct process m;
@@ -217,7 +240,10 @@ static int call_supervisor(void) {
 }
 
 static void hand_over(int conn, const int fds[SUDO_FDS]) {
-    union { struct cmsghdr head; char room[CMSG_SPACE(SUDO_FDS * sizeof(int))]; } space = {0};
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(SUDO_FDS * sizeof(int))];
+    } space = {0};
     uint32_t version = SUDO_VERSION;
     struct iovec part = {&version, sizeof version};
     struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &space, .msg_controllen = sizeof space};
@@ -226,14 +252,15 @@ static void hand_over(int conn, const int fds[SUDO_FDS]) {
     c->cmsg_type = SCM_RIGHTS;
     c->cmsg_len = CMSG_LEN(SUDO_FDS * sizeof(int));
     memcpy(CMSG_DATA(c), fds, SUDO_FDS * sizeof(int));
-    if (sendmsg(conn, &m, MSG_NOSIGNAL) != sizeof version) stop("the request was not taken: too many are running", NULL);
+    if (sendmsg(conn, &m, MSG_NOSIGNAL) != sizeof version)
+        stop("the request was not taken: too many are running", NULL);
 }
 
 /* ---- terminals ---- */
 
 static bool in_foreground(void) { return isatty(0) && tcgetpgrp(0) == getpgrp(); }
 
-/* A new terminal like the one that we have; gives its other end. */
+/* Makes a terminal with the settings and the size of ours. Returns the end for the command. */
 static int make_terminal(int *master) {
     struct winsize size;
     *master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
@@ -256,7 +283,7 @@ static void restore(void) {
     is_raw = false;
 }
 
-/* Shows what the command has written; false at the end. */
+/* Copies what the command has written to its terminal to ours; false at the end. */
 static bool show(int master) {
     static char text[COPY_BYTES];
     ssize_t n = read(master, text, sizeof text);
@@ -300,7 +327,7 @@ static void take_signal(int signals, int conn, int master) {
         if (master >= 0 && ioctl(0, TIOCGWINSZ, &size) == 0) ioctl(master, TIOCSWINSZ, &size);
         else pass_on(conn, SIGWINCH);
         return;
-    case SIGTSTP: /* the command is in a session whose processes ignore it */
+    case SIGTSTP: /* the kernel does not let SIGTSTP stop the command's process group, which is orphaned */
         pass_on(conn, SIGSTOP);
         restore();
         kill(getpid(), SIGSTOP);
@@ -322,12 +349,14 @@ static int listen_to_signals(void) {
     return signalfd(-1, &set, SFD_CLOEXEC);
 }
 
-/* Until the command has ended. `master`: its terminal, or -1. */
+/* Passes signals and the terminal's data on until the command has ended, and exits as it did. `master` is -1 without a
+ * terminal. */
 static void wait_for_end(int conn, int signals, int master) {
     static uint8_t typed[COPY_BYTES];
     size_t waiting = 0;
     struct sudo_event event;
-    struct pollfd p[4] = {{conn, POLLIN, 0}, {signals, POLLIN, 0}, {master, POLLIN, 0}, {master < 0 ? -1 : 0, POLLIN, 0}};
+    struct pollfd p[4] = {
+        {conn, POLLIN, 0}, {signals, POLLIN, 0}, {master, POLLIN, 0}, {master < 0 ? -1 : 0, POLLIN, 0}};
     for (;;) {
         p[2].events = (short)(POLLIN | (waiting ? POLLOUT : 0));
         p[3].events = waiting ? 0 : POLLIN;
@@ -356,7 +385,8 @@ static void wait_for_end(int conn, int signals, int master) {
 int sudo_main(int argc, char **argv) {
     struct options o = parse(argc, argv);
     if (o.list) {
-        printf("Everybody in this sandbox may run all commands as any of its users, root included, without a password.\n");
+        printf(
+            "Everybody in this sandbox may run all commands as any of its users, root included, without a password.\n");
         return 0;
     }
     if (o.nothing && o.first == argc) return 0;
@@ -364,8 +394,11 @@ int sudo_main(int argc, char **argv) {
     int master = -1, end = terminal ? make_terminal(&master) : -1;
     int input = terminal ? end : isatty(0) && !in_foreground() ? open("/dev/null", O_RDONLY | O_CLOEXEC) : 0;
     int fds[SUDO_FDS] = {
-        [SUDO_IN] = input, [SUDO_OUT] = terminal ? end : 1, [SUDO_ERR] = terminal && isatty(2) ? end : 2,
-        [SUDO_CWD] = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC), [SUDO_REQUEST] = write_request(&o, argc, argv, terminal),
+        [SUDO_IN] = input,
+        [SUDO_OUT] = terminal ? end : 1,
+        [SUDO_ERR] = terminal && isatty(2) ? end : 2,
+        [SUDO_CWD] = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC),
+        [SUDO_REQUEST] = write_request(&o, argc, argv, terminal),
     };
     if (fds[SUDO_CWD] < 0) fds[SUDO_CWD] = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
     int signals = listen_to_signals(), conn = call_supervisor();

@@ -1,9 +1,9 @@
 /* The supervisor: one process per command, between the agent and the command.
  *
  * It is a sub-reaper, so every process that the command starts stays below it, however often it forks and whatever
- * sessions it creates. It has the agent's uid, so the command cannot signal it (root can, where it is allowed). When waitpid reports no child, no
- * process of the command is alive (which is how a kill knows that it is done), and the exit code of the command is
- * never mixed up with those of orphans.
+ * sessions it creates. It has the agent's uid, so the command cannot signal it (root can, where that is allowed: see
+ * tend.c). When waitpid reports no child, no process of the command is alive, which is how a kill knows that it is
+ * done. And the exit code of the command is never mixed up with those of orphans.
  *
  *   agent ── seqpacket ── supervisor ── command (uid of the user, session of its own)
  *                                    └─ orphans the command left
@@ -28,11 +28,10 @@
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "supervise.h"
 
 #define MAX_TREE 40000
 #define GIVE_UP_US (10 * 1000 * 1000)
@@ -52,7 +51,7 @@ static void send_report(struct report *n) {
 
 /* ---- the command's own process, until it becomes the command ---- */
 
-/* In the supervisor's memory, which the child shares until it runs the command. */
+/* Why the command could not be started. The child writes it: until it execs, it shares the supervisor's memory. */
 static volatile struct report refusal;
 
 static void refuse(enum stage stage) {
@@ -60,20 +59,6 @@ static void refuse(enum stage stage) {
     refusal.stage = stage;
     refusal.error = errno;
     _exit(120);
-}
-
-void raise_own_oom_score(void) {
-    /* /proc/self of a process that is not dumpable belongs to root. */
-    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
-    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-    if (fd < 0) return;
-    if (write(fd, "800", 3) < 0) {}
-    close(fd);
-}
-
-void limit_processes(void) {
-    struct rlimit r = {settings.nproc, settings.nproc};
-    if (settings.nproc) setrlimit(RLIMIT_NPROC, &r);
 }
 
 static void move_descriptor(int from, int to) {
@@ -109,7 +94,8 @@ static void become_command(const struct launch *l) {
     raise_own_oom_score();
     limit_processes();
     if (!become_user(&l->user)) refuse(errno == EAGAIN ? STAGE_LIMIT : STAGE_USER);
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* this memory is the supervisor's; execve makes the program dumpable again */
+    prctl(PR_SET_DUMPABLE, 0, 0, 0,
+          0); /* until execve this memory is the supervisor's, and no process of the user may look into it */
     if (l->terminal) ioctl(l->in, TIOCSCTTY, 0);
     move_descriptor(l->in, 0);
     move_descriptor(l->out, 1);
@@ -126,29 +112,8 @@ static void become_command(const struct launch *l) {
 
 /* ---- the tree below us ---- */
 
-#define FORKED_ONLY 0x40 /* the kernel's PF_FORKNOEXEC */
-
 static struct process *tree;
 static size_t tree_size;
-
-bool read_stat(const char *pid, struct process *m) {
-    char path[64], text[512];
-    snprintf(path, sizeof path, "/proc/%s/stat", pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return false;
-    ssize_t n = read(fd, text, sizeof text - 1);
-    close(fd);
-    if (n <= 0) return false;
-    text[n] = 0;
-    char *after = strrchr(text, ')');
-    unsigned flags;
-    if (!after || sscanf(after + 1, " %c %d %*d %*d %*d %*d %u", &m->state, &m->parent, &flags) != 3) return false;
-    m->pid = atoi(pid);
-    m->ours = false;
-    m->stopped = strchr("TtZX", m->state);
-    m->forked_only = flags & FORKED_ONLY;
-    return true;
-}
 
 static bool is_in_tree(pid_t parent) {
     if (parent == getpid()) return true;
@@ -226,46 +191,21 @@ static void end_tree(int signals, uint32_t grace_ms) {
         signal_tree(SIGCONT);
     }
     uint64_t deadline = now_us() + (uint64_t)grace_ms * 1000;
-    for (uint64_t now; !no_child && (now = now_us()) < deadline;) wait_for_children(signals, (int)((deadline - now) / 1000) + 1);
+    for (uint64_t now; !no_child && (now = now_us()) < deadline;)
+        wait_for_children(signals, (int)((deadline - now) / 1000) + 1);
     uint64_t give_up = now_us() + GIVE_UP_US;
     while (!no_child && now_us() < give_up) {
         stop_tree();
         signal_tree(SIGKILL);
         wait_for_children(signals, 5);
     }
-    /* Processes that their own dying parent reaped are only in the first count. */
+    /* `killed` counts what this process has reaped. Processes that were reaped by their own dying parent are only in
+     * `alive`. */
     result.killed = killed > alive ? killed : (uint32_t)alive;
     result.survivors = no_child ? 0 : (uint32_t)scan_tree();
 }
 
-/* For the agent: a child that user code stopped before it became the command blocks its supervisor. */
-void kill_children(pid_t parent) {
-    DIR *proc = opendir("/proc");
-    struct process m;
-    for (struct dirent *d; proc && (d = readdir(proc));)
-        if (d->d_name[0] >= '1' && d->d_name[0] <= '9' && read_stat(d->d_name, &m) && m.parent == parent) kill(m.pid, SIGKILL);
-    if (proc) closedir(proc);
-}
-
 /* ---- the supervisor's own life ---- */
-
-static int by_value(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
-
-static void close_between(unsigned from, unsigned to) {
-    if (from > to || syscall(SYS_close_range, from, to, 0) == 0) return;
-    for (unsigned fd = from; fd <= to && fd < 65536; fd++) close((int)fd);
-}
-
-void keep_only(int *fds, size_t n) {
-    qsort(fds, n, sizeof *fds, by_value);
-    unsigned from = 3;
-    for (size_t i = 0; i < n; i++) {
-        if (fds[i] < (int)from) continue;
-        close_between(from, (unsigned)fds[i] - 1);
-        from = (unsigned)fds[i] + 1;
-    }
-    close_between(from, ~0u);
-}
 
 static void signal_group(int number) {
     bool held = leader_carries && hold_shell(leader, number);
@@ -290,7 +230,8 @@ static void take_order(int signals) {
     _exit(0);
 }
 
-/* The signal that ended the leader may be about to end the others: those do not count as background. */
+/* Waits a moment if a signal ended the leader: the same signal may be about to end the others, which do not count as
+ * background then. */
 static void report_exit(int signals) {
     uint64_t until = now_us() + SAME_SIGNAL_US;
     while (WIFSIGNALED(result.status) && !no_child && now_us() < until) wait_for_children(signals, 5);
@@ -327,7 +268,7 @@ void supervise(struct launch *l, int ctl) {
     sigaddset(&set, SIGCHLD);
     sigprocmask(SIG_SETMASK, &set, NULL);
     int signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    int sudo = settings.allow_root ? elevate_listen() : -1; /* before the command can call it */
+    int sudo = settings.allow_root ? elevate_listen() : -1; /* must exist before the command can call it */
     leader = start_command(l);
     int mine[] = {l->in, l->out, l->err, l->state_fd, l->text_fd};
     for (size_t i = 0; i < sizeof mine / sizeof *mine; i++)

@@ -1,9 +1,10 @@
 /* Keeps the agent's own processes going where commands may be root.
  *
- * Root inside can send every signal to every process but the first, which is the agent: it can stop supervisors and file
- * jobs, whose callers would wait for ever, and it can kill a supervisor, whose tree would run on. So the agent continues
- * its processes now and then, ends a supervisor that does not do as it is told, and kills what has lost its supervisor.
- * All that a command starts is below a supervisor: another child of the agent has lost it.
+ * Root inside can send every signal to every process but the first, which is the agent. It can stop supervisors and
+ * file jobs, and then their callers would wait for ever. It can kill a supervisor, and then the command's processes
+ * would run on. So the agent continues its own processes every half second, kills a supervisor that does not carry out
+ * an order in time, and kills the processes that have lost their supervisor. It knows these because the kernel makes
+ * them its children, and it has no other children than supervisors and file jobs.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -11,6 +12,7 @@
 #include <unistd.h>
 
 #include "command.h"
+#include "files.h"
 
 #define TEND_US (500 * 1000)
 #define LOOK_US (5 * 1000)
@@ -38,7 +40,8 @@ static size_t kill_strays(void) {
     struct process m;
     DIR *proc = getpid() == 1 ? opendir("/proc") : NULL;
     for (struct dirent *d; proc && (d = readdir(proc));) {
-        if (d->d_name[0] < '1' || d->d_name[0] > '9' || !read_stat(d->d_name, &m) || m.parent != 1 || m.state == 'Z') continue;
+        if (d->d_name[0] < '1' || d->d_name[0] > '9' || !read_stat(d->d_name, &m) || m.parent != 1 || m.state == 'Z')
+            continue;
         if (is_supervisor(m.pid) || job_has(m.pid)) continue;
         found++;
         kill(m.pid, SIGKILL);

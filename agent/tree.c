@@ -1,4 +1,9 @@
-/* Operations on directory trees: list, remove, move, pack, unpack. Runs in a job with the user's rights. */
+/* Operations on directory trees: list, remove, move, pack, unpack. They run in a job with the user's rights.
+ *
+ * A packed tree is a sequence of records, each the length and the fields of one entry, and after the record of a file
+ * its bytes. User code may change the tree meanwhile: an entry that has gone is left out, and a file that has shrunk is
+ * filled up with zeros, because its record has already said how long it is.
+ */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -10,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "files.h"
 
 #define FLUSH_BYTES (64u * 1024)
 #define MAX_DEPTH 512
@@ -53,11 +58,13 @@ static int list_entry(const struct file_request *r, struct buf *b, const char *d
 
 static int is_entry(const struct dirent *e) { return !is_dot_entry(e->d_name); }
 
-static int compare_names(const struct dirent **a, const struct dirent **b) { return strcmp((*a)->d_name, (*b)->d_name); }
+static int compare_names(const struct dirent **a, const struct dirent **b) {
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
 
 int sorted_entries(const char *dir, struct dirent ***entries) { return scandir(dir, entries, is_entry, compare_names); }
 
-/* Whoever wants details gets them in the order of names, for which all names of a directory are kept. */
+/* With details the entries come in the order of their names, for which all names of a directory are held in memory. */
 static int list_in_order(const struct file_request *r, struct buf *b, const char *dir, uint64_t depth) {
     struct dirent **entries;
     int error = 0, count = sorted_entries(dir, &entries);
@@ -115,7 +122,7 @@ int tree_remove(const char *path) { return remove_below(AT_FDCWD, path, 2000); }
 
 /* ---- move: a rename, or a copy and a removal where the two are different mounts ---- */
 
-/* Both names may be exchanged for others at any time: neither a pipe nor a device may be waited for. */
+/* User code may exchange both names at any time, for a pipe or a device for instance: nothing here may wait for one. */
 static int copy_file(const char *from, const char *to) {
     static uint8_t buffer[256 * 1024];
     struct stat st;
@@ -207,11 +214,11 @@ static int pack_one(int out, const char *path, const char *name, int depth) {
     if (lstat(path, &st) != 0) return errno == ENOENT && depth < MAX_DEPTH ? 0 : errno;
     if (S_ISREG(st.st_mode)) {
         fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-        if (fd < 0 && errno == ENOENT) return 0; /* gone since it was listed */
+        if (fd < 0 && errno == ENOENT) return 0; /* removed since it was listed */
         if (fd < 0 || fstat(fd, &st) != 0) return errno;
         if (!S_ISREG(st.st_mode)) {
             close(fd);
-            return 0; /* exchanged since it was looked at */
+            return 0; /* user code has replaced it since lstat */
         }
     } else if (!S_ISDIR(st.st_mode) && !S_ISLNK(st.st_mode)) {
         return 0; /* sockets, pipes and devices are not packed */
@@ -232,7 +239,8 @@ static int pack_one(int out, const char *path, const char *name, int depth) {
     for (struct dirent *e; d && !error && (e = readdir(d));) {
         if (is_dot_entry(e->d_name)) continue;
         bool top = strcmp(name, ".") == 0;
-        if (!join_path(inner, sizeof inner, path, e->d_name) || !join_path(inner_name, sizeof inner_name, top ? "" : name, e->d_name))
+        if (!join_path(inner, sizeof inner, path, e->d_name) ||
+            !join_path(inner_name, sizeof inner_name, top ? "" : name, e->d_name))
             error = errno;
         else error = pack_one(out, inner, inner_name, depth - 1);
     }
@@ -249,7 +257,11 @@ int tree_pack(const struct file_request *r) {
 
 /* ---- unpack ---- */
 
-struct member { char *name, *target; uint64_t kind, size, mode, mtime_ns, uid, gid; bool has_mtime, has_owner; };
+struct member {
+    char *name, *target;
+    uint64_t kind, size, mode, mtime_ns, uid, gid;
+    bool has_mtime, has_owner;
+};
 
 static bool read_member(int in, struct member *m, bool *end) {
     static uint8_t raw[MAX_RECORD];

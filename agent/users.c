@@ -1,4 +1,9 @@
-/* The users that commands run as, from /etc/passwd and /etc/group of the image, read directly: a static program cannot load name services. */
+/* The users that commands run as, and how a process becomes one of them.
+ *
+ * Users come from /etc/passwd and /etc/group of the image, which are read directly: a static program cannot load name
+ * services. Whoever is root inside can write anything to these files, so what they say is only believed within the
+ * range of ids that the sandbox has, and never if it is the agent's own id.
+ */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -12,18 +17,22 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "process.h"
 
 #define LAST_CAP 63
 #define MAX_NAMES (1024u * 1024)
 
-/* What commands of root have (hardening.ROOT_CAPABILITIES): CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID NET_BIND_SERVICE */
+/* The capabilities that commands of root have, as in hardening.ROOT_CAPABILITIES: CHOWN DAC_OVERRIDE FOWNER FSETID KILL
+ * SETGID SETUID NET_BIND_SERVICE */
 #define ROOT_CAPS ((1u << 0) | (1u << 1) | (1u << 3) | (1u << 4) | (1u << 5) | (1u << 6) | (1u << 7) | (1u << 10))
 
 static uint64_t bounding = ~0ull; /* the capabilities in the bounding set, read once by users_init */
-static bool names_change;         /* /etc/passwd may be written to */
+static bool names_change; /* /etc/passwd may be written to */
 
-struct cap_header { uint32_t version; int pid; };
+struct cap_header {
+    uint32_t version;
+    int pid;
+};
 struct cap_data { uint32_t effective, permitted, inheritable; };
 
 static char *next_part(char **line) {
@@ -104,9 +113,16 @@ static void add_groups(struct user *u) {
     fclose(f);
 }
 
-/* Finds the name of an id in a file of names, of which both have the id in their third part. */
-struct known { unsigned long id; char name[64]; };
-struct names { const char *path; struct known known[16]; size_t count; };
+/* Finds the name of an id in /etc/passwd or /etc/group: in both of them the id is the third part of a line. */
+struct known {
+    unsigned long id;
+    char name[64];
+};
+struct names {
+    const char *path;
+    struct known known[16];
+    size_t count;
+};
 
 static const char *name_of(struct names *n, unsigned long id) {
     for (size_t i = 0; i < n->count && i < 16; i++)
@@ -174,7 +190,7 @@ static bool look_up(const char *name, struct user *out) {
     return true;
 }
 
-/* Remembers the last user where the root is read-only, so that the answer does not change. */
+/* Remembers the last user if /etc is read-only, because then the answer cannot change. */
 bool find_user(const char *name, struct user *out) {
     static struct user last;
     static char last_name[64];
@@ -189,14 +205,16 @@ bool find_user(const char *name, struct user *out) {
     return true;
 }
 
-/* A guest may not have got the right to drop them. What it starts has none of them in force, nor can it get one: no file
- * gives capabilities to a process with no_new_privs. */
+/* Whether dropping from the bounding set failed only because a guest lacks the right to. That is harmless: what it
+ * starts has no capability in force and cannot get one, because no file gives capabilities to a process with
+ * no_new_privs. */
 static bool lacks_setpcap(void) { return settings.guest && errno == EPERM; }
 
 static bool change(const struct user *u, uid_t real) {
     uint32_t kept = u->uid == 0 ? ROOT_CAPS : 0;
     for (int cap = 0; cap <= LAST_CAP; cap++)
-        if ((bounding & ~(uint64_t)kept) >> cap & 1 && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) != 0 && !lacks_setpcap()) return false;
+        if ((bounding & ~(uint64_t)kept) >> cap & 1 && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) != 0 && !lacks_setpcap())
+            return false;
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
     if (setgroups((size_t)u->group_count, u->groups) != 0) return false;
     if (setresgid(u->gid, u->gid, u->gid) != 0) return false;

@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "files.h"
 
 #define EVENTS (IN_CREATE | IN_MODIFY | IN_ATTRIB | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO | IN_DELETE_SELF)
 #define MAX_WATCHES 8192
@@ -54,9 +54,11 @@ static int watch_directory(const char *path, bool report_existing) {
     char inner[PATH_MAX];
     for (struct dirent *e; d && (e = readdir(d));) {
         struct stat st;
-        if (is_dot_entry(e->d_name) || !join_path(inner, sizeof inner, path, e->d_name) || lstat(inner, &st) != 0) continue;
+        if (is_dot_entry(e->d_name) || !join_path(inner, sizeof inner, path, e->d_name) || lstat(inner, &st) != 0)
+            continue;
         if (report_existing && !report_change(CHANGE_CREATED, inner, S_ISDIR(st.st_mode))) break;
-        /* It was written before anybody could watch it; who tells the steps of a write apart waits for this one. */
+        /* The file was written before it could be watched. A caller that tells the steps of a write apart waits for
+         * this one. */
         bool written = attributes && S_ISREG(st.st_mode) && st.st_size > 0;
         if (report_existing && written && !report_change(CHANGE_MODIFIED, inner, false)) break;
         if (S_ISDIR(st.st_mode)) watch_directory(inner, report_existing);
@@ -72,15 +74,19 @@ static bool report_event(const struct inotify_event *e) {
     bool directory = e->mask & IN_ISDIR;
     if (e->mask & IN_DELETE_SELF) return e->wd != 1 || report_change(CHANGE_REMOVED, directories[e->wd], true);
     if (!e->len || !join_path(path, sizeof path, directories[e->wd], e->name)) return true;
-    enum change change = e->mask & IN_CREATE ? CHANGE_CREATED : e->mask & IN_DELETE ? CHANGE_REMOVED
-                         : e->mask & IN_MOVED_FROM ? CHANGE_MOVED_FROM : e->mask & IN_MOVED_TO ? CHANGE_MOVED_TO
-                         : attributes && e->mask & IN_ATTRIB ? CHANGE_ATTRIBUTES : CHANGE_MODIFIED;
+    enum change change = e->mask & IN_CREATE                 ? CHANGE_CREATED
+                         : e->mask & IN_DELETE               ? CHANGE_REMOVED
+                         : e->mask & IN_MOVED_FROM           ? CHANGE_MOVED_FROM
+                         : e->mask & IN_MOVED_TO             ? CHANGE_MOVED_TO
+                         : attributes && e->mask & IN_ATTRIB ? CHANGE_ATTRIBUTES
+                                                             : CHANGE_MODIFIED;
     if (!report_change(change, path, directory)) return false;
     if (recursive && directory && e->mask & (IN_CREATE | IN_MOVED_TO)) watch_directory(path, true);
     return true;
 }
 
-/* Reports the events of one read(2), or of as many as there are in `queued` bytes. Gives 0, or an errno value; sets `end` if nobody listens. */
+/* Reports the events of one read(2), or of as many as `queued` bytes take. Returns 0 or an errno value; sets `end` if
+ * nobody reads the reports. */
 static int report_events(int queued, bool *end) {
     static uint8_t raw[64 * 1024] __attribute__((aligned(8)));
     do {

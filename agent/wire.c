@@ -1,4 +1,8 @@
-/* Buffers, frames and fields. fuzz.c fuzzes these parsers. */
+/* Buffers, frames and fields: the encoding of the protocol that wire.h describes. fuzz.c fuzzes these parsers.
+ *
+ * Numbers are little endian. The length of a frame or of a record is written when it is closed, into the place that was
+ * left for it. The parsers check every length against the bytes that there are.
+ */
 #include "wire.h"
 
 #include <stdlib.h>
@@ -56,7 +60,8 @@ uint32_t get_u32(const uint8_t *at) {
 }
 uint64_t get_u64(const uint8_t *at) { return get_u32(at) | (uint64_t)get_u32(at + 4) << 32; }
 
-/* A mark is relative to the unread part, because adding may move the bytes. */
+/* Returns a mark for frame_close. It is relative to the unread part of the buffer, because adding may move the bytes.
+ */
 size_t frame_open(struct buf *b, enum response_type kind, uint32_t channel) {
     uint8_t *p = buf_room(b, HEADER_BYTES);
     memset(p, 0, HEADER_BYTES);
@@ -94,9 +99,7 @@ size_t record_open(struct buf *b) {
     return mark;
 }
 
-void record_close(struct buf *b, size_t mark) {
-    put_u32(b->p + b->off + mark, (uint32_t)(b->len - b->off - mark - 4));
-}
+void record_close(struct buf *b, size_t mark) { put_u32(b->p + b->off + mark, (uint32_t)(b->len - b->off - mark - 4)); }
 
 bool parse_header(const uint8_t *p, struct header *out) {
     out->length = get_u32(p);

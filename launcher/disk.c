@@ -1,7 +1,12 @@
+/* The disk of a sandbox: an ext4 image on a loop device, or a tmpfs.
+ *
+ * The image comes as a descriptor and has no name any more. The loop device detaches itself when the last mount of it
+ * is gone, so a disk ends with its sandbox even if the worker is dead.
+ */
 #include "launch.h"
 
 #define LOOP_TRIES 500
-/* The disk does not survive a crash anyway, so no flush has to wait for the disk of the host. */
+/* The disk does not survive a crash of the host anyway, so no flush has to wait for the hardware. */
 #define DISK_OPTIONS "noinit_itable,barrier=0,resuid=65534"
 
 /* From the kernel's headers, which the include directory of a libc may lack. */
@@ -21,49 +26,41 @@ struct loop_settings {
     uint64_t reserved[8];
 };
 
-static int open_loop(int index)
-{
+static int open_loop(int index) {
     char name[PATH_ROOM];
     int fd = open(path(name, "/dev/loop%d", index), O_RDWR | O_CLOEXEC);
 
     if (fd < 0 && errno == ENOENT) { /* no devtmpfs here: a container with a /dev of its own */
-        if (mknod(name, S_IFBLK | 0600, makedev(LOOP_MAJOR, index)) && errno != EEXIST)
-            fail("making %s", name);
+        if (mknod(name, S_IFBLK | 0600, makedev(LOOP_MAJOR, index)) && errno != EEXIST) fail("making %s", name);
         fd = open(name, O_RDWR | O_CLOEXEC);
     }
-    if (fd < 0)
-        fail("opening %s", name);
+    if (fd < 0) fail("opening %s", name);
     return fd;
 }
 
-/* Another process may take the free device first: then ask again. */
-static int attach(int image, int *index)
-{
+/* Attaches the image to a free loop device. Another process may take that device first: then the next one is tried. */
+static int attach(int image, int *index) {
     struct loop_settings settings = {.fd = image, .info.flags = LO_FLAGS_AUTOCLEAR};
     int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC), device, tries;
 
-    if (control < 0)
-        fail("opening /dev/loop-control");
+    if (control < 0) fail("opening /dev/loop-control");
     strncpy((char *)settings.info.file_name, "warren", sizeof settings.info.file_name - 1);
     for (tries = 0; tries < LOOP_TRIES; tries++) {
         *index = ioctl(control, LOOP_CTL_GET_FREE);
-        if (*index < 0)
-            fail("finding a free loop device");
+        if (*index < 0) fail("finding a free loop device");
         device = open_loop(*index);
         if (ioctl(device, LOOP_CONFIGURE, &settings) == 0) {
             close(control);
             return device;
         }
-        if (errno != EBUSY && errno != EAGAIN)
-            fail("attaching the disk image to loop device %d", *index);
+        if (errno != EBUSY && errno != EAGAIN) fail("attaching the disk image to loop device %d", *index);
         close(device);
         usleep(tries < 20 ? 50 : 2000);
     }
     fail("attaching the disk image: other processes took %d loop devices before us", LOOP_TRIES);
 }
 
-static void mount_image(int image, const char *where)
-{
+static void mount_image(int image, const char *where) {
     char device_name[PATH_ROOM];
     int device, index;
 
@@ -75,8 +72,7 @@ static void mount_image(int image, const char *where)
     close(image);
 }
 
-static void make_directory(int disk, const char *item, uint64_t owner)
-{
+static void make_directory(int disk, const char *item, uint64_t owner) {
     char name[256];
     const char *colon = strrchr(item, ':');
     mode_t mode;
@@ -88,27 +84,20 @@ static void make_directory(int disk, const char *item, uint64_t owner)
     mode = strtoul(colon + 1, NULL, 8);
     if (mkdirat(disk, name, 0700) || fchownat(disk, name, owner, owner, AT_SYMLINK_NOFOLLOW))
         fail("making %s on the disk", name);
-    if (fchmodat(disk, name, mode, 0))
-        fail("setting the mode of %s on the disk", name);
+    if (fchmodat(disk, name, mode, 0)) fail("setting the mode of %s on the disk", name);
 }
 
-static void fill_disk(const struct options *o, const char *where)
-{
+static void fill_disk(const struct options *o, const char *where) {
     int i, disk = open(where, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
-    if (disk < 0)
-        fail("opening the disk at %s", where);
-    if (unlinkat(disk, "lost+found", AT_REMOVEDIR) && errno != ENOENT)
-        fail("removing lost+found from the disk");
-    for (i = 0; i < o->dirs.count; i++)
-        make_directory(disk, o->dirs.items[i], o->owner);
+    if (disk < 0) fail("opening the disk at %s", where);
+    if (unlinkat(disk, "lost+found", AT_REMOVEDIR) && errno != ENOENT) fail("removing lost+found from the disk");
+    for (i = 0; i < o->dirs.count; i++) make_directory(disk, o->dirs.items[i], o->owner);
     close(disk);
 }
 
-void make_disk(const struct options *o, const char *where)
-{
-    if (o->disk_fd)
-        mount_image(o->disk_fd, where);
+void make_disk(const struct options *o, const char *where) {
+    if (o->disk_fd) mount_image(o->disk_fd, where);
     else if (mount("disk", where, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOATIME, o->tmpfs))
         fail("mounting a tmpfs (%s) at %s", o->tmpfs, where);
     fill_disk(o, where);

@@ -111,71 +111,53 @@
 
 #define VERSION "1"
 
-#ifdef __SANITIZE_ADDRESS__ /* It runs for milliseconds, and has nothing to give back. */
+#ifdef __SANITIZE_ADDRESS__ /* The program runs for milliseconds and frees nothing on purpose. */
 const char *__asan_default_options(void);
-const char *__asan_default_options(void)
-{
-    return "detect_leaks=0";
-}
+const char *__asan_default_options(void) { return "detect_leaks=0"; }
 #endif
 
-static void run(char **command)
-{
-    if (!command || !*command)
-        usage("nothing to run after --");
+static void run(char **command) {
+    if (!command || !*command) usage("nothing to run after --");
     execvp(command[0], command);
     fail("starting %s", command[0]);
 }
 
-void die_with(pid_t parent)
-{
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL))
-        fail("asking to die with the worker");
-    if (getppid() != parent)
-        exit(FAILED);
+void die_with(pid_t parent) {
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL)) fail("asking to die with the worker");
+    if (getppid() != parent) exit(FAILED);
 }
 
-/* A worker that died before this line is not the parent any more. */
-void die_with_worker(const struct options *o)
-{
-    die_with(o->worker ? (pid_t)o->worker : getppid());
-}
+/* Dies with the worker. --worker says which process that is: if it has died already, the parent is another one. */
+void die_with_worker(const struct options *o) { die_with(o->worker ? (pid_t)o->worker : getppid()); }
 
-void check_stderr(void)
-{
+void check_stderr(void) {
     struct stat error;
 
-    if (fstat(2, &error) || !S_ISFIFO(error.st_mode))
-        usage("stderr has to be a pipe: the sandbox's root will own it");
+    if (fstat(2, &error) || !S_ISFIFO(error.st_mode)) usage("stderr has to be a pipe: the sandbox's root will own it");
 }
 
-void harmless_stdio(void)
-{
+void harmless_stdio(void) {
     int empty[2];
 
-    if (pipe(empty) || dup2(empty[0], 0) < 0 || dup2(2, 1) < 0)
-        fail("replacing stdin and stdout");
+    if (pipe(empty) || dup2(empty[0], 0) < 0 || dup2(2, 1) < 0) fail("replacing stdin and stdout");
     close(empty[0]);
     close(empty[1]);
 }
 
-static void sandbox(const struct options *o)
-{
+static void sandbox(const struct options *o) {
     char where[PATH_ROOM];
     int i, userns;
 
     if (!o->at || !o->agent || !o->root || !o->base || (!o->disk_fd == !o->tmpfs))
         usage("sandbox needs --at, --agent, --root, --base and one of --disk-fd and --tmpfs");
-    if (!o->writable && (o->changes || o->owned.count))
-        usage("--changes and --own need --writable");
+    if (!o->writable && (o->changes || o->owned.count)) usage("--changes and --own need --writable");
     check_stderr();
     die_with_worker(o);
     try_move(o->move);
     setpriority(PRIO_PROCESS, 0, LAUNCH_NICE);
     userns = user_namespace(o->base);
     private_mounts();
-    for (i = 0; i < o->hidden.count; i++)
-        hide(o->hidden.items[i]);
+    for (i = 0; i < o->hidden.count; i++) hide(o->hidden.items[i]);
     make_bundle(o->at, 1);
     harmless_stdio();
     bind_namespace(userns, o->at);
@@ -191,23 +173,16 @@ static void sandbox(const struct options *o)
     run(o->command);
 }
 
-static void disk(const struct options *o)
-{
-    if (!o->at || (!o->disk_fd == !o->tmpfs))
-        usage("disk needs --at and one of --disk-fd and --tmpfs");
-    if (!o->pts != !o->terminals)
-        usage("--pts needs --terminals");
-    if (o->try_only)
-        private_mounts();
+static void disk(const struct options *o) {
+    if (!o->at || (!o->disk_fd == !o->tmpfs)) usage("disk needs --at and one of --disk-fd and --tmpfs");
+    if (!o->pts != !o->terminals) usage("--pts needs --terminals");
+    if (o->try_only) private_mounts();
     make_disk(o, o->at);
-    if (o->memory && o->cpus)
-        make_view(o);
-    if (o->pts)
-        make_terminals(o->pts, o->terminals);
+    if (o->memory && o->cpus) make_view(o);
+    if (o->pts) make_terminals(o->pts, o->terminals);
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     static struct options o = {.memlock = 8 << 20};
 
     umask(077);
@@ -215,19 +190,13 @@ int main(int argc, char **argv)
         puts("warren-launch " VERSION);
         return 0;
     }
-    if (argc < 2)
-        usage("what to do? sandbox, direct, disk, seal or version");
+    if (argc < 2) usage("what to do? sandbox, direct, disk, seal or version");
     o.direct = !strcmp(argv[1], "direct");
     read_options(&o, argv + 2);
-    if (o.direct)
-        return direct(&o);
-    if (!strcmp(argv[1], "sandbox"))
-        sandbox(&o);
-    else if (!strcmp(argv[1], "disk"))
-        disk(&o);
-    else if (!strcmp(argv[1], "seal"))
-        seal(&o);
-    else
-        usage("cannot do '%s'", argv[1]);
+    if (o.direct) return direct(&o);
+    if (!strcmp(argv[1], "sandbox")) sandbox(&o);
+    else if (!strcmp(argv[1], "disk")) disk(&o);
+    else if (!strcmp(argv[1], "seal")) seal(&o);
+    else usage("cannot do '%s'", argv[1]);
     return 0;
 }

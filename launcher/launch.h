@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -23,7 +24,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-#include <grp.h>
 
 #define FAILED 125
 #define UIDS 65536
@@ -43,9 +43,7 @@
 #define MOUNT_ATTR_IDMAP_ 0x00100000
 #define CLONE_NEWTIME_ 0x00000080
 
-struct mount_attributes {
-    uint64_t set, clear, propagation, userns_fd;
-};
+struct mount_attributes { uint64_t set, clear, propagation, userns_fd; };
 
 struct list {
     const char *items[MANY];
@@ -58,15 +56,16 @@ struct options {
     int try_only, writable;
     struct list trees, layers, dirs, seeds, owned, devices, hidden;
     char **command;
-    /* of `direct` alone */
+    /* the options that only `direct` has */
     int direct, wait;
     const char *id, *pid_file, *hostname, *into, *filter_digest;
     uint64_t filter, keep, oom_score;
-    struct list cgroups, enabled, settings, tried, allowed, sysctls, mounts, masks, read_only, capabilities, environment;
+    struct list cgroups, enabled, settings, tried, allowed, sysctls, mounts, masks, read_only, capabilities,
+        environment;
 };
 
 #define LAST_CAPABILITY 63
-#define MOST_FILTER (4096 * 8) /* what the kernel takes */
+#define MOST_FILTER (4096 * 8) /* the longest filter that the kernel accepts */
 
 struct filter {
     uint8_t code[MOST_FILTER + 8];
@@ -126,7 +125,8 @@ void sha256(const uint8_t *data, size_t size, char text[65]);
 /* inside.c */
 void read_places(const struct options *o);
 void set_ipc_values(const struct options *o);
-__attribute__((noreturn)) void become_agent(const struct options *o, const struct filter *filter, int to_launcher, int attached);
+__attribute__((noreturn)) void become_agent(const struct options *o, const struct filter *filter, int to_launcher,
+                                            int attached);
 
 /* direct.c */
 int direct(struct options *o);

@@ -1,26 +1,25 @@
+/* Reads the options of the command line, or of the plan on stdin; launch.c lists them.
+ *
+ * Every option but a few flags has a value. Values are kept as they are, and whoever uses one checks it.
+ */
 #include "launch.h"
 
-uint64_t number(const char *name, const char *text)
-{
+uint64_t number(const char *name, const char *text) {
     char *end;
     uint64_t value;
 
     errno = 0;
     value = strtoull(text, &end, 10);
-    if (errno || *end || *text < '0' || *text > '9')
-        usage("%s needs a number, not '%s'", name, text);
+    if (errno || *end || *text < '0' || *text > '9') usage("%s needs a number, not '%s'", name, text);
     return value;
 }
 
-static void append(struct list *list, const char *name, const char *value)
-{
-    if (list->count == MANY)
-        usage("more than %d times %s", MANY, name);
+static void append(struct list *list, const char *name, const char *value) {
+    if (list->count == MANY) usage("more than %d times %s", MANY, name);
     list->items[list->count++] = value;
 }
 
-static int read_direct_option(struct options *o, const char *name, const char *value)
-{
+static int read_direct_option(struct options *o, const char *name, const char *value) {
     if (!strcmp(name, "--id")) o->id = value;
     else if (!strcmp(name, "--pid-file")) o->pid_file = value;
     else if (!strcmp(name, "--hostname")) o->hostname = value;
@@ -44,8 +43,7 @@ static int read_direct_option(struct options *o, const char *name, const char *v
     return 1;
 }
 
-static void read_option(struct options *o, const char *name, const char *value)
-{
+static void read_option(struct options *o, const char *name, const char *value) {
     if (!strcmp(name, "--at")) o->at = value;
     else if (!strcmp(name, "--agent")) o->agent = value;
     else if (!strcmp(name, "--root")) o->root = value;
@@ -74,8 +72,7 @@ static void read_option(struct options *o, const char *name, const char *value)
     else if (!o->direct || !read_direct_option(o, name, value)) usage("unknown option %s", name);
 }
 
-void read_options(struct options *o, char **argv)
-{
+void read_options(struct options *o, char **argv) {
     for (; *argv; argv++) {
         if (!strcmp(*argv, "--")) {
             o->command = argv + 1;
@@ -93,8 +90,7 @@ void read_options(struct options *o, char **argv)
             o->writable = 1;
             continue;
         }
-        if (!argv[1])
-            usage("%s needs a value", *argv);
+        if (!argv[1]) usage("%s needs a value", *argv);
         read_option(o, argv[0], argv[1]);
         argv++;
     }

@@ -1,62 +1,57 @@
+/* The root of a sandbox: trees of the host, with mapped ids, laid over each other by overlayfs.
+ *
+ * The working directory is the bundle, and all paths are relative to it, because the options of an overlay can be seen
+ * in the sandbox's mount table. A writable root has its upper directory on the disk. A path of the image may be a link
+ * that its author chose, so directories in it are entered step by step, without following links.
+ */
 #include "launch.h"
 
-/* What the disk then holds is plain files, whiteouts and opaque directories. Nothing has to be synchronized either. */
+/* So that the upper directory holds nothing but plain files, whiteouts and opaque directories, which can be saved.
+ * `volatile`: nothing is synchronized, because the disk does not survive a crash. */
 #define UPPER_OPTIONS "index=off,metacopy=off,redirect_dir=off,xino=auto,uuid=off,volatile"
-#define MARK "disk/mark" /* shows the disk itself in a sandbox where all else of it shows through an overlay */
+#define MARK "disk/mark" /* a directory that shows the disk itself where all others of it are below an overlay */
 
-/*
- * Not every file system can map ids. Without mapping, the files belong to nobody but can be read; if they are to be
- * changed, that does not do.
- */
-static void set_attributes(int tree, int userns, const char *source, int must_map)
-{
+/* Makes a tree read-only, with its ids mapped to the sandbox's. Not every file system can map ids: without that the
+ * files belong to nobody, which is enough for reading them, but not (`must_map`) for a root that can be written to. */
+static void set_attributes(int tree, int userns, const char *source, int must_map) {
     struct mount_attributes wanted = {
         .set = MOUNT_ATTR_RDONLY_ | MOUNT_ATTR_NOSUID_ | MOUNT_ATTR_NODEV_ | MOUNT_ATTR_IDMAP_, .userns_fd = userns};
 
-    if (syscall(SYS_mount_setattr_, tree, "", AT_EMPTY_PATH, &wanted, sizeof wanted) == 0)
-        return;
-    if (errno != EINVAL && errno != EOPNOTSUPP && errno != EPERM)
-        fail("making %s read-only", source);
-    if (must_map)
-        fail("mapping the ids of %s, which a writable root needs and its file system cannot do", source);
+    if (syscall(SYS_mount_setattr_, tree, "", AT_EMPTY_PATH, &wanted, sizeof wanted) == 0) return;
+    if (errno != EINVAL && errno != EOPNOTSUPP && errno != EPERM) fail("making %s read-only", source);
+    if (must_map) fail("mapping the ids of %s, which a writable root needs and its file system cannot do", source);
     wanted.set &= ~(uint64_t)MOUNT_ATTR_IDMAP_;
     wanted.userns_fd = 0;
     if (syscall(SYS_mount_setattr_, tree, "", AT_EMPTY_PATH, &wanted, sizeof wanted))
         fail("making %s read-only (Linux 5.12 or later is needed)", source);
 }
 
-static void mount_tree(const char *source, const char *target, int userns, int must_map)
-{
+static void mount_tree(const char *source, const char *target, int userns, int must_map) {
     int tree = syscall(SYS_open_tree_, AT_FDCWD, source, OPEN_TREE_CLONE_ | O_CLOEXEC);
 
-    if (tree < 0)
-        fail("opening the tree %s", source);
+    if (tree < 0) fail("opening the tree %s", source);
     set_attributes(tree, userns, source, must_map);
     if (syscall(SYS_move_mount_, tree, "", AT_FDCWD, target, MOVE_MOUNT_F_EMPTY_PATH_))
         fail("mounting %s at %s", source, target);
     close(tree);
 }
 
-static int open_directory(const char *name)
-{
+static int open_directory(const char *name) {
     int fd = open(name, O_PATH | O_DIRECTORY | O_CLOEXEC);
 
-    if (fd < 0)
-        fail("opening %s", name);
+    if (fd < 0) fail("opening %s", name);
     return fd;
 }
 
-/* Makes the directory if it is missing, and replaces what is none: no link leads elsewhere. */
-static int enter(int above, const char *name, uint64_t owner)
-{
+/* Opens a directory of the root. Makes it if it is missing, and replaces what is no directory, so that no link leads
+ * elsewhere. */
+static int enter(int above, const char *name, uint64_t owner) {
     int fd, tries;
 
     for (tries = 0; tries < 3; tries++) {
         fd = openat(above, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        if (fd >= 0)
-            return fd;
-        if (errno != ENOENT && unlinkat(above, name, 0))
-            break;
+        if (fd >= 0) return fd;
+        if (errno != ENOENT && unlinkat(above, name, 0)) break;
         if (mkdirat(above, name, 0755) || fchownat(above, name, owner, owner, AT_SYMLINK_NOFOLLOW) ||
             fchmodat(above, name, 0755, 0))
             break;
@@ -64,18 +59,15 @@ static int enter(int above, const char *name, uint64_t owner)
     fail("entering the directory %s of the root", name);
 }
 
-/* Takes `above`, and returns a descriptor of the directory at `below` under it. */
-static int walk(int above, const char *below, uint64_t owner)
-{
+/* Returns a descriptor of the directory `below` under the directory `above`, which it closes. */
+static int walk(int above, const char *below, uint64_t owner) {
     char room[PATH_ROOM], *rest = room, *name;
     int fd;
 
     path(room, "%s", below);
     while ((name = strsep(&rest, "/"))) {
-        if (!*name)
-            continue;
-        if (!strcmp(name, ".") || !strcmp(name, ".."))
-            usage("a path leads through %s: %s", name, below);
+        if (!*name) continue;
+        if (!strcmp(name, ".") || !strcmp(name, "..")) usage("a path leads through %s: %s", name, below);
         fd = enter(above, name, owner);
         close(above);
         above = fd;
@@ -83,10 +75,9 @@ static int walk(int above, const char *below, uint64_t owner)
     return above;
 }
 
-/* Without an `upper` it is read-only. An overlay has inodes of its own: locks and watches of one sandbox do not affect
- * another. */
-static void lay_over(const char *where, const char *lower, const char *upper, const char *what)
-{
+/* Mounts an overlay; without an `upper` it is read-only. An overlay has inodes of its own, so locks and watches of one
+ * sandbox do not affect another. */
+static void lay_over(const char *where, const char *lower, const char *upper, const char *what) {
     char options[PATH_ROOM];
     unsigned long flags = MS_NOSUID | MS_NODEV;
 
@@ -96,25 +87,22 @@ static void lay_over(const char *where, const char *lower, const char *upper, co
         path(options, "lowerdir=%s", lower);
         flags |= MS_RDONLY;
     }
-    if (mount("root", where, "overlay", flags, options))
-        fail("laying %s over %s (%s)", what, where, options);
+    if (mount("root", where, "overlay", flags, options)) fail("laying %s over %s (%s)", what, where, options);
 }
 
-/* The top of an overlay has the attributes of its upper directory: `like` is the one whose these are. */
-static void make_upper(const char *name, const char *like)
-{
+/* Makes the upper directory of an overlay. The top of the overlay will show its owner and mode: they are those of
+ * `like`. */
+static void make_upper(const char *name, const char *like) {
     char upper[PATH_ROOM], work[PATH_ROOM];
     struct stat found;
 
-    if (stat(like, &found))
-        fail("looking at %s", like);
+    if (stat(like, &found)) fail("looking at %s", like);
     if (mkdir(path(upper, "disk/%s.upper", name), 0700) || chown(upper, found.st_uid, found.st_gid) ||
         chmod(upper, found.st_mode & 07777) || mkdir(path(work, "disk/%s.work", name), 0700))
         fail("making the upper directory of %s", name);
 }
 
-static void mount_root(const struct options *o, int userns)
-{
+static void mount_root(const struct options *o, int userns) {
     char lower[PATH_ROOM], name[PATH_ROOM];
     int i, length;
 
@@ -122,21 +110,17 @@ static void mount_root(const struct options *o, int userns)
     mount_tree(o->root, "image", userns, o->writable);
     length = snprintf(lower, sizeof lower, "agent");
     for (i = 0; i < o->layers.count; i++) {
-        if (mkdir(path(name, "layer%d", i), 0700))
-            fail("making %s", name);
+        if (mkdir(path(name, "layer%d", i), 0700)) fail("making %s", name);
         mount_tree(o->layers.items[i], name, userns, o->writable);
         length += snprintf(lower + length, sizeof lower - length, ":%s", name);
     }
     snprintf(lower + length, sizeof lower - length, ":image");
-    if (o->writable)
-        make_upper("root", "image");
+    if (o->writable) make_upper("root", "image");
     lay_over("rootfs", lower, o->writable ? "root" : NULL, o->root);
-    if (o->writable)
-        lay_over("rootfs/.warren", "agent/.warren:empty", NULL, o->agent);
+    if (o->writable) lay_over("rootfs/.warren", "agent/.warren:empty", NULL, o->agent);
 }
 
-static void mount_trees(const struct options *o, int userns)
-{
+static void mount_trees(const struct options *o, int userns) {
     char source[PATH_ROOM], place[PATH_ROOM], tree[PATH_ROOM], lower[PATH_ROOM];
     const char *target;
     int i, fd;
@@ -145,20 +129,16 @@ static void mount_trees(const struct options *o, int userns)
         target = split(source, "--tree", o->trees.items[i], ':');
         fd = walk(open_directory("rootfs"), target, o->base);
         mount_tree(source, path(tree, "tree%d", i), userns, o->writable);
-        if (o->writable)
-            make_upper(tree, tree);
-        /* What the agent's tree has at this place lies above, as it does elsewhere. */
-        if (access(path(place, "agent%s", target), F_OK))
-            path(lower, "%s:empty", tree);
-        else
-            path(lower, "%s:%s", place, tree);
+        if (o->writable) make_upper(tree, tree);
+        /* Here as elsewhere the agent's tree lies above, if it has anything at this place. */
+        if (access(path(place, "agent%s", target), F_OK)) path(lower, "%s:empty", tree);
+        else path(lower, "%s:%s", place, tree);
         lay_over(path(place, "/proc/self/fd/%d", fd), lower, o->writable ? tree : NULL, source);
         close(fd);
     }
 }
 
-static void mount_seeds(const struct options *o)
-{
+static void mount_seeds(const struct options *o) {
     char name[PATH_ROOM], place[PATH_ROOM], lower[PATH_ROOM];
     const char *below;
     int i;
@@ -171,8 +151,7 @@ static void mount_seeds(const struct options *o)
     }
 }
 
-static void give_directories(const struct options *o)
-{
+static void give_directories(const struct options *o) {
     char name[PATH_ROOM], place[PATH_ROOM];
     struct stat found;
     mode_t mode;
@@ -182,19 +161,19 @@ static void give_directories(const struct options *o)
         mode = strtoul(split(name, "--own", o->owned.items[i], ':'), NULL, 8);
         fd = walk(open_directory("rootfs"), name, o->base);
         path(place, "/proc/self/fd/%d", fd);
-        if (fstat(fd, &found))
-            fail("looking at %s of the root", name);
+        if (fstat(fd, &found)) fail("looking at %s of the root", name);
         if ((found.st_uid != o->owner || found.st_gid != o->owner) && chown(place, o->owner, o->owner))
             fail("giving %s of the root away", name);
-        if ((found.st_mode & 07777) != mode && chmod(place, mode))
-            fail("setting the mode of %s of the root", name);
+        if ((found.st_mode & 07777) != mode && chmod(place, mode)) fail("setting the mode of %s of the root", name);
         close(fd);
     }
 }
 
-static void send_changes(int socket)
-{
-    union { char room[CMSG_SPACE(sizeof(int))]; struct cmsghdr align; } control = {0};
+static void send_changes(int socket) {
+    union {
+        char room[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } control = {0};
     char byte = 0;
     struct iovec data = {&byte, 1};
     struct msghdr message = {
@@ -206,22 +185,17 @@ static void send_changes(int socket)
     head->cmsg_type = SCM_RIGHTS;
     head->cmsg_len = CMSG_LEN(sizeof fd);
     memcpy(CMSG_DATA(head), &fd, sizeof fd);
-    if (fd < 0 || sendmsg(socket, &message, MSG_NOSIGNAL) != 1)
-        fail("sending the descriptor of the changes");
+    if (fd < 0 || sendmsg(socket, &message, MSG_NOSIGNAL) != 1) fail("sending the descriptor of the changes");
     close(fd);
     close(socket);
 }
 
-void make_root(const struct options *o, int userns)
-{
-    if (chdir(o->at))
-        fail("entering %s", o->at);
-    if ((o->writable || o->seeds.count) && mkdir(MARK, 0700))
-        fail("making %s", MARK);
+void make_root(const struct options *o, int userns) {
+    if (chdir(o->at)) fail("entering %s", o->at);
+    if ((o->writable || o->seeds.count) && mkdir(MARK, 0700)) fail("making %s", MARK);
     mount_root(o, userns);
     mount_trees(o, userns);
     mount_seeds(o);
     give_directories(o);
-    if (o->changes)
-        send_changes(o->changes);
+    if (o->changes) send_changes(o->changes);
 }

@@ -1,0 +1,9 @@
+# How both C programs are compiled: statically, because the agent runs in any image and the launcher before a sandbox has
+# any library. With musl where it is installed (a quarter of the memory), else with the system's libc.
+CC_STATIC := $(shell command -v musl-gcc || command -v cc)
+WARN := -std=gnu11 -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wformat=2 -Wno-format-truncation -Werror
+HARDEN := -fstack-protector-strong -D_FORTIFY_SOURCE=2 -fno-plt
+STATIC := $(WARN) $(HARDEN) -O2 -static -Wl,-z,relro,-z,now,-z,noexecstack -s
+# For the builds that only the tests run: the address and undefined-behaviour sanitizers end the program at a fault.
+SANITIZE := $(WARN) -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all \
+    -static-libasan -static-libubsan
