@@ -133,7 +133,9 @@ void output_collect(struct command *c, bool all) {
     }
     log_release_pages(&c->log, all);
     set_polling(c);
-    if (c->lingers && c->out.at_end && c->err.at_end) command_closed(c);
+    /* The pipes of a tree that is being ended close before the supervisor has counted it: its report closes the command,
+     * so that the result names no process that is already dead. */
+    if (c->lingers && !c->ending && c->out.at_end && c->err.at_end) command_closed(c);
     outbox_wake();
 }
 
