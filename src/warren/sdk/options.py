@@ -1,13 +1,20 @@
-"""The keyword arguments that methods of both clients hand on, for type checkers: `**options: Unpack[ClientOptions]`."""
+"""The options that both clients take as keywords, in groups: `**options: Unpack[ClientOptions]`.
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+`session_values` turns them into the request for a new session.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
+
+from warren.model.errors import ImageBuilding
 
 if TYPE_CHECKING:
     from warren.model.network import NetworkRules
-    from warren.sdk.protocol import ImageProgress
 
 Mode = Literal["remote", "local"]
+ImageProgress = Callable[[ImageBuilding], None]
+
+_NOT_SENT: Final = frozenset({"timeout", "exactly_once", "image_timeout_s", "on_image_progress"})
 
 
 class ServerOptions(TypedDict, total=False):
@@ -18,14 +25,14 @@ class ServerOptions(TypedDict, total=False):
 
 
 class AttachOptions(ServerOptions, total=False):
-    """How a client of a session works."""
+    """How a client of an existing session works."""
 
     timeout: float
     exactly_once: bool
 
 
-class SandboxOptions(ServerOptions, total=False):
-    """What a new session is like. The integrations take these."""
+class SessionOptions(TypedDict, total=False):
+    """What a new session is like, how its client waits for it, and whether it repeats commands."""
 
     environment: str
     image: str
@@ -41,16 +48,25 @@ class SandboxOptions(ServerOptions, total=False):
     idle_timeout_s: float | None
     max_lifetime_s: float | None
     replace_lost: bool
-    exactly_once: bool
     agent_config: str | Mapping[str, Any]
+    exactly_once: bool
     image_timeout_s: float
-    on_image_progress: "ImageProgress | None"
+    on_image_progress: ImageProgress | None
 
 
-class ClientOptions(SandboxOptions, total=False):
-    """All options of a client."""
+class WorkOptions(SessionOptions, total=False):
+    """What a client takes beside its server and its session; `timeout` is that of commands without one."""
 
     timeout: float
+
+
+class SandboxOptions(ServerOptions, SessionOptions, total=False):
+    """What the integrations take: they have a `timeout` of their own."""
+
+
+class ClientOptions(ServerOptions, WorkOptions, total=False):
+    """All options of a client."""
+
     thread_id: str
     session_id: str
 
@@ -71,3 +87,30 @@ class SessionChanges(TypedDict, total=False):
     idle_timeout_s: float
     max_lifetime_s: float
     metadata: Mapping[str, str | None]
+
+
+def check_options(options: WorkOptions) -> None:
+    """Raises TypeError for a name that is no option, as Python does for an argument that is not declared."""
+    for name in options:
+        if name not in WorkOptions.__annotations__:
+            raise TypeError(f"a client has no option {name!r}; it has {', '.join(WorkOptions.__annotations__)}")
+
+
+def session_values(thread_id: str, options: WorkOptions) -> dict[str, Any]:
+    """Returns what the request for a new session says, as JSON has it: options that are not empty."""
+    given = {"thread_id": thread_id, **{name: _json_value(name, value) for name, value in options.items()}}
+    return {name: value for name, value in given.items() if value and name not in _NOT_SENT}
+
+
+def network_values(rules: "NetworkRules | Mapping[str, Any]") -> dict[str, Any]:
+    """Network rules as the server takes them."""
+    values = dict(rules) if isinstance(rules, Mapping) else rules.as_mapping()
+    return {"internet": False, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
+
+
+def _json_value(name: str, value: Any) -> Any:
+    if name == "network" and value is not None:
+        return network_values(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value

@@ -7,9 +7,9 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from warren.model.errors import (
@@ -25,9 +25,6 @@ from warren.model.errors import (
     WarrenError,
 )
 
-if TYPE_CHECKING:
-    from warren.model.network import NetworkRules
-
 IDLE_CONNECTION_S: Final = 60.0  # an idle connection is reused for this long; servers keep it open longer
 CHUNK_BYTES: Final = 256 * 1024
 COMMAND_TIMEOUT_S: Final = 120.0  # the same as the server's, unless its operator has changed that
@@ -35,7 +32,6 @@ CREATE_S: Final = 60.0  # creating a session may have to wait for a sandbox
 IMAGE_TIMEOUT_S: Final = 900.0  # how long a new session waits for an image that is being built
 _ANSWER_SLACK_S: Final = 30.0
 _LONGEST_S: Final = 30 * 86400.0
-ImageProgress = Callable[[ImageBuilding], None]
 _SAFE_METHODS: Final = frozenset({"GET", "PUT", "DELETE", "HEAD"})
 
 
@@ -65,12 +61,6 @@ def new_key() -> str:
 def work_s(limit_s: float) -> float:
     """How long the server may work on a command with this time-out; 0 is none."""
     return (limit_s or _LONGEST_S) + _ANSWER_SLACK_S
-
-
-def network_values(rules: "NetworkRules | Mapping[str, Any]") -> dict[str, Any]:
-    """Network rules as the server takes them."""
-    values = dict(rules) if isinstance(rules, Mapping) else rules.as_mapping()
-    return {"internet": False, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
 
 
 class Address(NamedTuple):

@@ -21,7 +21,8 @@ from warren.model.errors import (
 )
 from warren.sdk.aio.backend import AsyncBackend
 from warren.sdk.aio.platform import AsyncLock, sleep
-from warren.sdk.protocol import CREATE_S, IMAGE_TIMEOUT_S, ImageProgress, new_key
+from warren.sdk.options import ImageProgress
+from warren.sdk.protocol import CREATE_S, IMAGE_TIMEOUT_S, new_key
 
 T = TypeVar("T")
 _SESSION_GONE = (SessionEnded, SessionNotFound, SandboxLost)

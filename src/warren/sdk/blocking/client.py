@@ -21,8 +21,18 @@ from warren.sdk.blocking.code import Code
 from warren.sdk.blocking.files import Files
 from warren.sdk.blocking.platform import ByteSource, open_backend, run_at_most
 from warren.sdk.blocking.process import Process, Terminal, open_terminal, start_terminal
-from warren.sdk.options import AttachOptions, CommandOptions, Mode, ServerOptions, SessionChanges
-from warren.sdk.protocol import COMMAND_TIMEOUT_S, IMAGE_TIMEOUT_S, ImageProgress, network_values, new_key, work_s
+from warren.sdk.options import (
+    AttachOptions,
+    CommandOptions,
+    Mode,
+    ServerOptions,
+    SessionChanges,
+    WorkOptions,
+    check_options,
+    network_values,
+    session_values,
+)
+from warren.sdk.protocol import COMMAND_TIMEOUT_S, IMAGE_TIMEOUT_S, new_key, work_s
 from warren.sdk.results import (
     EntryInfo,
     EnvironmentInfo,
@@ -51,17 +61,22 @@ class SandboxClient(Files, Code):
     """A client of one session.
 
     `mode`: "remote" talks to the server at `server_url` (by default WARREN_URL, else this machine at WARREN_PORT, or
-    8000); "local" works on this machine in this process, without a server. `exactly_once` makes commands safe to
-    repeat, and repeats them when the connection breaks; it costs the server a little more. `replace_lost`: when the
-    thread's sandbox has died, go on in a fresh one; the result's `notice` then says that earlier files are gone.
-    `labels`: what the sandbox's machine must have, such as {"gpu": "1"}. `provider`: what makes the sandbox, one of the
-    server's providers. `network`: what the sandbox may reach, such as {"allow": ["api.example.com"]}; by default what
-    the environment says, which is nothing unless the operator has changed it. `secrets`: names of secrets that requests
-    of the sandbox carry. `agent_config`: the agent that the session is for, by its name in the registry or as a
-    mapping; it gives what the other arguments do not. `gpus`: graphics processors that the sandbox has for itself, how
-    many or which, where the operator allows them; by default what the environment says. `image_timeout_s`: how long the
-    first use waits while the server builds the environment's image; meanwhile `on_image_progress` is called with an
-    ImageBuilding, whose `step`, `fraction` and `about` tell how far.
+    8000); "local" works on this machine in this process, without a server. `session_id` joins a session that exists.
+
+    `options` say what a new session is like. `environment`, `image` and `limits`: what its sandbox is made of. `env`:
+    variables of its commands. `network`: what it may reach, such as {"allow": ["api.example.com"]}; by default what the
+    environment says, which is nothing unless the operator has changed it. `secrets`: names of secrets that requests of
+    the sandbox carry. `gpus`: graphics processors for this sandbox alone, how many or which, where the operator
+    allows them. `require`: isolation without which the session is refused. `labels`: what the sandbox's machine must
+    have, such as {"gpu": "1"}. `provider`: one of the server's providers. `agent_config`: the agent that the session is
+    for, by its name in the registry or as a mapping; it gives what the other options do not. `idle_timeout_s` and
+    `max_lifetime_s` end the session. `replace_lost`: when the thread's sandbox has died, the client goes on in a fresh
+    one, and the result's `notice` says that earlier files are gone.
+
+    The others say how the client works. `timeout` is that of commands without one. `exactly_once` makes commands safe
+    to repeat, and repeats them when the connection breaks; it costs the server a little more. `image_timeout_s`: how
+    long the first use waits while the server builds the environment's image; meanwhile the client calls
+    `on_image_progress` with an ImageBuilding, whose `step`, `fraction` and `about` tell how far the server is.
     """
 
     def __init__(
@@ -72,29 +87,10 @@ class SandboxClient(Files, Code):
         mode: Mode = "remote",
         api_key: str = "",
         session_id: str = "",
-        environment: str = "",
-        image: str = "",
-        limits: Mapping[str, float] | None = None,
-        env: Mapping[str, str] | None = None,
-        metadata: Mapping[str, str] | None = None,
-        require: Sequence[str] = (),
-        secrets: Sequence[str] = (),
-        labels: Mapping[str, str] | None = None,
-        provider: str = "",
-        network: "NetworkRules | Mapping[str, Any] | None" = None,
-        gpus: "int | Sequence[str] | None" = None,
-        idle_timeout_s: float | None = None,
-        max_lifetime_s: float | None = None,
-        timeout: float = COMMAND_TIMEOUT_S,
-        replace_lost: bool = False,
-        exactly_once: bool = False,
-        agent_config: str | Mapping[str, Any] = "",
-        image_timeout_s: float = IMAGE_TIMEOUT_S,
-        on_image_progress: ImageProgress | None = None,
         backend: Backend | None = None,
+        **options: Unpack[WorkOptions],
     ) -> None:
-        # All arguments but the session: enough to make another client like this one.
-        self.options = {k: v for k, v in locals().items() if k not in ("self", "__class__", "session_id", "backend")}
+        check_options(options)
         if session_id and thread_id:
             raise InvalidRequest(
                 "a client has a session_id or a thread_id, not both",
@@ -102,39 +98,25 @@ class SandboxClient(Files, Code):
             )
         if mode not in ("remote", "local"):
             raise InvalidRequest(f"there is no mode {mode!r}", remedy="there are: remote, local")
-        session_options: dict[str, Any] = {
-            name: value
-            for name, value in {
-                "thread_id": thread_id,
-                "environment": environment,
-                "image": image,
-                "limits": dict(limits or {}),
-                "env": dict(env or {}),
-                "metadata": dict(metadata or {}),
-                "require": list(require),
-                "secrets": list(secrets),
-                "labels": dict(labels or {}),
-                "provider": provider,
-                "network": None if network is None else network_values(network),
-                "gpus": gpus if gpus is None or isinstance(gpus, int) else list(gpus),
-                "idle_timeout_s": idle_timeout_s,
-                "max_lifetime_s": max_lifetime_s,
-                "replace_lost": replace_lost,
-                "agent_config": agent_config if isinstance(agent_config, str) else dict(agent_config),
-            }.items()
-            if value
-        }
         super().__init__(
             backend or open_backend(mode, server_url, api_key),
-            session_options,
+            session_values(thread_id, options),
             session_id,
-            image_timeout_s,
-            on_image_progress,
+            options.get("image_timeout_s", IMAGE_TIMEOUT_S),
+            options.get("on_image_progress"),
         )
+        # All arguments but the session: enough to make another client like this one.
+        self.options: dict[str, Any] = {
+            "server_url": server_url,
+            "thread_id": thread_id,
+            "mode": mode,
+            "api_key": api_key,
+            **options,
+        }
         self._owns_backend = backend is None
         self._ended_session = ""
-        self.timeout = timeout
-        self.exactly_once = exactly_once
+        self.timeout = options.get("timeout", COMMAND_TIMEOUT_S)
+        self.exactly_once = options.get("exactly_once", False)
 
     def __repr__(self) -> str:
         owner = f" of thread {self.thread_id}" if self.thread_id else ""
