@@ -6,12 +6,11 @@ It has no structured content: a client that shows its model nothing else would h
 from dataclasses import replace
 from typing import Annotated
 
-from warren.integrations.code_reports import run_code as run_code_plan
+from warren.integrations.aio.commands import run_code
 from warren.integrations.mcp.calls import MAX_CHARACTERS, SandboxName, image_content, run_tool, text_result
 from warren.integrations.mcp.command_tools import DEFAULT_TIMEOUT_S
 from warren.integrations.mcp.sandboxes import Sandbox, Sandboxes
 from warren.integrations.mcp.tools import Answer, Call, about
-from warren.integrations.plans import arun
 
 
 class CodeTools:
@@ -34,7 +33,7 @@ class CodeTools:
         """
 
         async def work(box: Sandbox) -> Answer[None]:
-            report = await arun(box.client, run_code_plan(code, language, timeout, MAX_CHARACTERS))
+            report = await run_code(box.client, code, language, timeout, MAX_CHARACTERS)
             text = report.text or ("" if report.pictures else "(no output)")
             answer: Answer[None] = text_result(text, data=None, failed=report.execution.reason != "exited")
             pictures = (image_content(picture.data, picture.mime_type) for picture in report.pictures)
