@@ -26,7 +26,7 @@ except ModuleNotFoundError as exc:
     raise missing_package(exc, __name__, "mcp") from None
 
 from warren.integrations.mcp.server import INSTRUCTIONS, NAME, ToolServer
-from warren.integrations.mcp.stdio import Streams
+from warren.integrations.mcp.streams import Streams
 
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 

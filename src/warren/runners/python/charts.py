@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_MOST_POINTS = 100_000  # of one line or cloud
+_MAX_POINTS = 100_000  # of one line or cloud
 _UNIT = re.compile(r"\s\((.*?)\)|\[(.*?)\]")
 
 
@@ -132,7 +132,7 @@ def _points(axis: "Any", pairs: "Any") -> "list[tuple[Any, Any]]":
     points = []
     for x, y in pairs:
         points.append((x, y))
-        if len(points) == _MOST_POINTS:
+        if len(points) == _MAX_POINTS:
             break
     return points
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from . import cells
+from . import context
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _extend(loader: "Any") -> None:
 def after_import(module: "ModuleType") -> None:
     name = module.__name__
     if name == "linecache":
-        cells.fill_line_cache(list(cells.sources))
+        context.fill_line_cache(list(context.sources))
     elif name == "matplotlib":
         _use_figures(module)
     elif name == "multiprocessing.spawn":

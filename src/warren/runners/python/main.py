@@ -2,7 +2,8 @@
 
 The keeper starts it, writes requests to descriptor 3 and reads hello, events and ends from it. Text goes to 1 and 2.
 This file is compiled at every start, so it holds only what is needed to say hello and to wait: the descriptors, the
-frames, the interrupts, the loop. `cells` runs a cell; `display`, `errors`, `magics` and others are loaded at need.
+frames, the interrupts, the loop. `cells` runs a cell, and `context` is what it shares with `display`, `errors`,
+`magics` and others, which are loaded at need.
 
 A SIGINT that comes while user code runs raises KeyboardInterrupt there. One that comes after the request and before
 user code, or in the middle of a frame, is noted in `pending` and raised as soon as user code runs. One that comes when
