@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from warren.model.errors import InvalidRequest
 from warren.sdk import results
@@ -198,19 +198,7 @@ class Execution(results.Result):
     notice: str | None = None
     saved: SavedArtifacts | None = None
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        """Makes it from the JSON of the server."""
-        error, saved = values.get("error"), values.get("saved")
-        return super().of(
-            {
-                **values,
-                "results": [Result.of(each) for each in values.get("results") or ()],
-                "logs": Logs.of(values.get("logs") or {}),
-                "error": None if error is None else ExecutionError.of(error),
-                "saved": None if saved is None else SavedArtifacts.of(saved),
-            }
-        )
+    _inner: ClassVar = {"results": Result, "logs": Logs, "error": ExecutionError, "saved": SavedArtifacts}
 
     @property
     def ok(self) -> bool:
@@ -225,12 +213,9 @@ class Execution(results.Result):
     def to_json(self) -> str:
         """All of it as one JSON document."""
         values = {**dict(self), "logs": dict(self.logs), "error": None if self.error is None else dict(self.error)}
-        shown = [
-            {name: value for name, value in dict(each).items() if value not in (None, [])} for each in self.results
-        ]
         if self.saved is not None:
             values["saved"] = {**dict(self.saved), "artifacts": [dict(each) for each in self.saved.artifacts]}
-        return json.dumps({**values, "results": shown})
+        return json.dumps({**values, "results": [each.given() for each in self.results]})
 
 
 @dataclass(frozen=True, slots=True)

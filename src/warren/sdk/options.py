@@ -1,8 +1,9 @@
 """The options that both clients take as keywords, in groups: `**options: Unpack[ClientOptions]`.
 
-`session_values` turns them into the request for a new session.
+`session_values` and `command_values` make the fields of requests of them.
 """
 
+import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
@@ -114,3 +115,28 @@ def _json_value(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
+
+
+def stdin_values(stdin: str | bytes) -> dict[str, Any]:
+    """Returns the fields of a request for its input: ASCII text as it is, bytes and any other text as base64."""
+    if isinstance(stdin, str) and not stdin.isascii():
+        stdin = stdin.encode(errors="surrogateescape")
+    if isinstance(stdin, bytes):
+        return {"stdin_base64": base64.b64encode(stdin).decode()} if stdin else {}
+    return {"stdin": stdin} if stdin else {}
+
+
+def command_values(
+    command: str | Sequence[str],
+    timeout: float | None,
+    cwd: str = "",
+    env: Mapping[str, str] | None = None,
+    user: str = "",
+    carry_state: bool = True,
+    keep_bytes: int | None = None,
+) -> dict[str, Any]:
+    """Returns the fields of a request for a command; options that are not given are left out."""
+    values: dict[str, Any] = {"command": command if isinstance(command, str) else list(command)}
+    given = {"timeout_s": timeout, "cwd": cwd, "env": dict(env or {}), "user": user, "keep_bytes": keep_bytes}
+    values.update({name: value for name, value in given.items() if value not in (None, "", {})})
+    return values if carry_state else {**values, "carry_state": False}

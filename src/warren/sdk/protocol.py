@@ -10,8 +10,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Final, NamedTuple
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
+from warren.model.api import OPERATIONS, Reads
 from warren.model.errors import (
     ImageBuilding,
     InvalidRequest,
@@ -145,6 +146,26 @@ class Request:
         return None if self.values is None else json.dumps(self.values).encode()
 
 
+def request_for(operation: str, session_id: str, arguments: Mapping[str, Any], **more: Any) -> Request:
+    """Makes the request of an operation from its row of the table; arguments that are None are left out."""
+    row = OPERATIONS[operation]
+    given = {name: value for name, value in arguments.items() if value is not None}
+    named = {"session_id": session_id, **{name: given.pop(name) for name in row.names_in_path if name in given}}
+    path = row.path.format(**{name: quote(value, safe="") for name, value in named.items()})
+    method = "GET" if row.method == "WEBSOCKET" else row.method
+    if row.reads not in (Reads.JSON, Reads.OPTIONAL_JSON):
+        return Request(method, path, given, repeatable=row.repeatable, **more)
+    query = {name: given.pop(name) for name in row.in_query if name in given}
+    return Request(method, path, query, values=given, repeatable=row.repeatable, **more)
+
+
+def byte_range(offset: int, length: int | None) -> str:
+    """Returns the value of the Range header; empty for the whole file."""
+    if not offset and length is None:
+        return ""
+    return f"bytes={offset}-{'' if length is None else offset + length - 1}"
+
+
 def _trace_headers() -> dict[str, str]:
     """The trace of the caller's program, if that uses OpenTelemetry: what the server does for it belongs to it too."""
     api = sys.modules.get("opentelemetry.trace")
@@ -228,6 +249,16 @@ def connection_lost(address: Address, request: Request, exc: BaseException) -> S
     return ServerUnreachable(
         f"the connection to {address.url} broke during {request.method} {request.path}: {reason}",
         remedy=f"the server may or may not have done it{hint}",
+    )
+
+
+def fresh_sandbox_notice(created: Mapping[str, Any]) -> str | None:
+    """Returns what the caller should know about a session that took the place of an earlier one of its thread."""
+    previous = created.get("previous")
+    if not created.get("created") or previous is None:
+        return None
+    return (
+        f"This is a fresh sandbox: the thread's earlier session ended ({previous['reason']}), and its files are gone."
     )
 
 

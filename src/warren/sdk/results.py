@@ -3,15 +3,19 @@
 import base64
 import codecs
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 
 class Result:
-    """The base of all results: `result.output` and `result["output"]` are the same."""
+    """The base of all results: `result.output` and `result["output"]` are the same.
+
+    `_inner` names the fields that are results themselves, or lists of them, with their class.
+    """
 
     __slots__ = ()
+    _inner: ClassVar[Mapping[str, "type[Result]"]] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.keys():
@@ -36,13 +40,13 @@ class Result:
     def of(cls, values: Mapping[str, Any]) -> Self:
         """Makes a result from the JSON of the server; fields that the class does not have are left out."""
         known = _field_names(cls)
-        return cls(
-            **{
-                name: value if type(value) in _PLAIN else _plain(value)
-                for name, value in values.items()
-                if name in known
-            }
-        )
+        given = {
+            name: value if type(value) in _PLAIN else _plain(value) for name, value in values.items() if name in known
+        }
+        for name, kind in cls._inner.items():
+            if inner := given.get(name):
+                given[name] = [kind.of(each) for each in inner] if isinstance(inner, list) else kind.of(inner)
+        return cls(**given)
 
 
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
@@ -85,11 +89,7 @@ class SavedArtifacts(Result):
     left_out: list[dict[str, str]]
     left_out_count: int = 0
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        """Makes a result from the JSON of the server."""
-        found = [ArtifactInfo.of(each) for each in values["artifacts"]]
-        return cls(found, list(values["left_out"]), values["left_out_count"])
+    _inner: ClassVar = {"artifacts": ArtifactInfo}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +122,7 @@ class ExecuteResult(Result):
     stderr_base64: str = ""
     saved: SavedArtifacts | None = None
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        """Makes a result from the JSON of the server; fields that the class does not have are left out."""
-        result = super(ExecuteResult, cls).of(values)
-        return result if not values.get("saved") else replace(result, saved=SavedArtifacts.of(values["saved"]))
+    _inner: ClassVar = {"saved": SavedArtifacts}
 
     @property
     def stdout_bytes(self) -> bytes:
@@ -247,16 +243,7 @@ class MetricsInfo(Result):
     interval_s: float = 0.0
     series: list[FiguresInfo] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        """Makes it from the JSON of the server."""
-        return cls(
-            values["session_id"],
-            FiguresInfo.of(values["now"]),
-            dict(values["limits"]),
-            values["interval_s"],
-            [FiguresInfo.of(point) for point in values["series"]],
-        )
+    _inner: ClassVar = {"now": FiguresInfo, "series": FiguresInfo}
 
 
 @dataclass(frozen=True, slots=True)

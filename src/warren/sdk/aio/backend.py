@@ -6,10 +6,11 @@ are None are left out. Everything raises the exceptions of warren.model.errors.
 
 from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 Values = dict[str, Any]
 Parts = AsyncGenerator[bytes, None]
+_PAGE: Final = 1000
 
 
 class AsyncSocketLike(Protocol):
@@ -48,7 +49,19 @@ class AsyncBackend(Protocol):
     async def close(self) -> None: ...
 
 
+async def list_all(backend: AsyncBackend, name: str, /, **filters: Any) -> list[Values]:
+    """Returns what `list_` and this name list, all pages of it."""
+    found: list[Values] = []
+    after: str | None = ""
+    while after is not None:
+        page = await backend.call(f"list_{name}", limit=_PAGE, after=after, **filters)
+        found += page[name]
+        after = page["next"]
+    return found
+
+
 async def find_session_of_thread(backend: AsyncBackend, thread_id: str) -> Values | None:
+    """Returns the session of a thread as the API shows it; None if it has none."""
     found = await backend.call("list_sessions", thread_id=thread_id, limit=1)
     sessions: list[Values] = found["sessions"]
     return sessions[0] if sessions else None

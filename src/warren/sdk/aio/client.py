@@ -6,7 +6,6 @@ The constructor does no I/O. The first use makes the session, or `create_session
 event loop.
 """
 
-import base64
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from warren.model.errors import InvalidRequest, ServerUnreachable, SessionNotFound, WarrenError
 from warren.sdk.aio.artifacts import AsyncArtifacts
-from warren.sdk.aio.backend import AsyncBackend, find_session_of_thread
+from warren.sdk.aio.backend import AsyncBackend, find_session_of_thread, list_all
 from warren.sdk.aio.code import AsyncCode
 from warren.sdk.aio.files import AsyncFiles
 from warren.sdk.aio.platform import AsyncByteSource, open_backend, run_at_most
@@ -27,8 +26,10 @@ from warren.sdk.options import (
     SessionChanges,
     WorkOptions,
     check_options,
+    command_values,
     network_values,
     session_values,
+    stdin_values,
 )
 from warren.sdk.protocol import COMMAND_TIMEOUT_S, IMAGE_TIMEOUT_S, new_key, work_s
 from warren.sdk.results import (
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 
 _SHORT_INPUT: Final = 1024 * 1024  # longer input would not fit into a request
 _SHELL: Final = "exec bash -l"
-_PAGE: Final = 1000
 _ABANDONED_S: Final = 5.0  # the time to end a session that was interrupted in the making; then its time-outs end it
 
 
@@ -141,14 +141,11 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
     @classmethod
     async def delete_thread(cls, thread_id: str, server_url: str = "", **options: Unpack[ServerOptions]) -> bool:
         """Ends the session of a thread; returns whether it had one."""
-        client = cls(server_url, **options)
-        try:
-            found = await find_session_of_thread(client._backend, thread_id)
+        async with cls._connect(server_url, options) as backend:
+            found = await find_session_of_thread(backend, thread_id)
             if found is not None:
-                await client._backend.call("delete_session", found["session_id"])
+                await backend.call("delete_session", found["session_id"])
             return found is not None
-        finally:
-            await client.close()
 
     @classmethod
     async def list_sessions(
@@ -172,32 +169,25 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
             "metadata": pairs,
             "search": search,
         }
-        client = cls(server_url, **options)
-        found: list[SessionInfo] = []
-        after: str | None = ""
-        try:
-            while after is not None:
-                page = await client._backend.call("list_sessions", limit=_PAGE, after=after, **filters)
-                found += [SessionInfo.of(each) for each in page["sessions"]]
-                after = page["next"]
-        finally:
-            await client.close()
-        return found
+        async with cls._connect(server_url, options) as backend:
+            return [SessionInfo.of(each) for each in await list_all(backend, "sessions", **filters)]
 
     @classmethod
     async def list_environments(cls, server_url: str = "", **options: Unpack[ServerOptions]) -> list[EnvironmentInfo]:
         """The environments that a session may be made of."""
-        return [EnvironmentInfo.of(each) for each in (await cls._ask(server_url, "list_environments", options))]
+        found = await cls._ask(server_url, "list_environments", options)
+        return [EnvironmentInfo.of(each) for each in found["environments"]]
 
     @classmethod
     async def list_images(cls, server_url: str = "", **options: Unpack[ServerOptions]) -> list[ImageInfo]:
         """The images that a session may be made of, each with the version that new sandboxes get."""
-        return [ImageInfo.of(each) for each in (await cls._ask(server_url, "list_images", options))]
+        found = await cls._ask(server_url, "list_images", options)
+        return [ImageInfo.of(each) for each in found["images"]]
 
     @classmethod
     async def list_registry(cls, kind: str, server_url: str = "", **options: Unpack[ServerOptions]) -> list[EntryInfo]:
         """The entries of the registry of a kind: environments, agents, tools or prompts."""
-        found = await cls._ask_for(server_url, "list_registry", options, kind=kind)
+        found = await cls._ask(server_url, "list_registry", options, kind=kind)
         return [EntryInfo.of(each) for each in found["entries"]]
 
     @classmethod
@@ -205,7 +195,7 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         cls, kind: str, name: str, server_url: str = "", **options: Unpack[ServerOptions]
     ) -> dict[str, Any]:
         """An entry of the registry, as its file has it."""
-        return await cls._ask_for(server_url, "get_registry_entry", options, kind=kind, entry=name)
+        return await cls._ask(server_url, "get_registry_entry", options, kind=kind, entry=name)
 
     @classmethod
     async def render_prompt(
@@ -217,24 +207,22 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
     ) -> str:
         """The text of a prompt of the registry with these values for its variables."""
         values = dict(variables or {})
-        text: str = (await cls._ask_for(server_url, "render_prompt", options, entry=name, variables=values))["text"]
+        text: str = (await cls._ask(server_url, "render_prompt", options, entry=name, variables=values))["text"]
         return text
 
     @classmethod
-    async def _ask_for(cls, server_url: str, operation: str, options: ServerOptions, **which: Any) -> dict[str, Any]:
-        client = cls(server_url, **options)
-        try:
-            found: dict[str, Any] = await client._backend.call(operation, **which)
-            return found
-        finally:
-            await client.close()
+    async def _ask(cls, server_url: str, operation: str, options: ServerOptions, **which: Any) -> dict[str, Any]:
+        async with cls._connect(server_url, options) as backend:
+            return await backend.call(operation, **which)
 
     @classmethod
-    async def _ask(cls, server_url: str, operation: str, options: ServerOptions) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = (await cls._ask_for(server_url, operation, options))[
-            operation.removeprefix("list_")
-        ]
-        return found
+    @contextlib.asynccontextmanager
+    async def _connect(cls, server_url: str, options: ServerOptions) -> AsyncIterator[AsyncBackend]:
+        client = cls(server_url, **options)
+        try:
+            yield client._backend
+        finally:
+            await client.close()
 
     async def __aenter__(self) -> Self:
         try:
@@ -347,7 +335,7 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         `save_artifacts`: files and globs that are saved as artifacts when it has ended.
         """
         limit_s = self.timeout if timeout is None else timeout
-        values = _command_values(command, limit_s, cwd, env, user, carry_state, keep_bytes)
+        values = command_values(command, limit_s, cwd, env, user, carry_state, keep_bytes)
         if save_artifacts:
             values["save_artifacts"] = list(save_artifacts)
         async with self._input(stdin, user) as (input_values, is_file):
@@ -363,7 +351,7 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
     ) -> AsyncIterator[tuple[dict[str, Any], bool]]:
         """The fields of a request for its input, and whether that is a file, which is removed after the block."""
         if isinstance(stdin, (str, bytes)) and len(stdin) <= _SHORT_INPUT:
-            yield _stdin_values(stdin), False
+            yield stdin_values(stdin), False
             return
         path = f"/tmp/.warren-input-{new_key()}"
         data = stdin.encode(errors="surrogateescape") if isinstance(stdin, str) else stdin
@@ -389,7 +377,7 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         `timeout` and `stdin` are as for `execute`.
         """
         limit_s = self.timeout if timeout is None else timeout
-        values = _command_values(command, limit_s, **options)
+        values = command_values(command, limit_s, **options)
         decoder, ended = OutputDecoder(), False
         async with self._input(stdin, values.get("user", "")) as (input_values, _):
             events = self._follow("run_command", encoding="base64", **values, **input_values)
@@ -415,7 +403,7 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         **options: Unpack[CommandOptions],
     ) -> AsyncProcess:
         """Starts a command in the background. `name` is a process id of your own."""
-        values = _command_values(command, timeout, **options)
+        values = command_values(command, timeout, **options)
         if name:
             values["process_id"] = name
 
@@ -510,32 +498,8 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         def open_in(session_id: str) -> AbstractAsyncContextManager[AsyncTerminal]:
             if not env and not user:
                 return open_terminal(self._backend, session_id, **how, command=command, cwd=cwd)
-            values = {**_command_values(command or _SHELL, None, cwd, env, user), "process_id": process_id}
+            values = {**command_values(command or _SHELL, None, cwd, env, user), "process_id": process_id}
             return start_terminal(self._backend, session_id, values, **how)
 
         async with self._open(open_in) as terminal:
             yield terminal
-
-
-def _stdin_values(stdin: str | bytes) -> dict[str, Any]:
-    """ASCII text is sent as it is; bytes, and any other text, as base64."""
-    if isinstance(stdin, str) and not stdin.isascii():
-        stdin = stdin.encode(errors="surrogateescape")
-    if isinstance(stdin, bytes):
-        return {"stdin_base64": base64.b64encode(stdin).decode()} if stdin else {}
-    return {"stdin": stdin} if stdin else {}
-
-
-def _command_values(
-    command: str | Sequence[str],
-    timeout: float | None,
-    cwd: str = "",
-    env: Mapping[str, str] | None = None,
-    user: str = "",
-    carry_state: bool = True,
-    keep_bytes: int | None = None,
-) -> dict[str, Any]:
-    values: dict[str, Any] = {"command": command if isinstance(command, str) else list(command)}
-    given = {"timeout_s": timeout, "cwd": cwd, "env": dict(env or {}), "user": user, "keep_bytes": keep_bytes}
-    values.update({name: value for name, value in given.items() if value not in (None, "", {})})
-    return values if carry_state else {**values, "carry_state": False}

@@ -22,7 +22,7 @@ from warren.model.errors import (
 from warren.sdk.aio.backend import AsyncBackend
 from warren.sdk.aio.platform import AsyncLock, sleep
 from warren.sdk.options import ImageProgress
-from warren.sdk.protocol import CREATE_S, IMAGE_TIMEOUT_S, new_key
+from warren.sdk.protocol import CREATE_S, IMAGE_TIMEOUT_S, fresh_sandbox_notice, new_key
 
 T = TypeVar("T")
 _SESSION_GONE = (SessionEnded, SessionNotFound, SandboxLost)
@@ -97,7 +97,7 @@ class AsyncSessionHolder:
             self._pending_key = ""
             raise
         self._created, self._pending_key = created, ""
-        self._notice = _fresh_sandbox_notice(created)
+        self._notice = fresh_sandbox_notice(created)
         self.session_id = created["session_id"]
 
     async def _end_abandoned_session(self) -> None:
@@ -159,12 +159,3 @@ class AsyncSessionHolder:
         async with contextlib.aclosing(operation(await self._get_session())) as events:
             async for event in events:
                 yield event
-
-
-def _fresh_sandbox_notice(created: Mapping[str, Any]) -> str | None:
-    previous = created.get("previous")
-    if not created.get("created") or previous is None:
-        return None
-    return (
-        f"This is a fresh sandbox: the thread's earlier session ended ({previous['reason']}), and its files are gone."
-    )

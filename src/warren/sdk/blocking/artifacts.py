@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from warren.sdk.blocking.backend import Backend
+from warren.sdk.blocking.backend import Backend, list_all
 from warren.sdk.blocking.files import Progress, save_parts
 from warren.sdk.results import ArtifactInfo, SavedArtifacts
 
-_PAGE: Final = 1000
 _SAVE_S: Final = 90.0
 
 
@@ -37,13 +36,10 @@ class Artifacts:
         """Those of this client's thread, or of its session if it has none, newest first; with `everywhere` those of all
         sessions. `name` is a glob."""
         which: dict[str, Any] = {} if everywhere else self._owner
-        found: list[ArtifactInfo] = []
-        after: str | None = "" if which or everywhere else None
-        while after is not None:
-            page = self._backend.call("list_artifacts", name=name, after=after, limit=_PAGE, **which)
-            found += [ArtifactInfo.of(each) for each in page["artifacts"]]
-            after = page["next"]
-        return found
+        if not which and not everywhere:
+            return []  # there was no session yet
+        found = list_all(self._backend, "artifacts", name=name, **which)
+        return [ArtifactInfo.of(each) for each in found]
 
     def get(self, artifact_id: str) -> ArtifactInfo:
         """What is known about an artifact of any session."""

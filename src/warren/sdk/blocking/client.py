@@ -8,7 +8,6 @@ event loop.
 
 # Made from src/warren/sdk/aio/client.py by scripts/generate_sync.py: edit that one.
 
-import base64
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from warren.model.errors import InvalidRequest, ServerUnreachable, SessionNotFound, WarrenError
 from warren.sdk.blocking.artifacts import Artifacts
-from warren.sdk.blocking.backend import Backend, find_session_of_thread
+from warren.sdk.blocking.backend import Backend, find_session_of_thread, list_all
 from warren.sdk.blocking.code import Code
 from warren.sdk.blocking.files import Files
 from warren.sdk.blocking.platform import ByteSource, open_backend, run_at_most
@@ -29,8 +28,10 @@ from warren.sdk.options import (
     SessionChanges,
     WorkOptions,
     check_options,
+    command_values,
     network_values,
     session_values,
+    stdin_values,
 )
 from warren.sdk.protocol import COMMAND_TIMEOUT_S, IMAGE_TIMEOUT_S, new_key, work_s
 from warren.sdk.results import (
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 
 _SHORT_INPUT: Final = 1024 * 1024  # longer input would not fit into a request
 _SHELL: Final = "exec bash -l"
-_PAGE: Final = 1000
 _ABANDONED_S: Final = 5.0  # the time to end a session that was interrupted in the making; then its time-outs end it
 
 
@@ -143,14 +143,11 @@ class SandboxClient(Files, Code):
     @classmethod
     def delete_thread(cls, thread_id: str, server_url: str = "", **options: Unpack[ServerOptions]) -> bool:
         """Ends the session of a thread; returns whether it had one."""
-        client = cls(server_url, **options)
-        try:
-            found = find_session_of_thread(client._backend, thread_id)
+        with cls._connect(server_url, options) as backend:
+            found = find_session_of_thread(backend, thread_id)
             if found is not None:
-                client._backend.call("delete_session", found["session_id"])
+                backend.call("delete_session", found["session_id"])
             return found is not None
-        finally:
-            client.close()
 
     @classmethod
     def list_sessions(
@@ -174,32 +171,25 @@ class SandboxClient(Files, Code):
             "metadata": pairs,
             "search": search,
         }
-        client = cls(server_url, **options)
-        found: list[SessionInfo] = []
-        after: str | None = ""
-        try:
-            while after is not None:
-                page = client._backend.call("list_sessions", limit=_PAGE, after=after, **filters)
-                found += [SessionInfo.of(each) for each in page["sessions"]]
-                after = page["next"]
-        finally:
-            client.close()
-        return found
+        with cls._connect(server_url, options) as backend:
+            return [SessionInfo.of(each) for each in list_all(backend, "sessions", **filters)]
 
     @classmethod
     def list_environments(cls, server_url: str = "", **options: Unpack[ServerOptions]) -> list[EnvironmentInfo]:
         """The environments that a session may be made of."""
-        return [EnvironmentInfo.of(each) for each in (cls._ask(server_url, "list_environments", options))]
+        found = cls._ask(server_url, "list_environments", options)
+        return [EnvironmentInfo.of(each) for each in found["environments"]]
 
     @classmethod
     def list_images(cls, server_url: str = "", **options: Unpack[ServerOptions]) -> list[ImageInfo]:
         """The images that a session may be made of, each with the version that new sandboxes get."""
-        return [ImageInfo.of(each) for each in (cls._ask(server_url, "list_images", options))]
+        found = cls._ask(server_url, "list_images", options)
+        return [ImageInfo.of(each) for each in found["images"]]
 
     @classmethod
     def list_registry(cls, kind: str, server_url: str = "", **options: Unpack[ServerOptions]) -> list[EntryInfo]:
         """The entries of the registry of a kind: environments, agents, tools or prompts."""
-        found = cls._ask_for(server_url, "list_registry", options, kind=kind)
+        found = cls._ask(server_url, "list_registry", options, kind=kind)
         return [EntryInfo.of(each) for each in found["entries"]]
 
     @classmethod
@@ -207,7 +197,7 @@ class SandboxClient(Files, Code):
         cls, kind: str, name: str, server_url: str = "", **options: Unpack[ServerOptions]
     ) -> dict[str, Any]:
         """An entry of the registry, as its file has it."""
-        return cls._ask_for(server_url, "get_registry_entry", options, kind=kind, entry=name)
+        return cls._ask(server_url, "get_registry_entry", options, kind=kind, entry=name)
 
     @classmethod
     def render_prompt(
@@ -219,22 +209,22 @@ class SandboxClient(Files, Code):
     ) -> str:
         """The text of a prompt of the registry with these values for its variables."""
         values = dict(variables or {})
-        text: str = (cls._ask_for(server_url, "render_prompt", options, entry=name, variables=values))["text"]
+        text: str = (cls._ask(server_url, "render_prompt", options, entry=name, variables=values))["text"]
         return text
 
     @classmethod
-    def _ask_for(cls, server_url: str, operation: str, options: ServerOptions, **which: Any) -> dict[str, Any]:
-        client = cls(server_url, **options)
-        try:
-            found: dict[str, Any] = client._backend.call(operation, **which)
-            return found
-        finally:
-            client.close()
+    def _ask(cls, server_url: str, operation: str, options: ServerOptions, **which: Any) -> dict[str, Any]:
+        with cls._connect(server_url, options) as backend:
+            return backend.call(operation, **which)
 
     @classmethod
-    def _ask(cls, server_url: str, operation: str, options: ServerOptions) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = (cls._ask_for(server_url, operation, options))[operation.removeprefix("list_")]
-        return found
+    @contextlib.contextmanager
+    def _connect(cls, server_url: str, options: ServerOptions) -> Iterator[Backend]:
+        client = cls(server_url, **options)
+        try:
+            yield client._backend
+        finally:
+            client.close()
 
     def __enter__(self) -> Self:
         try:
@@ -347,7 +337,7 @@ class SandboxClient(Files, Code):
         `save_artifacts`: files and globs that are saved as artifacts when it has ended.
         """
         limit_s = self.timeout if timeout is None else timeout
-        values = _command_values(command, limit_s, cwd, env, user, carry_state, keep_bytes)
+        values = command_values(command, limit_s, cwd, env, user, carry_state, keep_bytes)
         if save_artifacts:
             values["save_artifacts"] = list(save_artifacts)
         with self._input(stdin, user) as (input_values, is_file):
@@ -361,7 +351,7 @@ class SandboxClient(Files, Code):
     def _input(self, stdin: str | bytes | ByteSource, user: str) -> Iterator[tuple[dict[str, Any], bool]]:
         """The fields of a request for its input, and whether that is a file, which is removed after the block."""
         if isinstance(stdin, (str, bytes)) and len(stdin) <= _SHORT_INPUT:
-            yield _stdin_values(stdin), False
+            yield stdin_values(stdin), False
             return
         path = f"/tmp/.warren-input-{new_key()}"
         data = stdin.encode(errors="surrogateescape") if isinstance(stdin, str) else stdin
@@ -387,7 +377,7 @@ class SandboxClient(Files, Code):
         `timeout` and `stdin` are as for `execute`.
         """
         limit_s = self.timeout if timeout is None else timeout
-        values = _command_values(command, limit_s, **options)
+        values = command_values(command, limit_s, **options)
         decoder, ended = OutputDecoder(), False
         with self._input(stdin, values.get("user", "")) as (input_values, _):
             events = self._follow("run_command", encoding="base64", **values, **input_values)
@@ -412,7 +402,7 @@ class SandboxClient(Files, Code):
         **options: Unpack[CommandOptions],
     ) -> Process:
         """Starts a command in the background. `name` is a process id of your own."""
-        values = _command_values(command, timeout, **options)
+        values = command_values(command, timeout, **options)
         if name:
             values["process_id"] = name
 
@@ -507,32 +497,8 @@ class SandboxClient(Files, Code):
         def open_in(session_id: str) -> AbstractContextManager[Terminal]:
             if not env and not user:
                 return open_terminal(self._backend, session_id, **how, command=command, cwd=cwd)
-            values = {**_command_values(command or _SHELL, None, cwd, env, user), "process_id": process_id}
+            values = {**command_values(command or _SHELL, None, cwd, env, user), "process_id": process_id}
             return start_terminal(self._backend, session_id, values, **how)
 
         with self._open(open_in) as terminal:
             yield terminal
-
-
-def _stdin_values(stdin: str | bytes) -> dict[str, Any]:
-    """ASCII text is sent as it is; bytes, and any other text, as base64."""
-    if isinstance(stdin, str) and not stdin.isascii():
-        stdin = stdin.encode(errors="surrogateescape")
-    if isinstance(stdin, bytes):
-        return {"stdin_base64": base64.b64encode(stdin).decode()} if stdin else {}
-    return {"stdin": stdin} if stdin else {}
-
-
-def _command_values(
-    command: str | Sequence[str],
-    timeout: float | None,
-    cwd: str = "",
-    env: Mapping[str, str] | None = None,
-    user: str = "",
-    carry_state: bool = True,
-    keep_bytes: int | None = None,
-) -> dict[str, Any]:
-    values: dict[str, Any] = {"command": command if isinstance(command, str) else list(command)}
-    given = {"timeout_s": timeout, "cwd": cwd, "env": dict(env or {}), "user": user, "keep_bytes": keep_bytes}
-    values.update({name: value for name, value in given.items() if value not in (None, "", {})})
-    return values if carry_state else {**values, "carry_state": False}
