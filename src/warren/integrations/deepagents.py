@@ -137,7 +137,7 @@ def agent_for(
     sandbox: "ThreadSandbox | None" = None,
     **options: Any,
 ) -> Any:
-    """A deep agent from an agent of the registry: its prompt with these variables, its tools, and a sandbox for each
+    """Returns a deep agent made of the registry's: its prompt with these variables, its tools, a sandbox for each
     thread that is made as the agent says.
 
     `agent` is the agent's name, or an agent as the registry has them. `options` are those of `create_deep_agent`; tools
@@ -158,7 +158,7 @@ class WarrenSandbox(_Backend):
     """One session as a backend.
 
     `client` is a SandboxClient or an AsyncSandboxClient; the other kind is made like it, so both ways of calling work.
-    The session belongs to the client, and who made the client ends it. `timeout` is for commands without one.
+    The session belongs to the client; whoever made the client ends it. `timeout` is for commands without one.
     """
 
     def __init__(self, *, client: SandboxClient | AsyncSandboxClient, timeout: float = COMMAND_TIMEOUT_S) -> None:

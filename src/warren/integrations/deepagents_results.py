@@ -58,7 +58,7 @@ def build_result(kind: type[T], **values: Any) -> T:
 
 
 def transfer_code(exc: WarrenError) -> str:
-    """The error of an upload or a download; deepagents has four codes, anything else is text."""
+    """Returns the error of an upload or a download: one of deepagents' four codes, else a text."""
     for kind, code in (
         (FileNotFound, "file_not_found"),
         (PermissionDenied, "permission_denied"),
@@ -71,14 +71,14 @@ def transfer_code(exc: WarrenError) -> str:
 
 
 def search_code(exc: WarrenError) -> str:
-    """The error of a listing or a search."""
+    """Returns the error of a listing or a search, as deepagents writes it."""
     if isinstance(exc, FileNotFound):
         return "path_not_found"
     return exc.code if isinstance(exc, NotADirectory | PermissionDenied) else str(exc)
 
 
 def read_code(exc: WarrenError) -> str:
-    """The error of reading or editing a file."""
+    """Returns the error of reading or editing a file, as deepagents writes it."""
     if isinstance(exc, IsDirectory):
         return "not_a_file"
     if isinstance(exc, NotADirectory | FileNotFound):
@@ -209,7 +209,7 @@ def edit_error(code: str, path: str, old: str) -> str:
 
 
 class Tree:
-    """Everything below a directory, as (relative path, entry). `reason` says why entries are missing, if they are."""
+    """The entries below a directory with their relative paths. `reason` says why some are missing, if they are."""
 
     def __init__(self, root: str) -> None:
         self.root = root.rstrip("/")
@@ -231,7 +231,7 @@ class Tree:
         return build_result(GlobResult, matches=matches, truncated=reason is not None, truncation_reason=reason)
 
     def _files(self) -> list[tuple[str, FileEntry]]:
-        """Regular files, and links to such below the same root."""
+        """Returns regular files, and links to regular files below the same root."""
         known = {each.path for _, each in self.entries if each.kind == "file"}
         return [
             (relative, each) for relative, each in self.entries if each.path in known or _link_target(each) in known
@@ -274,5 +274,5 @@ def matches_of(
 
 
 def literal(text: str) -> str:
-    """An expression for this text; several lines mean any of them, as in grep -F."""
+    """Returns a regular expression for this text; several lines mean any of them, as in grep -F."""
     return "|".join(_SPECIAL.sub(r"\\\g<0>", line) or "^" for line in text.split("\n"))

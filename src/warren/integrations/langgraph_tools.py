@@ -40,7 +40,7 @@ def sandbox_tools(
     max_chars: int = MAX_CHARS,
     **options: Unpack[SandboxOptions],
 ) -> list[BaseTool]:
-    """The tools bash, run_code, bash_background, background_output, background_stop, read_file, write_file and
+    """Returns the tools bash, run_code, bash_background, background_output, background_stop, read_file, write_file and
     list_files. The artifact of run_code's messages is the execution as the API has it, with the pictures it showed.
 
     `options` are those of SandboxClient (environment, limits, api_key, mode …). `timeout` is for commands without one.
@@ -61,7 +61,7 @@ def tools_for(
     max_chars: int = MAX_CHARS,
     **options: Unpack[SandboxOptions],
 ) -> list[BaseTool]:
-    """The tools of an agent of the registry, behind those of `sandbox_tools` unless `standard` is false.
+    """Returns the tools of an agent of the registry, after those of `sandbox_tools` unless `standard` is false.
 
     `agent` is the agent's name, or an agent as the registry has them; each thread gets a sandbox that is made for it.
     With `client` the tools work in that client's session instead, whatever the thread. This asks the server for the
@@ -80,7 +80,7 @@ def prompt_for(
     variables: Mapping[str, str] | None = None,
     **options: Unpack[ServerOptions],
 ) -> str:
-    """The prompt of an agent of the registry, with these values for its variables; empty if it has none."""
+    """Returns the prompt of an agent of the registry with these values for its variables; empty if it has none."""
     connections = Connections(options.get("mode", "remote"), server_url, options.get("api_key", ""))
     try:
         return agents.load_agent(connections.blocking(), agent).render_prompt(variables)
@@ -95,7 +95,7 @@ def _places(
     clients: ThreadClients | None,
     options: SandboxOptions,
 ) -> tuple["_PairOf", Connections]:
-    """Where the tools work: the session of a client, or that of the thread that calls them."""
+    """Returns how tools find their clients, and the connections: those of `client`, or of the thread that calls."""
     if client is not None:
         if clients is not None or options or server_url:
             raise InvalidRequest("tools_for takes a client, or what makes sessions; not both")
@@ -151,12 +151,12 @@ _PairOf = Callable[[ToolRuntime | None], ClientPair]
 
 
 def _pairs_of(threads: ThreadClients) -> _PairOf:
-    """The clients of the thread that a tool is called in; of the running one if the tool does not know."""
+    """Returns a function that finds the clients of the thread that calls a tool."""
     return lambda runtime: threads.pair(_thread_id(runtime) if runtime else "")
 
 
 class _AgentTool(BaseTool):
-    """A tool of an agent. Its functions take nothing but the arguments, so these may have any names."""
+    """A tool of an agent. Its methods take only the arguments by name, so these may have any names."""
 
     entry: Any
     pair_of: Any

@@ -22,7 +22,7 @@ _TEXTS: Final = ("text", "markdown", "latex", "json", "html")
 
 @dataclass(frozen=True, slots=True)
 class CommandReport:
-    """`exit_code` is 124 when the command took too long, and 125 when there was no sandbox to run it in."""
+    """How a command ended. `exit_code` is 124 if it took too long, and 125 if there was no sandbox to run it in."""
 
     text: str
     exit_code: int

@@ -34,7 +34,7 @@ _MOST_THREADS: Final = 4096
 
 
 def current_thread() -> str:
-    """The thread id of the running LangGraph graph, also in its tools and subagents."""
+    """Returns the thread id of the running LangGraph graph, also in its tools and subagents. Raises InvalidRequest."""
     try:
         configurable = get_config().get("configurable", {})
     except RuntimeError:
@@ -195,7 +195,7 @@ class ThreadClients:
         return f"<ThreadClients {len(self._pairs)} threads>"
 
     def pair(self, thread_id: str = "") -> ClientPair:
-        """The pair of a thread, by default of the running graph's."""
+        """Returns the pair of a thread, by default of the running graph's."""
         thread_id = thread_id or current_thread()
         with self._lock:
             if thread_id not in self._pairs:

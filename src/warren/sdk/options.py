@@ -19,7 +19,7 @@ _NOT_SENT: Final = frozenset({"timeout", "exactly_once", "image_timeout_s", "on_
 
 
 class ServerOptions(TypedDict, total=False):
-    """Which server is meant."""
+    """Where the server is, and the key for it."""
 
     mode: Mode
     api_key: str
@@ -104,7 +104,7 @@ def session_values(thread_id: str, options: WorkOptions) -> dict[str, Any]:
 
 
 def network_values(rules: "NetworkRules | Mapping[str, Any]") -> dict[str, Any]:
-    """Network rules as the server takes them."""
+    """Returns network rules as the server takes them."""
     values = dict(rules) if isinstance(rules, Mapping) else rules.as_mapping()
     return {"internet": False, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
 

@@ -60,7 +60,7 @@ def new_key() -> str:
 
 
 def work_s(limit_s: float) -> float:
-    """How long the server may work on a command with this time-out; 0 is none."""
+    """Returns how long the server may work on a command with this time-out, where 0 means none."""
     return (limit_s or _LONGEST_S) + _ANSWER_SLACK_S
 
 
@@ -167,7 +167,7 @@ def byte_range(offset: int, length: int | None) -> str:
 
 
 def _trace_headers() -> dict[str, str]:
-    """The trace of the caller's program, if that uses OpenTelemetry: what the server does for it belongs to it too."""
+    """Returns headers that make the server's work part of the caller's trace, if the program uses OpenTelemetry."""
     api = sys.modules.get("opentelemetry.trace")
     context = api.get_current_span().get_span_context() if api is not None else None
     if context is None or not context.is_valid:
@@ -209,7 +209,7 @@ def error_from_response(status: int, body: bytes, retry_after: str | None = None
 
 
 def _foreign_response(status: int, body: bytes) -> WarrenError:
-    """The error for a response of a proxy, or of a server that is not Warren."""
+    """Returns the error for a response of a proxy, or of a server that is not Warren."""
     text = body[:200].decode(errors="replace").strip()
     message = f"the server answered {status}, and not as Warren does: {text or 'nothing'}"
     if status == 401:
@@ -220,12 +220,12 @@ def _foreign_response(status: int, body: bytes) -> WarrenError:
 
 
 def is_problem(name: str, values: Mapping[str, Any]) -> bool:
-    """Whether an event says that the operation failed. An `error` without a code is one of the user's own code."""
+    """Returns whether the event reports a failed operation; an `error` without a code is the user's own."""
     return name == "error" and "code" in values
 
 
 def error_from_event(values: Mapping[str, Any]) -> WarrenError:
-    """The exception for an `error` event of a stream or a socket."""
+    """Returns the exception for an `error` event of a stream or a socket."""
     kind = WarrenError.by_code.get(values.get("code", ""), WarrenError)
     return kind(values.get("detail", "the stream ended with an error"), remedy=values.get("remedy", ""))
 
@@ -280,7 +280,7 @@ def pause_before_retry(attempt: int, request: Request, error: WarrenError, optio
 
 
 def is_already_deleted(attempt: int, request: Request, error: WarrenError) -> bool:
-    """Whether a repeated DELETE finds nothing because the attempt before it succeeded."""
+    """Returns whether a repeated DELETE finds nothing because the attempt before it succeeded."""
     return attempt > 0 and request.method == "DELETE" and isinstance(error, NotFound)
 
 

@@ -29,11 +29,11 @@ class Result:
         return iter(self.keys())
 
     def keys(self) -> list[str]:
-        """The names of its fields."""
+        """Returns the names of the fields."""
         return list(_field_names(type(self)))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The field of that name, or `default` if there is none."""
+        """Returns the field of that name, or `default` if there is none."""
         return getattr(self, name) if name in self.keys() else default
 
     @classmethod
@@ -248,7 +248,7 @@ class MetricsInfo(Result):
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentInfo(Result):
-    """`limits` are those that a session gets if it asks for no others; times are None where the server's apply."""
+    """A session gets these `limits` if it asks for no others. Times are None where the server's apply."""
 
     name: str
     description: str = ""
@@ -277,7 +277,7 @@ class EntryInfo(Result):
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo(Result):
-    """`version` is another one each time the image is made anew."""
+    """An image. Its `version` changes each time the image is built."""
 
     name: str
     version: str = ""
@@ -324,7 +324,7 @@ class Ticket(Result):
 
 @dataclass(frozen=True, slots=True)
 class FileEntry(Result):
-    """`kind`: file, directory, symlink or other. `mode` is octal text such as 0644."""
+    """An entry of a directory. `kind`: file, directory, symlink or other. `mode` is octal text such as 0644."""
 
     path: str
     name: str
@@ -344,7 +344,7 @@ class FileEntry(Result):
 
 @dataclass(frozen=True, slots=True)
 class FileChange(Result):
-    """`change`: watching (once, the first), created, modified, removed, moved_from, moved_to or overflow."""
+    """`change` is watching (the first one), created, modified, removed, moved_from, moved_to or overflow."""
 
     change: str
     path: str
@@ -392,7 +392,7 @@ class OutputDecoder:
         self._end = 0
 
     def decode(self, event: Mapping[str, Any]) -> OutputChunk:
-        """The chunk of an `output` event."""
+        """Returns the chunk of an `output` event."""
         stream, data = event["stream"], base64.b64decode(event["data"])
         if stream not in self._decoders:
             self._decoders[stream] = codecs.getincrementaldecoder("utf-8")("replace")

@@ -34,7 +34,7 @@ _REPEATABLE: Final = {**_CHANGES, "idempotentHint": True}
 
 
 class ToolServer:
-    """`agent_tools` are tools of the registry; one of them replaces a usual one of the same name."""
+    """Lists and calls tools. One of `agent_tools`, the registry's, replaces a usual one of the same name."""
 
     def __init__(self, sandboxes: Sandboxes, version: str, agent_tools: Sequence[RegistryTool] = ()) -> None:
         self.version = version
@@ -63,7 +63,7 @@ class ToolServer:
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """Returns a result whatever happens: what is wrong with a call is told to the model, which can mend it."""
+        """Calls a tool and returns its result. Never raises: the result tells the model what was wrong."""
         try:
             if (tool := self._tools.get(name)) is None:
                 raise InvalidRequest(

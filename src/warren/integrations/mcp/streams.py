@@ -16,7 +16,7 @@ _MAX_UNREAD_LINES: Final = 16
 class Streams:
     """Standard input and output, as lines. Nobody else in this process has them: what is printed goes to stderr.
 
-    It is also what the SDK takes for its own streams.
+    The MCP SDK takes it in the place of its own streams.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Streams:
             await asyncio.to_thread(self._write, text.encode(errors="replace"))
 
     async def flush(self) -> None:
-        """Nothing is kept back."""
+        """Does nothing, because `write` writes all at once; the MCP SDK calls it."""
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         with open(self._input, "rb", closefd=False) as stream:

@@ -118,7 +118,7 @@ def _run_cell(source: str, filename: str) -> None:
 
 
 def _dedented(source: str) -> str:
-    """A cell that is indented as a whole is run all the same."""
+    """Removes the indentation of a cell that is indented as a whole."""
     first = source.lstrip("\n")
     indent = first[: len(first) - len(first.lstrip(" \t"))]
     if not indent or first[len(indent) :].startswith(("#", "\n")):
@@ -176,7 +176,7 @@ def _set_env(env: "dict[str, str]") -> "dict[str, tuple[str, str | None]]":
 
 
 def _restore_env(before: "dict[str, tuple[str, str | None]]") -> None:
-    """What the cell itself has set stays."""
+    """Restores the variables from before the cell, except those that the cell itself has changed."""
     for name, (given, former) in before.items():
         if os.environ.get(name) == given:
             if former is None:
@@ -199,7 +199,7 @@ def _tidy() -> None:
 
 
 def _leave(error: "BaseException | None") -> None:
-    """A child that user code forked has run its cell to the end: it ends as a script would."""
+    """Ends a child that user code forked, when it has run its cell to the end, as a script would end."""
     code = 0
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -224,7 +224,7 @@ def _display(*objects: "Any", **options: "Any") -> "Any":
 
 
 def _get_ipython() -> "Any":
-    """The small part of IPython's shell that code asks for: magics, `system`, `user_ns`."""
+    """Returns the part of IPython's shell that code asks for: magics, `system`, `user_ns`."""
     from . import magics
 
     return magics.shell
@@ -254,7 +254,7 @@ _WATCHED = frozenset(
 
 
 class _Watcher:
-    """The first finder of modules: some are changed a little after their import."""
+    """The first finder of modules: lets `hooks` change some modules after their import."""
 
     @staticmethod
     def find_spec(name: str, path: "Any" = None, target: "Any" = None) -> "Any":

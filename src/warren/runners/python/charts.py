@@ -61,7 +61,7 @@ def _kind_of(axis: "Any") -> str:
 
 
 def _drawn(axis: "Any") -> "set[Any]":
-    """What was plotted: not the spines, axes, titles and texts that belong to every chart."""
+    """Returns what was plotted, without the spines, axes, titles and texts that every chart has."""
     everything = [*axis.lines, *axis.patches, *axis.collections, *axis.images, *axis.artists]
     return {item for item in everything if not isinstance(item, Text) and not _is_error_bar(axis, item)}
 
@@ -75,13 +75,13 @@ def _is_error_bar(axis: "Any", item: "Any") -> bool:
 
 
 def _is_straight(line: Line2D) -> bool:
-    """A line across the axes, such as `axhline` draws: not data."""
+    """Returns whether it is a line across the axes, as `axhline` draws one, and not data."""
     xs, ys = list(line.get_xdata()), list(line.get_ydata())
     return len(xs) == 2 and (list(xs) == [0, 1] or list(ys) == [0, 1]) and (xs[0] == xs[1] or ys[0] == ys[1])
 
 
 def _looks_like_boxes(lines: "list[Any]") -> bool:
-    """`boxplot` draws boxes as closed lines of five points, if it is not told to fill them."""
+    """Returns whether a line is a box: `boxplot` draws closed lines of five points, unless it fills them."""
     return any(_is_box(line) for line in lines)
 
 
@@ -158,7 +158,7 @@ def _has_dates(one: "Any") -> bool:
 
 
 def _scale(scale: str, ticks: "list[Any]", labels: "list[str]") -> str:
-    """Categories are drawn at 0, 1, 2 … and labelled with something else."""
+    """Returns the scale. Categories are ticks at 0, 1, 2 … whose labels are something else."""
     if scale != "linear" or not ticks:
         return scale
     categories = all(tick == index and label != str(index) for index, (tick, label) in enumerate(zip(ticks, labels)))
@@ -200,7 +200,7 @@ def _named_places(one: "Any") -> "list[tuple[float, str]]":
 
 
 def _name_at(places: "list[tuple[float, str]]", middle: float, index: int) -> str:
-    """The tick label nearest to a bar; the number where no label belongs to it."""
+    """Returns the tick label nearest to a bar, or its number if no label belongs to it."""
     if places:
         place, label = min(places, key=lambda named: abs(named[0] - middle))
         step = min((abs(a[0] - b[0]) for a, b in zip(places, places[1:])), default=1.0)
@@ -257,7 +257,7 @@ def _box(xs: "list[float]", ys: "list[float]", lines: "Any", places: "Any", inde
 
 
 def _are_sideways(axis: "Any", outlines: "Any") -> bool:
-    """Whiskers stand on boxes: two-point lines that are level and start at the middle of a box lie sideways."""
+    """Returns whether boxes lie sideways: their whiskers, lines of two points, then start level at a box's middle."""
     for line in axis.lines:
         xs, ys = _pair(line)
         if len(xs) == 2 and (xs[0] == xs[1]) != (ys[0] == ys[1]):
@@ -278,5 +278,5 @@ def _pair(item: "Any") -> "tuple[list[float], list[float]]":
 
 
 def _rounded(value: "Any") -> float:
-    """Without what binary fractions add in the last digits."""
+    """Rounds away what binary fractions add in the last digits."""
     return float("%.10g" % value)

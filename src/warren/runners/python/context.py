@@ -86,14 +86,14 @@ def run_steps(steps: "list[CodeType]", source: str) -> "Any":
 
 
 def _wants_loop(source: str) -> bool:
-    """Code that makes tasks needs a loop that runs, code that starts a loop needs one that does not."""
+    """Returns whether code needs a running event loop: it makes tasks, and does not start a loop of its own."""
     if "create_task(" not in source and "ensure_future(" not in source and "get_running_loop(" not in source:
         return False
     return "asyncio.run(" not in source and "run_until_complete(" not in source and "Runner(" not in source
 
 
 def remember(filename: str, source: str) -> None:
-    """Tracebacks, warnings and `inspect` find the lines of a cell in `linecache`."""
+    """Keeps the source of a cell, also in `linecache`, where tracebacks, warnings and `inspect` look for it."""
     sources[filename] = source
     if len(sources) > KEPT_SOURCES:
         oldest = next(iter(sources))
@@ -116,7 +116,7 @@ def fill_line_cache(filenames: "Any") -> None:
 
 
 def send_result(result: "dict[str, Any]") -> None:
-    """Sends a result; of those above the bound only the first is told of, by a text."""
+    """Sends a result. The first one above the bound is replaced by a text that says so; later ones are dropped."""
     global shown
     shown += 1
     if shown > MAX_RESULTS:
@@ -128,7 +128,7 @@ def send_result(result: "dict[str, Any]") -> None:
 
 
 def text_of(value: "Any") -> str:
-    """`repr`, but of what is huge only a little more than the bound is ever built."""
+    """Returns the `repr` of a value; of a huge one only a little more than MAX_TEXT is built."""
     kind: Any = type(value)
     if isinstance(value, (str, bytes, bytearray)) and len(value) > MAX_TEXT:
         return repr(value[:MAX_TEXT])
@@ -157,7 +157,7 @@ def flush() -> None:
 
 
 def _make_codec() -> "tuple[Callable[[bytes], Any], Callable[[Any], bytes]]":
-    """JSON without the package `json`, whose import takes longer than the start of this program."""
+    """Returns a decoder and an encoder of JSON without the package `json`, whose import takes longer than our start."""
     try:
         from _json import encode_basestring, make_encoder, make_scanner
 

@@ -84,7 +84,7 @@ def clear_output(wait: bool = False) -> None:
 
 
 class DisplayHandle:
-    """The place of something shown."""
+    """The place of a result, which another one can take."""
 
     def __init__(self, display_id: str) -> None:
         self.display_id = display_id
@@ -117,7 +117,7 @@ def show(
 
 
 def bundle_of(value: "Any", include: "Any" = None, exclude: "Any" = None) -> "dict[str, Any]":
-    """The formats of an object by their mime types."""
+    """Returns the formats of an object by their mime types."""
     bundle: dict[str, Any] = {}
     if not isinstance(value, type):
         bundle.update(_special(value))
@@ -146,7 +146,7 @@ def _add_own(value: "Any", bundle: "dict[str, Any]", include: "Any", exclude: "A
 
 
 def _attempt(method: "Any", **options: "Any") -> "Any":
-    """One format that fails does not take the others with it: its traceback goes to standard error."""
+    """Calls a method that gives one format. If it fails, its traceback goes to standard error, and None is returned."""
     try:
         return method(**options)
     except NotImplementedError:
@@ -159,7 +159,7 @@ def _attempt(method: "Any", **options: "Any") -> "Any":
 
 
 def _special(value: "Any") -> "dict[str, Any]":
-    """What the objects themselves do not know: pictures of figures, values of data frames."""
+    """Returns formats that objects do not give themselves: pictures of figures, values of data frames."""
     modules, kind = sys.modules, type(value)
     figure = modules.get("matplotlib.figure")
     if figure is not None and isinstance(value, getattr(figure, "Figure", ())):

@@ -35,7 +35,7 @@ def format_error(error: BaseException) -> "list[str]":
 
 
 def _add_line(error: SyntaxError) -> None:
-    """The compiler looks for the line in a file, and there is none."""
+    """Adds the line to a syntax error: the compiler looks for it in a file, and there is none."""
     lines = context.sources.get(error.filename or "", "").split("\n")
     if error.lineno and error.lineno <= len(lines):
         error.text = lines[error.lineno - 1]

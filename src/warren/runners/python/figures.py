@@ -20,12 +20,12 @@ new_figure_manager_given_figure = getattr(backend_agg, "new_figure_manager_given
 
 
 def show(*arguments: "Any", **options: "Any") -> None:
-    """`plt.show()`: the open figures become results here, and are closed."""
+    """Makes results of the open figures and closes them; this is `plt.show()`."""
     _show_all()
 
 
 def show_open() -> None:
-    """At the end of a cell: figures of any backend that are still open."""
+    """Makes results of the figures of any backend that are still open at the end of a cell."""
     try:
         _show_all()
     finally:

@@ -13,7 +13,7 @@ _ASSIGNED = re.compile(r"^(\s*)([\w.,\[\]'\" ]+?)\s*=\s*([!%])(?!=)(.*)$")
 
 
 def parse(source: str, filename: str, error: SyntaxError, flags: int) -> "tuple[Any, SyntaxError]":
-    """The tree of a cell with commands in it; or None and why not."""
+    """Returns the tree of a cell with commands in it, or None and the error that remains."""
     stripped = source.lstrip()
     if stripped.startswith("%%"):
         return compile(_cell_magic(source), filename, "exec", flags, True), error
@@ -39,7 +39,7 @@ def _cell_magic(source: str) -> str:
 
 
 def _line_to_replace(lines: "list[str]", error: SyntaxError) -> "int | None":
-    """The line of the error, else the first one that looks like a command."""
+    """Returns the number of the line with the error if that looks like a command, else of the first that does."""
     number = (error.lineno or 0) - 1
     if 0 <= number < len(lines) and _replacement(lines[number]) is not None:
         return number

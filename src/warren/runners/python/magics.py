@@ -109,7 +109,7 @@ def _list(sign: str, magics: "dict[str, Any]") -> str:
 
 
 def expand(command: str) -> str:
-    """Puts values of variables in the place of `$name` and `{expression}`; as it is if one of these has none."""
+    """Replaces `$name` and `{expression}` by their values; returns the command unchanged if an expression fails."""
 
     def value(found: "re.Match[str]") -> str:
         name, expression = found.groups()

@@ -16,7 +16,7 @@ def encoded_bytes(value: "Any") -> "Any":
 
 
 def plain(value: "Any", depth: int = 0) -> "Any":
-    """The same as JSON has it: what is not a number becomes null, times become ISO 8601, all else its text."""
+    """Returns a value that JSON can hold: NaN becomes null, a time ISO 8601, anything unknown its text."""
     kind = type(value)
     if kind in (str, int, bool, type(None)):
         return value

@@ -19,7 +19,7 @@ _path = ""
 
 
 def extend(module: "Any") -> None:
-    """Changes `multiprocessing.spawn`."""
+    """Lets `multiprocessing.spawn` tell new processes the file to import."""
     original = module.get_preparation_data
 
     def get_preparation_data(name: str) -> "Any":
@@ -51,7 +51,7 @@ def _remove(path: str, owner: int) -> None:
 
 
 def _definitions(filename: str) -> str:
-    """A cell that cannot be repeated, because a module is missing for instance, does not stop the others."""
+    """Returns code that repeats a cell's definitions; an error in it, such as a missing module, stops no other cell."""
     source = context.sources[filename]
     try:
         body = context.parse(source, filename).body

@@ -30,7 +30,7 @@ class AsyncBackend(Protocol):
     def download(
         self, operation: str, session_id: str, *, offset: int = 0, length: int | None = None, **arguments: Any
     ) -> AbstractAsyncContextManager[tuple[int, Parts]]:
-        """The size of the whole file, 0 if that is not known, and the bytes that were asked for."""
+        """Yields the size of the whole file, 0 if that is not known, and the bytes that were asked for."""
         ...
 
     async def upload(
@@ -50,7 +50,7 @@ class AsyncBackend(Protocol):
 
 
 async def list_all(backend: AsyncBackend, name: str, /, **filters: Any) -> list[Values]:
-    """Returns what `list_` and this name list, all pages of it."""
+    """Calls the operation `list_NAME` for every page; returns all entries."""
     found: list[Values] = []
     after: str | None = ""
     while after is not None:

@@ -34,7 +34,7 @@ class Backend(Protocol):
     def download(
         self, operation: str, session_id: str, *, offset: int = 0, length: int | None = None, **arguments: Any
     ) -> AbstractContextManager[tuple[int, Parts]]:
-        """The size of the whole file, 0 if that is not known, and the bytes that were asked for."""
+        """Yields the size of the whole file, 0 if that is not known, and the bytes that were asked for."""
         ...
 
     def upload(self, operation: str, session_id: str, data: bytes | Iterable[bytes], **arguments: Any) -> Values: ...
@@ -50,7 +50,7 @@ class Backend(Protocol):
 
 
 def list_all(backend: Backend, name: str, /, **filters: Any) -> list[Values]:
-    """Returns what `list_` and this name list, all pages of it."""
+    """Calls the operation `list_NAME` for every page; returns all entries."""
     found: list[Values] = []
     after: str | None = ""
     while after is not None:

@@ -124,7 +124,7 @@ class SandboxClient(Files, Code):
 
     @property
     def artifacts(self) -> Artifacts:
-        """Files that outlive the sandbox: saves, lists and gets them."""
+        """The artifacts of this client: files that outlive the sandbox."""
         return Artifacts(self._backend, self._perform, self._owner_of_artifacts())
 
     def _owner_of_artifacts(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class SandboxClient(Files, Code):
 
     @classmethod
     def attach(cls, session_id: str, server_url: str = "", **options: Unpack[AttachOptions]) -> Self:
-        """A client of a session that exists. Leaving it does not end the session."""
+        """Returns a client of a session that exists. Leaving the client does not end the session."""
         if not session_id:
             raise InvalidRequest("attach takes the id of a session", remedy="it is `client.session_id`")
         return cls(server_url, session_id=session_id, **options)
@@ -161,8 +161,10 @@ class SandboxClient(Files, Code):
         search: str = "",
         **options: Unpack[ServerOptions],
     ) -> list[SessionInfo]:
-        """The sessions of the server, newest first: by default all that have not ended. `search` is a text in the
-        session id, the thread id or the metadata."""
+        """Returns the sessions of the server, newest first: by default all that have not ended.
+
+        `search` is a text in the session id, the thread id or the metadata.
+        """
         pairs = [f"{name}={value}" for name, value in (metadata or {}).items()]
         filters: dict[str, Any] = {
             "state": list(states),
@@ -176,19 +178,19 @@ class SandboxClient(Files, Code):
 
     @classmethod
     def list_environments(cls, server_url: str = "", **options: Unpack[ServerOptions]) -> list[EnvironmentInfo]:
-        """The environments that a session may be made of."""
+        """Returns the environments that a session may be made of."""
         found = cls._ask(server_url, "list_environments", options)
         return [EnvironmentInfo.of(each) for each in found["environments"]]
 
     @classmethod
     def list_images(cls, server_url: str = "", **options: Unpack[ServerOptions]) -> list[ImageInfo]:
-        """The images that a session may be made of, each with the version that new sandboxes get."""
+        """Returns the images that a session may be made of, each with the version that new sandboxes get."""
         found = cls._ask(server_url, "list_images", options)
         return [ImageInfo.of(each) for each in found["images"]]
 
     @classmethod
     def list_registry(cls, kind: str, server_url: str = "", **options: Unpack[ServerOptions]) -> list[EntryInfo]:
-        """The entries of the registry of a kind: environments, agents, tools or prompts."""
+        """Returns the registry's entries of a kind: environments, agents, tools or prompts."""
         found = cls._ask(server_url, "list_registry", options, kind=kind)
         return [EntryInfo.of(each) for each in found["entries"]]
 
@@ -196,7 +198,7 @@ class SandboxClient(Files, Code):
     def get_registry_entry(
         cls, kind: str, name: str, server_url: str = "", **options: Unpack[ServerOptions]
     ) -> dict[str, Any]:
-        """An entry of the registry, as its file has it."""
+        """Returns an entry of the registry as its file has it. Raises NotFound."""
         return cls._ask(server_url, "get_registry_entry", options, kind=kind, entry=name)
 
     @classmethod
@@ -207,7 +209,7 @@ class SandboxClient(Files, Code):
         server_url: str = "",
         **options: Unpack[ServerOptions],
     ) -> str:
-        """The text of a prompt of the registry with these values for its variables."""
+        """Returns the text of a prompt of the registry with these values for its variables."""
         values = dict(variables or {})
         text: str = (cls._ask(server_url, "render_prompt", options, entry=name, variables=values))["text"]
         return text
@@ -262,7 +264,7 @@ class SandboxClient(Files, Code):
         return self.info() if existed else SessionInfo.of(self._created)
 
     def info(self) -> SessionInfo:
-        """The session as it is, with the isolation really in force. This does not keep it alive."""
+        """Returns the session as it is, with the isolation really in force. This does not keep it alive."""
         return SessionInfo.of(self._perform("get_session"))
 
     def keep_alive(self) -> SessionInfo:
@@ -270,15 +272,15 @@ class SandboxClient(Files, Code):
         return SessionInfo.of(self._perform("keep_session_alive"))
 
     def change(self, **changes: Unpack[SessionChanges]) -> SessionInfo:
-        """Changes `idle_timeout_s`, `max_lifetime_s`, `metadata` (a None removes an entry)."""
+        """Changes `idle_timeout_s`, `max_lifetime_s` or `metadata` (None removes an entry); returns the session."""
         return SessionInfo.of(self._perform("change_session", **changes))
 
     def network(self) -> NetworkInfo:
-        """What the sandbox may reach, what it has reached, and what it was refused of late."""
+        """Returns what the sandbox may reach, what it has reached, and what it was refused lately."""
         return NetworkInfo.of(self._perform("get_network"))
 
     def metrics(self) -> MetricsInfo:
-        """What the session uses now: processors, memory, disk, processes, network; and what it used in the last
+        """Returns what the session uses now (processors, memory, disk, processes, network) and used in the last
         minutes. This does not keep it alive."""
         return MetricsInfo.of(self._perform("get_metrics"))
 
@@ -349,7 +351,7 @@ class SandboxClient(Files, Code):
 
     @contextlib.contextmanager
     def _input(self, stdin: str | bytes | ByteSource, user: str) -> Iterator[tuple[dict[str, Any], bool]]:
-        """The fields of a request for its input, and whether that is a file, which is removed after the block."""
+        """Yields the fields of a request for its input, and whether that is a file, which the block removes."""
         if isinstance(stdin, (str, bytes)) and len(stdin) <= _SHORT_INPUT:
             yield stdin_values(stdin), False
             return
@@ -401,7 +403,7 @@ class SandboxClient(Files, Code):
         timeout: float | None = None,
         **options: Unpack[CommandOptions],
     ) -> Process:
-        """Starts a command in the background. `name` is a process id of your own."""
+        """Starts a command in the background and returns it. `name` is a process id of your own."""
         values = command_values(command, timeout, **options)
         if name:
             values["process_id"] = name
@@ -413,11 +415,11 @@ class SandboxClient(Files, Code):
         return self._call(start)
 
     def processes(self) -> list[ProcessInfo]:
-        """The background commands and terminals of the sandbox: those that run, and those that have ended."""
+        """Returns the background commands and terminals of the sandbox, also those that have ended."""
         return [ProcessInfo.of(each) for each in (self._perform("list_processes"))["processes"]]
 
     def process(self, process_id: str) -> Process:
-        """A background command that runs already, perhaps started by another program."""
+        """Returns a background command, perhaps started by another program. Raises ProcessNotFound."""
 
         def find(session_id: str) -> Process:
             self._backend.call("get_process", session_id, process_id=process_id)
@@ -426,7 +428,7 @@ class SandboxClient(Files, Code):
         return self._call(find)
 
     def kill_all(self) -> int:
-        """Ends everything that runs in the sandbox, also when it has no process left, as after a fork bomb.
+        """Ends everything that runs in the sandbox, also when no process can be started, as after a fork bomb.
 
         Returns the number of processes. Files, and the output of background commands, stay.
         """
@@ -435,7 +437,7 @@ class SandboxClient(Files, Code):
     # -- servers inside
 
     def ports(self) -> list[PortInfo]:
-        """The TCP ports on which servers inside the sandbox listen."""
+        """Returns the TCP ports on which servers inside the sandbox listen."""
         return [PortInfo.of(each) for each in (self._perform("list_ports"))["ports"]]
 
     def wait_for_port(self, port: int, timeout: float = 30.0) -> None:
@@ -443,7 +445,7 @@ class SandboxClient(Files, Code):
         self._perform("list_ports", work_s=timeout, wait_for=port, timeout_s=timeout)
 
     def url(self, port: int, *, expires_s: float = 3600.0, host_header: str = "") -> str:
-        """A link that opens the server on this port in a browser, without a key, until it expires.
+        """Returns a link that opens the server on this port in a browser, without a key, until it expires.
 
         `host_header="localhost"`: the server sees that as its host, for those that refuse names they do not know.
         """
@@ -455,7 +457,7 @@ class SandboxClient(Files, Code):
         self._perform("revoke_links")
 
     def set_port(self, port: int, *, public: bool | None = None, host_header: str | None = None) -> None:
-        """Makes the preview of a port public or private, and says which host its server sees."""
+        """Makes the preview of a port public or private, and sets the host that its server sees."""
         self._perform("change_port", port=str(port), public=public, host_header=host_header)
 
     def create_ticket(
@@ -466,7 +468,7 @@ class SandboxClient(Files, Code):
         expires_s: float = 3600.0,
         origins: Sequence[str] = (),
     ) -> Ticket:
-        """A ticket that opens the session's terminals, or only one process, in a browser that has no key.
+        """Returns a ticket that opens the session's terminals, or only one process, in a browser that has no key.
 
         `read_only`: to watch the process, not to type. `origins` are the sites that may show the page in a frame, such
         as `https://app.example.com`. Needs a server: local mode has none.
@@ -491,7 +493,7 @@ class SandboxClient(Files, Code):
         env: Mapping[str, str] | None = None,
         user: str = "",
     ) -> Iterator[Terminal]:
-        """Opens a terminal with a shell, or comes back to one. It goes on when the block is left."""
+        """Opens a terminal with a shell, or returns to one. The terminal goes on when the block is left."""
         how: dict[str, Any] = {"rows": rows, "columns": columns, "process_id": process_id, "offset": offset}
 
         def open_in(session_id: str) -> AbstractContextManager[Terminal]:

@@ -53,7 +53,7 @@ def create_session(
 
 
 class SessionHolder:
-    """`session_id` is empty as long as there is no session."""
+    """Holds the session of a client. `session_id` is empty as long as there is none."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class SessionHolder:
                 self._backend.call("delete_session", created["session_id"])
 
     def _forget_session(self, session_id: str, error: WarrenError) -> bool:
-        """Forgets a session that is gone, if another one may take its place; says whether it may."""
+        """Forgets a session that is gone, if another one may take its place; returns whether it may."""
         is_lost = isinstance(error, SandboxLost) and not self._session_options.get("replace_lost")
         if not self.thread_id or is_lost:
             return False
