@@ -114,12 +114,12 @@ def _standard_tools(pair_of: "_PairOf", timeout: float, max_chars: int) -> list[
     return [
         build(_BASH, _sign_bash, tools.bash, async_tools.bash, bounds),
         build(_CODE, _sign_code, tools.run_code, async_tools.run_code, bounds, "content_and_artifact"),
-        build(_START, _sign_start, tools.bash_background, async_tools.bash_background),
+        build(_START, _sign_start, tools.bash_background, async_tools.bash_background, {}),
         build(_OUTPUT, _sign_output, tools.background_output, async_tools.background_output, cut),
-        build(_STOP, _sign_stop, tools.background_stop, async_tools.background_stop),
+        build(_STOP, _sign_stop, tools.background_stop, async_tools.background_stop, {}),
         build(_READ, _sign_read, tools.read_file, async_tools.read_file, cut),
-        build(_WRITE, _sign_write, tools.write_file, async_tools.write_file),
-        build(_LIST, _sign_list, tools.list_files, async_tools.list_files),
+        build(_WRITE, _sign_write, tools.write_file, async_tools.write_file, {}),
+        build(_LIST, _sign_list, tools.list_files, async_tools.list_files, {}),
     ]
 
 
@@ -183,7 +183,7 @@ def _build_tool(
     signature: Callable[..., str],
     work: Callable[..., Any],
     async_work: Callable[..., Awaitable[Any]],
-    fixed: Mapping[str, Any] = {},
+    fixed: Mapping[str, Any],
     gives: Literal["content", "content_and_artifact"] = "content",
 ) -> BaseTool:
     """`signature` shows the model the arguments; it is never called. `fixed` are further arguments of `work`."""

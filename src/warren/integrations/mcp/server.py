@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from warren.integrations.mcp.agent_tool import AgentTool
 from warren.integrations.mcp.calls import error_result
-from warren.integrations.mcp.code_tools import CodeTools
 from warren.integrations.mcp.command_tools import CommandTools
 from warren.integrations.mcp.file_tools import FileTools
 from warren.integrations.mcp.sandbox_tools import SandboxTools
@@ -41,7 +40,7 @@ class ToolServer:
         commands, files, boxes = CommandTools(sandboxes), FileTools(sandboxes), SandboxTools(sandboxes)
         functions: Sequence[tuple[Callable[..., Any], str, Mapping[str, bool]]] = (
             (commands.bash, "Run a command", _CHANGES),
-            (CodeTools(sandboxes).run_code, "Run code", _CHANGES),
+            (commands.run_code, "Run code", _CHANGES),
             (commands.bash_background, "Start a background command", _CHANGES),
             (commands.background_output, "Read background output", _READS),
             (commands.background_stop, "Stop a background command", _REPEATABLE),

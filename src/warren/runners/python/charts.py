@@ -118,17 +118,17 @@ def _fill_lines(axis: "Any", chart: "dict[str, Any]") -> None:
         if label.startswith("_"):
             label = "Line %s" % (label[6:] if label.startswith("_child") else number)
         points = zip(line.get_xdata(), line.get_ydata())
-        chart["elements"].append({"label": label, "points": _points(axis, points)})
+        chart["elements"].append({"label": label, "points": _points(points)})
 
 
 def _fill_clouds(axis: "Any", chart: "dict[str, Any]") -> None:
     _fill_ticks(axis, chart)
     for collection in axis.collections:
-        points = _points(axis, collection.get_offsets())
+        points = _points(collection.get_offsets())
         chart["elements"].append({"label": str(collection.get_label()), "points": points})
 
 
-def _points(axis: "Any", pairs: "Any") -> "list[tuple[Any, Any]]":
+def _points(pairs: "Any") -> "list[tuple[Any, Any]]":
     points = []
     for x, y in pairs:
         points.append((x, y))
@@ -177,10 +177,10 @@ def _fill_bars(axis: "Any", chart: "dict[str, Any]") -> None:
         label = str(group.get_label()) if hasattr(group, "get_label") else ""
         if not label or label.startswith("_container"):
             label = "Group %s" % (label[10:] or number)
-        for index, bar in enumerate(group):
+        for bar in group:
             start, size = (bar.get_y(), bar.get_height()) if turned else (bar.get_x(), bar.get_width())
             value = bar.get_width() if turned else bar.get_height()
-            name = _name_at(places, start + size / 2, index)
+            name = _name_at(places, start + size / 2)
             chart["elements"].append({"label": name, "value": value, "group": label})
 
 
@@ -199,7 +199,7 @@ def _named_places(one: "Any") -> "list[tuple[float, str]]":
     ]
 
 
-def _name_at(places: "list[tuple[float, str]]", middle: float, index: int) -> str:
+def _name_at(places: "list[tuple[float, str]]", middle: float) -> str:
     """Returns the tick label nearest to a bar, or its number if no label belongs to it."""
     if places:
         place, label = min(places, key=lambda named: abs(named[0] - middle))
@@ -227,11 +227,11 @@ def _fill_boxes(axis: "Any", chart: "dict[str, Any]") -> None:
     lines = [_pair(line) for line in axis.lines if not any(line is item for item in items)]
     lines = [(ys, xs) for xs, ys in lines] if turned else lines
     places = _named_places(axis.yaxis if turned else axis.xaxis)
-    for index, (xs, ys) in enumerate(outlines):
-        chart["elements"].append(_box(xs, ys, lines, places, index))
+    for xs, ys in outlines:
+        chart["elements"].append(_box(xs, ys, lines, places))
 
 
-def _box(xs: "list[float]", ys: "list[float]", lines: "Any", places: "Any", index: int) -> "dict[str, Any]":
+def _box(xs: "list[float]", ys: "list[float]", lines: "Any", places: "Any") -> "dict[str, Any]":
     left, right, low, high = min(xs), max(xs), min(ys), max(ys)
     ends, median, outliers = [low, high], None, []
     for line_xs, line_ys in lines:
@@ -246,7 +246,7 @@ def _box(xs: "list[float]", ys: "list[float]", lines: "Any", places: "Any", inde
         elif not is_level:
             outliers += line_ys
     return {
-        "label": _name_at(places, (left + right) / 2, index),
+        "label": _name_at(places, (left + right) / 2),
         "min": min(ends),
         "first_quartile": low,
         "median": (low + high) / 2 if median is None else median,
