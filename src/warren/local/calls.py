@@ -35,7 +35,7 @@ from warren.sessions.validation import validated
 
 
 class LocalCalls:
-    """The calls that the SDK's backends make (warren/sdk/aio/backend.py)."""
+    """Does what the SDK's backends promise (warren/sdk/aio/backend.py), on the engine's loop."""
 
     def __init__(self, context: OperationContext) -> None:
         self._context = context
