@@ -8,7 +8,7 @@ Tenants take turns in being written. Each has at most `max_waiting` deliveries: 
 """
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,6 +20,7 @@ from warren.governance.webhooks.sender import WebhookSender
 from warren.interfaces.records import RecordStore
 from warren.kernel.clock import Clock
 from warren.kernel.logs import get_log
+from warren.kernel.lru import LruDict
 from warren.model.errors import Conflict, WarrenError
 from warren.model.events import Event, EventKind
 from warren.stores.encryption import Encryption
@@ -60,7 +61,7 @@ class Webhooks:
         self._registry = WebhookRegistry(records, clock, encryption)
         self._queues = DeliveryQueues(records)
         self._worker = DeliveryWorker(self._registry, self._queues, clock, sender)
-        self._cache: OrderedDict[str, _Cached] = OrderedDict()
+        self._cache = LruDict[str, _Cached](_MAX_CACHED)
         self._unwritten: dict[str, deque[Event]] = {}
         self._writing: asyncio.Task[None] | None = None
         self._wakeup = Wakeup(clock)
@@ -209,7 +210,4 @@ class Webhooks:
         hooks = await self._registry.list(tenant)
         counts = [await self._queues.count(hook.id) for hook in hooks]
         cached = self._cache[tenant] = _Cached(hooks, sum(counts), self._clock.now() + CACHED_S)
-        self._cache.move_to_end(tenant)
-        if len(self._cache) > _MAX_CACHED:
-            self._cache.popitem(last=False)
         return cached

@@ -13,13 +13,14 @@ import hmac
 import re
 import time
 import urllib.parse
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from warren.http.e2b.tokens import Opens, SandboxTokens
 from warren.interfaces.store import SessionStore
 from warren.kernel.clock import Clock
+from warren.kernel.lru import LruDict
 from warren.kernel.pacing import Pace
 from warren.model.errors import RateLimited, Unauthorized
 
@@ -74,8 +75,8 @@ class SignedUrls:
         self._tokens = tokens
         self._store = store
         self._clock = clock
-        self._found: OrderedDict[str, str] = OrderedDict()  # session ids by signature: paths may be long
-        self._known: OrderedDict[str, list[str]] = OrderedDict()  # access tokens by session id
+        self._found = LruDict[str, str](_MOST_REMEMBERED)  # session ids by signature: paths may be long
+        self._known = LruDict[str, list[str]](_MOST_TOKENS)  # access tokens by session id
         self._one_at_a_time = asyncio.Lock()
         self._waiting: Counter[str] = Counter()
 
@@ -93,8 +94,6 @@ class SignedUrls:
         if session_id is None:
             session_id = await self._search(asked, client)
             self._found[asked.signature] = session_id
-            if len(self._found) > _MOST_REMEMBERED:
-                self._found.popitem(last=False)
         self.check(asked, session_id)
         return session_id
 
@@ -131,8 +130,6 @@ class SignedUrls:
         tokens = self._known.get(session_id)
         if tokens is None:
             tokens = self._known[session_id] = self._tokens.accepted(Opens.ACCESS, session_id)
-            if len(self._known) > _MOST_TOKENS:
-                self._known.popitem(last=False)
         return tokens
 
 

@@ -4,7 +4,7 @@ The sandbox itself knows a command by its id, its pid and the beginning of its l
 because the server was restarted or too many others came after it, is shown with those.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ class StartedCommands:
         self._most_characters = most_characters
         self._readers: Counter[tuple[str, str]] = Counter()
         self._awaited: set[tuple[str, str]] = set()
-        self._records: dict[str, OrderedDict[str, Record]] = {}  # by session id and process id
+        self._records: dict[str, dict[str, Record]] = {}  # by session id and process id
         self._sizes: Counter[str] = Counter()  # by session id, in characters
 
     def __repr__(self) -> str:
@@ -40,7 +40,7 @@ class StartedCommands:
     def add(self, session_id: str, process_id: str, record: Record) -> None:
         """The oldest records of a sandbox make way for its newer ones; those of others only when all take too much, and
         then those of the sandbox that takes the most."""
-        self._records.setdefault(session_id, OrderedDict())[process_id] = record
+        self._records.setdefault(session_id, {})[process_id] = record
         self._sizes[session_id] += record.size + _RECORD_CHARACTERS
         while self._sizes[session_id] > self._most_characters // _SHARE:
             self._remove_oldest(session_id)

@@ -1,12 +1,13 @@
 """What the file services of a process remember of its sandboxes. Nothing of it outlives the process."""
 
 import asyncio
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
 from warren.interfaces.sandbox import Sandbox
+from warren.kernel.lru import LruDict
 from warren.model.errors import UnknownUser
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class EnvdState:
     _event_bytes: Counter[str] = field(default_factory=Counter)  # of the events that wait, by session id
     _all_event_bytes: int = 0
     _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
-    _with_root: OrderedDict[str, bool] = field(default_factory=OrderedDict)
+    _with_root: LruDict[str, bool] = field(default_factory=lambda: LruDict(_MOST_SANDBOXES))
 
     def take_room(self, session_id: str, size: int) -> bool:
         """Whether events of a sandbox may take so much more. A sandbox gets an eighth of what is left to all, so one
@@ -60,6 +61,4 @@ class EnvdState:
             except UnknownUser:
                 found = False
             self._with_root[sandbox.id] = found
-            if len(self._with_root) > _MOST_SANDBOXES:
-                self._with_root.popitem(last=False)
         return found
