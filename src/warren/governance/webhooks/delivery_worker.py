@@ -275,10 +275,9 @@ class DeliveryWorker:
         await run_shielded(self._save(hook_id, record, delivery, outcome))
 
     async def _send(self, hook: Webhook, message: Message) -> DeliveryOutcome:
-        body = message.body.encode()
         try:
-            headers = sign(self._registry.secrets_of(hook), message.id, int(self._clock.wall()), body)
-            response = await self._sender.send(hook.url, body, headers)
+            headers = sign(self._registry.secrets_of(hook), message.id, int(self._clock.wall()), message.body)
+            response = await self._sender.send(hook.url, message.body.encode(), headers)
         except WarrenError as exc:
             return DeliveryOutcome(error=exc.message[:_EXCERPT], retryable=exc.retryable)
         except Exception as exc:
