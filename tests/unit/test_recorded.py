@@ -114,12 +114,12 @@ async def test_losses_and_networks() -> None:
         provider.machines[session.sandbox_id].network_use = NetworkUse(
             bytes_sent=5, bytes_received=7, connections=2, refused=1
         )
-        await w.lifecycle.network_meter.finish(session.sandbox_id)
+        await w.lifecycle.networks.meter.finish(session.sandbox_id)
         assert recorded("warren_egress_connections_total", verdict="allowed") == 2
         assert recorded("warren_egress_connections_total", verdict="refused") == 1
         assert recorded("warren_egress_bytes_total", direction="sent") == 5
         assert recorded("warren_egress_bytes_total", direction="received") == 7
-        await w.lifecycle.mark_lost(session, "its agent does not answer")
+        await w.lifecycle.losses.mark_lost(session, "its agent does not answer")
         assert recorded("warren_sandbox_lost_total", why="agent") == 1
 
 

@@ -144,7 +144,7 @@ class Service:
         await self._after_recovery()
         self._run(reaper.run(), "reaper")
         self._run(reaper.watch_losses(self._worker), "losses")
-        self._run(self._lifecycle.network_meter.run(), "networks")
+        self._run(self._lifecycle.networks.run_meter(), "networks")
         self._run(self._lifecycle.figures.run(), "figures")
         self._run(ArtifactExpiry(artifacts, self._clock).run(), "artifacts")
         self._run(self.environments.watch(self._clock), "environments")

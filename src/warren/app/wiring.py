@@ -454,27 +454,24 @@ def build_lifecycle(
     in_cluster: bool = False,
     recorder: Recorder = NO_RECORDER,
 ) -> "Lifecycle":
+    from warren.sessions.basis import SessionBasis
     from warren.sessions.figures import FiguresMeter
-    from warren.sessions.lifecycle import Lifecycle
+    from warren.sessions.lifecycle import Lifecycle, LifecycleOptions
     from warren.sessions.network_meter import NetworkMeter
+    from warren.sessions.starting import StartWaits
 
-    lifecycle = Lifecycle(
-        store,
-        {worker.name: worker},
-        clock,
-        claim_timeout_s=settings.claim_timeout_s,
-        image_wait_s=settings.image_wait_s,
-        in_cluster=in_cluster,
+    basis = SessionBasis(store, worker, clock, in_cluster, recorder, fault)
+    options = LifecycleOptions(
+        waits=StartWaits(settings.claim_timeout_s, settings.image_wait_s),
         events=tenancy.events,
         egress=build_egress(settings),
         network_meter=NetworkMeter(clock, tenancy.networks.report, tenancy.networks.bounds_of, recorder=recorder),
-        figures=FiguresMeter(clock, environments, tenancy.events.publish),
+        figures=FiguresMeter(clock, basis.sandbox_of, environments, tenancy.events.publish),
         secrets=tenancy.secrets,
         artifacts=artifacts,
-        recorder=recorder,
-        fault=fault,
     )
-    tenancy.secrets.when_changed(lifecycle.secret_changed)
+    lifecycle = Lifecycle(basis, options)
+    tenancy.secrets.when_changed(lifecycle.secret_renewal.secret_changed)
     return lifecycle
 
 
@@ -520,10 +517,12 @@ def build_sessions(
     settings: Settings, lifecycle: "Lifecycle", tenancy: "Tenancy", environments: Environments
 ) -> "Sessions":
     from warren.sessions.manager import Sessions
+    from warren.sessions.new_rows import Offer
     from warren.sessions.new_session import Defaults
 
     defaults = Defaults(settings.default_environment, settings.idle_timeout_s, settings.max_lifetime_s)
-    return Sessions(lifecycle, environments, defaults, tenancy.metering, build_ceilings(settings), environments.entries)
+    offer = Offer(environments, defaults, build_ceilings(settings), environments.entries)
+    return Sessions(lifecycle, tenancy.metering, offer)
 
 
 def build_ceilings(settings: Settings) -> "Ceilings":
@@ -615,9 +614,7 @@ def build_context(
         artifacts=sessions.lifecycle.artifacts,
         cluster=cluster,
         doctor=None if cluster else build_doctor(settings),
-        builds=next(
-            (each.builds for each in sessions.lifecycle.workers.values() if isinstance(each, LocalWorker)), None
-        ),
+        builds=sessions.worker.builds if isinstance(sessions.worker, LocalWorker) else None,
         metrics=metrics,
         history=history,
     )

@@ -111,16 +111,16 @@ class WorkerService(Service):
         self._run(self._heartbeat.run(), "heartbeat")
         self._run(self._offered.run(), "images")
         assert self._lifecycle is not None
-        self._run(self._lifecycle.watch_secrets(), "secrets")
+        self._run(self._lifecycle.secret_renewal.watch(), "secrets")
 
     async def _reconcile(self) -> None:
         """Destroys the sandboxes of sessions that are not ours any more, and checks that the others have theirs."""
         assert self._mirror is not None
         assert self._lifecycle is not None
         await self._mirror.reconcile()
-        await self._lifecycle.destroy_disowned()
+        await self._lifecycle.losses.destroy_disowned()
         for session in await self._mirror.active():
-            await self._lifecycle.check_sandbox(session)
+            await self._lifecycle.losses.check_sandbox(session)
 
     def report(self) -> Report:
         settings, worker, mirror = self._settings, self._worker, self._mirror
@@ -206,7 +206,7 @@ class WorkerService(Service):
 
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:
         """Tells coordinators at once to send no new sessions, and at the end that the worker may come back."""
-        self.sessions.stopping = True
+        self.sessions.uses.stop()
         if self._heartbeat is not None:
             with contextlib.suppress(WarrenError):
                 await self._heartbeat.beat()
