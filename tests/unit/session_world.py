@@ -29,6 +29,7 @@ from warren.testing.fake_provider import FakeProvider
 from warren.testing.manual_clock import ManualClock
 from warren.testing.memory_audit import MemoryAudit
 from warren.worker.guard import MachineGuard
+from warren.worker.options import WorkerOptions
 from warren.worker.worker import LocalWorker
 
 TENANT = DEFAULT_TENANT
@@ -52,7 +53,7 @@ class StubbornWorker(LocalWorker):
         if self.no_sandboxes is not None:
             raise self.no_sandboxes
         if self.slow_s:
-            await self._clock.sleep(self.slow_s)
+            await self._options.clock.sleep(self.slow_s)
         return await super().sandbox(sandbox_id)
 
     async def destroy(self, sandbox_id: str) -> None:
@@ -95,11 +96,13 @@ class World:
             "local",
             [self.provider],
             environment,
-            clock=self.clock,
-            guard=MachineGuard(Path("/tmp")),
-            default_environment="base",
-            default_pool=self.pool,
-            recorder=self.recorder,
+            WorkerOptions(
+                clock=self.clock,
+                guard=MachineGuard(Path("/tmp")),
+                default_environment="base",
+                default_pool=self.pool,
+                recorder=self.recorder,
+            ),
         )
         self.audit = MemoryAudit()
         self.tenancy = Tenancy(

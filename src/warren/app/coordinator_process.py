@@ -119,9 +119,8 @@ class CoordinatorService:
             asyncio.create_task(self._liveness.run(), name="liveness"),
             asyncio.create_task(self._fleet.run(failover.tick), name="fleet"),
             asyncio.create_task(self._environments.watch(clock), name="environments"),
-            asyncio.create_task(self.history.run(), name="history"),
+            asyncio.create_task(self.history.run(self._read_history), name="history"),
         ]
-        self.history.read = self._read_history
         if self._metrics is not None:
             self._metrics.read = coordinator_readings(self.control)
             self._tasks.append(asyncio.create_task(self._metrics.run(), name="metrics"))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from warren.http.context import Context
     from warren.http.e2b.template_builds import TemplateBuilds
     from warren.http.e2b.tokens import SandboxTokens
-    from warren.images.building.on_demand import ImageBuilds
+    from warren.images.building.on_demand import FetchImage, ImageBuilds
     from warren.images.registry.pull import PullOptions
     from warren.interfaces.artifacts import ArtifactStore
     from warren.interfaces.audit import AuditLog
@@ -256,17 +256,17 @@ def build_worker(
     fault: Fault = lambda _: None,
     tracing: Tracing = OFF,
     recorder: Recorder = NO_RECORDER,
+    fetch: "FetchImage | None" = None,
 ) -> "LocalWorker":
+    """`fetch` gets images from other machines of a cluster."""
     from warren.sandboxes.providers.host_provider import HostProvider
     from warren.worker.guard import MachineGuard
+    from warren.worker.options import WorkerOptions
     from warren.worker.worker import LocalWorker
 
     on_host = [provider for provider in providers if isinstance(provider, HostProvider)]
 
-    return LocalWorker(
-        settings.worker_id,
-        providers,
-        environments,
+    options = WorkerOptions(
         clock=build_clock(),
         guard=MachineGuard(
             settings.state_dir,
@@ -277,14 +277,15 @@ def build_worker(
         ),
         default_environment=settings.default_environment,
         default_pool=PoolSize(settings.pool_size, settings.pool_min, settings.pool_max),
-        builds=build_image_builds(settings),
+        builds=build_image_builds(settings, fetch),
         tracing=tracing,
         recorder=recorder,
         fault=fault,
     )
+    return LocalWorker(settings.worker_id, providers, environments, options)
 
 
-def build_image_builds(settings: Settings) -> "ImageBuilds":
+def build_image_builds(settings: Settings, fetch: "FetchImage | None" = None) -> "ImageBuilds":
     from warren.images.building.on_demand import ImageBuilds
 
     find = build_recipes(settings)
@@ -299,6 +300,7 @@ def build_image_builds(settings: Settings) -> "ImageBuilds":
         _BUILD_IMAGE,
         _child_variables(settings),
         settings.state_dir / "images",
+        fetch,
     )
 
 
