@@ -76,7 +76,7 @@ from warren.model.network import NetworkRules
 from warren.model.preview import CHECKED_HEADER, FROM_SANDBOX, PREVIEW, SANDBOX_HEADER, Preview, Way
 from warren.model.session import Session, SessionState, new_session_id
 from warren.sessions.artifact_records import place_of
-from warren.sessions.lifecycle import unusable_error
+from warren.sessions.ending import unusable_error
 from warren.sessions.operations.machine import MAX_WORKER_NAME
 
 _MAX_REMEMBERED: Final = 100_000
