@@ -1,9 +1,9 @@
 """Starts `warren` by forking a process that has imported it already: importing it again takes a second or more.
 
-`Popen` and `run` are those of subprocess for `python -m warren.cli.main …`, but for three things that the process
-itself can see: /proc/PID/cmdline and /proc/PID/environ are those of the warm parent, whose child it is, and options of
-the interpreter (PYTHON…) have no effect. Every other program, and every one in a run without a warm parent, is started
-by subprocess.
+`Popen` and `run` are those of subprocess for `python -m warren.… …` and for `python tests/….py …`, but for three things
+that the process itself can see: /proc/PID/cmdline and /proc/PID/environ are those of the warm parent, whose child it
+is, and options of the interpreter (PYTHON…) have no effect. Every other program, and every one in a run without a warm
+parent, is started by subprocess.
 
 The warm parent is `python tests/warm_parent.py`. conftest.py starts one for a run; it ends when its stdin does. It
 listens on a socket without a file, whose name is in the environment variable TEST_WARM_PARENT. A request is a line of
@@ -20,6 +20,7 @@ import json
 import os
 import pkgutil
 import random
+import runpy
 import secrets
 import select
 import selectors
@@ -33,7 +34,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 VARIABLE: Final = "TEST_WARM_PARENT"
-_PROGRAM: Final = [sys.executable, "-m", "warren.cli.main"]
+_TESTS: Final = os.path.dirname(os.path.abspath(__file__))
 _LONGEST_REQUEST: Final = 1 << 20
 _WAITED: Final = -1
 
@@ -56,7 +57,7 @@ class Popen(subprocess.Popen[Any]):
             super()._execute_child(args, executable, preexec_fn, *rest)  # type: ignore[misc]
             return
         request = {
-            "argv": [os.fspath(arg) for arg in args[2:]],
+            "argv": [os.fspath(arg) for arg in args[1:]],
             "environ": dict(os.environ if env is None else env),
             "cwd": os.fspath(cwd or os.getcwd()),
             "start_new_session": bool(start_new_session),
@@ -115,7 +116,14 @@ class Popen(subprocess.Popen[Any]):
 
 
 def is_warm(args: object) -> bool:
-    return VARIABLE in os.environ and isinstance(args, (list, tuple)) and list(args[:3]) == _PROGRAM
+    if VARIABLE not in os.environ or not isinstance(args, (list, tuple)):
+        return False
+    match [os.fspath(arg) for arg in args[:3]]:
+        case [sys.executable, "-m", module]:
+            return module.startswith("warren.")
+        case [sys.executable, script, *_]:
+            return script.startswith(_TESTS) and script.endswith(".py")
+    return False
 
 
 def run(
@@ -214,7 +222,7 @@ def _become(request: Mapping[str, Any], stdio: Sequence[int]) -> NoReturn:
     code = 1
     try:
         _arrange(request, stdio)
-        code = _call_main()
+        code = _run_program(request["argv"])
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -241,7 +249,7 @@ def _arrange(request: Mapping[str, Any], stdio: Sequence[int]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environ"])
-    sys.argv = [sys.modules["warren.cli.main"].__file__ or "", *request["argv"][1:]]
+    _set_path(request["argv"][0])
     sys.stdin = io.TextIOWrapper(io.BufferedReader(_stream(0, "<stdin>")))
     sys.stdout = io.TextIOWrapper(io.BufferedWriter(_stream(1, "<stdout>")), line_buffering=os.isatty(1))
     sys.stderr = io.TextIOWrapper(
@@ -258,9 +266,22 @@ def _stream(fd: int, name: str) -> io.FileIO:
     return file
 
 
-def _call_main() -> int:
+def _set_path(program: str) -> None:
+    """As the interpreter does: first the directory of the script, or this one, then what PYTHONPATH says."""
+    first = os.getcwd() if program == "-m" else os.path.dirname(program)
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = [first, *filter(None, given), *_own_path]
+
+
+def _run_program(argv: Sequence[str]) -> int:
     try:
-        sys.modules["warren.cli.main"].main()
+        if argv[0] == "-m":
+            sys.argv = [*argv[1:]]
+            sys.modules.pop(argv[1], None)
+            runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = [*argv]
+            runpy.run_path(argv[0], run_name="__main__")
     except SystemExit as exc:
         if isinstance(exc.code, str):
             print(exc.code, file=sys.stderr)
@@ -268,6 +289,9 @@ def _call_main() -> int:
         return int(exc.code or 0)
     return 0
 
+
+_own_path: list[str] = []
+"""Where a new interpreter looks: what is installed."""
 
 _LATER: Final = (
     *("uvloop", "httptools", "uvicorn.lifespan.on", "uvicorn.protocols.http.httptools_impl", "redis.asyncio"),
@@ -292,7 +316,8 @@ def _import_everything() -> None:
 def main() -> None:
     parent = _Parent(sys.argv[1])
     print("it listens", flush=True)
-    sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    _own_path[:] = [path for path in sys.path if path != _TESTS and path not in given]
     _import_everything()
     gc.collect()
     gc.freeze()
