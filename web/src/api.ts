@@ -87,7 +87,13 @@ async function readProblem(response: Response): Promise<ApiError> {
     const retryAfterS = Number(response.headers.get("Retry-After")) || 0;
     try {
         const values = await response.json();
-        return new ApiError(response.status, String(values.detail ?? values.title), values.code, values.remedy, retryAfterS);
+        return new ApiError(
+            response.status,
+            String(values.detail ?? values.title),
+            values.code,
+            values.remedy,
+            retryAfterS,
+        );
     } catch {
         return new ApiError(response.status, `The server answered ${response.status}`, "", "", retryAfterS);
     }
@@ -117,7 +123,11 @@ export interface StreamEvent {
 
 /** The events of a stream (text/event-stream), until it ends or the signal aborts it. After `silentMs` without a sign of
  *  life the server counts as away. */
-export async function* events(method: string, path: string, options: Options & { silentMs?: number } = {}): AsyncGenerator<StreamEvent> {
+export async function* events(
+    method: string,
+    path: string,
+    options: Options & { silentMs?: number } = {},
+): AsyncGenerator<StreamEvent> {
     const response = await request(method, path, { ...options, accept: "text/event-stream" });
     const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
     let text = "";
@@ -178,7 +188,13 @@ export async function openSocket(path: string, query: Query = {}, sessionId = ""
 }
 
 /** Sends a file, and says meanwhile how many of its bytes were sent: fetch cannot. */
-export function upload(path: string, query: Query, file: Blob, onProgress: (sent: number) => void, signal: AbortSignal): Promise<void> {
+export function upload(
+    path: string,
+    query: Query,
+    file: Blob,
+    onProgress: (sent: number) => void,
+    signal: AbortSignal,
+): Promise<void> {
     return new Promise((resolve, reject) => {
         const sender = new XMLHttpRequest();
         sender.open("PUT", address(path, query));

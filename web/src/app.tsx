@@ -2,8 +2,8 @@
 
 import { useSignal } from "@preact/signals";
 import { render } from "preact";
-import { LocationProvider, Route, Router, useLocation } from "preact-iso/router";
 import { useEffect, useLayoutEffect } from "preact/hooks";
+import { LocationProvider, Route, Router, useLocation } from "preact-iso/router";
 
 import { account, facts } from "./account";
 import { allowed, home } from "./pages";
@@ -19,14 +19,35 @@ const ASK_AGAIN_MS = 3000;
 function App() {
     const { path } = useLocation();
     const error = useAsked();
-    if (path === "/ui/enter") return <Shell><EnterPage /></Shell>;
-    if (!facts.value) return <Shell>{error && <p class="note error" role="alert">{error}</p>}</Shell>;
-    if (!account.value) return <Shell><SignInPage /></Shell>;
+    if (path === "/ui/enter")
+        return (
+            <Shell>
+                <EnterPage />
+            </Shell>
+        );
+    if (!facts.value)
+        return (
+            <Shell>
+                {error && (
+                    <p class="note error" role="alert">
+                        {error}
+                    </p>
+                )}
+            </Shell>
+        );
+    if (!account.value)
+        return (
+            <Shell>
+                <SignInPage />
+            </Shell>
+        );
     return (
         <Shell>
             <Boundary key={path}>
                 <Router>
-                    {allowed().map((place) => <Route key={place.path} path={place.path} component={place.component} />)}
+                    {allowed().map((place) => (
+                        <Route key={place.path} path={place.path} component={place.component} />
+                    ))}
                     <Route path="/" component={Home} />
                     <Route path="/ui" component={Home} />
                     <Route path="/ui/sign-in" component={Home} />
@@ -53,7 +74,8 @@ function useAsked(): string {
             }
         }
         if (!facts.value) ask();
-        else if (expiresAt) timer = setTimeout(ask, Math.min(Math.max(Date.parse(expiresAt) - Date.now(), 0) + 1000, 86_400_000));
+        else if (expiresAt)
+            timer = setTimeout(ask, Math.min(Math.max(Date.parse(expiresAt) - Date.now(), 0) + 1000, 86_400_000));
         return () => clearTimeout(timer);
     }, [expiresAt]);
     return error.value;
@@ -70,9 +92,16 @@ function NotFound() {
     return (
         <section aria-labelledby="title">
             <h1 id="title">Not found</h1>
-            <p class="note">There is no such page, or your key may not see it. <a href={home()}>Go to the first page</a></p>
+            <p class="note">
+                There is no such page, or your key may not see it. <a href={home()}>Go to the first page</a>
+            </p>
         </section>
     );
 }
 
-render(<LocationProvider scope={/^\/(ui\/|$)/}><App /></LocationProvider>, document.getElementById("app")!);
+render(
+    <LocationProvider scope={/^\/(ui\/|$)/}>
+        <App />
+    </LocationProvider>,
+    document.getElementById("app")!,
+);

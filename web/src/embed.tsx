@@ -38,19 +38,36 @@ async function redeem(ticket: string): Promise<Place> {
     const found = await post<Redeemed>("/api/ui/tickets/redeem", { ticket });
     memoryKey.value = found.token; // requests beside the socket carry it too
     const processId = found.process_id || `terminal-${crypto.getRandomValues(new Uint32Array(2)).join("")}`;
-    return { sessionId: found.session_id, processId, isNew: !found.process_id, readOnly: found.read_only, token: found.token };
+    return {
+        sessionId: found.session_id,
+        processId,
+        isNew: !found.process_id,
+        readOnly: found.read_only,
+        token: found.token,
+    };
 }
 
 function Embedded() {
     const place = useSignal<Place | null>(null);
     const error = useSignal("");
     useEffect(() => {
-        redeem(takeTicket()).then((found) => (place.value = found), (failure) => (error.value = describe(failure)));
+        redeem(takeTicket()).then(
+            (found) => (place.value = found),
+            (failure) => (error.value = describe(failure)),
+        );
     }, []);
     return (
         <main>
-            {error.value && <p class="note error" role="alert">{error.value}</p>}
-            {!place.value && !error.value && <p class="note" aria-busy="true">Connecting…</p>}
+            {error.value && (
+                <p class="note error" role="alert">
+                    {error.value}
+                </p>
+            )}
+            {!place.value && !error.value && (
+                <p class="note" aria-busy="true">
+                    Connecting…
+                </p>
+            )}
             {place.value && <TerminalView place={place.value} label="Terminal" isShown />}
             <Messages />
         </main>

@@ -46,7 +46,8 @@ async function run(stopped: AbortSignal): Promise<void> {
                 if (event.id) lastId = event.id;
                 waitMs = 500;
                 if (event.kind === "ready") begin(event.data.resumed);
-                else if (event.kind === "error" && event.data.status === 401) return await loadFacts(); // the sign-in has ended
+                else if (event.kind === "error" && event.data.status === 401)
+                    return await loadFacts(); // the sign-in has ended
                 else tell(event);
             }
         } catch (error) {

@@ -1,9 +1,9 @@
 // The pages: which address belongs to which, and which of them the navigation shows to whom.
 
 import { may } from "./account";
-import { lazy } from "./parts/boundary";
 import { AccountPage } from "./pages/account";
 import { SessionsPage } from "./pages/sessions";
+import { lazy } from "./parts/boundary";
 
 export interface Place {
     path: string;
@@ -16,9 +16,23 @@ const AdminPage = lazy(() => import("./pages/admin").then((module) => module.Adm
 
 export const PLACES: readonly Place[] = [
     { path: "/ui/sessions", label: "Sessions", scopes: ["read"], component: SessionsPage },
-    { path: "/ui/sessions/:id", scopes: ["read"], component: lazy(() => import("./pages/session").then((module) => module.SessionPage)) },
-    { path: "/ui/machine", label: "Machine", scopes: ["admin"], component: lazy(() => import("./pages/machine").then((module) => module.MachinePage)) },
-    { path: "/ui/usage", label: "Usage", scopes: ["read", "audit"], component: lazy(() => import("./pages/usage").then((module) => module.UsagePage)) },
+    {
+        path: "/ui/sessions/:id",
+        scopes: ["read"],
+        component: lazy(() => import("./pages/session").then((module) => module.SessionPage)),
+    },
+    {
+        path: "/ui/machine",
+        label: "Machine",
+        scopes: ["admin"],
+        component: lazy(() => import("./pages/machine").then((module) => module.MachinePage)),
+    },
+    {
+        path: "/ui/usage",
+        label: "Usage",
+        scopes: ["read", "audit"],
+        component: lazy(() => import("./pages/usage").then((module) => module.UsagePage)),
+    },
     { path: "/ui/admin", label: "Administration", scopes: ["read", "sessions", "audit"], component: AdminPage },
     { path: "/ui/admin/:part", scopes: ["read", "sessions", "audit"], component: AdminPage },
     { path: "/ui/account", component: AccountPage },

@@ -1,6 +1,6 @@
 // Signing in and out, and asking the server who is signed in.
 
-import { facts, memoryKey, signedOut, signedOutWhy, type Account, type ServerFacts } from "./account";
+import { type Account, facts, memoryKey, type ServerFacts, signedOut, signedOutWhy } from "./account";
 import { get, post } from "./api";
 
 let changes = 0; // of who is signed in; what was asked before the last one does not count any more

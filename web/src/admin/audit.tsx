@@ -5,9 +5,9 @@ import { useEffect } from "preact/hooks";
 
 import { may } from "../account";
 import { get } from "../api";
+import { type Deed, DeedTable, type Page } from "../parts/deeds";
 import { TextField } from "../parts/fields";
 import { attempt, describe } from "../parts/messages";
-import { DeedTable, type Deed, type Page } from "../parts/deeds";
 
 export function Audit() {
     const all = may("audit");
@@ -40,26 +40,53 @@ export function Audit() {
         }
     }
     useEffect(() => void search(), []); // the newest, until something is searched for
-    const more = (after: string) => attempt(async () => {
-        const page = await load(after);
-        found.value = { deeds: [...found.value!.deeds, ...page.deeds], next: page.next };
-    });
+    const more = (after: string) =>
+        attempt(async () => {
+            const page = await load(after);
+            found.value = { deeds: [...found.value!.deeds, ...page.deeds], next: page.next };
+        });
     return (
         <>
             <form class="row" onSubmit={search}>
-                <label>From<input type="datetime-local" value={since.value} onInput={(event) => (since.value = event.currentTarget.value)} /></label>
-                <label>Until<input type="datetime-local" value={until.value} onInput={(event) => (until.value = event.currentTarget.value)} /></label>
+                <label>
+                    From
+                    <input
+                        type="datetime-local"
+                        value={since.value}
+                        onInput={(event) => (since.value = event.currentTarget.value)}
+                    />
+                </label>
+                <label>
+                    Until
+                    <input
+                        type="datetime-local"
+                        value={until.value}
+                        onInput={(event) => (until.value = event.currentTarget.value)}
+                    />
+                </label>
                 <TextField label="Session" value={session} />
                 <TextField label="Key" value={key} />
                 <TextField label="Action" value={action} placeholder="run_command" />
                 {all && <TextField label="Tenant" value={tenant} placeholder="All" />}
                 <button type="submit">Search</button>
             </form>
-            {error.value && <p class="note error" role="alert">{error.value}</p>}
+            {error.value && (
+                <p class="note error" role="alert">
+                    {error.value}
+                </p>
+            )}
             {found.value && (
                 <>
-                    <DeedTable deeds={found.value.deeds} withTenant={all} empty="Nothing was done that this search finds." />
-                    {found.value.next && <button type="button" class="plain" onClick={() => more(found.value!.next!)}>Older</button>}
+                    <DeedTable
+                        deeds={found.value.deeds}
+                        withTenant={all}
+                        empty="Nothing was done that this search finds."
+                    />
+                    {found.value.next && (
+                        <button type="button" class="plain" onClick={() => more(found.value!.next!)}>
+                            Older
+                        </button>
+                    )}
                 </>
             )}
         </>

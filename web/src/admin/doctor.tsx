@@ -36,28 +36,52 @@ const LOOKS: Record<string, string> = { ok: "ok", warn: "warn", FAIL: "failed" }
 
 export function Doctor() {
     const worker = useSignal("");
-    const loaded = useLoaded((signal) => get<Report>("/api/admin/doctor", { worker: worker.value }, signal), [worker.value]);
+    const loaded = useLoaded(
+        (signal) => get<Report>("/api/admin/doctor", { worker: worker.value }, signal),
+        [worker.value],
+    );
     return (
         <>
             <div class="row">
                 <WorkerChoice label="Machine of" any="Any worker" value={worker} />
-                <button type="button" class="plain" onClick={loaded.again}>Check again</button>
+                <button type="button" class="plain" onClick={loaded.again}>
+                    Check again
+                </button>
             </div>
             <Shown of={loaded}>
                 {(report) => (
                     <>
-                        <p class="note">{report.worker}, {fullTime(report.at)}: {Object.entries(report.counts).map(([level, count]) => `${count} ${level}`).join(", ")}.</p>
+                        <p class="note">
+                            {report.worker}, {fullTime(report.at)}:{" "}
+                            {Object.entries(report.counts)
+                                .map(([level, count]) => `${count} ${level}`)
+                                .join(", ")}
+                            .
+                        </p>
                         <Table
-                            label="Checks" rows={report.checks} keyOf={(check) => check.name}
+                            label="Checks"
+                            rows={report.checks}
+                            keyOf={(check) => check.name}
                             columns={[
                                 { name: "Check", show: (check) => <strong>{check.name}</strong> },
-                                { name: "Result", show: (check) => <span class={`state ${LOOKS[check.level] ?? ""}`}>{check.level}</span> },
+                                {
+                                    name: "Result",
+                                    show: (check) => (
+                                        <span class={`state ${LOOKS[check.level] ?? ""}`}>{check.level}</span>
+                                    ),
+                                },
                                 { name: "Found", show: (check) => check.found },
                                 { name: "What to do", show: (check) => check.remedy },
                             ]}
                         />
                         <h2>Attack</h2>
-                        {report.attack ? <AttackReport attack={report.attack} /> : <p class="note">No attack was tried on this machine: <code>warren doctor --attack</code> does.</p>}
+                        {report.attack ? (
+                            <AttackReport attack={report.attack} />
+                        ) : (
+                            <p class="note">
+                                No attack was tried on this machine: <code>warren doctor --attack</code> does.
+                            </p>
+                        )}
                     </>
                 )}
             </Shown>
@@ -69,14 +93,27 @@ function AttackReport({ attack }: { attack: Attack }) {
     return (
         <>
             <p>{attack.summary}</p>
-            <p class="note">{fullTime(attack.at)}, {attack.seconds.toFixed(0)} s: {Object.entries(attack.counts).map(([verdict, count]) => `${count} ${verdict}`).join(", ")}.</p>
+            <p class="note">
+                {fullTime(attack.at)}, {attack.seconds.toFixed(0)} s:{" "}
+                {Object.entries(attack.counts)
+                    .map(([verdict, count]) => `${count} ${verdict}`)
+                    .join(", ")}
+                .
+            </p>
             <Table
-                label="Probes" rows={attack.probes} keyOf={(probe) => probe.id}
+                label="Probes"
+                rows={attack.probes}
+                keyOf={(probe) => probe.id}
                 columns={[
                     { name: "Probe", show: (probe) => <strong>{probe.id}</strong> },
                     { name: "Group", show: (probe) => probe.group },
                     { name: "Tries", show: (probe) => probe.tries },
-                    { name: "Verdict", show: (probe) => <span class={`state ${VERDICTS[probe.verdict] ?? "failed"}`}>{probe.verdict}</span> },
+                    {
+                        name: "Verdict",
+                        show: (probe) => (
+                            <span class={`state ${VERDICTS[probe.verdict] ?? "failed"}`}>{probe.verdict}</span>
+                        ),
+                    },
                     { name: "Evidence", show: (probe) => probe.evidence },
                 ]}
             />

@@ -43,25 +43,59 @@ export function Keys() {
     const secret = useSignal("");
     return (
         <>
-            <div class="row"><button type="button" onClick={() => (making.value = true)}>New key</button></div>
+            <div class="row">
+                <button type="button" onClick={() => (making.value = true)}>
+                    New key
+                </button>
+            </div>
             <Shown of={loaded}>
                 {({ keys }) => (
                     <Table
-                        label="Keys" rows={keys} keyOf={(key) => key.id} empty="There is no key."
+                        label="Keys"
+                        rows={keys}
+                        keyOf={(key) => key.id}
+                        empty="There is no key."
                         columns={[
-                            { name: "Name", show: (key) => <><strong>{key.name}</strong> <span class="note mono">{key.id}</span></> },
+                            {
+                                name: "Name",
+                                show: (key) => (
+                                    <>
+                                        <strong>{key.name}</strong> <span class="note mono">{key.id}</span>
+                                    </>
+                                ),
+                            },
                             { name: "Tenant", show: (key) => key.tenant },
                             { name: "May", show: (key) => key.scopes.join(", ") },
                             { name: "Made", show: (key) => fullTime(key.created_at) },
                             { name: "Used", show: (key) => (key.used_at ? fullTime(key.used_at) : "never") },
                             { name: "Ends", show: (key) => (key.expires_at ? fullTime(key.expires_at) : "never") },
-                            { name: "Quota", show: (key) => Object.entries(key.quota).map(([name, value]) => `${name} ${JSON.stringify(value)}`).join(", ") },
+                            {
+                                name: "Quota",
+                                show: (key) =>
+                                    Object.entries(key.quota)
+                                        .map(([name, value]) => `${name} ${JSON.stringify(value)}`)
+                                        .join(", "),
+                            },
                             {
                                 name: "Actions",
                                 show: (key) => (
                                     <span class="actions">
-                                        <button type="button" class="plain small" aria-label={`New secret for ${key.name}`} onClick={() => (asked.value = { key, what: "rotate" })}>New secret</button>
-                                        <button type="button" class="danger small" aria-label={`Revoke ${key.name}`} onClick={() => (asked.value = { key, what: "revoke" })}>Revoke</button>
+                                        <button
+                                            type="button"
+                                            class="plain small"
+                                            aria-label={`New secret for ${key.name}`}
+                                            onClick={() => (asked.value = { key, what: "rotate" })}
+                                        >
+                                            New secret
+                                        </button>
+                                        <button
+                                            type="button"
+                                            class="danger small"
+                                            aria-label={`Revoke ${key.name}`}
+                                            onClick={() => (asked.value = { key, what: "revoke" })}
+                                        >
+                                            Revoke
+                                        </button>
                                     </span>
                                 ),
                             },
@@ -69,20 +103,38 @@ export function Keys() {
                     />
                 )}
             </Shown>
-            {making.value && <NewKey onClose={() => (making.value = false)} onMade={(key) => { making.value = false; secret.value = key; loaded.again(); }} />}
+            {making.value && (
+                <NewKey
+                    onClose={() => (making.value = false)}
+                    onMade={(key) => {
+                        making.value = false;
+                        secret.value = key;
+                        loaded.again();
+                    }}
+                />
+            )}
             {asked.value?.what === "revoke" && (
                 <Confirm
-                    title={`Revoke ${asked.value.key.name}`} action="Revoke it" onClose={() => (asked.value = null)}
+                    title={`Revoke ${asked.value.key.name}`}
+                    action="Revoke it"
+                    onClose={() => (asked.value = null)}
                     onConfirm={() => remove(path`/api/admin/keys/${asked.value!.key.id}`).then(loaded.again)}
                 >
-                    <p>Programs that use it are refused from now on, and browsers that signed in with it are signed out. This cannot be undone.</p>
+                    <p>
+                        Programs that use it are refused from now on, and browsers that signed in with it are signed
+                        out. This cannot be undone.
+                    </p>
                 </Confirm>
             )}
             {asked.value?.what === "rotate" && (
                 <Confirm
-                    title={`New secret for ${asked.value.key.name}`} action="Make a new secret" onClose={() => (asked.value = null)}
+                    title={`New secret for ${asked.value.key.name}`}
+                    action="Make a new secret"
+                    onClose={() => (asked.value = null)}
                     onConfirm={async () => {
-                        secret.value = (await post<{ key: string }>(path`/api/admin/keys/${asked.value!.key.id}/rotate`)).key;
+                        secret.value = (
+                            await post<{ key: string }>(path`/api/admin/keys/${asked.value!.key.id}/rotate`)
+                        ).key;
                         loaded.again();
                     }}
                 >
@@ -126,18 +178,35 @@ function NewKey({ onClose, onMade }: { onClose: () => void; onMade: (key: string
                     {SCOPES.map(([scope, meaning]) => (
                         <label key={scope} class="inline">
                             <input
-                                type="checkbox" checked={scopes.value.includes(scope)}
-                                onChange={(event) => (scopes.value = event.currentTarget.checked ? [...scopes.value, scope] : scopes.value.filter((one) => one !== scope))}
+                                type="checkbox"
+                                checked={scopes.value.includes(scope)}
+                                onChange={(event) =>
+                                    (scopes.value = event.currentTarget.checked
+                                        ? [...scopes.value, scope]
+                                        : scopes.value.filter((one) => one !== scope))
+                                }
                             />
-                            <span><strong>{scope}</strong>: {meaning}</span>
+                            <span>
+                                <strong>{scope}</strong>: {meaning}
+                            </span>
                         </label>
                     ))}
                 </fieldset>
                 <NumberField label="Valid for so many days" value={days} hint="Empty: until it is revoked" />
-                <TextField label="Quota" value={quota} hint='JSON, such as {"sessions": 5}; empty: none but the tenant&apos;s' />
-                {error.value && <p class="note error" role="alert">{error.value}</p>}
+                <TextField
+                    label="Quota"
+                    value={quota}
+                    hint='JSON, such as {"sessions": 5}; empty: none but the tenant&apos;s'
+                />
+                {error.value && (
+                    <p class="note error" role="alert">
+                        {error.value}
+                    </p>
+                )}
                 <div class="buttons">
-                    <button type="button" class="plain" onClick={onClose}>Cancel</button>
+                    <button type="button" class="plain" onClick={onClose}>
+                        Cancel
+                    </button>
                     <button type="submit">Make the key</button>
                 </div>
             </form>

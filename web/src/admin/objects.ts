@@ -9,6 +9,7 @@ export function readObject(text: string, what: string): Record<string, unknown> 
     } catch {
         throw new Error(`${what} is not JSON`);
     }
-    if (typeof value !== "object" || value === null || Array.isArray(value)) throw new Error(`${what} must be a JSON object, such as {"sessions": 5}`);
+    if (typeof value !== "object" || value === null || Array.isArray(value))
+        throw new Error(`${what} must be a JSON object, such as {"sessions": 5}`);
     return value as Record<string, unknown>;
 }

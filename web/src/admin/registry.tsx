@@ -19,7 +19,9 @@ export function Registry() {
     const chosen = useSignal<{ kind: string; name: string } | null>(null);
     return (
         <>
-            {KINDS.map((kind) => <Kind key={kind} kind={kind} onChoose={(name) => (chosen.value = { kind, name })} />)}
+            {KINDS.map((kind) => (
+                <Kind key={kind} kind={kind} onChoose={(name) => (chosen.value = { kind, name })} />
+            ))}
             {chosen.value && <Shape {...chosen.value} onClose={() => (chosen.value = null)} />}
         </>
     );
@@ -33,9 +35,19 @@ function Kind({ kind, onChoose }: { kind: string; onChoose: (name: string) => vo
             <Shown of={loaded}>
                 {({ entries }) => (
                     <Table
-                        label={kind} rows={entries} keyOf={(entry) => entry.name} empty="There is none."
+                        label={kind}
+                        rows={entries}
+                        keyOf={(entry) => entry.name}
+                        empty="There is none."
                         columns={[
-                            { name: "Name", show: (entry) => <button type="button" class="plain" onClick={() => onChoose(entry.name)}>{entry.name}</button> },
+                            {
+                                name: "Name",
+                                show: (entry) => (
+                                    <button type="button" class="plain" onClick={() => onChoose(entry.name)}>
+                                        {entry.name}
+                                    </button>
+                                ),
+                            },
                             { name: "Description", show: (entry) => entry.description },
                         ]}
                     />
@@ -46,7 +58,10 @@ function Kind({ kind, onChoose }: { kind: string; onChoose: (name: string) => vo
 }
 
 function Shape({ kind, name, onClose }: { kind: string; name: string; onClose: () => void }) {
-    const loaded = useLoaded((signal) => get<Record<string, unknown>>(path`/api/registry/${kind}/${name}`, {}, signal), [kind, name]);
+    const loaded = useLoaded(
+        (signal) => get<Record<string, unknown>>(path`/api/registry/${kind}/${name}`, {}, signal),
+        [kind, name],
+    );
     return (
         <Dialog title={name} onClose={onClose}>
             <Shown of={loaded}>{(entry) => <JsonTree value={entry} />}</Shown>

@@ -12,11 +12,26 @@ export function Secret({ title, text, onClose }: { title: string; text: string; 
             <p>It is shown this once. Keep it where your program finds it.</p>
             <label>
                 {title}
-                <input ref={field} class="mono" type="text" readOnly value={text} onFocus={(event) => event.currentTarget.select()} />
+                <input
+                    ref={field}
+                    class="mono"
+                    type="text"
+                    readOnly
+                    value={text}
+                    onFocus={(event) => event.currentTarget.select()}
+                />
             </label>
             <div class="buttons">
-                <button type="button" class="plain" onClick={() => attempt(() => navigator.clipboard.writeText(text), "Copied")}>Copy</button>
-                <button type="button" onClick={onClose}>Done</button>
+                <button
+                    type="button"
+                    class="plain"
+                    onClick={() => attempt(() => navigator.clipboard.writeText(text), "Copied")}
+                >
+                    Copy
+                </button>
+                <button type="button" onClick={onClose}>
+                    Done
+                </button>
             </div>
         </Dialog>
     );

@@ -1,8 +1,8 @@
 // A new session from an environment.
 
 import { useSignal } from "@preact/signals";
-import { useLocation } from "preact-iso/router";
 import { useEffect, useRef } from "preact/hooks";
+import { useLocation } from "preact-iso/router";
 
 import { call, get } from "../api";
 import { Dialog } from "../parts/dialog";
@@ -20,14 +20,30 @@ const REACH = [
 ] as const;
 type Reach = (typeof REACH)[number][0];
 
-export function CreateSession({ environments, onClose }: { environments: readonly Environment[]; onClose: () => void }) {
+export function CreateSession({
+    environments,
+    onClose,
+}: {
+    environments: readonly Environment[];
+    onClose: () => void;
+}) {
     const { route } = useLocation();
     const images = useLoaded((signal) => get<{ images: { name: string }[] }>("/api/images", {}, signal), []);
     const environment = useSignal(""); // the default one, until another is chosen
-    const chosen = environments.find((one) => (environment.value ? one.name === environment.value : one.default)) ?? environments[0];
+    const chosen =
+        environments.find((one) => (environment.value ? one.name === environment.value : one.default)) ??
+        environments[0];
     const texts = {
-        thread: useSignal(""), image: useSignal(""), memory: useSignal(""), cpus: useSignal(""), disk: useSignal(""),
-        processes: useSignal(""), idle: useSignal(""), longest: useSignal(""), metadata: useSignal(""), rules: useSignal(""),
+        thread: useSignal(""),
+        image: useSignal(""),
+        memory: useSignal(""),
+        cpus: useSignal(""),
+        disk: useSignal(""),
+        processes: useSignal(""),
+        idle: useSignal(""),
+        longest: useSignal(""),
+        metadata: useSignal(""),
+        rules: useSignal(""),
     };
     const reach = useSignal<Reach>("environment");
     const error = useSignal("");
@@ -39,7 +55,10 @@ export function CreateSession({ environments, onClose }: { environments: readonl
         event.preventDefault();
         busy.value = true;
         try {
-            const made = await call<Session & { created: boolean }>("POST", "/api/sessions", { body: body(), signal: stop.current.signal });
+            const made = await call<Session & { created: boolean }>("POST", "/api/sessions", {
+                body: body(),
+                signal: stop.current.signal,
+            });
             if (!made.created) tell("The thread had a session already: this is it.");
             onClose();
             route(`/ui/sessions/${encodeURIComponent(made.session_id)}`);
@@ -51,7 +70,12 @@ export function CreateSession({ environments, onClose }: { environments: readonl
 
     function body() {
         const number = (text: string, factor = 1) => (text ? Number(text) * factor : undefined);
-        const limits = { memory_mb: number(texts.memory.value), cpus: number(texts.cpus.value), disk_mb: number(texts.disk.value), pids: number(texts.processes.value) };
+        const limits = {
+            memory_mb: number(texts.memory.value),
+            cpus: number(texts.cpus.value),
+            disk_mb: number(texts.disk.value),
+            pids: number(texts.processes.value),
+        };
         return {
             environment: chosen?.name,
             thread_id: texts.thread.value.trim(),
@@ -70,30 +94,73 @@ export function CreateSession({ environments, onClose }: { environments: readonl
                 <div class="field">
                     <label>
                         Environment
-                        <select value={chosen?.name} onChange={(event) => (environment.value = event.currentTarget.value)} aria-describedby="environment-hint">
-                            {environments.map((one) => <option key={one.name} value={one.name}>{one.name}{one.default ? " (default)" : ""}</option>)}
+                        <select
+                            value={chosen?.name}
+                            onChange={(event) => (environment.value = event.currentTarget.value)}
+                            aria-describedby="environment-hint"
+                        >
+                            {environments.map((one) => (
+                                <option key={one.name} value={one.name}>
+                                    {one.name}
+                                    {one.default ? " (default)" : ""}
+                                </option>
+                            ))}
                         </select>
                     </label>
                     <small id="environment-hint">{chosen && describeEnvironment(chosen)}</small>
                 </div>
-                <TextField label="Thread" value={texts.thread} maxLength={255} hint="A conversation of yours. It has one session at a time: if there is one, you get that." />
+                <TextField
+                    label="Thread"
+                    value={texts.thread}
+                    maxLength={255}
+                    hint="A conversation of yours. It has one session at a time: if there is one, you get that."
+                />
                 <details>
                     <summary>Image and limits</summary>
                     <div class="fields">
                         <TextField label="Image" value={texts.image} list="images" placeholder={chosen?.image} />
-                        <NumberField label="Memory (MiB)" step="1" value={texts.memory} placeholder={String(chosen?.limits.memory_mb ?? "")} />
+                        <NumberField
+                            label="Memory (MiB)"
+                            step="1"
+                            value={texts.memory}
+                            placeholder={String(chosen?.limits.memory_mb ?? "")}
+                        />
                         <NumberField label="CPUs" value={texts.cpus} placeholder={String(chosen?.limits.cpus ?? "")} />
-                        <NumberField label="Disk (MiB)" step="1" value={texts.disk} placeholder={String(chosen?.limits.disk_mb ?? "")} />
-                        <NumberField label="Processes" step="1" value={texts.processes} placeholder={String(chosen?.limits.pids ?? "")} />
+                        <NumberField
+                            label="Disk (MiB)"
+                            step="1"
+                            value={texts.disk}
+                            placeholder={String(chosen?.limits.disk_mb ?? "")}
+                        />
+                        <NumberField
+                            label="Processes"
+                            step="1"
+                            value={texts.processes}
+                            placeholder={String(chosen?.limits.pids ?? "")}
+                        />
                     </div>
-                    <datalist id="images">{images.value.value?.images.map((image) => <option key={image.name} value={image.name} />)}</datalist>
-                    <p class="note">With an image or limits of its own it is made anew, instead of coming from the warm pool.</p>
+                    <datalist id="images">
+                        {images.value.value?.images.map((image) => (
+                            <option key={image.name} value={image.name} />
+                        ))}
+                    </datalist>
+                    <p class="note">
+                        With an image or limits of its own it is made anew, instead of coming from the warm pool.
+                    </p>
                 </details>
                 <details>
                     <summary>Time-outs</summary>
                     <div class="fields">
-                        <Minutes label="Ends when it was not used for" value={texts.idle} placeholder={minutes(chosen?.idle_timeout_s)} />
-                        <Minutes label="Ends in any case after" value={texts.longest} placeholder={minutes(chosen?.max_lifetime_s)} />
+                        <Minutes
+                            label="Ends when it was not used for"
+                            value={texts.idle}
+                            placeholder={minutes(chosen?.idle_timeout_s)}
+                        />
+                        <Minutes
+                            label="Ends in any case after"
+                            value={texts.longest}
+                            placeholder={minutes(chosen?.max_lifetime_s)}
+                        />
                     </div>
                 </details>
                 <details>
@@ -102,22 +169,47 @@ export function CreateSession({ environments, onClose }: { environments: readonl
                         <legend>It may reach</legend>
                         {REACH.map(([value, label]) => (
                             <label key={value} class="inline">
-                                <input type="radio" name="reach" checked={reach.value === value} onChange={() => (reach.value = value)} />
+                                <input
+                                    type="radio"
+                                    name="reach"
+                                    checked={reach.value === value}
+                                    onChange={() => (reach.value = value)}
+                                />
                                 {label}
                             </label>
                         ))}
                     </fieldset>
-                    {reach.value === "some" && <LinesField label="Allowed, one on each line" value={texts.rules} placeholder={"api.example.com\n*.example.org:443"} />}
-                    {reach.value === "internet" && <LinesField label="Refused all the same, one on each line" value={texts.rules} />}
+                    {reach.value === "some" && (
+                        <LinesField
+                            label="Allowed, one on each line"
+                            value={texts.rules}
+                            placeholder={"api.example.com\n*.example.org:443"}
+                        />
+                    )}
+                    {reach.value === "internet" && (
+                        <LinesField label="Refused all the same, one on each line" value={texts.rules} />
+                    )}
                 </details>
                 <details>
                     <summary>Metadata</summary>
-                    <LinesField label="Notes of your own, one on each line" value={texts.metadata} placeholder="user=u-7" />
+                    <LinesField
+                        label="Notes of your own, one on each line"
+                        value={texts.metadata}
+                        placeholder="user=u-7"
+                    />
                 </details>
-                {error.value && <p class="note error" role="alert">{error.value}</p>}
+                {error.value && (
+                    <p class="note error" role="alert">
+                        {error.value}
+                    </p>
+                )}
                 <div class="buttons">
-                    <button type="button" class="plain" onClick={onClose}>Cancel</button>
-                    <button type="submit" disabled={busy.value}>{busy.value ? "Creating…" : "Create"}</button>
+                    <button type="button" class="plain" onClick={onClose}>
+                        Cancel
+                    </button>
+                    <button type="submit" disabled={busy.value}>
+                        {busy.value ? "Creating…" : "Create"}
+                    </button>
                 </div>
             </form>
         </Dialog>
@@ -136,7 +228,8 @@ function readPair(line: string): [string, string] {
     return [line.slice(0, at).trim(), line.slice(at + 1).trim()];
 }
 
-const minutes = (seconds: number | null | undefined): string => (seconds ? String(Math.round(seconds / 60)) : "As the server says");
+const minutes = (seconds: number | null | undefined): string =>
+    seconds ? String(Math.round(seconds / 60)) : "As the server says";
 
 function describeEnvironment({ description, image, limits, network }: Environment): string {
     const size = `${limits.cpus} CPU, ${bytes(limits.memory_mb * 2 ** 20)} memory, ${bytes(limits.disk_mb * 2 ** 20)} disk`;

@@ -28,17 +28,59 @@ interface Props {
 }
 
 export function Filters({ chosen, onChange, environments, sessions }: Props) {
-    const providers = useSeen(sessions.map((one) => one.provider), chosen.provider);
-    const workers = useSeen(sessions.map((one) => one.worker), chosen.worker);
-    const names = useSeen(environments.map((one) => one.name), chosen.environment);
+    const providers = useSeen(
+        sessions.map((one) => one.provider),
+        chosen.provider,
+    );
+    const workers = useSeen(
+        sessions.map((one) => one.worker),
+        chosen.worker,
+    );
+    const names = useSeen(
+        environments.map((one) => one.name),
+        chosen.environment,
+    );
     const isCluster = facts.value?.cluster ?? false;
     return (
-        <form class="row filters" role="search" aria-label="Filter sessions" onSubmit={(event) => event.preventDefault()}>
+        <form
+            class="row filters"
+            role="search"
+            aria-label="Filter sessions"
+            onSubmit={(event) => event.preventDefault()}
+        >
             <Search value={chosen.search ?? ""} onChange={(search) => onChange({ search })} />
-            <Choice label="State" all="Not ended" value={chosen.state} options={STATES} onChange={(state) => onChange({ state })} />
-            <Choice label="Environment" all="All" value={chosen.environment} options={names} onChange={(environment) => onChange({ environment })} />
-            {(providers.length > 1 || chosen.provider) && <Choice label="Provider" all="All" value={chosen.provider} options={providers} onChange={(provider) => onChange({ provider })} />}
-            {(isCluster || chosen.worker) && <Choice label="Worker" all="All" value={chosen.worker} options={workers} onChange={(worker) => onChange({ worker })} />}
+            <Choice
+                label="State"
+                all="Not ended"
+                value={chosen.state}
+                options={STATES}
+                onChange={(state) => onChange({ state })}
+            />
+            <Choice
+                label="Environment"
+                all="All"
+                value={chosen.environment}
+                options={names}
+                onChange={(environment) => onChange({ environment })}
+            />
+            {(providers.length > 1 || chosen.provider) && (
+                <Choice
+                    label="Provider"
+                    all="All"
+                    value={chosen.provider}
+                    options={providers}
+                    onChange={(provider) => onChange({ provider })}
+                />
+            )}
+            {(isCluster || chosen.worker) && (
+                <Choice
+                    label="Worker"
+                    all="All"
+                    value={chosen.worker}
+                    options={workers}
+                    onChange={(worker) => onChange({ worker })}
+                />
+            )}
             {may("admin") && <Tenant chosen={chosen.of ?? ""} onChange={(of) => onChange({ of })} />}
         </form>
     );
@@ -61,7 +103,11 @@ function Tenant({ chosen, onChange }: { chosen: string; onChange: (of: string) =
             <select value={chosen} onChange={(event) => onChange(event.currentTarget.value)}>
                 <option value="">Your own</option>
                 <option value="*">All</option>
-                {others.map((name) => <option key={name} value={name}>{name}</option>)}
+                {others.map((name) => (
+                    <option key={name} value={name}>
+                        {name}
+                    </option>
+                ))}
             </select>
         </label>
     );
@@ -81,7 +127,11 @@ function Choice({ label, all, value, options, onChange }: ChoiceProps) {
             {label}
             <select value={value ?? ""} onChange={(event) => onChange(event.currentTarget.value)}>
                 <option value="">{all}</option>
-                {options.map((option) => <option key={option} value={option}>{option}</option>)}
+                {options.map((option) => (
+                    <option key={option} value={option}>
+                        {option}
+                    </option>
+                ))}
             </select>
         </label>
     );
@@ -103,7 +153,13 @@ function Search({ value, onChange }: { value: string; onChange: (text: string) =
     return (
         <label class="search">
             Search
-            <input type="search" maxLength={255} placeholder="Thread, id or metadata" value={typed.value} onInput={(event) => type(event.currentTarget.value)} />
+            <input
+                type="search"
+                maxLength={255}
+                placeholder="Thread, id or metadata"
+                value={typed.value}
+                onInput={(event) => type(event.currentTarget.value)}
+            />
         </label>
     );
 }

@@ -1,8 +1,8 @@
 // Signing in with a key; `warren ui` does the same with a link.
 
 import { useSignal } from "@preact/signals";
-import { useLocation } from "preact-iso/router";
 import { useEffect, useRef } from "preact/hooks";
+import { useLocation } from "preact-iso/router";
 
 import { account, facts, signedOutWhy } from "../account";
 import { describe } from "../parts/messages";
@@ -28,7 +28,11 @@ export function SignInPage() {
     return (
         <section class="sign-in" aria-labelledby="title">
             <h1 id="title">Sign in</h1>
-            {signedOutWhy.value && <p class="note" role="status">{signedOutWhy.value}</p>}
+            {signedOutWhy.value && (
+                <p class="note" role="status">
+                    {signedOutWhy.value}
+                </p>
+            )}
             <form class="card" onSubmit={submit}>
                 <label>
                     API key
@@ -42,16 +46,22 @@ export function SignInPage() {
                         ref={(field) => field?.focus()}
                     />
                 </label>
-                {error.value && <p class="note error" role="alert">{error.value}</p>}
-                <button type="submit" disabled={busy.value}>Sign in</button>
+                {error.value && (
+                    <p class="note error" role="alert">
+                        {error.value}
+                    </p>
+                )}
+                <button type="submit" disabled={busy.value}>
+                    Sign in
+                </button>
             </form>
             <p class="note">
                 Or run <code>warren ui</code> where your key is set up: it prints a link that signs you in.
             </p>
             {!window.isSecureContext && (
                 <p class="note">
-                    This connection is not encrypted, so your browser keeps no sign-in: the key stays in this page until you
-                    close or reload it.
+                    This connection is not encrypted, so your browser keeps no sign-in: the key stays in this page until
+                    you close or reload it.
                 </p>
             )}
         </section>
@@ -89,21 +99,33 @@ export function EnterPage() {
     return (
         <section class="sign-in" aria-labelledby="title">
             <h1 id="title">Sign in</h1>
-            {error.value && <p class="note error" role="alert">{error.value} <a href="/">Sign in with a key</a></p>}
+            {error.value && (
+                <p class="note error" role="alert">
+                    {error.value} <a href="/">Sign in with a key</a>
+                </p>
+            )}
             {asks.value && (
                 <div class="card">
                     <p>
-                        A link wants to sign this browser in. Go on only if you have made it yourself, with <code>warren ui</code>:
-                        whoever has made it sees what you do here afterwards.
+                        A link wants to sign this browser in. Go on only if you have made it yourself, with{" "}
+                        <code>warren ui</code>: whoever has made it sees what you do here afterwards.
                     </p>
                     {account.value && <p class="note">You are signed in as {account.value.tenant}. That ends.</p>}
                     <div class="row">
-                        <button type="button" onClick={enter}>Use the link</button>
-                        <button type="button" class="plain" onClick={() => route("/", true)}>Cancel</button>
+                        <button type="button" onClick={enter}>
+                            Use the link
+                        </button>
+                        <button type="button" class="plain" onClick={() => route("/", true)}>
+                            Cancel
+                        </button>
                     </div>
                 </div>
             )}
-            {!asks.value && !error.value && <p class="note" aria-busy="true">Signing in…</p>}
+            {!asks.value && !error.value && (
+                <p class="note" aria-busy="true">
+                    Signing in…
+                </p>
+            )}
         </section>
     );
 }

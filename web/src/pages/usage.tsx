@@ -5,8 +5,8 @@ import { useSignal } from "@preact/signals";
 import { may } from "../account";
 import { download, get } from "../api";
 import { Shown, useLoaded } from "../parts/load";
-import { Meter } from "../parts/meter";
 import { attempt } from "../parts/messages";
+import { Meter } from "../parts/meter";
 import { Table } from "../parts/table";
 import { useTitle } from "../parts/title";
 import { bytes, duration, fullTime } from "../parts/units";
@@ -65,21 +65,45 @@ export function UsagePage() {
                 {all && (
                     <label>
                         Tenant
-                        <input type="text" placeholder="All" spellcheck={false} autocomplete="off" value={of.value} onChange={(event) => (of.value = event.currentTarget.value.trim())} />
+                        <input
+                            type="text"
+                            placeholder="All"
+                            spellcheck={false}
+                            autocomplete="off"
+                            value={of.value}
+                            onChange={(event) => (of.value = event.currentTarget.value.trim())}
+                        />
                     </label>
                 )}
-                <button type="button" class="plain" onClick={() => attempt(() => download(place, { ...query(), format: "csv" }, "usage.csv"))}>Download as CSV</button>
+                <button
+                    type="button"
+                    class="plain"
+                    onClick={() => attempt(() => download(place, { ...query(), format: "csv" }, "usage.csv"))}
+                >
+                    Download as CSV
+                </button>
             </div>
             <Shown of={loaded}>
                 {(found) => (
                     <>
                         <dl class="facts card">
-                            {columns.map((column) => <div key={column.name}><dt>{column.name}</dt><dd>{column.show(found.total)}</dd></div>)}
-                            <div><dt>Artifacts now</dt><dd>{bytes(found.artifact_bytes)}</dd></div>
+                            {columns.map((column) => (
+                                <div key={column.name}>
+                                    <dt>{column.name}</dt>
+                                    <dd>{column.show(found.total)}</dd>
+                                </div>
+                            ))}
+                            <div>
+                                <dt>Artifacts now</dt>
+                                <dd>{bytes(found.artifact_bytes)}</dd>
+                            </div>
                         </dl>
                         <h2>By day</h2>
                         <Table
-                            label="Usage by day" rows={[...found.usage].reverse()} keyOf={(row) => `${row.day} ${row.tenant}`} empty="Nothing was used in this time."
+                            label="Usage by day"
+                            rows={[...found.usage].reverse()}
+                            keyOf={(row) => `${row.day} ${row.tenant}`}
+                            empty="Nothing was used in this time."
                             columns={[
                                 { name: "Day", show: (row) => <span class="nowrap">{row.day}</span> },
                                 ...(all ? [{ name: "Tenant", show: (row: { tenant: string }) => row.tenant }] : []),
@@ -126,7 +150,12 @@ const unitOf = (quota: Quota) => QUOTAS[quota.name]?.[1] ?? String;
 
 export function Quotas({ of }: { of: string }) {
     const loaded = useLoaded(
-        (signal) => get<{ tenant: string; day_ends_at: string; quotas: Quota[] }>(of ? "/api/admin/quotas" : "/api/quotas", { of }, signal),
+        (signal) =>
+            get<{ tenant: string; day_ends_at: string; quotas: Quota[] }>(
+                of ? "/api/admin/quotas" : "/api/quotas",
+                { of },
+                signal,
+            ),
         [of],
         10_000,
     );
@@ -136,15 +165,44 @@ export function Quotas({ of }: { of: string }) {
             <Shown of={loaded}>
                 {(found) => (
                     <>
-                        <p class="note">Of the tenant {found.tenant}. Those of the day start anew {fullTime(found.day_ends_at)}.</p>
+                        <p class="note">
+                            Of the tenant {found.tenant}. Those of the day start anew {fullTime(found.day_ends_at)}.
+                        </p>
                         <Table
-                            label="Quotas" rows={found.quotas} keyOf={(quota) => `${quota.of} ${quota.name}`}
+                            label="Quotas"
+                            rows={found.quotas}
+                            keyOf={(quota) => `${quota.of} ${quota.name}`}
                             columns={[
-                                { name: "Quota", show: (quota) => <>{QUOTAS[quota.name]?.[0] ?? quota.name}<small class="mono">{quota.name}</small></> },
+                                {
+                                    name: "Quota",
+                                    show: (quota) => (
+                                        <>
+                                            {QUOTAS[quota.name]?.[0] ?? quota.name}
+                                            <small class="mono">{quota.name}</small>
+                                        </>
+                                    ),
+                                },
                                 { name: "Of the", show: (quota) => quota.of },
-                                { name: "Used", right: true, show: (quota) => (quota.used === null ? "–" : <Meter value={quota.used} most={quota.bound ?? 0} text={unitOf(quota)} />) },
-                                { name: "At most", right: true, show: (quota) => (quota.bound === null ? "no bound" : unitOf(quota)(quota.bound)) },
-                                { name: "In", show: (quota) => ({ now: "at once", minute: "a minute", day: "a day" })[quota.per] ?? quota.per },
+                                {
+                                    name: "Used",
+                                    right: true,
+                                    show: (quota) =>
+                                        quota.used === null ? (
+                                            "–"
+                                        ) : (
+                                            <Meter value={quota.used} most={quota.bound ?? 0} text={unitOf(quota)} />
+                                        ),
+                                },
+                                {
+                                    name: "At most",
+                                    right: true,
+                                    show: (quota) => (quota.bound === null ? "no bound" : unitOf(quota)(quota.bound)),
+                                },
+                                {
+                                    name: "In",
+                                    show: (quota) =>
+                                        ({ now: "at once", minute: "a minute", day: "a day" })[quota.per] ?? quota.per,
+                                },
                             ]}
                         />
                     </>

@@ -1,8 +1,8 @@
 // What went wrong inside a part of the page stays there.
 
 import { Component, type ComponentChildren } from "preact";
-import lazyPart, { ErrorBoundary } from "preact-iso/lazy";
 import { useEffect } from "preact/hooks";
+import lazyPart, { ErrorBoundary } from "preact-iso/lazy";
 
 import { connected } from "../live";
 
@@ -17,7 +17,11 @@ export class Boundary extends Component<{ children: ComponentChildren }, { faile
 
     render() {
         // The inner one waits for parts that are loaded late; what fails comes to this one.
-        return this.state.failed ? <Broken what="This part of the page has failed." /> : <ErrorBoundary>{this.props.children}</ErrorBoundary>;
+        return this.state.failed ? (
+            <Broken what="This part of the page has failed." />
+        ) : (
+            <ErrorBoundary>{this.props.children}</ErrorBoundary>
+        );
     }
 }
 
@@ -42,7 +46,10 @@ function NotLoaded() {
 function Broken({ what }: { what: string }) {
     return (
         <p class="note error" role="alert">
-            {what} <button type="button" class="plain" onClick={() => location.reload()}>Load the page again</button>
+            {what}{" "}
+            <button type="button" class="plain" onClick={() => location.reload()}>
+                Load the page again
+            </button>
         </p>
     );
 }

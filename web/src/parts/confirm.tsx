@@ -33,10 +33,18 @@ export function Confirm({ title, action, onConfirm, onClose, children }: Props) 
         <Dialog title={title} onClose={onClose}>
             <form onSubmit={confirm}>
                 {children}
-                {error.value && <p class="note error" role="alert">{error.value}</p>}
+                {error.value && (
+                    <p class="note error" role="alert">
+                        {error.value}
+                    </p>
+                )}
                 <div class="buttons">
-                    <button type="button" class="plain" onClick={onClose}>Cancel</button>
-                    <button type="submit" class="danger" disabled={busy.value}>{action}</button>
+                    <button type="button" class="plain" onClick={onClose}>
+                        Cancel
+                    </button>
+                    <button type="submit" class="danger" disabled={busy.value}>
+                        {action}
+                    </button>
                 </div>
             </form>
         </Dialog>

@@ -25,19 +25,44 @@ export interface Page {
 
 const RESULTS: { [result: string]: string } = { ok: "ok", allowed: "ok", more: "warn", left: "warn" };
 
-export function DeedTable({ deeds, empty, withTenant = false }: { deeds: readonly Deed[]; empty: string; withTenant?: boolean }) {
+export function DeedTable({
+    deeds,
+    empty,
+    withTenant = false,
+}: {
+    deeds: readonly Deed[];
+    empty: string;
+    withTenant?: boolean;
+}) {
     return (
         <Table
-            label="Audit record" rows={deeds} keyOf={keyOf} empty={empty}
+            label="Audit record"
+            rows={deeds}
+            keyOf={keyOf}
+            empty={empty}
             columns={[
-                { name: "Time", show: (one) => <span class="nowrap" title={fullTime(one.at)}>{withTenant ? fullTime(one.at) : shortTime(one.at)}</span> },
+                {
+                    name: "Time",
+                    show: (one) => (
+                        <span class="nowrap" title={fullTime(one.at)}>
+                            {withTenant ? fullTime(one.at) : shortTime(one.at)}
+                        </span>
+                    ),
+                },
                 ...(withTenant ? [{ name: "Tenant", show: (one: Deed) => one.tenant }] : []),
                 { name: "Action", show: (one) => <span class="nowrap">{one.action}</span> },
-                { name: "Result", show: (one) => one.result && <span class={`state ${RESULTS[one.result] ?? "refused"}`}>{one.result}</span> },
+                {
+                    name: "Result",
+                    show: (one) =>
+                        one.result && <span class={`state ${RESULTS[one.result] ?? "refused"}`}>{one.result}</span>,
+                },
                 { name: "What", show: (one) => <What deed={one} /> },
                 { name: "Exit code", show: (one) => exitCode(one), right: true },
                 { name: "Took", show: (one) => <span class="nowrap">{took(one.duration_ms)}</span>, right: true },
-                { name: "Who", show: (one) => <span class="nowrap">{[one.key_id, one.client].filter(Boolean).join(" ")}</span> },
+                {
+                    name: "Who",
+                    show: (one) => <span class="nowrap">{[one.key_id, one.client].filter(Boolean).join(" ")}</span>,
+                },
             ]}
         />
     );
@@ -47,7 +72,9 @@ function What({ deed }: { deed: Deed }) {
     const { command, exit_code: _code, ...rest } = deed.detail;
     return (
         <div>
-            {command !== undefined && <pre class="command">{legibleLines(Array.isArray(command) ? command.join(" ") : String(command))}</pre>}
+            {command !== undefined && (
+                <pre class="command">{legibleLines(Array.isArray(command) ? command.join(" ") : String(command))}</pre>
+            )}
             <span class="note">{describeValues(rest)}</span>
         </div>
     );
@@ -66,7 +93,10 @@ function took(ms: number): string {
 export function describeValues(values: Record<string, unknown>): string {
     return Object.entries(values)
         .filter(([, value]) => value !== null && value !== "" && value !== undefined)
-        .map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : String(value)}`)
+        .map(
+            ([name, value]) =>
+                `${name.replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : String(value)}`,
+        )
         .map(legible)
         .join(", ");
 }

@@ -3,7 +3,15 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 
-export function Dialog({ title, onClose, children }: { title: string; onClose: () => void; children: ComponentChildren }) {
+export function Dialog({
+    title,
+    onClose,
+    children,
+}: {
+    title: string;
+    onClose: () => void;
+    children: ComponentChildren;
+}) {
     const ref = useRef<HTMLDialogElement>(null);
     useEffect(() => {
         const before = document.activeElement;
@@ -16,11 +24,18 @@ export function Dialog({ title, onClose, children }: { title: string; onClose: (
         };
     }, []);
     return (
-        <dialog ref={ref} aria-label={title} onClose={onClose} onClick={(event) => event.target === ref.current && ref.current!.close()}>
+        <dialog
+            ref={ref}
+            aria-label={title}
+            onClose={onClose}
+            onClick={(event) => event.target === ref.current && ref.current!.close()}
+        >
             <div class="dialog">
                 <header>
                     <h2>{title}</h2>
-                    <button type="button" class="quiet" aria-label="Close" onClick={() => ref.current!.close()}>×</button>
+                    <button type="button" class="quiet" aria-label="Close" onClick={() => ref.current!.close()}>
+                        ×
+                    </button>
                 </header>
                 {children}
             </div>

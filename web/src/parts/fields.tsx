@@ -32,19 +32,44 @@ function Field({ label, hint, value, children }: FieldProps & { children: (attri
 export function TextField({ list, maxLength, ...field }: FieldProps & { list?: string; maxLength?: number }) {
     const { placeholder, required } = field;
     const rest = { list, maxLength, placeholder, required };
-    return <Field {...field}>{(attributes) => <input type="text" spellcheck={false} autocomplete="off" {...rest} {...attributes} />}</Field>;
+    return (
+        <Field {...field}>
+            {(attributes) => <input type="text" spellcheck={false} autocomplete="off" {...rest} {...attributes} />}
+        </Field>
+    );
 }
 
 export function NumberField({ step = "any", ...field }: FieldProps & { step?: string }) {
     const { placeholder, required } = field;
-    return <Field {...field}>{(attributes) => <input type="number" min="0" step={step} placeholder={placeholder} required={required} {...attributes} />}</Field>;
+    return (
+        <Field {...field}>
+            {(attributes) => (
+                <input
+                    type="number"
+                    min="0"
+                    step={step}
+                    placeholder={placeholder}
+                    required={required}
+                    {...attributes}
+                />
+            )}
+        </Field>
+    );
 }
 
 export const Minutes = ({ label, ...rest }: FieldProps) => <NumberField label={`${label} (minutes)`} {...rest} />;
 
 export function LinesField(field: FieldProps) {
-    return <Field {...field}>{(attributes) => <textarea rows={3} spellcheck={false} placeholder={field.placeholder} {...attributes} />}</Field>;
+    return (
+        <Field {...field}>
+            {(attributes) => <textarea rows={3} spellcheck={false} placeholder={field.placeholder} {...attributes} />}
+        </Field>
+    );
 }
 
 /** The lines of a text that are not empty. */
-export const linesOf = (text: string): string[] => text.split("\n").map((line) => line.trim()).filter(Boolean);
+export const linesOf = (text: string): string[] =>
+    text
+        .split("\n")
+        .map((line) => line.trim())
+        .filter(Boolean);

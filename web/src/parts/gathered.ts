@@ -13,11 +13,14 @@ export function gathered(work: () => unknown): { ask: () => void; stop: () => vo
         if (timer) return;
         const quietMs = Date.now() - lastAt;
         pauseMs = quietMs > 2 * MOST_MS ? FIRST_MS : Math.min(2 * pauseMs, MOST_MS);
-        timer = setTimeout(() => {
-            timer = 0;
-            lastAt = Date.now();
-            work();
-        }, Math.max(FIRST_MS, pauseMs - quietMs));
+        timer = setTimeout(
+            () => {
+                timer = 0;
+                lastAt = Date.now();
+                work();
+            },
+            Math.max(FIRST_MS, pauseMs - quietMs),
+        );
     }
     return { ask, stop: () => clearTimeout(timer) };
 }

@@ -21,7 +21,9 @@ function Branch({ value, open }: { value: object; open: number }) {
             {isOpen.value && (
                 <ul>
                     {entries.slice(0, MOST_ENTRIES).map(([name, one]) => (
-                        <li key={name}><span class="json-name">{name}</span>: <JsonTree value={one} open={open - 1} /></li>
+                        <li key={name}>
+                            <span class="json-name">{name}</span>: <JsonTree value={one} open={open - 1} />
+                        </li>
                     ))}
                     {entries.length > MOST_ENTRIES && <li class="note">{entries.length - MOST_ENTRIES} more</li>}
                 </ul>

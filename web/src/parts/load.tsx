@@ -1,6 +1,6 @@
 // Data of the API in a component: loaded, loaded again, and what to show meanwhile.
 
-import { useSignal, type Signal } from "@preact/signals";
+import { type Signal, useSignal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useCallback, useEffect, useRef } from "preact/hooks";
 
@@ -17,7 +17,11 @@ export interface Loaded<T> {
 
 /** Loads when `inputs` change, when the server is back after it was away, and every `everyMs` while the page is
  *  visible; 0: only then. What comes from an earlier load than the one that is shown is dropped. */
-export function useLoaded<T>(load: (signal: AbortSignal) => Promise<T>, inputs: readonly unknown[], everyMs = 0): Loaded<T> {
+export function useLoaded<T>(
+    load: (signal: AbortSignal) => Promise<T>,
+    inputs: readonly unknown[],
+    everyMs = 0,
+): Loaded<T> {
     const value = useSignal<T | null>(null);
     const error = useSignal("");
     const running = useRef(new AbortController());
@@ -56,11 +60,24 @@ export function Shown<T>({ of, children }: { of: Loaded<T>; children: (value: T)
     if (of.value.value !== null) {
         return (
             <>
-                {of.error.value && <p class="note error" role="alert">{of.error.value}</p>}
+                {of.error.value && (
+                    <p class="note error" role="alert">
+                        {of.error.value}
+                    </p>
+                )}
                 {children(of.value.value)}
             </>
         );
     }
-    if (of.error.value) return <p class="note error" role="alert">{of.error.value}</p>;
-    return <p class="note" aria-busy="true">Loading…</p>;
+    if (of.error.value)
+        return (
+            <p class="note error" role="alert">
+                {of.error.value}
+            </p>
+        );
+    return (
+        <p class="note" aria-busy="true">
+            Loading…
+        </p>
+    );
 }

@@ -49,7 +49,9 @@ export function Messages() {
             {messages.value.map((message) => (
                 <div key={message.id} class={`message ${message.kind}`}>
                     <span>{message.text}</span>
-                    <button type="button" class="quiet" aria-label="Dismiss" onClick={() => dismiss(message.id)}>×</button>
+                    <button type="button" class="quiet" aria-label="Dismiss" onClick={() => dismiss(message.id)}>
+                        ×
+                    </button>
                 </div>
             ))}
         </div>

@@ -9,7 +9,11 @@ export function Meter({ value, most, text }: { value: number; most: number; text
     return (
         <span class="metered" title={most > 0 ? `${text(value)} of ${text(most)}` : text(value)}>
             {text(value)}
-            {most > 0 && <span class={`meter ${share >= HIGH ? "high" : ""}`}><span style={{ width: `${share}%` }} /></span>}
+            {most > 0 && (
+                <span class={`meter ${share >= HIGH ? "high" : ""}`}>
+                    <span style={{ width: `${share}%` }} />
+                </span>
+            )}
         </span>
     );
 }

@@ -40,7 +40,15 @@ export function Plot({ label, times, lines, show, limit, binary = false, height 
         const dark = matchMedia("(prefers-color-scheme: dark)");
         function draw() {
             plot.current?.destroy();
-            const options = describePlot(element, latest.current.lines, show, limit !== undefined, binary, height, () => latest.current.limit);
+            const options = describePlot(
+                element,
+                latest.current.lines,
+                show,
+                limit !== undefined,
+                binary,
+                height,
+                () => latest.current.limit,
+            );
             plot.current = new uPlot(options, dataOf(latest.current), element);
         }
         draw();
@@ -67,7 +75,12 @@ export function Plot({ label, times, lines, show, limit, binary = false, height 
                             {line.label} <strong>{lastOf(line) === null ? "–" : show(lastOf(line)!)}</strong>
                         </li>
                     ))}
-                    {limit !== undefined && <li><span class="swatch limit" aria-hidden="true" />limit <strong>{show(limit)}</strong></li>}
+                    {limit !== undefined && (
+                        <li>
+                            <span class="swatch limit" aria-hidden="true" />
+                            limit <strong>{show(limit)}</strong>
+                        </li>
+                    )}
                 </ul>
             </figcaption>
             <div ref={place} role="img" aria-label={summary(label, times, lines, show, limit)} />
@@ -78,23 +91,42 @@ export function Plot({ label, times, lines, show, limit, binary = false, height 
 function dataOf({ times, lines, limit }: Pick<Props, "times" | "lines" | "limit">): uPlot.AlignedData {
     // A limit is a line from the beginning, also while there is one value only.
     const start = times.length === 1 ? [times[0]! - LEAST_SPAN_S] : [];
-    const data: (readonly (number | null)[])[] = [[...start, ...times], ...lines.map((line) => [...start.map(() => null), ...line.values])];
+    const data: (readonly (number | null)[])[] = [
+        [...start, ...times],
+        ...lines.map((line) => [...start.map(() => null), ...line.values]),
+    ];
     if (limit !== undefined) data.push([...start, ...times].map(() => limit));
     return data as uPlot.AlignedData;
 }
 
 function describePlot(
-    element: HTMLElement, lines: readonly Line[], show: (value: number) => string, limited: boolean, binary: boolean, height: number,
+    element: HTMLElement,
+    lines: readonly Line[],
+    show: (value: number) => string,
+    limited: boolean,
+    binary: boolean,
+    height: number,
     limitNow: () => number | undefined,
 ): uPlot.Options {
-    const axis = { stroke: colourOf(element, "--faint"), grid: { stroke: colourOf(element, "--line"), width: 1 }, ticks: { show: false } };
+    const axis = {
+        stroke: colourOf(element, "--faint"),
+        grid: { stroke: colourOf(element, "--line"), width: 1 },
+        ticks: { show: false },
+    };
     const series: uPlot.Series[] = lines.map((line, at) => ({
         label: line.label,
         stroke: colourOf(element, COLOURS[at % COLOURS.length]!),
         width: 1.5,
         points: { show: (plot: uPlot) => plot.data[0].length <= 2 },
     }));
-    if (limited) series.push({ label: "limit", stroke: colourOf(element, "--bad"), width: 1, dash: [6, 4], points: { show: false } });
+    if (limited)
+        series.push({
+            label: "limit",
+            stroke: colourOf(element, "--bad"),
+            width: 1,
+            dash: [6, 4],
+            points: { show: false },
+        });
     return {
         width: element.clientWidth,
         height,
@@ -103,8 +135,18 @@ function describePlot(
         cursor: { drag: { setScale: false, x: false, y: false }, points: { size: 6 } },
         series: [{}, ...series],
         axes: [
-            { ...axis, space: 80, size: 30, values: (_plot, at) => at.map((time) => new Date(time * 1000).toLocaleTimeString([], timeParts(at))) },
-            { ...axis, size: 76, values: (_plot, at) => at.map(show), splits: (_plot, _axis, from, to) => roundSteps(from, to, binary) },
+            {
+                ...axis,
+                space: 80,
+                size: 30,
+                values: (_plot, at) => at.map((time) => new Date(time * 1000).toLocaleTimeString([], timeParts(at))),
+            },
+            {
+                ...axis,
+                size: 76,
+                values: (_plot, at) => at.map(show),
+                splits: (_plot, _axis, from, to) => roundSteps(from, to, binary),
+            },
         ],
         scales: {
             x: { time: true, range: (_plot, from, to) => [Math.min(from, to - LEAST_SPAN_S), to] },
@@ -132,7 +174,13 @@ function lastOf(line: Line): number | null {
     return line.values[line.values.length - 1] ?? null;
 }
 
-function summary(label: string, times: readonly number[], lines: readonly Line[], show: (value: number) => string, limit?: number): string {
+function summary(
+    label: string,
+    times: readonly number[],
+    lines: readonly Line[],
+    show: (value: number) => string,
+    limit?: number,
+): string {
     if (times.length === 0) return `${label}: nothing is known yet`;
     const spanS = Math.round(times[times.length - 1]! - times[0]!);
     const parts = lines.map((line) => {

@@ -13,7 +13,8 @@ export function roundSteps(from: number, to: number, binary = false): number[] {
         step = power * ([1, 2, 5, 10].find((factor) => factor * power >= rough) ?? 10);
     }
     const steps: number[] = [];
-    for (let at = Math.ceil(from / step); at * step <= to && steps.length < 20; at += 1) steps.push(Number((at * step).toPrecision(12)));
+    for (let at = Math.ceil(from / step); at * step <= to && steps.length < 20; at += 1)
+        steps.push(Number((at * step).toPrecision(12)));
     return steps;
 }
 

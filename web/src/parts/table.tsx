@@ -23,13 +23,21 @@ export function Table<Row>({ label, columns, rows, keyOf, empty = "There is noth
         <div class={`table ${look}`}>
             <table aria-label={label}>
                 <thead>
-                    <tr>{columns.map((column) => <th key={column.name} scope="col" class={column.right ? "right" : ""}>{column.name}</th>)}</tr>
+                    <tr>
+                        {columns.map((column) => (
+                            <th key={column.name} scope="col" class={column.right ? "right" : ""}>
+                                {column.name}
+                            </th>
+                        ))}
+                    </tr>
                 </thead>
                 <tbody>
                     {rows.map((row) => (
                         <tr key={keyOf(row)}>
                             {columns.map((column) => (
-                                <td key={column.name} data-name={column.name} class={column.right ? "right" : ""}>{column.show(row)}</td>
+                                <td key={column.name} data-name={column.name} class={column.right ? "right" : ""}>
+                                    {column.show(row)}
+                                </td>
                             ))}
                         </tr>
                     ))}

@@ -28,7 +28,11 @@ export function Tabs({ label, tabs, chosen, onChoose, children, after, keep }: P
         // On a narrow screen the tabs are wider than it.
         const element = list.current!;
         const tab = element.querySelector<HTMLElement>('[aria-selected="true"]');
-        if (tab) element.scrollLeft = Math.max(0, tab.offsetLeft - element.offsetLeft - (element.clientWidth - tab.offsetWidth) / 2);
+        if (tab)
+            element.scrollLeft = Math.max(
+                0,
+                tab.offsetLeft - element.offsetLeft - (element.clientWidth - tab.offsetWidth) / 2,
+            );
     }, [chosen]);
     function move(event: KeyboardEvent) {
         const at = tabs.findIndex((tab) => tab.id === chosen);
@@ -57,7 +61,14 @@ export function Tabs({ label, tabs, chosen, onChoose, children, after, keep }: P
                                 {tab.label}
                             </button>
                             {tab.onClose && (
-                                <button type="button" class="quiet" aria-label={`Close ${tab.label}`} onClick={tab.onClose}>×</button>
+                                <button
+                                    type="button"
+                                    class="quiet"
+                                    aria-label={`Close ${tab.label}`}
+                                    onClick={tab.onClose}
+                                >
+                                    ×
+                                </button>
                             )}
                         </span>
                     ))}

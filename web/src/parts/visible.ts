@@ -22,7 +22,8 @@ function escape(character: string): string {
 }
 
 // Of these only those that change how a text is read: bidirectional marks, zero-width and invisible characters, tags.
-const MISLEADING = /[\u00ad\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\u3164\uffa0]|[\u{e0000}-\u{e0fff}]/u;
+const MISLEADING =
+    /[\u00ad\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\u3164\uffa0]|[\u{e0000}-\u{e0fff}]/u;
 
 /** Whether a longer text has characters that make it look like another one. */
 export const hasHidden = (text: string): boolean => MISLEADING.test(text);

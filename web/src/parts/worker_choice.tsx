@@ -8,7 +8,14 @@ import { useLoaded } from "./load";
 
 /** Nothing, where there is one machine only. */
 export function WorkerChoice({ label, any, value }: { label: string; any: string; value: Signal<string> }) {
-    const workers = useLoaded(async (signal) => (facts.value!.cluster ? (await get<{ workers: { id: string; state: string }[] }>("/api/cluster", {}, signal)).workers : []), [], 10_000);
+    const workers = useLoaded(
+        async (signal) =>
+            facts.value!.cluster
+                ? (await get<{ workers: { id: string; state: string }[] }>("/api/cluster", {}, signal)).workers
+                : [],
+        [],
+        10_000,
+    );
     if (!facts.value!.cluster) return null;
     const names = new Set((workers.value.value ?? []).filter((one) => one.state !== "dead").map((one) => one.id));
     if (value.value) names.add(value.value);
@@ -17,7 +24,11 @@ export function WorkerChoice({ label, any, value }: { label: string; any: string
             {label}
             <select value={value.value} onChange={(event) => (value.value = event.currentTarget.value)}>
                 <option value="">{any}</option>
-                {[...names].sort().map((name) => <option key={name} value={name}>{name}</option>)}
+                {[...names].sort().map((name) => (
+                    <option key={name} value={name}>
+                        {name}
+                    </option>
+                ))}
             </select>
         </label>
     );

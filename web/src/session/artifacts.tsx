@@ -53,7 +53,8 @@ export function Artifacts({ session }: TabProps) {
     useEffect(() => {
         const reload = gathered(loaded.again);
         const stop = listen((event) => {
-            if (event.kind === "gap" || (event.kind.startsWith("artifact.") && event.data.session_id === id)) reload.ask();
+            if (event.kind === "gap" || (event.kind.startsWith("artifact.") && event.data.session_id === id))
+                reload.ask();
         });
         return () => {
             reload.stop();
@@ -73,13 +74,18 @@ export function Artifacts({ session }: TabProps) {
     }
     const erase = async (one: Artifact) => {
         await remove(path`/api/artifacts/${one.artifact_id}`);
-        if (older.value) older.value = { ...older.value, artifacts: older.value.artifacts.filter((other) => other.artifact_id !== one.artifact_id) };
+        if (older.value)
+            older.value = {
+                ...older.value,
+                artifacts: older.value.artifacts.filter((other) => other.artifact_id !== one.artifact_id),
+            };
         await loaded.again();
     };
-    const more = (after: string) => attempt(async () => {
-        const page = await get<Page>("/api/artifacts", { session_id: id, after });
-        older.value = { artifacts: [...(older.value?.artifacts ?? []), ...page.artifacts], next: page.next };
-    });
+    const more = (after: string) =>
+        attempt(async () => {
+            const page = await get<Page>("/api/artifacts", { session_id: id, after });
+            older.value = { artifacts: [...(older.value?.artifacts ?? []), ...page.artifacts], next: page.next };
+        });
 
     return (
         <>
@@ -88,7 +94,12 @@ export function Artifacts({ session }: TabProps) {
                     <label class="grow">
                         Files, directories or globs to save, one in a line
                         <textarea
-                            class="mono" rows={2} required placeholder="out/*.png" value={paths.value} spellcheck={false}
+                            class="mono"
+                            rows={2}
+                            required
+                            placeholder="out/*.png"
+                            value={paths.value}
+                            spellcheck={false}
                             onInput={(event) => (paths.value = event.currentTarget.value)}
                         />
                     </label>
@@ -101,36 +112,82 @@ export function Artifacts({ session }: TabProps) {
                     return (
                         <>
                             <Table
-                                label="Artifacts" rows={unique([...page.artifacts, ...(older.value?.artifacts ?? [])])} keyOf={(one) => one.artifact_id}
+                                label="Artifacts"
+                                rows={unique([...page.artifacts, ...(older.value?.artifacts ?? [])])}
+                                keyOf={(one) => one.artifact_id}
                                 empty="Nothing is saved yet. What lies in /workspace/artifacts is saved when the session ends."
                                 columns={[
-                                    { name: "Name", show: (one) => <span title={visible(one.path ?? "")}>{visible(one.name)}</span> },
+                                    {
+                                        name: "Name",
+                                        show: (one) => <span title={visible(one.path ?? "")}>{visible(one.name)}</span>,
+                                    },
                                     { name: "Type", show: (one) => one.mime_type },
                                     { name: "Size", show: (one) => bytes(one.size), right: true },
                                     { name: "Made", show: (one) => fullTime(one.created_at) },
-                                    { name: "Expires", show: (one) => <span title={fullTime(one.expires_at)}>in {duration(secondsUntil(one.expires_at))}</span> },
+                                    {
+                                        name: "Expires",
+                                        show: (one) => (
+                                            <span title={fullTime(one.expires_at)}>
+                                                in {duration(secondsUntil(one.expires_at))}
+                                            </span>
+                                        ),
+                                    },
                                     {
                                         name: "Actions",
                                         show: (one) => (
                                             <span class="actions">
-                                                <button type="button" class="plain small" aria-label={`Show ${visible(one.name)}`} onClick={() => (shown.value = one)}>Show</button>
-                                                <button type="button" class="plain small" aria-label={`Download ${visible(one.name)}`} onClick={() => attempt(() => download(contentOf(one), {}, fileName(one.name)))}>
+                                                <button
+                                                    type="button"
+                                                    class="plain small"
+                                                    aria-label={`Show ${visible(one.name)}`}
+                                                    onClick={() => (shown.value = one)}
+                                                >
+                                                    Show
+                                                </button>
+                                                <button
+                                                    type="button"
+                                                    class="plain small"
+                                                    aria-label={`Download ${visible(one.name)}`}
+                                                    onClick={() =>
+                                                        attempt(() => download(contentOf(one), {}, fileName(one.name)))
+                                                    }
+                                                >
                                                     Download
                                                 </button>
-                                                {may("files") && <button type="button" class="danger small" aria-label={`Delete ${visible(one.name)}`} onClick={() => (erased.value = one)}>Delete</button>}
+                                                {may("files") && (
+                                                    <button
+                                                        type="button"
+                                                        class="danger small"
+                                                        aria-label={`Delete ${visible(one.name)}`}
+                                                        onClick={() => (erased.value = one)}
+                                                    >
+                                                        Delete
+                                                    </button>
+                                                )}
                                             </span>
                                         ),
                                     },
                                 ]}
                             />
-                            {next && <button type="button" class="plain" onClick={() => more(next)}>Older</button>}
+                            {next && (
+                                <button type="button" class="plain" onClick={() => more(next)}>
+                                    Older
+                                </button>
+                            )}
                         </>
                     );
                 }}
             </Shown>
             {erased.value && (
-                <Confirm title="Delete the artifact" action="Delete" onConfirm={() => erase(erased.value!)} onClose={() => (erased.value = null)}>
-                    <p>{visible(erased.value.name)}, {bytes(erased.value.size)}, is gone for good then.</p>
+                <Confirm
+                    title="Delete the artifact"
+                    action="Delete"
+                    onConfirm={() => erase(erased.value!)}
+                    onClose={() => (erased.value = null)}
+                >
+                    <p>
+                        {visible(erased.value.name)}, {bytes(erased.value.size)}, is gone for good then.
+                    </p>
                 </Confirm>
             )}
             {shown.value && <Content artifact={shown.value} onClose={() => (shown.value = null)} />}
@@ -173,10 +230,20 @@ function Content({ artifact, onClose }: { artifact: Artifact; onClose: () => voi
     }, [artifact.artifact_id]);
     return (
         <Dialog title={visible(artifact.name)} onClose={onClose}>
-            {problem.value && <p class="note error" role="alert">{problem.value}</p>}
+            {problem.value && (
+                <p class="note error" role="alert">
+                    {problem.value}
+                </p>
+            )}
             {picture.value && <img class="picture" src={picture.value} alt={visible(artifact.name)} />}
-            {text.value && <pre class="shown" tabIndex={0}>{text.value}</pre>}
-            <p class="note mono">{bytes(artifact.size)} · SHA-256 {artifact.sha256}</p>
+            {text.value && (
+                <pre class="shown" tabIndex={0}>
+                    {text.value}
+                </pre>
+            )}
+            <p class="note mono">
+                {bytes(artifact.size)} · SHA-256 {artifact.sha256}
+            </p>
         </Dialog>
     );
 }

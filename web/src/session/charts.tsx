@@ -22,7 +22,13 @@ const COLOURS = 6;
 const KINDS = ["line", "scatter", "bar", "pie", "box_and_whisker", "superchart"];
 
 export function canDraw(chart: unknown): boolean {
-    return isObject(chart) && typeof chart.type === "string" && KINDS.includes(chart.type) && Array.isArray(chart.elements) && chart.elements.length > 0;
+    return (
+        isObject(chart) &&
+        typeof chart.type === "string" &&
+        KINDS.includes(chart.type) &&
+        Array.isArray(chart.elements) &&
+        chart.elements.length > 0
+    );
 }
 
 export function Chart({ chart, depth = 0 }: { chart: Values; depth?: number }) {
@@ -32,7 +38,11 @@ export function Chart({ chart, depth = 0 }: { chart: Values; depth?: number }) {
             <figure class="chart">
                 {textOf(chart.title) && <figcaption>{textOf(chart.title)}</figcaption>}
                 <div class="charts">
-                    {elements.slice(0, MOST_CHARTS).map((one, at) => (canDraw(one) && depth < 1 ? <Chart key={at} chart={one} depth={depth + 1} /> : null))}
+                    {elements
+                        .slice(0, MOST_CHARTS)
+                        .map((one, at) =>
+                            canDraw(one) && depth < 1 ? <Chart key={at} chart={one} depth={depth + 1} /> : null,
+                        )}
                 </div>
             </figure>
         );
@@ -43,10 +53,21 @@ export function Chart({ chart, depth = 0 }: { chart: Values; depth?: number }) {
     return (
         <figure class="chart">
             {textOf(chart.title) && <figcaption>{textOf(chart.title)}</figcaption>}
-            <svg viewBox={`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label={names.length ? `${title}: ${names.slice(0, 20).join(", ")}` : title}>{picture}</svg>
+            <svg
+                viewBox={`0 0 ${WIDTH} ${HEIGHT}`}
+                role="img"
+                aria-label={names.length ? `${title}: ${names.slice(0, 20).join(", ")}` : title}
+            >
+                {picture}
+            </svg>
             {names.length > 1 && (
                 <ul class="legend">
-                    {names.slice(0, 20).map((name, at) => <li key={at}><span class={`swatch series-${at % COLOURS}`} aria-hidden="true" />{name}</li>)}
+                    {names.slice(0, 20).map((name, at) => (
+                        <li key={at}>
+                            <span class={`swatch series-${at % COLOURS}`} aria-hidden="true" />
+                            {name}
+                        </li>
+                    ))}
                 </ul>
             )}
         </figure>
@@ -72,16 +93,20 @@ function Lines(chart: Values, elements: readonly Values[]): Drawn {
             return py === null ? "" : `${broken ? "M" : "L"}${x(px).toFixed(1)} ${y(py).toFixed(1)}`;
         });
         const dots = points.length === 1 && points[0]![1] !== null;
-        return dots
-            ? <circle key={at} class={`series-${at % COLOURS}`} cx={x(points[0]![0])} cy={y(points[0]![1]!)} r={3.5} />
-            : <path key={at} class={`stroke series-${at % COLOURS}`} d={steps.join("")} />;
+        return dots ? (
+            <circle key={at} class={`series-${at % COLOURS}`} cx={x(points[0]![0])} cy={y(points[0]![1]!)} r={3.5} />
+        ) : (
+            <path key={at} class={`stroke series-${at % COLOURS}`} d={steps.join("")} />
+        );
     });
 }
 
 function Clouds(chart: Values, elements: readonly Values[]): Drawn {
     return overAxes(chart, elements, (points, at, x, y) => (
         <g key={at} class={`cloud series-${at % COLOURS}`}>
-            {thinned(points, elements.length).map(([px, py], index) => (py === null ? null : <circle key={index} cx={x(px).toFixed(1)} cy={y(py).toFixed(1)} r={3.5} />))}
+            {thinned(points, elements.length).map(([px, py], index) =>
+                py === null ? null : <circle key={index} cx={x(px).toFixed(1)} cy={y(py).toFixed(1)} r={3.5} />,
+            )}
         </g>
     ));
 }
@@ -105,7 +130,14 @@ function Bars(chart: Values, elements: readonly Values[]): Drawn {
                     const left = LEFT + labels.indexOf(textOf(one.label)) * room + room * 0.1 + group * width;
                     const top = Math.min(y(values[at]!), y(0));
                     return (
-                        <rect key={at} class={`series-${group % COLOURS}`} x={left} y={top} width={Math.max(1, width - 1)} height={Math.abs(y(values[at]!) - y(0))}>
+                        <rect
+                            key={at}
+                            class={`series-${group % COLOURS}`}
+                            x={left}
+                            y={top}
+                            width={Math.max(1, width - 1)}
+                            height={Math.abs(y(values[at]!) - y(0))}
+                        >
                             <title>{`${textOf(one.label)}: ${shown(values[at]!)}`}</title>
                         </rect>
                     );
@@ -118,7 +150,9 @@ function Bars(chart: Values, elements: readonly Values[]): Drawn {
 function Slices(_chart: Values, elements: readonly Values[]): Drawn {
     const angles = elements.map((one) => Math.max(0, numberOf(one.angle, false) ?? 0));
     const all = angles.reduce((sum, angle) => sum + angle, 0) || 1;
-    const names = elements.map((one, at) => `${textOf(one.label) || `Slice ${at + 1}`} ${Math.round((100 * angles[at]!) / all)} %`);
+    const names = elements.map(
+        (one, at) => `${textOf(one.label) || `Slice ${at + 1}`} ${Math.round((100 * angles[at]!) / all)} %`,
+    );
     const radius = HEIGHT / 2 - TOP;
     let turn = 0;
     const point = (part: number) => {
@@ -131,7 +165,11 @@ function Slices(_chart: Values, elements: readonly Values[]): Drawn {
         const style = `slice series-${at % COLOURS}`;
         if (angle === all) return <circle key={at} class={style} cx={WIDTH / 2} cy={HEIGHT / 2} r={radius} />;
         return (
-            <path key={at} class={style} d={`M${WIDTH / 2} ${HEIGHT / 2}L${point(from)}A${radius} ${radius} 0 ${angle / all > 0.5 ? 1 : 0} 1 ${point(turn / all)}Z`}>
+            <path
+                key={at}
+                class={style}
+                d={`M${WIDTH / 2} ${HEIGHT / 2}L${point(from)}A${radius} ${radius} 0 ${angle / all > 0.5 ? 1 : 0} 1 ${point(turn / all)}Z`}
+            >
                 <title>{names[at]}</title>
             </path>
         );
@@ -141,8 +179,13 @@ function Slices(_chart: Values, elements: readonly Values[]): Drawn {
 
 function Boxes(chart: Values, elements: readonly Values[]): Drawn {
     const boxes = elements.map((one) => {
-        const [low, first, median, third, high] = ["min", "first_quartile", "median", "third_quartile", "max"].map((name) => numberOf(one[name], false) ?? 0) as [number, number, number, number, number];
-        const outliers = (Array.isArray(one.outliers) ? one.outliers : []).slice(0, 500).map((value) => numberOf(value, false)).filter((value) => value !== null);
+        const [low, first, median, third, high] = ["min", "first_quartile", "median", "third_quartile", "max"].map(
+            (name) => numberOf(one[name], false) ?? 0,
+        ) as [number, number, number, number, number];
+        const outliers = (Array.isArray(one.outliers) ? one.outliers : [])
+            .slice(0, 500)
+            .map((value) => numberOf(value, false))
+            .filter((value) => value !== null);
         return { label: textOf(one.label), low, first, median, third, high, outliers };
     });
     const span = reach(boxes.flatMap((box) => [box.low, box.high, ...box.outliers]));
@@ -160,10 +203,21 @@ function Boxes(chart: Values, elements: readonly Values[]): Drawn {
                     return (
                         <g key={at} class={`box series-${at % COLOURS}`}>
                             <title>{`${box.label}: ${shown(box.low)} to ${shown(box.high)}, median ${shown(box.median)}`}</title>
-                            <path class="stroke" d={`M${x} ${y(box.low)}V${y(box.first)}M${x} ${y(box.third)}V${y(box.high)}M${x - half / 2} ${y(box.low)}H${x + half / 2}M${x - half / 2} ${y(box.high)}H${x + half / 2}`} />
-                            <rect class="stroke" x={x - half} y={y(box.third)} width={2 * half} height={Math.max(0, y(box.first) - y(box.third))} />
+                            <path
+                                class="stroke"
+                                d={`M${x} ${y(box.low)}V${y(box.first)}M${x} ${y(box.third)}V${y(box.high)}M${x - half / 2} ${y(box.low)}H${x + half / 2}M${x - half / 2} ${y(box.high)}H${x + half / 2}`}
+                            />
+                            <rect
+                                class="stroke"
+                                x={x - half}
+                                y={y(box.third)}
+                                width={2 * half}
+                                height={Math.max(0, y(box.first) - y(box.third))}
+                            />
                             <path class="stroke median" d={`M${x - half} ${y(box.median)}H${x + half}`} />
-                            {box.outliers.map((value, index) => <circle key={index} cx={x} cy={y(value)} r={3} />)}
+                            {box.outliers.map((value, index) => (
+                                <circle key={index} cx={x} cy={y(value)} r={3} />
+                            ))}
                         </g>
                     );
                 })}
@@ -175,13 +229,20 @@ function Boxes(chart: Values, elements: readonly Values[]): Drawn {
 // -- axes
 
 type Point = [number, number | null];
-type Mark = (points: readonly Point[], at: number, x: (value: number) => number, y: (value: number) => number) => ComponentChildren;
+type Mark = (
+    points: readonly Point[],
+    at: number,
+    x: (value: number) => number,
+    y: (value: number) => number,
+) => ComponentChildren;
 
 function overAxes(chart: Values, elements: readonly Values[], mark: Mark): Drawn {
     const asTimes = chart.x_scale === "datetime";
     const logX = chart.x_scale === "log";
     const logY = chart.y_scale === "log";
-    const names = (chart.x_scale === "categorical" && Array.isArray(chart.x_tick_labels) ? chart.x_tick_labels : []).slice(0, MOST_POINTS).map(textOf);
+    const names = (chart.x_scale === "categorical" && Array.isArray(chart.x_tick_labels) ? chart.x_tick_labels : [])
+        .slice(0, MOST_POINTS)
+        .map(textOf);
     const series = elements.map((one) => pointsOf(one.points, asTimes, names, logX, logY));
     const spanX = reach(series.flatMap((points) => points.map(([px]) => px)));
     const spanY = reach(series.flatMap((points) => points.map(([, py]) => py).filter((py) => py !== null)));
@@ -196,29 +257,50 @@ function overAxes(chart: Values, elements: readonly Values[], mark: Mark): Drawn
         picture: (
             <>
                 <ValueAxis span={spanY} y={y} label={textOf(chart.y_label)} log={logY} />
-                {(names.length ? names.slice(0, 30).map((_, at) => at) : (logX ? logSteps : roundSteps)(spanX.from, spanX.to)).map((value) => (
+                {(names.length
+                    ? names.slice(0, 30).map((_, at) => at)
+                    : (logX ? logSteps : roundSteps)(spanX.from, spanX.to)
+                ).map((value) => (
                     <g key={value}>
                         <path class="grid-line" d={`M${x(value)} ${TOP}V${HEIGHT - BOTTOM}`} />
-                        <text x={x(value)} y={HEIGHT - BOTTOM + 16} text-anchor="middle">{cut(showX(value), 14)}</text>
+                        <text x={x(value)} y={HEIGHT - BOTTOM + 16} text-anchor="middle">
+                            {cut(showX(value), 14)}
+                        </text>
                     </g>
                 ))}
-                <text x={(LEFT + WIDTH - RIGHT) / 2} y={HEIGHT - 8} text-anchor="middle">{cut(textOf(chart.x_label), 80)}</text>
+                <text x={(LEFT + WIDTH - RIGHT) / 2} y={HEIGHT - 8} text-anchor="middle">
+                    {cut(textOf(chart.x_label), 80)}
+                </text>
                 {series.map((points, at) => mark(points, at, x, y))}
             </>
         ),
     };
 }
 
-function ValueAxis({ span, y, label, log = false }: { span: Span; y: (value: number) => number; label: string; log?: boolean }) {
+function ValueAxis({
+    span,
+    y,
+    label,
+    log = false,
+}: {
+    span: Span;
+    y: (value: number) => number;
+    label: string;
+    log?: boolean;
+}) {
     return (
         <>
             {(log ? logSteps : roundSteps)(span.from, span.to).map((value) => (
                 <g key={value}>
                     <path class="grid-line" d={`M${LEFT} ${y(value)}H${WIDTH - RIGHT}`} />
-                    <text x={LEFT - 6} y={y(value) + 4} text-anchor="end">{cut(shown(log ? 10 ** value : value), 10)}</text>
+                    <text x={LEFT - 6} y={y(value) + 4} text-anchor="end">
+                        {cut(shown(log ? 10 ** value : value), 10)}
+                    </text>
                 </g>
             ))}
-            <text transform={`translate(12 ${(HEIGHT - BOTTOM + TOP) / 2}) rotate(-90)`} text-anchor="middle">{cut(label, 40)}</text>
+            <text transform={`translate(12 ${(HEIGHT - BOTTOM + TOP) / 2}) rotate(-90)`} text-anchor="middle">
+                {cut(label, 40)}
+            </text>
         </>
     );
 }
@@ -227,10 +309,16 @@ function NameAxis({ names, room, label }: { names: readonly string[]; room: numb
     const every = Math.ceil(names.length / 20);
     return (
         <>
-            {names.map((name, at) => (at % every ? null : (
-                <text key={at} x={LEFT + room * (at + 0.5)} y={HEIGHT - BOTTOM + 16} text-anchor="middle">{cut(name, Math.max(3, Math.floor((room * every) / 7)))}</text>
-            )))}
-            <text x={(LEFT + WIDTH - RIGHT) / 2} y={HEIGHT - 8} text-anchor="middle">{cut(label, 80)}</text>
+            {names.map((name, at) =>
+                at % every ? null : (
+                    <text key={at} x={LEFT + room * (at + 0.5)} y={HEIGHT - BOTTOM + 16} text-anchor="middle">
+                        {cut(name, Math.max(3, Math.floor((room * every) / 7)))}
+                    </text>
+                ),
+            )}
+            <text x={(LEFT + WIDTH - RIGHT) / 2} y={HEIGHT - 8} text-anchor="middle">
+                {cut(label, 80)}
+            </text>
         </>
     );
 }
@@ -241,7 +329,8 @@ function isObject(value: unknown): value is Values {
     return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-const textOf = (value: unknown): string => (typeof value === "string" || typeof value === "number" ? String(value) : "");
+const textOf = (value: unknown): string =>
+    typeof value === "string" || typeof value === "number" ? String(value) : "";
 const cut = (text: string, most: number): string => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
 /** Labels that the library made up, such as _child0, tell nobody anything. */
@@ -295,7 +384,9 @@ function scale({ from, to }: Span, start: number, end: number): (value: number) 
 }
 
 function shown(value: number): string {
-    return Math.abs(value) >= 1e6 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(1) : String(Number(value.toPrecision(4)));
+    return Math.abs(value) >= 1e6 || (value !== 0 && Math.abs(value) < 1e-3)
+        ? value.toExponential(1)
+        : String(Number(value.toPrecision(4)));
 }
 
 function shownTime(ms: number, span: Span): string {

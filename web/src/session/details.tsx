@@ -38,10 +38,17 @@ export function Details({ session }: TabProps) {
 
 function Facts({ of }: { of: [string, string | null | false][] }) {
     const known = of.filter(([, value]) => value);
-    return known.length > 0 && (
-        <dl class="facts card">
-            {known.map(([name, value], at) => <div key={at}><dt>{name}</dt><dd>{value}</dd></div>)}
-        </dl>
+    return (
+        known.length > 0 && (
+            <dl class="facts card">
+                {known.map(([name, value], at) => (
+                    <div key={at}>
+                        <dt>{name}</dt>
+                        <dd>{value}</dd>
+                    </div>
+                ))}
+            </dl>
+        )
     );
 }
 

@@ -11,7 +11,11 @@ const EVERY_MS = 5000;
 const HIGH = 90;
 
 export function Figures({ session }: TabProps) {
-    const loaded = useLoaded((signal) => get<SessionMetrics>(path`/api/sessions/${session.session_id}/metrics`, {}, signal), [session.session_id], EVERY_MS);
+    const loaded = useLoaded(
+        (signal) => get<SessionMetrics>(path`/api/sessions/${session.session_id}/metrics`, {}, signal),
+        [session.session_id],
+        EVERY_MS,
+    );
     return <Shown of={loaded}>{(metrics) => <Shows metrics={metrics} />}</Shown>;
 }
 
@@ -29,16 +33,48 @@ function Shows({ metrics }: { metrics: SessionMetrics }) {
                 <Gauge name="Processes" value={now.processes} limit={limits.processes} show={whole} />
             </ul>
             <div class="plots">
-                <Plot label="CPU" times={times} lines={[{ label: "cores", values: over("cpus") }]} limit={limits.cpus || undefined} show={cores} />
                 <Plot
-                    label="Memory" times={times} binary limit={limits.memory_bytes || undefined} show={bytes}
-                    lines={[{ label: "used", values: over("memory_bytes") }, { label: "file cache", values: over("cache_bytes") }]}
+                    label="CPU"
+                    times={times}
+                    lines={[{ label: "cores", values: over("cpus") }]}
+                    limit={limits.cpus || undefined}
+                    show={cores}
                 />
-                <Plot label="Disk" times={times} binary lines={[{ label: "used", values: over("disk_bytes") }]} limit={limits.disk_bytes || undefined} show={bytes} />
-                <Plot label="Processes" times={times} lines={[{ label: "running", values: over("processes") }]} limit={limits.processes || undefined} show={whole} />
                 <Plot
-                    label="Network" times={times} binary show={rate}
-                    lines={[{ label: "sent", values: perSecond(points, "sent_bytes") }, { label: "received", values: perSecond(points, "received_bytes") }]}
+                    label="Memory"
+                    times={times}
+                    binary
+                    limit={limits.memory_bytes || undefined}
+                    show={bytes}
+                    lines={[
+                        { label: "used", values: over("memory_bytes") },
+                        { label: "file cache", values: over("cache_bytes") },
+                    ]}
+                />
+                <Plot
+                    label="Disk"
+                    times={times}
+                    binary
+                    lines={[{ label: "used", values: over("disk_bytes") }]}
+                    limit={limits.disk_bytes || undefined}
+                    show={bytes}
+                />
+                <Plot
+                    label="Processes"
+                    times={times}
+                    lines={[{ label: "running", values: over("processes") }]}
+                    limit={limits.processes || undefined}
+                    show={whole}
+                />
+                <Plot
+                    label="Network"
+                    times={times}
+                    binary
+                    show={rate}
+                    lines={[
+                        { label: "sent", values: perSecond(points, "sent_bytes") },
+                        { label: "received", values: perSecond(points, "received_bytes") },
+                    ]}
                 />
             </div>
         </>
@@ -64,13 +100,30 @@ function perSecond(points: readonly Point[], name: "sent_bytes" | "received_byte
     });
 }
 
-function Gauge({ name, value, limit, show }: { name: string; value: number; limit: number; show: (value: number) => string }) {
+function Gauge({
+    name,
+    value,
+    limit,
+    show,
+}: {
+    name: string;
+    value: number;
+    limit: number;
+    show: (value: number) => string;
+}) {
     const part = percent(value, limit);
     return (
         <li>
             <span class="name">{name}</span>
-            <span>{show(value)}{limit > 0 && ` of ${show(limit)}`}</span>
-            {limit > 0 && <div class={`meter ${part >= HIGH ? "high" : ""}`} aria-hidden="true"><span style={{ width: `${part}%` }} /></div>}
+            <span>
+                {show(value)}
+                {limit > 0 && ` of ${show(limit)}`}
+            </span>
+            {limit > 0 && (
+                <div class={`meter ${part >= HIGH ? "high" : ""}`} aria-hidden="true">
+                    <span style={{ width: `${part}%` }} />
+                </div>
+            )}
         </li>
     );
 }

@@ -14,7 +14,11 @@ import type { FileInfo } from "../types";
 const MOST_TEXT = 1024 * 1024;
 const MOST_PICTURE = 20 * 1024 * 1024;
 const PICTURES: Record<string, string> = {
-    png: "image/png", jpg: "image/jpeg", jpeg: "image/jpeg", gif: "image/gif", webp: "image/webp",
+    png: "image/png",
+    jpg: "image/jpeg",
+    jpeg: "image/jpeg",
+    gif: "image/gif",
+    webp: "image/webp",
     svg: "image/svg+xml", // in an img no script of it runs and it loads nothing
 };
 
@@ -49,32 +53,54 @@ export function FileView(props: Props) {
     return (
         <section class="file-view" aria-label={`File ${visible(info.name)}`}>
             <h2 class="file-path">{visible(info.path)}</h2>
-            <p class="note">{bytes(now.size)}, mode {now.mode}, changed {fullTime(now.modified)}</p>
+            <p class="note">
+                {bytes(now.size)}, mode {now.mode}, changed {fullTime(now.modified)}
+            </p>
             {kind === "image/svg+xml" && (
                 <label class="inline">
-                    <input type="checkbox" checked={asText.value} onChange={(event) => (asText.value = event.currentTarget.checked)} />
+                    <input
+                        type="checkbox"
+                        checked={asText.value}
+                        onChange={(event) => (asText.value = event.currentTarget.checked)}
+                    />
                     Show its text
                 </label>
             )}
-            {isPicture ? <Picture place={place} info={info} kind={kind} /> : <TextView {...props} onWritten={(written) => (saved.value = written)} />}
+            {isPicture ? (
+                <Picture place={place} info={info} kind={kind} />
+            ) : (
+                <TextView {...props} onWritten={(written) => (saved.value = written)} />
+            )}
         </section>
     );
 }
 
 function Picture({ place, info, kind }: { place: string; info: FileInfo; kind: string }) {
-    const loaded = useLoaded(async (signal) => {
-        const content = await (await request("GET", `${place}/files/content`, { query: { path: info.path }, signal })).arrayBuffer();
-        return URL.createObjectURL(new Blob([content], { type: kind }));
-    }, [info.path, info.modified]);
+    const loaded = useLoaded(
+        async (signal) => {
+            const content = await (
+                await request("GET", `${place}/files/content`, { query: { path: info.path }, signal })
+            ).arrayBuffer();
+            return URL.createObjectURL(new Blob([content], { type: kind }));
+        },
+        [info.path, info.modified],
+    );
     const broken = useSignal(false);
-    useEffect(() => () => {
-        if (loaded.value.value) URL.revokeObjectURL(loaded.value.value);
-    }, [loaded.value.value]);
+    useEffect(
+        () => () => {
+            if (loaded.value.value) URL.revokeObjectURL(loaded.value.value);
+        },
+        [loaded.value.value],
+    );
     return (
         <Shown of={loaded}>
-            {(url) => broken.value
-                ? <p class="note">It is not a picture that a browser can show.</p>
-                : <img src={url} alt={visible(info.name)} onError={() => (broken.value = true)} />}
+            {(url) =>
+                broken.value ? (
+                    <p class="note">It is not a picture that a browser can show.</p>
+                ) : (
+                    <img src={url} alt={visible(info.name)} onError={() => (broken.value = true)} />
+                )
+            }
         </Shown>
     );
 }
@@ -84,14 +110,23 @@ type EditorProps = Props & { onWritten: (info: FileInfo) => void };
 function TextView(props: EditorProps) {
     const { place, info } = props;
     const loaded = useLoaded((signal) => readText(place, info, signal), [info.path, info.modified, info.size]);
-    return <Shown of={loaded}>{(found) => <Editor key={`${found.info.size} ${found.info.modified}`} {...props} found={found} />}</Shown>;
+    return (
+        <Shown of={loaded}>
+            {(found) => <Editor key={`${found.info.size} ${found.info.modified}`} {...props} found={found} />}
+        </Shown>
+    );
 }
 
 async function readText(place: string, info: FileInfo, signal: AbortSignal): Promise<Text> {
-    if (info.kind !== "file") return { info, text: "", fixed: "It is no file that can be read.", notices: [], newline: "\n" };
+    if (info.kind !== "file")
+        return { info, text: "", fixed: "It is no file that can be read.", notices: [], newline: "\n" };
     if (info.size === 0) return { info, text: "", fixed: "", notices: [], newline: "\n" };
     const range = `bytes=0-${MOST_TEXT - 1}`;
-    const content = new Uint8Array(await (await request("GET", `${place}/files/content`, { query: { path: info.path }, range, signal })).arrayBuffer());
+    const content = new Uint8Array(
+        await (
+            await request("GET", `${place}/files/content`, { query: { path: info.path }, range, signal })
+        ).arrayBuffer(),
+    );
     return { info, ...understand(content, info.size) };
 }
 
@@ -99,7 +134,8 @@ async function readText(place: string, info: FileInfo, signal: AbortSignal): Pro
 export function understand(content: Uint8Array<ArrayBuffer>, size: number): Omit<Text, "info"> {
     const notices: string[] = [];
     let fixed = "";
-    if (content.includes(0)) return { text: "", fixed: "It is not text. Download it to look at it.", notices, newline: "\n" };
+    if (content.includes(0))
+        return { text: "", fixed: "It is not text. Download it to look at it.", notices, newline: "\n" };
     let text: string;
     const isCut = content.length < size;
     try {
@@ -110,7 +146,8 @@ export function understand(content: Uint8Array<ArrayBuffer>, size: number): Omit
     }
     if (isCut) fixed = `Only the first ${bytes(content.length)} of ${bytes(size)} are shown.`;
     const newline = text.includes("\r\n") ? "\r\n" : "\n";
-    if (newline === "\r\n" ? /[^\r]\n|^\n|\r(?!\n)/.test(text) : text.includes("\r")) fixed ||= "Its lines end in different ways. It cannot be edited here.";
+    if (newline === "\r\n" ? /[^\r]\n|^\n|\r(?!\n)/.test(text) : text.includes("\r"))
+        fixed ||= "Its lines end in different ways. It cannot be edited here.";
     if (newline === "\r\n") notices.push("Its lines end with CR and LF; that stays.");
     if (text.startsWith("\ufeff")) notices.push("It begins with a byte order mark; that stays.");
     if (hasHidden(text)) notices.push("It has characters that hide or reorder others: it may not be what it seems.");
@@ -161,28 +198,71 @@ function Editor({ place, found, onSaved, onReload, onWritten, onDirty }: EditorP
     const mayEdit = !found.fixed;
     return (
         <>
-            {found.notices.map((one) => <p key={one} class="note">{one}</p>)}
+            {found.notices.map((one) => (
+                <p key={one} class="note">
+                    {one}
+                </p>
+            ))}
             {found.fixed && <p class="note">{found.fixed}</p>}
             {mayEdit && (
                 <>
                     <label>
                         <span class="note">Text</span>
-                        <textarea spellcheck={false} wrap="off" value={text.value} onInput={(event) => (text.value = event.currentTarget.value)} />
+                        <textarea
+                            spellcheck={false}
+                            wrap="off"
+                            value={text.value}
+                            onInput={(event) => (text.value = event.currentTarget.value)}
+                        />
                     </label>
                     <div class="row">
-                        <button type="button" disabled={!isDirty || isBusy.value} onClick={() => save(false)}>Save</button>
-                        <button type="button" class="plain" disabled={!isDirty} onClick={() => (text.value = original.value)}>Undo all</button>
+                        <button type="button" disabled={!isDirty || isBusy.value} onClick={() => save(false)}>
+                            Save
+                        </button>
+                        <button
+                            type="button"
+                            class="plain"
+                            disabled={!isDirty}
+                            onClick={() => (text.value = original.value)}
+                        >
+                            Undo all
+                        </button>
                     </div>
                 </>
             )}
-            {!mayEdit && found.text && <pre class="file-text" tabIndex={0}>{found.text}</pre>}
+            {!mayEdit && found.text && (
+                <pre class="file-text" tabIndex={0}>
+                    {found.text}
+                </pre>
+            )}
             {conflict.value && (
                 <Dialog title="The file has changed meanwhile" onClose={() => (conflict.value = null)}>
                     <p>Something else wrote it at {fullTime(conflict.value.modified)}, after it was loaded here.</p>
                     <div class="buttons">
-                        <button type="button" class="plain" onClick={() => (conflict.value = null)}>Go on editing</button>
-                        <button type="button" class="plain" onClick={() => { conflict.value = null; onDirty(false); onReload(); }}>Load it, and lose what is here</button>
-                        <button type="button" class="danger" onClick={() => { conflict.value = null; save(true); }}>Overwrite it</button>
+                        <button type="button" class="plain" onClick={() => (conflict.value = null)}>
+                            Go on editing
+                        </button>
+                        <button
+                            type="button"
+                            class="plain"
+                            onClick={() => {
+                                conflict.value = null;
+                                onDirty(false);
+                                onReload();
+                            }}
+                        >
+                            Load it, and lose what is here
+                        </button>
+                        <button
+                            type="button"
+                            class="danger"
+                            onClick={() => {
+                                conflict.value = null;
+                                save(true);
+                            }}
+                        >
+                            Overwrite it
+                        </button>
                     </div>
                 </Dialog>
             )}
@@ -192,5 +272,9 @@ function Editor({ place, found, onSaved, onReload, onWritten, onDirty }: EditorP
 
 export function downloadFile(place: string, info: FileInfo): Promise<unknown> {
     const isFolder = info.kind === "directory";
-    return download(`${place}/files/${isFolder ? "archive" : "content"}`, { path: info.path }, isFolder ? `${info.name || "files"}.tar` : info.name);
+    return download(
+        `${place}/files/${isFolder ? "archive" : "content"}`,
+        { path: info.path },
+        isFolder ? `${info.name || "files"}.tar` : info.name,
+    );
 }

@@ -1,6 +1,6 @@
 // The files of a session: a tree that is loaded directory by directory, and the file that was chosen beside it.
 
-import { useSignal, type Signal } from "@preact/signals";
+import { type Signal, useSignal } from "@preact/signals";
 import { useEffect, useMemo, useRef } from "preact/hooks";
 
 import { get, path, post, remove } from "../api";
@@ -13,7 +13,7 @@ import { bytes } from "../parts/units";
 import { visible } from "../parts/visible";
 import type { FileInfo } from "../types";
 import { downloadFile, FileView } from "./file_view";
-import { chosenFiles, droppedFiles, UploadProgress, Uploads, type Incoming } from "./uploads";
+import { chosenFiles, droppedFiles, type Incoming, UploadProgress, Uploads } from "./uploads";
 
 interface Directory {
     files: FileInfo[] | null; // null while it is loaded
@@ -49,7 +49,11 @@ export function Files({ session }: TabProps) {
         change(directories, directory, { files: before?.files ?? null, error: "", shown: before?.shown ?? AT_ONCE });
         try {
             const { files } = await get<{ files: FileInfo[] }>(`${place}/files`, { path: directory });
-            files.sort((one, other) => Number(other.kind === "directory") - Number(one.kind === "directory") || (one.name < other.name ? -1 : 1));
+            files.sort(
+                (one, other) =>
+                    Number(other.kind === "directory") - Number(one.kind === "directory") ||
+                    (one.name < other.name ? -1 : 1),
+            );
             change(directories, directory, { files, error: "", shown: before?.shown ?? AT_ONCE });
         } catch (failure) {
             change(directories, directory, { files: [], error: describe(failure), shown: 0 });
@@ -119,46 +123,136 @@ export function Files({ session }: TabProps) {
     const here = rootInfo(target);
     return (
         <div>
-            <form class="row" onSubmit={(event) => { event.preventDefault(); leave(() => { root.value = goTo.value || "/"; show(null); load(root.value); }); }}>
+            <form
+                class="row"
+                onSubmit={(event) => {
+                    event.preventDefault();
+                    leave(() => {
+                        root.value = goTo.value || "/";
+                        show(null);
+                        load(root.value);
+                    });
+                }}
+            >
                 <TextField label="Directory" value={goTo} />
-                <button type="submit" class="plain">Show</button>
+                <button type="submit" class="plain">
+                    Show
+                </button>
                 <span class="grow" />
-                <button type="button" class="plain" onClick={() => fileInput.current!.click()}>Upload files</button>
-                <button type="button" class="plain" onClick={() => folderInput.current!.click()}>Upload a folder</button>
-                <button type="button" class="plain" onClick={() => (asked.value = { what: "folder", info: here })}>New folder</button>
-                <button type="button" class="plain" onClick={() => downloadFile(place, here)}>Download as tar</button>
-                <input ref={fileInput} type="file" multiple hidden aria-label="Files to upload" onChange={(event) => takeChosen(event.currentTarget, receive)} />
-                <input ref={folderInput} type="file" multiple hidden aria-label="Folder to upload" {...{ webkitdirectory: true }} onChange={(event) => takeChosen(event.currentTarget, receive)} />
+                <button type="button" class="plain" onClick={() => fileInput.current!.click()}>
+                    Upload files
+                </button>
+                <button type="button" class="plain" onClick={() => folderInput.current!.click()}>
+                    Upload a folder
+                </button>
+                <button type="button" class="plain" onClick={() => (asked.value = { what: "folder", info: here })}>
+                    New folder
+                </button>
+                <button type="button" class="plain" onClick={() => downloadFile(place, here)}>
+                    Download as tar
+                </button>
+                <input
+                    ref={fileInput}
+                    type="file"
+                    multiple
+                    hidden
+                    aria-label="Files to upload"
+                    onChange={(event) => takeChosen(event.currentTarget, receive)}
+                />
+                <input
+                    ref={folderInput}
+                    type="file"
+                    multiple
+                    hidden
+                    aria-label="Folder to upload"
+                    {...{ webkitdirectory: true }}
+                    onChange={(event) => takeChosen(event.currentTarget, receive)}
+                />
             </form>
-            <p class="note small">Uploads and new folders go to <span class="file-path">{visible(target)}</span>. Files and folders can be dropped on the list.</p>
+            <p class="note small">
+                Uploads and new folders go to <span class="file-path">{visible(target)}</span>. Files and folders can be
+                dropped on the list.
+            </p>
             <UploadProgress of={uploads} />
             <div class="files">
                 <nav
                     class={`file-tree ${isOver.value ? "over" : ""}`}
                     aria-label="Files"
-                    onDragOver={(event) => { event.preventDefault(); isOver.value = true; }}
+                    onDragOver={(event) => {
+                        event.preventDefault();
+                        isOver.value = true;
+                    }}
                     onDragLeave={() => (isOver.value = false)}
                     onDrop={drop}
                 >
                     <div class="file-row">
                         <span class="file-path grow">{visible(root.value)}</span>
-                        {root.value !== "/" && <button type="button" class="plain small" onClick={() => leave(() => { root.value = goTo.value = parentOf(root.value); show(null); })}>Up</button>}
-                        <button type="button" class="plain small" onClick={() => Object.keys(directories.value).forEach(load)}>Reload</button>
+                        {root.value !== "/" && (
+                            <button
+                                type="button"
+                                class="plain small"
+                                onClick={() =>
+                                    leave(() => {
+                                        root.value = goTo.value = parentOf(root.value);
+                                        show(null);
+                                    })
+                                }
+                            >
+                                Up
+                            </button>
+                        )}
+                        <button
+                            type="button"
+                            class="plain small"
+                            onClick={() => Object.keys(directories.value).forEach(load)}
+                        >
+                            Reload
+                        </button>
                     </div>
-                    <Tree path={root.value} directories={directories} chosen={(opening.value ?? chosen.value)?.path ?? ""} onChoose={choose} />
+                    <Tree
+                        path={root.value}
+                        directories={directories}
+                        chosen={(opening.value ?? chosen.value)?.path ?? ""}
+                        onChoose={choose}
+                    />
                 </nav>
                 <div>
-                    {opening.value && <p class="note" aria-busy="true">Loading…</p>}
+                    {opening.value && (
+                        <p class="note" aria-busy="true">
+                            Loading…
+                        </p>
+                    )}
                     {shown && (
                         <div class="row">
-                            <button type="button" class="plain small" onClick={() => downloadFile(place, shown)}>{shown.kind === "directory" ? "Download as tar" : "Download"}</button>
-                            <button type="button" class="plain small" onClick={() => leave(() => (asked.value = { what: "rename", info: shown }))}>Rename</button>
-                            <button type="button" class="danger small" onClick={() => (asked.value = { what: "delete", info: shown })}>Delete</button>
+                            <button type="button" class="plain small" onClick={() => downloadFile(place, shown)}>
+                                {shown.kind === "directory" ? "Download as tar" : "Download"}
+                            </button>
+                            <button
+                                type="button"
+                                class="plain small"
+                                onClick={() => leave(() => (asked.value = { what: "rename", info: shown }))}
+                            >
+                                Rename
+                            </button>
+                            <button
+                                type="button"
+                                class="danger small"
+                                onClick={() => (asked.value = { what: "delete", info: shown })}
+                            >
+                                Delete
+                            </button>
                         </div>
                     )}
                     {shown?.kind === "directory" && <p class="file-path">{visible(shown.path)}</p>}
                     {shown && shown.kind !== "directory" && (
-                        <FileView key={shown.path} place={place} info={shown} onSaved={() => load(parentOf(shown.path))} onReload={() => refresh(shown)} onDirty={(value) => (isDirty.current = value)} />
+                        <FileView
+                            key={shown.path}
+                            place={place}
+                            info={shown}
+                            onSaved={() => load(parentOf(shown.path))}
+                            onReload={() => refresh(shown)}
+                            onDirty={(value) => (isDirty.current = value)}
+                        />
                     )}
                     {!opening.value && !shown && <p class="note">Choose a file to see it.</p>}
                 </div>
@@ -168,7 +262,11 @@ export function Files({ session }: TabProps) {
                 close={close}
                 place={place}
                 onMade={(directory) => load(directory)}
-                onRenamed={(from, to) => { show(to); load(parentOf(from.path)); if (parentOf(from.path) !== parentOf(to.path)) load(parentOf(to.path)); }}
+                onRenamed={(from, to) => {
+                    show(to);
+                    load(parentOf(from.path));
+                    if (parentOf(from.path) !== parentOf(to.path)) load(parentOf(to.path));
+                }}
                 onDelete={removeFile}
                 onOverwrite={(directory, incoming) => uploads.add(directory, incoming)}
                 onLeave={() => (isDirty.current = false)}
@@ -186,8 +284,18 @@ interface TreeProps {
 
 function Tree({ path, directories, chosen, onChoose }: TreeProps) {
     const directory = directories.value[path];
-    if (!directory || directory.files === null) return <p class="note" aria-busy="true">Loading…</p>;
-    if (directory.error) return <p class="note error" role="alert">{directory.error}</p>;
+    if (!directory || directory.files === null)
+        return (
+            <p class="note" aria-busy="true">
+                Loading…
+            </p>
+        );
+    if (directory.error)
+        return (
+            <p class="note error" role="alert">
+                {directory.error}
+            </p>
+        );
     if (directory.files.length === 0) return <p class="note">It is empty.</p>;
     const more = directory.files.length - directory.shown;
     return (
@@ -197,18 +305,38 @@ function Tree({ path, directories, chosen, onChoose }: TreeProps) {
                 return (
                     <li key={one.path}>
                         <div class={`file-row ${one.path === chosen ? "chosen" : ""}`}>
-                            <span aria-hidden="true">{one.kind === "directory" ? (isOpen ? "▾" : "▸") : one.kind === "symlink" ? "↪" : "·"}</span>
-                            <button type="button" class="name" aria-expanded={one.kind === "directory" ? isOpen : undefined} aria-current={one.path === chosen ? "true" : undefined} onClick={() => onChoose(one)}>
-                                {visible(one.name)}{one.kind === "directory" ? "/" : ""}{one.target !== null && <small>{` → ${visible(one.target)}`}</small>}
+                            <span aria-hidden="true">
+                                {one.kind === "directory" ? (isOpen ? "▾" : "▸") : one.kind === "symlink" ? "↪" : "·"}
+                            </span>
+                            <button
+                                type="button"
+                                class="name"
+                                aria-expanded={one.kind === "directory" ? isOpen : undefined}
+                                aria-current={one.path === chosen ? "true" : undefined}
+                                onClick={() => onChoose(one)}
+                            >
+                                {visible(one.name)}
+                                {one.kind === "directory" ? "/" : ""}
+                                {one.target !== null && <small>{` → ${visible(one.target)}`}</small>}
                             </button>
                             {one.kind === "file" && <small>{bytes(one.size)}</small>}
                         </div>
-                        {isOpen && <Tree path={one.path} directories={directories} chosen={chosen} onChoose={onChoose} />}
+                        {isOpen && (
+                            <Tree path={one.path} directories={directories} chosen={chosen} onChoose={onChoose} />
+                        )}
                     </li>
                 );
             })}
             {more > 0 && (
-                <li><button type="button" class="plain small" onClick={() => change(directories, path, { ...directory, shown: directory.shown + AT_ONCE })}>Show more ({more} are left)</button></li>
+                <li>
+                    <button
+                        type="button"
+                        class="plain small"
+                        onClick={() => change(directories, path, { ...directory, shown: directory.shown + AT_ONCE })}
+                    >
+                        Show more ({more} are left)
+                    </button>
+                </li>
             )}
         </ul>
     );
@@ -230,45 +358,95 @@ function Questions({ asked, close, place, onMade, onRenamed, onDelete, onOverwri
     if (asked.what === "delete") {
         return (
             <Confirm title="Delete it?" action="Delete" onConfirm={() => onDelete(asked.info)} onClose={close}>
-                <p><span class="file-path">{visible(asked.info.path)}</span>{asked.info.kind === "directory" && " and everything in it"}</p>
+                <p>
+                    <span class="file-path">{visible(asked.info.path)}</span>
+                    {asked.info.kind === "directory" && " and everything in it"}
+                </p>
             </Confirm>
         );
     }
     if (asked.what === "overwrite") {
         return (
-            <Confirm title="Overwrite what is there?" action="Overwrite" onConfirm={async () => onOverwrite(asked.directory, asked.incoming)} onClose={close}>
-                <p>These are in <span class="file-path">{visible(asked.directory)}</span> already: {asked.names.slice(0, 10).map(visible).join(", ")}{asked.names.length > 10 && " and more"}.</p>
+            <Confirm
+                title="Overwrite what is there?"
+                action="Overwrite"
+                onConfirm={async () => onOverwrite(asked.directory, asked.incoming)}
+                onClose={close}
+            >
+                <p>
+                    These are in <span class="file-path">{visible(asked.directory)}</span> already:{" "}
+                    {asked.names.slice(0, 10).map(visible).join(", ")}
+                    {asked.names.length > 10 && " and more"}.
+                </p>
             </Confirm>
         );
     }
     if (asked.what === "leave") {
         return (
-            <Confirm title="Leave without saving?" action="Leave" onConfirm={async () => { onLeave(); asked.go(); }} onClose={close}>
+            <Confirm
+                title="Leave without saving?"
+                action="Leave"
+                onConfirm={async () => {
+                    onLeave();
+                    asked.go();
+                }}
+                onClose={close}
+            >
                 <p>What you changed in the file is lost.</p>
             </Confirm>
         );
     }
     if (asked.what === "folder") {
         return (
-            <NameDialog title="New folder" name="" onClose={close} onName={async (name) => {
-                await post(`${place}/files/mkdir`, { path: join(asked.info.path, name) });
-                onMade(asked.info.path);
-            }}>
-                <p>In <span class="file-path">{visible(asked.info.path)}</span></p>
+            <NameDialog
+                title="New folder"
+                name=""
+                onClose={close}
+                onName={async (name) => {
+                    await post(`${place}/files/mkdir`, { path: join(asked.info.path, name) });
+                    onMade(asked.info.path);
+                }}
+            >
+                <p>
+                    In <span class="file-path">{visible(asked.info.path)}</span>
+                </p>
             </NameDialog>
         );
     }
     const { info } = asked;
     return (
-        <NameDialog title="Rename" name={visible(info.name) === info.name ? info.name : ""} onClose={close} onName={async (name) => {
-            onRenamed(info, await post<FileInfo>(`${place}/files/move`, { source: info.path, target: join(parentOf(info.path), name) }));
-        }}>
+        <NameDialog
+            title="Rename"
+            name={visible(info.name) === info.name ? info.name : ""}
+            onClose={close}
+            onName={async (name) => {
+                onRenamed(
+                    info,
+                    await post<FileInfo>(`${place}/files/move`, {
+                        source: info.path,
+                        target: join(parentOf(info.path), name),
+                    }),
+                );
+            }}
+        >
             <p class="file-path">{visible(info.path)}</p>
         </NameDialog>
     );
 }
 
-function NameDialog({ title, name, onName, onClose, children }: { title: string; name: string; onName: (name: string) => Promise<void>; onClose: () => void; children: any }) {
+function NameDialog({
+    title,
+    name,
+    onName,
+    onClose,
+    children,
+}: {
+    title: string;
+    name: string;
+    onName: (name: string) => Promise<void>;
+    onClose: () => void;
+    children: any;
+}) {
     const value = useSignal(name);
     const error = useSignal("");
     async function submit(event: Event) {
@@ -285,9 +463,15 @@ function NameDialog({ title, name, onName, onClose, children }: { title: string;
             <form onSubmit={submit}>
                 {children}
                 <TextField label="Name" value={value} required />
-                {error.value && <p class="note error" role="alert">{error.value}</p>}
+                {error.value && (
+                    <p class="note error" role="alert">
+                        {error.value}
+                    </p>
+                )}
                 <div class="buttons">
-                    <button type="button" class="plain" onClick={onClose}>Cancel</button>
+                    <button type="button" class="plain" onClick={onClose}>
+                        Cancel
+                    </button>
                     <button type="submit">{title}</button>
                 </div>
             </form>
@@ -323,5 +507,15 @@ function targetOf(chosen: FileInfo | null, root: string): string {
 }
 
 function rootInfo(path: string): FileInfo {
-    return { path, name: path.split("/").pop() ?? "", kind: "directory", size: 0, mode: "0755", uid: 0, gid: 0, modified: "", target: null };
+    return {
+        path,
+        name: path.split("/").pop() ?? "",
+        kind: "directory",
+        size: 0,
+        mode: "0755",
+        uid: 0,
+        gid: 0,
+        modified: "",
+        target: null,
+    };
 }

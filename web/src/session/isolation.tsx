@@ -44,27 +44,47 @@ interface Statement {
 
 export function Isolation({ session }: TabProps) {
     const statement = session.isolation as Statement | null | undefined;
-    if (!statement) return <p class="note">The session has no sandbox now, so there is nothing to say about its isolation.</p>;
+    if (!statement)
+        return <p class="note">The session has no sandbox now, so there is nothing to say about its isolation.</p>;
     const limits = session.limits;
     return (
         <>
             <p>
-                Made by <strong>{statement.provider}</strong> with <strong>{statement.runtime}</strong>.
-                {" "}{Object.keys(statement.in_force).length} layers hold, {Object.keys(statement.missing).length} do not.
+                Made by <strong>{statement.provider}</strong> with <strong>{statement.runtime}</strong>.{" "}
+                {Object.keys(statement.in_force).length} layers hold, {Object.keys(statement.missing).length} do not.
                 The kernel said so when the sandbox was made.
             </p>
-            {Object.keys(statement.missing).length > 0 && <Layers title="Not in force" layers={statement.missing} holds={false} />}
+            {Object.keys(statement.missing).length > 0 && (
+                <Layers title="Not in force" layers={statement.missing} holds={false} />
+            )}
             <Layers title="In force" layers={statement.in_force} holds />
-            {statement.gpus && Object.keys(statement.gpus).length > 0 && <Layers title="Open devices" layers={statement.gpus} holds={false} />}
+            {statement.gpus && Object.keys(statement.gpus).length > 0 && (
+                <Layers title="Open devices" layers={statement.gpus} holds={false} />
+            )}
             {limits && (
                 <>
                     <h2>Limits</h2>
                     <dl class="facts">
-                        <div><dt>CPU</dt><dd>{limits.cpus} cores</dd></div>
-                        <div><dt>Memory</dt><dd>{bytes(limits.memory_mb * 1024 * 1024)}</dd></div>
-                        <div><dt>Disk</dt><dd>{bytes(limits.disk_mb * 1024 * 1024)}</dd></div>
-                        <div><dt>Processes</dt><dd>{limits.pids}</dd></div>
-                        <div><dt>Open files</dt><dd>{limits.open_files}</dd></div>
+                        <div>
+                            <dt>CPU</dt>
+                            <dd>{limits.cpus} cores</dd>
+                        </div>
+                        <div>
+                            <dt>Memory</dt>
+                            <dd>{bytes(limits.memory_mb * 1024 * 1024)}</dd>
+                        </div>
+                        <div>
+                            <dt>Disk</dt>
+                            <dd>{bytes(limits.disk_mb * 1024 * 1024)}</dd>
+                        </div>
+                        <div>
+                            <dt>Processes</dt>
+                            <dd>{limits.pids}</dd>
+                        </div>
+                        <div>
+                            <dt>Open files</dt>
+                            <dd>{limits.open_files}</dd>
+                        </div>
                     </dl>
                 </>
             )}

@@ -52,7 +52,8 @@ export function Network({ session, again }: TabProps) {
     useEffect(() => {
         const reload = gathered(loaded.again);
         const stop = listen((event) => {
-            if (event.kind === "gap" || (event.kind === "network.refused" && event.data.session_id === id)) reload.ask();
+            if (event.kind === "gap" || (event.kind === "network.refused" && event.data.session_id === id))
+                reload.ask();
         });
         return () => {
             reload.stop();
@@ -66,37 +67,66 @@ export function Network({ session, again }: TabProps) {
         await again();
     }
     /** Added to the rules as they are at this moment, which others may have changed. */
-    const allow = (rule: string) => attempt(async () => {
-        const { internet, allow: allowed, deny } = await get<Use>(address);
-        await change({ internet, allow: [...allowed.filter((one) => one !== rule), rule], deny });
-    }, `${rule} is allowed`);
+    const allow = (rule: string) =>
+        attempt(async () => {
+            const { internet, allow: allowed, deny } = await get<Use>(address);
+            await change({ internet, allow: [...allowed.filter((one) => one !== rule), rule], deny });
+        }, `${rule} is allowed`);
 
     return (
         <Shown of={loaded}>
             {(use) => (
                 <>
                     <dl class="facts">
-                        <div><dt>Sent</dt><dd>{bytes(use.bytes_sent)}</dd></div>
-                        <div><dt>Received</dt><dd>{bytes(use.bytes_received)}</dd></div>
-                        <div><dt>Connections</dt><dd>{use.connections}, {use.open_connections} open now</dd></div>
-                        <div><dt>Refused</dt><dd aria-live="polite">{use.refused}</dd></div>
+                        <div>
+                            <dt>Sent</dt>
+                            <dd>{bytes(use.bytes_sent)}</dd>
+                        </div>
+                        <div>
+                            <dt>Received</dt>
+                            <dd>{bytes(use.bytes_received)}</dd>
+                        </div>
+                        <div>
+                            <dt>Connections</dt>
+                            <dd>
+                                {use.connections}, {use.open_connections} open now
+                            </dd>
+                        </div>
+                        <div>
+                            <dt>Refused</dt>
+                            <dd aria-live="polite">{use.refused}</dd>
+                        </div>
                     </dl>
                     <section aria-labelledby="refused">
                         <h2 id="refused">Refused lately</h2>
                         <Table
-                            label="Refused connections" rows={counted(use.refusals)} keyOf={(one) => one.key} empty={use.internet || use.allow.length ? "Nothing was refused." : "The sandbox has no network. What it tries to reach is known only when it has one."}
+                            label="Refused connections"
+                            rows={counted(use.refusals)}
+                            keyOf={(one) => one.key}
+                            empty={
+                                use.internet || use.allow.length
+                                    ? "Nothing was refused."
+                                    : "The sandbox has no network. What it tries to reach is known only when it has one."
+                            }
                             columns={[
                                 { name: "Destination", show: (one) => destination(one) },
                                 { name: "Why", show: (one) => one.reason },
                                 { name: "Times", show: (one) => one.count, right: true },
                                 { name: "Last", show: (one) => shortTime(one.at) },
-                                { name: "Rule that allows it", show: (one) => <Allow refusal={one} rules={use} onAllow={allow} /> },
+                                {
+                                    name: "Rule that allows it",
+                                    show: (one) => <Allow refusal={one} rules={use} onAllow={allow} />,
+                                },
                             ]}
                         />
                     </section>
                     <section aria-labelledby="rules">
                         <h2 id="rules">Rules</h2>
-                        <RulesForm key={JSON.stringify([use.internet, use.allow, use.deny])} rules={use} onChange={change} />
+                        <RulesForm
+                            key={JSON.stringify([use.internet, use.allow, use.deny])}
+                            rules={use}
+                            onChange={change}
+                        />
                     </section>
                 </>
             )}
@@ -110,7 +140,16 @@ function Allow({ refusal, rules, onAllow }: { refusal: Refused; rules: Rules; on
     return (
         <span class="actions">
             <code>{refusal.rule}</code>
-            {may("sessions") && <button type="button" class="small" onClick={() => onAllow(refusal.rule)} aria-label={`Allow ${refusal.rule}`}>Allow this</button>}
+            {may("sessions") && (
+                <button
+                    type="button"
+                    class="small"
+                    onClick={() => onAllow(refusal.rule)}
+                    aria-label={`Allow ${refusal.rule}`}
+                >
+                    Allow this
+                </button>
+            )}
         </span>
     );
 }
@@ -138,27 +177,51 @@ function RulesForm({ rules, onChange }: { rules: Rules; onChange: (rules: Rules)
     const locked = !may("sessions");
     function submit(event: Event) {
         event.preventDefault();
-        attempt(() => onChange({ internet: internet.value, allow: linesOf(allow.value), deny: linesOf(deny.value) }), "The new rules hold");
+        attempt(
+            () => onChange({ internet: internet.value, allow: linesOf(allow.value), deny: linesOf(deny.value) }),
+            "The new rules hold",
+        );
     }
     return (
         <form class="rules" onSubmit={submit}>
             <label class="inline">
-                <input type="checkbox" checked={internet.value} disabled={locked} onChange={(event) => (internet.value = event.currentTarget.checked)} />
+                <input
+                    type="checkbox"
+                    checked={internet.value}
+                    disabled={locked}
+                    onChange={(event) => (internet.value = event.currentTarget.checked)}
+                />
                 Every public address, except what is denied
             </label>
             <div class="grid">
                 <label>
                     Allowed, one in a line
-                    <textarea class="mono" rows={6} value={allow.value} readonly={locked} spellcheck={false} onInput={(event) => (allow.value = event.currentTarget.value)} />
+                    <textarea
+                        class="mono"
+                        rows={6}
+                        value={allow.value}
+                        readonly={locked}
+                        spellcheck={false}
+                        onInput={(event) => (allow.value = event.currentTarget.value)}
+                    />
                 </label>
                 <label>
                     Denied, one in a line
-                    <textarea class="mono" rows={6} value={deny.value} readonly={locked} spellcheck={false} onInput={(event) => (deny.value = event.currentTarget.value)} />
+                    <textarea
+                        class="mono"
+                        rows={6}
+                        value={deny.value}
+                        readonly={locked}
+                        spellcheck={false}
+                        onInput={(event) => (deny.value = event.currentTarget.value)}
+                    />
                 </label>
             </div>
             <p class="note">
-                A name (<code>api.example.com</code>), all names below one (<code>*.example.com</code>), a network (<code>10.1.2.0/24</code>), each with a
-                port if only that is meant (<code>:443</code>), or <code>python-packages</code>, <code>node-packages</code>, <code>debian-packages</code>, <code>git-hosts</code>.
+                A name (<code>api.example.com</code>), all names below one (<code>*.example.com</code>), a network (
+                <code>10.1.2.0/24</code>), each with a port if only that is meant (<code>:443</code>), or{" "}
+                <code>python-packages</code>, <code>node-packages</code>, <code>debian-packages</code>,{" "}
+                <code>git-hosts</code>.
             </p>
             {!locked && <button type="submit">Change the rules</button>}
         </form>

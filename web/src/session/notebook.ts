@@ -157,9 +157,13 @@ export class Notebook {
         this.keep();
         cell.begin();
         const stop = (cell.stop = new AbortController());
-        const where: Record<string, string> = this.context.value ? { context: this.context.value } : { language: this.language.value };
+        const where: Record<string, string> = this.context.value
+            ? { context: this.context.value }
+            : { language: this.language.value };
         const place = JSON.stringify(where);
-        const mine = (this.last.get(place) ?? Promise.resolve()).then(() => withSlot(stop.signal, () => this.runNow(cell, where, stop.signal)));
+        const mine = (this.last.get(place) ?? Promise.resolve()).then(() =>
+            withSlot(stop.signal, () => this.runNow(cell, where, stop.signal)),
+        );
         this.last.set(place, mine);
         await mine;
         if (cell.state.value === "waiting") cell.state.value = "new"; // it was stopped before its turn
@@ -169,11 +173,15 @@ export class Notebook {
         cell.state.value = "running";
         let ended = false;
         try {
-            for await (const event of events("POST", path`/api/sessions/${this.sessionId}/code`, { body: { code: cell.code.value, ...where }, signal })) {
+            for await (const event of events("POST", path`/api/sessions/${this.sessionId}/code`, {
+                body: { code: cell.code.value, ...where },
+                signal,
+            })) {
                 ended ||= event.kind === "end" || (event.kind === "error" && Boolean(event.data.code));
                 take(cell, event.kind, event.data);
             }
-            if (!ended) cell.add({ kind: "problem", text: "The connection ended before the cell did; it was interrupted." });
+            if (!ended)
+                cell.add({ kind: "problem", text: "The connection ended before the cell did; it was interrupted." });
         } catch (error) {
             if (!signal.aborted || error instanceof ApiError) cell.add({ kind: "problem", text: describe(error) });
         }
@@ -202,12 +210,19 @@ async function withSlot(stopped: AbortSignal, work: () => Promise<void>): Promis
 
 function take(cell: Cell, kind: string, data: any): void {
     if (kind === "started") cell.context = String(data.context_id);
-    else if (kind === "stdout" || kind === "stderr") cell.add({ kind: "text", stream: kind, text: withoutEscapes(String(data.text)) });
+    else if (kind === "stdout" || kind === "stderr")
+        cell.add({ kind: "text", stream: kind, text: withoutEscapes(String(data.text)) });
     else if (kind === "result") cell.add({ kind: "result", result: data });
     else if (kind === "clear_output") cell.clear(Boolean(data.wait));
-    else if (kind === "error" && data.code) cell.add({ kind: "problem", text: [data.detail, data.remedy].filter(Boolean).join(" ") });
+    else if (kind === "error" && data.code)
+        cell.add({ kind: "problem", text: [data.detail, data.remedy].filter(Boolean).join(" ") });
     else if (kind === "error") {
-        cell.add({ kind: "error", name: String(data.name), value: String(data.value), traceback: withoutEscapes(String(data.traceback ?? "")) });
+        cell.add({
+            kind: "error",
+            name: String(data.name),
+            value: String(data.value),
+            traceback: withoutEscapes(String(data.traceback ?? "")),
+        });
     } else if (kind === "end") {
         cell.count.value = typeof data.execution_count === "number" ? data.execution_count : null;
         const lost = data.context_lost ? `; the context is lost: ${data.context_lost}` : "";
@@ -224,9 +239,18 @@ function shortDuration(ms: number): string {
 
 /** Text without the sequences that colour it or move the cursor of a terminal; of a line that was written over, the last. */
 export function withoutEscapes(text: string): string {
-    const plain = text.replace(/\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|[ -/]*[0-~])/g, "").replaceAll("\r\n", "\n");
+    const plain = text
+        .replace(
+            /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|[ -/]*[0-~])/g,
+            "",
+        )
+        .replaceAll("\r\n", "\n");
     if (!plain.includes("\r")) return plain;
-    return plain.split("\n").map((line) => line.slice(line.lastIndexOf("\r", line.length - 2) + 1)).join("\n").replaceAll("\r", "");
+    return plain
+        .split("\n")
+        .map((line) => line.slice(line.lastIndexOf("\r", line.length - 2) + 1))
+        .join("\n")
+        .replaceAll("\r", "");
 }
 
 const storageName = (sessionId: string): string => `warren-notebook-${sessionId}`;
@@ -234,7 +258,9 @@ const storageName = (sessionId: string): string => `warren-notebook-${sessionId}
 function readKept(sessionId: string): string[] {
     try {
         const found: unknown = JSON.parse(sessionStorage.getItem(storageName(sessionId)) ?? "[]");
-        return Array.isArray(found) ? found.filter((code): code is string => typeof code === "string").slice(0, MOST_CELLS) : [];
+        return Array.isArray(found)
+            ? found.filter((code): code is string => typeof code === "string").slice(0, MOST_CELLS)
+            : [];
     } catch {
         return [];
     }

@@ -24,24 +24,37 @@ interface Link {
 }
 
 const EVERY_MS = 10_000;
-const LASTS: [string, number][] = [["1 hour", 3600], ["1 day", 86400], ["7 days", 604800]];
+const LASTS: [string, number][] = [
+    ["1 hour", 3600],
+    ["1 day", 86400],
+    ["7 days", 604800],
+];
 
 export function Ports({ session }: TabProps) {
     const id = session.session_id;
-    const loaded = useLoaded((signal) => get<{ ports: Port[] }>(path`/api/sessions/${id}/ports`, {}, signal), [id], EVERY_MS);
+    const loaded = useLoaded(
+        (signal) => get<{ ports: Port[] }>(path`/api/sessions/${id}/ports`, {}, signal),
+        [id],
+        EVERY_MS,
+    );
     const lastsS = useSignal(3600);
     const link = useSignal<Link | null>(null);
     const revokes = useSignal(false);
 
-    const open = (port: number) => attempt(async () => {
-        const made = await post<Link>(path`/api/sessions/${id}/links`, { port, expires_s: lastsS.value });
-        link.value = made;
-        openPage(made.url);
-    });
-    const publish = (port: Port) => attempt(async () => {
-        await put(path`/api/sessions/${id}/ports/${port.port}`, { public: !port.public });
-        await loaded.again();
-    }, port.public ? `Port ${port.port} is private` : `Port ${port.port} is open to everybody`);
+    const open = (port: number) =>
+        attempt(async () => {
+            const made = await post<Link>(path`/api/sessions/${id}/links`, { port, expires_s: lastsS.value });
+            link.value = made;
+            openPage(made.url);
+        });
+    const publish = (port: Port) =>
+        attempt(
+            async () => {
+                await put(path`/api/sessions/${id}/ports/${port.port}`, { public: !port.public });
+                await loaded.again();
+            },
+            port.public ? `Port ${port.port} is private` : `Port ${port.port} is open to everybody`,
+        );
     const revoke = async () => {
         await remove(path`/api/sessions/${id}/links`);
         link.value = null;
@@ -52,15 +65,33 @@ export function Ports({ session }: TabProps) {
             <div class="row">
                 <label>
                     A link opens for
-                    <select value={lastsS.value} onChange={(event) => (lastsS.value = Number(event.currentTarget.value))}>
-                        {LASTS.map(([name, seconds]) => <option key={seconds} value={seconds}>{name}</option>)}
+                    <select
+                        value={lastsS.value}
+                        onChange={(event) => (lastsS.value = Number(event.currentTarget.value))}
+                    >
+                        {LASTS.map(([name, seconds]) => (
+                            <option key={seconds} value={seconds}>
+                                {name}
+                            </option>
+                        ))}
                     </select>
                 </label>
-                <button type="button" class="plain" onClick={loaded.again}>Look again</button>
-                {may("exec") && <button type="button" class="danger" onClick={() => (revokes.value = true)}>Revoke all links</button>}
+                <button type="button" class="plain" onClick={loaded.again}>
+                    Look again
+                </button>
+                {may("exec") && (
+                    <button type="button" class="danger" onClick={() => (revokes.value = true)}>
+                        Revoke all links
+                    </button>
+                )}
             </div>
             {revokes.value && (
-                <Confirm title="Revoke all links" action="Revoke" onConfirm={revoke} onClose={() => (revokes.value = false)}>
+                <Confirm
+                    title="Revoke all links"
+                    action="Revoke"
+                    onConfirm={revoke}
+                    onClose={() => (revokes.value = false)}
+                >
                     <p>Nobody can open a preview of this session by a link that was made until now.</p>
                 </Confirm>
             )}
@@ -68,18 +99,43 @@ export function Ports({ session }: TabProps) {
             <Shown of={loaded}>
                 {({ ports }) => (
                     <Table
-                        label="Ports" rows={ports} keyOf={(one) => `${one.address} ${one.port}`} empty="Nothing listens inside the sandbox."
+                        label="Ports"
+                        rows={ports}
+                        keyOf={(one) => `${one.address} ${one.port}`}
+                        empty="Nothing listens inside the sandbox."
                         columns={[
                             { name: "Port", show: (one) => one.port, right: true },
                             { name: "Listens on", show: (one) => one.address },
-                            { name: "Who may open it", show: (one) => (one.public ? <span class="state warn">everybody</span> : <span class="state">who has a link</span>) },
+                            {
+                                name: "Who may open it",
+                                show: (one) =>
+                                    one.public ? (
+                                        <span class="state warn">everybody</span>
+                                    ) : (
+                                        <span class="state">who has a link</span>
+                                    ),
+                            },
                             {
                                 name: "Preview",
                                 show: (one) => (
                                     <span class="actions">
-                                        {may("exec") && <button type="button" class="small" onClick={() => open(one.port)} aria-label={`Open port ${one.port} in a new tab`}>Open</button>}
+                                        {may("exec") && (
+                                            <button
+                                                type="button"
+                                                class="small"
+                                                onClick={() => open(one.port)}
+                                                aria-label={`Open port ${one.port} in a new tab`}
+                                            >
+                                                Open
+                                            </button>
+                                        )}
                                         {may("sessions") && (
-                                            <button type="button" class="plain small" onClick={() => publish(one)} aria-label={`Make port ${one.port} ${one.public ? "private" : "public"}`}>
+                                            <button
+                                                type="button"
+                                                class="plain small"
+                                                onClick={() => publish(one)}
+                                                aria-label={`Make port ${one.port} ${one.public ? "private" : "public"}`}
+                                            >
                                                 {one.public ? "Make private" : "Make public"}
                                             </button>
                                         )}
@@ -102,7 +158,9 @@ function Made({ link }: { link: Link }) {
                 Link to port {link.port}, until {fullTime(link.expires_at)}. Whoever has it can open the page.
                 <input readonly value={link.url} onFocus={(event) => event.currentTarget.select()} />
             </label>
-            <button type="button" class="plain" onClick={copy}>Copy</button>
+            <button type="button" class="plain" onClick={copy}>
+                Copy
+            </button>
         </div>
     );
 }

@@ -25,7 +25,11 @@ type Asked = { what: "start" | "kill-all" } | { what: "signal" | "kill"; process
 
 export function Processes({ session }: TabProps) {
     const place = path`/api/sessions/${session.session_id}`;
-    const found = useLoaded((signal) => get<{ processes: ProcessInfo[] }>(`${place}/processes`, {}, signal), [place], AGAIN_MS);
+    const found = useLoaded(
+        (signal) => get<{ processes: ProcessInfo[] }>(`${place}/processes`, {}, signal),
+        [place],
+        AGAIN_MS,
+    );
     const asked = useSignal<Asked | null>(null);
     const watched = useSignal("");
     const close = () => (asked.value = null);
@@ -48,19 +52,34 @@ export function Processes({ session }: TabProps) {
         <>
             {may("exec") && (
                 <div class="row">
-                    <button type="button" onClick={() => (asked.value = { what: "start" })}>Start a command</button>
-                    <button type="button" class="danger" onClick={() => (asked.value = { what: "kill-all" })}>End everything that runs</button>
+                    <button type="button" onClick={() => (asked.value = { what: "start" })}>
+                        Start a command
+                    </button>
+                    <button type="button" class="danger" onClick={() => (asked.value = { what: "kill-all" })}>
+                        End everything that runs
+                    </button>
                 </div>
             )}
             <Shown of={found}>
                 {({ processes }) => (
                     <Table
                         label="Processes"
-                        rows={[...processes].sort((one, other) => Number(other.running) - Number(one.running) || one.started_s_ago - other.started_s_ago)}
+                        rows={[...processes].sort(
+                            (one, other) =>
+                                Number(other.running) - Number(one.running) || one.started_s_ago - other.started_s_ago,
+                        )}
                         keyOf={(one) => one.process_id}
                         empty="Nothing runs in the background."
                         columns={[
-                            { name: "Command", show: (one) => <><code>{shorten(legible(one.command))}</code><small class="mono">{visible(one.process_id)}</small></> },
+                            {
+                                name: "Command",
+                                show: (one) => (
+                                    <>
+                                        <code>{shorten(legible(one.command))}</code>
+                                        <small class="mono">{visible(one.process_id)}</small>
+                                    </>
+                                ),
+                            },
                             { name: "State", show: (one) => <State of={one} /> },
                             { name: "User", show: (one) => visible(one.user) },
                             { name: "Started", right: true, show: (one) => `${duration(one.started_s_ago)} ago` },
@@ -69,10 +88,47 @@ export function Processes({ session }: TabProps) {
                                 name: "Actions",
                                 show: (one) => (
                                     <span class="actions">
-                                        <button type="button" class="plain small" aria-expanded={watched.value === one.process_id} aria-label={`Output of ${visible(one.process_id)}`} onClick={() => (watched.value = watched.value === one.process_id ? "" : one.process_id)}>Output</button>
-                                        {may("exec") && one.running && <button type="button" class="plain small" aria-label={`Signal ${visible(one.process_id)}`} onClick={() => (asked.value = { what: "signal", process: one })}>Signal</button>}
-                                        {may("exec") && one.running && <button type="button" class="danger small" aria-label={`Kill ${visible(one.process_id)}`} onClick={() => (asked.value = { what: "kill", process: one })}>Kill</button>}
-                                        {may("exec") && !one.running && <button type="button" class="plain small" aria-label={`Forget ${visible(one.process_id)}`} onClick={() => forget(one)}>Forget</button>}
+                                        <button
+                                            type="button"
+                                            class="plain small"
+                                            aria-expanded={watched.value === one.process_id}
+                                            aria-label={`Output of ${visible(one.process_id)}`}
+                                            onClick={() =>
+                                                (watched.value = watched.value === one.process_id ? "" : one.process_id)
+                                            }
+                                        >
+                                            Output
+                                        </button>
+                                        {may("exec") && one.running && (
+                                            <button
+                                                type="button"
+                                                class="plain small"
+                                                aria-label={`Signal ${visible(one.process_id)}`}
+                                                onClick={() => (asked.value = { what: "signal", process: one })}
+                                            >
+                                                Signal
+                                            </button>
+                                        )}
+                                        {may("exec") && one.running && (
+                                            <button
+                                                type="button"
+                                                class="danger small"
+                                                aria-label={`Kill ${visible(one.process_id)}`}
+                                                onClick={() => (asked.value = { what: "kill", process: one })}
+                                            >
+                                                Kill
+                                            </button>
+                                        )}
+                                        {may("exec") && !one.running && (
+                                            <button
+                                                type="button"
+                                                class="plain small"
+                                                aria-label={`Forget ${visible(one.process_id)}`}
+                                                onClick={() => forget(one)}
+                                            >
+                                                Forget
+                                            </button>
+                                        )}
                                     </span>
                                 ),
                             },
@@ -80,12 +136,43 @@ export function Processes({ session }: TabProps) {
                     />
                 )}
             </Shown>
-            {watched.value && <Output key={watched.value} place={place} processId={watched.value} onEnd={found.again} onClose={() => (watched.value = "")} />}
-            {asked.value?.what === "start" && <Start place={place} onStarted={(id) => { watched.value = id; found.again(); }} onClose={close} />}
-            {asked.value?.what === "signal" && <Signal process={asked.value.process} place={of(asked.value.process)} onDone={found.again} onClose={close} />}
+            {watched.value && (
+                <Output
+                    key={watched.value}
+                    place={place}
+                    processId={watched.value}
+                    onEnd={found.again}
+                    onClose={() => (watched.value = "")}
+                />
+            )}
+            {asked.value?.what === "start" && (
+                <Start
+                    place={place}
+                    onStarted={(id) => {
+                        watched.value = id;
+                        found.again();
+                    }}
+                    onClose={close}
+                />
+            )}
+            {asked.value?.what === "signal" && (
+                <Signal
+                    process={asked.value.process}
+                    place={of(asked.value.process)}
+                    onDone={found.again}
+                    onClose={close}
+                />
+            )}
             {asked.value?.what === "kill" && (
-                <Confirm title="Kill this command?" action="Kill it" onConfirm={() => kill((asked.value as { process: ProcessInfo }).process)} onClose={close}>
-                    <p><code>{shorten(legible(asked.value.process.command))}</code> and everything that it started end.</p>
+                <Confirm
+                    title="Kill this command?"
+                    action="Kill it"
+                    onConfirm={() => kill((asked.value as { process: ProcessInfo }).process)}
+                    onClose={close}
+                >
+                    <p>
+                        <code>{shorten(legible(asked.value.process.command))}</code> and everything that it started end.
+                    </p>
                 </Confirm>
             )}
             {asked.value?.what === "kill-all" && (
@@ -98,10 +185,18 @@ export function Processes({ session }: TabProps) {
 }
 
 function State({ of }: { of: ProcessInfo }) {
-    if (of.running) return <><span class="state running">running</span>{of.terminal && <small>terminal</small>}</>;
+    if (of.running)
+        return (
+            <>
+                <span class="state running">running</span>
+                {of.terminal && <small>terminal</small>}
+            </>
+        );
     return (
         <>
-            <span class={`state ${of.exit_code === 0 ? "ok" : "failed"}`}>{of.reason === "exited" ? `exit ${of.exit_code}` : of.reason}</span>
+            <span class={`state ${of.exit_code === 0 ? "ok" : "failed"}`}>
+                {of.reason === "exited" ? `exit ${of.exit_code}` : of.reason}
+            </span>
             {of.background > 0 && <small>{of.background} left running</small>}
         </>
     );
@@ -128,12 +223,24 @@ function Start({ place, onStarted, onClose }: { place: string; onStarted: (id: s
     return (
         <Dialog title="Start a command" onClose={onClose}>
             <form onSubmit={submit}>
-                <TextField label="Command" value={command} placeholder="python3 -m http.server 8080" hint="A line for bash. It goes on when this page is closed." required />
+                <TextField
+                    label="Command"
+                    value={command}
+                    placeholder="python3 -m http.server 8080"
+                    hint="A line for bash. It goes on when this page is closed."
+                    required
+                />
                 <TextField label="Name" value={name} hint="Of your own, if you like" />
                 <TextField label="Directory" value={cwd} placeholder="/workspace" />
-                {error.value && <p class="note error" role="alert">{error.value}</p>}
+                {error.value && (
+                    <p class="note error" role="alert">
+                        {error.value}
+                    </p>
+                )}
                 <div class="buttons">
-                    <button type="button" class="plain" onClick={onClose}>Cancel</button>
+                    <button type="button" class="plain" onClick={onClose}>
+                        Cancel
+                    </button>
                     <button type="submit">Start</button>
                 </div>
             </form>
@@ -141,25 +248,44 @@ function Start({ place, onStarted, onClose }: { place: string; onStarted: (id: s
     );
 }
 
-function Signal({ process, place, onDone, onClose }: { process: ProcessInfo; place: string; onDone: () => void; onClose: () => void }) {
+function Signal({
+    process,
+    place,
+    onDone,
+    onClose,
+}: {
+    process: ProcessInfo;
+    place: string;
+    onDone: () => void;
+    onClose: () => void;
+}) {
     const signal = useSignal("TERM");
     async function submit(event: Event) {
         event.preventDefault();
-        if (await attempt(() => post(`${place}/signal`, { signal: signal.value }), `SIG${signal.value} was sent.`)) onDone();
+        if (await attempt(() => post(`${place}/signal`, { signal: signal.value }), `SIG${signal.value} was sent.`))
+            onDone();
         onClose();
     }
     return (
         <Dialog title="Send a signal" onClose={onClose}>
             <form onSubmit={submit}>
-                <p><code>{shorten(legible(process.command))}</code></p>
+                <p>
+                    <code>{shorten(legible(process.command))}</code>
+                </p>
                 <label>
                     Signal
                     <select value={signal.value} onChange={(event) => (signal.value = event.currentTarget.value)}>
-                        {SIGNALS.map((one) => <option key={one} value={one}>{one}</option>)}
+                        {SIGNALS.map((one) => (
+                            <option key={one} value={one}>
+                                {one}
+                            </option>
+                        ))}
                     </select>
                 </label>
                 <div class="buttons">
-                    <button type="button" class="plain" onClick={onClose}>Cancel</button>
+                    <button type="button" class="plain" onClick={onClose}>
+                        Cancel
+                    </button>
                     <button type="submit">Send</button>
                 </div>
             </form>
@@ -169,11 +295,25 @@ function Signal({ process, place, onDone, onClose }: { process: ProcessInfo; pla
 
 /** The output as it comes, on a screen that takes no input. Reading stops while the page is hidden: a reader that lags
  *  behind would hold the command back. */
-function Output({ place, processId, onEnd, onClose }: { place: string; processId: string; onEnd: () => void; onClose: () => void }) {
+function Output({
+    place,
+    processId,
+    onEnd,
+    onClose,
+}: {
+    place: string;
+    processId: string;
+    onEnd: () => void;
+    onClose: () => void;
+}) {
     const holder = useRef<HTMLDivElement>(null);
     const status = useSignal("Reading…");
     useEffect(() => {
-        const screen = newScreen(holder.current!, { readOnly: true, screenReader: false, onLink: () => tell("Links in the output of commands are not opened.") });
+        const screen = newScreen(holder.current!, {
+            readOnly: true,
+            screenReader: false,
+            onLink: () => tell("Links in the output of commands are not opened."),
+        });
         screen.fit.fit();
         screen.terminal.textarea!.setAttribute("aria-label", "Output");
         let offset = 0;
@@ -184,12 +324,21 @@ function Output({ place, processId, onEnd, onClose }: { place: string; processId
             const { signal } = (stop = new AbortController());
             try {
                 const query = { offset, encoding: "base64" };
-                for await (const { kind, data } of events("GET", `${place}/processes/${encodeURIComponent(processId)}/output`, { query, signal })) {
+                for await (const { kind, data } of events(
+                    "GET",
+                    `${place}/processes/${encodeURIComponent(processId)}/output`,
+                    { query, signal },
+                )) {
                     if (signal.aborted) return;
                     if (kind === "output") await show(data);
                     else if (kind === "result" || kind === "error") {
                         isOver = true;
-                        status.value = kind === "error" ? data.detail : data.reason === "exited" ? `It ended with ${data.exit_code}.` : `It ended: ${data.reason}.`;
+                        status.value =
+                            kind === "error"
+                                ? data.detail
+                                : data.reason === "exited"
+                                  ? `It ended with ${data.exit_code}.`
+                                  : `It ended: ${data.reason}.`;
                         onEnd();
                     }
                 }
@@ -200,7 +349,17 @@ function Output({ place, processId, onEnd, onClose }: { place: string; processId
             stop = null;
             if (!isOver && !signal.aborted) setTimeout(read, 2000);
         }
-        async function show({ data, offset: from, next_offset, stream }: { data: string; offset: number; next_offset: number; stream: string }) {
+        async function show({
+            data,
+            offset: from,
+            next_offset,
+            stream,
+        }: {
+            data: string;
+            offset: number;
+            next_offset: number;
+            stream: string;
+        }) {
             if (from > offset) screen.terminal.write("\x18\r\n\x1b[0;2m[a part of the output was not kept]\x1b[0m\r\n");
             offset = next_offset;
             status.value = "It runs.";
@@ -229,9 +388,13 @@ function Output({ place, processId, onEnd, onClose }: { place: string; processId
         <section class="card" aria-label={`Output of ${visible(processId)}`}>
             <div class="terminal-bar">
                 <h2 class="mono">{visible(processId)}</h2>
-                <span class="note" role="status">{status.value}</span>
+                <span class="note" role="status">
+                    {status.value}
+                </span>
                 <span class="grow" />
-                <button type="button" class="plain small" onClick={onClose}>Close</button>
+                <button type="button" class="plain small" onClick={onClose}>
+                    Close
+                </button>
             </div>
             <div ref={holder} class="processes-output" />
         </section>

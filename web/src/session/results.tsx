@@ -6,10 +6,10 @@ import type { ComponentChildren } from "preact";
 
 import { may } from "../account";
 import { path, post, request } from "../api";
-import { attempt } from "../parts/messages";
 import { JsonTree } from "../parts/json_tree";
+import { attempt } from "../parts/messages";
 import { Chart, canDraw } from "./charts";
-import { withoutEscapes, type Result } from "./notebook";
+import { type Result, withoutEscapes } from "./notebook";
 
 const MOST_SOURCE = 100_000;
 const MOST_ROWS = 100;
@@ -24,18 +24,51 @@ interface Format {
 }
 
 const FORMATS: Record<string, Format> = {
-    png: { label: "Picture", show: (value) => <Picture type="image/png" data={value} />, type: "image/png", ending: "png", base64: true },
-    jpeg: { label: "Picture", show: (value) => <Picture type="image/jpeg" data={value} />, type: "image/jpeg", ending: "jpg", base64: true },
-    svg: { label: "Drawing", show: (value) => <Drawing source={String(value)} />, type: "image/svg+xml", ending: "svg" },
+    png: {
+        label: "Picture",
+        show: (value) => <Picture type="image/png" data={value} />,
+        type: "image/png",
+        ending: "png",
+        base64: true,
+    },
+    jpeg: {
+        label: "Picture",
+        show: (value) => <Picture type="image/jpeg" data={value} />,
+        type: "image/jpeg",
+        ending: "jpg",
+        base64: true,
+    },
+    svg: {
+        label: "Drawing",
+        show: (value) => <Drawing source={String(value)} />,
+        type: "image/svg+xml",
+        ending: "svg",
+    },
     chart: { label: "Chart", show: (value) => <Chart chart={value} />, type: "application/json", ending: "chart.json" },
     data: { label: "Table", show: (value) => <DataTable columns={value} />, type: "application/json", ending: "json" },
-    text: { label: "Text", show: (value) => <pre>{withoutEscapes(String(value))}</pre>, type: "text/plain", ending: "txt" },
+    text: {
+        label: "Text",
+        show: (value) => <pre>{withoutEscapes(String(value))}</pre>,
+        type: "text/plain",
+        ending: "txt",
+    },
     json: { label: "JSON", show: (value) => <JsonTree value={value} />, type: "application/json", ending: "json" },
     markdown: { label: "Markdown", show: (value) => <Source text={value} />, type: "text/plain", ending: "md" },
     latex: { label: "LaTeX", show: (value) => <Source text={value} />, type: "text/plain", ending: "tex" },
     html: { label: "HTML source", show: (value) => <Source text={value} />, type: "text/plain", ending: "html" },
-    javascript: { label: "JavaScript source", show: (value) => <Source text={value} />, type: "text/plain", ending: "js" },
-    pdf: { label: "PDF", show: () => <p class="note">Download it to read it.</p>, type: "application/octet-stream", ending: "pdf", base64: true },
+    javascript: {
+        label: "JavaScript source",
+        show: (value) => <Source text={value} />,
+        type: "text/plain",
+        ending: "js",
+    },
+    pdf: {
+        label: "PDF",
+        show: () => <p class="note">Download it to read it.</p>,
+        type: "application/octet-stream",
+        ending: "pdf",
+        base64: true,
+    },
     extra: { label: "More", show: (value) => <JsonTree value={value} />, type: "application/json", ending: "json" },
 };
 
@@ -43,7 +76,14 @@ export function ResultView({ result, sessionId, name }: { result: Result; sessio
     const formats = Object.keys(FORMATS).filter((format) => isThere(format, result[format]));
     const chosen = useSignal("");
     const format = formats.includes(chosen.value) ? chosen.value : formats[0];
-    if (!format) return <p class="note">{Array.isArray(result.cut) ? `Too large to be shown: ${result.cut.join(", ")}` : "A result without content"}</p>;
+    if (!format)
+        return (
+            <p class="note">
+                {Array.isArray(result.cut)
+                    ? `Too large to be shown: ${result.cut.join(", ")}`
+                    : "A result without content"}
+            </p>
+        );
     const { show, ending } = FORMATS[format]!;
     const file = `${name}.${ending}`;
     return (
@@ -53,14 +93,33 @@ export function ResultView({ result, sessionId, name }: { result: Result; sessio
                 {formats.length > 1 && (
                     <span role="group" aria-label="Show it as">
                         {formats.map((one) => (
-                            <button key={one} type="button" class="quiet" aria-pressed={one === format} onClick={() => (chosen.value = one)}>{FORMATS[one]!.label}</button>
+                            <button
+                                key={one}
+                                type="button"
+                                class="quiet"
+                                aria-pressed={one === format}
+                                onClick={() => (chosen.value = one)}
+                            >
+                                {FORMATS[one]!.label}
+                            </button>
                         ))}
                     </span>
                 )}
                 <span class="grow" />
-                <button type="button" class="quiet" onClick={() => saveHere(blobOf(format, result[format]), file)}>Download</button>
+                <button type="button" class="quiet" onClick={() => saveHere(blobOf(format, result[format]), file)}>
+                    Download
+                </button>
                 {may("files") && (
-                    <button type="button" class="quiet" onClick={() => attempt(() => saveAsArtifact(sessionId, file, blobOf(format, result[format])), `Saved as artifact ${file}`)}>
+                    <button
+                        type="button"
+                        class="quiet"
+                        onClick={() =>
+                            attempt(
+                                () => saveAsArtifact(sessionId, file, blobOf(format, result[format])),
+                                `Saved as artifact ${file}`,
+                            )
+                        }
+                    >
                         Save as artifact
                     </button>
                 )}
@@ -107,17 +166,33 @@ async function saveAsArtifact(sessionId: string, name: string, content: Blob): P
 
 /** As data: of an image, which a browser shows and in which no script runs. */
 function Picture({ type, data }: { type: string; data: unknown }) {
-    return <img class="picture" alt="The picture that the cell has drawn" src={`data:${type};base64,${String(data).replace(/[^A-Za-z0-9+/=]/g, "")}`} />;
+    return (
+        <img
+            class="picture"
+            alt="The picture that the cell has drawn"
+            src={`data:${type};base64,${String(data).replace(/[^A-Za-z0-9+/=]/g, "")}`}
+        />
+    );
 }
 
 function Drawing({ source }: { source: string }) {
     const wellFormed = new TextDecoder().decode(new TextEncoder().encode(source)); // half a character cannot be in an address
-    return <img class="picture" alt="The drawing that the cell has made" src={`data:image/svg+xml;charset=utf-8,${encodeURIComponent(wellFormed)}`} />;
+    return (
+        <img
+            class="picture"
+            alt="The drawing that the cell has made"
+            src={`data:image/svg+xml;charset=utf-8,${encodeURIComponent(wellFormed)}`}
+        />
+    );
 }
 
 function Source({ text }: { text: unknown }) {
     const whole = String(text);
-    return <pre class="source">{whole.length > MOST_SOURCE ? `${whole.slice(0, MOST_SOURCE)}\n… (${whole.length} characters)` : whole}</pre>;
+    return (
+        <pre class="source">
+            {whole.length > MOST_SOURCE ? `${whole.slice(0, MOST_SOURCE)}\n… (${whole.length} characters)` : whole}
+        </pre>
+    );
 }
 
 /** A table by columns, such as a data frame has. */
@@ -129,17 +204,34 @@ function DataTable({ columns }: { columns: Record<string, unknown> }) {
     return (
         <div class="data" tabIndex={0} role="region" aria-label="Table">
             <table class="wide">
-                <thead><tr><th scope="col" />{names.map((name) => <th key={name} scope="col">{name}</th>)}</tr></thead>
+                <thead>
+                    <tr>
+                        <th scope="col" />
+                        {names.map((name) => (
+                            <th key={name} scope="col">
+                                {name}
+                            </th>
+                        ))}
+                    </tr>
+                </thead>
                 <tbody>
                     {Array.from({ length: Math.min(rows, MOST_ROWS) }, (_, row) => (
                         <tr key={row}>
                             <th scope="row">{row}</th>
-                            {cells.map((column, at) => <td key={at} class={typeof column[row] === "number" ? "right" : ""}>{cellText(column[row])}</td>)}
+                            {cells.map((column, at) => (
+                                <td key={at} class={typeof column[row] === "number" ? "right" : ""}>
+                                    {cellText(column[row])}
+                                </td>
+                            ))}
                         </tr>
                     ))}
                 </tbody>
             </table>
-            {(rows > MOST_ROWS || left > 0) && <p class="note">{rows} rows and {names.length + left} columns; the first are shown.</p>}
+            {(rows > MOST_ROWS || left > 0) && (
+                <p class="note">
+                    {rows} rows and {names.length + left} columns; the first are shown.
+                </p>
+            )}
         </div>
     );
 }

@@ -1,6 +1,6 @@
 // Files on their way into a session: one after another, with how far they are.
 
-import { signal, type Signal } from "@preact/signals";
+import { type Signal, signal } from "@preact/signals";
 
 import { post, upload } from "../api";
 import { describe } from "../parts/messages";
@@ -32,7 +32,10 @@ export class Uploads {
     private stop = new AbortController();
 
     /** `place` is the session's address; `onDone` is called for each directory that got something. */
-    constructor(private readonly place: string, private readonly onDone: (directory: string) => void) {}
+    constructor(
+        private readonly place: string,
+        private readonly onDone: (directory: string) => void,
+    ) {}
 
     add(directory: string, all: readonly Incoming[]): void {
         this.queue.push(...all.map((incoming) => ({ directory, incoming })));
@@ -57,9 +60,15 @@ export class Uploads {
             this.current.value = incoming.path;
             const before = this.bytesDone.value;
             try {
-                await this.send(`${directory}/${incoming.path}`, incoming.file, (sent) => (this.bytesDone.value = before + sent));
+                await this.send(
+                    `${directory}/${incoming.path}`,
+                    incoming.file,
+                    (sent) => (this.bytesDone.value = before + sent),
+                );
             } catch (error) {
-                this.failures.value = [...this.failures.value, { path: incoming.path, why: describe(error) }].slice(-MOST_FAILURES);
+                this.failures.value = [...this.failures.value, { path: incoming.path, why: describe(error) }].slice(
+                    -MOST_FAILURES,
+                );
             }
             this.bytesDone.value = before + (incoming.file?.size ?? 0);
             this.filesDone.value += 1;
@@ -84,13 +93,28 @@ export function UploadProgress({ of }: { of: Uploads }) {
                     <li>
                         <span class="file-path">{visible(of.current.value)}</span>
                         <progress aria-label="Sent" max={Math.max(1, of.bytes.value)} value={of.bytesDone.value} />
-                        <button type="button" class="plain small" onClick={() => of.cancel()}>Cancel</button>
+                        <button type="button" class="plain small" onClick={() => of.cancel()}>
+                            Cancel
+                        </button>
                     </li>
-                    <li><small>{of.filesDone.value} of {of.files.value} files, {bytes(of.bytesDone.value)} of {bytes(of.bytes.value)}</small></li>
+                    <li>
+                        <small>
+                            {of.filesDone.value} of {of.files.value} files, {bytes(of.bytesDone.value)} of{" "}
+                            {bytes(of.bytes.value)}
+                        </small>
+                    </li>
                 </ul>
             )}
-            {of.failures.value.map((one) => <p key={one.path} class="note error">{visible(one.path)}: {one.why}</p>)}
-            {!of.isBusy.value && <button type="button" class="plain small" onClick={() => (of.failures.value = [])}>Dismiss</button>}
+            {of.failures.value.map((one) => (
+                <p key={one.path} class="note error">
+                    {visible(one.path)}: {one.why}
+                </p>
+            ))}
+            {!of.isBusy.value && (
+                <button type="button" class="plain small" onClick={() => (of.failures.value = [])}>
+                    Dismiss
+                </button>
+            )}
         </div>
     );
 }
@@ -117,7 +141,10 @@ export async function droppedFiles(items: DataTransferItemList): Promise<Incomin
 async function gather(entry: FileSystemEntry, found: Incoming[]): Promise<void> {
     const path = entry.fullPath.replace(/^\//, "");
     if (entry.isFile) {
-        found.push({ path, file: await new Promise((resolve, reject) => (entry as FileSystemFileEntry).file(resolve, reject)) });
+        found.push({
+            path,
+            file: await new Promise((resolve, reject) => (entry as FileSystemFileEntry).file(resolve, reject)),
+        });
         return;
     }
     found.push({ path, file: null });

@@ -59,12 +59,20 @@ export class Connection {
     private timer = 0;
     private cleaners: (() => void)[] = [];
 
-    constructor(private readonly place: Place, private readonly screen: Screen) {
+    constructor(
+        private readonly place: Place,
+        private readonly screen: Screen,
+    ) {
         this.begun = !place.isNew;
         const { terminal } = screen;
         if (!place.readOnly) {
             terminal.onData((data) => this.type(new TextEncoder().encode(data), ANSWER.test(data)));
-            terminal.onBinary((data) => this.type(Uint8Array.from(data, (character) => character.charCodeAt(0)), false));
+            terminal.onBinary((data) =>
+                this.type(
+                    Uint8Array.from(data, (character) => character.charCodeAt(0)),
+                    false,
+                ),
+            );
             this.on(terminal.textarea!, "focus", () => this.takeSize());
         }
         this.on(document, "visibilitychange", () => (document.hidden ? this.hangUpIfBehind() : this.comeBack()));
@@ -121,8 +129,14 @@ export class Connection {
             const { rows, cols } = this.screen.terminal;
             const size = this.begun && !document.hasFocus() ? {} : { rows, columns: cols };
             const [place, query] = readOnly
-                ? [path`/api/sessions/${sessionId}/processes/${processId}/attach`, { offset: this.received, encoding: "base64" }]
-                : [path`/api/sessions/${sessionId}/terminal`, { process_id: processId, offset: this.received, window: WINDOW, command, ...size }];
+                ? [
+                      path`/api/sessions/${sessionId}/processes/${processId}/attach`,
+                      { offset: this.received, encoding: "base64" },
+                  ]
+                : [
+                      path`/api/sessions/${sessionId}/terminal`,
+                      { process_id: processId, offset: this.received, window: WINDOW, command, ...size },
+                  ];
             const socket = await openSocket(place, query, sessionId, token);
             if (this.closed) return socket.close();
             this.socket = socket;
@@ -166,7 +180,10 @@ export class Connection {
                 break;
             case "result":
                 this.state.value = "ended";
-                this.note.value = message.reason === "exited" ? `It ended with ${message.exit_code}.` : `It ended: ${message.reason}.`;
+                this.note.value =
+                    message.reason === "exited"
+                        ? `It ended with ${message.exit_code}.`
+                        : `It ended: ${message.reason}.`;
                 break;
         }
     }
@@ -199,7 +216,8 @@ export class Connection {
         if (isAnswer && (isPast || !this.hasFocus)) return;
         if (this.socket?.readyState !== WebSocket.OPEN) return;
         if (!isAnswer) this.takeSize();
-        for (let at = 0; at < data.length; at += PIECE) this.socket.send(data.subarray(at, at + PIECE) as Uint8Array<ArrayBuffer>);
+        for (let at = 0; at < data.length; at += PIECE)
+            this.socket.send(data.subarray(at, at + PIECE) as Uint8Array<ArrayBuffer>);
     }
 
     private get hasFocus(): boolean {
@@ -226,7 +244,8 @@ export class Connection {
     }
 
     private comeBack(): void {
-        if (this.state.value === "away" && !this.closed && !document.hidden && this.waiting < HANG_UP_AT) this.connect();
+        if (this.state.value === "away" && !this.closed && !document.hidden && this.waiting < HANG_UP_AT)
+            this.connect();
     }
 
     private lost(code: number): void {

@@ -6,7 +6,7 @@
 
 import { FitAddon } from "@xterm/addon-fit";
 import { WebLinksAddon } from "@xterm/addon-web-links";
-import { Terminal, type ITheme } from "@xterm/xterm";
+import { type ITheme, Terminal } from "@xterm/xterm";
 
 export interface Screen {
     terminal: Terminal;
@@ -26,16 +26,50 @@ const SCROLLBACK = 5_000;
 const SWALLOWED = [0, 1, 2, 3, 7, 9, 22, 30, 50, 51, 52, 99, 133, 176, 440, 633, 777, 1337, 5522];
 
 const DARK: ITheme = {
-    background: "#121417", foreground: "#e6e7ea", cursor: "#e6e7ea", cursorAccent: "#121417", selectionBackground: "#3d5a80",
-    black: "#2b2f36", red: "#f0857d", green: "#6ccb86", yellow: "#e2b25b", blue: "#7fb2f0", magenta: "#d39ae0", cyan: "#6cc7c7", white: "#d5d7db",
-    brightBlack: "#7b828e", brightRed: "#ffa59e", brightGreen: "#92e3a8", brightYellow: "#f4cc82", brightBlue: "#a5cbff", brightMagenta: "#e6b9f0",
-    brightCyan: "#93e0e0", brightWhite: "#ffffff",
+    background: "#121417",
+    foreground: "#e6e7ea",
+    cursor: "#e6e7ea",
+    cursorAccent: "#121417",
+    selectionBackground: "#3d5a80",
+    black: "#2b2f36",
+    red: "#f0857d",
+    green: "#6ccb86",
+    yellow: "#e2b25b",
+    blue: "#7fb2f0",
+    magenta: "#d39ae0",
+    cyan: "#6cc7c7",
+    white: "#d5d7db",
+    brightBlack: "#7b828e",
+    brightRed: "#ffa59e",
+    brightGreen: "#92e3a8",
+    brightYellow: "#f4cc82",
+    brightBlue: "#a5cbff",
+    brightMagenta: "#e6b9f0",
+    brightCyan: "#93e0e0",
+    brightWhite: "#ffffff",
 };
 const LIGHT: ITheme = {
-    background: "#ffffff", foreground: "#1d2025", cursor: "#1d2025", cursorAccent: "#ffffff", selectionBackground: "#b9d3f0",
-    black: "#1d2025", red: "#b3261e", green: "#26733b", yellow: "#8a5a00", blue: "#1a5fb4", magenta: "#813d9c", cyan: "#11656b", white: "#6a6f78",
-    brightBlack: "#5b616b", brightRed: "#c8372e", brightGreen: "#2f8046", brightYellow: "#976400", brightBlue: "#2a6fc4", brightMagenta: "#914dac",
-    brightCyan: "#1d757b", brightWhite: "#3a3e46",
+    background: "#ffffff",
+    foreground: "#1d2025",
+    cursor: "#1d2025",
+    cursorAccent: "#ffffff",
+    selectionBackground: "#b9d3f0",
+    black: "#1d2025",
+    red: "#b3261e",
+    green: "#26733b",
+    yellow: "#8a5a00",
+    blue: "#1a5fb4",
+    magenta: "#813d9c",
+    cyan: "#11656b",
+    white: "#6a6f78",
+    brightBlack: "#5b616b",
+    brightRed: "#c8372e",
+    brightGreen: "#2f8046",
+    brightYellow: "#976400",
+    brightBlue: "#2a6fc4",
+    brightMagenta: "#914dac",
+    brightCyan: "#1d757b",
+    brightWhite: "#3a3e46",
 };
 
 export function newScreen(place: HTMLElement, { readOnly, screenReader, onLink }: Options): Screen {
@@ -91,7 +125,10 @@ function allowStyles(): void {
     if (stylesAllowed) return;
     stylesAllowed = true;
     const nonce = document.querySelector<HTMLMetaElement>('meta[name="csp-nonce"]')?.nonce ?? "";
-    const create = document.createElement.bind(document) as (name: string, options?: ElementCreationOptions) => HTMLElement;
+    const create = document.createElement.bind(document) as (
+        name: string,
+        options?: ElementCreationOptions,
+    ) => HTMLElement;
     document.createElement = ((name: string, options?: ElementCreationOptions) => {
         const element = create(name, options);
         if (name === "style") element.setAttribute("nonce", nonce);

@@ -22,8 +22,16 @@ interface Open {
 const SHELL = "exec bash -l";
 
 export function Terminals({ session }: TabProps) {
-    const found = useLoaded((signal) => get<{ processes: ProcessInfo[] }>(path`/api/sessions/${session.session_id}/processes`, {}, signal), [], 10_000);
-    return <Shown of={found}>{({ processes }) => <TerminalTabs sessionId={session.session_id} processes={processes} />}</Shown>;
+    const found = useLoaded(
+        (signal) => get<{ processes: ProcessInfo[] }>(path`/api/sessions/${session.session_id}/processes`, {}, signal),
+        [],
+        10_000,
+    );
+    return (
+        <Shown of={found}>
+            {({ processes }) => <TerminalTabs sessionId={session.session_id} processes={processes} />}
+        </Shown>
+    );
 }
 
 function TerminalTabs({ sessionId, processes }: { sessionId: string; processes: ProcessInfo[] }) {
@@ -37,7 +45,15 @@ function TerminalTabs({ sessionId, processes }: { sessionId: string; processes: 
         const running = processes.filter((one) => one.terminal && one.running && !ended.value.has(one.process_id));
         running.sort((one, other) => other.started_s_ago - one.started_s_ago);
         const more = running.filter((one) => !open.value.some((tab) => tab.processId === one.process_id));
-        if (more.length) open.value = [...open.value, ...more.map((one, at) => ({ processId: one.process_id, label: labelOf(one, open.value.length + at + 1), isNew: false }))];
+        if (more.length)
+            open.value = [
+                ...open.value,
+                ...more.map((one, at) => ({
+                    processId: one.process_id,
+                    label: labelOf(one, open.value.length + at + 1),
+                    isNew: false,
+                })),
+            ];
         if (!chosen.value && open.value[0]) choose(sessionStorage.getItem(remembered) ?? "", open.value[0].processId);
     }, [processes]);
 
@@ -59,11 +75,17 @@ function TerminalTabs({ sessionId, processes }: { sessionId: string; processes: 
         const at = open.value.findIndex((one) => one.processId === processId);
         open.value = open.value.filter((one) => one.processId !== processId);
         if (chosen.value === processId) choose("", open.value[Math.max(0, at - 1)]?.processId ?? "");
-        await attempt(() => remove(path`/api/sessions/${sessionId}/processes/${processId}`).catch((error) => {
-            if (error.status !== 404) throw error;
-        }));
+        await attempt(() =>
+            remove(path`/api/sessions/${sessionId}/processes/${processId}`).catch((error) => {
+                if (error.status !== 404) throw error;
+            }),
+        );
     }
-    const starter = <button type="button" class="plain small" onClick={start}>New terminal</button>;
+    const starter = (
+        <button type="button" class="plain small" onClick={start}>
+            New terminal
+        </button>
+    );
     if (open.value.length === 0) {
         return (
             <div class="card empty">
@@ -80,22 +102,28 @@ function TerminalTabs({ sessionId, processes }: { sessionId: string; processes: 
     return (
         <div class="terminals">
             <Tabs label="Terminals" tabs={tabs} chosen={chosen.value} onChoose={choose} after={starter} keep>
-                {open.value.filter((one) => seen.value.has(one.processId)).map((one) => (
-                    <TerminalView
-                        key={one.processId}
-                        label={one.label}
-                        place={{ sessionId, processId: one.processId, isNew: one.isNew }}
-                        isShown={one.processId === chosen.value}
-                        onEnd={() => (ended.value = new Set([...ended.value, one.processId]))}
-                    />
-                ))}
+                {open.value
+                    .filter((one) => seen.value.has(one.processId))
+                    .map((one) => (
+                        <TerminalView
+                            key={one.processId}
+                            label={one.label}
+                            place={{ sessionId, processId: one.processId, isNew: one.isNew }}
+                            isShown={one.processId === chosen.value}
+                            onEnd={() => (ended.value = new Set([...ended.value, one.processId]))}
+                        />
+                    ))}
             </Tabs>
             {closing.value && (
                 <Dialog title="End this terminal?" onClose={() => (closing.value = "")}>
                     <p>What runs in it ends too, for everybody who looks at it. Leaving the page lets it go on.</p>
                     <div class="row">
-                        <button type="button" class="danger" onClick={() => end(closing.value)}>End it</button>
-                        <button type="button" class="plain" onClick={() => (closing.value = "")}>Cancel</button>
+                        <button type="button" class="danger" onClick={() => end(closing.value)}>
+                            End it
+                        </button>
+                        <button type="button" class="plain" onClick={() => (closing.value = "")}>
+                            Cancel
+                        </button>
                     </div>
                 </Dialog>
             )}

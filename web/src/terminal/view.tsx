@@ -7,7 +7,7 @@ import { Dialog } from "../parts/dialog";
 import { attempt, tell } from "../parts/messages";
 import { visible } from "../parts/visible";
 import { Connection, type Place } from "./connection";
-import { newScreen, withoutControls, type Screen } from "./screen";
+import { newScreen, type Screen, withoutControls } from "./screen";
 
 interface Props {
     place: Place;
@@ -72,15 +72,27 @@ export function TerminalView({ place, label, isShown, onEnd }: Props) {
             <div class="terminal-bar">
                 <Status connection={made?.connection ?? null} readOnly={!!place.readOnly} />
                 <span class="grow" />
-                <button type="button" class="plain small" onClick={() => copy(made!.screen)}>Copy</button>
-                {!place.readOnly && <button type="button" class="plain small" onClick={() => paste(made!.screen)}>Paste</button>}
+                <button type="button" class="plain small" onClick={() => copy(made!.screen)}>
+                    Copy
+                </button>
+                {!place.readOnly && (
+                    <button type="button" class="plain small" onClick={() => paste(made!.screen)}>
+                        Paste
+                    </button>
+                )}
                 <label class="inline">
-                    <input type="checkbox" checked={screenReader.value} onChange={(event) => setReader(event.currentTarget.checked)} />
+                    <input
+                        type="checkbox"
+                        checked={screenReader.value}
+                        onChange={(event) => setReader(event.currentTarget.checked)}
+                    />
                     Screen reader
                 </label>
             </div>
             <div ref={holder} class="terminal-screen" />
-            {!place.readOnly && <p class="note small">Control, Shift and the arrow up leave the terminal by keyboard.</p>}
+            {!place.readOnly && (
+                <p class="note small">Control, Shift and the arrow up leave the terminal by keyboard.</p>
+            )}
             {link.value && <LinkDialog address={link.value} onClose={() => (link.value = "")} />}
         </section>
     );
@@ -99,12 +111,26 @@ function Status({ connection, readOnly }: { connection: Connection | null; readO
     const classes = { connecting: "pending", open: "running", away: "error", ended: "", failed: "error" };
     return (
         <span role="status" aria-live="polite">
-            <span class={state === "open" || state === "connecting" ? `state ${classes[state]}` : `note ${classes[state]}`}>{texts[state]}</span>{" "}
-            {state === "failed" && <button type="button" class="plain small" onClick={() => connection!.again()}>Try again</button>}
+            <span
+                class={
+                    state === "open" || state === "connecting" ? `state ${classes[state]}` : `note ${classes[state]}`
+                }
+            >
+                {texts[state]}
+            </span>{" "}
+            {state === "failed" && (
+                <button type="button" class="plain small" onClick={() => connection!.again()}>
+                    Try again
+                </button>
+            )}
             {connection?.foreignSize.value && (
                 <span class="note small">
                     {` Another page has set the size, ${connection.foreignSize.value}. `}
-                    {!readOnly && <button type="button" class="plain small" onClick={() => connection.takeSize()}>Use the size of this page</button>}
+                    {!readOnly && (
+                        <button type="button" class="plain small" onClick={() => connection.takeSize()}>
+                            Use the size of this page
+                        </button>
+                    )}
                 </span>
             )}
         </span>
@@ -120,8 +146,14 @@ function LinkDialog({ address, onClose }: { address: string; onClose: () => void
             <pre class="address">{visible(address)}</pre>
             {!isWeb && <p class="note error">Only addresses of the web are opened.</p>}
             <div class="row">
-                {isWeb && <a class="button" href={address} target="_blank" rel="noopener noreferrer" onClick={onClose}>Open in a new tab</a>}
-                <button type="button" class="plain" onClick={onClose}>Cancel</button>
+                {isWeb && (
+                    <a class="button" href={address} target="_blank" rel="noopener noreferrer" onClick={onClose}>
+                        Open in a new tab
+                    </a>
+                )}
+                <button type="button" class="plain" onClick={onClose}>
+                    Cancel
+                </button>
             </div>
         </Dialog>
     );
@@ -144,7 +176,8 @@ function handleKey(event: KeyboardEvent, screen: Screen): boolean {
     return true;
 }
 
-const NO_CLIPBOARD = "Over plain HTTP the browser gives this page no clipboard: use the keyboard or the menu of the mouse.";
+const NO_CLIPBOARD =
+    "Over plain HTTP the browser gives this page no clipboard: use the keyboard or the menu of the mouse.";
 
 async function copy(screen: Screen): Promise<void> {
     const text = screen.terminal.getSelection();
