@@ -1,6 +1,6 @@
 // Builds the dashboard into src/warren/http/dashboard/static. The result is committed; the same sources give the same bytes.
 //   node build.mjs           writes it
-//   node build.mjs --check   fails if what is committed is not what the sources give, or if that loads too much at once
+//   node build.mjs --check   fails if the committed bundle is not what the sources give, or if the first page loads too much
 //   node build.mjs --sizes   prints what a browser loads, gzipped
 
 import { createHash } from "node:crypto";
@@ -12,24 +12,24 @@ import { build } from "esbuild";
 
 const here = dirname(fileURLToPath(import.meta.url));
 const target = join(here, "../src/warren/http/dashboard/static");
-const MOST_KB = 60; // gzipped, of what the dashboard loads before it shows anything
+const MAX_KB = 60; // gzipped, of all that a browser loads before the dashboard shows anything
 const pages = { "index.html": "main", "embed.html": "embed" };
 
-// Parts that are loaded late import what the first page has loaded already: then esbuild puts all of that into one file,
-// instead of one for each set of parts that use it. A browser loads six files at a time.
+// Lets every module that is loaded on demand import the application. Then esbuild puts all that the application uses into
+// one chunk, instead of one for each set of modules that use it: a browser loads six files at a time.
 const app = join(here, "src/app.tsx");
-const afterTheApp = {
-    name: "after the app",
+const shareAppChunk = {
+    name: "share the chunk of the app",
     setup(build) {
-        const late = new Set();
+        const lazyModules = new Set();
         build.onResolve({ filter: /^\./ }, async ({ kind, path, resolveDir }) => {
             if (kind !== "dynamic-import") return undefined;
             const found = await build.resolve(path, { kind: "import-statement", resolveDir });
-            late.add(found.path);
+            lazyModules.add(found.path);
             return found;
         });
         build.onLoad({ filter: /\.tsx$/ }, ({ path }) => {
-            if (!late.has(path)) return undefined;
+            if (!lazyModules.has(path)) return undefined;
             return { contents: `${readFileSync(path, "utf8")}\nimport ${JSON.stringify(app)};\n`, loader: "tsx" };
         });
     },
@@ -53,7 +53,7 @@ const result = await build({
     chunkNames: "[name]-[hash]",
     assetNames: "[name]-[hash]",
     logLevel: "warning",
-    plugins: [afterTheApp],
+    plugins: [shareAppChunk],
 });
 
 const files = new Map(result.outputFiles.map((file) => [basename(file.path), Buffer.from(file.contents)]));
@@ -90,8 +90,8 @@ if (process.argv.includes("--sizes")) printSizes();
 function staticImports(outputs, name, seen = []) {
     if (seen.includes(name)) return seen;
     seen.push(name);
-    for (const one of outputs[name].imports)
-        if (one.kind === "import-statement") staticImports(outputs, one.path, seen);
+    for (const { kind, path } of outputs[name].imports)
+        if (kind === "import-statement") staticImports(outputs, path, seen);
     return seen;
 }
 
@@ -126,9 +126,9 @@ function check() {
         process.exit(1);
     }
     const first = kb(firstLoads["index.html"]);
-    if (first > MOST_KB) {
+    if (first > MAX_KB) {
         console.error(
-            `index.html loads ${first.toFixed(1)} KB at once, more than ${MOST_KB}: use lazy() for what is not needed at once`,
+            `index.html loads ${first.toFixed(1)} KB at once, more than ${MAX_KB}: use lazy() for what is not needed at once`,
         );
         process.exit(1);
     }

@@ -1,11 +1,11 @@
-// Administration: each part for those who may use it.
+// Administration, with a tab for each part that the account may use.
 
 import { useLocation, useRoute } from "preact-iso/router";
 
-import { may } from "../account";
-import { lazy } from "../parts/boundary";
-import { Tabs } from "../parts/tabs";
-import { useTitle } from "../parts/title";
+import { hasScope } from "../auth/account";
+import { lazy } from "../components/error_boundary";
+import { Tabs } from "../components/tabs";
+import { useTitle } from "../components/use_title";
 
 const PARTS = [
     {
@@ -61,8 +61,8 @@ const PARTS = [
 export function AdminPage() {
     const { params } = useRoute();
     const { route } = useLocation();
-    const parts = PARTS.filter((part) => part.scopes.some(may));
-    const part = parts.find((one) => one.id === params.part) ?? parts[0]!;
+    const parts = PARTS.filter((part) => part.scopes.some(hasScope));
+    const part = parts.find(({ id }) => id === params.part) ?? parts[0]!;
     useTitle(part.label);
     return (
         <section aria-labelledby="title">
@@ -70,8 +70,8 @@ export function AdminPage() {
             <Tabs
                 label="Parts of the administration"
                 tabs={parts}
-                chosen={part.id}
-                onChoose={(id) => route(`/ui/admin/${id}`)}
+                selected={part.id}
+                onSelect={(id) => route(`/ui/admin/${id}`)}
             >
                 <part.component key={part.id} />
             </Tabs>

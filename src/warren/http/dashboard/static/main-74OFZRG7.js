@@ -1,1 +1,0 @@
-import"./chunk-JJM7IUQO.js";import"./chunk-O7XWB6RC.js";import"./chunk-RR7QG5YS.js";
