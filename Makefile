@@ -97,7 +97,8 @@ check: build $(WEB)
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror $(wildcard $(C_FILES))
-	cd web && npx --no-install biome ci --error-on-warnings && npx --no-install tsc && node build.mjs --check
+	cd web && npx --no-install biome ci --error-on-warnings && npx --no-install tsc && npx --no-install tsc -p tests && \
+	    node test.mjs && node build.mjs --check
 
 # The images are downloaded while the checks run.
 test: root setup
