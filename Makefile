@@ -91,12 +91,14 @@ check: build $(WEB)
 	@for file in $(SHELL_FILES); do sh -n $$file || exit 1; done
 	$(BIN)/python scripts/generate_sync.py --check
 	$(BIN)/python scripts/make_filters.py --check
+	$(BIN)/python scripts/generate_api_types.py --check
 	$(BIN)/ruff check --quiet $(wildcard $(PYTHON_FILES))
 	$(BIN)/ruff format --quiet --check $(wildcard $(PYTHON_FILES))
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror $(wildcard $(C_FILES))
-	cd web && npx --no-install tsc && node build.mjs --check
+	cd web && npx --no-install biome ci --error-on-warnings && npx --no-install tsc && npx --no-install tsc -p tests && \
+	    node test.mjs && node build.mjs --check
 
 # The images are downloaded while the checks run.
 test: root setup
