@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -14,13 +15,14 @@ from typing import Any, cast
 import pytest
 from busiest_turn import MOST_S, busiest_turn
 from fastapi import FastAPI, Request, WebSocket
+from guarded_app import guarded
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from warren.http import problems
-from warren.http.server.http_guard import HttpGuard, HttpLimits, StreamedAnswer, request_id
+from warren.http.server.http_guard import HttpLimits, StreamedAnswer, request_id
 from warren.http.server.serving import HttpServer
 from warren.model.errors import NoCapacity, SessionNotFound, Unavailable
 
@@ -186,7 +188,7 @@ async def serve() -> AsyncIterator[Callable[..., Any]]:
     async def start(limits: HttpLimits = SHORT, **edge: Any) -> Served:
         site = new_site()
         edge.setdefault("takes_stream", lambda scope: scope["path"] == "/upload")
-        server = HttpServer(HttpGuard(site.app, **edge), port=0, limits=limits)
+        server = HttpServer(guarded(site.app, **edge), port=0, limits=limits)
         await server.start()
         running.append(server)
         return Served(site, server, server.port)
@@ -440,7 +442,8 @@ class TestSizes:
 
     async def test_a_stream_that_is_not_read_costs_little_memory(self) -> None:
         script = [sys.executable, "-c", MEMORY_SCRIPT]
-        done = await asyncio.to_thread(subprocess.run, script, capture_output=True, text=True, timeout=60)
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = await asyncio.to_thread(subprocess.run, script, capture_output=True, text=True, timeout=60, env=env)
         assert done.returncode == 0, done.stderr
         report = json.loads(done.stdout)
         assert report["ended"]
@@ -451,7 +454,8 @@ MEMORY_SCRIPT = """
 import asyncio, json, re, pathlib
 from starlette.applications import Starlette
 from starlette.routing import Route
-from warren.http.server.http_guard import HttpGuard, HttpLimits, StreamedAnswer
+from guarded_app import guarded
+from warren.http.server.http_guard import HttpLimits, StreamedAnswer
 from warren.http.server.serving import HttpServer, new_event_loop
 
 ended = asyncio.Event()
@@ -469,7 +473,7 @@ async def big(request):
 
 async def main():
     app = Starlette(routes=[Route("/", big)])
-    server = HttpServer(HttpGuard(app), port=0, limits=HttpLimits(send_timeout_s=1.5))
+    server = HttpServer(guarded(app), port=0, limits=HttpLimits(send_timeout_s=1.5))
     await server.start()
     _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
     before, most = rss(), 0

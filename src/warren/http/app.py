@@ -1,14 +1,11 @@
-"""Builds the ASGI app: routes, operations, error answers and admission."""
+"""Builds the FastAPI app, which has the routes beside the operations, and the OpenAPI document of all."""
 
-from collections.abc import Callable
 from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp
 
-from warren.http.admission import Admission
 from warren.http.api import (
     admin,
     cluster,
@@ -23,7 +20,6 @@ from warren.http.api import (
     webhooks,
 )
 from warren.http.context import Context
-from warren.http.dispatch import Dispatcher
 from warren.http.docs_page import add_pages
 from warren.http.openapi import DESCRIPTION, PROBLEMS, TAGS, openapi_builder, operation_id
 from warren.http.problems import register
@@ -49,26 +45,11 @@ class _JsonLine(JSONResponse):
         return super().render(content) + b"\n"
 
 
-def create_app(
-    context: Context, *, wrapped: Callable[[ASGIApp], ASGIApp] = lambda app: app, counts: bool = True
-) -> ASGIApp:
-    """`wrapped` may put a part between admission and the dispatcher; without `counts` no quota and usage is counted."""
+def create_app(context: Context) -> FastAPI:
     app = new_fastapi_app(context.version)
     app.state.context = context
     app.openapi = openapi_builder(app, with_key=context.with_key)  # type: ignore[method-assign]
-    tenancy = context.tenancy
-    return Admission(
-        wrapped(Dispatcher(app, context)),
-        context.identity,
-        tenancy.metering.quotas,
-        context.sessions.clock,
-        audit=tenancy.audit,
-        refusals=tenancy.refusals,
-        page_reads=tenancy.page_reads,
-        add_usage=tenancy.usage.add_request if counts else None,
-        counts=counts,
-        memory=context.answer_memory,
-    )
+    return app
 
 
 def new_fastapi_app(version: str) -> FastAPI:

@@ -34,6 +34,7 @@ from websockets.frames import Frame
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from warren.http.problems import problem
+from warren.http.request import REQUEST, Request
 from warren.http.server.http_guard import DEFAULT_HEADERS, SECURITY_HEADERS, HttpLimits
 from warren.kernel.fair_share import FairShare
 from warren.kernel.logs import get_log
@@ -55,8 +56,6 @@ _MAX_REFUSED = 256  # connections over the limit that get an answer; the others 
 _EVICTED_PART = 100  # one connection in so many is closed at once: looking for them takes a while
 BODY_IS_NEXT = "warren.body_is_next"
 """In the start of a response: the next message is the whole body, so both are written at once."""
-HAS_LEFT = "warren.has_left"
-"""In the scope of a request: tells whether its client has closed, also if the event loop has not seen it yet."""
 MAX_MESSAGE = "warren.max_message"
 """An extension of a WebSocket's scope: its `set` changes how long a message of the client may be."""
 _log = get_log(__name__)
@@ -335,7 +334,8 @@ class HttpConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._active = cycle
-        cast(dict[str, Any], cycle.scope)[HAS_LEFT] = self._has_left
+        scope = cast(dict[str, Any], cycle.scope)
+        scope[REQUEST] = Request(scope, has_left=self._has_left)
         cycle.transport = cast(asyncio.Transport, self._response_transport)
         task = self.loop.create_task(self._serve(cycle, app))
         task.add_done_callback(self.tasks.discard)
@@ -605,9 +605,9 @@ def choose_unused(
 
 
 def _owner_of(scope: Any, transport: asyncio.BaseTransport) -> str:
-    caller = None if scope is None else scope.get("caller")
-    if caller is not None and caller.scopes:
-        return f"tenant {caller.tenant}"
+    request: Request | None = None if scope is None else scope.get(REQUEST)
+    if request is not None and request.caller.scopes:
+        return f"tenant {request.caller.tenant}"
     client = scope.get("client") if scope else transport.get_extra_info("peername")
     address = str(client[0]) if client else ""
     return ":".join(address.split(":")[:4]) if ":" in address else address  # IPv6: a client has a whole network
