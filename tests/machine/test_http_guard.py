@@ -17,6 +17,7 @@ from busiest_turn import MOST_S, busiest_turn
 from fastapi import FastAPI, Request, WebSocket
 from guarded_app import guarded
 from pydantic import BaseModel
+from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -430,6 +431,24 @@ class TestSizes:
         served = await serve()
         answer = await ask(served.port, data)
         assert (answer.status, answer.json["code"]) == (431, "header_too_large")
+
+    async def test_trailers_reach_nobody(self) -> None:
+        seen: list[Any] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "http":
+                while (await receive()).get("more_body"):
+                    pass
+                seen.extend(scope["headers"])
+                await JSONResponse({})(scope, receive, send)
+
+        server = HttpServer(app, port=0)
+        await server.start()
+        head = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        answer = await ask(server.port, head + b"1\r\nx\r\n0\r\nX-Api-Key: late\r\n\r\n")
+        await server.stop(0)
+        assert answer.status == 200
+        assert [name for name, _ in seen] == [b"host", b"transfer-encoding"]
 
     async def test_trailers_without_end_are_refused(self, serve: Any) -> None:
         served = await serve()

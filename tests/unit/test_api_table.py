@@ -3,7 +3,8 @@
 import pytest
 from fastapi.routing import APIWebSocketRoute
 
-from warren.http.api import operations, sockets
+from warren.http import operation_routes
+from warren.http.api import sockets
 from warren.http.dispatch import HANDLERS
 from warren.http.e2b.handlers import HANDLERS as E2B_HANDLERS
 from warren.local.calls import HANDLERS as LOCAL_HANDLERS
@@ -97,7 +98,7 @@ def test_other_paths_are_no_operation(path: str) -> None:
 def test_every_operation_has_a_handler_or_is_a_socket_and_no_handler_is_without_a_row() -> None:
     served = {row.name for row in ROWS if row.answers is not Answers.SOCKET}
     assert set(HANDLERS) == served
-    assert {route.name for route in operations.router.routes} == served
+    assert {route.name for route in operation_routes.router.routes} == served
     assert {route.name for route in sockets.router.routes if isinstance(route, APIWebSocketRoute)} == set(
         OPERATIONS
     ) - served

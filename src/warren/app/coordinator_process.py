@@ -19,6 +19,7 @@ from warren.app.wiring import (
     build_context,
     build_environments,
     build_metrics,
+    build_metrics_page,
     build_pipeline,
     build_sessions,
     e2b_templates,
@@ -120,7 +121,6 @@ class CoordinatorService:
             asyncio.create_task(self.history.run(self._read_history), name="history"),
         ]
         if self._metrics is not None:
-            self._metrics.read = coordinator_readings(self.control)
             self._tasks.append(asyncio.create_task(self._metrics.run(), name="metrics"))
         self.tenancy.start()
 
@@ -137,7 +137,7 @@ class CoordinatorService:
             self.tenancy,
             identity,
             self.control,
-            self._metrics,
+            build_metrics_page(self._metrics, coordinator_readings(self.control)),
             self.history,
         )
         context = with_pages(settings, context)

@@ -5,7 +5,7 @@ Functions import what only a server needs, so that `warren run` does not wait fo
 
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from warren.access.tokens import Tokens
     from warren.config.image_recipes import NamedRecipe
     from warren.doctor.reports import DoctorReports
-    from warren.governance.metrics.process_metrics import ProcessMetrics
+    from warren.governance.metrics.process_metrics import MetricsPage, ProcessMetrics
+    from warren.governance.metrics.readings import Readings
     from warren.governance.tenancy import Tenancy
     from warren.http.admission import Admission
     from warren.http.context import Context
@@ -249,6 +250,15 @@ def build_metrics(settings: Settings, environments: Environments, role: str) -> 
         return False
 
     return ProcessMetrics(role, __version__, is_environment)
+
+
+def build_metrics_page(
+    metrics: "ProcessMetrics | None", read: "Callable[[], Awaitable[Readings]]"
+) -> "MetricsPage | None":
+    """The page of the process's metrics, which `read` gives the values of the moment."""
+    from warren.governance.metrics.process_metrics import MetricsPage
+
+    return None if metrics is None else MetricsPage(metrics, read)
 
 
 def recorder_of(metrics: "ProcessMetrics | None") -> Recorder:
@@ -593,7 +603,7 @@ def build_context(
     tenancy: "Tenancy",
     identity: "Identity",
     cluster: "ClusterControl | None" = None,
-    metrics: "ProcessMetrics | None" = None,
+    metrics: "MetricsPage | None" = None,
     history: "History | None" = None,
 ) -> "Context":
     from warren.http.context import Context
@@ -708,10 +718,9 @@ def build_app(
     from warren.app.readings import server_readings
     from warren.http.previews.proxy import PreviewProxy
 
-    context = build_context(settings, environments, sessions, tenancy, identity, metrics=metrics, history=history)
-    context = with_pages(settings, context)
-    if metrics is not None:
-        metrics.read = server_readings(sessions, context.port_connections)
+    context = build_context(settings, environments, sessions, tenancy, identity, history=history)
+    page = build_metrics_page(metrics, server_readings(sessions, context.port_connections))
+    context = replace(with_pages(settings, context), metrics=page)
     previews = PreviewProxy(sessions, context.port_connections)
     return build_pipeline(settings, context, tracing, template_builds=template_builds, previews=previews)
 

@@ -26,6 +26,7 @@ from warren.app.wiring import (
     build_identity,
     build_images,
     build_labels,
+    build_metrics_page,
 )
 from warren.cluster.auth import ClusterAuth, CoordinatorIdentity
 from warren.cluster.entrance import WorkerEntrance, WorkerIdentify
@@ -210,13 +211,13 @@ class WorkerService(Service):
         """For Prometheus, which no coordinator has let in. It needs a key, whatever coordinators ask for."""
         assert self._mirror is not None
         assert self._worker is not None
-        if self.metrics is not None:
-            self.metrics.read = worker_readings(self._mirror, self._worker, context.port_connections, self.lease)
+        read = worker_readings(self._mirror, self._worker, context.port_connections, self.lease)
         tenancy = self.tenancy
         admission = Admission(
             tenancy.metering.quotas, self._clock, audit=tenancy.audit, refusals=tenancy.refusals, counts=False
         )
-        return MetricsStage(self.metrics, build_identity(replace(self._settings, auth=True), tenancy), admission)
+        identity = build_identity(replace(self._settings, auth=True), tenancy)
+        return MetricsStage(build_metrics_page(self.metrics, read), identity, admission)
 
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:
         """Tells coordinators at once to send no new sessions, and at the end that the worker may come back."""

@@ -1,4 +1,4 @@
-"""The calls that coordinators and workers make to each other besides forwarding; `middleware` answers them."""
+"""The calls that coordinators and workers make to each other besides forwarding; `entrance` answers them."""
 
 import json
 from collections.abc import Mapping, Sequence

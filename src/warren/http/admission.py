@@ -96,7 +96,13 @@ class Admission:
             self._open.enter(caller.tenant, request.scope)
             entered = True
             if self._counts:
-                await self._count(caller, request, exchange)
+                # Who looks at a preview by a link does not use up the requests of its owner.
+                if request.kind is not Kind.PREVIEW or request.known is None:
+                    exchange.standing = await self._quotas.request(caller)
+                # A caller that has used up its bytes must still be able to end its sessions.
+                if request.scope.get("method") != "DELETE" and self._quotas.bounds(caller, BYTES_OUT):
+                    self._quotas.check_left(caller, BYTES_OUT)
+                    exchange.spend_bytes = self._byte_spender(caller)
             admitted = True
             await serve(request, exchange.receive, exchange.send)
         except BaseException as exc:
@@ -111,15 +117,6 @@ class Admission:
                 self._open.leave(caller.tenant)
             if admitted or self._refusals is None or self._refusals.may_record(caller.tenant):
                 self._record(request, exchange, request_context, error)
-
-    async def _count(self, caller: Caller, request: Request, exchange: "_Exchange") -> None:
-        # Who looks at a preview by a link does not use up the requests of its owner.
-        if request.kind is not Kind.PREVIEW or request.known is None:
-            exchange.standing = await self._quotas.request(caller)
-        # A caller that has used up its bytes must still be able to end its sessions.
-        if request.scope.get("method") != "DELETE" and self._quotas.bounds(caller, BYTES_OUT):
-            self._quotas.check_left(caller, BYTES_OUT)
-            exchange.spend_bytes = self._byte_spender(caller)
 
     def _byte_spender(self, caller: Caller) -> Callable[[int], Awaitable[None]]:
         async def spend(amount: int) -> None:

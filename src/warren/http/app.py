@@ -6,13 +6,13 @@ from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from starlette.responses import JSONResponse
 
+from warren.http import operation_routes
 from warren.http.api import (
     admin,
     cluster,
     events,
     health,
     metrics,
-    operations,
     pages,
     records,
     secrets,
@@ -24,8 +24,8 @@ from warren.http.docs_page import add_pages
 from warren.http.openapi import DESCRIPTION, PROBLEMS, TAGS, openapi_builder, operation_id
 from warren.http.problems import register
 
-# FastAPI tries one route after the other, and the dispatcher answers nearly all that `operations` has.
-ROUTERS = (events, metrics, health, pages, records, secrets, webhooks, admin, cluster, sockets, operations)
+# FastAPI tries one route after the other, and the dispatcher answers nearly all that `operation_routes` has.
+ROUTERS = (events, metrics, health, pages, records, secrets, webhooks, admin, cluster, sockets, operation_routes)
 
 
 # FastAPI's own would tell whatever is set up in the process of paths, bodies and exceptions. Ours is kernel.tracing.

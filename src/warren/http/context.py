@@ -26,7 +26,7 @@ from warren.sessions.long_values import HasLongValues, encode, json_pieces
 from warren.sessions.operations.call import OperationContext
 
 if TYPE_CHECKING:
-    from warren.governance.metrics.process_metrics import ProcessMetrics
+    from warren.governance.metrics.process_metrics import MetricsPage
 
 
 def new_router(prefix: str = "", tags: Sequence[str] = ()) -> APIRouter:
@@ -45,7 +45,7 @@ class Context(OperationContext):
     version: str
     with_key: bool = True
     answer_memory: AnswerMemory = field(default_factory=AnswerMemory)
-    metrics: "ProcessMetrics | None" = None
+    metrics: "MetricsPage | None" = None
     page_sessions: PageSessions | None = None
     tickets: Tickets | None = None
 

@@ -6,21 +6,22 @@ form. `find_caller` then finds out by which credential the request comes: a toke
 signed-in page, a ticket, or a key.
 """
 
+import re
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 from starlette.types import Receive, Send
 
 from warren.access.identity import Identity
-from warren.http.dashboard.access import PageAccess, concerns_pages
-from warren.http.dashboard.page_requests import PageRequests
-from warren.http.e2b.addresses import E2bAddresses
+from warren.http.dashboard.access import CARRIERS, PAGE_COOKIE, TICKET, PageAccess
+from warren.http.dashboard.page_requests import PAGE_PATH, PageRequests
+from warren.http.e2b.addresses import ANY_PATH, SANDBOX_HEADERS, E2bAddresses
 from warren.http.e2b.callers import E2bCallers
 from warren.http.previews.access import PreviewAccess
 from warren.http.request import Kind, Request
 from warren.model.access import Caller
-from warren.model.api import FINDER, Wire
+from warren.model.api import FINDER, Reads, Wire
 from warren.model.e2b import named_session
 
 OPEN_PATHS: Final = frozenset(
@@ -30,6 +31,7 @@ OPEN_PATHS: Final = frozenset(
     }
 )
 """What needs no caller."""
+_OTHER_PATH: Final = re.compile(rf"(?:{ANY_PATH.pattern}|{PAGE_PATH.pattern})\Z|.*/ports/", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,20 @@ class Identify:
         self._identity = identity
         self._e2b, self._e2b_callers, self._previews = clients.e2b, clients.e2b_callers, clients.previews
         self._pages, self._page_access = clients.pages, clients.page_access
+        self._is_other_host = lru_cache(maxsize=1024)(self._names_sandbox)
 
     def recognise(self, request: Request) -> None:
+        """One look tells of nearly all requests that they are of the API: neither their host nor their headers nor
+        their path are of anything else."""
+        scope, headers = request.scope, request.headers
+        path = scope["path"]
+        if (
+            headers.keys().isdisjoint(SANDBOX_HEADERS)
+            and not _OTHER_PATH.match(path)
+            and not self._is_other_host(headers.get(b"host", b""))
+        ):
+            find_operation(request)
+            return
         self._e2b.recognise(request)
         self._previews.recognise(request)
         if request.kind is Kind.PREVIEW:
@@ -60,6 +74,9 @@ class Identify:
         find_operation(request)
         if request.e2b is not None and request.e2b.is_signed and not request.e2b.session_id:
             request.streams = request.scope["method"] == "POST"  # only its caller can tell which operation it is
+
+    def _names_sandbox(self, host: bytes) -> bool:
+        return self._e2b.is_for_sandbox(host) or self._previews.is_for_preview(host)
 
     async def find_caller(self, request: Request, receive: Receive, send: Send) -> tuple[Receive, Send]:
         """Finds the caller of a request, unless it needs none. Raises Unauthorized, SessionNotFound, and what is wrong
@@ -76,8 +93,11 @@ class Identify:
                 assert request.preview is not None
                 await self._previews.let_in_by_path(request, request.preview)
             known = request.known
-        elif self._page_access is not None and concerns_pages(request.scope["headers"]):
-            receive, send = await self._page_access.admit(request, receive, send)
+        elif self._page_access is not None:
+            for name, value in request.scope["headers"]:  # nearly all have neither cookie nor ticket
+                if name in CARRIERS and (PAGE_COOKIE in value or TICKET in value):
+                    receive, send = await self._page_access.admit(request, receive, send)
+                    break
         if request.scope["path"] in OPEN_PATHS and request.scope["type"] == "http":
             return receive, send
         if request.refusal is not None:
@@ -98,8 +118,9 @@ def find_operation(request: Request) -> None:
     method = scope["method"] if scope["type"] == "http" else "WEBSOCKET"
     found = FINDER.find("GET" if method == "HEAD" else method, scope["path"])
     if found is not None and (found[0].wire is Wire.E2B) == (request.kind is Kind.E2B):
-        request.operation, request.params = found
-        request.streams = request.operation.takes_stream
+        operation, request.params = found
+        request.operation = operation
+        request.streams = operation.reads is Reads.RAW or operation.reads is Reads.FORM
     if request.kind is Kind.E2B:
         if session_id := named_session(scope["path"]):
             request.params = {**request.params, "session_id": session_id}

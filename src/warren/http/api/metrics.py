@@ -15,7 +15,7 @@ from warren.model.access import Scope as AccessScope
 from warren.model.errors import NotFound, Unauthorized
 
 if TYPE_CHECKING:
-    from warren.governance.metrics.process_metrics import ProcessMetrics
+    from warren.governance.metrics.process_metrics import MetricsPage
 
 METRICS_PATH = "/metrics"
 router = new_router(tags=["server"])
@@ -34,7 +34,7 @@ async def scrape_metrics(request: Request, context: Ctx, tenant: Scraper) -> Res
     return await answer_metrics(context.metrics, request)
 
 
-async def answer_metrics(source: "ProcessMetrics | None", request: Request) -> Response:
+async def answer_metrics(source: "MetricsPage | None", request: Request) -> Response:
     if source is None:
         raise NotFound("this process keeps no metrics", remedy="start it with --metrics, or WARREN_METRICS=true")
     text, content_type = await source.render(request.headers.get("accept", ""))
@@ -44,7 +44,7 @@ async def answer_metrics(source: "ProcessMetrics | None", request: Request) -> R
 class MetricsStage:
     """Answers every request with the metrics, if its caller, whom `identity` finds, may read them."""
 
-    def __init__(self, source: "ProcessMetrics | None", identity: Identity, admission: Admission) -> None:
+    def __init__(self, source: "MetricsPage | None", identity: Identity, admission: Admission) -> None:
         self._source = source
         self._identity = identity
         self._admission = admission

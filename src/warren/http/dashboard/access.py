@@ -13,7 +13,6 @@ ticket is never sent by a browser on its own; it opens what its ticket says (acc
 """
 
 import hashlib
-from collections.abc import Sequence
 from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
@@ -29,9 +28,10 @@ from warren.model.errors import OriginNotAllowed, WarrenError
 
 SUBPROTOCOL: Final = "warren"
 TOKEN_SUBPROTOCOL: Final = "warren.token."
-_COOKIE: Final = COOKIE.encode()
-_TOKEN: Final = TOKEN_PREFIX.encode()
-_CARRIERS: Final = frozenset({b"cookie", b"authorization", b"x-api-key", b"sec-websocket-protocol"})
+PAGE_COOKIE: Final = COOKIE.encode()
+TICKET: Final = TOKEN_PREFIX.encode()
+CARRIERS: Final = frozenset({b"cookie", b"authorization", b"x-api-key", b"sec-websocket-protocol"})
+"""The headers in which PAGE_COOKIE may be, or TICKET, with which a ticket begins."""
 _PROTOCOLS: Final = b"sec-websocket-protocol"
 _CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
 _READING: Final = frozenset({"GET", "HEAD"})
@@ -91,18 +91,10 @@ class PageAccess:
         return receive, _with_subprotocol(send, chosen)
 
 
-def concerns_pages(headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    """Whether a request may have the cookie or a token of a ticket. Nearly all have neither, and must not lose time."""
-    for name, value in headers:  # noqa: SIM110 (a generator takes twice the time)
-        if name in _CARRIERS and (_COOKIE in value or _TOKEN in value):
-            return True
-    return False
-
-
 def cookie_token(scope: Scope) -> str:
     """The token of a page session. None counts if there are several: a browser sends one."""
     pairs = (pair for header, value in scope["headers"] if header == b"cookie" for pair in value.split(b";"))
-    found = [value for given, _, value in (pair.strip().partition(b"=") for pair in pairs) if given == _COOKIE]
+    found = [value for given, _, value in (pair.strip().partition(b"=") for pair in pairs) if given == PAGE_COOKIE]
     return found[0].decode("latin-1") if len(found) == 1 else ""
 
 

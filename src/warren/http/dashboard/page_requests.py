@@ -15,7 +15,7 @@ from warren.model.errors import NotFound, WarrenError
 
 _ICON: Final = "/favicon.ico"
 _INDEX: Final = re.compile(r"/|/ui|/ui/.*", re.DOTALL)
-_PAGE: Final = re.compile(rf"{_INDEX.pattern}|{re.escape(EMBED)}|{re.escape(_ICON)}", re.DOTALL)
+PAGE_PATH: Final = re.compile(rf"{_INDEX.pattern}|{re.escape(EMBED)}|{re.escape(_ICON)}", re.DOTALL)
 _NO_FILE: Final = NotFound("there is no such file", remedy="reload the page: the server has another version of it")
 
 
@@ -28,7 +28,7 @@ class PageRequests:
         """The address of a page is one of the API too, or of nothing, unless a browser asks for a page."""
         scope = request.scope
         path = scope["path"]
-        if not _PAGE.fullmatch(path) or scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
+        if not PAGE_PATH.fullmatch(path) or scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
             return
         is_index = _INDEX.fullmatch(path) and not path.startswith(STATIC)
         if not is_index or b"text/html" in request.headers.get(b"accept", b""):

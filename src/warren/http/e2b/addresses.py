@@ -36,12 +36,15 @@ from warren.model.preview import LOCALHOST, preview_host, read_port
 _ID: Final = b"e2b-sandbox-id"
 _PORT: Final = b"e2b-sandbox-port"
 _HEADERS: Final = frozenset({_ID, _PORT, ACCESS_HEADER, TRAFFIC_HEADER, b"host"})
+SANDBOX_HEADERS: Final = frozenset({_ID, ACCESS_HEADER, TRAFFIC_HEADER})
+"""With one of these a request may be for a sandbox."""
 _CREDENTIALS: Final = frozenset({ACCESS_HEADER, TRAFFIC_HEADER, b"x-api-key", b"cookie"})
 _API_PATH: Final = re.compile(
     r"/(v[0-9]+|sandboxes|templates|snapshots|volumes|volumecontent|secrets|events|teams|nodes|api-keys)(/.*)?",
     re.DOTALL,
 )
-_ANY_PATH: Final = re.compile(rf"{_API_PATH.pattern}|{PREFIX}(/.*)?|{FILES}", re.DOTALL)
+ANY_PATH: Final = re.compile(rf"{_API_PATH.pattern}|{PREFIX}(/.*)?|{FILES}", re.DOTALL)
+"""The paths of which some request of E2B's clients has one, if nothing else tells it apart."""
 _CODE_PATH: Final = re.compile(r"/(execute|contexts(/.*)?)", re.DOTALL)
 _HOST: Final = re.compile(r"([1-9][0-9]{0,4})-([0-9a-f]{32})", re.ASCII)
 _PLANE_OF_PORT: Final = {ENVD_PORT: Plane.ENVD, CODE_PORT: Plane.CODE}
@@ -95,16 +98,8 @@ class E2bAddresses:
     def recognise(self, request: Request) -> None:
         """Gives a request of E2B's clients its inner form, one for a port of a sandbox the host of its preview. One
         that contradicts itself gets its answer. Other requests stay as they are."""
-        scope, known = request.scope, request.headers
-        named = self._named_by(known.get(b"host", b""))
-        if (
-            named is None
-            and _ID not in known
-            and ACCESS_HEADER not in known
-            and TRAFFIC_HEADER not in known
-            and not _ANY_PATH.fullmatch(scope["path"])
-        ):
-            return  # as nearly all of them
+        scope = request.scope
+        named = self._named_by(request.headers.get(b"host", b""))
         sent = [(name, value.decode("latin-1")) for name, value in scope["headers"] if name in _HEADERS]
         headers = dict(sent)
         try:
@@ -117,6 +112,9 @@ class E2bAddresses:
             self._make_preview(request, found, headers)
         elif found is not None:
             _make_inner(request, found, headers)
+
+    def is_for_sandbox(self, host: bytes) -> bool:
+        return self._named_by(host) is not None
 
     def _make_preview(self, request: Request, port: _Port, headers: dict[bytes, str]) -> None:
         """Who asks for previews decides who may; whether E2B's clients made the sandbox shows only then."""

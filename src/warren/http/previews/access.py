@@ -85,6 +85,10 @@ class PreviewAccess:
         elif b"/ports/" in scope["raw_path"] and (preview := preview_of_path(scope["raw_path"])) is not None:
             request.kind, request.preview = Kind.PREVIEW, preview
 
+    def is_for_preview(self, host: bytes) -> bool:
+        """Whether it is the host of one, or tries to be."""
+        return self._preview_of_host(host) is not None
+
     def _find_preview(self, host: bytes) -> Preview | NotFound | None:
         authority = read_authority(host.decode("latin-1"))
         if authority is None or not isinstance(authority.host, str):

@@ -218,7 +218,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._phase in (Phase.LINGERING, Phase.LAST):
             return
         if self._phase is Phase.IDLE:
-            self._enter(Phase.HEAD)
+            self._phase, self._since = Phase.HEAD, self.loop.time()
         self._unset_keepalive_if_required()
         self._received += len(data)
         if self._rest:  # TLS may have more that was read before
@@ -238,7 +238,7 @@ class HttpConnection(HttpToolsProtocol):
                 self.loop.call_soon(self._parse_for_a_turn)
                 return
         self._rest = memoryview(b"")
-        if not self.transport.is_closing():
+        if self._flow.is_parsing and not self.transport.is_closing():
             self._flow.end_parsing()
 
     def _parse(self, data: bytes) -> None:
@@ -256,10 +256,6 @@ class HttpConnection(HttpToolsProtocol):
         self._in_head = True
         super().on_message_begin()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # otherwise it is a trailer, and all checks were made before
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         if self._unparsed > self._limits.max_header_bytes and self._head_size() > self._limits.max_header_bytes:
             self._refusal = self._head_too_large()
@@ -270,12 +266,15 @@ class HttpConnection(HttpToolsProtocol):
             raise InvalidHttp("too many requests were sent ahead")  # the client sends them again
         if self.parser.get_method() == b"CONNECT":
             raise InvalidHttp("this server is no proxy")
-        if self._ignores_upgrade():
+        is_upgrade = self.parser.should_upgrade()
+        if is_upgrade and self._ignores_upgrade():
             return
         self._in_head, self._unparsed = False, 0
         if self._phase is Phase.HEAD:
-            self._enter(Phase.OPEN)
+            self._phase, self._since = Phase.OPEN, self.loop.time()
         super().on_headers_complete()
+        if not is_upgrade:
+            self.headers = []  # for trailers, which nobody gets: all checks were made before they come
         if self._is_last and self.cycle is not None:
             self.cycle.keep_alive = False
 
@@ -284,7 +283,7 @@ class HttpConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._ignores_upgrade():
+        if self.parser.should_upgrade() and self._ignores_upgrade():
             return
         self._unparsed = 0
         if self.cycle is not None:
@@ -392,7 +391,7 @@ class HttpConnection(HttpToolsProtocol):
         if not is_usual or cycle.disconnected or cycle.scope["method"] == "HEAD":
             return False
         headers = [*cycle.default_headers, *start["headers"]]
-        lines = b"".join([b"%s: %s\r\n" % header for header in headers])
+        lines = b"".join(map(b"%s: %s\r\n".__mod__, headers))
         if not lines.count(b"\r") == lines.count(b"\n") == len(headers) or b"\0" in lines:
             raise RuntimeError("a header of the response contains a line break or a NUL byte")
         cycle.transport.write(b"%s%s\r\n%s" % (STATUS_LINE[start["status"]], lines, body))

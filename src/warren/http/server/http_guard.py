@@ -145,7 +145,10 @@ class HttpGuard:
             request.scope, send = {**scope, "method": "GET"}, answer.send_head
         try:
             self._check(request)
-            await serve(request, self._check_body(request, receive), send)
+            length = request.headers.get(b"content-length")
+            if not request.streams and (length is not None or b"transfer-encoding" in request.headers):
+                receive = self._check_body(request, length, receive)
+            await serve(request, receive, send)
         except WarrenError as exc:
             await answer.fail(scope, receive, exc, problem(exc))
         except Exception as exc:
@@ -224,12 +227,9 @@ class HttpGuard:
             )
         return None
 
-    def _check_body(self, request: Request, receive: Receive) -> Receive:
+    def _check_body(self, request: Request, length: bytes | None, receive: Receive) -> Receive:
         """Refuses a body whose Content-Length is too large; counts a body without one while it comes."""
-        length = request.headers.get(b"content-length")
         chunked = b"transfer-encoding" in request.headers
-        if (length is None and not chunked) or request.streams:
-            return receive
         if length is not None and int(length) > self._max_body:
             raise _too_large(self._max_body)
         return limit_body(receive, self._max_body) if chunked else receive
@@ -323,9 +323,11 @@ class _Response:
             raise ClientDisconnected
 
     def _with_guard_headers(self, headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        names = {name for name, _ in headers}
+        names = dict(headers)
         complete = [*headers, (b"x-request-id", self._request_id), *SECURITY_HEADERS]
-        complete += [header for header in DEFAULT_HEADERS if header[0] not in names]
+        for header in DEFAULT_HEADERS:
+            if header[0] not in names:
+                complete.append(header)
         if self._tls_required:
             complete.append(_STRICT_TRANSPORT)
         return complete

@@ -40,6 +40,8 @@ async def run_command(call: Call, query: EncodingQuery, body: ExecBody) -> Value
     back for the result. A WebSocket at the same address takes the body as its first message, and standard input after
     it.
     """
+    if not body.save_artifacts:
+        return exec_view(await run_to_end(call, body))
     check_paths(body.save_artifacts)
     return {**exec_view(await run_to_end(call, body)), **await _save(call, body)}
 

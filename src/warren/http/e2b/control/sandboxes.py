@@ -401,7 +401,7 @@ def template_of(call: E2bCall, session: Session) -> str:
 
 
 def domain_of(call: E2bCall) -> str:
-    """Below which ports of sandboxes have names; the edge knows by which name the client has come."""
+    """Below which ports of sandboxes have names; its address tells by which name the client has come."""
     return call.header(DOMAIN_HEADER.decode())
 
 

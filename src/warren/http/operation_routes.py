@@ -49,7 +49,7 @@ def _endpoint(handler: Handler) -> Callable[..., Any]:
     async def endpoint(request: Request, **arguments: Any) -> Response:
         asked = request_of(request)
         asked.params = request.path_params
-        return await respond(handler, request.app.state.context, asked, request.receive)
+        return await respond(handler, handler.operation, request.app.state.context, asked, request.receive)
 
     operation = handler.operation
     kinds: dict[str, Any] = {
