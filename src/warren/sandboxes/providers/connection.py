@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from warren.kernel.shielding import run_shielded
 from warren.model.errors import SandboxLost
 from warren.model.spec import AGENT_PROGRAM, MIB, Isolation
-from warren.sandboxes.agent.link import AgentLink
+from warren.sandboxes.agent.link import AgentLink, WhyLost
 from warren.sandboxes.agent.sandbox import SandboxNetwork
 from warren.sandboxes.host import isolation
 from warren.sandboxes.host.cgroups import CgroupLimits, Hierarchies
@@ -35,7 +35,7 @@ _ANSWER_S: Final = 0.02  # most agents answer within that time
 
 
 class AgentDialer(Protocol):
-    async def dial(self, record: Record, directory: Path, timeout_s: float) -> AgentLink:
+    async def dial(self, record: Record, directory: Path, timeout_s: float, why_lost: WhyLost) -> AgentLink:
         """Connects to the agent that listens in `directory`. Raises SandboxLost when it does not answer."""
 
 
@@ -63,8 +63,8 @@ class EgressService(Protocol):
 class SocketDialer:
     """Dials a unix socket, and stops waiting when the sandbox's first process ends."""
 
-    async def dial(self, record: Record, directory: Path, timeout_s: float) -> AgentLink:
-        dialling = asyncio.ensure_future(AgentLink.dial(directory, timeout_s=timeout_s))
+    async def dial(self, record: Record, directory: Path, timeout_s: float, why_lost: WhyLost) -> AgentLink:
+        dialling = asyncio.ensure_future(AgentLink.dial(directory, timeout_s=timeout_s, why_lost=why_lost))
         try:
             await asyncio.wait({dialling}, timeout=_ANSWER_S)
             if not dialling.done():

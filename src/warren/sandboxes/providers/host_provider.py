@@ -331,7 +331,8 @@ class HostProvider(ABC, Generic[R, Plan]):
         step = self._fault if creating else lambda _: None
         try:
             directory = self._socket_directory(record.sandbox_id)
-            link = await self._dialer.dial(record, directory, self._start_timeout_s)
+            why_lost = partial(self._loss_reason, record)
+            link = await self._dialer.dial(record, directory, self._start_timeout_s, why_lost)
         except SandboxLost as exc:
             raise SandboxLost(f"{exc.message}: {self._loss_reason(record)}") from exc
         try:
@@ -356,7 +357,6 @@ class HostProvider(ABC, Generic[R, Plan]):
                 **(variables(record.spec) if self.mounts_gpu_libraries else {}),
             },
             oom_kills=cgroup.oom_counter(),
-            why_lost=lambda: self._loss_reason(record),
             figures=partial(self._figures.read, FigureSource(cgroup, record.pid, record.alive)),
             network=self._egress.network_of(record) if self._egress is not None else None,
             ports=SandboxPorts(record),
