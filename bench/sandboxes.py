@@ -95,10 +95,10 @@ async def run_bare_loop(
     record = Record(sandbox_id, boot_id(), runtime, provider._uids.claim(directory), SPEC)
     record.save(directory)
     rootfs = ImageStore(state).rootfs("base")
-    config = json.loads(provider._config(record, rootfs=rootfs))
+    config = json.loads(provider._launcher.config(record, rootfs=rootfs))
     config["process"]["args"] = ["/usr/bin/true"]
     record, disk = await provider._take_disk(record)
-    argv = provider._launch_argv(record, RootFs(rootfs.path, rootfs.host_usr), detached=False)
+    argv = provider._launcher.argv(record, RootFs(rootfs.path, rootfs.host_usr), detached=False)
     split = argv.index("--") + 1
     with oci_launch.in_memory(json.dumps(config)) as stdin:
         return await run(
