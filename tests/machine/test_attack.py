@@ -26,9 +26,9 @@ from warren.model.command_output import output_of
 from warren.model.errors import InvalidRequest
 from warren.model.operations import ExecResult, Reason
 from warren.model.spec import Layer, SandboxSpec
+from warren.sandboxes.host.record import SandboxRecord
 from warren.sandboxes.network.egress import Egress
 from warren.sandboxes.providers.oci import OciProvider
-from warren.sandboxes.providers.record import Record
 from warren.testing.fake_provider import FakeProvider
 
 BIN = Path(warren.__file__).parent / "bin"
@@ -123,7 +123,7 @@ class WeakProvider(OciProvider):
     promised = frozenset[Layer]()
     weaken: Weaken
 
-    def _oci_config(self, record: Record, sandbox_id: str, rootfs: RootFs) -> str:
+    def _oci_config(self, record: SandboxRecord, sandbox_id: str, rootfs: RootFs) -> str:
         config = json.loads(super()._oci_config(record, sandbox_id, rootfs))
         self.weaken(config)
         return json.dumps(config)

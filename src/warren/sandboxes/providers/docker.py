@@ -36,6 +36,7 @@ from warren.sandboxes.host.cgroups import SandboxCgroup, parent_in_use
 from warren.sandboxes.host.disks import DISK_FD, tmpfs_options, unmount
 from warren.sandboxes.host.network_settings import network_sysctls
 from warren.sandboxes.host.processes import boot_id, run
+from warren.sandboxes.host.record import SandboxRecord, kill_first_process
 from warren.sandboxes.host.uids import uid_base
 from warren.sandboxes.providers import docker_spec
 from warren.sandboxes.providers.connection import ProcIsolationReader
@@ -46,7 +47,6 @@ from warren.sandboxes.providers.hardening import TERMINALS
 from warren.sandboxes.providers.host_provider import HostOptions, HostProvider, require_root, translate_os_error
 from warren.sandboxes.providers.image_defaults import with_image_env
 from warren.sandboxes.providers.oci_bundle import PARENT
-from warren.sandboxes.providers.record import Record, kill_first_process
 from warren.sandboxes.providers.runners import write_runners
 
 STEPS: Final = (
@@ -60,7 +60,7 @@ _AT_ONCE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class DockerRecord(Record):
+class DockerRecord(SandboxRecord):
     """`container` is the engine's id of it."""
 
     container: str = ""

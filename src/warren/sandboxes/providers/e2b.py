@@ -51,10 +51,10 @@ from warren.sandboxes.agent.agent_errors import printable
 from warren.sandboxes.agent.link import AgentLink
 from warren.sandboxes.agent.sandbox import AgentSandbox
 from warren.sandboxes.host.processes import boot_id, start_time
+from warren.sandboxes.host.record import SandboxRecord, is_abandoned
 from warren.sandboxes.providers.e2b_api import E2bApi, FarFailure, FarSandbox, FarSize, decoded, translated
 from warren.sandboxes.providers.e2b_relay import OUTAGE_S, Relay
 from warren.sandboxes.providers.host_provider import INSTALL_PROGRAMS, Fault, translate_os_error
-from warren.sandboxes.providers.record import Record, is_abandoned
 from warren.sandboxes.providers.runners import runner_files
 
 STEPS: Final = ("directory", "record", "create", "created", "upload", "setup", "dial", "dialled", "ready")
@@ -80,7 +80,7 @@ _log = get_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class E2bRecord(Record):
+class E2bRecord(SandboxRecord):
     """`far`, `token` and `domain` say how the sandbox is reached; it is `ready` when a command can run in it."""
 
     far: str = ""

@@ -13,10 +13,10 @@ from warren.sandboxes.host.disk_images import OLD_NAME, DiskImage, FreedImages, 
 from warren.sandboxes.host.disk_room import ENDED, DiskWatch, Promises, WatchedDisk, find_disk
 from warren.sandboxes.host.disks import Disks
 from warren.sandboxes.host.processes import kill_if
+from warren.sandboxes.host.record import SandboxRecord
 from warren.sandboxes.providers.host_records import SandboxRecords
-from warren.sandboxes.providers.record import Record
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=SandboxRecord)
 
 
 class SandboxDisks(Generic[R]):

@@ -11,8 +11,8 @@ from warren.model.spec import MIB, IoLimits
 from warren.sandboxes.host.cgroups import CgroupLimits, Hierarchies, SandboxCgroup
 from warren.sandboxes.host.disk_room import OVERCOMMIT, find_disk
 from warren.sandboxes.host.machine_size import default_reserve_of, memory_total_mb, most_processes
+from warren.sandboxes.host.record import SandboxRecord
 from warren.sandboxes.providers.oci_bundle import PARENT
-from warren.sandboxes.providers.record import Record
 
 SOCKETS_SHARE: Final = 8  # of the memory limit, what socket buffers may take beside it on cgroup v1
 _IO_DEVICE: Final = "io-device"
@@ -67,13 +67,13 @@ class HostLimits:
                 ) from exc
             _log.warning("total_limits_not_set", error=exc)
 
-    def limit_sockets(self, cgroup: SandboxCgroup, record: Record) -> None:
+    def limit_sockets(self, cgroup: SandboxCgroup, record: SandboxRecord) -> None:
         try:
             cgroup.limit_sockets(max(_LEAST_SOCKETS, record.spec.limits.memory_mb * MIB // SOCKETS_SHARE))
         except OSError as exc:
             _log.warning("socket_buffers_not_limited", sandbox=record.sandbox_id, error=exc)
 
-    def limit_io(self, cgroup: SandboxCgroup, record: Record, directory: Path) -> None:
+    def limit_io(self, cgroup: SandboxCgroup, record: SandboxRecord, directory: Path) -> None:
         """Notes the device in the sandbox's directory, for `limited_device`."""
         try:
             disk = find_disk(Path(f"/proc/{record.pid}/mountinfo").read_text())

@@ -34,6 +34,7 @@ from warren.sandboxes.host.figures import FigureReader, FigureSource
 from warren.sandboxes.host.file_locks import FileLockWatch
 from warren.sandboxes.host.kernel_queues import NetlinkWatch, TcpWatch
 from warren.sandboxes.host.processes import boot_id, is_exiting
+from warren.sandboxes.host.record import SandboxRecord, is_abandoned
 from warren.sandboxes.host.uids import UidRanges
 from warren.sandboxes.host.watch import Watches
 from warren.sandboxes.network.ports import SandboxPorts
@@ -48,7 +49,6 @@ from warren.sandboxes.providers.gpu_access import GpuAccess, read_back, variable
 from warren.sandboxes.providers.host_disks import SandboxDisks
 from warren.sandboxes.providers.host_limits import HostLimits, HostRoom
 from warren.sandboxes.providers.host_records import SandboxRecords, is_sandbox_id
-from warren.sandboxes.providers.record import Record, is_abandoned
 
 _log = get_log(__name__)
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -96,7 +96,7 @@ class HostPrograms:
         return text
 
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=SandboxRecord)
 Plan = TypeVar("Plan")
 
 

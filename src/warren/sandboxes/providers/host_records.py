@@ -10,10 +10,10 @@ from typing import Final, Generic, TypeVar
 from warren.model.errors import SandboxLost, SandboxNotFound
 from warren.sandboxes.host.cgroups import SandboxCgroup
 from warren.sandboxes.host.kernel_queues import WatchedSandbox
-from warren.sandboxes.providers.record import Record
+from warren.sandboxes.host.record import SandboxRecord
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=SandboxRecord)
 
 
 def is_sandbox_id(text: str) -> bool:

@@ -32,13 +32,13 @@ from warren.sandboxes.host.cgroups import SandboxCgroup, parent_in_use
 from warren.sandboxes.host.disks import DISK_FD
 from warren.sandboxes.host.memory_folder import MemoryFolder
 from warren.sandboxes.host.processes import Finished, boot_id
+from warren.sandboxes.host.record import NAME, SandboxRecord, kill_first_process
 from warren.sandboxes.host.uids import uid_base
 from warren.sandboxes.providers import direct, oci_bundle, oci_launch
 from warren.sandboxes.providers.host_provider import HostOptions, HostProvider, require_root, translate_os_error
 from warren.sandboxes.providers.image_defaults import with_image_env
 from warren.sandboxes.providers.oci_launcher import LaunchOptions, OciLauncher
 from warren.sandboxes.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
-from warren.sandboxes.providers.record import NAME, Record, kill_first_process
 
 STEPS: Final = (
     *("directory", "uids", "record", "disk", "socket", "launch", "launched", "started", "dialled", "checked"),
@@ -51,10 +51,10 @@ _REMOVALS: Final = 5
 _REMOVAL_PAUSE_S: Final = 0.01
 
 
-class OciProvider(HostProvider[Record, Runtime]):
+class OciProvider(HostProvider[SandboxRecord, Runtime]):
     name = "oci"
     folder = "sandboxes"
-    record_class = Record
+    record_class = SandboxRecord
     promised = isolation.PROMISED
     can = frozenset({Capability.USER_NAMESPACE, Capability.TERMINALS, Capability.PORTS})
     mounts_gpu_libraries = True
@@ -169,7 +169,7 @@ class OciProvider(HostProvider[Record, Runtime]):
         directory = self.directory(sandbox_id)
         try:
             await self._make_directory(directory)
-            record = Record(sandbox_id, boot_id(), runtime, self._uids.claim(directory), SandboxSpec())
+            record = SandboxRecord(sandbox_id, boot_id(), runtime, self._uids.claim(directory), SandboxSpec())
             record.save(directory)
             rootfs = RootFs(directory / "image", host_usr=False)
             config = self._launcher.config(record, rootfs=rootfs, argv=[AGENT_PROGRAM, "--version"])
@@ -198,7 +198,7 @@ class OciProvider(HostProvider[Record, Runtime]):
         self._fault("uids")
         index = self._uids.claim(directory)
         self._fault("record")
-        record = Record(sandbox_id, boot_id(), runtime.name, index, with_image_env(spec, rootfs.config))
+        record = SandboxRecord(sandbox_id, boot_id(), runtime.name, index, with_image_env(spec, rootfs.config))
         record.save(directory)
         self._fault("disk")
         record, disk = await self._take_disk(record)
@@ -236,7 +236,7 @@ class OciProvider(HostProvider[Record, Runtime]):
     def _socket_directory(self, sandbox_id: str) -> Path:
         return self._folder.directory(sandbox_id)
 
-    async def _take_disk(self, record: Record) -> tuple[Record, dict[int, int]]:
+    async def _take_disk(self, record: SandboxRecord) -> tuple[SandboxRecord, dict[int, int]]:
         """The record with the disk's image, and what the launcher is given of it."""
         if self.disks.why_not_loop:
             return record, {}
@@ -263,7 +263,7 @@ class OciProvider(HostProvider[Record, Runtime]):
                 await cgroup.clear()
                 await asyncio.to_thread(self._clear_away, record, cgroup, directory)
 
-    def _clear_away(self, record: Record | None, cgroup: SandboxCgroup, directory: Path) -> bool:
+    def _clear_away(self, record: SandboxRecord | None, cgroup: SandboxCgroup, directory: Path) -> bool:
         """Removes what a dead sandbox has left. Returns False if something still runs in its cgroup."""
         if cgroup.remove_once():
             return False
@@ -285,17 +285,17 @@ class OciProvider(HostProvider[Record, Runtime]):
 
     # -- cgroups
 
-    def _cgroup(self, record: Record) -> SandboxCgroup:
+    def _cgroup(self, record: SandboxRecord) -> SandboxCgroup:
         return self._cgroup_of(record.sandbox_id)
 
     def _cgroup_of(self, sandbox_id: str) -> SandboxCgroup:
         return self._hierarchies.at(oci_bundle.cgroup_path(sandbox_id))
 
-    async def _read_isolation(self, record: Record, cgroup: SandboxCgroup) -> Isolation:
+    async def _read_isolation(self, record: SandboxRecord, cgroup: SandboxCgroup) -> Isolation:
         """Limits hold only where the sandbox is: they are read from the cgroups that it is in."""
         return await super()._read_isolation(record, cgroup.joined_by(record.pid, record.sandbox_id))
 
-    def _loss_reason(self, record: Record | None) -> str:
+    def _loss_reason(self, record: SandboxRecord | None) -> str:
         reason = super()._loss_reason(record)
         if record is not None and reason == "its first process has ended" and self._cgroup(record).oom_kills():
             return f"{reason}, after it ran out of memory"

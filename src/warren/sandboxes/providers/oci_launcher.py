@@ -10,6 +10,7 @@ from warren.interfaces.images import RootFs
 from warren.sandboxes.host.cgroups import Hierarchies
 from warren.sandboxes.host.network_settings import network_sysctls
 from warren.sandboxes.host.processes import Finished, run
+from warren.sandboxes.host.record import SandboxRecord
 from warren.sandboxes.host.seccomp_program import Unreadable, read_programs
 from warren.sandboxes.host.uids import uid_base
 from warren.sandboxes.providers import direct, oci_bundle, oci_launch
@@ -17,7 +18,6 @@ from warren.sandboxes.providers.gpu_access import GpuAccess
 from warren.sandboxes.providers.hardening import MEMLOCK_BYTES
 from warren.sandboxes.providers.host_provider import HostPrograms
 from warren.sandboxes.providers.oci_runtime import Runtimes
-from warren.sandboxes.providers.record import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class OciLauncher:
             self._agent_layers[sudo] = oci_launch.agent_layer(self._programs.agent, directory, sudo=sudo)
 
     async def launch(
-        self, record: Record, rootfs: RootFs, pass_fds: dict[int, int], stdin: int, *, detached: bool = True
+        self, record: SandboxRecord, rootfs: RootFs, pass_fds: dict[int, int], stdin: int, *, detached: bool = True
     ) -> Finished:
         """Runs the launcher, and the runtime if there is one, until the sandbox is made. Not `detached`: until it has
         ended."""
@@ -80,7 +80,7 @@ class OciLauncher:
         if (fd := self.changes.pop(sandbox_id, -1)) >= 0:
             os.close(fd)
 
-    async def keep_filter(self, record: Record) -> None:
+    async def keep_filter(self, record: SandboxRecord) -> None:
         """Keeps what the runtime has compiled the rules for system calls to, from a sandbox that was found good:
         compiling them is a good part of its work. What the next sandboxes load is read back and judged all the same."""
         if record.runtime == "crun" and record.spec.ptrace not in self._filters:
@@ -89,12 +89,12 @@ class OciLauncher:
                 programs = await read_programs(record.pid)
                 self._filters[record.spec.ptrace] = programs[0] if len(programs) == 1 else b""
 
-    def _filter_fds(self, record: Record) -> dict[int, int]:
+    def _filter_fds(self, record: SandboxRecord) -> dict[int, int]:
         if record.runtime != direct.NAME:
             return {}
         return {direct.compiled_filter(record.spec.ptrace).fd: direct.FILTER_FD}
 
-    def config(self, record: Record, *, rootfs: RootFs, argv: Sequence[str] = ()) -> str:
+    def config(self, record: SandboxRecord, *, rootfs: RootFs, argv: Sequence[str] = ()) -> str:
         """What the runtime reads. With `argv` the sandbox runs that instead of its agent."""
         if record.runtime == direct.NAME:
             plan = direct.plan(
@@ -108,7 +108,7 @@ class OciLauncher:
         config = self._oci_config(record, record.sandbox_id, rootfs)
         return oci_bundle.with_command(config, argv) if argv else config
 
-    def _oci_config(self, record: Record, sandbox_id: str, rootfs: RootFs) -> str:
+    def _oci_config(self, record: SandboxRecord, sandbox_id: str, rootfs: RootFs) -> str:
         grant = self._gpus.granted(record.spec.gpus)
         return oci_bundle.config_json(
             record.spec,
@@ -123,7 +123,9 @@ class OciLauncher:
             devices=tuple((node.major, node.minor) for node in grant.nodes) if grant else (),
         )
 
-    def argv(self, record: Record, rootfs: RootFs, *, detached: bool = True, sends_changes: bool = False) -> list[str]:
+    def argv(
+        self, record: SandboxRecord, rootfs: RootFs, *, detached: bool = True, sends_changes: bool = False
+    ) -> list[str]:
         grant = self._gpus.granted(record.spec.gpus)
         agent = self._agent_layers[record.spec.sudo and oci_launch.has_room_for_sudo(rootfs)]
         return oci_launch.argv(
