@@ -24,8 +24,8 @@ import this_run  # noqa: E402
 from build_world import BuildWorld, run  # noqa: E402
 from table import Table  # noqa: E402
 
-from warren.images.store.layers import flatten  # noqa: E402
 from warren.images.store.store import ImageStore  # noqa: E402
+from warren.images.trees.layers import flatten  # noqa: E402
 from warren.model.image import Stage  # noqa: E402
 from warren.model.spec import Limits, SandboxSpec  # noqa: E402
 from warren.sandboxes.providers.oci import OciProvider  # noqa: E402

@@ -33,9 +33,9 @@ from warren.model.operations import Command  # noqa: E402
 from warren.model.spec import Limits, SandboxSpec  # noqa: E402
 from warren.sandboxes.agent.sandbox import AgentSandbox  # noqa: E402
 from warren.sandboxes.host.processes import Finished, boot_id, run  # noqa: E402
+from warren.sandboxes.host.record import SandboxRecord  # noqa: E402
 from warren.sandboxes.providers import oci_launch  # noqa: E402
 from warren.sandboxes.providers.oci import OciProvider  # noqa: E402
-from warren.sandboxes.providers.record import Record  # noqa: E402
 
 MIB = 1024 * 1024
 TRUE = Command(argv=("true",))
@@ -92,13 +92,13 @@ async def run_bare_loop(
     directory = provider.directory(sandbox_id)
     await provider._make_directory(directory)
     sandbox_ids.append(sandbox_id)
-    record = Record(sandbox_id, boot_id(), runtime, provider._uids.claim(directory), SPEC)
+    record = SandboxRecord(sandbox_id, boot_id(), runtime, provider._uids.claim(directory), SPEC)
     record.save(directory)
     rootfs = ImageStore(state).rootfs("base")
-    config = json.loads(provider._config(record, rootfs=rootfs))
+    config = json.loads(provider._launcher.config(record, rootfs=rootfs))
     config["process"]["args"] = ["/usr/bin/true"]
     record, disk = await provider._take_disk(record)
-    argv = provider._launch_argv(record, RootFs(rootfs.path, rootfs.host_usr), detached=False)
+    argv = provider._launcher.argv(record, RootFs(rootfs.path, rootfs.host_usr), detached=False)
     split = argv.index("--") + 1
     with oci_launch.in_memory(json.dumps(config)) as stdin:
         return await run(
@@ -318,7 +318,7 @@ def meminfo(name: str) -> float:
 
 
 def agent_pss(box: AgentSandbox, state: Path) -> float:
-    record = Record.load(state / "sandboxes" / box.id)
+    record = SandboxRecord.load(state / "sandboxes" / box.id)
     assert record is not None
     rollup = Path(f"/proc/{record.pid}/smaps_rollup").read_text()
     found = re.search(r"^Pss:\s+(\d+)", rollup, re.MULTILINE)

@@ -16,8 +16,8 @@ import warren
 from warren.app.image_wiring import build_image_settings
 from warren.config.settings import read_settings
 from warren.images.building.builder import build_recipe
-from warren.images.store.layers import USUAL_CAPS, LayerCaps, flatten
 from warren.images.store.store import ImageStore
+from warren.images.trees.layers import USUAL_CAPS, LayerCaps, flatten
 from warren.interfaces.images import ImageVersion
 from warren.model.image import Configure, Copy, Recipe, Run, Stage, Step
 

@@ -84,7 +84,8 @@ class NamespaceProvider:
         box = self.boxes.get(sandbox_id)
         if box is None:
             raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
-        link = await AgentLink.dial(box.folder, timeout_s=5 if box.launcher.poll() is None else 0.1)
+        timeout_s = 5 if box.launcher.poll() is None else 0.1
+        link = await AgentLink.dial(box.folder, timeout_s=timeout_s, why_lost=lambda: "its agent died")
         isolation = Isolation(self.name, "none", {}, dict.fromkeys(Layer, "not here"))
         sandbox = AgentSandbox(
             sandbox_id,
@@ -92,7 +93,6 @@ class NamespaceProvider:
             isolation,
             env=box.spec.env,
             oom_kills=lambda: 0,
-            why_lost=lambda: "its agent died",
             figures=no_figures,
         )
         self._handed_out.append(sandbox)

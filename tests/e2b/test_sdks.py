@@ -26,7 +26,7 @@ from machine.test_documents import SHOWN_SERVER, fenced
 from marks import first_of
 from server_process import ServerProcess, clean_environ, running_server
 
-from warren.images.store.layers import flatten
+from warren.images.trees.layers import flatten
 
 ROOT = Path(__file__).parents[2]
 SDKS = ROOT / "build" / "e2b-sdks"

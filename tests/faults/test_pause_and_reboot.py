@@ -15,7 +15,7 @@ from faults.invariants import Ledger, check, occupied, settled
 from server_process import ServerProcess
 
 from warren.app.wiring import DATABASE
-from warren.sandboxes.providers.record import Record
+from warren.sandboxes.host.record import SandboxRecord
 from warren.stores.sqlite import SqliteStore
 
 pytestmark = pytest.mark.anyio
@@ -79,7 +79,7 @@ async def pretend_a_reboot(state_dir: Path) -> None:
     """All that was running is gone, and what was written down is of another boot."""
     for name in sandboxes(state_dir):
         directory = state_dir / "sandboxes" / name
-        record = Record.load(directory)
+        record = SandboxRecord.load(directory)
         if record is not None:
             if record.alive():
                 os.kill(record.pid, signal.SIGKILL)

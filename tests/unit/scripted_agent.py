@@ -57,12 +57,12 @@ class ScriptedAgent:
 
 
 @asynccontextmanager
-async def linked() -> Any:
+async def linked(**options: Any) -> Any:
     """A link and the agent at its other end."""
     ours, theirs = socket.socketpair()
     for sock in (ours, theirs):
         sock.setblocking(False)
-    link = await AgentLink.over(ours)
+    link = await AgentLink.over(ours, **options)
     reader, writer = await asyncio.open_connection(sock=theirs)
     try:
         yield link, ScriptedAgent(reader, writer)

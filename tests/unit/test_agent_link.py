@@ -17,9 +17,10 @@ from warren.model.errors import Conflict, FileNotFound, FileProblem, InvalidRequ
 from warren.model.figures import Figures
 from warren.model.operations import Command, FileEvent, Search, SearchMatch, SearchSummary
 from warren.model.spec import Isolation
+from warren.sandboxes.agent.channel import Output, Reply
 from warren.sandboxes.agent.command_result import REMEMBERED
 from warren.sandboxes.agent.files import AgentFiles
-from warren.sandboxes.agent.link import AgentLink, Output, Reply
+from warren.sandboxes.agent.link import AgentLink
 from warren.sandboxes.agent.sandbox import AgentSandbox
 from warren.sandboxes.agent.wire import (
     MAX_FRAME_IN,
@@ -369,7 +370,6 @@ def sandbox_over(link: AgentLink) -> AgentSandbox:
         Isolation("oci", "crun", {}, {}),
         env={},
         oom_kills=lambda: 0,
-        why_lost=lambda: "gone",
         figures=no_figures,
     )
 
@@ -620,8 +620,7 @@ async def _all(items: AsyncIterator[SearchMatch | SearchSummary]) -> list[Search
 
 
 async def test_a_lost_connection_reaches_everybody_at_once_with_the_reason() -> None:
-    async with linked() as (link, agent):
-        link.why_lost = lambda: "its agent was killed"
+    async with linked(why_lost=lambda: "its agent was killed") as (link, agent):
         waiting = [asyncio.ensure_future((await link.open(Request.PING)).last()) for _ in range(3)]
         sending = asyncio.ensure_future((await link.open(Request.FILE)).send(bytes(STDIN_WINDOW * 2)))
         await asyncio.sleep(0)
@@ -649,12 +648,10 @@ async def test_what_came_before_the_loss_can_still_be_taken() -> None:
 
 
 async def test_a_reason_that_cannot_be_found_does_not_hide_the_loss() -> None:
-    async with linked() as (link, agent):
+    def broken() -> str:
+        raise OSError("no such file")
 
-        def broken() -> str:
-            raise OSError("no such file")
-
-        link.why_lost = broken
+    async with linked(why_lost=broken) as (link, agent):
         agent.hang_up()
         await link.lost.wait()
         with pytest.raises(SandboxLost, match="no such file"):

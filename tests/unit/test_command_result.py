@@ -5,6 +5,8 @@ import pytest
 from warren.model.command_output import CommandOutput
 from warren.model.errors import ProtocolError
 from warren.model.operations import Command, ProcessInfo, Reason, TerminalSize
+from warren.sandboxes.agent.agent_errors import printable
+from warren.sandboxes.agent.channel import Output
 from warren.sandboxes.agent.command_result import (
     REMEMBERED,
     OomTracker,
@@ -13,7 +15,6 @@ from warren.sandboxes.agent.command_result import (
     lost_result,
     start_payload,
 )
-from warren.sandboxes.agent.link import Output, printable
 from warren.sandboxes.agent.wire import EndReason, Fields, Flag, Tag, fields
 
 OUT, ERR, TERMINAL = 1, 2, 3

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from warren.images.store.tree import Tree
 from warren.images.transfer.import_tree import Caps, copy_directory, is_tar, unpack_tar
 from warren.images.transfer.zstd_stream import zstd_module
+from warren.images.trees.tree import Tree
 from warren.model.errors import InvalidRequest
 
 Entry = tuple[str, bytes, str]  # name, type, link target or contents

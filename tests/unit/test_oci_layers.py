@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from warren.images.store.tree import Tree
 from warren.images.transfer.import_tree import Caps
 from warren.images.transfer.oci_layers import Layers
 from warren.images.transfer.zstd_stream import MAGIC, zstd_module
+from warren.images.trees.tree import Tree
 from warren.model.errors import InvalidRequest
 
 D, L, H = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from warren.model.spec import Ceilings
     from warren.sandboxes.providers.connection import EgressService
     from warren.sandboxes.providers.gpu_access import GpuAccess
-    from warren.sandboxes.providers.host_provider import HostRoom
+    from warren.sandboxes.providers.host_limits import HostRoom
     from warren.sessions.artifacts import Artifacts
     from warren.sessions.egress import Egress
     from warren.sessions.history import History
@@ -178,7 +178,7 @@ def _build_gpus(settings: Settings) -> "GpuAccess":
 
 
 def build_host_room(settings: Settings) -> "HostRoom":
-    from warren.sandboxes.providers.host_provider import HostRoom
+    from warren.sandboxes.providers.host_limits import HostRoom
 
     return HostRoom(
         min_free_disk_mb=settings.min_free_disk_mb or None,
@@ -273,7 +273,7 @@ def build_worker(
             min_free_memory_mb=settings.min_free_memory_mb or None,
             min_free_disk_mb=settings.min_free_disk_mb or None,
             max_sandboxes=settings.max_sandboxes,
-            freeing=lambda: sum(provider.freeing_bytes for provider in on_host),
+            freeing=lambda: sum(provider.sandbox_disks.freeing_bytes for provider in on_host),
         ),
         default_environment=settings.default_environment,
         default_pool=PoolSize(settings.pool_size, settings.pool_min, settings.pool_max),

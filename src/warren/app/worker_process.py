@@ -33,7 +33,7 @@ from warren.http.api.metrics import MetricsApp
 from warren.http.app import create_app
 from warren.http.previews.proxy import PreviewProxy
 from warren.images.building.on_demand import FetchImage
-from warren.images.transfer.share import ImageSharing
+from warren.images.store.share import ImageSharing
 from warren.interfaces.store import SessionStore
 from warren.model.errors import WarrenError
 from warren.model.version import __version__

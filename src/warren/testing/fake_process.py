@@ -12,8 +12,8 @@ from dataclasses import replace
 from warren.model.command_output import CommandOutput
 from warren.model.errors import InvalidRequest, SandboxLost, WarrenError
 from warren.model.operations import Chunk, Command, ExecResult, ProcessInfo, Reason, Stream, TerminalSize
+from warren.sandboxes.agent.channel import Output
 from warren.sandboxes.agent.command_result import lost_result
-from warren.sandboxes.agent.link import Output
 from warren.testing.fake_contexts import FakeAgent
 from warren.testing.fake_shell import Exit, Shell, Signalled
 

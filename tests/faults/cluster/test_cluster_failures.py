@@ -20,7 +20,7 @@ from faults.host_view import sandboxes
 from faults.world import until
 from server_process import ServerProcess
 
-from warren.sandboxes.providers.record import Record
+from warren.sandboxes.host.record import SandboxRecord
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
@@ -146,7 +146,7 @@ def pretend_a_reboot(state_dir: Path) -> None:
     clock = state_dir / "clock.json"
     clock.write_text(json.dumps({**json.loads(clock.read_text()), "boot": "another boot"}))
     for name in sandboxes(state_dir):
-        record = Record.load(state_dir / "sandboxes" / name)
+        record = SandboxRecord.load(state_dir / "sandboxes" / name)
         if record is not None and record.alive():
             os.kill(record.pid, signal.SIGKILL)
 

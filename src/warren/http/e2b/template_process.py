@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from warren.http.e2b.template_steps import Made, TemplateStep, as_json, from_json, make_recipe
-from warren.images.store.tree import Tree
 from warren.images.transfer.import_tree import Caps, unpack_tar
+from warren.images.trees.tree import Tree
 from warren.model.errors import InvalidRequest
 from warren.model.image import ImageConfig
 

@@ -20,14 +20,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from warren.images.building.cache import CachedLayer, LayerCache, key_of
-from warren.images.building.own_images import build_plain, plain_suite
 from warren.images.building.settings import BuildProgress, BuildSettings
-from warren.images.store.layers import LayerSize, flatten
-from warren.images.store.prepare import prepare
+from warren.images.store.layer_cache import CachedLayer, LayerCache, key_of
 from warren.images.store.store import ImageStore
-from warren.images.store.tree import Tree
 from warren.images.store.versions import explain_errors
+from warren.images.trees.layers import LayerSize, flatten
+from warren.images.trees.own_images import build_plain, plain_suite
+from warren.images.trees.prepare import prepare
+from warren.images.trees.tree import Tree
 from warren.interfaces.images import ImageVersion, RootFs
 from warren.model.errors import (
     BuildFailed,

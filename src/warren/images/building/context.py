@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from warren.images.store.tree import Tree, open_in_root
+from warren.images.trees.tree import Tree, open_in_root
 from warren.model.errors import InvalidRequest
 from warren.model.operations import FileKind
 from warren.sandboxes.agent.tar_stream import Member

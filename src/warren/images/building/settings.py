@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from warren.images.store.layers import USUAL_CAPS, LayerCaps
+from warren.images.trees.layers import USUAL_CAPS, LayerCaps
 from warren.interfaces.images import Images, ImageVersion
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.spec import Limits, SandboxSpec

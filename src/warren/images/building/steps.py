@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from warren.images.building.settings import BuildNetwork, BuildProgress, BuildProvider, NewProvider, StepLimits
-from warren.images.store.layers import LayerSize, collect
-from warren.images.store.versions import STATE
+from warren.images.store.abandoned_builds import STATE, StepImages
+from warren.images.trees.layers import LayerSize, collect
 from warren.interfaces.images import RootFs
 from warren.kernel.shielding import run_shielded
 from warren.model.errors import (
@@ -49,32 +49,6 @@ _MOST_LINKS: Final = 8
 _MAX_SMALL_FILE: Final = 1024 * 1024
 
 Parts = AsyncIterator[Member | bytes]
-
-
-class StepImages:
-    """The root filesystem of the next step, as the provider's images. It keeps the contract of interfaces/images.py."""
-
-    def __init__(self) -> None:
-        self.next: RootFs | None = None
-
-    def version(self, name: str) -> str:
-        return name
-
-    def rootfs(self, name: str) -> RootFs:
-        assert self.next is not None
-        return self.next
-
-    def hold(self, name: str, user: Path) -> RootFs:
-        return self.rootfs(name)
-
-    def keep(self, name: str, user: Path) -> None:
-        """The builder holds it."""
-
-    def release(self, user: Path) -> None:
-        """The builder holds it."""
-
-    def prune(self) -> None:
-        """The builder has none to remove."""
 
 
 class StepRunner:
@@ -367,22 +341,3 @@ async def _changed(members: AsyncIterator[Member | bytes], mode: int | None) -> 
             yield replace(part, mode=mode)
         else:
             yield part
-
-
-def clear_abandoned(making: Path) -> None:
-    """Removes what the sandboxes of a dead builder have left on this machine, before its directory is deleted. Call it
-    in a thread without an event loop."""
-    state = making / STATE
-    if not (state / "sandboxes").is_dir():
-        return
-    from warren.sandboxes.providers.oci import OciProvider
-
-    async def clear() -> None:
-        provider = OciProvider(state, StepImages(), Path())
-        try:
-            for sandbox_id in await provider.list_ids():
-                await provider.destroy(sandbox_id)
-        finally:
-            await provider.close()
-
-    asyncio.run(clear())

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
-from warren.images.building.own_images import Progress
 from warren.images.registry.credentials import Credentials
 from warren.images.registry.http import Broken, Patience, Registry
 from warren.images.store.store import ImageStore, silent
-from warren.images.store.tree import Tree
 from warren.images.transfer.import_tree import Caps
 from warren.images.transfer.oci_layers import Layers
+from warren.images.trees.own_images import Progress
+from warren.images.trees.tree import Tree
 from warren.interfaces.images import ImageVersion
 from warren.model.addresses import Network
 from warren.model.errors import InvalidRequest

@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import IO, NoReturn
 
-from warren.images.building.cache import UNUSED_S, CacheUse, LayerCache
-from warren.images.building.own_images import Progress, build_base, build_host
-from warren.images.store.prepare import check_is_root_filesystem, prepare
-from warren.images.store.tree import Tree
+from warren.images.store.layer_cache import UNUSED_S, CacheUse, LayerCache
 from warren.images.store.versions import Versions, explain_errors, version_of, write_info
 from warren.images.transfer.import_tree import copy_directory, unpack_tar
 from warren.images.transfer.oci_archive import is_archive, unpack_archive
+from warren.images.trees.own_images import Progress, build_base, build_host
+from warren.images.trees.prepare import check_is_root_filesystem, prepare
+from warren.images.trees.tree import Tree
 from warren.interfaces.images import ImageInfo, ImageVersion, RootFs
 from warren.kernel.tree_tar import digest_of
 from warren.model.errors import ImageNotFound, InvalidRequest

@@ -32,17 +32,17 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
+from warren.images.store.abandoned_builds import STATE, clear_abandoned
 from warren.interfaces.images import ImageInfo, ImageVersion, RootFs
 from warren.kernel.logs import get_log
 from warren.model.errors import Conflict, ImageNotFound, InvalidRequest, NoSpace, PermissionDenied, WarrenError
 from warren.model.image import ImageConfig
 from warren.model.spec import check_image_name
-from warren.sandboxes.providers.record import Record
+from warren.sandboxes.host.record import SandboxRecord
 
 VERSIONS: Final = ".versions"
 WAYS: Final = ".ways"
 USES: Final = "uses"
-STATE: Final = "state"
 """In a directory where a version is made: the state directory of the sandboxes that make it."""
 _TEMPORARY: Final = ".making-"
 _TRIES: Final = 10
@@ -306,8 +306,6 @@ class Versions:
     def _clear(self, left: Path) -> bool:
         """Ends the sandboxes of a build that died there; False if that cannot be done now."""
         if (left / STATE).is_dir():
-            from warren.images.building.steps import clear_abandoned  # takes a while to import
-
             try:
                 clear_abandoned(left)
             except WarrenError as exc:
@@ -339,7 +337,7 @@ class Versions:
 
     def _note_old_users(self, name: str, uses: Path) -> None:
         for directory in self._sandboxes.glob("*"):
-            record = Record.load(directory)
+            record = SandboxRecord.load(directory)
             if record is not None and record.spec.image == name and record.alive():
                 self._begin_use(directory, str(uses / directory.name))
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
-from warren.images.store.tree import Tree, parts_of, write_all
 from warren.images.transfer import zstd_stream
+from warren.images.trees.tree import Tree, parts_of, write_all
 from warren.model.errors import InvalidRequest
 
 _CHUNK = 1024 * 1024

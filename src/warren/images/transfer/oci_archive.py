@@ -11,9 +11,9 @@ import stat
 from collections.abc import Iterator
 from typing import IO, Any, Final
 
-from warren.images.store.tree import Tree
 from warren.images.transfer.import_tree import Caps
 from warren.images.transfer.oci_layers import Layers
+from warren.images.trees.tree import Tree
 from warren.model.errors import InvalidRequest
 from warren.model.image import ImageConfig
 from warren.model.oci_image import (

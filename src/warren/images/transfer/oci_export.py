@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
-from warren.images.building.own_images import Progress
+from warren.images.trees.own_images import Progress
 from warren.interfaces.images import RootFs
 from warren.kernel.tree_tar import tar_parts
 from warren.model.errors import InvalidRequest

@@ -20,7 +20,6 @@ import zlib
 from collections.abc import Callable
 from typing import IO, Final, cast
 
-from warren.images.store.tree import Tree, open_in_root, parts_of, remove_any
 from warren.images.transfer import zstd_stream
 from warren.images.transfer.import_tree import (
     MODE,
@@ -33,6 +32,7 @@ from warren.images.transfer.import_tree import (
     set_owner,
     set_time,
 )
+from warren.images.trees.tree import Tree, open_in_root, parts_of, remove_any
 from warren.model.errors import InvalidRequest
 
 _WHITEOUT: Final = ".wh."

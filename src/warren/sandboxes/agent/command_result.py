@@ -7,7 +7,7 @@ from warren.model.code import is_context
 from warren.model.command_output import CommandOutput, output_of
 from warren.model.errors import ProtocolError
 from warren.model.operations import Command, ExecResult, ProcessInfo, Reason, check_path
-from warren.sandboxes.agent.link import printable
+from warren.sandboxes.agent.agent_errors import printable
 from warren.sandboxes.agent.wire import EndReason, Fields, Flag, Tag, fields
 
 _REASONS = {

@@ -38,7 +38,8 @@ from warren.model.operations import (
     check_path,
     check_user,
 )
-from warren.sandboxes.agent.link import AgentLink, Channel, Reply
+from warren.sandboxes.agent.channel import Channel, Reply
+from warren.sandboxes.agent.link import AgentLink
 from warren.sandboxes.agent.process import next_record, read_records, send_all
 from warren.sandboxes.agent.tar_stream import BLOCK, Member, TarReader, header, is_beneath_link, padding, trailer
 from warren.sandboxes.agent.wire import (

@@ -18,6 +18,7 @@ from warren.kernel.pacing import Pace
 from warren.model.command_output import CommandOutput
 from warren.model.errors import Conflict, InvalidRequest, ProcessNotFound, ProtocolError, SandboxLost, Unavailable
 from warren.model.operations import MAX_KEEP_BYTES, Chunk, Command, ExecResult, ProcessInfo, Stream, TerminalSize
+from warren.sandboxes.agent.channel import Channel, Output, Reply
 from warren.sandboxes.agent.command_result import (
     REMEMBERED,
     OomTracker,
@@ -29,7 +30,7 @@ from warren.sandboxes.agent.command_result import (
     process_info,
     start_payload,
 )
-from warren.sandboxes.agent.link import AgentLink, Channel, Output, Reply
+from warren.sandboxes.agent.link import AgentLink
 from warren.sandboxes.agent.wire import (
     STDIN_WINDOW,
     ControlOp,

@@ -44,9 +44,9 @@ class SandboxNetwork(Protocol):
 
 
 class AgentSandbox(AgentFiles):
-    """`oom_kills` counts the processes of the sandbox that the kernel killed for want of memory; `why_lost` explains
-    what became of a sandbox whose agent is gone; `figures` reads what it uses, but for its network. Without a `network`
-    it reaches nothing outside; without `ports` the provider cannot reach servers inside."""
+    """`oom_kills` counts the processes of the sandbox that the kernel killed for want of memory; `figures` reads what
+    it uses, but for its network. Without a `network` it reaches nothing outside; without `ports` the provider cannot
+    reach servers inside."""
 
     def __init__(
         self,
@@ -56,7 +56,6 @@ class AgentSandbox(AgentFiles):
         *,
         env: Mapping[str, str],
         oom_kills: Callable[[], int],
-        why_lost: Callable[[], str],
         figures: Callable[[], Awaitable[Figures]],
         network: SandboxNetwork | None = None,
         ports: SandboxPorts | None = None,
@@ -69,7 +68,6 @@ class AgentSandbox(AgentFiles):
         self._commands = Commands(link, env, oom_kills)
         self._ports = ports
         self._figures = figures
-        link.why_lost = why_lost
 
     def __repr__(self) -> str:
         return f"<AgentSandbox {self._id} {self._link!r}>"

@@ -269,7 +269,7 @@ class StreamNumber(IntEnum):
     TERMINAL = 3
 
 
-def frame(kind: Request, channel: int, payload: bytes = b"") -> bytes:
+def frame(kind: Request, channel: int, payload: bytes | memoryview = b"") -> bytes:
     return HEADER.pack(len(payload), channel, kind) + payload
 
 

@@ -16,10 +16,10 @@ from functools import cache, cached_property, lru_cache
 from typing import Final, NamedTuple
 
 from warren.model.errors import SandboxLost
+from warren.sandboxes.host import sk_lookup
 from warren.sandboxes.host.cgroups import CgroupLimits
 from warren.sandboxes.host.disk_room import DISK_POINT
 from warren.sandboxes.host.seccomp_program import ProgramReader, Unreadable
-from warren.sandboxes.network import sk_lookup
 
 NAMESPACES: Final = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
 _GONE: Final = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # the last is what a zombie's mounts answer

@@ -25,10 +25,10 @@ from warren.model.network import NO_NETWORK, EgressBound, EgressPolicy, NetworkR
 from warren.model.spec import Isolation, Layer
 from warren.sandboxes.egress.broker import BrokerSetup
 from warren.sandboxes.egress.messages import KEPT, BrokenMessage, pack_rules, unpack_use
-from warren.sandboxes.network import sk_lookup
+from warren.sandboxes.host import sk_lookup
+from warren.sandboxes.host.record import SandboxRecord
 from warren.sandboxes.network.namespaces import namespace_thread, open_namespace
 from warren.sandboxes.network.proxy_process import ProxyGone, ProxyProcess
-from warren.sandboxes.providers.record import Record
 
 _BACKLOG: Final = 128
 _RESTARTS_S: Final = (0.0, 0.1, 0.5, 2.0, 5.0)
@@ -63,7 +63,7 @@ class Egress:
         """Of the process; 0 if none runs."""
         return self._proxy.pid if self._proxy is not None and not self._proxy.is_gone else 0
 
-    def network_of(self, record: Record) -> "OpenableNetwork":
+    def network_of(self, record: SandboxRecord) -> "OpenableNetwork":
         network = self._networks.get(record.sandbox_id)
         if network is None:
             network = self._networks[record.sandbox_id] = OpenableNetwork(self, record)
@@ -167,7 +167,7 @@ class _WayOut:
 class OpenableNetwork:
     """One sandbox's. `rules` are what holds, or will as soon as the process runs again."""
 
-    def __init__(self, egress: Egress, record: Record) -> None:
+    def __init__(self, egress: Egress, record: SandboxRecord) -> None:
         self._egress, self._record = egress, record
         self._lock = asyncio.Lock()
         self._way: _WayOut | None = None
@@ -327,7 +327,7 @@ def _added(before: NetworkUse, use: NetworkUse) -> NetworkUse:
     )
 
 
-async def _make_way(record: Record, sockets: list[socket.socket]) -> _WayOut:
+async def _make_way(record: SandboxRecord, sockets: list[socket.socket]) -> _WayOut:
     """And the first sockets, which are added to the list."""
     made: list[_WayOut] = []
     namespace = open_namespace(record)

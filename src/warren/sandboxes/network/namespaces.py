@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from warren.kernel.shielding import run_shielded
 from warren.model.errors import SandboxLost
-from warren.sandboxes.providers.record import Record
+from warren.sandboxes.host.record import SandboxRecord
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ def namespace_thread() -> NamespaceThread:
     return NamespaceThread()
 
 
-def open_namespace(record: Record) -> int:
+def open_namespace(record: SandboxRecord) -> int:
     """A descriptor of the sandbox's network namespace, to be closed by the caller. Raises SandboxLost."""
     try:
         fd = os.open(f"/proc/{record.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)

@@ -10,8 +10,8 @@ from typing import Final
 
 from warren.model.errors import PortClosed, SandboxLost, Unavailable
 from warren.model.network import ListeningPort
+from warren.sandboxes.host.record import SandboxRecord
 from warren.sandboxes.network.namespaces import namespace_thread, open_namespace
-from warren.sandboxes.providers.record import Record
 
 _CONNECT_S: Final = 5.0
 _MOST_READ: Final = 4 << 20  # of each table, some 28,000 sockets
@@ -24,7 +24,7 @@ _LISTENING: Final = re.compile(rb"^ *\d+: ([0-9A-F]{8}|[0-9A-F]{32}):([0-9A-F]{4
 class SandboxPorts:
     """Of the sandbox that the record is about. It needs nothing of the sandbox's agent."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: SandboxRecord) -> None:
         self._record = record
 
     async def ports(self) -> list[ListeningPort]:
@@ -64,7 +64,7 @@ class SandboxPorts:
             os.close(namespace)
 
 
-def read_ports(record: Record) -> list[ListeningPort]:
+def read_ports(record: SandboxRecord) -> list[ListeningPort]:
     found: dict[int, ListeningPort] = {}
     for name in ("tcp", "tcp6"):
         for raw, port in _LISTENING.findall(_read_table(record, name)):
@@ -73,7 +73,7 @@ def read_ports(record: Record) -> list[ListeningPort]:
     return [found[port] for port in sorted(found)]
 
 
-def _read_table(record: Record, name: str) -> bytes:
+def _read_table(record: SandboxRecord, name: str) -> bytes:
     try:
         fd = os.open(f"/proc/{record.pid}/net/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

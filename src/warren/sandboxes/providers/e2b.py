@@ -47,13 +47,14 @@ from warren.model.errors import (
 )
 from warren.model.figures import Figures
 from warren.model.spec import HOME, USER, USER_UID, WRITABLE, Isolation, Layer, Limits, SandboxSpec
-from warren.sandboxes.agent.link import AgentLink, printable
+from warren.sandboxes.agent.agent_errors import printable
+from warren.sandboxes.agent.link import AgentLink
 from warren.sandboxes.agent.sandbox import AgentSandbox
 from warren.sandboxes.host.processes import boot_id, start_time
+from warren.sandboxes.host.record import SandboxRecord, is_abandoned
 from warren.sandboxes.providers.e2b_api import E2bApi, FarFailure, FarSandbox, FarSize, decoded, translated
 from warren.sandboxes.providers.e2b_relay import OUTAGE_S, Relay
 from warren.sandboxes.providers.host_provider import INSTALL_PROGRAMS, Fault, translate_os_error
-from warren.sandboxes.providers.record import Record, is_abandoned
 from warren.sandboxes.providers.runners import runner_files
 
 STEPS: Final = ("directory", "record", "create", "created", "upload", "setup", "dial", "dialled", "ready")
@@ -79,7 +80,7 @@ _log = get_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class E2bRecord(Record):
+class E2bRecord(SandboxRecord):
     """`far`, `token` and `domain` say how the sandbox is reached; it is `ready` when a command can run in it."""
 
     far: str = ""
@@ -334,7 +335,8 @@ class E2bProvider:
         relay = Relay(self.api, record.far_sandbox, argv, name=record.sandbox_id, outage_s=self._outage_s)
         try:
             async with asyncio.timeout(_START_S):
-                link = await AgentLink.greet(relay.open())
+                why_lost = partial(self._loss_reason, record.sandbox_id, relay)
+                link = await AgentLink.greet(relay.open(), why_lost)
         except TimeoutError:
             await run_shielded(relay.close())
             raise SandboxLost(f"the agent did not answer within {_START_S:g} s") from None
@@ -347,7 +349,6 @@ class E2bProvider:
             *(record.sandbox_id, link, self._isolation(size)),
             env={"OMP_NUM_THREADS": str(max(1, math.ceil(size.cpus))), **record.spec.env},
             oom_kills=lambda: 0,
-            why_lost=partial(self._loss_reason, record.sandbox_id, relay),
             figures=FarFigures(self.api, record.far).read,
         )
         self._open[sandbox] = relay

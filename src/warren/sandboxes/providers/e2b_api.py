@@ -24,7 +24,7 @@ import aiohttp
 
 from warren.model.errors import ImageNotFound, InvalidRequest, NoCapacity, NoSpace, ProviderUnavailable, WarrenError
 from warren.model.strict_json import read_in_steps
-from warren.sandboxes.agent.link import printable
+from warren.sandboxes.agent.agent_errors import printable
 
 DOMAIN: Final = "e2b.app"
 ENVD_PORT: Final = 49983

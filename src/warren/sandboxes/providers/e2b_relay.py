@@ -21,7 +21,7 @@ import aiohttp
 
 from warren.kernel.logs import get_log
 from warren.model.errors import WarrenError
-from warren.sandboxes.agent.link import printable
+from warren.sandboxes.agent.agent_errors import printable
 from warren.sandboxes.providers.e2b_api import E2bApi, FarFailure, FarSandbox, Json, decoded
 
 OUTAGE_S: Final = 120.0

@@ -7,11 +7,12 @@ import asyncio
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from warren.model.capability import Capability, lacks
 from warren.model.errors import IsolationUnavailable, NoCapacity, SandboxLost
 from warren.model.spec import SEARCH_PATH, SandboxSpec
 from warren.sandboxes.host import gpus
@@ -113,6 +114,18 @@ class GpuAccess:
                 f"no free GPU: {len(wanted)} asked for, and this machine has {len(found.gpus)} for sandboxes",
                 remedy="ask for fewer, or use another machine",
             )
+
+    async def check_spec(self, spec: SandboxSpec, provider: str, can: Collection[Capability]) -> None:
+        """Raises what keeps a sandbox of a provider that `can` do so much from having those that it asks for, whoever
+        has them now."""
+        if spec.gpus:
+            if Capability.GPU not in can:
+                raise lacks(provider, Capability.GPU)
+            await self.check(spec.gpus)
+
+    def claim_for(self, spec: SandboxSpec, owner: Path) -> SandboxSpec:
+        """The spec with the ids of those that the sandbox has from now on. Raises NoCapacity."""
+        return replace(spec, gpus=self.claim(spec.gpus, owner)) if spec.gpus else spec
 
     def claim(self, wanted: Sequence[str], owner: Path) -> tuple[str, ...]:
         """After `check`. Leases them to the sandbox whose directory is `owner`, and gives their ids."""

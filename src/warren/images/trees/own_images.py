@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from warren.images.store.tree import Tree
+from warren.images.trees.tree import Tree
 from warren.model.errors import NoSpace, PermissionDenied, Unavailable
 
 Progress = Callable[[str, float | None], None]

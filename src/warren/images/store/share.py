@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import IO, Final, cast
 
 from warren.images.store.store import ImageStore, silent
-from warren.images.store.tree import Tree
 from warren.images.store.versions import config_of
 from warren.images.transfer.import_tree import unpack_tar
+from warren.images.trees.tree import Tree
 from warren.interfaces.images import ImageOffer, ImageVersion
 from warren.kernel.tree_tar import write_tar
 from warren.model.errors import ImageNotFound, InvalidRequest

@@ -30,7 +30,7 @@ def _own_start_time(pid: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class SandboxRecord:
     """`image`: the handle of its disk's image (disk_images.py)."""
 
     sandbox_id: str
@@ -99,7 +99,7 @@ def _spec(values: dict[str, Any]) -> SandboxSpec:
     return SandboxSpec(**{**values, "limits": limits, "io": io, "require": require, "gpus": gpus})
 
 
-def is_abandoned(directory: Path, kind: type[Record] = Record) -> bool:
+def is_abandoned(directory: Path, kind: type[SandboxRecord] = SandboxRecord) -> bool:
     """Whether a maker that is gone has left this sandbox's directory. One without a record counts after a minute."""
     record = kind.load(directory)
     if record is not None:
@@ -110,7 +110,7 @@ def is_abandoned(directory: Path, kind: type[Record] = Record) -> bool:
         return False
 
 
-async def kill_first_process(record: Record) -> None:
+async def kill_first_process(record: SandboxRecord) -> None:
     """Returns when it is dead; does nothing if it never ran, or has ended."""
     with open_process(record.pid) as pidfd:
         if pidfd is None or not record.alive():
@@ -124,7 +124,7 @@ async def kill_first_process(record: Record) -> None:
             raise ProviderUnavailable(f"process {record.pid} of a sandbox does not die") from None
 
 
-async def wait_for_first_process(record: Record) -> None:
+async def wait_for_first_process(record: SandboxRecord) -> None:
     """Returns when it has ended."""
     with open_process(record.pid) as pidfd:
         if pidfd is not None and record.alive():

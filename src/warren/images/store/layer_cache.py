@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from warren.images.store.layers import LayerSize
+from warren.images.trees.layers import LayerSize
 
 LAYERS: Final = ".layers"
 UNUSED_S: Final = 30 * 86400.0

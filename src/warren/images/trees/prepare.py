@@ -8,8 +8,8 @@ import os
 import stat
 from dataclasses import dataclass, replace
 
-from warren.images.store.command_defaults import prepare_defaults
-from warren.images.store.tree import Tree
+from warren.images.trees.command_defaults import prepare_defaults
+from warren.images.trees.tree import Tree
 from warren.model.errors import InvalidRequest
 from warren.model.image import NO_CONFIG, ImageConfig
 from warren.model.spec import HOME, USER, USER_UID, WRITABLE

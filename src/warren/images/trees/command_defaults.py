@@ -3,7 +3,7 @@
 import stat
 from typing import Final
 
-from warren.images.store.tree import Tree
+from warren.images.trees.tree import Tree
 from warren.model.errors import InvalidRequest
 from warren.model.image import ImageConfig
 from warren.model.spec import USER_UID, WORKSPACE
