@@ -24,7 +24,8 @@ from warren.images.store.store import BUILDABLE, ImageStore
 _TESTS = Path(__file__).parent
 _CACHE = _TESTS.parent / "build" / "test-state"
 
-hypothesis.settings.register_profile("untimed", deadline=None)  # how long a test takes depends on the machine
+# How long a test takes depends on the machine.
+hypothesis.settings.register_profile("untimed", deadline=None, max_examples=this_run.examples(100))
 hypothesis.settings.load_profile("untimed")
 
 

@@ -43,7 +43,7 @@ NewKey = Callable[..., Awaitable[str]]
 FAR_NAME = "warren.test"
 """Leads to the server as well, but for the browser it is a name like any other: without TLS, nothing is secure."""
 _FAILED = pytest.StashKey[bool]()
-_STATIC = Path(warren.__file__).parent / "dashboard" / "static" / "index.html"
+_STATIC = Path(warren.__file__).parent / "http" / "dashboard" / "static" / "index.html"
 
 
 @pytest.hookimpl(wrapper=True)

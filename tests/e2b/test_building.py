@@ -12,6 +12,8 @@ import warm_parent
 from e2e.image_state import new_image_state
 from server_process import ServerProcess, clean_environ, running_server
 
+pytestmark = pytest.mark.extended
+
 ROOT = Path(__file__).parents[2]
 SDKS = ROOT / "build" / "e2b-sdks"
 NODE = str(SDKS / "js" / "node_modules" / ".bin" / "node")  # that of the distribution may be too old

@@ -39,6 +39,7 @@ _NOT_PROGRAMS = {"checks.py", "checks.mjs"}
 _OF_INTERPRETER = re.compile(r"e2b_code_interpreter|@e2b/code-interpreter")
 KEY = "wk_" + "k" * 40
 MODES = ("one-port", "domain")
+_CORE = ("sandboxes.py", "processes.py", "files.py")
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.group_by("world", "sdk")]
 
@@ -54,8 +55,9 @@ def programs(sdk: str) -> list[str]:
 
 
 def case(sdk: str, name: str) -> object:
-    """`make test` has the newest version of each language only."""
-    return pytest.param(sdk, name, id=f"{sdk}-{name}", marks=[] if sdk in (NEWEST, JS) else [pytest.mark.extended])
+    """`make test` runs three programs with the newest version."""
+    is_extended = sdk != NEWEST or name not in _CORE
+    return pytest.param(sdk, name, id=f"{sdk}-{name}", marks=[pytest.mark.extended] if is_extended else [])
 
 
 CASES = [case(sdk, name) for sdk in (*VERSIONS, JS) for name in programs(sdk)]
@@ -176,6 +178,7 @@ PAGE = ROOT / "docs" / "e2b.md"
 
 
 @pytest.mark.parametrize("world", ["one-port"], indirect=True)
+@pytest.mark.extended
 def test_the_blocks_of_the_page_work(world: World, tmp_path: Path) -> None:
     (tmp_path / "node_modules").symlink_to(SDKS / "js" / "node_modules")
     run = {"python": [str(SDKS / NEWEST / "bin" / "python"), "-c"], "js": [NODE, "--input-type=module", "-e"]}
@@ -222,6 +225,7 @@ _PRIVATE = {
 
 
 @pytest.mark.parametrize("sdk", [NEWEST, JS])
+@pytest.mark.extended
 def test_every_call_is_used_by_a_program(sdk: str, tmp_path: Path) -> None:
     (tmp_path / "node_modules").symlink_to(SDKS / "js" / "node_modules")
     python = [str(SDKS / NEWEST / "bin" / "python"), "-c", _CALLS]

@@ -241,6 +241,7 @@ async def test_a_stream_of_events_keeps_alive_and_ends_in_time(envd: Envd) -> No
     assert (frames[-1][0], frames[-1][1]["error"]["code"]) == (2, "deadline_exceeded")
 
 
+@pytest.mark.extended
 async def test_large_files_and_bombs_cost_the_server_no_memory(
     server: ServerProcess, client: httpx2.AsyncClient
 ) -> None:
@@ -275,6 +276,7 @@ async def test_large_files_and_bombs_cost_the_server_no_memory(
     assert (gone.status_code, gone.json()["message"]) == (502, "The sandbox was not found")
 
 
+@pytest.mark.extended
 async def test_files_and_events_pass_through_a_coordinator(new_state: NewState) -> None:
     key = "wk_" + "k" * 40
 
