@@ -53,13 +53,12 @@ def a_session(sandbox: Sandbox, clock: SystemClock) -> Session:
 async def measure(table: Table, what: str, sandboxes: list[Sandbox], rounds: int, per_session: int) -> None:
     """`per_session`: for how many sessions the share is told."""
     clock = SystemClock()
-    meter = FiguresMeter(clock)
     by_id = {sandbox.id: sandbox for sandbox in sandboxes}
 
     async def find(session: Session) -> Sandbox:
         return by_id[session.sandbox_id]
 
-    meter.find_sandbox = find
+    meter = FiguresMeter(clock, find)
     for sandbox in sandboxes:
         meter.follow(a_session(sandbox, clock))
     await meter.read_all()

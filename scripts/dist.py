@@ -57,11 +57,10 @@ def build(target: str, source: Path, folder: Path, **environ: str) -> None:
 
 
 def describe(name: str, release: str, lock: str) -> dict[str, Any]:
-    """The components of a server in CycloneDX 1.6: the locked packages, the libc in agent and launcher, and acorn."""
+    """The components of a server in CycloneDX 1.6: the locked packages, and the libc in agent and launcher."""
     whole = component("application", name, release, f"pkg:pypi/{name}@{release}", "MIT")
     parts = [component("library", each, found, f"pkg:pypi/{each}@{found}") for each, found in _LOCKED.findall(lock)]
     parts.append(component("library", "musl", musl_version(), f"pkg:generic/musl@{musl_version()}", "MIT"))
-    parts.append(component("library", "acorn", acorn_version(), f"pkg:npm/acorn@{acorn_version()}", "MIT"))
     compiler = component("application", "ziglang", version("ziglang"), f"pkg:pypi/ziglang@{version('ziglang')}")
     refs = [part["bom-ref"] for part in parts]
     return {
@@ -73,14 +72,6 @@ def describe(name: str, release: str, lock: str) -> dict[str, Any]:
         "components": parts,
         "dependencies": [{"ref": whole["bom-ref"], "dependsOn": refs}],
     }
-
-
-def acorn_version() -> str:
-    """Of the parser that lies beside the runner of JavaScript."""
-    found = re.search(r'var version = "([\d.]+)"', (ROOT / "src/warren/runners/javascript/acorn.js").read_text())
-    if not found:
-        raise SystemExit("dist: acorn.js does not tell its version")
-    return found[1]
 
 
 def component(kind: str, name: str, release: str, purl: str, license_id: str = "") -> Component:

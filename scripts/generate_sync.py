@@ -1,8 +1,9 @@
 """Generates the blocking client from the async one: `python scripts/generate_sync.py [--check]`.
 
-Every file of sdk/aio but the transport and the platform becomes a file of sdk/blocking, and the contract suite of the
-async client becomes that of the blocking one: `async` and `await` are removed, and names lose their `Async`. With
---check nothing is written, and the exit code is 1 if a file is not up to date.
+Every file of sdk/aio but the transport and the platform becomes a file of sdk/blocking, every file of integrations/aio
+one of integrations/blocking, and the contract suite of the async client that of the blocking one: `async` and `await`
+are removed, and names lose their `Async`. With --check nothing is written, and the exit code is 1 if a file is not up
+to date.
 """
 
 import re
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SDK = ROOT / "src" / "warren" / "sdk"
+PACKAGES = [ROOT / "src" / "warren" / name for name in ("sdk", "integrations")]
 CONTRACTS = ROOT / "tests" / "contract"
 HANDWRITTEN = {"__init__.py", "transport.py", "platform.py"}
 FIXED_RULES = "C416,F401,I,SIM117,UP028"
@@ -32,7 +33,7 @@ REPLACEMENTS = [
     (r"\bAbstractAsyncContextManager\b", "AbstractContextManager"),
     (r"\bAsyncIterable\b", "Iterable"),
     (r"\bAsyncIterator\b", "Iterator"),
-    (r"\bwarren\.sdk\.aio\b", "warren.sdk.blocking"),
+    (r"\bwarren\.(\w+)\.aio\b", r"warren.\1.blocking"),
     (r"`async with`", "`with`"),
     (r"\n *pytestmark = pytest\.mark\.anyio\n", "\n"),
     (r"\bAsync([A-Z]\w*)", r"\1"),
@@ -54,9 +55,9 @@ def main() -> int:
 
 
 def find_pairs() -> list[tuple[Path, Path]]:
-    sources = [path for path in sorted((SDK / "aio").glob("*.py")) if path.name not in HANDWRITTEN]
+    sources = [path for package in PACKAGES for path in sorted((package / "aio").glob("*.py"))]
     suites = sorted(CONTRACTS.glob("sdk_async*_contract.py"))
-    return [(path, SDK / "blocking" / path.name) for path in sources] + [
+    return [(path, path.parents[1] / "blocking" / path.name) for path in sources if path.name not in HANDWRITTEN] + [
         (path, CONTRACTS / path.name.replace("sdk_async", "sdk_blocking")) for path in suites
     ]
 

@@ -407,6 +407,7 @@ for n in range(40): send(b"r", bytes([n]) * 1000000)"""
         await context.start()
         await context.cell("subprocess.Popen(['sleep', '1000'], start_new_session=True)")
         await context.process.kill()
+        await context.process.wait()  # a kill is an order; the result comes when the whole tree is gone
         assert await context.processes() == []
         left = await context.sh("grep warren-context /proc/net/unix; pgrep sleep")
         assert left == ""

@@ -27,6 +27,7 @@ from warren.sandboxes.providers import hardening, oci_launch
 from warren.sandboxes.providers.docker import DockerProvider
 from warren.sandboxes.providers.oci import OciProvider
 from warren.worker.guard import MachineGuard
+from warren.worker.options import WorkerOptions
 from warren.worker.worker import LocalWorker
 
 pytestmark = pytest.mark.anyio
@@ -294,9 +295,7 @@ async def test_an_environment_names_its_user_in_every_sandbox(provider: OciProvi
         "one",
         [provider],
         lambda name: environment,
-        clock=SystemClock(),
-        guard=MachineGuard(Path("/tmp"), 0, 0),
-        default_environment="e",
+        WorkerOptions(clock=SystemClock(), guard=MachineGuard(Path("/tmp"), 0, 0), default_environment="e"),
     )
     await worker.start()
     try:

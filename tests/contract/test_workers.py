@@ -43,7 +43,8 @@ from warren.model.spec import Limits, SandboxSpec
 from warren.testing.fake_provider import FakeProvider
 from warren.testing.manual_clock import ManualClock
 from warren.worker.guard import MachineGuard, Room
-from warren.worker.worker import LABELS, STEPS, LocalWorker
+from warren.worker.options import LABELS, STEPS, WorkerOptions
+from warren.worker.worker import LocalWorker
 
 pytestmark = pytest.mark.anyio
 
@@ -70,11 +71,13 @@ def local_worker(
         name,
         providers,
         find or environments(SandboxSpec()),
-        clock=clock or SystemClock(),
-        guard=guard or MachineGuard(Path("/tmp"), 0, 0),
-        default_environment="base",
-        default_pool=pool,
-        fault=fault,
+        WorkerOptions(
+            clock=clock or SystemClock(),
+            guard=guard or MachineGuard(Path("/tmp"), 0, 0),
+            default_environment="base",
+            default_pool=pool,
+            fault=fault,
+        ),
     )
 
 
@@ -376,7 +379,7 @@ async def test_creations_share_one_limit_whoever_they_are_for() -> None:
     async with started(local_worker(fake, pool=SOME)) as worker:
         kinds = (CLAIM, OWN, Claim("other"))
         await asyncio.gather(*(worker.claim(kinds[number % 3]) for number in range(60)))
-        assert fake.most <= max(2, worker._parallel)
+        assert fake.most <= max(2, worker._options.parallel)
 
 
 async def test_a_hopeless_environment_is_told_at_once() -> None:
@@ -488,13 +491,13 @@ async def test_in_a_storm_nobody_shares_a_sandbox_and_nothing_is_left(seed: int)
         storm = Storm(worker, fake, seed)
         for _ in range(400):
             await storm.step()
-            assert fake.creating <= worker._parallel
+            assert fake.creating <= worker._options.parallel
         await storm.end()
         await worker.drain()
         lost = {sandbox_id for sandbox_id, machine in fake.machines.items() if machine.lost.is_set()}
         assert set(fake.machines) - lost <= set(storm.held)
         assert worker.stats().claimed == len(set(fake.machines) - lost)
-        assert lost <= set(worker._lost)
+        assert lost <= set(worker._holdings.lost)
         await asyncio.gather(*(worker.destroy(sandbox_id) for sandbox_id in list(fake.machines)))
         assert fake.machines == {}
 

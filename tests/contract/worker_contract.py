@@ -29,7 +29,7 @@ from warren.model.errors import (
 )
 from warren.model.operations import Command
 from warren.model.spec import Layer, Limits
-from warren.worker.worker import LABELS
+from warren.worker.options import LABELS
 
 NONE = PoolSize(0, 0, 0)
 SOME = PoolSize(size=3, min=1, max=6)

@@ -19,7 +19,7 @@ from marks import first_of
 
 from warren.sandboxes.providers.oci import STEPS as PROVIDER_STEPS
 from warren.sessions.lifecycle import STEPS as LIFECYCLE_STEPS
-from warren.worker.worker import STEPS as WORKER_STEPS
+from warren.worker.options import STEPS as WORKER_STEPS
 
 pytestmark = pytest.mark.anyio
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from warren.integrations.file_preview import Window, image_type, is_text
 from warren.integrations.mcp.calls import MAX_CHARACTERS, error_result, shorten
-from warren.integrations.mcp.file_preview import Window, image_type, is_text
 from warren.integrations.mcp.file_tools import replace_text
 from warren.integrations.mcp.sdk_adapter import transport_security
 from warren.model.errors import InvalidRequest, NoCapacity

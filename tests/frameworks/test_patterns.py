@@ -2,7 +2,7 @@
 
 import pytest
 
-from warren.integrations.deepagents_files import PAGE_BYTES, _fit_page, replace_text
+from warren.integrations.deepagents_results import PAGE_BYTES, _fit_page, replace_text
 from warren.integrations.globs import Pattern, PatternRefused
 
 

@@ -81,6 +81,38 @@ class TestCells:
         assert "Cannot find package 'nowhere'" in failed["value"]
         assert str(RUNNERS) not in failed["traceback"]
 
+    @pytest.mark.parametrize(
+        ("code", "text"),
+        [
+            ("import {sep as s, default as d} from 'path'\n[s, d.sep]", "[ '/', '/' ]"),
+            ("import path, {sep} from 'path'; [path.sep, sep]", "[ '/', '/' ]"),
+            ("import path, * as all from 'path'; all.default === path", "true"),
+            ("import 'path' /* from */; 1", "1"),
+            ("export {sep} from 'path'; export * as p from 'path'; export {}; 2", "2"),
+            ("export default 3", "3"),
+            ("export default class {}\n[4].length", "1"),
+            ("export default async function () {}\n/a/.test('a')", "true"),
+            ("typeof (await import('path')).sep", "'string'"),
+            (
+                "const o = {import() { return 5 }}; class C { import() { return 6 } }; [o.import(), new C().import()]",
+                "[ 5, 6 ]",
+            ),
+            ("`import(${typeof import.meta.url}) ${`${{a: 1}.a}`}`", "'import(string) 1'"),
+            ("if (1) /import('x')/.test(\"import('x')\")", "false"),
+            ("let n = 8, g = 2; (n) / 2 / g // import('x')", "2"),
+            ("({a: 6}).a / 2 /* import('x') */", "3"),
+        ],
+    )
+    def test_module_syntax_is_told_from_text(self, runner: Runner, code: str, text: str | None) -> None:
+        cell = runner.run(code)
+        assert (cell.error, cell.text) == (None, text)
+
+    def test_what_is_no_module_is_reported_by_the_engine(self, runner: Runner) -> None:
+        for code in ("import {a b} from 'path'", "{ import path from 'path' }", "export default", "import('a"):
+            error = runner.run(code).error
+            assert error is not None
+            assert error["name"] == "SyntaxError"
+
 
 class TestOutput:
     def test_printed_text_precedes_the_result_and_children_print_too(self, runner: Runner) -> None:

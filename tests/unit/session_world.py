@@ -16,10 +16,12 @@ from warren.model.errors import NoSpace, WarrenError
 from warren.model.figures import DEFAULT_ALERTS, AlertThresholds
 from warren.model.policy import Policy
 from warren.model.session import DEFAULT_TENANT, Session
+from warren.sessions.basis import SessionBasis
 from warren.sessions.figures import FiguresMeter
-from warren.sessions.lifecycle import Lifecycle
+from warren.sessions.lifecycle import Lifecycle, LifecycleOptions
 from warren.sessions.manager import Sessions
 from warren.sessions.network_meter import NetworkMeter
+from warren.sessions.new_rows import Offer
 from warren.sessions.new_session import Defaults
 from warren.sessions.reaper import Reaper
 from warren.stores.memory import MemoryStore
@@ -27,17 +29,19 @@ from warren.testing.fake_provider import FakeProvider
 from warren.testing.manual_clock import ManualClock
 from warren.testing.memory_audit import MemoryAudit
 from warren.worker.guard import MachineGuard
+from warren.worker.options import WorkerOptions
 from warren.worker.worker import LocalWorker
 
 TENANT = DEFAULT_TENANT
 
 
 class StubbornWorker(LocalWorker):
-    """Raises what it was told to raise."""
+    """Raises what it was told to raise, and finds sandboxes as slowly as it was told to."""
 
     no_claims: WarrenError | None = None
     no_destroying: Exception | None = None
     no_sandboxes: WarrenError | None = None
+    slow_s = 0.0
 
     async def claim(self, claim: Claim) -> Claimed:
         if self.no_claims is not None:
@@ -48,6 +52,8 @@ class StubbornWorker(LocalWorker):
     async def sandbox(self, sandbox_id: str) -> Sandbox:
         if self.no_sandboxes is not None:
             raise self.no_sandboxes
+        if self.slow_s:
+            await self._options.clock.sleep(self.slow_s)
         return await super().sandbox(sandbox_id)
 
     async def destroy(self, sandbox_id: str) -> None:
@@ -83,17 +89,20 @@ class World:
     policy: Policy = field(default_factory=Policy)
     alerts: AlertThresholds = DEFAULT_ALERTS
     recorder: Recorder = NO_RECORDER
+    in_cluster: bool = False
 
     def __post_init__(self) -> None:
         self.worker = StubbornWorker(
             "local",
             [self.provider],
             environment,
-            clock=self.clock,
-            guard=MachineGuard(Path("/tmp")),
-            default_environment="base",
-            default_pool=self.pool,
-            recorder=self.recorder,
+            WorkerOptions(
+                clock=self.clock,
+                guard=MachineGuard(Path("/tmp")),
+                default_environment="base",
+                default_pool=self.pool,
+                recorder=self.recorder,
+            ),
         )
         self.audit = MemoryAudit()
         self.tenancy = Tenancy(
@@ -102,21 +111,26 @@ class World:
         events = self.tenancy.events
         networks = self.tenancy.networks
         meter = NetworkMeter(self.clock, networks.report, networks.bounds_of, recorder=self.recorder)
-        self.lifecycle = Lifecycle(
+        self.basis = SessionBasis(
             self.store,
-            {"local": self.worker},
+            self.worker,
             self.clock,
-            events=events,
-            network_meter=meter,
-            figures=FiguresMeter(self.clock, self.environment, events.publish),
-            secrets=self.tenancy.secrets,
-            recorder=self.recorder,
-            fault=self.fault,
+            self.in_cluster,
+            self.recorder,
+            fault=lambda step: self.fault(step),
         )
-        self.tenancy.secrets.when_changed(self.lifecycle.secret_changed)
-        self.sessions = Sessions(
-            self.lifecycle, environment, Defaults(), self.tenancy.metering, entries=Registry(packaged_registry())
+        self.lifecycle = Lifecycle(
+            self.basis,
+            LifecycleOptions(
+                events=events,
+                network_meter=meter,
+                figures=FiguresMeter(self.clock, self.basis.sandbox_of, self.environment, events.publish),
+                secrets=self.tenancy.secrets,
+            ),
         )
+        self.tenancy.secrets.when_changed(self.lifecycle.secret_renewal.secret_changed)
+        offer = Offer(environment, Defaults(), entries=Registry(packaged_registry()))
+        self.sessions = Sessions(self.lifecycle, self.tenancy.metering, offer)
         self.reaper = Reaper(self.sessions)
 
     def environment(self, name: str) -> Environment:

@@ -7,7 +7,7 @@ from warren.http.api import operations, sockets
 from warren.http.dispatch import HANDLERS
 from warren.local.calls import HANDLERS as LOCAL_HANDLERS
 from warren.model.api import OPERATIONS, Answers, Operation, OperationFinder, Reads
-from warren.sdk.aio.remote import _request
+from warren.sdk.protocol import request_for
 
 ROWS = list(OPERATIONS.values())
 PARAMETERS = {
@@ -69,11 +69,11 @@ def test_a_handler_takes_what_its_row_says(name: str) -> None:
 
 
 def test_a_client_sends_arguments_where_the_row_says() -> None:
-    sent = _request("run_command", "a/b", {"command": "ls", "encoding": "base64", "cwd": None}, key="k")
+    sent = request_for("run_command", "a/b", {"command": "ls", "encoding": "base64", "cwd": None}, key="k")
     assert (sent.method, sent.target, sent.values, sent.key) == (
         "POST", "/api/sessions/a%2Fb/exec?encoding=base64", {"command": "ls"}, "k",
     )  # fmt: skip
-    sent = _request("read_output", "s", {"process_id": "p 1", "offset": 3})
+    sent = request_for("read_output", "s", {"process_id": "p 1", "offset": 3})
     assert (sent.method, sent.target, sent.values) == ("GET", "/api/sessions/s/processes/p%201/output?offset=3", None)
-    sent = _request("start_process", "s", {"command": "ls", "process_id": "mine"})
+    sent = request_for("start_process", "s", {"command": "ls", "process_id": "mine"})
     assert (sent.target, sent.values) == ("/api/sessions/s/processes", {"command": "ls", "process_id": "mine"})

@@ -2,7 +2,7 @@
 
 import base64
 
-from warren.integrations.code_reports import CodeReport, describe
+from warren.integrations.reports import CodeReport, describe_code
 from warren.sdk.code_results import Execution, ExecutionError, OutputMessage, Result
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -13,7 +13,7 @@ def picture(size: int = 100) -> Result:
 
 
 def report(*shown: OutputMessage | Result, **ended: object) -> CodeReport:
-    return describe(Execution.of(ended), shown, 120.0, 1000)
+    return describe_code(Execution.of(ended), shown, 120.0, 1000)
 
 
 def test_all_that_was_shown_is_told_in_order_and_ends_with_the_error() -> None:

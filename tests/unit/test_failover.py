@@ -1,6 +1,6 @@
 """What becomes of the sessions of dead workers: each state, and when nothing may be taken."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +19,9 @@ from warren.model.errors import Conflict, NotFound, Unavailable
 from warren.model.events import Event, EventKind
 from warren.model.figures import FigureLimits, Figures, LatestFigures
 from warren.model.session import EndReason, Session, SessionState
+from warren.sessions.basis import SessionBasis
 from warren.sessions.event_hub import EventHub
-from warren.sessions.lifecycle import Lifecycle
+from warren.sessions.lifecycle import Lifecycle, LifecycleOptions
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +37,9 @@ class World:
         self.store.roster = self.roster
         self.events: list[Event] = []
         self.fleet = Fleet(self.roster, ME, now=self.clock.now)
-        self.lifecycle = Lifecycle(self.store, {}, self.clock, in_cluster=True, events=EventHub(self.events.append))
+        self.fault: Callable[[str], None] = lambda step: None
+        basis = SessionBasis(self.store, None, self.clock, in_cluster=True, fault=lambda step: self.fault(step))
+        self.lifecycle = Lifecycle(basis, LifecycleOptions(events=EventHub(self.events.append)))
         self.failover = Failover(self.fleet, self.roster, self.store, self.lifecycle, retention_s=3600.0)  # type: ignore[arg-type]
         self.control = ClusterOperator(self.fleet, self.roster, self.failover, self._stats, self._figures)
 
@@ -157,19 +160,19 @@ async def test_a_lost_session_of_another_worker_ends_in_one_step(world: World) -
         raise AssertionError(step)
 
     session = await world.session("live", S.LOST, detail="it died")
-    world.lifecycle._fault = die
-    ended = await world.lifecycle.end(session, EndReason.DELETED)
+    world.fault = die
+    ended = await world.lifecycle.ending.end(session, EndReason.DELETED)
     assert ended is not None
     assert ended == await world.now(session)
     assert (ended.state, ended.reason) == (S.ENDED, EndReason.DELETED)
-    assert await world.lifecycle.end(session, EndReason.DELETED) is None
+    assert await world.lifecycle.ending.end(session, EndReason.DELETED) is None
 
 
 async def test_ends_are_saved_before_redis_was_seen_for_a_whole_lease(world: World) -> None:
     ending = (await world.session("live", S.CREATING)).moved_to(S.STOPPING, reason=EndReason.DELETED)
     assert await world.store.swap(ending)
     world.store.away = True
-    await world.lifecycle._save_end(ending, EndReason.DELETED, "")
+    await world.lifecycle.ending.save_end(ending, EndReason.DELETED, "")
     world.store.away, world.roster.away = False, True
     with pytest.raises(Unavailable):
         await world.fleet.refresh()

@@ -109,7 +109,7 @@ async def test_nothing_is_kept_of_a_session_that_has_ended_or_was_lost() -> None
         other = (await one.world.sessions.create(TENANT, NewSession())).session
         one.world.provider.lose(other.sandbox_id)
         await one.rounds()
-        await one.world.lifecycle.check_sandbox(other)
+        await one.world.lifecycle.losses.check_sandbox(other)
         await one.world.lifecycle.wait_for_tasks()
         assert repr(one.meter) == "<FiguresMeter: 0 followed, each 10 s>"
 
@@ -125,20 +125,14 @@ async def test_one_sandbox_that_cannot_be_read_keeps_no_other_from_being_read() 
 
 async def test_the_interval_grows_with_the_time_that_reading_takes() -> None:
     async with metered() as one:
-        clock = one.world.clock
-        find, slow_s = one.meter.find_sandbox, 0.3
-
-        async def slowly(session: Session) -> object:
-            await clock.sleep(slow_s)
-            return await find(session)
-
-        one.meter.find_sandbox = slowly  # type: ignore[assignment]
+        clock, worker = one.world.clock, one.world.worker
+        worker.slow_s = 0.3
         await one.rounds(2)
         assert one.meter.interval_s == pytest.approx(30.0)
-        slow_s = 5.0
+        worker.slow_s = 5.0
         await clock.advance(50)
         assert one.meter.interval_s == LONGEST_S
-        slow_s = 0.0
+        worker.slow_s = 0.0
         await clock.advance(70)
         assert one.meter.interval_s == READ_S
 

@@ -6,7 +6,7 @@ from warren.interfaces.recorder import NoRecorder
 from warren.interfaces.worker import GuardStats, PoolStats, WorkerStats
 from warren.model.errors import Unavailable
 from warren.model.network import NetworkUse
-from warren.sessions.history import COLUMNS, SPANS, History, Latencies, Reading
+from warren.sessions.history import COLUMNS, SPANS, History, Latencies, Read, Reading
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -29,9 +29,13 @@ def worker(hits: int, misses: int = 0) -> WorkerStats:
     return WorkerStats(sandboxes=5, pools=pools, guard=GuardStats(memory_free_mb=700, disk_free_mb=900))
 
 
-async def point(history: History, clock: ManualClock, after_s: float = 10.0) -> None:
+async def nothing() -> Reading:
+    return Reading()
+
+
+async def point(history: History, clock: ManualClock, after_s: float = 10.0, read: Read = nothing) -> None:
     clock.set_wall(clock.wall() + after_s)
-    await history.make_point()
+    await history.make_point(read)
 
 
 async def test_a_point_has_what_happened_since_the_last_one() -> None:
@@ -42,8 +46,7 @@ async def test_a_point_has_what_happened_since_the_last_one() -> None:
     async def read() -> Reading:
         return now
 
-    history.read = read
-    await point(history, clock)
+    await point(history, clock, read=read)
     for status in (200, 507, 503):
         history.request_ended("/x", "GET", status, 0.02)
     history.creation_ended("base", "pool", "created")
@@ -53,7 +56,7 @@ async def test_a_point_has_what_happened_since_the_last_one() -> None:
         history.command_ended("base", "exited", ms / 1000, 0.001)
     history.network_used(NetworkUse(connections=2, refused=1, bytes_sent=10, bytes_received=20))
     now = Reading({"running": 4}, worker(16, 2))
-    await point(history, clock)
+    await point(history, clock, read=read)
     view = history.view("1h")
     assert (view["interval_s"], view["from"]) == (10.0, START + 10)
     last = {name: values[-1] for name, values in view["columns"].items()}
@@ -92,13 +95,12 @@ async def test_points_that_were_not_made_are_null_and_a_store_that_is_away_hides
     async def away() -> Reading:
         raise Unavailable("no store")
 
-    history.read = away
-    await point(history, clock)
-    await point(history, clock, 40)
+    await point(history, clock, read=away)
+    await point(history, clock, 40, away)
     view = history.view("1h")
     assert view["columns"]["requests"] == [0, None, None, None, 0]
     assert view["columns"]["sessions_running"][-1] is None
-    await point(history, clock, 10 * 3600 * 24)
+    await point(history, clock, 10 * 3600 * 24, away)
     assert len(history.view("1h")["columns"]["requests"]) == SPANS["1h"]
 
 

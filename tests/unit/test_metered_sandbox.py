@@ -117,7 +117,7 @@ async def test_expiry_and_loss_are_told_and_in_the_record() -> None:
         events = heard(w)
         lost = (await w.sessions.create(TENANT, NewSession())).session
         idle = (await w.sessions.create(TENANT, NewSession())).session
-        await w.lifecycle.mark_lost(lost, "it died")
+        await w.lifecycle.losses.mark_lost(lost, "it died")
         await w.clock.advance(1900)
         await w.reaper.tick()
         await w.lifecycle.wait_for_tasks()

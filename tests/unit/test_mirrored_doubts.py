@@ -135,10 +135,10 @@ async def test_a_session_whose_start_was_written_unheard_and_failed_is_given_to_
     async with world(store=MirroredStore(shared, MemoryRecords(), "local"), fault=fault) as w:
         with pytest.raises(Unavailable):
             await w.sessions.create(TENANT, NewSession(thread_id="conv"))
-        shared.loses, w.lifecycle._fault = False, lambda step: None
+        shared.loses, w.fault = False, lambda step: None
         [row] = await shared.active()
         assert row.state is S.RUNNING
-        await w.lifecycle.check_sandbox(row)
+        await w.lifecycle.losses.check_sandbox(row)
         with pytest.raises(Unavailable, match="could not be made"):
             await w.sessions.create(TENANT, NewSession(thread_id="conv"))
         await w.lifecycle.wait_for_tasks()
@@ -180,16 +180,15 @@ async def test_a_session_that_ended_while_it_was_waited_for_is_given_to_nobody(s
             assert (await w.sessions.delete(TENANT, running.id)).state is S.ENDED
             raise SessionEnded("it was deleted while it was being made")
 
-        w.lifecycle._starting[running.id] = w.lifecycle._run_task(ended_meanwhile(), "starting")
-        assert (await w.lifecycle.wait_until_settled(running)).state is S.ENDED
-        del w.lifecycle._starting[running.id]
+        w.lifecycle.activity.begin_start(running, ended_meanwhile())
+        assert (await w.lifecycle.starting.wait_until_settled(running)).state is S.ENDED
 
 
 async def test_a_start_that_succeeds_while_it_is_to_be_undone_is_left_alone(shared: Shared) -> None:
     async with world(store=MirroredStore(shared, MemoryRecords(), "local")) as w:
         running = (await w.sessions.create(TENANT, NewSession())).session
         creating = replace(running, state=S.CREATING, version=running.version - 1)
-        await w.lifecycle.undo_start(creating)
+        await w.lifecycle.ending.undo_start(creating)
         await w.lifecycle.wait_for_tasks()
         assert await w.session(running) == running
 
@@ -197,8 +196,7 @@ async def test_a_start_that_succeeds_while_it_is_to_be_undone_is_left_alone(shar
 async def test_a_session_of_another_worker_is_given_out_by_that_worker_alone(shared: Shared) -> None:
     theirs = a_session(worker="w", tenant=TENANT, thread_id="conv", state=S.RUNNING)
     await shared.add(theirs)
-    async with world(store=MirroredStore(shared, MemoryRecords(), "local")) as w:
-        w.lifecycle.in_cluster = True
+    async with world(store=MirroredStore(shared, MemoryRecords(), "local"), in_cluster=True) as w:
         with pytest.raises(Misdirected) as caught:
             await w.sessions.create(TENANT, NewSession(thread_id="conv"))
         assert caught.value.worker == "w"

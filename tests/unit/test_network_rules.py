@@ -171,7 +171,7 @@ async def test_a_session_whose_network_cannot_be_opened_fails_and_leaves_nothing
         async def fails(rules: NetworkRules) -> NetworkRules:
             raise Unavailable("not now")
 
-        there.lifecycle.egress.in_force = fails  # type: ignore[method-assign]
+        there.lifecycle.networks.egress.in_force = fails  # type: ignore[method-assign]
         with pytest.raises(Unavailable, match="not now"):
             await there.sessions.create(TENANT, NewSession(network=ONE))
         assert there.provider.machines == {}
@@ -180,7 +180,7 @@ async def test_a_session_whose_network_cannot_be_opened_fails_and_leaves_nothing
 async def test_rules_that_could_not_be_applied_are_applied_later() -> None:
     async with world(provider=FakeProvider(capabilities=NETWORKED)) as there:
         session = (await there.sessions.create(TENANT, NewSession())).session
-        working, failures = there.lifecycle.egress.in_force, 2
+        working, failures = there.lifecycle.networks.egress.in_force, 2
 
         async def fails_at_first(rules: NetworkRules) -> NetworkRules:
             nonlocal failures
@@ -189,7 +189,7 @@ async def test_rules_that_could_not_be_applied_are_applied_later() -> None:
                 raise Unavailable("not now")
             return await working(rules)
 
-        there.lifecycle.egress.in_force = fails_at_first  # type: ignore[method-assign]
+        there.lifecycle.networks.egress.in_force = fails_at_first  # type: ignore[method-assign]
         with pytest.raises(Unavailable):
             await there.sessions.set_network(TENANT, session.id, ONE)
         assert (await there.session(session)).network == ONE
@@ -205,7 +205,7 @@ async def test_a_server_stops_though_a_network_cannot_be_opened() -> None:
         async def fails(rules: NetworkRules) -> NetworkRules:
             raise Unavailable("never")
 
-        there.lifecycle.egress.in_force = fails  # type: ignore[method-assign]
+        there.lifecycle.networks.egress.in_force = fails  # type: ignore[method-assign]
         with pytest.raises(Unavailable):
             await there.sessions.set_network(TENANT, session.id, ONE)
         async with asyncio.timeout(5):
@@ -259,7 +259,7 @@ async def test_what_is_new_is_reported_once() -> None:
         told: list[Event] = []
         there.tenancy.events.subscribe(told.append, lambda tenant, kind: kind is EventKind.NETWORK_REFUSED)
         session = (await there.sessions.create(TENANT, NewSession(network=ONE))).session
-        metering = asyncio.create_task(there.lifecycle.network_meter.run())
+        metering = asyncio.create_task(there.lifecycle.networks.run_meter())
         await asyncio.sleep(0)
         machine = machine_of(there, session.sandbox_id)
         connection = Connection(5.0, "one.example", "", 443, 10, 90)
@@ -286,7 +286,7 @@ async def test_a_quota_that_is_used_up_closes_the_network_until_the_next_day() -
         key = SecretBinding(name="key", hosts=("api.example",), header="X-Key")
         await there.tenancy.secrets.put(TENANT, key, "first value")
         session = (await there.sessions.create(TENANT, NewSession(network=ONE, secrets=("key",)))).session
-        metering = asyncio.create_task(there.lifecycle.network_meter.run())
+        metering = asyncio.create_task(there.lifecycle.networks.run_meter())
         await asyncio.sleep(0)
         machine = machine_of(there, session.sandbox_id)
         machine.network_use = NetworkUse(bytes_sent=60)
@@ -311,7 +311,7 @@ async def test_a_sandbox_has_the_bounds_of_its_tenant_and_gets_new_ones() -> Non
         session = (await there.sessions.create(TENANT, NewSession(network=ONE))).session
         machine, whose = machine_of(there, session.sandbox_id), f"tenant:{TENANT}"
         assert machine.network_bounds == (EgressBound(whose, 5, 8),)
-        metering = asyncio.create_task(there.lifecycle.network_meter.run())
+        metering = asyncio.create_task(there.lifecycle.networks.run_meter())
         await asyncio.sleep(0)
         await there.tenancy.tenants.put(Tenant(TENANT, Quota(egress_mbps=2)))
         await there.clock.advance(READ_S)

@@ -24,12 +24,14 @@ from warren.model.errors import (
 from warren.model.spec import SandboxSpec
 from warren.testing.fake_provider import FakeProvider
 from warren.testing.manual_clock import ManualClock
-from warren.worker.pool import Pool
+from warren.worker.pool import Pool, PoolRules
+from warren.worker.pool_creations import PoolSource
 
 pytestmark = pytest.mark.anyio
 
 BASE = Environment("base", "base")
 SMALL = PoolSize(size=3, min=2, max=12)
+RULES = PoolRules()
 PARALLEL = 4
 
 
@@ -68,17 +70,20 @@ class Makers:
 
 
 class Arena:
-    def __init__(self, size: PoolSize, **more: Any) -> None:
+    def __init__(self, size: PoolSize, rules: PoolRules, **source: Any) -> None:
         self.clock, self.makers = ManualClock(), Makers()
         self.pool = Pool(
             BASE,
             size,
-            create=self.makers.create,
-            destroy=self.makers.destroy,
-            clock=self.clock,
-            parallel=PARALLEL,
-            version=self.makers.version,
-            **more,
+            PoolSource(
+                create=self.makers.create,
+                destroy=self.makers.destroy,
+                parallel=PARALLEL,
+                version=self.makers.version,
+                **source,
+            ),
+            self.clock,
+            rules,
         )
 
     @property
@@ -98,8 +103,14 @@ class Arena:
 
 
 @asynccontextmanager
-async def arena(size: PoolSize = SMALL, *, filled: bool = True, **more: Any) -> AsyncIterator[Arena]:
-    there = Arena(size, **more)
+async def arena(
+    size: PoolSize = SMALL,
+    rules: PoolRules = RULES,
+    *,
+    filled: bool = True,
+    **source: Any,
+) -> AsyncIterator[Arena]:
+    there = Arena(size, rules, **source)
     running = asyncio.ensure_future(there.pool.run())
     try:
         if filled:
@@ -239,8 +250,8 @@ class Deaf:
 
 
 async def test_one_that_does_not_answer_is_never_handed_out() -> None:
-    async with arena(ping_s=0.001) as there:
-        first, second, *_ = there.pool._ready.values()
+    async with arena(rules=PoolRules(ping_s=0.001)) as there:
+        first, second, *_ = there.pool._stock.ready.values()
         first.sandbox = Deaf(first.sandbox)  # type: ignore[assignment]
         claimed = await there.pool.claim(1)
         assert claimed.sandbox.id == second.sandbox.id
@@ -280,7 +291,7 @@ async def test_who_waits_is_served_first_come_first_served() -> None:
 async def test_who_finds_only_dead_ones_keeps_its_place_in_the_queue() -> None:
     async with arena(PoolSize(1, 1, 1)) as there:
         there.makers.open.clear()
-        [member] = there.pool._ready.values()
+        [member] = there.pool._stock.ready.values()
         member.sandbox = deaf = Deaf(member.sandbox)  # type: ignore[assignment]
         first = there.claim()
         await there.settle()
@@ -312,7 +323,7 @@ async def test_a_claim_that_is_not_served_in_time_names_its_place() -> None:
 
 
 async def test_too_many_waiters_are_refused_at_once() -> None:
-    async with arena(PoolSize(0, 0, 0), most_waiting=3) as there:
+    async with arena(PoolSize(0, 0, 0), PoolRules(max_waiting=3)) as there:
         there.makers.open.clear()
         claims = [there.claim() for _ in range(3)]
         await there.settle()
@@ -323,7 +334,7 @@ async def test_too_many_waiters_are_refused_at_once() -> None:
 
 
 async def test_the_next_burst_finds_as_many_ready_as_the_last_one_took_until_it_is_forgotten() -> None:
-    async with arena(kept=True) as there:
+    async with arena(rules=PoolRules(kept=True)) as there:
         assert [claim.pooled for claim in await asyncio.gather(*(there.claim() for _ in range(9)))].count(True) == 3
         assert (there.pool.target, there.pool.stats().learned_burst) == (9, 9)
         await there.filled()
@@ -378,7 +389,7 @@ async def test_a_pool_nobody_claims_from_is_given_up_and_comes_back() -> None:
 
 
 async def test_the_default_pool_is_kept() -> None:
-    async with arena(kept=True) as there:
+    async with arena(rules=PoolRules(kept=True)) as there:
         await there.settle(700)
         assert there.pool.counts.ready == 3
 
@@ -409,7 +420,7 @@ async def test_a_claim_cancelled_at_any_moment_loses_nothing(turns: int) -> None
             have = {one.sandbox.id for one in (*outcome, await next_one) if isinstance(one, Claimed)}
             await there.settle(1)
             assert len(have) == 2 - isinstance(outcome[0], asyncio.CancelledError)
-            assert there.alive == have | set(there.pool._ready)
+            assert there.alive == have | set(there.pool._stock.ready)
             assert there.pool.counts.ready == size.size
 
 
@@ -431,18 +442,18 @@ async def test_what_was_delivered_to_a_cancelled_claim_goes_to_the_next() -> Non
 @pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies"])
 async def test_a_claim_cancelled_while_it_looks_whether_a_sandbox_lives_gives_it_back(dies: bool) -> None:
     async with arena(PoolSize(1, 1, 1)) as there:
-        [member] = there.pool._ready.values()
+        [member] = there.pool._stock.ready.values()
         name, member.sandbox = member.sandbox.id, Deaf(member.sandbox)  # type: ignore[assignment]
         claim = there.claim()
         await there.settle()
-        assert name not in there.pool._ready
+        assert name not in there.pool._stock.ready
         if dies:
             there.makers.fake.lose(name)
         claim.cancel()
         await there.settle(1)
         assert claim.cancelled()
         assert (name in there.alive) is not dies
-        assert there.alive == set(there.pool._ready)
+        assert there.alive == set(there.pool._stock.ready)
         assert there.pool.counts.ready == 1
 
 
@@ -456,7 +467,7 @@ async def test_a_failing_provider_is_tried_again_later() -> None:
         assert repr(there.pool) == "<Pool base: 0 ready, 0 creating, 0 waiting>"
         await there.settle(2)
         assert there.pool.counts.ready == 3
-        assert there.pool.counters.failures == 4
+        assert there.pool.creations.failed == 4
 
 
 async def test_a_provider_that_always_fails_is_not_hammered(caplog: pytest.LogCaptureFixture) -> None:
@@ -465,13 +476,13 @@ async def test_a_provider_that_always_fails_is_not_hammered(caplog: pytest.LogCa
         there.makers.always = ProviderUnavailable("never")
         claim = there.claim(30)
         await there.settle(29)
-        assert there.pool.counters.failures < 80
+        assert there.pool.creations.failed < 80
         await there.settle(2)
         with pytest.raises(NoCapacity, match="the last one could not be made: never"):
             await claim
-        failures = there.pool.counters.failures
+        failures = there.pool.creations.failed
         await there.settle(60)
-        assert there.pool.counters.failures - failures <= 15
+        assert there.pool.creations.failed - failures <= 15
         assert 1 <= caplog.text.count("sandbox_not_created") <= 6
 
 
@@ -502,7 +513,7 @@ async def test_a_full_machine_is_told_as_such_and_room_that_is_made_is_used() ->
         with pytest.raises(MachineFull, match="no memory is left"):
             await first
         there.makers.always = None
-        there.pool.note_room()
+        there.pool.creations.note_room()
         await there.settle()
         assert second.done()
 
@@ -560,7 +571,7 @@ class Storm:
         name = claimed.sandbox.id
         assert name in self.there.alive
         assert name not in self.held
-        assert name not in self.there.pool._ready
+        assert name not in self.there.pool._stock.ready
         self.held.add(name)
 
     async def step(self) -> None:
@@ -569,8 +580,8 @@ class Storm:
             self.callers.append(asyncio.ensure_future(self.caller()))
         elif choice < 0.6 and self.callers:
             self.random.choice(self.callers).cancel()
-        elif choice < 0.65 and there.pool._ready:
-            there.makers.fake.lose(self.random.choice(list(there.pool._ready)))
+        elif choice < 0.65 and there.pool._stock.ready:
+            there.makers.fake.lose(self.random.choice(list(there.pool._stock.ready)))
         elif choice < 0.7:
             there.makers.fail.append(ProviderUnavailable("a storm"))
         elif choice < 0.8:
@@ -598,7 +609,7 @@ async def test_in_a_storm_nobody_shares_a_sandbox_and_none_is_lost(seed: int) ->
             assert there.makers.most <= PARALLEL
         await storm.end()
         await there.settle(1)
-        assert there.alive == storm.held | set(there.pool._ready)
+        assert there.alive == storm.held | set(there.pool._stock.ready)
         assert there.pool.counts.waiting == there.pool.counts.creating == 0
         await there.pool.drain()
         await there.settle()

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -20,8 +19,8 @@ from warren.model.session import Session
 from warren.model.spec import SandboxSpec
 from warren.sessions.new_session import NewSession
 from warren.testing.fake_provider import FakeProvider
-from warren.worker.guard import MachineGuard
-from warren.worker.worker import LABELS
+from warren.worker.guard import Reserve
+from warren.worker.options import LABELS
 
 pytestmark = pytest.mark.anyio
 
@@ -81,7 +80,7 @@ async def test_why_a_session_was_not_created() -> None:
         await w.lifecycle.wait_for_tasks()
         outcomes = ("no_capacity", "failed", "cancelled", "created")
         assert [recorded.creates("none", outcome) for outcome in outcomes] == [1, 1, 1, 0]
-        w.worker.guard = MachineGuard(Path("/tmp"), 0, 0, max_sandboxes=0)
+        w.worker.guard.reserve = Reserve(0, 0, max_sandboxes=0)
         with pytest.raises(MachineFull):
             await created(w, NewSession(image="python"))
         assert recorded("warren_guard_refusals_total", what="sandboxes") == 1
@@ -114,12 +113,12 @@ async def test_losses_and_networks() -> None:
         provider.machines[session.sandbox_id].network_use = NetworkUse(
             bytes_sent=5, bytes_received=7, connections=2, refused=1
         )
-        await w.lifecycle.network_meter.finish(session.sandbox_id)
+        await w.lifecycle.networks.meter.finish(session.sandbox_id)
         assert recorded("warren_egress_connections_total", verdict="allowed") == 2
         assert recorded("warren_egress_connections_total", verdict="refused") == 1
         assert recorded("warren_egress_bytes_total", direction="sent") == 5
         assert recorded("warren_egress_bytes_total", direction="received") == 7
-        await w.lifecycle.mark_lost(session, "its agent does not answer")
+        await w.lifecycle.losses.mark_lost(session, "its agent does not answer")
         assert recorded("warren_sandbox_lost_total", why="agent") == 1
 
 

@@ -10,7 +10,7 @@ import pytest
 import warren
 from warren import AsyncSandboxClient, SandboxClient
 from warren.model.errors import InvalidRequest, NoCapacity, WarrenError
-from warren.sdk.options import ClientOptions
+from warren.sdk.options import ClientOptions, WorkOptions, session_values
 from warren.sdk.protocol import EventParser, Request, error_from_event, error_from_response, parse_address
 from warren.sdk.results import ExecuteResult, OutputChunk, Result
 
@@ -50,7 +50,23 @@ def test_options_that_contradict_each_other_are_refused(client: type[SandboxClie
 
 @pytest.mark.parametrize("client", [SandboxClient, AsyncSandboxClient])
 def test_the_options_for_type_checkers_are_the_arguments_of_a_client(client: type) -> None:
-    assert {*inspect.signature(client).parameters} - {"server_url", "backend"} == ClientOptions.__annotations__.keys()
+    named = {*inspect.signature(client).parameters} - {"self", "server_url", "backend", "options"}
+    assert named | WorkOptions.__annotations__.keys() == ClientOptions.__annotations__.keys()
+    assert not named & WorkOptions.__annotations__.keys()
+
+
+@pytest.mark.parametrize("client", [SandboxClient, AsyncSandboxClient])
+def test_an_option_that_does_not_exist_is_refused(client: type[SandboxClient]) -> None:
+    with pytest.raises(TypeError, match="no option 'tiemout'"):
+        client(tiemout=30)  # type: ignore[call-arg]
+
+
+def test_a_session_is_asked_for_with_the_options_that_were_given() -> None:
+    assert session_values("", {"env": {}, "require": (), "network": None, "gpus": 0, "image": ""}) == {}
+    given = session_values("t", {"require": ("seccomp",), "gpus": ("0", "1"), "idle_timeout_s": 60, "timeout": 3})
+    assert given == {"thread_id": "t", "require": ["seccomp"], "gpus": ["0", "1"], "idle_timeout_s": 60}
+    network = session_values("", {"network": {"allow": ("example.com",)}})
+    assert network == {"network": {"internet": False, "allow": ["example.com"]}}
 
 
 _MADE = """

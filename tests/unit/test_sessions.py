@@ -86,7 +86,7 @@ async def test_a_caller_that_goes_away_leaves_no_sandbox_that_nobody_can_ask_for
             await task
         await w.lifecycle.wait_for_tasks()
         assert await w.provider.list_ids() == []
-        assert await w.sessions.list(TENANT, Page()) == []
+        assert await w.store.list(TENANT, Page()) == []
 
 
 async def test_a_caller_that_goes_away_gives_up_its_place_in_the_queue() -> None:
@@ -94,8 +94,8 @@ async def test_a_caller_that_goes_away_gives_up_its_place_in_the_queue() -> None
         request_context = asyncio.ensure_future(w.sessions.create(TENANT, NewSession()))
         while not w.worker.stats().pools["base"].waiting:
             await asyncio.sleep(0)
-        (row,) = await w.sessions.list(TENANT, Page())
-        looking = asyncio.ensure_future(w.lifecycle.wait_until_settled(row))
+        (row,) = await w.store.list(TENANT, Page())
+        looking = asyncio.ensure_future(w.lifecycle.starting.wait_until_settled(row))
         await asyncio.sleep(0)
         request_context.cancel()
         await asyncio.wait([request_context])
@@ -123,7 +123,7 @@ async def test_use_keeps_a_session_and_looking_does_not() -> None:
         row = (await w.sessions.create(TENANT, NewSession(idle_timeout_s=100))).session
         await w.clock.advance(90)
         await w.sessions.get(TENANT, row.id)
-        await w.sessions.list(TENANT, Page())
+        await w.store.list(TENANT, Page())
         async with w.sessions.using(TENANT, row.id, counts=False):
             pass
         assert (await w.session(row)).used == row.used
@@ -246,7 +246,7 @@ async def test_delete_is_idempotent_and_says_later_that_it_was_deleted() -> None
 
 async def test_a_deletion_is_acknowledged_when_the_store_has_the_end() -> None:
     async with world() as w:
-        w.lifecycle._fault = lambda step: setattr(w.store, "full", w.store.full or step == "destroyed")
+        w.fault = lambda step: setattr(w.store, "full", w.store.full or step == "destroyed")
         row = (await w.sessions.create(TENANT, NewSession(thread_id="conv"))).session
         deleting = [asyncio.ensure_future(w.sessions.delete(TENANT, row.id)) for _ in range(2)]
         await w.clock.advance(1)
@@ -260,7 +260,7 @@ async def test_a_deletion_is_acknowledged_when_the_store_has_the_end() -> None:
 
 async def test_a_deletion_that_the_store_cannot_save_is_refused_and_saved_later() -> None:
     async with world() as w:
-        w.lifecycle._fault = lambda step: setattr(w.store, "full", w.store.full or step == "destroyed")
+        w.fault = lambda step: setattr(w.store, "full", w.store.full or step == "destroyed")
         row = (await w.sessions.create(TENANT, NewSession(thread_id="conv"))).session
         for _ in range(2):
             deleting = asyncio.ensure_future(w.sessions.delete(TENANT, row.id))
@@ -421,7 +421,7 @@ async def test_variables_no_program_could_start_with_are_refused(env: dict[str, 
     async with world() as w:
         with pytest.raises(InvalidRequest, match="bytes"):
             await w.sessions.create(TENANT, NewSession(env=env))
-        assert list(await w.sessions.list(TENANT, Page())) == []
+        assert list(await w.store.list(TENANT, Page())) == []
 
 
 async def test_use_that_a_full_store_cannot_note_is_noted_later_and_disturbs_nobody() -> None:
@@ -429,7 +429,7 @@ async def test_use_that_a_full_store_cannot_note_is_noted_later_and_disturbs_nob
         row = (await w.sessions.create(TENANT, NewSession(idle_timeout_s=100))).session
         await w.clock.advance(90)
         w.store.full = True
-        await w.sessions.record_use(TENANT, row.id)
+        await w.sessions.uses.record(TENANT, row.id)
         await w.clock.advance(60)
         await w.reaper.tick()
         assert (await w.session(row)).used == row.used
@@ -448,12 +448,12 @@ async def test_a_session_is_shown_also_while_its_sandbox_cannot_be_reached() -> 
 
 
 async def test_the_life_of_a_session_is_logged_as_events(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "warren.sessions.lifecycle")
+    caplog.set_level(logging.INFO, "warren.sessions")
     async with world() as w:
         ended = (await w.sessions.create(TENANT, NewSession())).session
         lost = (await w.sessions.create(TENANT, NewSession())).session
         await w.sessions.delete(TENANT, ended.id)
-        await w.lifecycle.mark_lost(lost, "the sandbox is lost: killed")
+        await w.lifecycle.losses.mark_lost(lost, "the sandbox is lost: killed")
         w.worker.no_claims = NoCapacity("there is no room")
         with pytest.raises(NoCapacity):
             await w.sessions.create(TENANT, NewSession())

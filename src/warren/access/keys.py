@@ -13,13 +13,13 @@ import hmac
 import json
 import re
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final, NamedTuple
 
 from warren.interfaces.records import Record, RecordStore
 from warren.kernel.clock import Clock
+from warren.kernel.lru import LruDict
 from warren.model.access import (
     NO_QUOTA,
     USUAL_SCOPES,
@@ -64,7 +64,7 @@ class Keys:
     def __init__(self, records: RecordStore, clock: Clock) -> None:
         self._records = records
         self._clock = clock
-        self._cache: OrderedDict[bytes, _CachedKey] = OrderedDict()
+        self._cache = LruDict[bytes, _CachedKey](_MAX_CACHED)
         self._forgotten = 0
         self._saving: set[asyncio.Task[None]] = set()
 
@@ -206,9 +206,6 @@ class Keys:
         now = self._clock.now()
         caller = Caller(key.tenant, key.id, key.scopes, key_quota=key.quota)
         known = self._cache[digest] = _CachedKey(key, caller, now + CACHED_S, now)
-        self._cache.move_to_end(digest)
-        if len(self._cache) > _MAX_CACHED:
-            self._cache.popitem(last=False)
         return known
 
     def _forget(self, key_id: str) -> None:

@@ -10,12 +10,12 @@ import hashlib
 import json
 import re
 import secrets
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from warren.interfaces.records import Record, RecordStore
 from warren.kernel.clock import Clock
+from warren.kernel.lru import LruDict
 from warren.model.errors import Unavailable
 
 CACHED_S: Final = 2.0
@@ -41,7 +41,7 @@ class OpaqueTokens:
         self._kind = kind
         self._prefix = prefix
         self._most = most
-        self._cache: OrderedDict[str, _Cached] = OrderedDict()
+        self._cache = LruDict[str, _Cached](_MAX_CACHED)
         self._forgotten = 0
 
     def __repr__(self) -> str:
@@ -121,9 +121,6 @@ class OpaqueTokens:
     def _put_in_cache(self, record: Record) -> None:
         now = self._clock.now()
         self._cache[record.id] = _Cached(record, now + CACHED_S, now)
-        self._cache.move_to_end(record.id)
-        if len(self._cache) > _MAX_CACHED:
-            self._cache.popitem(last=False)
 
     def _looks_right(self, token: str) -> bool:
         return token.startswith(self._prefix) and _SECRET.fullmatch(token, len(self._prefix)) is not None

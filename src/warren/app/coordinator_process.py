@@ -44,9 +44,11 @@ from warren.kernel.logs import get_log
 from warren.kernel.shielding import run_shielded
 from warren.kernel.tracing import OFF, Tracing
 from warren.model.errors import WarrenError
+from warren.sessions.basis import SessionBasis
 from warren.sessions.history import History, Reading
-from warren.sessions.lifecycle import Lifecycle
+from warren.sessions.lifecycle import Lifecycle, LifecycleOptions
 from warren.sessions.manager import Sessions
+from warren.sessions.starting import StartWaits
 from warren.stores.redis_store import RedisStore
 
 _log = get_log(__name__)
@@ -98,14 +100,10 @@ class CoordinatorService:
         artifact_store = await build_artifact_store(settings) if settings.artifact_store else None
         artifacts = build_artifacts(settings, self._store.records, artifact_store, self.tenancy, clock)
         lifecycle = Lifecycle(
-            self._store,
-            {},
-            clock,
-            claim_timeout_s=settings.claim_timeout_s,
-            in_cluster=True,
-            events=self.tenancy.events,
-            artifacts=artifacts,
-            recorder=self.history,
+            SessionBasis(self._store, None, clock, in_cluster=True, recorder=self.history),
+            LifecycleOptions(
+                waits=StartWaits(settings.claim_timeout_s), events=self.tenancy.events, artifacts=artifacts
+            ),
         )
         self.sessions = build_sessions(settings, lifecycle, self.tenancy, self._environments)
         failover = Failover(self._fleet, self._roster, self._store, lifecycle, retention_s=settings.key_retention_s)
@@ -121,9 +119,8 @@ class CoordinatorService:
             asyncio.create_task(self._liveness.run(), name="liveness"),
             asyncio.create_task(self._fleet.run(failover.tick), name="fleet"),
             asyncio.create_task(self._environments.watch(clock), name="environments"),
-            asyncio.create_task(self.history.run(), name="history"),
+            asyncio.create_task(self.history.run(self._read_history), name="history"),
         ]
-        self.history.read = self._read_history
         if self._metrics is not None:
             self._metrics.read = coordinator_readings(self.control)
             self._tasks.append(asyncio.create_task(self._metrics.run(), name="metrics"))
@@ -169,7 +166,7 @@ class CoordinatorService:
 
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:
         """Destroys nothing: the sessions belong to their workers."""
-        self.sessions.stopping = True
+        self.sessions.uses.stop()
         await run_shielded(self._close())
 
     async def _close(self) -> None:

@@ -22,8 +22,8 @@ def server_readings(sessions: Sessions, connections: PortConnections) -> Read:
         counts = None
         with suppress(WarrenError):  # a store that does not answer must not hide the rest
             counts = _by_state(await sessions.store.count())
-        (worker,) = sessions.lifecycle.workers.values()
-        return Readings(sessions=counts, worker=worker.stats(), preview_connections=connections.total)
+        assert sessions.worker is not None
+        return Readings(sessions=counts, worker=sessions.worker.stats(), preview_connections=connections.total)
 
     return read
 

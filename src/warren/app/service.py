@@ -49,6 +49,7 @@ from warren.worker.worker import LocalWorker
 
 if TYPE_CHECKING:
     from warren.http.e2b.template_builds import TemplateBuilds
+    from warren.images.building.on_demand import FetchImage
 
 LOCK: Final = "server.lock"
 _LOOK_AGAIN_S: Final = 5.0
@@ -110,7 +111,9 @@ class Service:
         for name in settings.providers:
             self._providers.append(build_provider(settings, name, partial(self._call_fault, "provider")))
         failing = partial(self._call_fault, "worker")
-        self._worker = build_worker(settings, self._providers, self.environments, failing, self.tracing, self.history)
+        self._worker = build_worker(
+            settings, self._providers, self.environments, failing, self.tracing, self.history, self._fetch_image()
+        )
         self.tenancy = self._tenancy = await self._open_tenancy(self._store)
         fault = partial(self._call_fault, "lifecycle")
         saving = partial(self._call_fault, "artifacts")
@@ -144,15 +147,14 @@ class Service:
         await self._after_recovery()
         self._run(reaper.run(), "reaper")
         self._run(reaper.watch_losses(self._worker), "losses")
-        self._run(self._lifecycle.network_meter.run(), "networks")
+        self._run(self._lifecycle.networks.run_meter(), "networks")
         self._run(self._lifecycle.figures.run(), "figures")
         self._run(ArtifactExpiry(artifacts, self._clock).run(), "artifacts")
         self._run(self.environments.watch(self._clock), "environments")
         self._run(self._report_obstacle(self._worker), "readiness")
         if self.metrics is not None:
             self._run(self.metrics.run(), "metrics")
-        self.history.read = self._read_history
-        self._run(self.history.run(), "history")
+        self._run(self.history.run(self._read_history), "history")
 
     async def _read_history(self) -> Reading:
         counts = await self.sessions.store.count()
@@ -176,6 +178,10 @@ class Service:
             if last:
                 _log.info("server_ready")
             return
+
+    def _fetch_image(self) -> "FetchImage | None":
+        """What gets images that are missing here from other machines."""
+        return None
 
     async def _open_store(self) -> SessionStore:
         return await build_store(self._settings)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from warren.http.context import Context
     from warren.http.e2b.template_builds import TemplateBuilds
     from warren.http.e2b.tokens import SandboxTokens
-    from warren.images.building.on_demand import ImageBuilds
+    from warren.images.building.on_demand import FetchImage, ImageBuilds
     from warren.images.registry.pull import PullOptions
     from warren.interfaces.artifacts import ArtifactStore
     from warren.interfaces.audit import AuditLog
@@ -256,17 +256,17 @@ def build_worker(
     fault: Fault = lambda _: None,
     tracing: Tracing = OFF,
     recorder: Recorder = NO_RECORDER,
+    fetch: "FetchImage | None" = None,
 ) -> "LocalWorker":
+    """`fetch` gets images from other machines of a cluster."""
     from warren.sandboxes.providers.host_provider import HostProvider
     from warren.worker.guard import MachineGuard
+    from warren.worker.options import WorkerOptions
     from warren.worker.worker import LocalWorker
 
     on_host = [provider for provider in providers if isinstance(provider, HostProvider)]
 
-    return LocalWorker(
-        settings.worker_id,
-        providers,
-        environments,
+    options = WorkerOptions(
         clock=build_clock(),
         guard=MachineGuard(
             settings.state_dir,
@@ -277,14 +277,15 @@ def build_worker(
         ),
         default_environment=settings.default_environment,
         default_pool=PoolSize(settings.pool_size, settings.pool_min, settings.pool_max),
-        builds=build_image_builds(settings),
+        builds=build_image_builds(settings, fetch),
         tracing=tracing,
         recorder=recorder,
         fault=fault,
     )
+    return LocalWorker(settings.worker_id, providers, environments, options)
 
 
-def build_image_builds(settings: Settings) -> "ImageBuilds":
+def build_image_builds(settings: Settings, fetch: "FetchImage | None" = None) -> "ImageBuilds":
     from warren.images.building.on_demand import ImageBuilds
 
     find = build_recipes(settings)
@@ -299,6 +300,7 @@ def build_image_builds(settings: Settings) -> "ImageBuilds":
         _BUILD_IMAGE,
         _child_variables(settings),
         settings.state_dir / "images",
+        fetch,
     )
 
 
@@ -454,27 +456,24 @@ def build_lifecycle(
     in_cluster: bool = False,
     recorder: Recorder = NO_RECORDER,
 ) -> "Lifecycle":
+    from warren.sessions.basis import SessionBasis
     from warren.sessions.figures import FiguresMeter
-    from warren.sessions.lifecycle import Lifecycle
+    from warren.sessions.lifecycle import Lifecycle, LifecycleOptions
     from warren.sessions.network_meter import NetworkMeter
+    from warren.sessions.starting import StartWaits
 
-    lifecycle = Lifecycle(
-        store,
-        {worker.name: worker},
-        clock,
-        claim_timeout_s=settings.claim_timeout_s,
-        image_wait_s=settings.image_wait_s,
-        in_cluster=in_cluster,
+    basis = SessionBasis(store, worker, clock, in_cluster, recorder, fault)
+    options = LifecycleOptions(
+        waits=StartWaits(settings.claim_timeout_s, settings.image_wait_s),
         events=tenancy.events,
         egress=build_egress(settings),
         network_meter=NetworkMeter(clock, tenancy.networks.report, tenancy.networks.bounds_of, recorder=recorder),
-        figures=FiguresMeter(clock, environments, tenancy.events.publish),
+        figures=FiguresMeter(clock, basis.sandbox_of, environments, tenancy.events.publish),
         secrets=tenancy.secrets,
         artifacts=artifacts,
-        recorder=recorder,
-        fault=fault,
     )
-    tenancy.secrets.when_changed(lifecycle.secret_changed)
+    lifecycle = Lifecycle(basis, options)
+    tenancy.secrets.when_changed(lifecycle.secret_renewal.secret_changed)
     return lifecycle
 
 
@@ -520,10 +519,12 @@ def build_sessions(
     settings: Settings, lifecycle: "Lifecycle", tenancy: "Tenancy", environments: Environments
 ) -> "Sessions":
     from warren.sessions.manager import Sessions
+    from warren.sessions.new_rows import Offer
     from warren.sessions.new_session import Defaults
 
     defaults = Defaults(settings.default_environment, settings.idle_timeout_s, settings.max_lifetime_s)
-    return Sessions(lifecycle, environments, defaults, tenancy.metering, build_ceilings(settings), environments.entries)
+    offer = Offer(environments, defaults, build_ceilings(settings), environments.entries)
+    return Sessions(lifecycle, tenancy.metering, offer)
 
 
 def build_ceilings(settings: Settings) -> "Ceilings":
@@ -615,9 +616,7 @@ def build_context(
         artifacts=sessions.lifecycle.artifacts,
         cluster=cluster,
         doctor=None if cluster else build_doctor(settings),
-        builds=next(
-            (each.builds for each in sessions.lifecycle.workers.values() if isinstance(each, LocalWorker)), None
-        ),
+        builds=sessions.worker.builds if isinstance(sessions.worker, LocalWorker) else None,
         metrics=metrics,
         history=history,
     )

@@ -8,6 +8,7 @@ it looks at its sessions, and which serves coordinators only. Beside the tasks o
 import contextlib
 import signal
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -24,13 +25,14 @@ from warren.cluster.images import ImageFetcher, OfferedImages, send_image
 from warren.cluster.lease import Lease
 from warren.cluster.middleware import WorkerMiddleware
 from warren.cluster.peer_calls import PeerCalls
-from warren.cluster.roster import Report, Roster
+from warren.cluster.roster import Peer, Report, Roster
 from warren.config.settings import Settings
 from warren.governance.tenancy import Tenancy
 from warren.http.admission import Admission
 from warren.http.api.metrics import MetricsApp
 from warren.http.app import create_app
 from warren.http.previews.proxy import PreviewProxy
+from warren.images.building.on_demand import FetchImage
 from warren.images.transfer.share import ImageSharing
 from warren.interfaces.store import SessionStore
 from warren.model.errors import WarrenError
@@ -79,6 +81,12 @@ class WorkerService(Service):
         await self._mirror.load()
         return self._mirror
 
+    def _fetch_image(self) -> FetchImage:
+        return ImageFetcher(self._images, self._worker_client, self._auth, self._coordinators).fetch
+
+    def _coordinators(self) -> Sequence[Peer]:
+        return () if self._heartbeat is None else self._heartbeat.coordinators
+
     async def _open_tenancy(self, store: SessionStore) -> Tenancy:
         return await wiring.build_tenancy(
             self._settings, store, self._link, self._clock, self.environments, self.history
@@ -97,10 +105,6 @@ class WorkerService(Service):
         )
         await self._offered.refresh()
         await self._heartbeat.join()
-        heartbeat = self._heartbeat
-        fetcher = ImageFetcher(self._images, self._worker_client, self._auth, lambda: heartbeat.coordinators)
-        assert self._worker is not None
-        self._worker.fetch_images_by(fetcher.fetch)
         assert self._mirror is not None
         await self._mirror.reconcile()
 
@@ -111,16 +115,16 @@ class WorkerService(Service):
         self._run(self._heartbeat.run(), "heartbeat")
         self._run(self._offered.run(), "images")
         assert self._lifecycle is not None
-        self._run(self._lifecycle.watch_secrets(), "secrets")
+        self._run(self._lifecycle.secret_renewal.watch(), "secrets")
 
     async def _reconcile(self) -> None:
         """Destroys the sandboxes of sessions that are not ours any more, and checks that the others have theirs."""
         assert self._mirror is not None
         assert self._lifecycle is not None
         await self._mirror.reconcile()
-        await self._lifecycle.destroy_disowned()
+        await self._lifecycle.losses.destroy_disowned()
         for session in await self._mirror.active():
-            await self._lifecycle.check_sandbox(session)
+            await self._lifecycle.losses.check_sandbox(session)
 
     def report(self) -> Report:
         settings, worker, mirror = self._settings, self._worker, self._mirror
@@ -206,7 +210,7 @@ class WorkerService(Service):
 
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:
         """Tells coordinators at once to send no new sessions, and at the end that the worker may come back."""
-        self.sessions.stopping = True
+        self.sessions.uses.stop()
         if self._heartbeat is not None:
             with contextlib.suppress(WarrenError):
                 await self._heartbeat.beat()

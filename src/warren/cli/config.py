@@ -8,7 +8,8 @@ import click
 from warren.cli.main import report
 from warren.cli.options import json_option
 from warren.cli.output import print_json
-from warren.config.options import MEMORY, OPTIONS, Option
+from warren.config.option_kinds import MEMORY
+from warren.config.options import OPTIONS, Option
 from warren.config.settings import Settings, read_settings
 from warren.model.errors import InvalidRequest
 

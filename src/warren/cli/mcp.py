@@ -147,13 +147,9 @@ async def _open_server(url: str, local: bool, thread: str, made_with: dict[str, 
 
 
 async def _load_tools(backend: "AsyncBackend", agent: str) -> "tuple[Tool, ...]":
-    from warren.integrations.agent_entries import load_agent_async
+    from warren.integrations.aio.agents import load_agent
 
-    async def find(kind: str, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = await backend.call("get_registry_entry", kind=kind, entry=name)
-        return found
-
-    return (await load_agent_async(agent, find)).tools if agent else ()
+    return (await load_agent(backend, agent)).tools if agent else ()
 
 
 async def _serve_http(server: "ToolServer", host: str, port: int, allowed_hosts: tuple[str, ...], key: str) -> None:

@@ -293,7 +293,7 @@ async def _serve(
         _log.info("server_started", version=__version__, host=settings.host, port=server.port, process=os.getpid())
         await signals.first.wait()
         _log.info("server_stopping", grace_s=grace_s)
-        service.sessions.stopping = True
+        service.sessions.uses.stop()
     finally:
         await signals.run_until_second(_stop(service, server, grace_s, destroy=settings.on_stop == "destroy"))
     _log.info("server_stopped")

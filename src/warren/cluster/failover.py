@@ -29,8 +29,9 @@ class Failover:
         self._fleet = fleet
         self._roster = roster
         self._store = store
-        self._lifecycle = lifecycle
-        self._clock = lifecycle.clock
+        self._ending = lifecycle.ending
+        self._reports = lifecycle.reports
+        self._clock = lifecycle.basis.clock
         self._retention_s = retention_s
         self._dead: frozenset[str] = frozenset()
         self._swept_at = self._purged_at = float("-inf")
@@ -41,7 +42,7 @@ class Failover:
         is_stable = self._fleet.redis_stable_s >= LEASE_S
         if is_stable:
             await self._sweep_if_due(snapshot)
-        await self._lifecycle.retry_ends()
+        await self._ending.retry_ends()
         if is_stable:
             await self._purge_if_due(snapshot)
 
@@ -87,7 +88,7 @@ class Failover:
             detail = f"its worker {session.worker!r} does not answer any more"
             lost = session.moved_to(SessionState.LOST, reason=EndReason.LOST, detail=detail)
             if await self._store.swap_of_dead(lost, self._fleet.me.id):
-                self._lifecycle.report_lost(lost)
+                self._reports.lost(lost)
         elif session.state.is_in_transition:
             reason = session.reason or EndReason.UNDONE
             env_names = dict.fromkeys(session.env, "")
@@ -96,7 +97,7 @@ class Failover:
                 self._fleet.me.id,
             )
         elif session.expiry(self._clock.now()) is not None:
-            await self._lifecycle.end(session, EndReason.LOST, session.detail)
+            await self._ending.end(session, EndReason.LOST, session.detail)
 
     async def _forget_workers(self, snapshot: ClusterSnapshot) -> None:
         for member in snapshot.workers:

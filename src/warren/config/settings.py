@@ -1,6 +1,6 @@
 """Reads the settings from a file, the environment and flags: no other module does.
 
-warren.config.options has the table of options. Later sources win: the defaults, a TOML file, the environment (a
+warren.config.options has the options. Later sources win: the defaults, a TOML file, the environment (a
 WARREN_… name wins over the name of an older system), flags. A wrong value raises InvalidRequest, whose message names
 the source; what is odd but harmless is in `Settings.warnings`.
 """
@@ -12,11 +12,12 @@ import re
 import stat
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from warren.config.options import CONFIG_VARIABLE, OPTIONS, PROVIDERS, WORKER_PORT, Kind, Option, check_provider
+from warren.config.option_kinds import PROVIDERS, Kind, check_provider
+from warren.config.options import CONFIG_VARIABLE, OPTIONS, WORKER_PORT, Option, Settings
 from warren.model.errors import InvalidRequest
 
 __all__ = [
@@ -37,139 +38,6 @@ _CLIENT_VARIABLES = ("WARREN_URL", "WARREN_CREDENTIALS", "WARREN_MCP_KEY", "WARR
 
 # Values that must rise in this order. A default gives way to the values that were given.
 _ASCENDING = (("pool_min", "pool_size", "pool_max"), ("command_timeout_s", "max_command_timeout_s"))
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The value of every option. `sources` has the source of each value."""
-
-    state_dir: Path
-    bin_dir: Path
-    providers: tuple[str, ...]
-    runtime: str
-    registry_dir: Path | None
-    docker_url: str
-    e2b_api_key: str = field(repr=False)
-    e2b_api_url: str
-    e2b_sandbox_url: str
-    e2b_domain: str
-    e2b_images: tuple[str, ...]
-    e2b_runtime: str
-    e2b_guest_kernel: bool
-    terminal: str
-    debug: bool
-    host: str
-    port: int
-    worker_id: str
-    store: str
-    default_environment: str
-    container_image: str
-    pool_size: int
-    pool_min: int
-    pool_max: int
-    idle_timeout_s: float
-    max_lifetime_s: float
-    memory_mb: int | None
-    cpus: float | None
-    claim_timeout_s: float
-    command_timeout_s: float
-    max_command_timeout_s: float
-    max_contexts: int
-    context_idle_timeout_s: float
-    min_free_memory_mb: int
-    min_free_disk_mb: int
-    disk_overcommit: float
-    max_memory_mb: int | None
-    max_cpus: float | None
-    max_pids: int | None
-    max_disk_mb: int | None
-    max_open_files: int | None
-    io_mbps: int
-    io_iops: int
-    total_memory_mb: int
-    total_cpus: float
-    total_pids: int
-    max_sandboxes: int
-    max_body_mb: int
-    answer_memory_mb: int
-    header_timeout_s: float
-    body_timeout_s: float
-    send_timeout_s: float
-    keep_alive_s: float
-    max_connections: int
-    stream_keepalive_s: float
-    stop_grace_s: float
-    on_stop: str
-    key_retention_s: float
-    allowed_hosts: tuple[str, ...]
-    auth: bool
-    api_key: str = field(repr=False)
-    jwt_jwks: str
-    jwt_issuer: str
-    jwt_audience: str
-    jwt_tenant_claim: str
-    jwt_scopes_claim: str
-    secrets_key: str = field(repr=False)
-    other_secrets_keys: tuple[str, ...] = field(repr=False)
-    audit: bool
-    audit_commands: str
-    audit_mb: int
-    metrics: bool
-    artifact_store: str
-    artifact_s3_endpoint: str
-    artifact_max_mb: int
-    artifact_max_count: int
-    artifact_ttl_s: float
-    preview_domain: str
-    preview_public: bool
-    dashboard: bool
-    embed_origins: tuple[str, ...]
-    e2b_templates: tuple[str, ...]
-    e2b_template_mb: int
-    e2b_public_ports: bool
-    webhook_networks: tuple[str, ...]
-    image_registry: str
-    image_insecure_registries: tuple[str, ...]
-    image_registry_networks: tuple[str, ...]
-    egress: bool
-    egress_allowed: tuple[str, ...]
-    egress_denied: tuple[str, ...]
-    egress_networks: tuple[str, ...]
-    egress_presets: Path | None
-    egress_connections: int
-    egress_mbps: int
-    egress_ca_file: Path | None
-    image_network: tuple[str, ...]
-    image_cache_mb: int
-    image_build_memory_mb: int | None
-    image_build_cpus: float | None
-    image_build_disk_mb: int | None
-    image_wait_s: float
-    image_build_timeout_s: float
-    gpus: tuple[str, ...]
-    tls_cert: Path | None
-    tls_key: Path | None
-    trusted_proxies: tuple[str, ...]
-    redis_url: str = field(repr=False)
-    redis_host: str
-    redis_port: int
-    redis_password: str = field(repr=False)
-    redis_namespace: str
-    cluster_secret: str = field(repr=False)
-    other_cluster_secrets: tuple[str, ...] = field(repr=False)
-    cluster_ca: Path | None
-    cluster_cert: Path | None
-    cluster_key: Path | None
-    advertise: str
-    workers: tuple[str, ...]
-    labels: tuple[str, ...]
-    log_level: str
-    log_format: str
-    log_file: Path | None
-    otlp_endpoint: str
-    trace_sample: float
-    sources: Mapping[str, str] = field(repr=False)
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

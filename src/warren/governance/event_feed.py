@@ -24,6 +24,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from warren.kernel.fair_share import FairShare
 from warren.model.access import ANY_TENANT
 from warren.model.errors import RateLimited, Stopping
 from warren.model.events import Event, EventKind
@@ -105,7 +106,8 @@ class EventFeed:
         self._rings: OrderedDict[str, _Ring] = OrderedDict()
         self._in_all = 0
         self._lost = 0  # the last event of a tenant that has no ring any more
-        self._streams: dict[str, set[_Stream]] = {}
+        self._streams: dict[str, set[_Stream]] = {}  # by the tenant whose events they tell
+        self._readers = FairShare(each=max_streams)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -113,7 +115,7 @@ class EventFeed:
 
     @property
     def streams(self) -> int:
-        return sum(map(len, self._streams.values()))
+        return self._readers.in_all
 
     def publish(self, event: Event) -> None:
         if wants(event.tenant, event.kind):
@@ -183,13 +185,13 @@ class EventFeed:
         an event) before. `of` is whose events, `tenant` who reads them. Raises RateLimited for a stream too many."""
         if self._closed:
             raise Stopping("the server is being stopped", retry_after_s=5)
-        if sum(stream.tenant == tenant for stream in self._all_streams()) >= self._max_streams:
+        if not self._readers.try_take(tenant):
             raise RateLimited(
                 f"{self._max_streams} streams of events of this tenant are open",
                 remedy="close some of them",
                 retry_after_s=5,
             )
-        name, reader = of or tenant, _Stream(tenant, kinds, session_id)
+        name, reader = of or tenant, _Stream(kinds, session_id)
         mine = self._streams.setdefault(name, set())
         mine.add(reader)
         try:
@@ -214,6 +216,7 @@ class EventFeed:
                 if not reader.wake.is_set():
                     yield _KEEPALIVE
         finally:
+            self._readers.give_back(tenant)
             mine.discard(reader)
             if not mine and self._streams.get(name) is mine:
                 del self._streams[name]
@@ -259,11 +262,10 @@ class EventFeed:
 class _Stream:
     """`is_broken`: it has missed something."""
 
-    __slots__ = ("_kinds", "_session_id", "cursor", "is_broken", "tenant", "wake")
+    __slots__ = ("_kinds", "_session_id", "cursor", "is_broken", "wake")
 
-    def __init__(self, tenant: str, kinds: Collection[str], session_id: str) -> None:
+    def __init__(self, kinds: Collection[str], session_id: str) -> None:
         self._kinds, self._session_id = frozenset(kinds), session_id
-        self.tenant = tenant
         self.cursor = 0
         self.is_broken = False
         self.wake = asyncio.Event()

@@ -15,17 +15,18 @@ command leaves running in the background. Callers cannot give the ids of context
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
+from warren.governance.delegated_sandbox import DelegatedSandbox
 from warren.governance.fair_gate import FairGate
 from warren.governance.quotas import DAY_S, EGRESS_BYTES, Quotas
 from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.kernel.answer_memory import waits_for_room
 from warren.kernel.clock import Clock
-from warren.kernel.tracing import NO_SPAN, Span, is_traced, traced
+from warren.kernel.tracing import NO_SPAN, Span, is_traced
 from warren.model.access import Caller
 from warren.model.code import is_context
 from warren.model.command_output import CommandOutput, output_of
@@ -39,7 +40,6 @@ from warren.model.operations import (
 )
 from warren.model.session import Session
 from warren.sessions.event_hub import EventHub
-from warren.sessions.output_events import close_source
 from warren.sessions.refused_process import RefusedProcess
 from warren.sessions.request_context import current_caller, note, note_command, note_end
 
@@ -49,9 +49,6 @@ CountCommand = Callable[[str, float, float], None]
 
 EXEC_SECONDS: Final = "exec_seconds"
 SLICE_S: Final = 1.0
-_FILE_METHODS: Final = frozenset(
-    {"read", "write", "list", "entries", "stat", "mkdir", "remove", "rename", "pack", "unpack", "search"}
-)
 _OVER: Final = "\nwarren: ended: the exec seconds of this day are used up\n"
 _BROKEN_OFF: Final = _OVER.lstrip()
 
@@ -96,7 +93,7 @@ class Metering:
         return f"<Metering: {len(self._followed)} followed, {self.gate!r}>"
 
     def sandbox(self, session: Session, sandbox: Sandbox) -> Sandbox:
-        return cast(Sandbox, MeteredSandbox(self, session, sandbox))
+        return MeteredSandbox(self, session, sandbox)
 
     def finished(
         self, session: Session, result: ExecResult, *, background: bool = False, waited_s: float | None = None
@@ -168,8 +165,10 @@ class Metering:
             await asyncio.wait(self._followed)
 
 
-class MeteredSandbox:
+class MeteredSandbox(DelegatedSandbox):
     """A sandbox whose commands are metered; everything else is the sandbox's own."""
+
+    __slots__ = ("_metering",)
 
     def __init__(self, metering: Metering, session: Session, sandbox: Sandbox) -> None:
         self._metering = metering
@@ -179,50 +178,39 @@ class MeteredSandbox:
     def __repr__(self) -> str:
         return f"<MeteredSandbox {self._sandbox!r}>"
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._sandbox, name)
-        return self._traced(name, method) if name in _FILE_METHODS and is_traced() else method
-
-    def _traced(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result, span = method(*args, **kwargs), self._span("file")
-            span.note(operation=name)
-            return _traced_stream(span, result) if isinstance(result, AsyncIterator) else _traced_call(span, result)
-
-        return call
-
-    def _span(self, name: str) -> Span:
-        return traced(name, session=self._session.id, environment=self._session.environment)
-
     async def exec(
         self, command: Command, stdin: bytes | AsyncIterable[bytes] = b"", *, process_id: str = ""
     ) -> ExecResult:
+        if not is_traced():
+            return await self._exec(command, stdin, process_id)
         with self._span("exec") as span:
             result = await self._exec(command, stdin, process_id)
             _note_result(span, result)
             return result
 
     async def _exec(self, command: Command, stdin: bytes | AsyncIterable[bytes], process_id: str) -> ExecResult:
-        metering, caller = self._metering, current_caller()
-        asked = metering.clock.now()
-        self._note(command)
-        if (refusal := await metering.refused(self._session, command)) is not None:
-            metering.finished(self._session, refusal)
+        metering, session, caller = self._metering, self._session, current_caller()
+        clock = metering.clock
+        asked = clock.now()
+        note_command(command, session_id=session.id)
+        if (refusal := await metering.refused(session, command)) is not None:
+            metering.finished(session, refusal)
             return refusal
-        place = await metering.gate.enter(self._session.tenant)
-        began = metering.clock.now()
+        place = await metering.gate.enter(session.tenant)
+        began = clock.now()
         try:
             if metering.quotas.bounds(caller, EXEC_SECONDS):
                 result = await self._exec_on_account(caller, command, stdin, process_id)
             else:
                 result = await self._sandbox.exec(command, stdin, process_id=process_id)
         except (asyncio.CancelledError, SandboxLost) as exc:
-            metering.finished(self._session, _cut_short(exc, metering.clock.now() - began, process_id))
+            metering.finished(session, _cut_short(exc, clock.now() - began, process_id))
             raise
         finally:
             place.leave()
-        ended = metering.clock.now()
-        metering.finished(self._session, _timed(result, ended - began), waited_s=ended - asked)
+        ended = clock.now()
+        timed = result if result.reason is not Reason.SANDBOX_LOST else _timed(result, ended - began)
+        metering.finished(session, timed, waited_s=ended - asked)
         return result
 
     async def _exec_on_account(
@@ -264,7 +252,7 @@ class MeteredSandbox:
 
     async def _start(self, command: Command, process_id: str, follow: bool, span: Span) -> tuple[Process, bool]:
         metering, caller = self._metering, current_caller()
-        self._note(command)
+        note_command(command, session_id=self._session.id)
         if (refusal := await metering.refused(self._session, command)) is not None:
             metering.finished(self._session, refusal)
             return self._refused(refusal, follow=follow), False
@@ -284,10 +272,6 @@ class MeteredSandbox:
         )
         metering.follow(ending, f"following {process.id}")
         return process, follow
-
-    def _note(self, command: Command) -> None:
-        note(session_id=self._session.id)
-        note_command(command)
 
     def _refused(self, refusal: ExecResult, *, follow: bool) -> Process:
         if follow:  # somebody reads it as a stream: the refusal is what it says
@@ -365,27 +349,6 @@ class _Payer:
 def _note_result(span: Span, result: ExecResult) -> None:
     if span.is_recorded:
         span.note(reason=str(result.reason), exit_code=result.exit_code)
-
-
-async def _traced_call(span: Span, work: Awaitable[Any]) -> Any:
-    with span:
-        return await work
-
-
-async def _traced_stream(span: Span, source: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
-    """The span begins with the first piece that is asked for."""
-    span.start()
-    try:
-        async for piece in source:
-            yield piece
-    except GeneratorExit:
-        raise
-    except BaseException as exc:
-        span.end(exc)
-        raise
-    finally:
-        await close_source(source)
-        span.end()
 
 
 def _timed(result: ExecResult, ran_s: float) -> ExecResult:

@@ -4,7 +4,6 @@
 audit record tells the name, port and bytes of a connection, never what went through it.
 """
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ from warren.governance.quotas import EGRESS_BYTES, Quotas
 from warren.governance.usage import UsageBook
 from warren.interfaces.audit import AuditLog
 from warren.kernel.clock import Clock
+from warren.kernel.lru import LruDict
 from warren.model.access import Caller
 from warren.model.audit import AuditEntry
 from warren.model.errors import WarrenError
@@ -44,7 +44,7 @@ class Networks:
         self._events = events
         self._payer_of = payer_of
         self._audit = audit
-        self._told: OrderedDict[str, tuple[float, int]] = OrderedDict()  # by session: when, and how many were not told
+        self._told = LruDict[str, tuple[float, int]](_MOST_TOLD)  # by session: when, and how many were not told
 
     async def report(self, session: Session, new: NetworkUse) -> float:
         """Gives for how many seconds the session must do without a network: 0 unless its quota is used up."""
@@ -104,9 +104,6 @@ class Networks:
             self._events.publish(Event(EventKind.NETWORK_REFUSED, session.tenant, self._clock.wall(), data, session.id))
             told_at, count = now, 0
         self._told[session.id] = told_at, count
-        self._told.move_to_end(session.id)
-        if len(self._told) > _MOST_TOLD:
-            self._told.popitem(last=False)
 
 
 def _destination(each: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ The value is encrypted for the tenant, the name and everything the secret is bou
 and not to the key cannot bind it to another host. For a tenant the secrets of others do not exist.
 
 `changed` callbacks run before `put` and `delete` return, so sessions of this process follow at once; other processes
-compare versions (`Lifecycle.watch_secrets`).
+compare versions (`SecretRenewal.watch`).
 """
 
 import asyncio

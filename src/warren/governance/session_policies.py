@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from warren.kernel.logs import get_log
+from warren.kernel.lru import LruDict
 from warren.model.environment import Environment
 from warren.model.errors import WarrenError
 from warren.model.operations import Command, ExecResult
@@ -33,7 +33,7 @@ class Policies:
         self._of_tenant = of_tenant
         self._judging = asyncio.Semaphore(_THREADS)
         self._known: dict[str, tuple[Policy, float]] = {}  # by environment, and until when
-        self._verdicts: OrderedDict[tuple[Policy, tuple[str, ...], str], PolicyVerdict] = OrderedDict()
+        self._verdicts = LruDict[tuple[Policy, tuple[str, ...], str], "PolicyVerdict"](_CACHED)
 
     async def refused(self, session: Session, command: Command) -> ExecResult | None:
         """Gives the result of a command that may not run. In the mode `audit` it only notes the rule."""
@@ -56,11 +56,9 @@ class Policies:
         asked = policy, command.argv, command.shell
         verdict = self._verdicts.get(asked)
         if verdict is None:
-            verdict = await self._judge(policy, command)
-            if len(self._verdicts) >= _CACHED:
-                self._verdicts.popitem(last=False)
-        self._verdicts[asked] = verdict
-        self._verdicts.move_to_end(asked)
+            verdict = self._verdicts[asked] = await self._judge(policy, command)
+        else:
+            self._verdicts.move_to_end(asked)
         return verdict
 
     async def _judge(self, policy: Policy, command: Command) -> "PolicyVerdict":

@@ -7,8 +7,8 @@ the request is over, whether it succeeded or not, admission adds it to the tenan
 """
 
 import json
+import math
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -31,6 +31,7 @@ from warren.http.server.http_guard import CALLER_LEFT, MAX_CONNECTIONS, SWITCHIN
 from warren.interfaces.audit import AuditLog
 from warren.kernel.answer_memory import AnswerMemory, AnswerRoom, set_answer_room
 from warren.kernel.clock import Clock
+from warren.kernel.fair_share import FairShare
 from warren.kernel.tracing import trace_id
 from warren.model.access import Caller
 from warren.model.audit import RequestRecord
@@ -215,25 +216,22 @@ class _OpenRequests:
     """
 
     def __init__(self) -> None:
-        self._of: Counter[str] = Counter()
-        self._in_all = 0
+        self._share: FairShare | None = None
 
     def enter(self, tenant: str, scope: Scope) -> None:
-        most = scope.get("state", _NONE).get(MAX_CONNECTIONS)
-        if most is not None and self._of[tenant] + 1 > SHARE * (most - self._in_all):
+        if self._share is None:
+            self._share = FairShare(scope.get("state", _NONE).get(MAX_CONNECTIONS) or math.inf, of_rest=SHARE)
+        if not self._share.try_take(tenant):
+            held = self._share.held(tenant)
             raise RateLimited(
-                f"{self._of[tenant]} requests of this tenant are being served: its share of the server's connections",
+                f"{held} requests of this tenant are being served: its share of the server's connections",
                 remedy="wait for answers, and close streams and WebSockets that are not needed",
                 retry_after_s=1,
             )
-        self._of[tenant] += 1
-        self._in_all += 1
 
     def leave(self, tenant: str) -> None:
-        self._in_all -= 1
-        self._of[tenant] -= 1
-        if not self._of[tenant]:
-            del self._of[tenant]
+        assert self._share is not None
+        self._share.give_back(tenant)
 
 
 class _Exchange:

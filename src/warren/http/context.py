@@ -111,8 +111,8 @@ async def pool_size(context: Context) -> int:
     """The number of sandboxes that are ready in the pools."""
     if context.cluster is not None:
         return context.cluster.pool_size()
-    workers = context.sessions.lifecycle.workers.values()
-    return sum(pool.ready for worker in workers for pool in worker.stats().pools.values())
+    worker = context.sessions.worker
+    return 0 if worker is None else sum(pool.ready for pool in worker.stats().pools.values())
 
 
 async def active_sessions(context: Context) -> int:

@@ -28,10 +28,12 @@ try:
 except ModuleNotFoundError as exc:
     raise missing_package(exc, __name__, "langchain") from None
 
-from warren.integrations import deepagents_files as file_plans
-from warren.integrations import deepagents_search as search_plans
-from warren.integrations.agent_entries import AgentConfig, load_agent
-from warren.integrations.plans import CommandReport, run_command
+from warren.integrations.agents import AgentConfig
+from warren.integrations.aio import commands as async_commands
+from warren.integrations.aio import deepagents_files as async_files
+from warren.integrations.blocking import commands, deepagents_files
+from warren.integrations.blocking.agents import load_agent
+from warren.integrations.reports import CommandReport
 from warren.integrations.threads import ClientPair, ThreadClients, current_thread
 from warren.model.errors import InvalidRequest
 from warren.sdk.aio.client import AsyncSandboxClient
@@ -43,7 +45,7 @@ _SKIPPED_DIRECTORIES: Final = (".git",)
 
 
 class _Backend(BaseSandbox):
-    """Every operation is a plan, which its blocking and its async method share."""
+    """Each operation is a function of a client: of the blocking one, or of the async one for the method with an `a`."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -56,74 +58,74 @@ class _Backend(BaseSandbox):
         raise NotImplementedError
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        return _execute_response(self._pair().run(run_command(command, self._limit_s(timeout))))
+        return _execute_response(self._pair().run(commands.run_command, command, self._limit_s(timeout)))
 
     async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        return _execute_response(await self._pair().arun(run_command(command, self._limit_s(timeout))))
+        return _execute_response(await self._pair().arun(async_commands.run_command, command, self._limit_s(timeout)))
 
     def _limit_s(self, timeout: float | None) -> float:
         return self._timeout if timeout is None else timeout
 
     def ls(self, path: str) -> LsResult:
-        return self._pair().run(file_plans.ls(path))
+        return self._pair().run(deepagents_files.ls, path)
 
     async def als(self, path: str) -> LsResult:
-        return await self._pair().arun(file_plans.ls(path))
+        return await self._pair().arun(async_files.ls, path)
 
     def read(self, file_path: str, offset: int = 0, limit: int = 2000) -> ReadResult:
-        return self._pair().run(file_plans.read(file_path, offset, limit))
+        return self._pair().run(deepagents_files.read, file_path, offset, limit)
 
     async def aread(self, file_path: str, offset: int = 0, limit: int = 2000) -> ReadResult:
-        return await self._pair().arun(file_plans.read(file_path, offset, limit))
+        return await self._pair().arun(async_files.read, file_path, offset, limit)
 
     def write(self, file_path: str, content: str) -> WriteResult:
-        return self._pair().run(file_plans.write(file_path, content))
+        return self._pair().run(deepagents_files.write, file_path, content)
 
     async def awrite(self, file_path: str, content: str) -> WriteResult:
-        return await self._pair().arun(file_plans.write(file_path, content))
+        return await self._pair().arun(async_files.write, file_path, content)
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        return self._pair().run(file_plans.edit(file_path, old_string, new_string, replace_all))
+        return self._pair().run(deepagents_files.edit, file_path, old_string, new_string, replace_all)
 
     async def aedit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        return await self._pair().arun(file_plans.edit(file_path, old_string, new_string, replace_all))
+        return await self._pair().arun(async_files.edit, file_path, old_string, new_string, replace_all)
 
     def delete(self, file_path: str) -> Any:
-        return _delete_result(file_path, self._pair().run(file_plans.delete(file_path)))
+        return _delete_result(file_path, self._pair().run(deepagents_files.delete, file_path))
 
     async def adelete(self, file_path: str) -> Any:
-        return _delete_result(file_path, await self._pair().arun(file_plans.delete(file_path)))
+        return _delete_result(file_path, await self._pair().arun(async_files.delete, file_path))
 
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
     ) -> GrepResult:
-        return self._pair().run(search_plans.grep(pattern, path, glob, max_count, self._skipped_directories()))
+        return self._pair().run(deepagents_files.grep, pattern, path, glob, max_count, self._skipped_directories())
 
     async def agrep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
     ) -> GrepResult:
-        return await self._pair().arun(search_plans.grep(pattern, path, glob, max_count, self._skipped_directories()))
+        return await self._pair().arun(async_files.grep, pattern, path, glob, max_count, self._skipped_directories())
 
     def _skipped_directories(self) -> tuple[str, ...]:
         return getattr(self, "grep_exclude_dirs", _SKIPPED_DIRECTORIES)
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
-        return self._pair().run(search_plans.glob(pattern, path))
+        return self._pair().run(deepagents_files.glob, pattern, path)
 
     async def aglob(self, pattern: str, path: str | None = None) -> GlobResult:
-        return await self._pair().arun(search_plans.glob(pattern, path))
+        return await self._pair().arun(async_files.glob, pattern, path)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        return self._pair().run(file_plans.upload(files))
+        return self._pair().run(deepagents_files.upload, files)
 
     async def aupload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        return await self._pair().arun(file_plans.upload(files))
+        return await self._pair().arun(async_files.upload, files)
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return self._pair().run(file_plans.download(paths))
+        return self._pair().run(deepagents_files.download, paths)
 
     async def adownload_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return await self._pair().arun(file_plans.download(paths))
+        return await self._pair().arun(async_files.download, paths)
 
 
 def agent_for(
@@ -135,7 +137,7 @@ def agent_for(
     sandbox: "ThreadSandbox | None" = None,
     **options: Any,
 ) -> Any:
-    """A deep agent from an agent of the registry: its prompt with these variables, its tools, and a sandbox for each
+    """Returns a deep agent made of the registry's: its prompt with these variables, its tools, a sandbox for each
     thread that is made as the agent says.
 
     `agent` is the agent's name, or an agent as the registry has them. `options` are those of `create_deep_agent`; tools
@@ -146,7 +148,7 @@ def agent_for(
     from warren.integrations.langgraph_tools import tools_for
 
     backend = sandbox or ThreadSandbox(server_url, agent_config=agent)
-    text = load_agent(agent, backend.clients.connections.registry_entry).render_prompt(variables)
+    text = load_agent(backend.clients.connections.blocking(), agent).render_prompt(variables)
     tools = [*tools_for(agent, clients=backend.clients, standard=False), *options.pop("tools", ())]
     prompt = {"system_prompt": text} if text else {}
     return create_deep_agent(model=model, tools=tools, backend=backend, **{**prompt, **options})
@@ -156,7 +158,7 @@ class WarrenSandbox(_Backend):
     """One session as a backend.
 
     `client` is a SandboxClient or an AsyncSandboxClient; the other kind is made like it, so both ways of calling work.
-    The session belongs to the client, and who made the client ends it. `timeout` is for commands without one.
+    The session belongs to the client; whoever made the client ends it. `timeout` is for commands without one.
     """
 
     def __init__(self, *, client: SandboxClient | AsyncSandboxClient, timeout: float = COMMAND_TIMEOUT_S) -> None:

@@ -1,4 +1,4 @@
-"""What an integration says if its packages are not installed: Warren's extras bring them."""
+"""The error of an integration whose packages are not installed: Warren's extras bring them."""
 
 
 def missing_package(exc: ModuleNotFoundError, module: str, extra: str) -> ModuleNotFoundError:

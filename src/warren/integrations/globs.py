@@ -12,11 +12,11 @@ _MOST_ALTERNATIVES: Final = 1000
 
 
 class PatternRefused(ValueError):
-    """The pattern has `..` in it, or too many alternatives; the text is the error code of deepagents."""
+    """Raised for a pattern with `..` in it or too many alternatives; the text is the error code of deepagents."""
 
 
 class Pattern:
-    """`shell_like`: a pattern without a slash matches names in the root only, as in deepagents before 0.7."""
+    """A pattern. `shell_like`: without a slash it matches names in the root only, as in deepagents before 0.7."""
 
     def __init__(self, text: str, *, shell_like: bool = False) -> None:
         if ".." in text.replace("\\", "/").split("/"):

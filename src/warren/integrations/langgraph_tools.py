@@ -4,9 +4,7 @@
 Errors of the sandbox are answers that the model can read; only a run without a thread id raises.
 """
 
-import json
-import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, Final, Literal, Unpack
 
@@ -18,22 +16,20 @@ try:
 except ModuleNotFoundError as exc:
     raise missing_package(exc, __name__, "langchain") from None
 
-from warren.integrations.agent_entries import AgentConfig, load_agent
-from warren.integrations.agent_tools import run_tool
-from warren.integrations.code_reports import run_code
-from warren.integrations.plans import LONGEST_S, Plan, call, call_on, describe_error, run_command, shorten
+from warren.integrations.agents import AgentConfig
+from warren.integrations.aio import agents as async_agents
+from warren.integrations.aio import tools as async_tools
+from warren.integrations.blocking import agents, tools
+from warren.integrations.reports import CommandReport
 from warren.integrations.threads import ClientPair, Connections, ThreadClients, thread_id_from
-from warren.model.errors import InvalidRequest, WarrenError
+from warren.model.errors import InvalidRequest
 from warren.model.tool import Tool
 from warren.sdk.aio.client import AsyncSandboxClient
 from warren.sdk.blocking.client import SandboxClient
 from warren.sdk.options import SandboxOptions, ServerOptions
-from warren.sdk.results import ExecuteResult, FileEntry, ProcessInfo
 
 COMMAND_TIMEOUT_S: Final = 120
 MAX_CHARS: Final = 30_000
-LONGEST_WAIT_S: Final = 60
-_MOST_ENTRIES: Final = 500
 
 
 def sandbox_tools(
@@ -44,7 +40,7 @@ def sandbox_tools(
     max_chars: int = MAX_CHARS,
     **options: Unpack[SandboxOptions],
 ) -> list[BaseTool]:
-    """The tools bash, run_code, bash_background, background_output, background_stop, read_file, write_file and
+    """Returns the tools bash, run_code, bash_background, background_output, background_stop, read_file, write_file and
     list_files. The artifact of run_code's messages is the execution as the API has it, with the pictures it showed.
 
     `options` are those of SandboxClient (environment, limits, api_key, mode …). `timeout` is for commands without one.
@@ -65,17 +61,17 @@ def tools_for(
     max_chars: int = MAX_CHARS,
     **options: Unpack[SandboxOptions],
 ) -> list[BaseTool]:
-    """The tools of an agent of the registry, behind those of `sandbox_tools` unless `standard` is false.
+    """Returns the tools of an agent of the registry, after those of `sandbox_tools` unless `standard` is false.
 
     `agent` is the agent's name, or an agent as the registry has them; each thread gets a sandbox that is made for it.
     With `client` the tools work in that client's session instead, whatever the thread. This asks the server for the
     agent and what it names, once. A tool of the agent replaces a standard one of the same name.
     """
     pair_of, connections = _places(agent, server_url, client, clients, options)
-    loaded = load_agent(agent, connections.registry_entry)
-    tools = _standard_tools(pair_of, timeout, max_chars) if standard else []
+    loaded = agents.load_agent(connections.blocking(), agent)
+    usual = _standard_tools(pair_of, timeout, max_chars) if standard else []
     own = [_build_agent_tool(pair_of, tool, max_chars) for tool in loaded.tools]
-    return [*(tool for tool in tools if tool.name not in {each.name for each in own}), *own]
+    return [*(tool for tool in usual if tool.name not in {each.name for each in own}), *own]
 
 
 def prompt_for(
@@ -84,10 +80,10 @@ def prompt_for(
     variables: Mapping[str, str] | None = None,
     **options: Unpack[ServerOptions],
 ) -> str:
-    """The prompt of an agent of the registry, with these values for its variables; empty if it has none."""
+    """Returns the prompt of an agent of the registry with these values for its variables; empty if it has none."""
     connections = Connections(options.get("mode", "remote"), server_url, options.get("api_key", ""))
     try:
-        return load_agent(agent, connections.registry_entry).render_prompt(variables)
+        return agents.load_agent(connections.blocking(), agent).render_prompt(variables)
     finally:
         connections.close()
 
@@ -99,7 +95,7 @@ def _places(
     clients: ThreadClients | None,
     options: SandboxOptions,
 ) -> tuple["_PairOf", Connections]:
-    """Where the tools work: the session of a client, or that of the thread that calls them."""
+    """Returns how tools find their clients, and the connections: those of `client`, or of the thread that calls."""
     if client is not None:
         if clients is not None or options or server_url:
             raise InvalidRequest("tools_for takes a client, or what makes sessions; not both")
@@ -113,15 +109,17 @@ def _places(
 
 def _standard_tools(pair_of: "_PairOf", timeout: float, max_chars: int) -> list[BaseTool]:
     build = partial(_build_tool, pair_of)
+    bounds = {"default_s": timeout, "max_chars": max_chars}
+    cut = {"max_chars": max_chars}
     return [
-        build(partial(_bash, timeout, max_chars), _sign_bash, _BASH),
-        build(partial(_code, timeout, max_chars), _sign_code, _CODE, "content_and_artifact"),
-        build(_start, _sign_start, _START),
-        build(partial(_output, max_chars), _sign_output, _OUTPUT),
-        build(_stop, _sign_stop, _STOP),
-        build(partial(_read, max_chars), _sign_read, _READ),
-        build(_write, _sign_write, _WRITE),
-        build(_list, _sign_list, _LIST),
+        build(_BASH, _sign_bash, tools.bash, async_tools.bash, bounds),
+        build(_CODE, _sign_code, tools.run_code, async_tools.run_code, bounds, "content_and_artifact"),
+        build(_START, _sign_start, tools.bash_background, async_tools.bash_background, {}),
+        build(_OUTPUT, _sign_output, tools.background_output, async_tools.background_output, cut),
+        build(_STOP, _sign_stop, tools.background_stop, async_tools.background_stop, {}),
+        build(_READ, _sign_read, tools.read_file, async_tools.read_file, cut),
+        build(_WRITE, _sign_write, tools.write_file, async_tools.write_file, {}),
+        build(_LIST, _sign_list, tools.list_files, async_tools.list_files, {}),
     ]
 
 
@@ -153,24 +151,24 @@ _PairOf = Callable[[ToolRuntime | None], ClientPair]
 
 
 def _pairs_of(threads: ThreadClients) -> _PairOf:
-    """The clients of the thread that a tool is called in; of the running one if the tool does not know."""
+    """Returns a function that finds the clients of the thread that calls a tool."""
     return lambda runtime: threads.pair(_thread_id(runtime) if runtime else "")
 
 
 class _AgentTool(BaseTool):
-    """A tool of an agent. Its functions take nothing but the arguments, so these may have any names."""
+    """A tool of an agent. Its methods take only the arguments by name, so these may have any names."""
 
     entry: Any
     pair_of: Any
     max_chars: int
 
     def _run(self, /, **arguments: Any) -> str:
-        found: str = self.pair_of(None).run(_run_agent_tool(self.entry, arguments, self.max_chars))
-        return found
+        report: CommandReport = self.pair_of(None).run(agents.run_tool, self.entry, arguments, self.max_chars)
+        return report.to_text()
 
     async def _arun(self, /, **arguments: Any) -> str:
-        found: str = await self.pair_of(None).arun(_run_agent_tool(self.entry, arguments, self.max_chars))
-        return found
+        pair: ClientPair = self.pair_of(None)
+        return (await pair.arun(async_agents.run_tool, self.entry, arguments, self.max_chars)).to_text()
 
 
 def _build_agent_tool(pair_of: _PairOf, tool: Tool, max_chars: int) -> BaseTool:
@@ -179,26 +177,23 @@ def _build_agent_tool(pair_of: _PairOf, tool: Tool, max_chars: int) -> BaseTool:
     return _AgentTool(**described, args_schema=schema, entry=tool, pair_of=pair_of, max_chars=max_chars)
 
 
-def _run_agent_tool(tool: Tool, arguments: dict[str, Any], max_chars: int) -> Plan[str]:
-    report = yield from run_tool(tool, arguments, max_chars)
-    return f"{report.text.rstrip()}\n[exit code {report.exit_code}]".lstrip("\n")
-
-
 def _build_tool(
     pair_of: _PairOf,
-    plan: Callable[..., Plan[Any]],
-    signature: Callable[..., str],
     words: tuple[str, str],
+    signature: Callable[..., str],
+    work: Callable[..., Any],
+    async_work: Callable[..., Awaitable[Any]],
+    fixed: Mapping[str, Any],
     gives: Literal["content", "content_and_artifact"] = "content",
 ) -> BaseTool:
-    """`signature` shows the model the arguments; it is never called."""
+    """`signature` shows the model the arguments; it is never called. `fixed` are further arguments of `work`."""
     name, description = words
 
     def run(runtime: ToolRuntime, **arguments: Any) -> Any:
-        return pair_of(runtime).run(plan(**arguments))
+        return pair_of(runtime).run(work, **fixed, **arguments)
 
     async def arun(runtime: ToolRuntime, **arguments: Any) -> Any:
-        return await pair_of(runtime).arun(plan(**arguments))
+        return await pair_of(runtime).arun(async_work, **fixed, **arguments)
 
     schema = StructuredTool.from_function(signature, name=name, description=description).args_schema
     return StructuredTool.from_function(
@@ -243,89 +238,3 @@ def _sign_write(path: _Path, content: str, runtime: ToolRuntime) -> str: ...  # 
 
 
 def _sign_list(path: _Path = "/workspace", *, runtime: ToolRuntime) -> str: ...  # type: ignore[empty-body]
-
-
-# -- the plans of the tools
-
-
-def _bash(default_s: float, max_chars: int, command: str, timeout: float | None = None) -> Plan[str]:
-    limit_s = default_s if timeout is None else timeout
-    report = yield from run_command(command, limit_s, max_chars=max_chars)
-    return f"{report.text.rstrip()}\n[exit code {report.exit_code}]".lstrip("\n")
-
-
-def _code(
-    default_s: float, max_chars: int, code: str, language: str = "python", timeout: float | None = None
-) -> Plan[tuple[str, dict[str, Any] | None]]:
-    limit_s = default_s if timeout is None else timeout
-    try:
-        report = yield from run_code(code, language, limit_s if limit_s > 0 else LONGEST_S, max_chars)
-    except WarrenError as exc:
-        return describe_error(exc), None
-    notice = f"[{report.execution.notice}]\n" if report.execution.notice else ""
-    return notice + (report.text or "[no output]"), json.loads(report.execution.to_json())
-
-
-def _start(command: str) -> Plan[str]:
-    try:
-        process = yield from call("spawn", command, name=f"bg-{secrets.token_hex(3)}")
-    except WarrenError as exc:
-        return describe_error(exc)
-    return f"started in the background as {process.id}"
-
-
-def _output(max_chars: int, process_id: str, wait_s: float = 0) -> Plan[str]:
-    try:
-        process = yield from call("process", process_id)
-        if wait_s > 0:
-            yield from _wait(process, min(wait_s, LONGEST_WAIT_S))
-        text: str = yield from call_on(process, "output")
-        info: ProcessInfo = yield from call_on(process, "info")
-    except WarrenError as exc:
-        return describe_error(exc)
-    state = "still running" if info.running else f"exit code {info.exit_code}"
-    return f"{shorten(text, max_chars)[0].rstrip()}\n[{state}]".lstrip("\n")
-
-
-def _wait(process: Any, wait_s: float) -> Plan[None]:
-    try:
-        yield from call_on(process, "wait", wait_s)
-    except TimeoutError:
-        return
-
-
-def _stop(process_id: str) -> Plan[str]:
-    try:
-        process = yield from call("process", process_id)
-        result: ExecuteResult = yield from call_on(process, "kill")
-    except WarrenError as exc:
-        return describe_error(exc)
-    return f"{process_id} has ended, exit code {result.exit_code}"
-
-
-def _read(max_chars: int, path: str) -> Plan[str]:
-    try:
-        data: bytes = yield from call("read_file", path)
-    except WarrenError as exc:
-        return describe_error(exc)
-    if b"\0" in data[:8192]:
-        return f"[{path} is not a text file: {len(data)} bytes]"
-    return shorten(data.decode(errors="replace"), max_chars)[0] or f"[{path} is empty]"
-
-
-def _write(path: str, content: str) -> Plan[str]:
-    try:
-        entry: FileEntry = yield from call("write_file", path, content)
-    except WarrenError as exc:
-        return describe_error(exc)
-    return f"wrote {entry.size} bytes to {entry.path}"
-
-
-def _list(path: str = "/workspace") -> Plan[str]:
-    try:
-        found: list[FileEntry] = yield from call("list_files", path)
-    except WarrenError as exc:
-        return describe_error(exc)
-    lines = [f"{each.name}/" if each.is_dir else f"{each.name} ({each.size} bytes)" for each in found[:_MOST_ENTRIES]]
-    rest = [f"[and {len(found) - _MOST_ENTRIES} more]"] if len(found) > _MOST_ENTRIES else []
-    return "\n".join([*lines, *rest]) or f"[{path} is empty]"

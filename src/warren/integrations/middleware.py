@@ -20,10 +20,11 @@ except ModuleNotFoundError as exc:
     raise missing_package(exc, __name__, "langchain") from None
 
 from warren.integrations.langgraph_tools import COMMAND_TIMEOUT_S, MAX_CHARS, sandbox_tools
-from warren.integrations.plans import call
 from warren.integrations.prompt import sandbox_prompt
 from warren.integrations.threads import ClientPair, ThreadClients
 from warren.model.errors import WarrenError
+from warren.sdk.aio.client import AsyncSandboxClient
+from warren.sdk.blocking.client import SandboxClient
 from warren.sdk.options import SandboxOptions
 
 
@@ -86,9 +87,9 @@ class SandboxMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
 
 def _warm_up(pair: ClientPair) -> None:
     with contextlib.suppress(WarrenError):
-        pair.run(call("create_session"))
+        pair.run(SandboxClient.create_session)
 
 
 async def _awarm_up(pair: ClientPair) -> None:
     with contextlib.suppress(WarrenError):
-        await pair.arun(call("create_session"))
+        await pair.arun(AsyncSandboxClient.create_session)

@@ -24,7 +24,7 @@ You have a Linux computer of your own, made for this conversation. Nothing you d
 
 
 def sandbox_prompt(*, network: bool | None = None, notes: str = "") -> str:
-    """The text, with a line about the network (None: no line) and notes of your own."""
+    """Returns SANDBOX_PROMPT with a line about the network (None: no line) and notes of your own."""
     network_line = {
         True: "- The network can be reached.\n",
         False: "- There is no network: packages cannot be installed from the internet.\n",

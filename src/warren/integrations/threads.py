@@ -8,8 +8,8 @@ import asyncio
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
-from typing import Any, Final, TypeVar, Unpack
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, Unpack
 
 from warren.integrations.extras import missing_package
 
@@ -18,7 +18,6 @@ try:
 except ModuleNotFoundError as exc:
     raise missing_package(exc, __name__, "langchain") from None
 
-from warren.integrations.plans import Plan, arun, call, run
 from warren.model.errors import InvalidRequest
 from warren.sdk.aio.backend import AsyncBackend
 from warren.sdk.aio.client import AsyncSandboxClient
@@ -28,13 +27,14 @@ from warren.sdk.blocking.client import SandboxClient
 from warren.sdk.blocking.platform import open_backend
 from warren.sdk.options import SandboxOptions
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _MOST_THREADS: Final = 4096
 
 
 def current_thread() -> str:
-    """The thread id of the running LangGraph graph, also in its tools and subagents."""
+    """Returns the thread id of the running LangGraph graph, also in its tools and subagents. Raises InvalidRequest."""
     try:
         configurable = get_config().get("configurable", {})
     except RuntimeError:
@@ -68,11 +68,6 @@ class Connections:
                 self._blocking = open_backend(*self._target)
                 weakref.finalize(self, self._blocking.close)
             return self._blocking
-
-    def registry_entry(self, kind: str, name: str) -> dict[str, Any]:
-        """Asks the server for an entry of its registry."""
-        found: dict[str, Any] = self.blocking().call("get_registry_entry", kind=kind, entry=name)
-        return found
 
     async def aio(self) -> AsyncBackend:
         with self._lock:
@@ -137,22 +132,26 @@ class ClientPair:
         """Empty while there is no session."""
         return self._given.session_id if self._given is not None else self._last_session
 
-    def run(self, plan: Plan[T]) -> T:
+    def run(self, work: Callable[Concatenate[SandboxClient, P], T], *args: P.args, **options: P.kwargs) -> T:
+        """Calls `work` with the blocking client and these arguments."""
         with self._lock:
             if self._blocking is None:
                 self._blocking = SandboxClient(**self._options, backend=self.connections.blocking())
             client = self._blocking
             self._join_session(client)
         try:
-            return run(client, plan)
+            return work(client, *args, **options)
         finally:
             self._note_session(client)
 
-    async def arun(self, plan: Plan[T]) -> T:
+    async def arun(
+        self, work: Callable[Concatenate[AsyncSandboxClient, P], Awaitable[T]], *args: P.args, **options: P.kwargs
+    ) -> T:
+        """Calls `work` with the async client of this event loop and these arguments."""
         client = self._given if isinstance(self._given, AsyncSandboxClient) else await self._client_of_loop()
         self._join_session(client)
         try:
-            return await arun(client, plan)
+            return await work(client, *args, **options)
         finally:
             self._note_session(client)
 
@@ -196,7 +195,7 @@ class ThreadClients:
         return f"<ThreadClients {len(self._pairs)} threads>"
 
     def pair(self, thread_id: str = "") -> ClientPair:
-        """The pair of a thread, by default of the running graph's."""
+        """Returns the pair of a thread, by default of the running graph's."""
         thread_id = thread_id or current_thread()
         with self._lock:
             if thread_id not in self._pairs:
@@ -208,10 +207,10 @@ class ThreadClients:
 
     def delete(self, thread_id: str) -> None:
         """Ends a thread's sandbox, if it has one."""
-        self.pair(thread_id).run(call("cleanup"))
+        self.pair(thread_id).run(SandboxClient.cleanup)
 
     async def adelete(self, thread_id: str) -> None:
-        await self.pair(thread_id).arun(call("cleanup"))
+        await self.pair(thread_id).arun(AsyncSandboxClient.cleanup)
 
 
 _NO_BACKEND: Any = object()

@@ -11,12 +11,12 @@ most; then it makes do with a short answer and says so. Without a request, as in
 """
 
 import asyncio
-from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
+from warren.kernel.fair_share import FairShare, Turns
 from warren.model.errors import NoCapacity
 
 MIB: Final = 1024 * 1024
@@ -26,28 +26,23 @@ WAIT_S: Final = 20.0  # less than a command's agent may be silent, see sandboxes
 
 class AnswerMemory:
     def __init__(self, total_bytes: int = 512 * MIB, wait_s: float = WAIT_S) -> None:
-        self._total = total_bytes
         self._wait_s = wait_s
-        self._held: Counter[str] = Counter()
-        self._in_all = 0
-        self._waiting: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}
+        self._held = FairShare(total_bytes, of_rest=1)
+        self._waiting = Turns[tuple[int, asyncio.Future[None]]]()
 
     def __repr__(self) -> str:
-        waiting = sum(map(len, self._waiting.values()))
-        return f"<AnswerMemory: {self._in_all} of {self._total} bytes held by {len(self._held)}, {waiting} waiting>"
+        held, waiting = self._held, len(self._waiting)
+        return f"<AnswerMemory: {held.in_all} of {held.total} bytes held by {len(held.owners)}, {waiting} waiting>"
 
     def take_now(self, tenant: str, size: int) -> bool:
-        if tenant in self._waiting or not self._fits(tenant, size):
-            return False
-        self.count(tenant, size)
-        return True
+        return tenant not in self._waiting and self._held.try_take(tenant, size)
 
     async def take(self, tenant: str, size: int) -> bool:
         """Waits for room. Gives False if there was none for so long."""
         if self.take_now(tenant, size):
             return True
         given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append((size, given))
+        self._waiting.add(tenant, (size, given))
         try:
             await asyncio.wait([given], timeout=self._wait_s)
         except asyncio.CancelledError:
@@ -56,42 +51,25 @@ class AnswerMemory:
             raise
         finally:
             if not given.done():
-                self._stop_waiting(tenant, size, given)
+                self._waiting.remove(tenant, (size, given))
+                self._admit()
         return given.done()
 
     def count(self, tenant: str, size: int) -> None:
         """Counts what is held already, whether there is room for it or not."""
-        self._held[tenant] += size
-        self._in_all += size
+        self._held.take(tenant, size)
 
     def give_back(self, tenant: str, size: int) -> None:
-        self._held[tenant] -= size
-        self._in_all -= size
-        if not self._held[tenant]:
-            del self._held[tenant]
+        self._held.give_back(tenant, size)
         if self._waiting:
             self._admit()
 
-    def _fits(self, tenant: str, size: int) -> bool:
-        return self._held[tenant] + size <= self._total - self._in_all - size
-
     def _admit(self) -> None:
         """Gives room to those who wait: first to the tenants that hold the least, and to each in turn."""
-        for tenant in sorted(self._waiting, key=self._held.__getitem__):
-            queue = self._waiting[tenant]
-            while queue and self._fits(tenant, queue[0][0]):
-                size, given = queue.popleft()
-                self.count(tenant, size)
+        for tenant in self._held.smallest_first(self._waiting):
+            while tenant in self._waiting and self._held.try_take(tenant, self._waiting.of(tenant)[0][0]):
+                _, given = self._waiting.take(tenant)
                 given.set_result(None)
-            if not queue:
-                del self._waiting[tenant]
-
-    def _stop_waiting(self, tenant: str, size: int, given: asyncio.Future[None]) -> None:
-        queue = self._waiting[tenant]
-        queue.remove((size, given))
-        if not queue:
-            del self._waiting[tenant]
-        self._admit()
 
 
 class AnswerRoom:

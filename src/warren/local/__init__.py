@@ -87,7 +87,7 @@ async def _open_socket(opening: Any) -> AsyncGenerator[Any, None]:
 
 
 class _Client:
-    """Starts to use the engine with the first call."""
+    """What both backends share: they join the engine with their first call, and leave it when they are closed."""
 
     def __init__(self) -> None:
         self._joining = threading.Lock()

@@ -35,7 +35,7 @@ from warren.sessions.validation import validated
 
 
 class LocalCalls:
-    """The calls that the SDK's backends make (warren/sdk/aio/backend.py)."""
+    """Does what the SDK's backends promise (warren/sdk/aio/backend.py), on the engine's loop."""
 
     def __init__(self, context: OperationContext) -> None:
         self._context = context
@@ -103,7 +103,7 @@ class LocalCalls:
         call = Call(self._context, DEFAULT_TENANT, session_id)
         async with call.using(counts=False):
             process = await open_terminal(call.session, call.sandbox, size, **how)
-            await call.sessions.record_use(DEFAULT_TENANT, session_id)
+            await call.sessions.uses.record(DEFAULT_TENANT, session_id)
             socket = LocalSocket(self._context, session_id, process, offset)
             try:
                 yield socket
@@ -145,7 +145,7 @@ class LocalSocket:
         self._ended = False
 
     async def send(self, message: str | bytes) -> None:
-        await self._context.sessions.record_use(DEFAULT_TENANT, self._session_id)
+        await self._context.sessions.uses.record(DEFAULT_TENANT, self._session_id)
         if isinstance(message, bytes):
             await self._process.write(message)
         else:

@@ -69,7 +69,7 @@ class _Submission(Generic[T]):
             self._notify()
 
     def cancel(self) -> None:
-        """Called on the loop, after `begin`, when the caller does not wait any more."""
+        """Cancels the work. Called on the loop, after `begin`, when the caller has stopped waiting."""
         self._cancelled = True
         if self._task is not None:
             self._task.cancel()
@@ -223,7 +223,7 @@ class Engine:
         return call.result()
 
     def finish(self, work: Work[Any]) -> None:
-        """Waits for work that releases something. If the engine has ended, the work was done before.
+        """Waits for work that releases something. If the engine has ended, that has been done already.
 
         On the engine's own thread it only starts the work: the collector may close an iterator in any thread.
         """
@@ -272,7 +272,7 @@ async def _cancel_all() -> None:
 
 
 def _import_parts() -> tuple[Callable[[], Work["tuple[Service, LocalCalls]"]], Callable[[], asyncio.AbstractEventLoop]]:
-    """Functions that make the service, and the loop it runs on."""
+    """Imports and returns the functions that make the service, and the loop it runs on."""
     try:
         import uvloop
 

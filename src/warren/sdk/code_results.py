@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from warren.model.errors import InvalidRequest
 from warren.sdk import results
@@ -75,11 +75,11 @@ class Result(results.Result):
         return self.text if self.text is not None else repr(self)
 
     def formats(self) -> list[str]:
-        """The formats that there are."""
+        """Returns the names of the formats that it has."""
         return [name for name in _FORMATS if getattr(self, name) is not None] + list(self.extra or {})
 
     def given(self) -> dict[str, Any]:
-        """Its fields that have a value."""
+        """Returns the fields that have a value."""
         return {name: value for name, value in dict(self).items() if value not in (None, [])}
 
     @property
@@ -88,7 +88,7 @@ class Result(results.Result):
         return any(getattr(self, name) is not None for name in ("png", "jpeg", "svg"))
 
     def to_bytes(self, name: str) -> bytes:
-        """The value in that format, as a file of that format has it."""
+        """Returns the content of a file in that format. Raises InvalidRequest if the result does not have it."""
         value = getattr(self, name) if name in _FORMATS else (self.extra or {}).get(name)
         if value is None:
             raise InvalidRequest(f"the result has no {name}", remedy=f"it has: {', '.join(self.formats())}")
@@ -147,13 +147,13 @@ def _decoded(name: str, value: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Logs(results.Result):
-    """What the code has written, in pieces as they came."""
+    """The output of the code, in the pieces in which it came."""
 
     stdout: list[str] = field(default_factory=list)
     stderr: list[str] = field(default_factory=list)
 
     def to_json(self) -> str:
-        """Its fields as a JSON document."""
+        """Returns the fields as a JSON document."""
         return json.dumps(dict(self))
 
 
@@ -169,13 +169,13 @@ class ExecutionError(results.Result):
         return f"{self.name}: {self.value}" if self.value else self.name
 
     def to_json(self) -> str:
-        """Its fields as a JSON document."""
+        """Returns the fields as a JSON document."""
         return json.dumps(dict(self))
 
 
 @dataclass(frozen=True)
 class Execution(results.Result):
-    """What came of a piece of code. An error of the code is in `error`; it is not raised.
+    """The outcome of a piece of code. An error of the code is in `error`; it is not raised.
 
     `reason`: exited, timeout, cancelled, context_lost, refused or sandbox_lost. `context_lost`, if the interpreter
     died: oom, killed or exited; its variables are gone then. `truncated`: some output is missing, `dropped` says how
@@ -198,19 +198,7 @@ class Execution(results.Result):
     notice: str | None = None
     saved: SavedArtifacts | None = None
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        """Makes it from the JSON of the server."""
-        error, saved = values.get("error"), values.get("saved")
-        return super().of(
-            {
-                **values,
-                "results": [Result.of(each) for each in values.get("results") or ()],
-                "logs": Logs.of(values.get("logs") or {}),
-                "error": None if error is None else ExecutionError.of(error),
-                "saved": None if saved is None else SavedArtifacts.of(saved),
-            }
-        )
+    _inner: ClassVar = {"results": Result, "logs": Logs, "error": ExecutionError, "saved": SavedArtifacts}
 
     @property
     def ok(self) -> bool:
@@ -223,21 +211,18 @@ class Execution(results.Result):
         return next((each.text for each in self.results if each.is_main_result), None)
 
     def to_json(self) -> str:
-        """All of it as one JSON document."""
+        """Returns all of it as one JSON document."""
         values = {**dict(self), "logs": dict(self.logs), "error": None if self.error is None else dict(self.error)}
-        shown = [
-            {name: value for name, value in dict(each).items() if value not in (None, [])} for each in self.results
-        ]
         if self.saved is not None:
             values["saved"] = {**dict(self.saved), "artifacts": [dict(each) for each in self.saved.artifacts]}
-        return json.dumps({**values, "results": shown})
+        return json.dumps({**values, "results": [each.given() for each in self.results]})
 
 
 @dataclass(frozen=True, slots=True)
 class CodeContext(results.Result):
     """An interpreter in the sandbox that keeps its state. `state`: idle, busy or lost; then `lost_reason` says why.
 
-    `default`: it is the one that code without a context runs in.
+    `default`: code that names no context runs in this one.
     """
 
     id: str
@@ -270,7 +255,7 @@ class OutputMessage(str):
 
 
 class ExecutionBuilder:
-    """Collects the events of a piece of code that runs. `execution` is what they add up to, once `end` has come."""
+    """Collects the events of running code. `execution` returns what they add up to, once `end` has come."""
 
     def __init__(self) -> None:
         self.id = ""

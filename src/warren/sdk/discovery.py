@@ -20,8 +20,10 @@ _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::"})
 
 
 def find_url() -> str:
-    """What is no number in WARREN_PORT is not meant for clients: Kubernetes puts an address there for a service that is
-    called warren."""
+    """Returns the URL of the server.
+
+    A WARREN_PORT that is no number is ignored: Kubernetes puts an address there for a service called warren.
+    """
     port = os.environ.get("WARREN_PORT", "")
     here = f"http://localhost:{port}" if port.isascii() and port.isdecimal() else DEFAULT_URL
     return os.environ.get("WARREN_URL") or here
@@ -35,7 +37,7 @@ def find_key(url: str) -> str:
 
 
 def credentials_path() -> Path | None:
-    """Returns None for a user without a home directory."""
+    """Returns the path of the credentials file; None for a user without a home directory."""
     if path := os.environ.get("WARREN_CREDENTIALS"):
         return Path(path)
     try:

@@ -1,31 +1,39 @@
-"""The keyword arguments that methods of both clients hand on, for type checkers: `**options: Unpack[ClientOptions]`."""
+"""The options that both clients take as keywords, in groups: `**options: Unpack[ClientOptions]`.
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+`session_values` and `command_values` make the fields of requests of them.
+"""
+
+import base64
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
+
+from warren.model.errors import ImageBuilding
 
 if TYPE_CHECKING:
     from warren.model.network import NetworkRules
-    from warren.sdk.protocol import ImageProgress
 
 Mode = Literal["remote", "local"]
+ImageProgress = Callable[[ImageBuilding], None]
+
+_NOT_SENT: Final = frozenset({"timeout", "exactly_once", "image_timeout_s", "on_image_progress"})
 
 
 class ServerOptions(TypedDict, total=False):
-    """Which server is meant."""
+    """Where the server is, and the key for it."""
 
     mode: Mode
     api_key: str
 
 
 class AttachOptions(ServerOptions, total=False):
-    """How a client of a session works."""
+    """How a client of an existing session works."""
 
     timeout: float
     exactly_once: bool
 
 
-class SandboxOptions(ServerOptions, total=False):
-    """What a new session is like. The integrations take these."""
+class SessionOptions(TypedDict, total=False):
+    """What a new session is like, how its client waits for it, and whether it repeats commands."""
 
     environment: str
     image: str
@@ -41,16 +49,25 @@ class SandboxOptions(ServerOptions, total=False):
     idle_timeout_s: float | None
     max_lifetime_s: float | None
     replace_lost: bool
-    exactly_once: bool
     agent_config: str | Mapping[str, Any]
+    exactly_once: bool
     image_timeout_s: float
-    on_image_progress: "ImageProgress | None"
+    on_image_progress: ImageProgress | None
 
 
-class ClientOptions(SandboxOptions, total=False):
-    """All options of a client."""
+class WorkOptions(SessionOptions, total=False):
+    """What a client takes beside its server and its session; `timeout` is that of commands without one."""
 
     timeout: float
+
+
+class SandboxOptions(ServerOptions, SessionOptions, total=False):
+    """What the integrations take: they have a `timeout` of their own."""
+
+
+class ClientOptions(ServerOptions, WorkOptions, total=False):
+    """All options of a client."""
+
     thread_id: str
     session_id: str
 
@@ -71,3 +88,55 @@ class SessionChanges(TypedDict, total=False):
     idle_timeout_s: float
     max_lifetime_s: float
     metadata: Mapping[str, str | None]
+
+
+def check_options(options: WorkOptions) -> None:
+    """Raises TypeError for a name that is no option, as Python does for an argument that is not declared."""
+    for name in options:
+        if name not in WorkOptions.__annotations__:
+            raise TypeError(f"a client has no option {name!r}; it has {', '.join(WorkOptions.__annotations__)}")
+
+
+def session_values(thread_id: str, options: WorkOptions) -> dict[str, Any]:
+    """Returns what the request for a new session says, as JSON has it: options that are not empty."""
+    given = {"thread_id": thread_id, **{name: _json_value(name, value) for name, value in options.items()}}
+    return {name: value for name, value in given.items() if value and name not in _NOT_SENT}
+
+
+def network_values(rules: "NetworkRules | Mapping[str, Any]") -> dict[str, Any]:
+    """Returns network rules as the server takes them."""
+    values = dict(rules) if isinstance(rules, Mapping) else rules.as_mapping()
+    return {"internet": False, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
+
+
+def _json_value(name: str, value: Any) -> Any:
+    if name == "network" and value is not None:
+        return network_values(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
+
+
+def stdin_values(stdin: str | bytes) -> dict[str, Any]:
+    """Returns the fields of a request for its input: ASCII text as it is, bytes and any other text as base64."""
+    if isinstance(stdin, str) and not stdin.isascii():
+        stdin = stdin.encode(errors="surrogateescape")
+    if isinstance(stdin, bytes):
+        return {"stdin_base64": base64.b64encode(stdin).decode()} if stdin else {}
+    return {"stdin": stdin} if stdin else {}
+
+
+def command_values(
+    command: str | Sequence[str],
+    timeout: float | None,
+    cwd: str = "",
+    env: Mapping[str, str] | None = None,
+    user: str = "",
+    carry_state: bool = True,
+    keep_bytes: int | None = None,
+) -> dict[str, Any]:
+    """Returns the fields of a request for a command; options that are not given are left out."""
+    values: dict[str, Any] = {"command": command if isinstance(command, str) else list(command)}
+    given = {"timeout_s": timeout, "cwd": cwd, "env": dict(env or {}), "user": user, "keep_bytes": keep_bytes}
+    values.update({name: value for name, value in given.items() if value not in (None, "", {})})
+    return values if carry_state else {**values, "carry_state": False}

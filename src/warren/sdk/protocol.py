@@ -7,11 +7,12 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import urlencode, urlsplit
+from typing import IO, Any, Final, NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
 
+from warren.model.api import OPERATIONS, Reads
 from warren.model.errors import (
     ImageBuilding,
     InvalidRequest,
@@ -25,9 +26,6 @@ from warren.model.errors import (
     WarrenError,
 )
 
-if TYPE_CHECKING:
-    from warren.model.network import NetworkRules
-
 IDLE_CONNECTION_S: Final = 60.0  # an idle connection is reused for this long; servers keep it open longer
 CHUNK_BYTES: Final = 256 * 1024
 COMMAND_TIMEOUT_S: Final = 120.0  # the same as the server's, unless its operator has changed that
@@ -35,7 +33,6 @@ CREATE_S: Final = 60.0  # creating a session may have to wait for a sandbox
 IMAGE_TIMEOUT_S: Final = 900.0  # how long a new session waits for an image that is being built
 _ANSWER_SLACK_S: Final = 30.0
 _LONGEST_S: Final = 30 * 86400.0
-ImageProgress = Callable[[ImageBuilding], None]
 _SAFE_METHODS: Final = frozenset({"GET", "PUT", "DELETE", "HEAD"})
 
 
@@ -63,14 +60,8 @@ def new_key() -> str:
 
 
 def work_s(limit_s: float) -> float:
-    """How long the server may work on a command with this time-out; 0 is none."""
+    """Returns how long the server may work on a command with this time-out, where 0 means none."""
     return (limit_s or _LONGEST_S) + _ANSWER_SLACK_S
-
-
-def network_values(rules: "NetworkRules | Mapping[str, Any]") -> dict[str, Any]:
-    """Network rules as the server takes them."""
-    values = dict(rules) if isinstance(rules, Mapping) else rules.as_mapping()
-    return {"internet": False, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
 
 
 class Address(NamedTuple):
@@ -155,8 +146,28 @@ class Request:
         return None if self.values is None else json.dumps(self.values).encode()
 
 
+def request_for(operation: str, session_id: str, arguments: Mapping[str, Any], **more: Any) -> Request:
+    """Makes the request of an operation from its row of the table; arguments that are None are left out."""
+    row = OPERATIONS[operation]
+    given = {name: value for name, value in arguments.items() if value is not None}
+    named = {"session_id": session_id, **{name: given.pop(name) for name in row.names_in_path if name in given}}
+    path = row.path.format(**{name: quote(value, safe="") for name, value in named.items()})
+    method = "GET" if row.method == "WEBSOCKET" else row.method
+    if row.reads not in (Reads.JSON, Reads.OPTIONAL_JSON):
+        return Request(method, path, given, repeatable=row.repeatable, **more)
+    query = {name: given.pop(name) for name in row.in_query if name in given}
+    return Request(method, path, query, values=given, repeatable=row.repeatable, **more)
+
+
+def byte_range(offset: int, length: int | None) -> str:
+    """Returns the value of the Range header; empty for the whole file."""
+    if not offset and length is None:
+        return ""
+    return f"bytes={offset}-{'' if length is None else offset + length - 1}"
+
+
 def _trace_headers() -> dict[str, str]:
-    """The trace of the caller's program, if that uses OpenTelemetry: what the server does for it belongs to it too."""
+    """Returns headers that make the server's work part of the caller's trace, if the program uses OpenTelemetry."""
     api = sys.modules.get("opentelemetry.trace")
     context = api.get_current_span().get_span_context() if api is not None else None
     if context is None or not context.is_valid:
@@ -198,7 +209,7 @@ def error_from_response(status: int, body: bytes, retry_after: str | None = None
 
 
 def _foreign_response(status: int, body: bytes) -> WarrenError:
-    """The error for a response of a proxy, or of a server that is not Warren."""
+    """Returns the error for a response of a proxy, or of a server that is not Warren."""
     text = body[:200].decode(errors="replace").strip()
     message = f"the server answered {status}, and not as Warren does: {text or 'nothing'}"
     if status == 401:
@@ -209,12 +220,12 @@ def _foreign_response(status: int, body: bytes) -> WarrenError:
 
 
 def is_problem(name: str, values: Mapping[str, Any]) -> bool:
-    """Whether an event says that the operation failed. An `error` without a code is one of the user's own code."""
+    """Returns whether the event reports a failed operation; an `error` without a code is the user's own."""
     return name == "error" and "code" in values
 
 
 def error_from_event(values: Mapping[str, Any]) -> WarrenError:
-    """The exception for an `error` event of a stream or a socket."""
+    """Returns the exception for an `error` event of a stream or a socket."""
     kind = WarrenError.by_code.get(values.get("code", ""), WarrenError)
     return kind(values.get("detail", "the stream ended with an error"), remedy=values.get("remedy", ""))
 
@@ -241,6 +252,16 @@ def connection_lost(address: Address, request: Request, exc: BaseException) -> S
     )
 
 
+def fresh_sandbox_notice(created: Mapping[str, Any]) -> str | None:
+    """Returns what the caller should know about a session that took the place of an earlier one of its thread."""
+    previous = created.get("previous")
+    if not created.get("created") or previous is None:
+        return None
+    return (
+        f"This is a fresh sandbox: the thread's earlier session ended ({previous['reason']}), and its files are gone."
+    )
+
+
 # -- repetition
 
 
@@ -259,7 +280,7 @@ def pause_before_retry(attempt: int, request: Request, error: WarrenError, optio
 
 
 def is_already_deleted(attempt: int, request: Request, error: WarrenError) -> bool:
-    """Whether a repeated DELETE finds nothing because the attempt before it succeeded."""
+    """Returns whether a repeated DELETE finds nothing because the attempt before it succeeded."""
     return attempt > 0 and request.method == "DELETE" and isinstance(error, NotFound)
 
 

@@ -3,15 +3,19 @@
 import base64
 import codecs
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 
 class Result:
-    """The base of all results: `result.output` and `result["output"]` are the same."""
+    """The base of all results: `result.output` and `result["output"]` are the same.
+
+    `_inner` names the fields that are results themselves, or lists of them, with their class.
+    """
 
     __slots__ = ()
+    _inner: ClassVar[Mapping[str, "type[Result]"]] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.keys():
@@ -25,24 +29,24 @@ class Result:
         return iter(self.keys())
 
     def keys(self) -> list[str]:
-        """The names of its fields."""
+        """Returns the names of the fields."""
         return list(_field_names(type(self)))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The field of that name, or `default` if there is none."""
+        """Returns the field of that name, or `default` if there is none."""
         return getattr(self, name) if name in self.keys() else default
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
         """Makes a result from the JSON of the server; fields that the class does not have are left out."""
         known = _field_names(cls)
-        return cls(
-            **{
-                name: value if type(value) in _PLAIN else _plain(value)
-                for name, value in values.items()
-                if name in known
-            }
-        )
+        given = {
+            name: value if type(value) in _PLAIN else _plain(value) for name, value in values.items() if name in known
+        }
+        for name, kind in cls._inner.items():
+            if inner := given.get(name):
+                given[name] = [kind.of(each) for each in inner] if isinstance(inner, list) else kind.of(inner)
+        return cls(**given)
 
 
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
@@ -85,11 +89,7 @@ class SavedArtifacts(Result):
     left_out: list[dict[str, str]]
     left_out_count: int = 0
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        """Makes a result from the JSON of the server."""
-        found = [ArtifactInfo.of(each) for each in values["artifacts"]]
-        return cls(found, list(values["left_out"]), values["left_out_count"])
+    _inner: ClassVar = {"artifacts": ArtifactInfo}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +122,7 @@ class ExecuteResult(Result):
     stderr_base64: str = ""
     saved: SavedArtifacts | None = None
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        """Makes a result from the JSON of the server; fields that the class does not have are left out."""
-        result = super(ExecuteResult, cls).of(values)
-        return result if not values.get("saved") else replace(result, saved=SavedArtifacts.of(values["saved"]))
+    _inner: ClassVar = {"saved": SavedArtifacts}
 
     @property
     def stdout_bytes(self) -> bytes:
@@ -247,21 +243,12 @@ class MetricsInfo(Result):
     interval_s: float = 0.0
     series: list[FiguresInfo] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        """Makes it from the JSON of the server."""
-        return cls(
-            values["session_id"],
-            FiguresInfo.of(values["now"]),
-            dict(values["limits"]),
-            values["interval_s"],
-            [FiguresInfo.of(point) for point in values["series"]],
-        )
+    _inner: ClassVar = {"now": FiguresInfo, "series": FiguresInfo}
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentInfo(Result):
-    """`limits` are those that a session gets if it asks for no others; times are None where the server's apply."""
+    """A session gets these `limits` if it asks for no others. Times are None where the server's apply."""
 
     name: str
     description: str = ""
@@ -290,7 +277,7 @@ class EntryInfo(Result):
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo(Result):
-    """`version` is another one each time the image is made anew."""
+    """An image. Its `version` changes each time the image is built."""
 
     name: str
     version: str = ""
@@ -337,7 +324,7 @@ class Ticket(Result):
 
 @dataclass(frozen=True, slots=True)
 class FileEntry(Result):
-    """`kind`: file, directory, symlink or other. `mode` is octal text such as 0644."""
+    """An entry of a directory. `kind`: file, directory, symlink or other. `mode` is octal text such as 0644."""
 
     path: str
     name: str
@@ -357,7 +344,7 @@ class FileEntry(Result):
 
 @dataclass(frozen=True, slots=True)
 class FileChange(Result):
-    """`change`: watching (once, the first), created, modified, removed, moved_from, moved_to or overflow."""
+    """`change` is watching (the first one), created, modified, removed, moved_from, moved_to or overflow."""
 
     change: str
     path: str
@@ -405,7 +392,7 @@ class OutputDecoder:
         self._end = 0
 
     def decode(self, event: Mapping[str, Any]) -> OutputChunk:
-        """The chunk of an `output` event."""
+        """Returns the chunk of an `output` event."""
         stream, data = event["stream"], base64.b64decode(event["data"])
         if stream not in self._decoders:
             self._decoders[stream] = codecs.getincrementaldecoder("utf-8")("replace")

@@ -1,8 +1,8 @@
 """Saves files of sandboxes as artifacts, and reads and deletes artifacts.
 
-Handlers call `save_artifacts` after a command and `store_bytes` for what the server itself has; Lifecycle calls
-`save_at_end` before it destroys a sandbox. `artifact_files.py` finds the files, `artifact_records.py` what was saved;
-`artifact_expiry.py` removes what is over.
+Handlers save files after a command, and bytes that the server itself has (operations/artifact_saving.py);
+`SessionEnding` calls `save_at_end` before it destroys a sandbox. `artifact_files.py` finds the files,
+`artifact_records.py` what was saved; `artifact_expiry.py` removes what is over.
 
 The sum of a tenant's bytes is charged before a content is written, and given back if nothing comes of it. Everything in
 a sandbox may be hostile: what is read of it is bounded by number, size and time.
@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from weakref import WeakValueDictionary
 
 from warren.interfaces.artifacts import ArtifactStore
@@ -25,7 +25,6 @@ from warren.model.artifact import (
     ARTIFACTS_DIR,
     Artifact,
     ArtifactRules,
-    LeftOut,
     Saved,
     SavedAtEnd,
     check_mime,
@@ -45,9 +44,6 @@ from warren.sessions.artifact_records import ArtifactRecords
 from warren.sessions.event_hub import EventHub
 from warren.sessions.output_events import close_source
 
-if TYPE_CHECKING:
-    from warren.sessions.operations.call import Call
-
 _FIND_S: Final = 5.0  # in which a sandbox must say at its end whether there is something to save
 _SAVE_S: Final = 60.0
 _AT_ONCE: Final = 6
@@ -57,29 +53,6 @@ _log = get_log(__name__)
 
 BoundOf = Callable[[Session], Awaitable[int | None]]
 LimitReport = Callable[[Session], Awaitable[None]]
-
-
-async def save_artifacts(call: "Call", paths: Sequence[str]) -> Saved:
-    """Saves the files of the call's session that these paths and globs name; nothing if there are none."""
-    if not paths:
-        return Saved()
-    check_patterns(paths)
-    async with call.sessions.using(call.tenant, call.session_id) as (session, sandbox):
-        return await call.artifacts.save(session, sandbox, paths)
-
-
-async def save_after(call: "Call", paths: Sequence[str]) -> Saved:
-    """The same after a command whose result must not get lost: what is wrong is told as left out."""
-    try:
-        return await save_artifacts(call, paths)
-    except WarrenError as exc:
-        return Saved(left_out=(LeftOut("", str(exc)),), left_out_count=1)
-
-
-async def store_bytes(call: "Call", name: str, mime: str, data: bytes) -> Artifact:
-    """Saves bytes that the server has as an artifact of the call's session, such as a picture that code has drawn."""
-    session = await call.sessions.get(call.tenant, call.session_id)
-    return await call.artifacts.save_bytes(session, name, mime, data)
 
 
 async def _no_bound(session: Session) -> int | None:

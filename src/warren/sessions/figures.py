@@ -77,23 +77,24 @@ class _Followed:
 
 
 class FiguresMeter:
-    """`find_sandbox` gives the sandbox of a session; the lifecycle sets it."""
+    """`find_sandbox` gives the sandbox of a session."""
 
     def __init__(
         self,
         clock: Clock,
+        find_sandbox: FindSandbox,
         environments: Callable[[str], Environment] | None = None,
         publish: Publish = lambda event: None,
         read_s: float = READ_S,
     ) -> None:
         self._clock = clock
+        self._find_sandbox = find_sandbox
         self._environments = environments
         self._publish = publish
         self._read_s = read_s
         self.interval_s = read_s
         self._followed: dict[tuple[str, str], _Followed] = {}  # by tenant and session id
         self._new: dict[tuple[str, str], _Followed] = {}  # those that were never read
-        self.find_sandbox: FindSandbox = _not_found
 
     def __repr__(self) -> str:
         return f"<FiguresMeter: {len(self._followed)} followed, each {self.interval_s:g} s>"
@@ -167,7 +168,7 @@ class FiguresMeter:
     async def _add_point(self, followed: _Followed, thresholds: dict[str, AlertThresholds]) -> None:
         session = followed.session
         try:
-            sandbox = await self.find_sandbox(session)
+            sandbox = await self._find_sandbox(session)
             async with followed.reading:
                 before, before_at = followed.points[-1] if followed.points else None, followed.point_at
                 was_asked_for = followed.last is not before
@@ -238,7 +239,3 @@ def _is_due(alert: _Alert, percent: float, threshold: float, now: float, holds_s
 
 def _cpus(point: Figures, before: Figures, passed_s: float) -> float:
     return round(max(0.0, point.cpu_s - before.cpu_s) / passed_s, 4) if passed_s > 0 else before.cpus
-
-
-async def _not_found(session: Session) -> Sandbox:
-    raise SandboxNotFound(f"there is no sandbox of session {session.id} here")

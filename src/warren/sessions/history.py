@@ -57,8 +57,7 @@ class Reading:
     worker: WorkerStats | None = None
 
 
-async def _nothing() -> Reading:
-    return Reading()
+Read = Callable[[], Awaitable[Reading]]
 
 
 class Latencies:
@@ -152,10 +151,9 @@ class _Series:
 
 
 class History:
-    """Implements `Recorder`. The process sets `read`."""
+    """Implements `Recorder`, and passes what it is told on to `following`."""
 
     def __init__(self, clock: Clock, following: Recorder = NO_RECORDER) -> None:
-        self.read: Callable[[], Awaitable[Reading]] = _nothing
         self._clock = clock
         self._next = following
         self._now, self._longer = _Interval(), _Interval()
@@ -174,8 +172,8 @@ class History:
         environment. Values are null where there is nothing to tell."""
         return self._series[span].view()
 
-    async def run(self) -> None:
-        """Makes points until it is cancelled."""
+    async def run(self, read: Read) -> None:
+        """Makes points of what `read` gives until it is cancelled."""
         loop = asyncio.get_running_loop()
         made = int(self._clock.wall() // POINT_S)
         while True:
@@ -184,12 +182,12 @@ class History:
             self._now.lag_s = max(self._now.lag_s, loop.time() - due)
             if int(self._clock.wall() // POINT_S) != made:
                 made = int(self._clock.wall() // POINT_S)
-                await self.make_point()
+                await self.make_point(read)
 
-    async def make_point(self) -> None:
+    async def make_point(self, read: Read) -> None:
         reading = Reading()
         with suppress(WarrenError):
-            reading = await self.read()
+            reading = await read()
         wall = self._clock.wall()
         interval, self._now = self._now, _Interval()
         pools, counted = self._pool_rows(reading.worker)

@@ -28,6 +28,7 @@ Report = Callable[[Session, NetworkUse], Awaitable[float]]
 """Takes what is new. Gives 0, or for how many seconds the session must do without a network."""
 Bounds = tuple[EgressBound, ...]
 BoundsOf = Callable[[Session], Awaitable[Bounds]]
+Reopen = Callable[[Session], None]
 
 
 async def _unreported(session: Session, use: NetworkUse) -> float:
@@ -49,8 +50,7 @@ class _Followed:
 
 
 class NetworkMeter:
-    """`bounds_of` gives what a session shares with others. `reopen` applies the rules of a session again; the lifecycle
-    sets it."""
+    """`bounds_of` gives what a session shares with others."""
 
     def __init__(
         self,
@@ -66,7 +66,6 @@ class NetworkMeter:
         self.bounds_of = bounds_of
         self._read_s = read_s
         self._followed: dict[str, _Followed] = {}  # by sandbox id
-        self.reopen: Callable[[Session], None] = lambda session: None
 
     def __repr__(self) -> str:
         return f"<NetworkMeter: {len(self._followed)} followed>"
@@ -88,38 +87,39 @@ class NetworkMeter:
                 async with asyncio.timeout(_LAST_READING_S):
                     await self._read(followed)
 
-    async def run(self) -> None:
+    async def run(self, reopen: Reopen) -> None:
+        """`reopen` applies the rules of a session again."""
         while True:
             await self._clock.sleep(self._read_s)
             bounds: dict[tuple[str, str], Bounds] = {}  # by tenant and key: read once for all their sandboxes
             for sandbox_id, followed in list(self._followed.items()):
                 try:
-                    await self._look_at(followed)
-                    await self._look_at_bounds(followed, bounds)
+                    await self._look_at(followed, reopen)
+                    await self._look_at_bounds(followed, bounds, reopen)
                 except (SandboxLost, SandboxNotFound):
                     self._followed.pop(sandbox_id, None)
                 except Exception as exc:
                     # Quotas of all tenants depend on this loop: it must survive whatever one sandbox raises.
                     _log.warning("network_not_read", session=followed.session.id, error=exc)
 
-    async def _look_at(self, followed: _Followed) -> None:
+    async def _look_at(self, followed: _Followed, reopen: Reopen) -> None:
         now = self._clock.now()
         if followed.opens_at:
             if now >= followed.opens_at:
                 followed.opens_at = 0.0
-                self.reopen(followed.session)
+                reopen(followed.session)
             return
         closed_s = await self._read(followed)
         if closed_s:
             followed.opens_at = now + closed_s
             await followed.sandbox.set_network(NO_NETWORK)
 
-    async def _look_at_bounds(self, followed: _Followed, known: dict[tuple[str, str], Bounds]) -> None:
+    async def _look_at_bounds(self, followed: _Followed, known: dict[tuple[str, str], Bounds], reopen: Reopen) -> None:
         whose = followed.session.tenant, followed.session.key_id
         if whose not in known:
             known[whose] = await self.bounds_of(followed.session)
         if known[whose] != followed.bounds and not followed.opens_at:
-            self.reopen(followed.session)
+            reopen(followed.session)
 
     async def _read(self, followed: _Followed) -> float:
         async with followed.reading:

@@ -4,14 +4,12 @@ The token of a link says what it opens and until when, and is signed with a key 
 derive from the key of their secrets. Raising the session's generation revokes all of its links.
 """
 
-import base64
-import hashlib
-import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
+from warren.kernel.signing import Signer, from_text, to_text
 from warren.model.addresses import is_loopback
 from warren.model.errors import Unauthorized
 from warren.model.preview import LOCALHOST, TOKEN_PARAMETER, Preview, preview_host
@@ -40,7 +38,7 @@ class PreviewLinks:
     without one, links use `localhost` where the server is reached so, and the path form elsewhere."""
 
     def __init__(self, secrets: Sequence[bytes], domain: str = "", *, public_allowed: bool = False) -> None:
-        self._keys = [hmac.digest(secret, _PURPOSE, hashlib.sha256) for secret in secrets]
+        self._signer = Signer(secrets, _PURPOSE, _MAC_BYTES)
         self.domain = domain
         self.public_allowed = public_allowed
 
@@ -50,7 +48,7 @@ class PreviewLinks:
     def sign(self, link: Link) -> str:
         values = link.expires_at, link.generation, link.port, int(link.local_host), link.session_id, link.tenant
         payload = " ".join(map(str, values)).encode()
-        return f"{_text(payload)}.{_text(self._mac(self._keys[0], payload))}"
+        return f"{to_text(payload)}.{to_text(self._signer.macs(payload)[0])}"
 
     def read(self, token: str, now: float) -> Link:
         """Raises Unauthorized, with the same words for everything but a link that has expired."""
@@ -58,8 +56,8 @@ class PreviewLinks:
         try:
             if len(token) > _MAX_TOKEN or not token.isascii():
                 raise ValueError
-            signed, given = _bytes(payload), _bytes(mac)
-            if not any(hmac.compare_digest(given, self._mac(key, signed)) for key in self._keys):
+            signed = from_text(payload)
+            if not self._signer.accepts(from_text(mac), signed):
                 raise ValueError
             expires_at, generation, port, local_host, session_id, tenant = signed.decode().split(" ")
             link = Link(tenant, session_id, int(port), int(expires_at), int(generation), local_host == "1")
@@ -79,19 +77,3 @@ class PreviewLinks:
             return f"{base_url.rstrip('/')}{preview.prefix.decode()}/?{token}"
         port = f":{base.port}" if base.port else ""
         return f"{base.scheme}://{preview_host(link.session_id, link.port, domain)}{port}/?{token}"
-
-    @staticmethod
-    def _mac(key: bytes, payload: bytes) -> bytes:
-        return hmac.digest(key, payload, hashlib.sha256)[:_MAC_BYTES]
-
-
-def _text(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
-
-
-def _bytes(text: str) -> bytes:
-    """Of the one spelling that `_text` writes. Raises ValueError."""
-    data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    if _text(data) != text:
-        raise ValueError
-    return data

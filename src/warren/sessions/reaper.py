@@ -15,7 +15,6 @@ from warren.interfaces.worker import Loss, Worker
 from warren.kernel.logs import get_log
 from warren.model.errors import NoSpace, Unavailable, WarrenError
 from warren.model.session import EndReason, Session, SessionState
-from warren.sessions.lifecycle import Lifecycle
 from warren.sessions.manager import Sessions
 
 TICK_S: Final = 0.5
@@ -32,12 +31,15 @@ class Reaper:
 
     def __init__(self, sessions: Sessions, *, retention_s: float = 86400.0, rebooted: bool = False) -> None:
         self._sessions = sessions
-        self._lifecycle: Lifecycle = sessions.lifecycle
+        self._basis = sessions.lifecycle.basis
+        self._activity = sessions.lifecycle.activity
+        self._ending = sessions.lifecycle.ending
+        self._losses = sessions.lifecycle.losses
+        self._networks = sessions.lifecycle.networks
         self._clock = sessions.clock
         self._retention_s = retention_s
         self._rebooted = rebooted
         self._slots = asyncio.Semaphore(_AT_ONCE)
-        self._ending: set[asyncio.Task[None]] = set()
         self._purged = -_PURGE_EVERY_S
 
     async def run(self) -> None:
@@ -54,8 +56,8 @@ class Reaper:
             await self._clock.sleep(TICK_S)
 
     async def tick(self) -> None:
-        await self._lifecycle.retry_ends()
-        await self._sessions.save_uses()
+        await self._ending.retry_ends()
+        await self._sessions.uses.save_all()
         for session in await self._sessions.store.due(self._clock.now(), _BATCH):
             await self._expire(session)
         if self._clock.now() - self._purged >= _PURGE_EVERY_S:
@@ -65,16 +67,16 @@ class Reaper:
     async def _expire(self, session: Session) -> None:
         reason = session.expiry(self._clock.now())
         if session.state is SessionState.STOPPING:
-            if not self._lifecycle.is_ending(session):
-                self._lifecycle.begin_end(session, self._slots)
+            if not self._activity.is_ending(session):
+                self._ending.begin_end(session, self._slots)
         elif session.state is SessionState.CREATING:
-            await self._lifecycle.undo_start(session)
-        elif reason is not None and not (reason is EndReason.IDLE and self._sessions.is_in_use(session)):
+            await self._ending.undo_start(session)
+        elif reason is not None and not (reason is EndReason.IDLE and self._sessions.uses.is_in_use(session)):
             if session.state is SessionState.LOST:
                 reason = EndReason.LOST
             stopping = session.moved_to(SessionState.STOPPING, reason=reason)
             if await self._sessions.store.swap(stopping):
-                self._lifecycle.begin_end(stopping, self._slots)
+                self._ending.begin_end(stopping, self._slots)
 
     async def watch_losses(self, worker: Worker) -> None:
         """Marks the session of each sandbox that dies as lost, as soon as the store can save that."""
@@ -85,7 +87,7 @@ class Reaper:
     async def _mark_lost(self, loss: Loss) -> bool:
         """False: the store cannot write now."""
         try:
-            await self._lifecycle.mark_owner_lost(loss.sandbox_id, loss.why)
+            await self._losses.mark_owner_lost(loss.sandbox_id, loss.why)
         except (NoSpace, Unavailable):
             return False
         except Exception as exc:
@@ -95,20 +97,20 @@ class Reaper:
     async def recover(self) -> None:
         """Takes over from an earlier server: sessions whose sandboxes are alive go on, unfinished starts are undone."""
         sessions = await self._sessions.store.active()
-        for worker in self._lifecycle.workers.values():
+        if (worker := self._basis.worker) is not None:
             own = [session for session in sessions if self._belongs_to(worker, session)]
             lost = await worker.recover({session.sandbox_id for session in own if self._may_be_alive(session)})
             for session in own:
                 await self._take_over(session, worker, lost)
                 if session.state is SessionState.STOPPING:
-                    self._lifecycle.begin_end(replace(session, worker=worker.name))
+                    self._ending.begin_end(replace(session, worker=worker.name))
         for session in sessions:
             if session.state is SessionState.CREATING:
-                await self._lifecycle.undo_start(session)
+                await self._ending.undo_start(session)
 
     def _belongs_to(self, worker: Worker, session: Session) -> bool:
         """A worker outside a cluster has all sandboxes of its state directory, even if it has been renamed."""
-        return session.worker == worker.name or (session.worker != "" and not self._lifecycle.in_cluster)
+        return session.worker == worker.name or (session.worker != "" and not self._basis.in_cluster)
 
     def _may_be_alive(self, session: Session) -> bool:
         """Also that of a session in STOPPING: what it has to save is saved before the sandbox is destroyed."""
@@ -129,11 +131,11 @@ class Reaper:
             return
         why = "the machine was restarted" if restarted else lost.get(session.sandbox_id)
         if why is not None:
-            await self._lifecycle.mark_lost(current, why)
+            await self._losses.mark_lost(current, why)
         elif current.state.can_be_lost:
-            self._lifecycle.track(current)
+            self._activity.track(current)
             if current.opens_network:
-                self._lifecycle.keep_network(current)
+                self._networks.keep_trying(current)
             self._sessions.metering.follow(self._meter_again(current, worker), f"metering {current.id} again")
 
     async def _meter_again(self, session: Session, worker: Worker) -> None:

@@ -94,14 +94,19 @@ def note(**notes: Any) -> None:
         request_context.notes.update(notes)
 
 
-def note_command(command: Command) -> None:
-    """Adds the command to the audit record, without the values of its variables."""
+def note_command(command: Command, **notes: Any) -> None:
+    """Adds the command to the audit record, without the values of its variables, and these notes."""
+    request_context = _request_context.get()
+    if request_context is _NO_REQUEST:
+        return
     shown = command.as_judged()
-    note(command=shown.shell or shown.argv)
+    request_context.notes.update(notes, command=shown.shell or shown.argv)
     for values in (command.env, command.base_env):
         if values:
             keep_secret(values.values())
 
 
 def note_end(result: ExecResult) -> None:
-    note(exit_code=result.exit_code, reason=str(result.reason))
+    request_context = _request_context.get()
+    if request_context is not _NO_REQUEST:
+        request_context.notes.update(exit_code=result.exit_code, reason=str(result.reason))

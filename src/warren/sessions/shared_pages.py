@@ -4,9 +4,10 @@ A page is given again only while nothing was written to the store, so nobody see
 """
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Final
+
+from warren.kernel.lru import LruDict
 
 KEPT_S: Final = 1.0
 _MOST: Final = 16
@@ -15,7 +16,7 @@ _MOST: Final = 16
 class SharedPages:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._pages: OrderedDict[Hashable, tuple[float, Hashable, dict[str, Any]]] = OrderedDict()
+        self._pages = LruDict[Hashable, tuple[float, Hashable, dict[str, Any]]](_MOST)
 
     def find(self, name: Hashable, revision: Hashable | None) -> dict[str, Any] | None:
         if revision is None or (known := self._pages.get(name)) is None:
@@ -28,6 +29,3 @@ class SharedPages:
         if revision is None:
             return
         self._pages[name] = self._now(), revision, page
-        self._pages.move_to_end(name)
-        if len(self._pages) > _MOST:
-            self._pages.popitem(last=False)

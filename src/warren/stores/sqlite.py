@@ -28,6 +28,7 @@ from warren.interfaces.store import (
 )
 from warren.kernel.clock import Clock, SystemClock
 from warren.kernel.logs import get_log
+from warren.kernel.lru import LruDict
 from warren.kernel.pacing import Pace
 from warren.kernel.shielding import run_shielded
 from warren.model.access import ANY_TENANT
@@ -171,7 +172,7 @@ class SqliteStore:
     ) -> None:
         self._file = file
         self._alone = alone
-        self._in_memory: dict[str, Session] = {}  # by id, of those that are active
+        self._in_memory = LruDict[str, Session](_ROWS_IN_MEMORY)  # by id, of those that are active
         self._encryption = encryption
         self.records = SqliteRecords(file, self._writable)
         self._run = file.run
@@ -251,8 +252,6 @@ class SqliteStore:
         self._in_memory.pop(session.id, None)
         if self._alone and session.state.is_active and len(data) < _LONG_ROW:
             self._in_memory[session.id] = session
-            if len(self._in_memory) > _ROWS_IN_MEMORY:
-                del self._in_memory[next(iter(self._in_memory))]
 
     async def list(self, tenant: str, page: Page) -> Sequence[Session]:
         """Looks at one row at a time, in turns with other work: there may be very many, and each may be long."""

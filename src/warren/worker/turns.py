@@ -6,9 +6,11 @@ ready sandboxes to the others, who should not wait because of it, and for greedy
 sandbox at a time. A tenant that is alone may take everything.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 from typing import Final, Protocol, TypeVar
+
+from warren.kernel.fair_share import FairShare
 
 RECENT_S: Final = 5.0
 ACTIVE_S: Final = 60.0
@@ -28,7 +30,7 @@ class TenantTurns:
         self.reserve = reserve
         self._share = max(1, share)
         self._taken: deque[tuple[float, str]] = deque()  # recently
-        self._counts: Counter[str] = Counter()  # of those, per tenant
+        self._counts = FairShare()  # of those, per tenant
         self._requested_at: dict[str, float] = {}  # the tenant that asked last comes last
         self._last_served: dict[str, int] = {}
         self._served = 0
@@ -47,23 +49,19 @@ class TenantTurns:
         self._served += 1
         self._last_served[tenant] = self._served
         self._taken.append((now, tenant))
-        self._counts[tenant] += 1
+        self._counts.take(tenant)
         self._forget_old(now)
 
     def _forget_old(self, now: float) -> None:
         while self._taken and now - self._taken[0][0] > RECENT_S:
-            _, tenant = self._taken.popleft()
-            self._counts[tenant] -= 1
-            if not self._counts[tenant]:
-                del self._counts[tenant]
+            self._counts.give_back(self._taken.popleft()[1])
 
     def is_greedy(self, tenant: str, now: float) -> bool:
         """Whether it should leave the reserve to others."""
         if len(self._requested_at) < 2:
             return False
         self._forget_old(now)
-        taken = self._counts[tenant]
-        return taken >= self._share and taken * max(2, len(self._counts)) > len(self._taken)
+        return self._counts.held(tenant) >= self._share and self._counts.has_more_than_others(tenant)
 
     def all_greedy(self, waiting: Iterable[Waiting], now: float) -> bool:
         """Whether there are waiters and all of them can wait a little longer for the sake of other tenants."""

@@ -10,6 +10,7 @@ import asyncio
 from typing import Final
 
 from warren.interfaces.sandbox import Sandbox
+from warren.kernel.lru import LruDict
 from warren.model.spec import USER_UID
 
 _PASSWD: Final = "/etc/passwd"
@@ -24,7 +25,7 @@ class UserNames:
     """Remembers for each version of an image what to write: most sandboxes are of an image that was seen before."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, ...], dict[str, bytes]] = {}
+        self._kept = LruDict[tuple[str, ...], dict[str, bytes]](_MOST_KEPT)
 
     async def add(self, sandbox: Sandbox, name: str, home: str, image: tuple[str, ...] = ()) -> None:
         """Needs a sandbox whose root is writable and which allows root. `image` identifies what its image has; empty
@@ -33,8 +34,6 @@ class UserNames:
         if files is None:
             files = await _changed_files(sandbox, name, home)
             if image:
-                while len(self._kept) >= _MOST_KEPT:
-                    del self._kept[next(iter(self._kept))]
                 self._kept[(*image, name)] = files
         await asyncio.gather(*(sandbox.write(path, data, mode=0o644, user="root") for path, data in files.items()))
 

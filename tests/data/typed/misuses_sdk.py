@@ -7,6 +7,8 @@ def blocking(sandbox: SandboxClient) -> None:
     SandboxClient(timeout="30")  # wrong
     SandboxClient(tiemout=30)  # wrong
     SandboxClient(mode="cloud")  # wrong
+    SandboxClient("http://localhost:8000", "t", "local")  # wrong
+    SandboxClient(limits=["memory_mb"])  # wrong
     SandboxClient.attach("s-1", image="base")  # wrong
     SandboxClient.list_sessions(modus="local")  # wrong
     SandboxClient.delete_thread("t", api_key=None)  # wrong

@@ -46,6 +46,8 @@ def blocking(url: str) -> int:
         with sandbox.terminal(rows=30) as terminal:
             terminal.write("ls\n")
             assert_type(terminal.read_until("$"), str)
+    SandboxClient(url, "t", environment="base", network={"allow": ["example.com"]}, gpus=1, on_image_progress=print)
+    SandboxClient(server_url=url, session_id="s-1", api_key="k", timeout=30, labels=None, agent_config={"name": "a"})
     with SandboxClient.attach("s-1", url, api_key="k", timeout=3.5) as again:
         assert_type(again, SandboxClient)
     assert_type(SandboxClient.list_sessions(url, states=["running"], api_key="k"), list[SessionInfo])

@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import json
 import ssl
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -51,6 +50,7 @@ from warren.http.problems import MEDIA_TYPE
 from warren.http.server.connections import HAS_LEFT, MAX_MESSAGE
 from warren.http.server.http_guard import request_id
 from warren.interfaces.store import SessionStore
+from warren.kernel.lru import LruDict
 from warren.kernel.tracing import trace_headers
 from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
@@ -76,7 +76,7 @@ from warren.model.network import NetworkRules
 from warren.model.preview import CHECKED_HEADER, FROM_SANDBOX, PREVIEW, SANDBOX_HEADER, Preview, Way
 from warren.model.session import Session, SessionState, new_session_id
 from warren.sessions.artifact_records import place_of
-from warren.sessions.lifecycle import unusable_error
+from warren.sessions.ending import unusable_error
 from warren.sessions.operations.machine import MAX_WORKER_NAME
 
 _MAX_REMEMBERED: Final = 100_000
@@ -119,7 +119,7 @@ class Router:
         self._e2b_wishes = e2b_wishes
         self._tls = tls
         self._tasks: set[asyncio.Task[None]] = set()
-        self._worker_ids: OrderedDict[_LookupKey, str] = OrderedDict()
+        self._worker_ids = LruDict[_LookupKey, str](_MAX_REMEMBERED)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if PREVIEW in scope:
@@ -225,14 +225,8 @@ class Router:
             self._worker_ids.pop(key, None)
             return session, ""
         for each in {key, (session.tenant, "session", session.id)}:
-            self._remember(each, session.worker)
+            self._worker_ids[each] = session.worker
         return session, session.worker
-
-    def _remember(self, key: _LookupKey, worker_id: str) -> None:
-        self._worker_ids[key] = worker_id
-        self._worker_ids.move_to_end(key)
-        if len(self._worker_ids) > _MAX_REMEMBERED:
-            self._worker_ids.popitem(last=False)
 
     # -- forwarding to the worker of a session
 

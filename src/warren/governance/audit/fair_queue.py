@@ -5,10 +5,10 @@ makes room for one of a tenant that uses less than its share. Entries are taken 
 writer's lock held.
 """
 
-from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from warren.kernel.fair_share import FairShare, Turns
 from warren.model.audit import AuditEntry, RequestRecord
 
 _LOOKS_MOST: Final = 8  # so often is the largest tenant looked for while some entries are put in: it takes a while
@@ -23,48 +23,37 @@ class Waiting(NamedTuple):
     number: int = 0
 
 
-class _Tenant:
-    __slots__ = ("held", "items", "name")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.items: deque[Waiting] = deque()
-        self.held = 0
-
-
 class FairQueue:
     """Holds at most `most` entries, whose texts have at most `held_most` characters together."""
 
     def __init__(self, most: int, held_most: int) -> None:
         self._most = most
-        self._held_most = held_most
-        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
-        self._largest: _Tenant | None = None
-        self._count = self._held = 0
+        self._entries = Turns[Waiting]()
+        self._characters = FairShare(held_most)
+        self._largest = ""
         self.last_number = 0
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._entries)
 
     @property
     def oldest_number(self) -> int:
         """The number of the oldest entry; if there is none, the number that the next one will get."""
-        return min((tenant.items[0].number for tenant in self._tenants.values()), default=self.last_number + 1)
+        return min((item.number for item in self._entries.firsts()), default=self.last_number + 1)
 
     def put(self, entries: Iterable[Waiting]) -> list[Waiting]:
         """Gives the entries for which there is no room."""
         lost: list[Waiting] = []
         looks = _LOOKS_MOST
         for item in entries:
-            name = tenant_of(item.entry)
-            tenant = self._tenants.get(name) or _Tenant(name)
+            tenant = tenant_of(item.entry)
             while self._is_full(item.size) and self._is_within_share(tenant, item.size):
                 if not self._is_larger(self._largest, tenant, item.size):
                     looks -= 1
-                    self._largest = max(self._tenants.values(), key=self._weight) if looks > 0 else None
-                if self._largest is None or not self._is_larger(self._largest, tenant, item.size):
+                    self._largest = max(self._entries, key=self._part_of) if looks > 0 else tenant
+                if not self._is_larger(self._largest, tenant, item.size):
                     break
-                lost.append(self._remove_newest(self._largest))
+                lost.append(self._forget(self._largest, self._entries.take(self._largest, newest=True)))
             if self._is_full(item.size):
                 lost.append(item)
             else:
@@ -73,50 +62,31 @@ class FairQueue:
 
     def take(self, most: int) -> list[Waiting]:
         """Takes the oldest entry of each tenant in turn."""
-        taken: list[Waiting] = []
-        while self._tenants and len(taken) < most:
-            name, tenant = self._tenants.popitem(last=False)
-            item = tenant.items.popleft()
-            self._forget(tenant, item)
-            if tenant.items:
-                self._tenants[name] = tenant
-            taken.append(item)
-        return taken
+        return [self._forget(*self._entries.next()) for _ in range(min(most, len(self._entries)))]
 
     def _is_full(self, size: int) -> bool:
-        return self._count >= self._most or self._held + size > self._held_most
+        return len(self._entries) >= self._most or not self._characters.may_take("", size)
 
-    def _is_within_share(self, tenant: _Tenant, size: int) -> bool:
-        return self._weight(tenant, size) * (len(self._tenants) + (not tenant.items)) <= 1
+    def _is_within_share(self, tenant: str, size: int) -> bool:
+        tenants = self._entries.owners + (tenant not in self._entries)
+        return self._part_of(tenant, size) * tenants <= 1
 
-    def _is_larger(self, one: _Tenant | None, other: _Tenant, size: int) -> bool:
-        return one is not None and one is not other and self._weight(one) > self._weight(other, size)
+    def _is_larger(self, one: str, other: str, size: int) -> bool:
+        return one != other and self._part_of(one) > self._part_of(other, size)
 
-    def _weight(self, tenant: _Tenant, size: int = 0) -> float:
+    def _part_of(self, tenant: str, size: int = 0) -> float:
         """Which part of the queue the tenant uses, or would use with another entry of this size."""
-        return max((len(tenant.items) + bool(size)) / self._most, (tenant.held + size) / self._held_most)
+        entries = len(self._entries.of(tenant)) + bool(size)
+        return max(entries / self._most, (self._characters.held(tenant) + size) / self._characters.total)
 
-    def _append(self, tenant: _Tenant, item: Waiting) -> None:
-        self._tenants[tenant.name] = tenant
+    def _append(self, tenant: str, item: Waiting) -> None:
         self.last_number += 1
-        tenant.items.append(item._replace(number=self.last_number))
-        tenant.held += item.size
-        self._held += item.size
-        self._count += 1
+        self._entries.add(tenant, item._replace(number=self.last_number))
+        self._characters.take(tenant, item.size)
 
-    def _remove_newest(self, tenant: _Tenant) -> Waiting:
-        item = tenant.items.pop()
-        self._forget(tenant, item)
-        if not tenant.items:
-            del self._tenants[tenant.name]
+    def _forget(self, tenant: str, item: Waiting) -> Waiting:
+        self._characters.give_back(tenant, item.size)
         return item
-
-    def _forget(self, tenant: _Tenant, item: Waiting) -> None:
-        tenant.held -= item.size
-        self._held -= item.size
-        self._count -= 1
-        if not tenant.items and tenant is self._largest:
-            self._largest = None
 
 
 def tenant_of(entry: AuditEntry | RequestRecord) -> str:

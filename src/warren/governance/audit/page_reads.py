@@ -6,10 +6,10 @@ again and again is recorded once an hour for each signed-in browser, operation a
 each time: changes, commands, what reads files, output or artifacts, requests that fail, and what comes with a key.
 """
 
-from collections import OrderedDict
 from typing import Final
 
 from warren.kernel.clock import Clock
+from warren.kernel.lru import LruDict
 
 AGAIN_S: Final = 3600.0
 _MOST: Final = 20_000  # of one that was forgotten early there is one more entry
@@ -28,7 +28,7 @@ POLLED: Final = frozenset(
 class PageReads:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._recorded = OrderedDict[tuple[str, str, str], float]()
+        self._recorded = LruDict[tuple[str, str, str], float](_MOST)
 
     def may_record(self, page: str, action: str, session_id: str) -> bool:
         """Whether this request of a page gets an entry. `page` tells the signed-in browsers apart."""
@@ -40,7 +40,4 @@ class PageReads:
         if last is not None and now - last < AGAIN_S:
             return False
         self._recorded[key] = now
-        self._recorded.move_to_end(key)
-        if len(self._recorded) > _MOST:
-            self._recorded.popitem(last=False)
         return True

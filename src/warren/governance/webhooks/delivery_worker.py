@@ -12,7 +12,6 @@ delivery is due. It finds what other processes left behind by looking at all que
 import asyncio
 import random
 import secrets
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -23,6 +22,7 @@ from warren.governance.webhooks.sender import WebhookSender
 from warren.governance.webhooks.signing import sign
 from warren.interfaces.records import Record
 from warren.kernel.clock import Clock
+from warren.kernel.fair_share import FairShare
 from warren.kernel.logs import get_log
 from warren.kernel.shielding import run_shielded
 from warren.model.errors import RateLimited, Unavailable, WarrenError
@@ -64,29 +64,30 @@ class Wakeup:
 
 
 class DeliverySlots:
-    """How many deliveries go on at once: a slow receiver delays neither other receivers nor other tenants."""
+    """How many deliveries go on at once: a slow receiver delays neither other receivers nor other tenants. A tenant
+    sends MAX_OF_TENANT at once, a webhook gets MAX_OF_WEBHOOK; further deliveries wait."""
 
     def __init__(self) -> None:
-        self._tenants: Counter[str] = Counter()
-        self._hooks: Counter[str] = Counter()
+        self._tenants = FairShare(MAX_SENDING, each=MAX_OF_TENANT)
+        self._hooks = FairShare(MAX_SENDING, each=MAX_OF_WEBHOOK)
 
     def __repr__(self) -> str:
-        return f"<DeliverySlots: {self._hooks.total()} of {MAX_SENDING} taken>"
+        return f"<DeliverySlots: {self._hooks.in_all} of {MAX_SENDING} taken>"
 
     def has_free(self, tenant: str, hook_id: str) -> bool:
-        return not (self.are_full or self._tenants[tenant] >= MAX_OF_TENANT or self._hooks[hook_id] >= MAX_OF_WEBHOOK)
+        return self._tenants.may_take(tenant) and self._hooks.may_take(hook_id)
 
     @property
     def are_full(self) -> bool:
-        return self._hooks.total() >= MAX_SENDING
+        return self._hooks.in_all >= MAX_SENDING
 
     def take(self, tenant: str, hook_id: str) -> None:
-        self._tenants[tenant] += 1
-        self._hooks[hook_id] += 1
+        self._tenants.take(tenant)
+        self._hooks.take(hook_id)
 
     def give_back(self, tenant: str, hook_id: str) -> None:
-        self._tenants -= Counter((tenant,))
-        self._hooks -= Counter((hook_id,))
+        self._tenants.give_back(tenant)
+        self._hooks.give_back(hook_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,10 +276,9 @@ class DeliveryWorker:
         await run_shielded(self._save(hook_id, record, delivery, outcome))
 
     async def _send(self, hook: Webhook, message: Message) -> DeliveryOutcome:
-        body = message.body.encode()
         try:
-            headers = sign(self._registry.secrets_of(hook), message.id, int(self._clock.wall()), body)
-            response = await self._sender.send(hook.url, body, headers)
+            headers = sign(self._registry.secrets_of(hook), message.id, int(self._clock.wall()), message.body)
+            response = await self._sender.send(hook.url, message.body.encode(), headers)
         except WarrenError as exc:
             return DeliveryOutcome(error=exc.message[:_EXCERPT], retryable=exc.retryable)
         except Exception as exc:

@@ -8,7 +8,6 @@ Tenants take turns in being written. Each has at most `max_waiting` deliveries: 
 """
 
 import asyncio
-from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,7 +18,9 @@ from warren.governance.webhooks.registry import Webhook, WebhookRegistry
 from warren.governance.webhooks.sender import WebhookSender
 from warren.interfaces.records import RecordStore
 from warren.kernel.clock import Clock
+from warren.kernel.fair_share import Turns
 from warren.kernel.logs import get_log
+from warren.kernel.lru import LruDict
 from warren.model.errors import Conflict, WarrenError
 from warren.model.events import Event, EventKind
 from warren.stores.encryption import Encryption
@@ -60,8 +61,8 @@ class Webhooks:
         self._registry = WebhookRegistry(records, clock, encryption)
         self._queues = DeliveryQueues(records)
         self._worker = DeliveryWorker(self._registry, self._queues, clock, sender)
-        self._cache: OrderedDict[str, _Cached] = OrderedDict()
-        self._unwritten: dict[str, deque[Event]] = {}
+        self._cache = LruDict[str, _Cached](_MAX_CACHED)
+        self._unwritten = Turns[Event]()
         self._writing: asyncio.Task[None] | None = None
         self._wakeup = Wakeup(clock)
         self._closed = False
@@ -69,8 +70,7 @@ class Webhooks:
         self.dropped = 0
 
     def __repr__(self) -> str:
-        unwritten = sum(map(len, self._unwritten.values()))
-        return f"<Webhooks: {unwritten} events to be written, {self.dropped} dropped, {self._worker!r}>"
+        return f"<Webhooks: {len(self._unwritten)} events to be written, {self.dropped} dropped, {self._worker!r}>"
 
     # -- webhooks
 
@@ -124,11 +124,10 @@ class Webhooks:
     def publish(self, event: Event) -> None:
         if not self.wants(event.tenant, event.kind):
             return
-        queue = self._unwritten.setdefault(event.tenant, deque())
-        if len(queue) >= self._max_waiting:
+        if len(self._unwritten.of(event.tenant)) >= self._max_waiting:
             self._drop(event.tenant)
             return
-        queue.append(event)
+        self._unwritten.add(event.tenant, event)
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write_all(), name="writing webhook deliveries")
 
@@ -150,13 +149,8 @@ class Webhooks:
 
     async def _write_all(self) -> None:
         while self._unwritten:
-            tenant = next(iter(self._unwritten))
-            queue = self._unwritten[tenant]
-            await self._write_until_saved(queue[0])
-            queue.popleft()
-            del self._unwritten[tenant]
-            if queue:
-                self._unwritten[tenant] = queue  # at the end: tenants take turns
+            _, event = self._unwritten.next()
+            await self._write_until_saved(event)
             await asyncio.sleep(0)
 
     async def _write_until_saved(self, event: Event) -> None:
@@ -209,7 +203,4 @@ class Webhooks:
         hooks = await self._registry.list(tenant)
         counts = [await self._queues.count(hook.id) for hook in hooks]
         cached = self._cache[tenant] = _Cached(hooks, sum(counts), self._clock.now() + CACHED_S)
-        self._cache.move_to_end(tenant)
-        if len(self._cache) > _MAX_CACHED:
-            self._cache.popitem(last=False)
         return cached

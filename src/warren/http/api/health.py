@@ -54,9 +54,9 @@ async def ready(context: Ctx) -> dict[str, Any]:
     """503 while the server stops, its store does not work, or no sandbox can be made, for the reason that is given.
 
     From a coordinator also if there is no worker."""
-    context.sessions.check_open()
-    for worker in context.sessions.lifecycle.workers.values():
-        await worker.check()
+    context.sessions.uses.check_open()
+    if context.sessions.worker is not None:
+        await context.sessions.worker.check()
     if context.cluster is not None:
         context.cluster.check_ready()
     pooled, active = await pool_size(context), await active_sessions(context)

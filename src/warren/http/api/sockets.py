@@ -284,7 +284,7 @@ async def _socket_to_tcp(socket: WebSocket, writer: asyncio.StreamWriter, record
 
 def _use_recorder(context: Context, tenant: str, session_id: str) -> _RecordUse:
     async def record_use() -> None:
-        await context.sessions.record_use(tenant, session_id)
+        await context.sessions.uses.record(tenant, session_id)
 
     return record_use
 

@@ -7,7 +7,6 @@ preview. Error answers of the rest of the server get the form that E2B's clients
 """
 
 import re
-from collections import OrderedDict
 from functools import lru_cache, partial
 from typing import Final, NamedTuple
 from urllib.parse import quote
@@ -26,6 +25,7 @@ from warren.http.server.http_guard import refuse_websocket
 from warren.http.server.request_origin import TrustedProxies, read_authority
 from warren.interfaces.store import SessionStore
 from warren.kernel.clock import Clock
+from warren.kernel.lru import LruDict
 from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
 from warren.model.addresses import is_loopback
@@ -130,7 +130,7 @@ class E2bEdge:
         self._domain = domain
         self._without_keys = without_keys
         self._signed_urls = SignedUrls(tokens, store, clock)
-        self._callers: OrderedDict[str, Caller] = OrderedDict()  # by session id
+        self._callers = LruDict[str, Caller](_MOST_CALLERS)  # by session id
         self._named_by = lru_cache(maxsize=1024)(self._read_host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -290,8 +290,6 @@ class E2bEdge:
         quota = (await self._tenants.of(caller.tenant)).quota
         if caller.quota is not quota or found.session_id not in self._callers:
             caller = self._callers[found.session_id] = caller.with_quota(quota)
-            if len(self._callers) > _MOST_CALLERS:
-                self._callers.popitem(last=False)
         return caller
 
     def _check_token(self, found: _Found, headers: dict[bytes, str]) -> None:

@@ -20,7 +20,8 @@ from warren.http.e2b.template_builds import TemplateBuilds
 from warren.http.e2b.tokens import SandboxTokens
 from warren.http.problems import read_json_body
 from warren.model.access import Caller, Scope
-from warren.sessions.manager import SandboxUse, Sessions
+from warren.sessions.manager import Sessions
+from warren.sessions.uses import SandboxUse
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,14 @@ import hmac
 import re
 import time
 import urllib.parse
-from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from warren.http.e2b.tokens import Opens, SandboxTokens
 from warren.interfaces.store import SessionStore
 from warren.kernel.clock import Clock
+from warren.kernel.fair_share import FairShare
+from warren.kernel.lru import LruDict
 from warren.kernel.pacing import Pace
 from warren.model.errors import RateLimited, Unauthorized
 
@@ -74,10 +75,10 @@ class SignedUrls:
         self._tokens = tokens
         self._store = store
         self._clock = clock
-        self._found: OrderedDict[str, str] = OrderedDict()  # session ids by signature: paths may be long
-        self._known: OrderedDict[str, list[str]] = OrderedDict()  # access tokens by session id
+        self._found = LruDict[str, str](_MOST_REMEMBERED)  # session ids by signature: paths may be long
+        self._known = LruDict[str, list[str]](_MOST_TOKENS)  # access tokens by session id
         self._one_at_a_time = asyncio.Lock()
-        self._waiting: Counter[str] = Counter()
+        self._waiting = FairShare(_MOST_WAITING, each=_MOST_OF_CLIENT)
 
     def check(self, asked: SignedRequest, session_id: str) -> None:
         """Raises Unauthorized for a signature that does not open this sandbox, or does not any more."""
@@ -93,19 +94,16 @@ class SignedUrls:
         if session_id is None:
             session_id = await self._search(asked, client)
             self._found[asked.signature] = session_id
-            if len(self._found) > _MOST_REMEMBERED:
-                self._found.popitem(last=False)
         self.check(asked, session_id)
         return session_id
 
     async def _search(self, asked: SignedRequest, client: str) -> str:
-        if self._waiting[client] >= _MOST_OF_CLIENT or self._waiting.total() >= _MOST_WAITING:
+        if not self._waiting.try_take(client):
             raise RateLimited(
                 "too many signed URLs are looked up at the same time",
                 remedy="try again, or name the sandbox in the header E2b-Sandbox-Id",
                 retry_after_s=1,
             )
-        self._waiting[client] += 1
         try:
             async with self._one_at_a_time:
                 began = time.perf_counter()
@@ -113,7 +111,7 @@ class SignedUrls:
                 if not found:
                     await asyncio.sleep(_REST * (time.perf_counter() - began))
         finally:
-            self._waiting -= Counter([client])
+            self._waiting.give_back(client)
         if not found:
             raise _invalid()
         return found
@@ -131,8 +129,6 @@ class SignedUrls:
         tokens = self._known.get(session_id)
         if tokens is None:
             tokens = self._known[session_id] = self._tokens.accepted(Opens.ACCESS, session_id)
-            if len(self._known) > _MOST_TOKENS:
-                self._known.popitem(last=False)
         return tokens
 
 

@@ -10,7 +10,6 @@ import contextlib
 import json
 import re
 import shutil
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from warren.interfaces.images import ImageVersion
 from warren.interfaces.records import RecordStore
 from warren.kernel.clock import Clock
 from warren.kernel.logs import get_log
+from warren.kernel.lru import LruDict
 from warren.kernel.shielding import run_shielded
 from warren.model.errors import ImageNotFound, MachineFull, Stopping, WarrenError
 from warren.model.spec import MIB
@@ -149,8 +149,8 @@ class TemplateBuilds:
         self.uploads = Uploads(state_dir / TEMPLATES / "uploads", self.check_room)
         self._running: dict[str, asyncio.Task[None]] = {}  # by tenant
         self._in_work: set[str] = set()  # images to which no tag points yet
-        self._logs: OrderedDict[str, BuildLog] = OrderedDict()
-        self._known: OrderedDict[str, Build] = OrderedDict()  # by image
+        self._logs = LruDict[str, BuildLog](_MOST_LOGS)
+        self._known = LruDict[str, Build](_MOST_KNOWN)  # by image
         self._recovering: asyncio.Task[None] | None = None
         self._removing: asyncio.Task[None] | None = None
         self._closed = False
@@ -219,8 +219,6 @@ class TemplateBuilds:
             known = template.builds.get(image.rpartition("/")[2]) if template else None
             if known is not None and known.status is Status.READY:
                 self._known[image] = known
-                if len(self._known) > _MOST_KNOWN:
-                    self._known.popitem(last=False)
         return known
 
     # -- building
@@ -243,8 +241,6 @@ class TemplateBuilds:
         if len(self._running) >= MOST_AT_ONCE:
             raise E2bError(429, f"{MOST_AT_ONCE} templates are being built on this server; try again later")
         log = self._logs[build.id] = BuildLog(self._clock)
-        while len(self._logs) > _MOST_LOGS:
-            self._logs.popitem(last=False)
         image = tenant_image(tenant, template.name, build.id)
         begun = asyncio.get_running_loop().create_future()
         work = self._run(template, build, image, plan, log, begun)

@@ -10,12 +10,12 @@ import contextlib
 import os
 import secrets
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final
 
 from warren.http.e2b.errors import E2bError
+from warren.kernel.fair_share import FairShare
 from warren.kernel.shielding import run_shielded
 from warren.model.spec import MIB
 from warren.model.tenant_images import tenant_mark
@@ -34,7 +34,7 @@ class Uploads:
 
     def __init__(self, folder: Path, check_room: Callable[[], None], most_bytes: int = MOST_BYTES) -> None:
         self._folder, self._check_room, self._most_bytes = folder, check_room, most_bytes
-        self._running: Counter[str] = Counter()
+        self._running = FairShare(each=_MOST_AT_ONCE)
 
     async def has(self, tenant: str, files_hash: str) -> bool:
         """Whether it is there; then it stays for another hour."""
@@ -44,18 +44,15 @@ class Uploads:
         """`length` is what the client says, 0 if it says nothing."""
         if length > self._most_bytes:
             raise self._too_large()
-        if self._running[tenant] >= _MOST_AT_ONCE:
+        if not self._running.try_take(tenant):
             raise E2bError(429, f"{_MOST_AT_ONCE} uploads at a time are the most; wait for one to end")
-        self._running[tenant] += 1
         part = self._folder / tenant_mark(tenant) / f"{_PART}{secrets.token_hex(8)}"
         try:
             await asyncio.to_thread(self._make_room, part.parent, length)
             await self._write(part, content)
             await asyncio.to_thread(os.replace, part, self._path(tenant, files_hash))
         finally:
-            self._running[tenant] -= 1
-            if not self._running[tenant]:
-                del self._running[tenant]
+            self._running.give_back(tenant)
             await run_shielded(asyncio.to_thread(part.unlink, missing_ok=True))
 
     def link(self, tenant: str, files_hash: str, target: Path) -> None:

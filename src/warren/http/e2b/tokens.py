@@ -5,8 +5,6 @@ They are valid as long as the sandbox lives. Nothing is stored. The address to w
 signed in the same way, for a while.
 """
 
-import base64
-import hashlib
 import hmac
 import json
 import re
@@ -15,10 +13,12 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from warren.kernel.signing import Signer, from_text, to_text
 from warren.model.e2b import sandbox_id_of, session_id_of
 from warren.model.errors import Unauthorized
 
 _PURPOSE: Final = b"warren e2b tokens"
+_MAC_BYTES: Final = 20
 _TOKEN: Final = re.compile(r"(wet|wtt)_([0-9a-f]{32})_([0-9a-f]{40})", re.ASCII)
 
 
@@ -42,13 +42,13 @@ class SandboxTokens:
     """`secrets` are keys of the installation: the first signs, and all are accepted."""
 
     def __init__(self, secrets: Sequence[bytes]) -> None:
-        self._keys = [hmac.digest(secret, _PURPOSE, hashlib.sha256) for secret in secrets]
+        self._signer = Signer(secrets, _PURPOSE, _MAC_BYTES)
 
     def __repr__(self) -> str:
         return "<SandboxTokens>"
 
     def sign(self, opens: Opens, session_id: str) -> str:
-        return self._spellings(opens, session_id)[0]
+        return self.accepted(opens, session_id)[0]
 
     def check(self, text: str, opens: Opens, session_id: str) -> None:
         """Raises Unauthorized for a token that does not open this sandbox."""
@@ -57,37 +57,33 @@ class SandboxTokens:
 
     def opens(self, text: str, opens: Opens, session_id: str) -> bool:
         given = text.encode(errors="replace")
-        return any(hmac.compare_digest(given, one.encode()) for one in self._spellings(opens, session_id))
+        return any(hmac.compare_digest(given, one.encode()) for one in self.accepted(opens, session_id))
 
     def accepted(self, opens: Opens, session_id: str) -> list[str]:
         """All tokens that open this sandbox, the one that is given out first."""
-        return self._spellings(opens, session_id)
+        sandbox_id = sandbox_id_of(session_id)
+        macs = self._signer.macs(f"{opens} {sandbox_id}".encode())
+        return [f"{opens}_{sandbox_id}_{mac.hex()}" for mac in macs]
 
     def sign_upload(self, upload: Upload) -> str:
-        text = base64.urlsafe_b64encode(json.dumps(upload).encode()).decode().rstrip("=")
-        return f"{text}.{_upload_mac(self._keys[0], text)}"
+        text = to_text(json.dumps(upload).encode())
+        return f"{text}.{self._upload_macs(text)[0]}"
 
     def read_upload(self, text: str) -> Upload:
         """Raises Unauthorized for what was not signed, or long ago."""
         body, _, mac = text.partition(".")
         given = mac.encode(errors="replace")
-        if any(hmac.compare_digest(given, _upload_mac(key, body).encode()) for key in self._keys):
-            upload = Upload(*json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))))
+        if any(hmac.compare_digest(given, right.encode()) for right in self._upload_macs(body)):
+            upload = Upload(*json.loads(from_text(body)))
             if upload.expires > time.time():
                 return upload
         raise Unauthorized("this address for uploads is not valid (any more)", remedy="build the template again")
 
-    def _spellings(self, opens: Opens, session_id: str) -> list[str]:
-        sandbox_id = sandbox_id_of(session_id)
-        macs = (hmac.digest(key, f"{opens} {sandbox_id}".encode(), hashlib.sha256)[:20] for key in self._keys)
-        return [f"{opens}_{sandbox_id}_{mac.hex()}" for mac in macs]
+    def _upload_macs(self, text: str) -> list[str]:
+        return [mac.hex() for mac in self._signer.macs(f"upload {text}".encode(errors="replace"))]
 
 
 def session_named_in(token: str) -> str:
     """The id of the session that a token says it opens, unchecked; "" if it is no token of ours."""
     match = _TOKEN.fullmatch(token)
     return session_id_of(match[2]) if match else ""
-
-
-def _upload_mac(key: bytes, text: str) -> str:
-    return hmac.digest(key, f"upload {text}".encode(errors="replace"), hashlib.sha256)[:20].hex()

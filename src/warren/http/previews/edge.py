@@ -12,7 +12,6 @@ send: neighbours of a preview are other sandboxes.
 
 import logging
 import time
-from collections import OrderedDict
 from functools import lru_cache, partial
 from typing import Final
 
@@ -29,6 +28,7 @@ from warren.http.server.request_origin import OriginRule, TrustedProxies, read_a
 from warren.interfaces.store import SessionStore
 from warren.kernel.clock import Clock
 from warren.kernel.logs import get_log
+from warren.kernel.lru import LruDict
 from warren.model.access import Caller
 from warren.model.errors import NotFound, OriginNotAllowed, Unauthorized, WarrenError
 from warren.model.preview import (
@@ -82,7 +82,7 @@ class PreviewEdge:
         self._proxies = trusted_proxies
         self._without_keys = without_keys
         self._all_ports_allowed = all_ports_allowed
-        self._remembered: OrderedDict[str, tuple[str, PreviewRules]] = OrderedDict()  # by session id
+        self._remembered = LruDict[str, tuple[str, PreviewRules]](_MOST_REMEMBERED)  # by session id
         self._own_origin = OriginRule(())
         self._preview_of_host = lru_cache(maxsize=1024)(self._find_preview)
 
@@ -198,8 +198,6 @@ class PreviewEdge:
         if session is None:
             return "", NO_PREVIEW_RULES
         self._remembered[session_id] = session.tenant, session.previews
-        if len(self._remembered) > _MOST_REMEMBERED:
-            self._remembered.popitem(last=False)
         return session.tenant, session.previews
 
     def _is_public(self, rules: PreviewRules, port: int) -> bool:

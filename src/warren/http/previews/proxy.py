@@ -69,7 +69,7 @@ class PreviewProxy:
             async with self._sessions.using(caller.tenant, preview.session_id, counts=False) as (session, sandbox):
                 preview = _check(session, preview)
                 if preview.way is not Way.PUBLIC:
-                    await self._sessions.record_use_of(session)
+                    await self._sessions.uses.record_of(session)
                 forward = self._forward_socket if scope["type"] == "websocket" else self._forward
                 try:
                     await forward(scope, receive, send, preview, sandbox)

@@ -20,7 +20,6 @@ import asyncio
 import math
 import select
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, cast
@@ -36,6 +35,7 @@ from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from warren.http.problems import problem
 from warren.http.server.http_guard import DEFAULT_HEADERS, SECURITY_HEADERS, HttpLimits
+from warren.kernel.fair_share import FairShare
 from warren.kernel.logs import get_log
 from warren.kernel.pacing import TURN_S
 from warren.model.errors import (
@@ -591,16 +591,16 @@ def choose_unused(
 
     Those that have been unused for longest come first, and half of them stay: who has just connected is about to ask.
     """
-    owners = Counter[str]()
+    owners = FairShare()
     unused: dict[str, list[tuple[tuple[bool, float], HttpConnection | WebSocketConnection]]] = {}
     for connection in connections:
         owner, since = connection.owner, connection.unused_since
-        owners[owner] += 1
+        owners.take(owner)
         if since is not None:
             unused.setdefault(owner, []).append((since, connection))
     if not unused:
         return []
-    found = sorted(unused[max(unused, key=owners.__getitem__)], key=lambda each: each[0])
+    found = sorted(unused[owners.largest(unused)], key=lambda each: each[0])
     return [connection for _, connection in found[: min(most, (len(found) + 1) // 2)]]
 
 

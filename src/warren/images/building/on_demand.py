@@ -62,7 +62,7 @@ class _Build:
 class ImageBuilds:
     """`recipe_of` finds the recipe of an image by the image's name, `source_of` what a version of an image was made
     from. `command` builds an image: this process's id and the image's name follow; it reports on stdout, in a line of
-    JSON for each step. `fetch` is set in a cluster."""
+    JSON for each step. `fetch` gets images from other machines of a cluster."""
 
     def __init__(
         self,
@@ -71,10 +71,11 @@ class ImageBuilds:
         command: Sequence[str],
         env: Mapping[str, str],
         images: Path,
+        fetch: FetchImage | None = None,
     ) -> None:
         self._recipe_of, self._source_of = recipe_of, source_of
         self._command, self._env, self._images = command, env, images
-        self.fetch: FetchImage | None = None
+        self._fetch = fetch
         self._builds: dict[str, _Build] = {}
         self._sources: dict[str, tuple[str, str]] = {}  # by image, a version and what it was made from
         self._closed = False
@@ -84,13 +85,13 @@ class ImageBuilds:
         return own or self._recipe_of(image)
 
     def can_get(self, image: str, own: Recipe | None) -> bool:
-        return self.fetch is not None or self.recipe(image, own) is not None
+        return self._fetch is not None or self.recipe(image, own) is not None
 
     async def prepare(self, image: str, recipe: Recipe | None, find_version: Callable[[], Awaitable[str]]) -> None:
         """Returns if there is an image to make sandboxes of, or no way to get one. Raises ImageBuilding, and
         ImageBuildFailed if the last attempt was a moment ago. `recipe` is the environment's own."""
         recipe = self.recipe(image, recipe)
-        if recipe is None and self.fetch is None:
+        if recipe is None and self._fetch is None:
             return
         version = await _version_or_none(find_version)
         if recipe is None:
@@ -199,7 +200,7 @@ class ImageBuilds:
         return build
 
     async def _get(self, image: str, build: _Build, *, missing: bool, can_build: bool) -> None:
-        if missing and self.fetch is not None and await self._take(image, build, self.fetch):
+        if missing and self._fetch is not None and await self._take(image, build, self._fetch):
             return
         if can_build:
             await self._run(image, build)

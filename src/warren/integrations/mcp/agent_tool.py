@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from warren.integrations.agent_tools import run_tool as run_registry_tool
+from warren.integrations.aio.agents import run_tool as run_registry_tool
 from warren.integrations.mcp.calls import MAX_CHARACTERS, SandboxName, run_tool, text_result
 from warren.integrations.mcp.sandboxes import Sandbox, Sandboxes
 from warren.integrations.mcp.tools import Answer, Call, schema_of
-from warren.integrations.plans import arun
 from warren.model.errors import InvalidRequest
 from warren.model.tool import Tool
 
@@ -41,7 +40,7 @@ class AgentTool:
         self._tool.read_arguments(given)  # raises before a sandbox is made
 
         async def work(box: Sandbox) -> Answer[None]:
-            report = await arun(box.client, run_registry_tool(self._tool, given, MAX_CHARACTERS))
+            report = await run_registry_tool(box.client, self._tool, given, MAX_CHARACTERS)
             ending = f"[exit code {report.exit_code}]" if report.exit_code else "" if report.text else "(no output)"
             return text_result(report.text, ending, data=None, failed=report.exit_code != 0)
 

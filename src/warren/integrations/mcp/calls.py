@@ -49,7 +49,7 @@ _ADVICE: Final[tuple[tuple[type[WarrenError], str], ...]] = (
 
 
 async def run_tool(sandboxes: Sandboxes, call: Call, name: str, work: Work[Data]) -> Answer[Data]:
-    """Runs `work` in the sandbox that the call means."""
+    """Runs `work` in the sandbox that the call names. Every failure becomes an answer."""
     try:
         thread_id = sandboxes.thread_of(name, call.headers)
         sandbox = await sandboxes.open(thread_id)
@@ -97,7 +97,7 @@ def image_content(image: bytes, mime_type: str) -> dict[str, str]:
 
 
 def error_result(exc: WarrenError) -> Answer[Any]:
-    """The error, its remedy, and what a model can do about it."""
+    """Returns an answer with the error, its remedy, and what a model can do about it."""
     advice = next((text for kind, text in _ADVICE if isinstance(exc, kind)), "")
     parts = [_sentence(part) for part in (exc.message, exc.remedy, advice) if part]
     return text_result(" ".join(parts), data=None, failed=True)

@@ -1,15 +1,17 @@
-"""The tools that run commands. The model reads their docstrings."""
+"""The tools that run commands and code. The model reads their docstrings."""
 
 import secrets
+from dataclasses import replace
 from typing import Annotated, Any, Final, TypedDict
 
-from warren.integrations.mcp.calls import MAX_CHARACTERS, SandboxName, run_tool, shorten, text_result
+from warren.integrations.aio import commands
+from warren.integrations.mcp.calls import MAX_CHARACTERS, SandboxName, image_content, run_tool, shorten, text_result
 from warren.integrations.mcp.sandboxes import Sandbox, Sandboxes
 from warren.integrations.mcp.tools import Answer, Call, about
 from warren.model.errors import SandboxLost, WarrenError
 from warren.sdk.results import ExecuteResult, ProcessInfo
 
-DEFAULT_TIMEOUT_S: Final = 120.0
+_DEFAULT_TIMEOUT_S: Final = 120.0
 _LONGEST_WAIT_S: Final = 60.0
 
 _Line = Annotated[str, about("A line for bash; may have several lines.", minLength=1)]
@@ -57,7 +59,7 @@ class CommandTools:
         self,
         call: Call,
         command: _Line,
-        timeout: Annotated[float, about("Seconds until it is ended.", exclusiveMinimum=0)] = DEFAULT_TIMEOUT_S,
+        timeout: Annotated[float, about("Seconds until it is ended.", exclusiveMinimum=0)] = _DEFAULT_TIMEOUT_S,
         sandbox: SandboxName = "",
     ) -> Answer[CommandEnd]:
         """Run a bash command in an isolated Linux sandbox and wait for its end.
@@ -87,6 +89,31 @@ class CommandTools:
             )
             ending = note or ("" if output else "(no output)")
             return text_result(output, ending, data=data, failed=result.reason == "timeout")
+
+        return await run_tool(self._sandboxes, call, sandbox, work)
+
+    async def run_code(
+        self,
+        call: Call,
+        code: Annotated[str, about("The code; may have several lines.", minLength=1)],
+        language: Annotated[str, about("python, javascript, bash or r.")] = "python",
+        timeout: Annotated[float, about("Seconds until it is interrupted.", exclusiveMinimum=0)] = _DEFAULT_TIMEOUT_S,
+        sandbox: SandboxName = "",
+    ) -> Answer[None]:
+        """Run code in an interpreter of the sandbox that keeps its state, as a notebook does.
+
+        Variables, functions and imports are there for the next call. Returns what the code wrote, the value of its
+        last expression, and the pictures that it showed (such as charts of matplotlib); or the traceback of its error.
+        Files are those that bash sees. For data analysis and anything done step by step this is better than bash.
+        """
+
+        # No structured content: a client that shows its model nothing else would hide the pictures.
+        async def work(box: Sandbox) -> Answer[None]:
+            report = await commands.run_code(box.client, code, language, timeout, MAX_CHARACTERS)
+            text = report.text or ("" if report.pictures else "(no output)")
+            answer: Answer[None] = text_result(text, data=None, failed=report.execution.reason != "exited")
+            pictures = (image_content(picture.data, picture.mime_type) for picture in report.pictures)
+            return replace(answer, content=(*answer.content, *pictures))
 
         return await run_tool(self._sandboxes, call, sandbox, work)
 

@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Final, TypedDict
 
+from warren.integrations.file_preview import MAX_IMAGE_BYTES, Window, image_type, is_text
 from warren.integrations.mcp.calls import MAX_CHARACTERS, SandboxName, image_result, run_tool, text_result
-from warren.integrations.mcp.file_preview import MAX_IMAGE_BYTES, Window, image_type, is_text
 from warren.integrations.mcp.sandboxes import Sandbox, Sandboxes
 from warren.integrations.mcp.tools import Answer, Call, about
 from warren.model.errors import FileProblem, InvalidRequest, IsDirectory, TooLarge

@@ -53,9 +53,9 @@ class Sandboxes:
         return f"<Sandboxes of {self._backend!r}, by default thread {self._thread}>"
 
     def thread_of(self, name: str, headers: Mapping[str, str] | None) -> str:
-        """The argument, else the header, else the default. Where the header is set, an argument may not differ.
+        """Returns the thread: the argument, else the header, else the default. Raises InvalidRequest if the two differ.
 
-        Who sets the header decides which sandbox the model works in, and the model cannot change that.
+        Whoever sets the header decides which sandbox the model works in, and the model cannot change that.
         """
         header = (headers or {}).get(THREAD_HEADER, "")
         if name and header and name != header:
@@ -90,7 +90,7 @@ class Sandboxes:
         return await self.open(thread_id)
 
     def editing(self, thread_id: str) -> asyncio.Lock:
-        """The lock to hold while a file is read, changed and written, so that no parallel change is lost."""
+        """Returns the lock to hold while a file is read, changed and written, so that no parallel change is lost."""
         lock = self._editing.get(thread_id)
         if lock is None:
             lock = self._editing[thread_id] = asyncio.Lock()

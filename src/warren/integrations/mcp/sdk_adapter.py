@@ -26,7 +26,7 @@ except ModuleNotFoundError as exc:
     raise missing_package(exc, __name__, "mcp") from None
 
 from warren.integrations.mcp.server import INSTRUCTIONS, NAME, ToolServer
-from warren.integrations.mcp.stdio import Streams
+from warren.integrations.mcp.streams import Streams
 
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 
@@ -73,7 +73,7 @@ async def serve_streams(server: ToolServer, streams: Streams) -> None:
 
 
 def build_http_app(server: ToolServer, host: str, allowed_hosts: Sequence[str] = (), key: str = "") -> ASGIApp:
-    """`allowed_hosts`: further names of this server; a request to any other name is refused."""
+    """Returns the application with both transports. It refuses requests to names but `host` and `allowed_hosts`."""
     built, security = build_sdk_server(server), transport_security(host, allowed_hosts)
     streamable = StreamableHTTPSessionManager(built, stateless=True, security_settings=security)
     sse = SseServerTransport("/messages/", security_settings=security)
@@ -107,7 +107,7 @@ class _Endpoint:
 
 
 def transport_security(host: str, allowed_hosts: Sequence[str] = ()) -> TransportSecuritySettings:
-    """Protects against web pages that make a browser talk to this server under their own name (DNS rebinding)."""
+    """Returns protection from web pages that make a browser talk to this server under their name (DNS rebinding)."""
     bracketed = f"[{host}]" if ":" in host and not host.startswith("[") else host
     names = list(dict.fromkeys([*_LOOPBACK, bracketed, *allowed_hosts]))
     hosts = [each for name in names for each in (name, f"{name}:*")]

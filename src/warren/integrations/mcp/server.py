@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from warren.integrations.mcp.agent_tool import AgentTool
 from warren.integrations.mcp.calls import error_result
-from warren.integrations.mcp.code_tools import CodeTools
 from warren.integrations.mcp.command_tools import CommandTools
 from warren.integrations.mcp.file_tools import FileTools
 from warren.integrations.mcp.sandbox_tools import SandboxTools
@@ -34,14 +33,14 @@ _REPEATABLE: Final = {**_CHANGES, "idempotentHint": True}
 
 
 class ToolServer:
-    """`agent_tools` are tools of the registry; one of them replaces a usual one of the same name."""
+    """Lists and calls tools. One of `agent_tools`, the registry's, replaces a usual one of the same name."""
 
     def __init__(self, sandboxes: Sandboxes, version: str, agent_tools: Sequence[RegistryTool] = ()) -> None:
         self.version = version
         commands, files, boxes = CommandTools(sandboxes), FileTools(sandboxes), SandboxTools(sandboxes)
         functions: Sequence[tuple[Callable[..., Any], str, Mapping[str, bool]]] = (
             (commands.bash, "Run a command", _CHANGES),
-            (CodeTools(sandboxes).run_code, "Run code", _CHANGES),
+            (commands.run_code, "Run code", _CHANGES),
             (commands.bash_background, "Start a background command", _CHANGES),
             (commands.background_output, "Read background output", _READS),
             (commands.background_stop, "Stop a background command", _REPEATABLE),
@@ -63,7 +62,7 @@ class ToolServer:
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """Returns a result whatever happens: what is wrong with a call is told to the model, which can mend it."""
+        """Calls a tool and returns its result. Never raises: the result tells the model what was wrong."""
         try:
             if (tool := self._tools.get(name)) is None:
                 raise InvalidRequest(

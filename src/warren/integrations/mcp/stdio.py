@@ -4,78 +4,22 @@ The MCP SDK takes more than a second to import, so a client that opens with the 
 without it: a server that has only tools answers four methods. A client of a later protocol, which opens with
 `server/discover`, gets the SDK on the same streams.
 
-A thread reads the lines and waits while too many are unread. Calls run at the same time; the client can cancel each
-of them, and all end with the connection.
+Calls run at the same time; the client can cancel each of them, and all end with the connection.
 """
 
 import asyncio
 import importlib.util
 import json
-import os
-import threading
-from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from warren.integrations.mcp.server import INSTRUCTIONS, NAME, ToolServer
+from warren.integrations.mcp.streams import MAX_LINE_BYTES, Streams
 
 VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 _MODERN_KEY: Final = "io.modelcontextprotocol/protocolVersion"
-_MAX_LINE_BYTES: Final = 32 * 1024 * 1024
-_MAX_UNREAD_LINES: Final = 16
 _MAX_CALLS: Final = 256
 
 _PARSE_ERROR, _INVALID_REQUEST, _METHOD_NOT_FOUND, _INVALID_PARAMS = -32700, -32600, -32601, -32602
-
-
-class Streams:
-    """Standard input and output, as lines. Nobody else in this process has them: what is printed goes to stderr.
-
-    It is also what the SDK takes for its own streams.
-    """
-
-    def __init__(self) -> None:
-        self._input, self._output = os.dup(0), os.dup(1)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
-        os.dup2(2, 1)
-        self._lines: asyncio.Queue[bytes] = asyncio.Queue(_MAX_UNREAD_LINES)
-        self._writing = asyncio.Lock()
-        self._put_back = b""
-        threading.Thread(target=self._read, args=(asyncio.get_running_loop(),), daemon=True).start()
-
-    async def read_line(self) -> bytes:
-        """Returns the next line; empty at the end."""
-        line, self._put_back = self._put_back, b""
-        return line or await self._lines.get()
-
-    def put_back(self, line: bytes) -> None:
-        self._put_back = line
-
-    async def __aiter__(self) -> AsyncIterator[str]:
-        while line := await self.read_line():
-            yield line.decode(errors="replace")
-
-    async def write(self, text: str) -> None:
-        """Writes all of it, or nothing if the client is gone."""
-        async with self._writing:
-            await asyncio.to_thread(self._write, text.encode(errors="replace"))
-
-    async def flush(self) -> None:
-        """Nothing is kept back."""
-
-    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
-        with open(self._input, "rb", closefd=False) as stream:
-            while line := stream.readline(_MAX_LINE_BYTES):
-                asyncio.run_coroutine_threadsafe(self._lines.put(line), loop).result()
-        asyncio.run_coroutine_threadsafe(self._lines.put(b""), loop)
-
-    def _write(self, data: bytes) -> None:
-        try:
-            while data:
-                data = data[os.write(self._output, data) :]
-        except OSError:
-            return
 
 
 async def serve_stdio(server: ToolServer) -> None:
@@ -189,8 +133,8 @@ class _Handshake:
 
 
 def _read_message(line: bytes) -> dict[str, Any]:
-    if len(line) >= _MAX_LINE_BYTES:
-        raise _Refusal(_PARSE_ERROR, f"a message may have {_MAX_LINE_BYTES} bytes")
+    if len(line) >= MAX_LINE_BYTES:
+        raise _Refusal(_PARSE_ERROR, f"a message may have {MAX_LINE_BYTES} bytes")
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):

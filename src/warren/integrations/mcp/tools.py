@@ -38,7 +38,7 @@ def about(description: str, **limits: float) -> About:
 
 @dataclass(frozen=True)
 class Call:
-    """A call as the transport knows it: over HTTP, with the headers of its request."""
+    """What the transport knows about a call: over HTTP the headers of its request."""
 
     headers: Mapping[str, str] | None = None
 
@@ -149,7 +149,7 @@ def _to_integer(value: Any) -> int:
 
 
 def _to_number(value: Any) -> float:
-    """Models write numbers as strings now and then."""
+    """Converts a number, also one that a model wrote as a string. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError
     number = float(value)

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_MOST_POINTS = 100_000  # of one line or cloud
+_MAX_POINTS = 100_000  # of one line or cloud
 _UNIT = re.compile(r"\s\((.*?)\)|\[(.*?)\]")
 
 
@@ -61,7 +61,7 @@ def _kind_of(axis: "Any") -> str:
 
 
 def _drawn(axis: "Any") -> "set[Any]":
-    """What was plotted: not the spines, axes, titles and texts that belong to every chart."""
+    """Returns what was plotted, without the spines, axes, titles and texts that every chart has."""
     everything = [*axis.lines, *axis.patches, *axis.collections, *axis.images, *axis.artists]
     return {item for item in everything if not isinstance(item, Text) and not _is_error_bar(axis, item)}
 
@@ -75,13 +75,13 @@ def _is_error_bar(axis: "Any", item: "Any") -> bool:
 
 
 def _is_straight(line: Line2D) -> bool:
-    """A line across the axes, such as `axhline` draws: not data."""
+    """Returns whether it is a line across the axes, as `axhline` draws one, and not data."""
     xs, ys = list(line.get_xdata()), list(line.get_ydata())
     return len(xs) == 2 and (list(xs) == [0, 1] or list(ys) == [0, 1]) and (xs[0] == xs[1] or ys[0] == ys[1])
 
 
 def _looks_like_boxes(lines: "list[Any]") -> bool:
-    """`boxplot` draws boxes as closed lines of five points, if it is not told to fill them."""
+    """Returns whether a line is a box: `boxplot` draws closed lines of five points, unless it fills them."""
     return any(_is_box(line) for line in lines)
 
 
@@ -118,21 +118,21 @@ def _fill_lines(axis: "Any", chart: "dict[str, Any]") -> None:
         if label.startswith("_"):
             label = "Line %s" % (label[6:] if label.startswith("_child") else number)
         points = zip(line.get_xdata(), line.get_ydata())
-        chart["elements"].append({"label": label, "points": _points(axis, points)})
+        chart["elements"].append({"label": label, "points": _points(points)})
 
 
 def _fill_clouds(axis: "Any", chart: "dict[str, Any]") -> None:
     _fill_ticks(axis, chart)
     for collection in axis.collections:
-        points = _points(axis, collection.get_offsets())
+        points = _points(collection.get_offsets())
         chart["elements"].append({"label": str(collection.get_label()), "points": points})
 
 
-def _points(axis: "Any", pairs: "Any") -> "list[tuple[Any, Any]]":
+def _points(pairs: "Any") -> "list[tuple[Any, Any]]":
     points = []
     for x, y in pairs:
         points.append((x, y))
-        if len(points) == _MOST_POINTS:
+        if len(points) == _MAX_POINTS:
             break
     return points
 
@@ -158,7 +158,7 @@ def _has_dates(one: "Any") -> bool:
 
 
 def _scale(scale: str, ticks: "list[Any]", labels: "list[str]") -> str:
-    """Categories are drawn at 0, 1, 2 … and labelled with something else."""
+    """Returns the scale. Categories are ticks at 0, 1, 2 … whose labels are something else."""
     if scale != "linear" or not ticks:
         return scale
     categories = all(tick == index and label != str(index) for index, (tick, label) in enumerate(zip(ticks, labels)))
@@ -177,10 +177,10 @@ def _fill_bars(axis: "Any", chart: "dict[str, Any]") -> None:
         label = str(group.get_label()) if hasattr(group, "get_label") else ""
         if not label or label.startswith("_container"):
             label = "Group %s" % (label[10:] or number)
-        for index, bar in enumerate(group):
+        for bar in group:
             start, size = (bar.get_y(), bar.get_height()) if turned else (bar.get_x(), bar.get_width())
             value = bar.get_width() if turned else bar.get_height()
-            name = _name_at(places, start + size / 2, index)
+            name = _name_at(places, start + size / 2)
             chart["elements"].append({"label": name, "value": value, "group": label})
 
 
@@ -199,8 +199,8 @@ def _named_places(one: "Any") -> "list[tuple[float, str]]":
     ]
 
 
-def _name_at(places: "list[tuple[float, str]]", middle: float, index: int) -> str:
-    """The tick label nearest to a bar; the number where no label belongs to it."""
+def _name_at(places: "list[tuple[float, str]]", middle: float) -> str:
+    """Returns the tick label nearest to a bar, or its number if no label belongs to it."""
     if places:
         place, label = min(places, key=lambda named: abs(named[0] - middle))
         step = min((abs(a[0] - b[0]) for a, b in zip(places, places[1:])), default=1.0)
@@ -227,11 +227,11 @@ def _fill_boxes(axis: "Any", chart: "dict[str, Any]") -> None:
     lines = [_pair(line) for line in axis.lines if not any(line is item for item in items)]
     lines = [(ys, xs) for xs, ys in lines] if turned else lines
     places = _named_places(axis.yaxis if turned else axis.xaxis)
-    for index, (xs, ys) in enumerate(outlines):
-        chart["elements"].append(_box(xs, ys, lines, places, index))
+    for xs, ys in outlines:
+        chart["elements"].append(_box(xs, ys, lines, places))
 
 
-def _box(xs: "list[float]", ys: "list[float]", lines: "Any", places: "Any", index: int) -> "dict[str, Any]":
+def _box(xs: "list[float]", ys: "list[float]", lines: "Any", places: "Any") -> "dict[str, Any]":
     left, right, low, high = min(xs), max(xs), min(ys), max(ys)
     ends, median, outliers = [low, high], None, []
     for line_xs, line_ys in lines:
@@ -246,7 +246,7 @@ def _box(xs: "list[float]", ys: "list[float]", lines: "Any", places: "Any", inde
         elif not is_level:
             outliers += line_ys
     return {
-        "label": _name_at(places, (left + right) / 2, index),
+        "label": _name_at(places, (left + right) / 2),
         "min": min(ends),
         "first_quartile": low,
         "median": (low + high) / 2 if median is None else median,
@@ -257,7 +257,7 @@ def _box(xs: "list[float]", ys: "list[float]", lines: "Any", places: "Any", inde
 
 
 def _are_sideways(axis: "Any", outlines: "Any") -> bool:
-    """Whiskers stand on boxes: two-point lines that are level and start at the middle of a box lie sideways."""
+    """Returns whether boxes lie sideways: their whiskers, lines of two points, then start level at a box's middle."""
     for line in axis.lines:
         xs, ys = _pair(line)
         if len(xs) == 2 and (xs[0] == xs[1]) != (ys[0] == ys[1]):
@@ -278,5 +278,5 @@ def _pair(item: "Any") -> "tuple[list[float], list[float]]":
 
 
 def _rounded(value: "Any") -> float:
-    """Without what binary fractions add in the last digits."""
+    """Rounds away what binary fractions add in the last digits."""
     return float("%.10g" % value)

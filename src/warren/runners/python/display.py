@@ -1,19 +1,16 @@
 """Shows objects: asks them for their formats as IPython does, keeps to the bounds and sends them as results."""
 
-import binascii
-import datetime
-import math
 import sys
 
-from . import cells
+from . import context, plain_values
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-MOST_FIELD = 8 << 20
-MOST_RESULT = 15 << 20
-_MOST_CELLS = 1_000_000  # of a data frame
+MAX_FIELD = 8 << 20
+MAX_RESULT = 15 << 20
+_MAX_CELLS = 1_000_000  # of a data frame
 
 FIELDS = {
     "text/plain": "text",
@@ -81,13 +78,13 @@ def publish_display_data(
 
 
 def clear_output(wait: bool = False) -> None:
-    cells.flush()
-    cells.shown = 0
-    cells.channel.send(b"r", cells.encode({"type": "clear_output", "wait": bool(wait)}))
+    context.flush()
+    context.shown = 0
+    context.channel.send(b"r", context.encode({"type": "clear_output", "wait": bool(wait)}))
 
 
 class DisplayHandle:
-    """The place of something shown."""
+    """The place of a result, which another one can take."""
 
     def __init__(self, display_id: str) -> None:
         self.display_id = display_id
@@ -120,13 +117,13 @@ def show(
 
 
 def bundle_of(value: "Any", include: "Any" = None, exclude: "Any" = None) -> "dict[str, Any]":
-    """The formats of an object by their mime types."""
+    """Returns the formats of an object by their mime types."""
     bundle: dict[str, Any] = {}
     if not isinstance(value, type):
         bundle.update(_special(value))
         _add_own(value, bundle, include, exclude)
     if "text/plain" not in bundle:
-        bundle["text/plain"] = cells.text_of(value)
+        bundle["text/plain"] = context.text_of(value)
     if include or exclude:
         kept = include or bundle
         bundle = {key: bundle[key] for key in bundle if key in kept and key not in (exclude or ())}
@@ -149,7 +146,7 @@ def _add_own(value: "Any", bundle: "dict[str, Any]", include: "Any", exclude: "A
 
 
 def _attempt(method: "Any", **options: "Any") -> "Any":
-    """One format that fails does not take the others with it: its traceback goes to standard error."""
+    """Calls a method that gives one format. If it fails, its traceback goes to standard error, and None is returned."""
     try:
         return method(**options)
     except NotImplementedError:
@@ -162,15 +159,15 @@ def _attempt(method: "Any", **options: "Any") -> "Any":
 
 
 def _special(value: "Any") -> "dict[str, Any]":
-    """What the objects themselves do not know: pictures of figures, values of data frames."""
+    """Returns formats that objects do not give themselves: pictures of figures, values of data frames."""
     modules, kind = sys.modules, type(value)
     figure = modules.get("matplotlib.figure")
     if figure is not None and isinstance(value, getattr(figure, "Figure", ())):
-        from . import figures
+        from . import figure_formats
 
-        return figures.bundle_of(value)
+        return figure_formats.bundle_of(value)
     if kind.__name__ == "DataFrame" and kind.__module__.split(".")[0] == "pandas":
-        if value.size > _MOST_CELLS:
+        if value.size > _MAX_CELLS:
             return {"data": _TOO_LARGE}
         return {"data": _attempt(value.to_dict, orient="list")}
     return {}
@@ -190,7 +187,7 @@ def publish(bundle: "dict[str, Any]", is_main: bool = False, display_id: "str | 
         elif mime in FIELDS:
             result[FIELDS[mime]] = value
         elif value is not None:
-            extra[mime] = _encoded_bytes(value)
+            extra[mime] = plain_values.encoded_bytes(value)
     if extra:
         result["extra"] = extra
     parts = {}
@@ -198,11 +195,11 @@ def publish(bundle: "dict[str, Any]", is_main: bool = False, display_id: "str | 
         if value is None:
             continue
         part = b"" if value is _TOO_LARGE else _encoded(field, value, cut)
-        if part and len(part) <= MOST_FIELD:
+        if part and len(part) <= MAX_FIELD:
             parts[field] = part
         else:
             cut.append(field)
-    while sum(map(len, parts.values())) > MOST_RESULT:
+    while sum(map(len, parts.values())) > MAX_RESULT:
         largest = max(parts, key=lambda field: len(parts[field]))
         del parts[largest]
         cut.append(largest)
@@ -211,63 +208,30 @@ def publish(bundle: "dict[str, Any]", is_main: bool = False, display_id: "str | 
         head["cut"] = cut
     if display_id is not None:
         head["display_id"] = str(display_id)
-    if cells.channel.is_child:
+    if context.channel.is_child:
         sys.stdout.write("%s\n" % (bundle.get("text/plain", ""),))
         return
-    cells.flush()
-    cells.shown += 1
-    if cells.shown > cells.MOST_RESULTS:
-        cells.shown -= 1
-        cells.send_result({})
+    context.flush()
+    context.shown += 1
+    if context.shown > context.MAX_RESULTS:
+        context.shown -= 1
+        context.send_result({})
         return
     body = b"".join(b',"%s":%s' % (field.encode(), part) for field, part in parts.items())
-    cells.channel.send(b"r", cells.encode(head)[:-1] + body + b"}")
+    context.channel.send(b"r", context.encode(head)[:-1] + body + b"}")
 
 
 def _encoded(field: str, value: "Any", cut: "list[str]") -> bytes:
     if field in _STRUCTURES:
         try:
-            return cells.encode(value)
+            return context.encode(value)
         except (TypeError, ValueError, RecursionError):
-            return cells.encode(plain(value))
-    value = _encoded_bytes(value)
+            return context.encode(plain_values.plain(value))
+    value = plain_values.encoded_bytes(value)
     if not isinstance(value, str):
         value = str(value)
-    most = cells.MOST_TEXT if field == "text" else MOST_FIELD // 2
+    most = context.MAX_TEXT if field == "text" else MAX_FIELD // 2
     if field in _SHORTENED and len(value) > most:
         value = value[:most]
         cut.append(field)
-    return cells.encode(value)
-
-
-def _encoded_bytes(value: "Any") -> "Any":
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return binascii.b2a_base64(value, newline=False).decode()
-    return value
-
-
-def plain(value: "Any", depth: int = 0) -> "Any":
-    """The same as JSON has it: what is not a number becomes null, times become ISO 8601, all else its text."""
-    kind = type(value)
-    if kind in (str, int, bool, type(None)):
-        return value
-    if kind is float:
-        return value if math.isfinite(value) else None
-    if depth > 50:
-        return str(value)
-    if isinstance(value, dict):
-        return {str(plain(key, 50)): plain(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item, depth + 1) for item in value]
-    if value != value:  # NaN, NaT
-        return None
-    if isinstance(value, (datetime.date, datetime.time)):
-        return value.isoformat()
-    if isinstance(value, (bytes, bytearray)):
-        return _encoded_bytes(value)
-    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # of numpy
-        item = value.tolist()
-        if kind.__name__ == "datetime64" and not hasattr(item, "isoformat"):
-            return str(value.astype("datetime64[s]"))
-        return plain(item, depth + 1) if type(item) is not kind else str(value)
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+    return context.encode(value)

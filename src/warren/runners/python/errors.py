@@ -3,14 +3,14 @@
 import sys
 import traceback
 
-from . import cells
+from . import context
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
 
-_MOST_VALUE = 16_384
-_MOST_TRACEBACK = 131_072
+_MAX_VALUE = 16_384
+_MAX_TRACEBACK = 131_072
 
 
 def describe(error: BaseException) -> "dict[str, str]":
@@ -21,8 +21,8 @@ def describe(error: BaseException) -> "dict[str, str]":
         value = "<str() of the exception failed>"
     return {
         "name": kind.__name__,
-        "value": _shortened(value, _MOST_VALUE),
-        "traceback": _shortened("".join(format_error(error)), _MOST_TRACEBACK),
+        "value": _shortened(value, _MAX_VALUE),
+        "traceback": _shortened("".join(format_error(error)), _MAX_TRACEBACK),
     }
 
 
@@ -35,8 +35,8 @@ def format_error(error: BaseException) -> "list[str]":
 
 
 def _add_line(error: SyntaxError) -> None:
-    """The compiler looks for the line in a file, and there is none."""
-    lines = cells.sources.get(error.filename or "", "").split("\n")
+    """Adds the line to a syntax error: the compiler looks for it in a file, and there is none."""
+    lines = context.sources.get(error.filename or "", "").split("\n")
     if error.lineno and error.lineno <= len(lines):
         error.text = lines[error.lineno - 1]
 
@@ -66,7 +66,7 @@ def _trim(report: "traceback.TracebackException | None", seen: "set[int]") -> No
 
 
 def _is_ours(filename: str) -> bool:
-    return filename.startswith(cells.HERE)
+    return filename.startswith(context.HERE)
 
 
 def _shortened(text: str, most: int) -> str:

@@ -7,7 +7,7 @@ from matplotlib.backend_bases import FigureManagerBase
 from matplotlib.backends import backend_agg
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from . import display
+from . import display, figure_formats
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,20 +17,19 @@ FigureCanvas = FigureCanvasAgg
 FigureManager = FigureManagerBase
 new_figure_manager = getattr(backend_agg, "new_figure_manager", None)
 new_figure_manager_given_figure = getattr(backend_agg, "new_figure_manager_given_figure", None)
-_shown: "set[int]" = set()  # figures that were shown as the value of an expression or by `display`
 
 
 def show(*arguments: "Any", **options: "Any") -> None:
-    """`plt.show()`: the open figures become results here, and are closed."""
+    """Makes results of the open figures and closes them; this is `plt.show()`."""
     _show_all()
 
 
 def show_open() -> None:
-    """At the end of a cell: figures of any backend that are still open."""
+    """Makes results of the figures of any backend that are still open at the end of a cell."""
     try:
         _show_all()
     finally:
-        _shown.clear()
+        figure_formats.shown.clear()
 
 
 def _show_all() -> None:
@@ -40,34 +39,7 @@ def _show_all() -> None:
     try:
         for manager in managers:
             figure = manager.canvas.figure
-            if id(figure) not in _shown:
+            if id(figure) not in figure_formats.shown:
                 display.show(figure)
     finally:
         sys.modules["matplotlib.pyplot"].close("all")
-
-
-def bundle_of(figure: "Any") -> "dict[str, Any]":
-    _shown.add(id(figure))
-    bundle: dict[str, Any] = {"text/plain": repr(figure)}
-    if not figure.axes and not figure.lines and not figure.texts and not figure.images:
-        return bundle
-    bundle["image/png"] = _picture(figure)
-    try:
-        from . import charts
-
-        bundle["chart"] = display.plain(charts.chart_of(figure))
-    except Exception:
-        bundle["chart"] = {"type": "unknown", "title": None, "elements": []}
-    return bundle
-
-
-def _picture(figure: "Any") -> bytes:
-    import io
-
-    buffer = io.BytesIO()
-    canvas = figure.canvas
-    if not hasattr(canvas, "print_png"):
-        canvas = FigureCanvasAgg(figure)
-    options = {"facecolor": figure.get_facecolor(), "edgecolor": figure.get_edgecolor(), "dpi": figure.dpi}
-    canvas.print_figure(buffer, format="png", bbox_inches="tight", **options)
-    return buffer.getvalue()

@@ -2,7 +2,7 @@
 
 import sys
 
-from . import cells
+from . import context
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def find_spec(name: str, path: "Any", target: "Any", watcher: object) -> "Any":
-    """The spec that other finders give, with a loader that calls `after_import`."""
+    """Returns the spec that other finders give, with a loader that calls `after_import`."""
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
         spec = None if finder is watcher or find is None else find(name, path, target)
@@ -26,7 +26,7 @@ def find_spec(name: str, path: "Any", target: "Any", watcher: object) -> "Any":
 
 
 def find_in_new_directory(name: str) -> "Any":
-    """Python itself looks for the user's directory of packages only when it starts. It comes before the system's."""
+    """Finds a module in the user's directory of packages if that was made since the start: Python looks only then."""
     import os
     import site
 
@@ -63,7 +63,7 @@ def _extend(loader: "Any") -> None:
 def after_import(module: "ModuleType") -> None:
     name = module.__name__
     if name == "linecache":
-        cells.fill_line_cache(list(cells.sources))
+        context.fill_line_cache(list(context.sources))
     elif name == "matplotlib":
         _use_figures(module)
     elif name == "multiprocessing.spawn":
@@ -83,7 +83,7 @@ def after_import(module: "ModuleType") -> None:
 
 
 def _use_figures(matplotlib: "Any") -> None:
-    """Our backend, unless the environment or the code asks for another one."""
+    """Sets our backend, unless the environment or the code asks for another one."""
     import os
 
     if not os.environ.get("MPLBACKEND"):

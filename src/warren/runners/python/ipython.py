@@ -2,7 +2,7 @@
 
 import sys
 
-from . import cells, display
+from . import display, magics
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class _Loader:
         names: dict[str, Any] = {}
         if module.__name__ == "IPython":
             # matplotlib leaves the event loop alone where it sees this version or a later one.
-            names = {"get_ipython": cells.get_ipython, "display": display, "version_info": (8, 24, 0, "")}
+            names = {"get_ipython": magics.get_ipython, "display": display, "version_info": (8, 24, 0, "")}
             names["__version__"] = "8.24.0"
         elif module.__name__ != "IPython.core":
             names = {name: _class(name, mime) for name, mime in _MIMES.items()}

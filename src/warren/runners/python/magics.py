@@ -1,90 +1,17 @@
-"""The commands of IPython that notebooks use: `!command`, `%name`, `%%name`, `name?`.
-
-A line is taken for one only where Python finds a syntax error, so that text in strings is left alone.
-"""
+"""Runs the commands of IPython that notebooks use: what `get_ipython()` gives, and the commands by their names."""
 
 import os
 import re
 import sys
 
-from . import cells
+from . import context
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType
     from typing import Any, Callable
 
-_ASSIGNED = re.compile(r"^(\s*)([\w.,\[\]'\" ]+?)\s*=\s*([!%])(?!=)(.*)$")
 _VARIABLE = re.compile(r"\$(\$|\w+)|\{([^{}]+)\}")
-
-
-def parse(source: str, filename: str, error: SyntaxError, flags: int) -> "tuple[Any, SyntaxError]":
-    """The tree of a cell with commands in it; or None and why not."""
-    stripped = source.lstrip()
-    if stripped.startswith("%%"):
-        return compile(_cell_magic(source), filename, "exec", flags, True), error
-    lines = source.split("\n")
-    for _ in range(len(lines)):
-        number = _line_to_replace(lines, error)
-        if number is None:
-            return None, error
-        _replace(lines, number)
-        try:
-            return compile("\n".join(lines), filename, "exec", flags, True), error
-        except SyntaxError as exc:
-            error = exc
-    return None, error
-
-
-def _cell_magic(source: str) -> str:
-    blank = len(source) - len(source.lstrip())
-    head, _, body = source[blank:].partition("\n")
-    name, _, rest = head[2:].partition(" ")
-    first = source.count("\n", 0, blank) + 1
-    return "get_ipython()._run_cell_magic(%r, %r, %r, %d)" % (name.strip(), rest.strip(), body, first)
-
-
-def _line_to_replace(lines: "list[str]", error: SyntaxError) -> "int | None":
-    """The line of the error, else the first one that looks like a command."""
-    number = (error.lineno or 0) - 1
-    if 0 <= number < len(lines) and _replacement(lines[number]) is not None:
-        return number
-    return next((index for index, line in enumerate(lines) if _replacement(line) is not None), None)
-
-
-def _replace(lines: "list[str]", number: int) -> None:
-    while lines[number].endswith("\\") and number + 1 < len(lines):
-        lines[number] = lines[number][:-1] + lines[number + 1]
-        del lines[number + 1]
-        lines.append("")  # so that the numbers of the lines after the next error stay near
-    lines[number] = _replacement(lines[number]) or ""
-
-
-def _replacement(line: str) -> "str | None":
-    text = line.strip()
-    indent = line[: len(line) - len(line.lstrip())]
-    if text.startswith("!!"):
-        return "%sget_ipython().getoutput(%r)" % (indent, text[2:])
-    if text.startswith("!"):
-        return "%sget_ipython().system(%r)" % (indent, text[1:])
-    if text.startswith("%") and text[1:2].isalpha():
-        return indent + _line_call(text[1:])
-    if text.startswith("?") or (text.endswith("?") and not text.startswith("#")):
-        name = text.strip("?").strip()
-        if re.match(r"^%?[\w.]+$", name):
-            return "%sget_ipython().run_line_magic('pinfo', %r)" % (indent, name)
-    found = _ASSIGNED.match(line)
-    if found is None:
-        return None
-    indent, target, sign, rest = found.groups()
-    if sign == "!":
-        return "%s%s = get_ipython().getoutput(%r)" % (indent, target, rest)
-    return "%s%s = %s" % (indent, target, _line_call(rest)) if rest[:1].isalpha() else None
-
-
-def _line_call(text: str) -> str:
-    name, _, rest = text.partition(" ")
-    return "get_ipython().run_line_magic(%r, %r)" % (name, rest.strip())
 
 
 class Events:
@@ -93,13 +20,13 @@ class Events:
     def register(self, event: str, function: "Callable[[], object]") -> None:
         if event != "post_execute":
             raise ValueError("Functions can be called at the event post_execute only, not at %s." % event)
-        if function not in cells.after_cell:
-            cells.after_cell.append(function)
+        if function not in context.after_cell:
+            context.after_cell.append(function)
 
     def unregister(self, event: str, function: "Callable[[], object]") -> None:
-        if event != "post_execute" or function not in cells.after_cell:
+        if event != "post_execute" or function not in context.after_cell:
             raise ValueError("This function was not registered for %s." % event)
-        cells.after_cell.remove(function)
+        context.after_cell.remove(function)
 
 
 class Shell:
@@ -112,26 +39,26 @@ class Shell:
 
     @property
     def user_ns(self) -> "dict[str, Any]":
-        return cells.namespace
+        return context.namespace
 
     @property
     def execution_count(self) -> int:
-        return cells.count
+        return context.count
 
     def system(self, command: str) -> None:
         """Runs a command of the shell; its output goes where the cell's goes, while it runs."""
         import subprocess
 
-        cells.flush()
-        cells.namespace["_exit_code"] = subprocess.call(expand(command), shell=True)
+        context.flush()
+        context.namespace["_exit_code"] = subprocess.call(expand(command), shell=True)
 
     def getoutput(self, command: str) -> "Lines":
         """Runs a command of the shell and returns the lines of its output."""
         import subprocess
 
-        cells.flush()
+        context.flush()
         done = subprocess.run(expand(command), shell=True, stdout=subprocess.PIPE)
-        cells.namespace["_exit_code"] = done.returncode
+        context.namespace["_exit_code"] = done.returncode
         return Lines(done.stdout.decode("utf-8", "replace").splitlines())
 
     def run_line_magic(self, name: str, line: str) -> "Any":
@@ -173,20 +100,24 @@ class Lines(list):  # type: ignore[type-arg]
 shell = Shell()
 
 
+def get_ipython() -> "Shell":
+    return shell
+
+
 def _list(sign: str, magics: "dict[str, Any]") -> str:
     return ", ".join(sign + name for name in sorted(magics))
 
 
 def expand(command: str) -> str:
-    """Puts values of variables in the place of `$name` and `{expression}`; as it is if one of these has none."""
+    """Replaces `$name` and `{expression}` by their values; returns the command unchanged if an expression fails."""
 
     def value(found: "re.Match[str]") -> str:
         name, expression = found.groups()
         if expression is not None:
-            return str(eval(expression, dict(cells.namespace)))
+            return str(eval(expression, dict(context.namespace)))
         if name == "$":
             return "$"
-        return str(cells.namespace[name]) if name in cells.namespace else found.group()
+        return str(context.namespace[name]) if name in context.namespace else found.group()
 
     try:
         return _VARIABLE.sub(value, command)
@@ -197,7 +128,7 @@ def expand(command: str) -> str:
 def _program(arguments: "list[str]") -> int:
     import subprocess
 
-    cells.flush()
+    context.flush()
     return subprocess.call(arguments)
 
 
@@ -217,10 +148,10 @@ def cd(line: str) -> None:
     import shlex
 
     parts = shlex.split(expand(line)) or ["~"]
-    path = cells.namespace.get("_oldcwd", ".") if parts[-1] == "-" else os.path.expanduser(parts[-1])
+    path = context.namespace.get("_oldcwd", ".") if parts[-1] == "-" else os.path.expanduser(parts[-1])
     before = os.getcwd()
     os.chdir(path)
-    cells.namespace["_oldcwd"] = before
+    context.namespace["_oldcwd"] = before
     if "-q" not in parts:
         sys.stdout.write(os.getcwd() + "\n")
 
@@ -247,20 +178,20 @@ def env(line: str) -> "Any":
 
 def time(line: str) -> "Any":
     """Times one statement."""
-    return _timed(line, "<cell %d>" % cells.count)
+    return _timed(line, "<cell %d>" % context.count)
 
 
 def _timed(source: str, filename: str) -> "Any":
     from time import perf_counter, process_time
 
-    tree = cells.parse(source, filename)
+    tree = context.parse(source, filename)
     body, last = tree.body, None
     if body and type(body[-1]).__name__ == "Expr" and not source.rstrip().endswith(";"):
         last = body.pop().value
     steps = _compiled(tree, last, filename)
     wall, cpu = perf_counter(), process_time()
     try:
-        return cells.run_steps(steps, source)
+        return context.run_steps(steps, source)
     finally:
         cpu, wall = process_time() - cpu, perf_counter() - wall
         sys.stdout.write("CPU times: total: %s\nWall time: %s\n" % (_duration(cpu), _duration(wall)))
@@ -269,9 +200,9 @@ def _timed(source: str, filename: str) -> "Any":
 def _compiled(tree: "Any", last: "Any", filename: str) -> "list[CodeType]":
     import _ast
 
-    steps = [compile(tree, filename, "exec", 0x2000, True)] if tree.body else []
+    steps = [compile(tree, filename, "exec", context.TOP_LEVEL_AWAIT, True)] if tree.body else []
     if last is not None:
-        steps.append(compile(_ast.Expression(last), filename, "eval", 0x2000, True))
+        steps.append(compile(_ast.Expression(last), filename, "eval", context.TOP_LEVEL_AWAIT, True))
     return steps
 
 
@@ -289,7 +220,7 @@ def timeit(line: str, setup: str = "pass") -> None:
     found = re.match(r"((?:-[nr]\s*\d+\s+|-[qo]\s+)*)(.*)$", line, re.DOTALL)
     options, statement = found.groups() if found else ("", line)
     given = dict(re.findall(r"-([nr])\s*(\d+)", options))
-    timer = Timer(statement, setup, globals=cells.namespace)
+    timer = Timer(statement, setup, globals=context.namespace)
     number = int(given.get("n", 0)) or timer.autorange()[0]
     repeats = int(given.get("r", 7))
     times = [taken / number for taken in timer.repeat(repeats, number)]
@@ -305,13 +236,13 @@ def who(line: str) -> None:
 
 
 def _names() -> "list[str]":
-    return sorted(name for name in cells.namespace if not name.startswith("_") and name not in ("In", "Out"))
+    return sorted(name for name in context.namespace if not name.startswith("_") and name not in ("In", "Out"))
 
 
 def reset(line: str) -> None:
     """Removes the names that cells have defined."""
     for name in _names():
-        del cells.namespace[name]
+        del context.namespace[name]
 
 
 def run(line: str) -> None:
@@ -323,7 +254,7 @@ def run(line: str) -> None:
         code = compile(file.read(), parts[0], "exec", 0, True)
     before, sys.argv = sys.argv, parts
     try:
-        exec(code, cells.namespace)
+        exec(code, context.namespace)
     finally:
         sys.argv = before
 
@@ -332,11 +263,11 @@ def pinfo(line: str) -> None:
     """Shows what an object is: `name?`."""
     import inspect
 
-    value = eval(line, cells.namespace)
+    value = eval(line, context.namespace)
     try:
         head = line + str(inspect.signature(value))
     except (TypeError, ValueError):
-        head = cells.text_of(value)[:2000]
+        head = context.text_of(value)[:2000]
     kind = "%s.%s" % (type(value).__module__, type(value).__qualname__)
     sys.stdout.write("%s\nType: %s\n%s\n" % (head, kind, inspect.getdoc(value) or "<no docstring>"))
 
@@ -375,9 +306,9 @@ def _script(*program: str) -> "Any":
     def run_script(line: str, body: str, first: int) -> None:
         import subprocess
 
-        cells.flush()
+        context.flush()
         done = subprocess.run([*program, *line.split()], input=body.encode())
-        cells.namespace["_exit_code"] = done.returncode
+        context.namespace["_exit_code"] = done.returncode
         if done.returncode:
             raise subprocess.CalledProcessError(done.returncode, " ".join(program))
 
@@ -398,7 +329,7 @@ def writefile(line: str, body: str, first: int) -> None:
 
 
 def _time_cell(line: str, body: str, first: int) -> "Any":
-    return _timed("\n" * first + body, "<cell %d>" % cells.count)
+    return _timed("\n" * first + body, "<cell %d>" % context.count)
 
 
 def _timeit_cell(line: str, body: str, first: int) -> None:
@@ -413,14 +344,13 @@ def capture(line: str, body: str, first: int) -> None:
     out, err = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            cells.run_steps(
-                _compiled(cells.parse("\n" * first + body, "<cell %d>" % cells.count), None, "<cell %d>" % cells.count),
-                body,
-            )
+            filename = "<cell %d>" % context.count
+            tree = context.parse("\n" * first + body, filename)
+            context.run_steps(_compiled(tree, None, filename), body)
     finally:
         names = [part for part in line.split() if not part.startswith("-")]
         if names:
-            cells.namespace[names[0]] = Captured(out.getvalue(), err.getvalue())
+            context.namespace[names[0]] = Captured(out.getvalue(), err.getvalue())
 
 
 class Captured:

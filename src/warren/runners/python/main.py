@@ -2,7 +2,8 @@
 
 The keeper starts it, writes requests to descriptor 3 and reads hello, events and ends from it. Text goes to 1 and 2.
 This file is compiled at every start, so it holds only what is needed to say hello and to wait: the descriptors, the
-frames, the interrupts, the loop. `cells` runs a cell; `display`, `errors`, `magics` and others are loaded at need.
+frames, the interrupts, the loop. `cells` runs a cell, and `context` is what it shares with `display`, `errors`,
+`magics` and others, which are loaded at need.
 
 A SIGINT that comes while user code runs raises KeyboardInterrupt there. One that comes after the request and before
 user code, or in the middle of a frame, is noted in `pending` and raised as soon as user code runs. One that comes when
@@ -45,7 +46,7 @@ class Channel:
         self.is_child = False  # this process was forked by user code
 
     def wait(self) -> bool:
-        """Waits for the next request; False when the keeper is gone. Goes on where it was if an error left it."""
+        """Waits for the next request; returns False when the keeper is gone. Continues a wait that an error left."""
         header = self.header
         if self.length < 0:
             count = 5 if header[0] else os.readv(self.fd, [header])
@@ -127,12 +128,12 @@ class Channel:
                 error = exc
 
     def check(self, error: BaseException) -> None:
-        """Ends if an error is one of the channel, and not of a signal handler of the user's."""
+        """Ends the process for an error of the channel itself; one of the user's signal handlers passes."""
         if isinstance(error, OSError) and error.errno in (9, 22, 32, 88, 104):  # EBADF, EINVAL, EPIPE …
             self.die()
 
     def die(self) -> None:
-        """The code closed the descriptor on which results travel, or the keeper is gone."""
+        """Ends the process: the code closed the descriptor on which results travel, or the keeper is gone."""
         try:
             os.write(2, b"The connection of this context was closed: the code closed descriptors it did not open.\n")
         finally:
@@ -180,7 +181,7 @@ class Channel:
                     self.die()
 
     def forked(self) -> None:
-        """In a child of user code: it has nothing to say here, and never comes back into the loop."""
+        """Closes the channel in a child that user code forked: it sends nothing, and never returns into the loop."""
         self.is_child = True
         self.lock = _thread.allocate_lock()
         self.writer = 0
@@ -244,7 +245,7 @@ def main() -> None:
 
 
 def _serve_all(channel: Channel, error: "BaseException | None") -> None:
-    """Serves until the keeper is gone. A signal handler of the user's may raise an error anywhere: it goes on then."""
+    """Serves until the keeper is gone. It also goes on after an error that a signal handler of the user's raised."""
     from . import cells
 
     while True:

@@ -11,7 +11,7 @@ def extend(module: "Any") -> None:
     """Registers a renderer and makes it the default. `module` is `plotly.io._renderers`."""
 
     class Results(module.ExternalRenderer):  # type: ignore[misc]
-        """Called by `show` and by what shows the value of an expression."""
+        """The renderer that `show` calls, and what shows the value of an expression."""
 
         def render(self, fig_dict: "dict[str, Any]") -> None:
             from plotly.io import to_html

@@ -9,7 +9,7 @@ import atexit
 import os
 import tempfile
 
-from . import cells
+from . import context
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _path = ""
 
 
 def extend(module: "Any") -> None:
-    """Changes `multiprocessing.spawn`."""
+    """Lets `multiprocessing.spawn` tell new processes the file to import."""
     original = module.get_preparation_data
 
     def get_preparation_data(name: str) -> "Any":
@@ -39,7 +39,7 @@ def _write() -> str:
         atexit.register(_remove, _path, os.getpid())
     fresh = _path + ".new"
     with open(fresh, "w", encoding="utf-8", errors="surrogateescape") as file:
-        for filename in list(cells.sources):
+        for filename in list(context.sources):
             file.write(_definitions(filename))
     os.replace(fresh, _path)
     return _path
@@ -51,10 +51,10 @@ def _remove(path: str, owner: int) -> None:
 
 
 def _definitions(filename: str) -> str:
-    """A cell that cannot be repeated, because a module is missing for instance, does not stop the others."""
-    source = cells.sources[filename]
+    """Returns code that repeats a cell's definitions; an error in it, such as a missing module, stops no other cell."""
+    source = context.sources[filename]
     try:
-        body = cells.parse(source, filename).body
+        body = context.parse(source, filename).body
     except SyntaxError:
         return ""
     lines, found = source.split("\n"), []

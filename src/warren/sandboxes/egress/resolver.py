@@ -2,11 +2,11 @@
 
 import asyncio
 import socket
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
 from typing import Final
 
+from warren.kernel.lru import LruDict
 from warren.model.addresses import Address
 
 _THREADS: Final = 32
@@ -23,7 +23,7 @@ class NotResolved(Exception):
 class Resolver:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="resolve")
-        self._found: OrderedDict[str, tuple[float, tuple[Address, ...]]] = OrderedDict()
+        self._found = LruDict[str, tuple[float, tuple[Address, ...]]](_KEPT)
         self._asking: dict[str, asyncio.Future[tuple[Address, ...]]] = {}
 
     async def resolve(self, name: str) -> tuple[Address, ...]:
@@ -50,10 +50,7 @@ class Resolver:
         del self._asking[name]
         if done.cancelled() or done.exception() is not None:
             return
-        while len(self._found) >= _KEPT:
-            self._found.popitem(last=False)
         self._found[name] = (asyncio.get_running_loop().time() + _KEPT_S, done.result())
-        self._found.move_to_end(name)
 
 
 def _look_up(name: str) -> tuple[Address, ...]:

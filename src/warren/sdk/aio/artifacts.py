@@ -6,16 +6,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from warren.sdk.aio.backend import AsyncBackend
+from warren.sdk.aio.backend import AsyncBackend, list_all
 from warren.sdk.aio.files import Progress, save_parts
 from warren.sdk.results import ArtifactInfo, SavedArtifacts
 
-_PAGE: Final = 1000
 _SAVE_S: Final = 90.0
 
 
 class AsyncArtifacts:
-    """`perform` performs an operation in the client's session; `owner` says whose artifacts `list` gives."""
+    """The artifacts of a client. `perform` calls an operation in its session; `owner` filters what `list` returns."""
 
     def __init__(
         self,
@@ -35,20 +34,17 @@ class AsyncArtifacts:
         """Those of this client's thread, or of its session if it has none, newest first; with `everywhere` those of all
         sessions. `name` is a glob."""
         which: dict[str, Any] = {} if everywhere else self._owner
-        found: list[ArtifactInfo] = []
-        after: str | None = "" if which or everywhere else None
-        while after is not None:
-            page = await self._backend.call("list_artifacts", name=name, after=after, limit=_PAGE, **which)
-            found += [ArtifactInfo.of(each) for each in page["artifacts"]]
-            after = page["next"]
-        return found
+        if not which and not everywhere:
+            return []  # there was no session yet
+        found = await list_all(self._backend, "artifacts", name=name, **which)
+        return [ArtifactInfo.of(each) for each in found]
 
     async def get(self, artifact_id: str) -> ArtifactInfo:
-        """What is known about an artifact of any session."""
+        """Returns what is known about an artifact of any session. Raises NotFound."""
         return ArtifactInfo.of(await self._backend.call("get_artifact", artifact_id=artifact_id))
 
     async def read(self, artifact: ArtifactInfo | str) -> bytes:
-        """All of its bytes."""
+        """Returns all bytes of an artifact."""
         content = self._backend.download("read_artifact", "", artifact_id=_id(artifact))
         async with content as (_, parts), contextlib.aclosing(parts):
             return b"".join([part async for part in parts])
@@ -60,7 +56,7 @@ class AsyncArtifacts:
         *,
         progress: Progress | None = None,
     ) -> Path:
-        """Copies it to this machine; by default under its own name, without directories."""
+        """Copies an artifact to this machine, by default under its own name without directories; returns the path."""
         target = Path(local_path).expanduser() if local_path else Path()
         if target.is_dir():
             info = artifact if isinstance(artifact, ArtifactInfo) else await self.get(artifact)
@@ -71,7 +67,7 @@ class AsyncArtifacts:
         return target
 
     async def delete(self, artifact: ArtifactInfo | str) -> None:
-        """Deletes it now, not when it expires."""
+        """Deletes an artifact now instead of when it expires."""
         await self._backend.call("delete_artifact", artifact_id=_id(artifact))
 
 

@@ -6,10 +6,11 @@ are None are left out. Everything raises the exceptions of warren.model.errors.
 
 from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 Values = dict[str, Any]
 Parts = AsyncGenerator[bytes, None]
+_PAGE: Final = 1000
 
 
 class AsyncSocketLike(Protocol):
@@ -29,7 +30,7 @@ class AsyncBackend(Protocol):
     def download(
         self, operation: str, session_id: str, *, offset: int = 0, length: int | None = None, **arguments: Any
     ) -> AbstractAsyncContextManager[tuple[int, Parts]]:
-        """The size of the whole file, 0 if that is not known, and the bytes that were asked for."""
+        """Yields the size of the whole file, 0 if that is not known, and the bytes that were asked for."""
         ...
 
     async def upload(
@@ -48,7 +49,19 @@ class AsyncBackend(Protocol):
     async def close(self) -> None: ...
 
 
+async def list_all(backend: AsyncBackend, name: str, /, **filters: Any) -> list[Values]:
+    """Calls the operation `list_NAME` for every page; returns all entries."""
+    found: list[Values] = []
+    after: str | None = ""
+    while after is not None:
+        page = await backend.call(f"list_{name}", limit=_PAGE, after=after, **filters)
+        found += page[name]
+        after = page["next"]
+    return found
+
+
 async def find_session_of_thread(backend: AsyncBackend, thread_id: str) -> Values | None:
+    """Returns the session of a thread as the API shows it; None if it has none."""
     found = await backend.call("list_sessions", thread_id=thread_id, limit=1)
     sessions: list[Values] = found["sessions"]
     return sessions[0] if sessions else None

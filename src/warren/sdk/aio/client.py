@@ -6,7 +6,6 @@ The constructor does no I/O. The first use makes the session, or `create_session
 event loop.
 """
 
-import base64
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -14,13 +13,25 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from warren.model.errors import InvalidRequest, ServerUnreachable, SessionNotFound, WarrenError
 from warren.sdk.aio.artifacts import AsyncArtifacts
-from warren.sdk.aio.backend import AsyncBackend, find_session_of_thread
+from warren.sdk.aio.backend import AsyncBackend, find_session_of_thread, list_all
 from warren.sdk.aio.code import AsyncCode
 from warren.sdk.aio.files import AsyncFiles
 from warren.sdk.aio.platform import AsyncByteSource, open_backend, run_at_most
 from warren.sdk.aio.process import AsyncProcess, AsyncTerminal, open_terminal, start_terminal
-from warren.sdk.options import AttachOptions, CommandOptions, Mode, ServerOptions, SessionChanges
-from warren.sdk.protocol import COMMAND_TIMEOUT_S, IMAGE_TIMEOUT_S, ImageProgress, network_values, new_key, work_s
+from warren.sdk.options import (
+    AttachOptions,
+    CommandOptions,
+    Mode,
+    ServerOptions,
+    SessionChanges,
+    WorkOptions,
+    check_options,
+    command_values,
+    network_values,
+    session_values,
+    stdin_values,
+)
+from warren.sdk.protocol import COMMAND_TIMEOUT_S, IMAGE_TIMEOUT_S, new_key, work_s
 from warren.sdk.results import (
     EntryInfo,
     EnvironmentInfo,
@@ -41,7 +52,6 @@ if TYPE_CHECKING:
 
 _SHORT_INPUT: Final = 1024 * 1024  # longer input would not fit into a request
 _SHELL: Final = "exec bash -l"
-_PAGE: Final = 1000
 _ABANDONED_S: Final = 5.0  # the time to end a session that was interrupted in the making; then its time-outs end it
 
 
@@ -49,17 +59,22 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
     """A client of one session.
 
     `mode`: "remote" talks to the server at `server_url` (by default WARREN_URL, else this machine at WARREN_PORT, or
-    8000); "local" works on this machine in this process, without a server. `exactly_once` makes commands safe to
-    repeat, and repeats them when the connection breaks; it costs the server a little more. `replace_lost`: when the
-    thread's sandbox has died, go on in a fresh one; the result's `notice` then says that earlier files are gone.
-    `labels`: what the sandbox's machine must have, such as {"gpu": "1"}. `provider`: what makes the sandbox, one of the
-    server's providers. `network`: what the sandbox may reach, such as {"allow": ["api.example.com"]}; by default what
-    the environment says, which is nothing unless the operator has changed it. `secrets`: names of secrets that requests
-    of the sandbox carry. `agent_config`: the agent that the session is for, by its name in the registry or as a
-    mapping; it gives what the other arguments do not. `gpus`: graphics processors that the sandbox has for itself, how
-    many or which, where the operator allows them; by default what the environment says. `image_timeout_s`: how long the
-    first use waits while the server builds the environment's image; meanwhile `on_image_progress` is called with an
-    ImageBuilding, whose `step`, `fraction` and `about` tell how far.
+    8000); "local" works on this machine in this process, without a server. `session_id` joins a session that exists.
+
+    `options` say what a new session is like. `environment`, `image` and `limits`: what its sandbox is made of. `env`:
+    variables of its commands. `network`: what it may reach, such as {"allow": ["api.example.com"]}; by default what the
+    environment says, which is nothing unless the operator has changed it. `secrets`: names of secrets that requests of
+    the sandbox carry. `gpus`: graphics processors for this sandbox alone, how many or which, where the operator
+    allows them. `require`: isolation without which the session is refused. `labels`: what the sandbox's machine must
+    have, such as {"gpu": "1"}. `provider`: one of the server's providers. `agent_config`: the agent that the session is
+    for, by its name in the registry or as a mapping; it gives what the other options do not. `idle_timeout_s` and
+    `max_lifetime_s` end the session. `replace_lost`: when the thread's sandbox has died, the client goes on in a fresh
+    one, and the result's `notice` says that earlier files are gone.
+
+    The others say how the client works. `timeout` is that of commands without one. `exactly_once` makes commands safe
+    to repeat, and repeats them when the connection breaks; it costs the server a little more. `image_timeout_s`: how
+    long the first use waits while the server builds the environment's image; meanwhile the client calls
+    `on_image_progress` with an ImageBuilding, whose `step`, `fraction` and `about` tell how far the server is.
     """
 
     def __init__(
@@ -70,29 +85,10 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         mode: Mode = "remote",
         api_key: str = "",
         session_id: str = "",
-        environment: str = "",
-        image: str = "",
-        limits: Mapping[str, float] | None = None,
-        env: Mapping[str, str] | None = None,
-        metadata: Mapping[str, str] | None = None,
-        require: Sequence[str] = (),
-        secrets: Sequence[str] = (),
-        labels: Mapping[str, str] | None = None,
-        provider: str = "",
-        network: "NetworkRules | Mapping[str, Any] | None" = None,
-        gpus: "int | Sequence[str] | None" = None,
-        idle_timeout_s: float | None = None,
-        max_lifetime_s: float | None = None,
-        timeout: float = COMMAND_TIMEOUT_S,
-        replace_lost: bool = False,
-        exactly_once: bool = False,
-        agent_config: str | Mapping[str, Any] = "",
-        image_timeout_s: float = IMAGE_TIMEOUT_S,
-        on_image_progress: ImageProgress | None = None,
         backend: AsyncBackend | None = None,
+        **options: Unpack[WorkOptions],
     ) -> None:
-        # All arguments but the session: enough to make another client like this one.
-        self.options = {k: v for k, v in locals().items() if k not in ("self", "__class__", "session_id", "backend")}
+        check_options(options)
         if session_id and thread_id:
             raise InvalidRequest(
                 "a client has a session_id or a thread_id, not both",
@@ -100,39 +96,25 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
             )
         if mode not in ("remote", "local"):
             raise InvalidRequest(f"there is no mode {mode!r}", remedy="there are: remote, local")
-        session_options: dict[str, Any] = {
-            name: value
-            for name, value in {
-                "thread_id": thread_id,
-                "environment": environment,
-                "image": image,
-                "limits": dict(limits or {}),
-                "env": dict(env or {}),
-                "metadata": dict(metadata or {}),
-                "require": list(require),
-                "secrets": list(secrets),
-                "labels": dict(labels or {}),
-                "provider": provider,
-                "network": None if network is None else network_values(network),
-                "gpus": gpus if gpus is None or isinstance(gpus, int) else list(gpus),
-                "idle_timeout_s": idle_timeout_s,
-                "max_lifetime_s": max_lifetime_s,
-                "replace_lost": replace_lost,
-                "agent_config": agent_config if isinstance(agent_config, str) else dict(agent_config),
-            }.items()
-            if value
-        }
         super().__init__(
             backend or open_backend(mode, server_url, api_key),
-            session_options,
+            session_values(thread_id, options),
             session_id,
-            image_timeout_s,
-            on_image_progress,
+            options.get("image_timeout_s", IMAGE_TIMEOUT_S),
+            options.get("on_image_progress"),
         )
+        # All arguments but the session: enough to make another client like this one.
+        self.options: dict[str, Any] = {
+            "server_url": server_url,
+            "thread_id": thread_id,
+            "mode": mode,
+            "api_key": api_key,
+            **options,
+        }
         self._owns_backend = backend is None
         self._ended_session = ""
-        self.timeout = timeout
-        self.exactly_once = exactly_once
+        self.timeout = options.get("timeout", COMMAND_TIMEOUT_S)
+        self.exactly_once = options.get("exactly_once", False)
 
     def __repr__(self) -> str:
         owner = f" of thread {self.thread_id}" if self.thread_id else ""
@@ -140,7 +122,7 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
 
     @property
     def artifacts(self) -> AsyncArtifacts:
-        """Files that outlive the sandbox: saves, lists and gets them."""
+        """The artifacts of this client: files that outlive the sandbox."""
         return AsyncArtifacts(self._backend, self._perform, self._owner_of_artifacts())
 
     def _owner_of_artifacts(self) -> dict[str, Any]:
@@ -151,7 +133,7 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
 
     @classmethod
     def attach(cls, session_id: str, server_url: str = "", **options: Unpack[AttachOptions]) -> Self:
-        """A client of a session that exists. Leaving it does not end the session."""
+        """Returns a client of a session that exists. Leaving the client does not end the session."""
         if not session_id:
             raise InvalidRequest("attach takes the id of a session", remedy="it is `client.session_id`")
         return cls(server_url, session_id=session_id, **options)
@@ -159,14 +141,11 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
     @classmethod
     async def delete_thread(cls, thread_id: str, server_url: str = "", **options: Unpack[ServerOptions]) -> bool:
         """Ends the session of a thread; returns whether it had one."""
-        client = cls(server_url, **options)
-        try:
-            found = await find_session_of_thread(client._backend, thread_id)
+        async with cls._connect(server_url, options) as backend:
+            found = await find_session_of_thread(backend, thread_id)
             if found is not None:
-                await client._backend.call("delete_session", found["session_id"])
+                await backend.call("delete_session", found["session_id"])
             return found is not None
-        finally:
-            await client.close()
 
     @classmethod
     async def list_sessions(
@@ -180,8 +159,10 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         search: str = "",
         **options: Unpack[ServerOptions],
     ) -> list[SessionInfo]:
-        """The sessions of the server, newest first: by default all that have not ended. `search` is a text in the
-        session id, the thread id or the metadata."""
+        """Returns the sessions of the server, newest first: by default all that have not ended.
+
+        `search` is a text in the session id, the thread id or the metadata.
+        """
         pairs = [f"{name}={value}" for name, value in (metadata or {}).items()]
         filters: dict[str, Any] = {
             "state": list(states),
@@ -190,40 +171,33 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
             "metadata": pairs,
             "search": search,
         }
-        client = cls(server_url, **options)
-        found: list[SessionInfo] = []
-        after: str | None = ""
-        try:
-            while after is not None:
-                page = await client._backend.call("list_sessions", limit=_PAGE, after=after, **filters)
-                found += [SessionInfo.of(each) for each in page["sessions"]]
-                after = page["next"]
-        finally:
-            await client.close()
-        return found
+        async with cls._connect(server_url, options) as backend:
+            return [SessionInfo.of(each) for each in await list_all(backend, "sessions", **filters)]
 
     @classmethod
     async def list_environments(cls, server_url: str = "", **options: Unpack[ServerOptions]) -> list[EnvironmentInfo]:
-        """The environments that a session may be made of."""
-        return [EnvironmentInfo.of(each) for each in (await cls._ask(server_url, "list_environments", options))]
+        """Returns the environments that a session may be made of."""
+        found = await cls._ask(server_url, "list_environments", options)
+        return [EnvironmentInfo.of(each) for each in found["environments"]]
 
     @classmethod
     async def list_images(cls, server_url: str = "", **options: Unpack[ServerOptions]) -> list[ImageInfo]:
-        """The images that a session may be made of, each with the version that new sandboxes get."""
-        return [ImageInfo.of(each) for each in (await cls._ask(server_url, "list_images", options))]
+        """Returns the images that a session may be made of, each with the version that new sandboxes get."""
+        found = await cls._ask(server_url, "list_images", options)
+        return [ImageInfo.of(each) for each in found["images"]]
 
     @classmethod
     async def list_registry(cls, kind: str, server_url: str = "", **options: Unpack[ServerOptions]) -> list[EntryInfo]:
-        """The entries of the registry of a kind: environments, agents, tools or prompts."""
-        found = await cls._ask_for(server_url, "list_registry", options, kind=kind)
+        """Returns the registry's entries of a kind: environments, agents, tools or prompts."""
+        found = await cls._ask(server_url, "list_registry", options, kind=kind)
         return [EntryInfo.of(each) for each in found["entries"]]
 
     @classmethod
     async def get_registry_entry(
         cls, kind: str, name: str, server_url: str = "", **options: Unpack[ServerOptions]
     ) -> dict[str, Any]:
-        """An entry of the registry, as its file has it."""
-        return await cls._ask_for(server_url, "get_registry_entry", options, kind=kind, entry=name)
+        """Returns an entry of the registry as its file has it. Raises NotFound."""
+        return await cls._ask(server_url, "get_registry_entry", options, kind=kind, entry=name)
 
     @classmethod
     async def render_prompt(
@@ -233,26 +207,24 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         server_url: str = "",
         **options: Unpack[ServerOptions],
     ) -> str:
-        """The text of a prompt of the registry with these values for its variables."""
+        """Returns the text of a prompt of the registry with these values for its variables."""
         values = dict(variables or {})
-        text: str = (await cls._ask_for(server_url, "render_prompt", options, entry=name, variables=values))["text"]
+        text: str = (await cls._ask(server_url, "render_prompt", options, entry=name, variables=values))["text"]
         return text
 
     @classmethod
-    async def _ask_for(cls, server_url: str, operation: str, options: ServerOptions, **which: Any) -> dict[str, Any]:
-        client = cls(server_url, **options)
-        try:
-            found: dict[str, Any] = await client._backend.call(operation, **which)
-            return found
-        finally:
-            await client.close()
+    async def _ask(cls, server_url: str, operation: str, options: ServerOptions, **which: Any) -> dict[str, Any]:
+        async with cls._connect(server_url, options) as backend:
+            return await backend.call(operation, **which)
 
     @classmethod
-    async def _ask(cls, server_url: str, operation: str, options: ServerOptions) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = (await cls._ask_for(server_url, operation, options))[
-            operation.removeprefix("list_")
-        ]
-        return found
+    @contextlib.asynccontextmanager
+    async def _connect(cls, server_url: str, options: ServerOptions) -> AsyncIterator[AsyncBackend]:
+        client = cls(server_url, **options)
+        try:
+            yield client._backend
+        finally:
+            await client.close()
 
     async def __aenter__(self) -> Self:
         try:
@@ -290,7 +262,7 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         return await self.info() if existed else SessionInfo.of(self._created)
 
     async def info(self) -> SessionInfo:
-        """The session as it is, with the isolation really in force. This does not keep it alive."""
+        """Returns the session as it is, with the isolation really in force. This does not keep it alive."""
         return SessionInfo.of(await self._perform("get_session"))
 
     async def keep_alive(self) -> SessionInfo:
@@ -298,15 +270,15 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         return SessionInfo.of(await self._perform("keep_session_alive"))
 
     async def change(self, **changes: Unpack[SessionChanges]) -> SessionInfo:
-        """Changes `idle_timeout_s`, `max_lifetime_s`, `metadata` (a None removes an entry)."""
+        """Changes `idle_timeout_s`, `max_lifetime_s` or `metadata` (None removes an entry); returns the session."""
         return SessionInfo.of(await self._perform("change_session", **changes))
 
     async def network(self) -> NetworkInfo:
-        """What the sandbox may reach, what it has reached, and what it was refused of late."""
+        """Returns what the sandbox may reach, what it has reached, and what it was refused lately."""
         return NetworkInfo.of(await self._perform("get_network"))
 
     async def metrics(self) -> MetricsInfo:
-        """What the session uses now: processors, memory, disk, processes, network; and what it used in the last
+        """Returns what the session uses now (processors, memory, disk, processes, network) and used in the last
         minutes. This does not keep it alive."""
         return MetricsInfo.of(await self._perform("get_metrics"))
 
@@ -365,7 +337,7 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         `save_artifacts`: files and globs that are saved as artifacts when it has ended.
         """
         limit_s = self.timeout if timeout is None else timeout
-        values = _command_values(command, limit_s, cwd, env, user, carry_state, keep_bytes)
+        values = command_values(command, limit_s, cwd, env, user, carry_state, keep_bytes)
         if save_artifacts:
             values["save_artifacts"] = list(save_artifacts)
         async with self._input(stdin, user) as (input_values, is_file):
@@ -379,9 +351,9 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
     async def _input(
         self, stdin: str | bytes | AsyncByteSource, user: str
     ) -> AsyncIterator[tuple[dict[str, Any], bool]]:
-        """The fields of a request for its input, and whether that is a file, which is removed after the block."""
+        """Yields the fields of a request for its input, and whether that is a file, which the block removes."""
         if isinstance(stdin, (str, bytes)) and len(stdin) <= _SHORT_INPUT:
-            yield _stdin_values(stdin), False
+            yield stdin_values(stdin), False
             return
         path = f"/tmp/.warren-input-{new_key()}"
         data = stdin.encode(errors="surrogateescape") if isinstance(stdin, str) else stdin
@@ -407,7 +379,7 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         `timeout` and `stdin` are as for `execute`.
         """
         limit_s = self.timeout if timeout is None else timeout
-        values = _command_values(command, limit_s, **options)
+        values = command_values(command, limit_s, **options)
         decoder, ended = OutputDecoder(), False
         async with self._input(stdin, values.get("user", "")) as (input_values, _):
             events = self._follow("run_command", encoding="base64", **values, **input_values)
@@ -432,8 +404,8 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         timeout: float | None = None,
         **options: Unpack[CommandOptions],
     ) -> AsyncProcess:
-        """Starts a command in the background. `name` is a process id of your own."""
-        values = _command_values(command, timeout, **options)
+        """Starts a command in the background and returns it. `name` is a process id of your own."""
+        values = command_values(command, timeout, **options)
         if name:
             values["process_id"] = name
 
@@ -444,11 +416,11 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         return await self._call(start)
 
     async def processes(self) -> list[ProcessInfo]:
-        """The background commands and terminals of the sandbox: those that run, and those that have ended."""
+        """Returns the background commands and terminals of the sandbox, also those that have ended."""
         return [ProcessInfo.of(each) for each in (await self._perform("list_processes"))["processes"]]
 
     async def process(self, process_id: str) -> AsyncProcess:
-        """A background command that runs already, perhaps started by another program."""
+        """Returns a background command, perhaps started by another program. Raises ProcessNotFound."""
 
         async def find(session_id: str) -> AsyncProcess:
             await self._backend.call("get_process", session_id, process_id=process_id)
@@ -457,7 +429,7 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         return await self._call(find)
 
     async def kill_all(self) -> int:
-        """Ends everything that runs in the sandbox, also when it has no process left, as after a fork bomb.
+        """Ends everything that runs in the sandbox, also when no process can be started, as after a fork bomb.
 
         Returns the number of processes. Files, and the output of background commands, stay.
         """
@@ -466,7 +438,7 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
     # -- servers inside
 
     async def ports(self) -> list[PortInfo]:
-        """The TCP ports on which servers inside the sandbox listen."""
+        """Returns the TCP ports on which servers inside the sandbox listen."""
         return [PortInfo.of(each) for each in (await self._perform("list_ports"))["ports"]]
 
     async def wait_for_port(self, port: int, timeout: float = 30.0) -> None:
@@ -474,7 +446,7 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         await self._perform("list_ports", work_s=timeout, wait_for=port, timeout_s=timeout)
 
     async def url(self, port: int, *, expires_s: float = 3600.0, host_header: str = "") -> str:
-        """A link that opens the server on this port in a browser, without a key, until it expires.
+        """Returns a link that opens the server on this port in a browser, without a key, until it expires.
 
         `host_header="localhost"`: the server sees that as its host, for those that refuse names they do not know.
         """
@@ -486,7 +458,7 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         await self._perform("revoke_links")
 
     async def set_port(self, port: int, *, public: bool | None = None, host_header: str | None = None) -> None:
-        """Makes the preview of a port public or private, and says which host its server sees."""
+        """Makes the preview of a port public or private, and sets the host that its server sees."""
         await self._perform("change_port", port=str(port), public=public, host_header=host_header)
 
     async def create_ticket(
@@ -497,7 +469,7 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         expires_s: float = 3600.0,
         origins: Sequence[str] = (),
     ) -> Ticket:
-        """A ticket that opens the session's terminals, or only one process, in a browser that has no key.
+        """Returns a ticket that opens the session's terminals, or only one process, in a browser that has no key.
 
         `read_only`: to watch the process, not to type. `origins` are the sites that may show the page in a frame, such
         as `https://app.example.com`. Needs a server: local mode has none.
@@ -522,38 +494,14 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         env: Mapping[str, str] | None = None,
         user: str = "",
     ) -> AsyncIterator[AsyncTerminal]:
-        """Opens a terminal with a shell, or comes back to one. It goes on when the block is left."""
+        """Opens a terminal with a shell, or returns to one. The terminal goes on when the block is left."""
         how: dict[str, Any] = {"rows": rows, "columns": columns, "process_id": process_id, "offset": offset}
 
         def open_in(session_id: str) -> AbstractAsyncContextManager[AsyncTerminal]:
             if not env and not user:
                 return open_terminal(self._backend, session_id, **how, command=command, cwd=cwd)
-            values = {**_command_values(command or _SHELL, None, cwd, env, user), "process_id": process_id}
+            values = {**command_values(command or _SHELL, None, cwd, env, user), "process_id": process_id}
             return start_terminal(self._backend, session_id, values, **how)
 
         async with self._open(open_in) as terminal:
             yield terminal
-
-
-def _stdin_values(stdin: str | bytes) -> dict[str, Any]:
-    """ASCII text is sent as it is; bytes, and any other text, as base64."""
-    if isinstance(stdin, str) and not stdin.isascii():
-        stdin = stdin.encode(errors="surrogateescape")
-    if isinstance(stdin, bytes):
-        return {"stdin_base64": base64.b64encode(stdin).decode()} if stdin else {}
-    return {"stdin": stdin} if stdin else {}
-
-
-def _command_values(
-    command: str | Sequence[str],
-    timeout: float | None,
-    cwd: str = "",
-    env: Mapping[str, str] | None = None,
-    user: str = "",
-    carry_state: bool = True,
-    keep_bytes: int | None = None,
-) -> dict[str, Any]:
-    values: dict[str, Any] = {"command": command if isinstance(command, str) else list(command)}
-    given = {"timeout_s": timeout, "cwd": cwd, "env": dict(env or {}), "user": user, "keep_bytes": keep_bytes}
-    values.update({name: value for name, value in given.items() if value not in (None, "", {})})
-    return values if carry_state else {**values, "carry_state": False}

@@ -21,7 +21,7 @@ _Callbacks = dict[str, Callable[[Any], Any] | None]
 
 
 class AsyncCode(AsyncSessionHolder):
-    """The part of a client that runs code. Where a context is taken, its id will do as well."""
+    """The part of a client that runs code. Methods that take a context also take its id."""
 
     timeout: float
     exactly_once: bool
@@ -74,7 +74,7 @@ class AsyncCode(AsyncSessionHolder):
         on_result: Callable[[Result], Any] | None = None,
         on_error: Callable[[ExecutionError], Any] | None = None,
     ) -> Execution:
-        """What came of code that ran before, from its beginning; waits for its end if it still runs."""
+        """Returns the execution of code that was started earlier, from its beginning; waits for its end if it runs."""
         callbacks: _Callbacks = {"stdout": on_stdout, "stderr": on_stderr, "result": on_result, "error": on_error}
         return await self._collect("get_execution", callbacks, execution_id=execution_id)
 
@@ -85,12 +85,12 @@ class AsyncCode(AsyncSessionHolder):
         env: Mapping[str, str] | None = None,
         idle_timeout: float | None = None,
     ) -> CodeContext:
-        """Starts an interpreter of its own, in the workspace or `cwd`. It ends if it is not used for `idle_timeout`."""
+        """Starts a new interpreter in the workspace or `cwd`. It ends when unused for `idle_timeout` seconds."""
         options = {"cwd": cwd, "env": dict(env or {}) or None, "idle_timeout_s": idle_timeout}
         return CodeContext.of(await self._perform("create_context", language=language, **options))
 
     async def list_code_contexts(self) -> list[CodeContext]:
-        """The interpreters of the sandbox."""
+        """Returns the interpreters of the sandbox."""
         return [CodeContext.of(each) for each in (await self._perform("list_contexts"))["contexts"]]
 
     async def restart_code_context(self, context: CodeContext | str) -> CodeContext:

@@ -167,11 +167,11 @@ class AsyncFiles(AsyncSessionHolder):
         return [FileEntry.of(each) for each in found["files"]]
 
     async def stat(self, path: str) -> FileEntry:
-        """What is at the path. A link is not followed. Raises FileNotFound."""
+        """Returns what is at the path, without following a link. Raises FileNotFound."""
         return FileEntry.of(await self._perform("stat_file", path=path))
 
     async def exists(self, path: str) -> bool:
-        """Whether there is anything at the path."""
+        """Returns whether there is anything at the path."""
         try:
             await self.stat(path)
         except FileNotFound:
@@ -179,7 +179,7 @@ class AsyncFiles(AsyncSessionHolder):
         return True
 
     async def realpath(self, path: str) -> str:
-        """The path of a file without links in it. The file must exist."""
+        """Returns the path of a file with its links resolved. Raises FileNotFound."""
         return str((await self._perform("resolve_path", path=path))["path"])
 
     async def mkdir(self, path: str, *, exist_ok: bool = False) -> FileEntry:
@@ -232,7 +232,7 @@ class AsyncFiles(AsyncSessionHolder):
                     on_summary(SearchSummary.of(values))
 
     async def watch(self, path: str = _WORKSPACE, *, recursive: bool = False) -> AsyncGenerator[FileChange, None]:
-        """Yields changes as they happen. The first is `watching`: from then on none is missed."""
+        """Yields changes as they happen. The first is `watching`: no change after it is missed."""
         events = self._follow("watch_files", path=path, recursive=recursive)
         async with contextlib.aclosing(events):
             async for name, values in events:

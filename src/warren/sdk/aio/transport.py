@@ -117,7 +117,7 @@ class AsyncTransport:
             raise connection_lost(self.address, request, exc) from exc
 
     async def events(self, request: Request) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
-        """Yields the events of a stream until it ends; raises one that says that the operation failed."""
+        """Yields the events of a stream until it ends. Raises an event that says that the operation failed."""
         parser = EventParser()
         async with self.download(request) as (_, parts), contextlib.aclosing(parts):
             async for part in parts:

@@ -8,16 +8,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from warren.sdk.blocking.backend import Backend
+from warren.sdk.blocking.backend import Backend, list_all
 from warren.sdk.blocking.files import Progress, save_parts
 from warren.sdk.results import ArtifactInfo, SavedArtifacts
 
-_PAGE: Final = 1000
 _SAVE_S: Final = 90.0
 
 
 class Artifacts:
-    """`perform` performs an operation in the client's session; `owner` says whose artifacts `list` gives."""
+    """The artifacts of a client. `perform` calls an operation in its session; `owner` filters what `list` returns."""
 
     def __init__(
         self,
@@ -37,20 +36,17 @@ class Artifacts:
         """Those of this client's thread, or of its session if it has none, newest first; with `everywhere` those of all
         sessions. `name` is a glob."""
         which: dict[str, Any] = {} if everywhere else self._owner
-        found: list[ArtifactInfo] = []
-        after: str | None = "" if which or everywhere else None
-        while after is not None:
-            page = self._backend.call("list_artifacts", name=name, after=after, limit=_PAGE, **which)
-            found += [ArtifactInfo.of(each) for each in page["artifacts"]]
-            after = page["next"]
-        return found
+        if not which and not everywhere:
+            return []  # there was no session yet
+        found = list_all(self._backend, "artifacts", name=name, **which)
+        return [ArtifactInfo.of(each) for each in found]
 
     def get(self, artifact_id: str) -> ArtifactInfo:
-        """What is known about an artifact of any session."""
+        """Returns what is known about an artifact of any session. Raises NotFound."""
         return ArtifactInfo.of(self._backend.call("get_artifact", artifact_id=artifact_id))
 
     def read(self, artifact: ArtifactInfo | str) -> bytes:
-        """All of its bytes."""
+        """Returns all bytes of an artifact."""
         content = self._backend.download("read_artifact", "", artifact_id=_id(artifact))
         with content as (_, parts), contextlib.closing(parts):
             return b"".join(list(parts))
@@ -62,7 +58,7 @@ class Artifacts:
         *,
         progress: Progress | None = None,
     ) -> Path:
-        """Copies it to this machine; by default under its own name, without directories."""
+        """Copies an artifact to this machine, by default under its own name without directories; returns the path."""
         target = Path(local_path).expanduser() if local_path else Path()
         if target.is_dir():
             info = artifact if isinstance(artifact, ArtifactInfo) else self.get(artifact)
@@ -73,7 +69,7 @@ class Artifacts:
         return target
 
     def delete(self, artifact: ArtifactInfo | str) -> None:
-        """Deletes it now, not when it expires."""
+        """Deletes an artifact now instead of when it expires."""
         self._backend.call("delete_artifact", artifact_id=_id(artifact))
 
 

@@ -8,10 +8,11 @@ are None are left out. Everything raises the exceptions of warren.model.errors.
 
 from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 Values = dict[str, Any]
 Parts = Generator[bytes, None, None]
+_PAGE: Final = 1000
 
 
 class SocketLike(Protocol):
@@ -33,7 +34,7 @@ class Backend(Protocol):
     def download(
         self, operation: str, session_id: str, *, offset: int = 0, length: int | None = None, **arguments: Any
     ) -> AbstractContextManager[tuple[int, Parts]]:
-        """The size of the whole file, 0 if that is not known, and the bytes that were asked for."""
+        """Yields the size of the whole file, 0 if that is not known, and the bytes that were asked for."""
         ...
 
     def upload(self, operation: str, session_id: str, data: bytes | Iterable[bytes], **arguments: Any) -> Values: ...
@@ -48,7 +49,19 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
+def list_all(backend: Backend, name: str, /, **filters: Any) -> list[Values]:
+    """Calls the operation `list_NAME` for every page; returns all entries."""
+    found: list[Values] = []
+    after: str | None = ""
+    while after is not None:
+        page = backend.call(f"list_{name}", limit=_PAGE, after=after, **filters)
+        found += page[name]
+        after = page["next"]
+    return found
+
+
 def find_session_of_thread(backend: Backend, thread_id: str) -> Values | None:
+    """Returns the session of a thread as the API shows it; None if it has none."""
     found = backend.call("list_sessions", thread_id=thread_id, limit=1)
     sessions: list[Values] = found["sessions"]
     return sessions[0] if sessions else None

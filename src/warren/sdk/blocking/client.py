@@ -8,7 +8,6 @@ event loop.
 
 # Made from src/warren/sdk/aio/client.py by scripts/generate_sync.py: edit that one.
 
-import base64
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -16,13 +15,25 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from warren.model.errors import InvalidRequest, ServerUnreachable, SessionNotFound, WarrenError
 from warren.sdk.blocking.artifacts import Artifacts
-from warren.sdk.blocking.backend import Backend, find_session_of_thread
+from warren.sdk.blocking.backend import Backend, find_session_of_thread, list_all
 from warren.sdk.blocking.code import Code
 from warren.sdk.blocking.files import Files
 from warren.sdk.blocking.platform import ByteSource, open_backend, run_at_most
 from warren.sdk.blocking.process import Process, Terminal, open_terminal, start_terminal
-from warren.sdk.options import AttachOptions, CommandOptions, Mode, ServerOptions, SessionChanges
-from warren.sdk.protocol import COMMAND_TIMEOUT_S, IMAGE_TIMEOUT_S, ImageProgress, network_values, new_key, work_s
+from warren.sdk.options import (
+    AttachOptions,
+    CommandOptions,
+    Mode,
+    ServerOptions,
+    SessionChanges,
+    WorkOptions,
+    check_options,
+    command_values,
+    network_values,
+    session_values,
+    stdin_values,
+)
+from warren.sdk.protocol import COMMAND_TIMEOUT_S, IMAGE_TIMEOUT_S, new_key, work_s
 from warren.sdk.results import (
     EntryInfo,
     EnvironmentInfo,
@@ -43,7 +54,6 @@ if TYPE_CHECKING:
 
 _SHORT_INPUT: Final = 1024 * 1024  # longer input would not fit into a request
 _SHELL: Final = "exec bash -l"
-_PAGE: Final = 1000
 _ABANDONED_S: Final = 5.0  # the time to end a session that was interrupted in the making; then its time-outs end it
 
 
@@ -51,17 +61,22 @@ class SandboxClient(Files, Code):
     """A client of one session.
 
     `mode`: "remote" talks to the server at `server_url` (by default WARREN_URL, else this machine at WARREN_PORT, or
-    8000); "local" works on this machine in this process, without a server. `exactly_once` makes commands safe to
-    repeat, and repeats them when the connection breaks; it costs the server a little more. `replace_lost`: when the
-    thread's sandbox has died, go on in a fresh one; the result's `notice` then says that earlier files are gone.
-    `labels`: what the sandbox's machine must have, such as {"gpu": "1"}. `provider`: what makes the sandbox, one of the
-    server's providers. `network`: what the sandbox may reach, such as {"allow": ["api.example.com"]}; by default what
-    the environment says, which is nothing unless the operator has changed it. `secrets`: names of secrets that requests
-    of the sandbox carry. `agent_config`: the agent that the session is for, by its name in the registry or as a
-    mapping; it gives what the other arguments do not. `gpus`: graphics processors that the sandbox has for itself, how
-    many or which, where the operator allows them; by default what the environment says. `image_timeout_s`: how long the
-    first use waits while the server builds the environment's image; meanwhile `on_image_progress` is called with an
-    ImageBuilding, whose `step`, `fraction` and `about` tell how far.
+    8000); "local" works on this machine in this process, without a server. `session_id` joins a session that exists.
+
+    `options` say what a new session is like. `environment`, `image` and `limits`: what its sandbox is made of. `env`:
+    variables of its commands. `network`: what it may reach, such as {"allow": ["api.example.com"]}; by default what the
+    environment says, which is nothing unless the operator has changed it. `secrets`: names of secrets that requests of
+    the sandbox carry. `gpus`: graphics processors for this sandbox alone, how many or which, where the operator
+    allows them. `require`: isolation without which the session is refused. `labels`: what the sandbox's machine must
+    have, such as {"gpu": "1"}. `provider`: one of the server's providers. `agent_config`: the agent that the session is
+    for, by its name in the registry or as a mapping; it gives what the other options do not. `idle_timeout_s` and
+    `max_lifetime_s` end the session. `replace_lost`: when the thread's sandbox has died, the client goes on in a fresh
+    one, and the result's `notice` says that earlier files are gone.
+
+    The others say how the client works. `timeout` is that of commands without one. `exactly_once` makes commands safe
+    to repeat, and repeats them when the connection breaks; it costs the server a little more. `image_timeout_s`: how
+    long the first use waits while the server builds the environment's image; meanwhile the client calls
+    `on_image_progress` with an ImageBuilding, whose `step`, `fraction` and `about` tell how far the server is.
     """
 
     def __init__(
@@ -72,29 +87,10 @@ class SandboxClient(Files, Code):
         mode: Mode = "remote",
         api_key: str = "",
         session_id: str = "",
-        environment: str = "",
-        image: str = "",
-        limits: Mapping[str, float] | None = None,
-        env: Mapping[str, str] | None = None,
-        metadata: Mapping[str, str] | None = None,
-        require: Sequence[str] = (),
-        secrets: Sequence[str] = (),
-        labels: Mapping[str, str] | None = None,
-        provider: str = "",
-        network: "NetworkRules | Mapping[str, Any] | None" = None,
-        gpus: "int | Sequence[str] | None" = None,
-        idle_timeout_s: float | None = None,
-        max_lifetime_s: float | None = None,
-        timeout: float = COMMAND_TIMEOUT_S,
-        replace_lost: bool = False,
-        exactly_once: bool = False,
-        agent_config: str | Mapping[str, Any] = "",
-        image_timeout_s: float = IMAGE_TIMEOUT_S,
-        on_image_progress: ImageProgress | None = None,
         backend: Backend | None = None,
+        **options: Unpack[WorkOptions],
     ) -> None:
-        # All arguments but the session: enough to make another client like this one.
-        self.options = {k: v for k, v in locals().items() if k not in ("self", "__class__", "session_id", "backend")}
+        check_options(options)
         if session_id and thread_id:
             raise InvalidRequest(
                 "a client has a session_id or a thread_id, not both",
@@ -102,39 +98,25 @@ class SandboxClient(Files, Code):
             )
         if mode not in ("remote", "local"):
             raise InvalidRequest(f"there is no mode {mode!r}", remedy="there are: remote, local")
-        session_options: dict[str, Any] = {
-            name: value
-            for name, value in {
-                "thread_id": thread_id,
-                "environment": environment,
-                "image": image,
-                "limits": dict(limits or {}),
-                "env": dict(env or {}),
-                "metadata": dict(metadata or {}),
-                "require": list(require),
-                "secrets": list(secrets),
-                "labels": dict(labels or {}),
-                "provider": provider,
-                "network": None if network is None else network_values(network),
-                "gpus": gpus if gpus is None or isinstance(gpus, int) else list(gpus),
-                "idle_timeout_s": idle_timeout_s,
-                "max_lifetime_s": max_lifetime_s,
-                "replace_lost": replace_lost,
-                "agent_config": agent_config if isinstance(agent_config, str) else dict(agent_config),
-            }.items()
-            if value
-        }
         super().__init__(
             backend or open_backend(mode, server_url, api_key),
-            session_options,
+            session_values(thread_id, options),
             session_id,
-            image_timeout_s,
-            on_image_progress,
+            options.get("image_timeout_s", IMAGE_TIMEOUT_S),
+            options.get("on_image_progress"),
         )
+        # All arguments but the session: enough to make another client like this one.
+        self.options: dict[str, Any] = {
+            "server_url": server_url,
+            "thread_id": thread_id,
+            "mode": mode,
+            "api_key": api_key,
+            **options,
+        }
         self._owns_backend = backend is None
         self._ended_session = ""
-        self.timeout = timeout
-        self.exactly_once = exactly_once
+        self.timeout = options.get("timeout", COMMAND_TIMEOUT_S)
+        self.exactly_once = options.get("exactly_once", False)
 
     def __repr__(self) -> str:
         owner = f" of thread {self.thread_id}" if self.thread_id else ""
@@ -142,7 +124,7 @@ class SandboxClient(Files, Code):
 
     @property
     def artifacts(self) -> Artifacts:
-        """Files that outlive the sandbox: saves, lists and gets them."""
+        """The artifacts of this client: files that outlive the sandbox."""
         return Artifacts(self._backend, self._perform, self._owner_of_artifacts())
 
     def _owner_of_artifacts(self) -> dict[str, Any]:
@@ -153,7 +135,7 @@ class SandboxClient(Files, Code):
 
     @classmethod
     def attach(cls, session_id: str, server_url: str = "", **options: Unpack[AttachOptions]) -> Self:
-        """A client of a session that exists. Leaving it does not end the session."""
+        """Returns a client of a session that exists. Leaving the client does not end the session."""
         if not session_id:
             raise InvalidRequest("attach takes the id of a session", remedy="it is `client.session_id`")
         return cls(server_url, session_id=session_id, **options)
@@ -161,14 +143,11 @@ class SandboxClient(Files, Code):
     @classmethod
     def delete_thread(cls, thread_id: str, server_url: str = "", **options: Unpack[ServerOptions]) -> bool:
         """Ends the session of a thread; returns whether it had one."""
-        client = cls(server_url, **options)
-        try:
-            found = find_session_of_thread(client._backend, thread_id)
+        with cls._connect(server_url, options) as backend:
+            found = find_session_of_thread(backend, thread_id)
             if found is not None:
-                client._backend.call("delete_session", found["session_id"])
+                backend.call("delete_session", found["session_id"])
             return found is not None
-        finally:
-            client.close()
 
     @classmethod
     def list_sessions(
@@ -182,8 +161,10 @@ class SandboxClient(Files, Code):
         search: str = "",
         **options: Unpack[ServerOptions],
     ) -> list[SessionInfo]:
-        """The sessions of the server, newest first: by default all that have not ended. `search` is a text in the
-        session id, the thread id or the metadata."""
+        """Returns the sessions of the server, newest first: by default all that have not ended.
+
+        `search` is a text in the session id, the thread id or the metadata.
+        """
         pairs = [f"{name}={value}" for name, value in (metadata or {}).items()]
         filters: dict[str, Any] = {
             "state": list(states),
@@ -192,40 +173,33 @@ class SandboxClient(Files, Code):
             "metadata": pairs,
             "search": search,
         }
-        client = cls(server_url, **options)
-        found: list[SessionInfo] = []
-        after: str | None = ""
-        try:
-            while after is not None:
-                page = client._backend.call("list_sessions", limit=_PAGE, after=after, **filters)
-                found += [SessionInfo.of(each) for each in page["sessions"]]
-                after = page["next"]
-        finally:
-            client.close()
-        return found
+        with cls._connect(server_url, options) as backend:
+            return [SessionInfo.of(each) for each in list_all(backend, "sessions", **filters)]
 
     @classmethod
     def list_environments(cls, server_url: str = "", **options: Unpack[ServerOptions]) -> list[EnvironmentInfo]:
-        """The environments that a session may be made of."""
-        return [EnvironmentInfo.of(each) for each in (cls._ask(server_url, "list_environments", options))]
+        """Returns the environments that a session may be made of."""
+        found = cls._ask(server_url, "list_environments", options)
+        return [EnvironmentInfo.of(each) for each in found["environments"]]
 
     @classmethod
     def list_images(cls, server_url: str = "", **options: Unpack[ServerOptions]) -> list[ImageInfo]:
-        """The images that a session may be made of, each with the version that new sandboxes get."""
-        return [ImageInfo.of(each) for each in (cls._ask(server_url, "list_images", options))]
+        """Returns the images that a session may be made of, each with the version that new sandboxes get."""
+        found = cls._ask(server_url, "list_images", options)
+        return [ImageInfo.of(each) for each in found["images"]]
 
     @classmethod
     def list_registry(cls, kind: str, server_url: str = "", **options: Unpack[ServerOptions]) -> list[EntryInfo]:
-        """The entries of the registry of a kind: environments, agents, tools or prompts."""
-        found = cls._ask_for(server_url, "list_registry", options, kind=kind)
+        """Returns the registry's entries of a kind: environments, agents, tools or prompts."""
+        found = cls._ask(server_url, "list_registry", options, kind=kind)
         return [EntryInfo.of(each) for each in found["entries"]]
 
     @classmethod
     def get_registry_entry(
         cls, kind: str, name: str, server_url: str = "", **options: Unpack[ServerOptions]
     ) -> dict[str, Any]:
-        """An entry of the registry, as its file has it."""
-        return cls._ask_for(server_url, "get_registry_entry", options, kind=kind, entry=name)
+        """Returns an entry of the registry as its file has it. Raises NotFound."""
+        return cls._ask(server_url, "get_registry_entry", options, kind=kind, entry=name)
 
     @classmethod
     def render_prompt(
@@ -235,24 +209,24 @@ class SandboxClient(Files, Code):
         server_url: str = "",
         **options: Unpack[ServerOptions],
     ) -> str:
-        """The text of a prompt of the registry with these values for its variables."""
+        """Returns the text of a prompt of the registry with these values for its variables."""
         values = dict(variables or {})
-        text: str = (cls._ask_for(server_url, "render_prompt", options, entry=name, variables=values))["text"]
+        text: str = (cls._ask(server_url, "render_prompt", options, entry=name, variables=values))["text"]
         return text
 
     @classmethod
-    def _ask_for(cls, server_url: str, operation: str, options: ServerOptions, **which: Any) -> dict[str, Any]:
-        client = cls(server_url, **options)
-        try:
-            found: dict[str, Any] = client._backend.call(operation, **which)
-            return found
-        finally:
-            client.close()
+    def _ask(cls, server_url: str, operation: str, options: ServerOptions, **which: Any) -> dict[str, Any]:
+        with cls._connect(server_url, options) as backend:
+            return backend.call(operation, **which)
 
     @classmethod
-    def _ask(cls, server_url: str, operation: str, options: ServerOptions) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = (cls._ask_for(server_url, operation, options))[operation.removeprefix("list_")]
-        return found
+    @contextlib.contextmanager
+    def _connect(cls, server_url: str, options: ServerOptions) -> Iterator[Backend]:
+        client = cls(server_url, **options)
+        try:
+            yield client._backend
+        finally:
+            client.close()
 
     def __enter__(self) -> Self:
         try:
@@ -290,7 +264,7 @@ class SandboxClient(Files, Code):
         return self.info() if existed else SessionInfo.of(self._created)
 
     def info(self) -> SessionInfo:
-        """The session as it is, with the isolation really in force. This does not keep it alive."""
+        """Returns the session as it is, with the isolation really in force. This does not keep it alive."""
         return SessionInfo.of(self._perform("get_session"))
 
     def keep_alive(self) -> SessionInfo:
@@ -298,15 +272,15 @@ class SandboxClient(Files, Code):
         return SessionInfo.of(self._perform("keep_session_alive"))
 
     def change(self, **changes: Unpack[SessionChanges]) -> SessionInfo:
-        """Changes `idle_timeout_s`, `max_lifetime_s`, `metadata` (a None removes an entry)."""
+        """Changes `idle_timeout_s`, `max_lifetime_s` or `metadata` (None removes an entry); returns the session."""
         return SessionInfo.of(self._perform("change_session", **changes))
 
     def network(self) -> NetworkInfo:
-        """What the sandbox may reach, what it has reached, and what it was refused of late."""
+        """Returns what the sandbox may reach, what it has reached, and what it was refused lately."""
         return NetworkInfo.of(self._perform("get_network"))
 
     def metrics(self) -> MetricsInfo:
-        """What the session uses now: processors, memory, disk, processes, network; and what it used in the last
+        """Returns what the session uses now (processors, memory, disk, processes, network) and used in the last
         minutes. This does not keep it alive."""
         return MetricsInfo.of(self._perform("get_metrics"))
 
@@ -365,7 +339,7 @@ class SandboxClient(Files, Code):
         `save_artifacts`: files and globs that are saved as artifacts when it has ended.
         """
         limit_s = self.timeout if timeout is None else timeout
-        values = _command_values(command, limit_s, cwd, env, user, carry_state, keep_bytes)
+        values = command_values(command, limit_s, cwd, env, user, carry_state, keep_bytes)
         if save_artifacts:
             values["save_artifacts"] = list(save_artifacts)
         with self._input(stdin, user) as (input_values, is_file):
@@ -377,9 +351,9 @@ class SandboxClient(Files, Code):
 
     @contextlib.contextmanager
     def _input(self, stdin: str | bytes | ByteSource, user: str) -> Iterator[tuple[dict[str, Any], bool]]:
-        """The fields of a request for its input, and whether that is a file, which is removed after the block."""
+        """Yields the fields of a request for its input, and whether that is a file, which the block removes."""
         if isinstance(stdin, (str, bytes)) and len(stdin) <= _SHORT_INPUT:
-            yield _stdin_values(stdin), False
+            yield stdin_values(stdin), False
             return
         path = f"/tmp/.warren-input-{new_key()}"
         data = stdin.encode(errors="surrogateescape") if isinstance(stdin, str) else stdin
@@ -405,7 +379,7 @@ class SandboxClient(Files, Code):
         `timeout` and `stdin` are as for `execute`.
         """
         limit_s = self.timeout if timeout is None else timeout
-        values = _command_values(command, limit_s, **options)
+        values = command_values(command, limit_s, **options)
         decoder, ended = OutputDecoder(), False
         with self._input(stdin, values.get("user", "")) as (input_values, _):
             events = self._follow("run_command", encoding="base64", **values, **input_values)
@@ -429,8 +403,8 @@ class SandboxClient(Files, Code):
         timeout: float | None = None,
         **options: Unpack[CommandOptions],
     ) -> Process:
-        """Starts a command in the background. `name` is a process id of your own."""
-        values = _command_values(command, timeout, **options)
+        """Starts a command in the background and returns it. `name` is a process id of your own."""
+        values = command_values(command, timeout, **options)
         if name:
             values["process_id"] = name
 
@@ -441,11 +415,11 @@ class SandboxClient(Files, Code):
         return self._call(start)
 
     def processes(self) -> list[ProcessInfo]:
-        """The background commands and terminals of the sandbox: those that run, and those that have ended."""
+        """Returns the background commands and terminals of the sandbox, also those that have ended."""
         return [ProcessInfo.of(each) for each in (self._perform("list_processes"))["processes"]]
 
     def process(self, process_id: str) -> Process:
-        """A background command that runs already, perhaps started by another program."""
+        """Returns a background command, perhaps started by another program. Raises ProcessNotFound."""
 
         def find(session_id: str) -> Process:
             self._backend.call("get_process", session_id, process_id=process_id)
@@ -454,7 +428,7 @@ class SandboxClient(Files, Code):
         return self._call(find)
 
     def kill_all(self) -> int:
-        """Ends everything that runs in the sandbox, also when it has no process left, as after a fork bomb.
+        """Ends everything that runs in the sandbox, also when no process can be started, as after a fork bomb.
 
         Returns the number of processes. Files, and the output of background commands, stay.
         """
@@ -463,7 +437,7 @@ class SandboxClient(Files, Code):
     # -- servers inside
 
     def ports(self) -> list[PortInfo]:
-        """The TCP ports on which servers inside the sandbox listen."""
+        """Returns the TCP ports on which servers inside the sandbox listen."""
         return [PortInfo.of(each) for each in (self._perform("list_ports"))["ports"]]
 
     def wait_for_port(self, port: int, timeout: float = 30.0) -> None:
@@ -471,7 +445,7 @@ class SandboxClient(Files, Code):
         self._perform("list_ports", work_s=timeout, wait_for=port, timeout_s=timeout)
 
     def url(self, port: int, *, expires_s: float = 3600.0, host_header: str = "") -> str:
-        """A link that opens the server on this port in a browser, without a key, until it expires.
+        """Returns a link that opens the server on this port in a browser, without a key, until it expires.
 
         `host_header="localhost"`: the server sees that as its host, for those that refuse names they do not know.
         """
@@ -483,7 +457,7 @@ class SandboxClient(Files, Code):
         self._perform("revoke_links")
 
     def set_port(self, port: int, *, public: bool | None = None, host_header: str | None = None) -> None:
-        """Makes the preview of a port public or private, and says which host its server sees."""
+        """Makes the preview of a port public or private, and sets the host that its server sees."""
         self._perform("change_port", port=str(port), public=public, host_header=host_header)
 
     def create_ticket(
@@ -494,7 +468,7 @@ class SandboxClient(Files, Code):
         expires_s: float = 3600.0,
         origins: Sequence[str] = (),
     ) -> Ticket:
-        """A ticket that opens the session's terminals, or only one process, in a browser that has no key.
+        """Returns a ticket that opens the session's terminals, or only one process, in a browser that has no key.
 
         `read_only`: to watch the process, not to type. `origins` are the sites that may show the page in a frame, such
         as `https://app.example.com`. Needs a server: local mode has none.
@@ -519,38 +493,14 @@ class SandboxClient(Files, Code):
         env: Mapping[str, str] | None = None,
         user: str = "",
     ) -> Iterator[Terminal]:
-        """Opens a terminal with a shell, or comes back to one. It goes on when the block is left."""
+        """Opens a terminal with a shell, or returns to one. The terminal goes on when the block is left."""
         how: dict[str, Any] = {"rows": rows, "columns": columns, "process_id": process_id, "offset": offset}
 
         def open_in(session_id: str) -> AbstractContextManager[Terminal]:
             if not env and not user:
                 return open_terminal(self._backend, session_id, **how, command=command, cwd=cwd)
-            values = {**_command_values(command or _SHELL, None, cwd, env, user), "process_id": process_id}
+            values = {**command_values(command or _SHELL, None, cwd, env, user), "process_id": process_id}
             return start_terminal(self._backend, session_id, values, **how)
 
         with self._open(open_in) as terminal:
             yield terminal
-
-
-def _stdin_values(stdin: str | bytes) -> dict[str, Any]:
-    """ASCII text is sent as it is; bytes, and any other text, as base64."""
-    if isinstance(stdin, str) and not stdin.isascii():
-        stdin = stdin.encode(errors="surrogateescape")
-    if isinstance(stdin, bytes):
-        return {"stdin_base64": base64.b64encode(stdin).decode()} if stdin else {}
-    return {"stdin": stdin} if stdin else {}
-
-
-def _command_values(
-    command: str | Sequence[str],
-    timeout: float | None,
-    cwd: str = "",
-    env: Mapping[str, str] | None = None,
-    user: str = "",
-    carry_state: bool = True,
-    keep_bytes: int | None = None,
-) -> dict[str, Any]:
-    values: dict[str, Any] = {"command": command if isinstance(command, str) else list(command)}
-    given = {"timeout_s": timeout, "cwd": cwd, "env": dict(env or {}), "user": user, "keep_bytes": keep_bytes}
-    values.update({name: value for name, value in given.items() if value not in (None, "", {})})
-    return values if carry_state else {**values, "carry_state": False}

@@ -168,11 +168,11 @@ class Files(SessionHolder):
         return [FileEntry.of(each) for each in found["files"]]
 
     def stat(self, path: str) -> FileEntry:
-        """What is at the path. A link is not followed. Raises FileNotFound."""
+        """Returns what is at the path, without following a link. Raises FileNotFound."""
         return FileEntry.of(self._perform("stat_file", path=path))
 
     def exists(self, path: str) -> bool:
-        """Whether there is anything at the path."""
+        """Returns whether there is anything at the path."""
         try:
             self.stat(path)
         except FileNotFound:
@@ -180,7 +180,7 @@ class Files(SessionHolder):
         return True
 
     def realpath(self, path: str) -> str:
-        """The path of a file without links in it. The file must exist."""
+        """Returns the path of a file with its links resolved. Raises FileNotFound."""
         return str((self._perform("resolve_path", path=path))["path"])
 
     def mkdir(self, path: str, *, exist_ok: bool = False) -> FileEntry:
@@ -233,7 +233,7 @@ class Files(SessionHolder):
                     on_summary(SearchSummary.of(values))
 
     def watch(self, path: str = _WORKSPACE, *, recursive: bool = False) -> Generator[FileChange, None, None]:
-        """Yields changes as they happen. The first is `watching`: from then on none is missed."""
+        """Yields changes as they happen. The first is `watching`: no change after it is missed."""
         events = self._follow("watch_files", path=path, recursive=recursive)
         with contextlib.closing(events):
             for name, values in events:

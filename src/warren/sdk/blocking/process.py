@@ -21,7 +21,7 @@ _STDIN_S: Final = 3600.0  # a command may take its time to read
 
 
 class Process:
-    """A background command. It lives in the sandbox: without this object it goes on; `client.process(id)` finds it."""
+    """A background command. It goes on in the sandbox without this object; `client.process(id)` finds it again."""
 
     def __init__(self, backend: Backend, session_id: str, process_id: str) -> None:
         self._backend, self._session_id, self.id = backend, session_id, process_id
@@ -33,15 +33,15 @@ class Process:
         return self._backend.call(operation, self._session_id, process_id=self.id, work_s=work_s, **arguments)
 
     def info(self) -> ProcessInfo:
-        """What it is, and whether it still runs."""
+        """Returns the command, and whether it still runs."""
         return ProcessInfo.of(self._call("get_process"))
 
     def output(self, offset: int = 0) -> str:
-        """Its output so far, as far as it is kept, from a byte offset on; bytes that are not UTF-8 are replaced."""
+        """Returns the output that is kept so far, from a byte offset on; bytes that are not UTF-8 are replaced."""
         return (self.output_bytes(offset)).decode(errors="replace")
 
     def output_bytes(self, offset: int = 0) -> bytes:
-        """The same as bytes."""
+        """Returns the output that is kept so far as bytes, from a byte offset on."""
         parts, has_more = [], True
         while has_more:
             how: dict[str, Any] = {"offset": offset, "limit": _PIECE_BYTES, "encoding": "base64"}
@@ -52,7 +52,7 @@ class Process:
         return b"".join(parts)
 
     def follow(self, offset: int = 0) -> Generator[OutputChunk, None, None]:
-        """Its output as it comes, until the command ends. Leaving the loop does not end the command."""
+        """Yields the output as it comes, until the command ends. Leaving the loop does not end the command."""
         decoder = OutputDecoder()
         wanted = {"process_id": self.id, "offset": offset, "encoding": "base64"}
         following = self._backend.events("read_output", self._session_id, **wanted)
@@ -63,7 +63,7 @@ class Process:
         yield from decoder.finish()
 
     def wait(self, timeout: float | None = None) -> ExecuteResult:
-        """Waits for its result. Raises TimeoutError if it still runs after `timeout` seconds."""
+        """Waits for the end and returns the result. Raises TimeoutError if it still runs after `timeout` seconds."""
         left_s = timeout
         while True:
             wait_s = _LONGEST_WAIT_S if left_s is None else min(_LONGEST_WAIT_S, max(left_s, _SHORTEST_WAIT_S))
@@ -81,7 +81,7 @@ class Process:
             self._call("write_stdin", work_s=_STDIN_S, data_base64=piece)
 
     def close_stdin(self) -> None:
-        """Ends its standard input."""
+        """Closes its standard input."""
         self._call("write_stdin", work_s=_STDIN_S, close=True)
 
     def signal(self, signal: str | int) -> None:
@@ -89,11 +89,11 @@ class Process:
         self._call("send_signal", signal=signal)
 
     def kill(self, grace_s: float = 2.0) -> ExecuteResult:
-        """Ends it and everything it started; the result says how many processes were killed."""
+        """Ends the command and everything it started; the result says how many processes were killed."""
         return ExecuteResult.of(self._call("kill_process", work_s=grace_s, grace_s=grace_s))
 
     def forget(self) -> None:
-        """Ends it, if it runs, and forgets its output."""
+        """Ends the command, if it runs, and deletes its output."""
         self._call("forget_process")
 
 
@@ -123,7 +123,7 @@ class Terminal:
         self._send(type="signal", signal=signal)
 
     def read(self, timeout: float | None = None) -> bytes:
-        """The next piece of its output; empty when it has ended. Raises TimeoutError if nothing comes in time."""
+        """Returns the next piece of output; empty when the terminal has ended. Raises TimeoutError."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.result is None:
             message = self._socket.receive(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -184,7 +184,7 @@ def open_terminal(backend: Backend, session_id: str, **how: Any) -> Iterator[Ter
 
 @contextlib.contextmanager
 def start_terminal(backend: Backend, session_id: str, command: dict[str, Any], **how: Any) -> Iterator[Terminal]:
-    """As `open_terminal`, for a command with a user or variables. Comes back to a terminal that exists already."""
+    """Opens a terminal whose command has a user or variables; returns to it if it exists already."""
     started_id = ""
     with contextlib.suppress(Conflict):
         started = backend.call(

@@ -23,7 +23,8 @@ from warren.model.errors import (
 )
 from warren.sdk.blocking.backend import Backend
 from warren.sdk.blocking.platform import Lock, sleep
-from warren.sdk.protocol import CREATE_S, IMAGE_TIMEOUT_S, ImageProgress, new_key
+from warren.sdk.options import ImageProgress
+from warren.sdk.protocol import CREATE_S, IMAGE_TIMEOUT_S, fresh_sandbox_notice, new_key
 
 T = TypeVar("T")
 _SESSION_GONE = (SessionEnded, SessionNotFound, SandboxLost)
@@ -52,7 +53,7 @@ def create_session(
 
 
 class SessionHolder:
-    """`session_id` is empty as long as there is no session."""
+    """Holds the session of a client. `session_id` is empty as long as there is none."""
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class SessionHolder:
             self._pending_key = ""
             raise
         self._created, self._pending_key = created, ""
-        self._notice = _fresh_sandbox_notice(created)
+        self._notice = fresh_sandbox_notice(created)
         self.session_id = created["session_id"]
 
     def _end_abandoned_session(self) -> None:
@@ -110,7 +111,7 @@ class SessionHolder:
                 self._backend.call("delete_session", created["session_id"])
 
     def _forget_session(self, session_id: str, error: WarrenError) -> bool:
-        """Forgets a session that is gone, if another one may take its place; says whether it may."""
+        """Forgets a session that is gone, if another one may take its place; returns whether it may."""
         is_lost = isinstance(error, SandboxLost) and not self._session_options.get("replace_lost")
         if not self.thread_id or is_lost:
             return False
@@ -160,12 +161,3 @@ class SessionHolder:
         with contextlib.closing(operation(self._get_session())) as events:
             for event in events:
                 yield event
-
-
-def _fresh_sandbox_notice(created: Mapping[str, Any]) -> str | None:
-    previous = created.get("previous")
-    if not created.get("created") or previous is None:
-        return None
-    return (
-        f"This is a fresh sandbox: the thread's earlier session ended ({previous['reason']}), and its files are gone."
-    )

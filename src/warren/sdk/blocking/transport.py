@@ -98,7 +98,7 @@ class Transport:
             raise connection_lost(self.address, request, exc) from exc
 
     def events(self, request: Request) -> Generator[tuple[str, dict[str, Any]], None, None]:
-        """Yields the events of a stream until it ends; raises one that says that the operation failed."""
+        """Yields the events of a stream until it ends. Raises an event that says that the operation failed."""
         parser = EventParser()
         with self.download(request) as (_, parts), contextlib.closing(parts):
             for part in parts:

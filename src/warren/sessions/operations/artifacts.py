@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from warren.model.artifact import MAX_PATTERNS, Artifact, Saved
 from warren.model.session import MAX_THREAD_ID
 from warren.sessions.artifact_files import check_paths
-from warren.sessions.artifacts import save_artifacts
+from warren.sessions.operations.artifact_saving import save_artifacts
 from warren.sessions.operations.call import BytesHead, Call, Handler, Values
 from warren.sessions.operations.files import BYTES
 from warren.sessions.schemas import ArtifactPage, ArtifactView, Body, SavedView, artifact_view, saved_view

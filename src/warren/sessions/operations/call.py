@@ -24,13 +24,14 @@ from warren.model.session import Session
 from warren.sessions.artifacts import Artifacts
 from warren.sessions.contexts import Contexts
 from warren.sessions.history import History
-from warren.sessions.manager import SandboxUse, Sessions
+from warren.sessions.manager import Sessions
 from warren.sessions.output_events import close_source
 from warren.sessions.port_connections import PortConnections
 from warren.sessions.preview_links import PreviewLinks
 from warren.sessions.request_context import note
 from warren.sessions.shared_pages import SharedPages
 from warren.sessions.terminal_viewers import TerminalViewers
+from warren.sessions.uses import SandboxUse
 
 Values = dict[str, Any]
 

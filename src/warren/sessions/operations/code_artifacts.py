@@ -9,7 +9,7 @@ from warren.model.artifact import Artifact, LeftOut, Saved
 from warren.model.code import CodeResult
 from warren.model.errors import WarrenError
 from warren.sessions.artifact_files import check_paths
-from warren.sessions.artifacts import save_after, store_bytes
+from warren.sessions.operations.artifact_saving import save_after, store_bytes
 from warren.sessions.operations.call import Call, Values
 from warren.sessions.schemas import CodeBody, saved_view
 

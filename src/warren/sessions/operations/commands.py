@@ -12,8 +12,8 @@ from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.errors import InvalidRequest, ProcessNotFound, WarrenError
 from warren.model.operations import Command, ExecResult
 from warren.sessions.artifact_files import check_paths
-from warren.sessions.artifacts import save_after
 from warren.sessions.idempotency import exec_once
+from warren.sessions.operations.artifact_saving import save_after
 from warren.sessions.operations.call import Call, Handler, Values
 from warren.sessions.operations.files import check_readable
 from warren.sessions.output_events import Events, close_source, process_events

@@ -16,10 +16,10 @@ _SHOWN_OF_IMAGE: Final = ("name", "version", "size_bytes", "files")
 async def list_environments(call: Call) -> Values:
     """As they are now, with the limits a session gets if it asks for no others. Values of variables are not shown."""
     default = call.context.default_environment
-    lifecycle = call.context.sessions.lifecycle
+    starting = call.context.sessions.lifecycle.starting
     return {
         "environments": [
-            {**show_environment(one, is_default=one.name == default), "image_state": await lifecycle.image_state(one)}
+            {**show_environment(one, is_default=one.name == default), "image_state": await starting.image_state(one)}
             for one in await usable_environments(call)
         ]
     }

@@ -140,7 +140,7 @@ async def cancel_build(call: Call, query: CancelQuery) -> Values:
 
 def _check_worker(call: Call, wanted: str) -> str:
     """The name of this worker. A coordinator has sent the request here, or there is one server alone."""
-    mine = next(iter(call.sessions.lifecycle.workers), "")
+    mine = call.sessions.lifecycle.basis.worker_name
     if wanted not in ("", mine):
         raise NotFound(f"there is no worker {wanted!r} here", remedy="leave `worker` out")
     return mine

@@ -106,7 +106,7 @@ async def show_page(call: Call, page: Page, tenant: str = "") -> tuple[list[Valu
     size, step, pace = 0, _FIRST_STEP, Pace()
     while True:
         wanted = min(step, page.limit + 1 - len(found))
-        some = await call.sessions.list(tenant or call.tenant, replace(page, limit=wanted))
+        some = await call.sessions.store.list(tenant or call.tenant, replace(page, limit=wanted))
         found += some
         size += sum(map(weight, some))
         if len(some) < wanted:

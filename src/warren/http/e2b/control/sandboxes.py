@@ -131,8 +131,8 @@ async def _choose_network(
         return rules
     rules = environment.network
     try:
-        call.sessions.lifecycle.check_provider(environment.provider, network_needs(rules))
-        await call.sessions.lifecycle.egress.check(rules, call.caller, rules)
+        call.sessions.lifecycle.starting.check_provider(environment.provider, network_needs(rules))
+        await call.sessions.lifecycle.networks.egress.check(rules, call.caller, rules)
     except (Forbidden, InvalidRequest):
         return NO_NETWORK
     return rules
@@ -224,7 +224,7 @@ async def running_session(call: E2bCall) -> Session:
     session_id = _session_id(call)
     session = await call.sessions.get(call.tenant, session_id)
     if session.state is SessionState.CREATING:
-        session = await call.sessions.lifecycle.wait_until_settled(session)
+        session = await call.sessions.lifecycle.starting.wait_until_settled(session)
     if not session.state.can_run:
         raise SessionNotFound(f"session {session_id} does not run")
     return session
@@ -341,7 +341,7 @@ async def _walk(call: E2bCall, chosen: _Chosen, after: str) -> AsyncGenerator[Se
     """The newest first. They are read some at a time, because each may hold hundreds of KiB."""
     step, pace = _FIRST_STEP, Pace()
     while True:
-        some = await call.sessions.list(call.tenant, chosen.page(step, after))
+        some = await call.sessions.store.list(call.tenant, chosen.page(step, after))
         for session in some:
             if chosen.ends_at(session):
                 return

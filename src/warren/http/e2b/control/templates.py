@@ -328,7 +328,7 @@ async def request_build(call: E2bCall) -> Response:
         raise E2bError(409, f"'{name}' is a template of this server; take another name")
     base = _environment(call, _BASE)
     limits = _read_limits(body, base)
-    call.sessions.check_limits(call.caller, base, limits)
+    call.sessions.new_rows.check_limits(call.caller, base, limits)
     now = call.sessions.clock.wall()
     build = Build(str(uuid.uuid4()), now, now, limits=limits, tags=tags)
     template = await builds.records.ensure(call.tenant, name, now)
@@ -382,7 +382,7 @@ async def start_build(call: E2bCall) -> Response:
     forced = body.get("force") is True or any(each.get("force") is True for each in body.get("steps") or [])
     plan = Plan(image, base.user or DEFAULT_USER, steps, forced)
     limits = {**base.limits, **build.limits}
-    call.sessions.check_limits(call.caller, call.context.environments(base.environment), limits)
+    call.sessions.new_rows.check_limits(call.caller, call.context.environments(base.environment), limits)
     user = last_user(steps, plan.user)
     if not start:  # without one of its own a template has those of its base
         start, ready = base.start, ready or base.ready

@@ -265,7 +265,7 @@ async def _connect(call: E2bCall, message: Message) -> AsyncIterator[Message | b
     """Output from now on."""
     selector = validated(_OfProcess, message).process
     async with call.sandbox(counts=False) as (_, sandbox):
-        await call.sessions.record_use(call.tenant, call.session_id)
+        await call.sessions.uses.record(call.tenant, call.session_id)
         info = await _find(call, sandbox, selector)
         with _not_found(info):
             process = await sandbox.process(info.id)

@@ -4,9 +4,11 @@ The sandbox itself knows a command by its id, its pid and the beginning of its l
 because the server was restarted or too many others came after it, is shown with those.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
+
+from warren.kernel.fair_share import FairShare
 
 _MOST_CHARACTERS: Final = 16 * 1024 * 1024
 _RECORD_CHARACTERS: Final = 1000  # what a record takes beside the texts of its client
@@ -27,11 +29,10 @@ class StartedCommands:
     """The records, and who reads the output of which command: one that is read must not be forgotten."""
 
     def __init__(self, most_characters: int = _MOST_CHARACTERS) -> None:
-        self._most_characters = most_characters
         self._readers: Counter[tuple[str, str]] = Counter()
         self._awaited: set[tuple[str, str]] = set()
-        self._records: dict[str, OrderedDict[str, Record]] = {}  # by session id and process id
-        self._sizes: Counter[str] = Counter()  # by session id, in characters
+        self._records: dict[str, dict[str, Record]] = {}  # by session id and process id
+        self._sizes = FairShare(most_characters, each=most_characters // _SHARE)  # by session id, in characters
 
     def __repr__(self) -> str:
         records = sum(map(len, self._records.values()))
@@ -40,12 +41,13 @@ class StartedCommands:
     def add(self, session_id: str, process_id: str, record: Record) -> None:
         """The oldest records of a sandbox make way for its newer ones; those of others only when all take too much, and
         then those of the sandbox that takes the most."""
-        self._records.setdefault(session_id, OrderedDict())[process_id] = record
-        self._sizes[session_id] += record.size + _RECORD_CHARACTERS
-        while self._sizes[session_id] > self._most_characters // _SHARE:
+        self.remove(session_id, process_id)
+        self._records.setdefault(session_id, {})[process_id] = record
+        self._sizes.take(session_id, record.size + _RECORD_CHARACTERS)
+        while self._sizes.held(session_id) > self._sizes.each:
             self._remove_oldest(session_id)
-        while self._sizes.total() > self._most_characters:
-            self._remove_oldest(self._sizes.most_common(1)[0][0])
+        while self._sizes.in_all > self._sizes.total:
+            self._remove_oldest(self._sizes.largest())
 
     def _remove_oldest(self, session_id: str) -> None:
         self.remove(session_id, next(iter(self._records[session_id])))
@@ -59,9 +61,9 @@ class StartedCommands:
         if records is None:
             return
         if (record := records.pop(process_id, None)) is not None:
-            self._sizes[session_id] -= record.size + _RECORD_CHARACTERS
+            self._sizes.give_back(session_id, record.size + _RECORD_CHARACTERS)
         if not records:
-            del self._records[session_id], self._sizes[session_id]
+            del self._records[session_id]
 
     def close_stdin(self, session_id: str, process_id: str) -> None:
         if (record := self.find(session_id, process_id)) is not None:

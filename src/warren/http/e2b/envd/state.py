@@ -1,12 +1,13 @@
 """What the file services of a process remember of its sandboxes. Nothing of it outlives the process."""
 
 import asyncio
-from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
 from warren.interfaces.sandbox import Sandbox
+from warren.kernel.fair_share import FairShare
+from warren.kernel.lru import LruDict
 from warren.model.errors import UnknownUser
 
 if TYPE_CHECKING:
@@ -22,26 +23,17 @@ class EnvdState:
     """`watchers` by session id and their own."""
 
     watchers: dict[str, dict[str, "Watcher"]] = field(default_factory=dict)
-    _event_bytes: Counter[str] = field(default_factory=Counter)  # of the events that wait, by session id
-    _all_event_bytes: int = 0
+    _event_bytes: FairShare = field(default_factory=lambda: FairShare(MAX_EVENT_BYTES, of_rest=1 / _SHARE))
     _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
-    _with_root: OrderedDict[str, bool] = field(default_factory=OrderedDict)
+    _with_root: LruDict[str, bool] = field(default_factory=lambda: LruDict(_MOST_SANDBOXES))
 
     def take_room(self, session_id: str, size: int) -> bool:
         """Whether events of a sandbox may take so much more. A sandbox gets an eighth of what is left to all, so one
         that comes later finds room too."""
-        left = MAX_EVENT_BYTES - self._all_event_bytes
-        if self._event_bytes[session_id] + size > left // _SHARE:
-            return False
-        self._event_bytes[session_id] += size
-        self._all_event_bytes += size
-        return True
+        return self._event_bytes.try_take(session_id, size)
 
     def give_back_room(self, session_id: str, size: int) -> None:
-        self._all_event_bytes -= size
-        self._event_bytes[session_id] -= size
-        if not self._event_bytes[session_id]:
-            del self._event_bytes[session_id]
+        self._event_bytes.give_back(session_id, size)
 
     def turn_of(self, session_id: str) -> asyncio.Lock:
         """The lock of a sandbox, for what it does for one watcher at a time."""
@@ -60,6 +52,4 @@ class EnvdState:
             except UnknownUser:
                 found = False
             self._with_root[sandbox.id] = found
-            if len(self._with_root) > _MOST_SANDBOXES:
-                self._with_root.popitem(last=False)
         return found

@@ -15,7 +15,7 @@ _IMAGES: Final = (
 
 
 def image_type(head: bytes) -> str:
-    """Decided by the content, not by the name; empty if it is not an image that models accept."""
+    """Returns the MIME type that the content has; empty if it is not an image that models accept."""
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "image/webp"
     return next((mime for magic, mime in _IMAGES if head.startswith(magic)), "")
@@ -33,7 +33,7 @@ def is_text(head: bytes) -> bool:
 
 @dataclass
 class Window:
-    """The lines from `start` (the first is 1) on: at most `lines` of them and `characters` in all.
+    """The lines of a file from `start` on (the first is 1): at most `lines` of them, and `characters` in all.
 
     `feed` takes the file piece by piece and returns whether it needs more. Afterwards `text` is the window, `last`
     its last line, and `more` whether the file goes on; `cut` says that the last line is not whole.
@@ -59,7 +59,7 @@ class Window:
         return "".join(self._parts)
 
     def summary(self) -> str:
-        """A note for the reader; empty if the window is the whole file."""
+        """Returns a note for the reader; empty if the window is the whole file."""
         if not self._parts:
             return "(the file is empty)" if self._line == 1 else f"[the file ends before line {self.start}]"
         if self.cut:

@@ -1,0 +1,113 @@
+"""Gives the sandboxes of sessions the network rules that their rows say, and keeps trying where that fails.
+
+`lock` is held from the reading of a row to the applying of its rules, so that older rules never come last. A sandbox
+whose rules could not be applied reaches nothing.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+from weakref import WeakValueDictionary
+
+from warren.interfaces.sandbox import Sandbox
+from warren.interfaces.secrets import SecretSource
+from warren.kernel.logs import get_log
+from warren.kernel.owned_tasks import OwnedTasks
+from warren.model.errors import SandboxLost, SandboxNotFound, WarrenError
+from warren.model.session import Session
+from warren.sessions.basis import SessionBasis
+from warren.sessions.egress import Egress
+from warren.sessions.network_meter import NetworkMeter
+
+RETRY_S: Final = 5.0
+_log = get_log(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SecretUser:
+    """A session whose sandbox has secrets, and which versions of them."""
+
+    session: Session
+    sandbox: Sandbox
+    versions: Mapping[str, str]
+
+    def differs_from(self, versions: Mapping[str, str]) -> bool:
+        return any(self.versions.get(name) != versions.get(name) for name in self.session.secrets)
+
+
+class SessionNetworks:
+    """`secret_users` are the sessions whose sandboxes are here and have secrets, by session id."""
+
+    def __init__(
+        self, basis: SessionBasis, tasks: OwnedTasks, egress: Egress, meter: NetworkMeter, secrets: SecretSource
+    ) -> None:
+        self._basis = basis
+        self._tasks = tasks
+        self.egress = egress
+        self.meter = meter
+        self._secrets = secrets
+        self.secret_users: dict[str, SecretUser] = {}
+        self._retrying: set[asyncio.Task[None]] = set()  # until networks are open
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def __repr__(self) -> str:
+        return f"<SessionNetworks: {len(self.secret_users)} with secrets, {len(self._retrying)} being opened>"
+
+    def lock(self, session_id: str) -> asyncio.Lock:
+        return self._locks.setdefault(session_id, asyncio.Lock())
+
+    async def apply(self, session: Session, sandbox: Sandbox) -> None:
+        """Gives the sandbox the rules of its session's row. If this fails, the sandbox reaches nothing."""
+        rules = await self.egress.in_force(session.network)
+        if not session.opens_network:
+            await self.meter.finish(sandbox.id)
+            return await sandbox.set_network(rules)
+        bounds = await self.meter.bounds_of(session)
+        if session.secrets:
+            versions = await self._secrets.versions(session.tenant, session.secrets)
+            await sandbox.set_network(rules, await self._secrets.find(session.tenant, session.secrets), bounds)
+            self.secret_users[session.id] = SecretUser(session, sandbox, versions)
+        else:
+            await sandbox.set_network(rules, (), bounds)
+        self.meter.follow(session, sandbox, bounds)
+
+    async def apply_changed(self, session: Session) -> None:
+        """Applies the rules of a row that has changed. If that fails it is tried again until it succeeds, the row has
+        changed, or the sandbox is gone."""
+        try:
+            await self.apply(session, await self._basis.sandbox_of(session))
+        except WarrenError:
+            self.keep_trying(session, after_s=RETRY_S)
+            raise
+
+    def keep_trying(self, session: Session, after_s: float = 0.0) -> None:
+        """Applies the rules in a task of its own, also for a sandbox that was taken over after a restart: it reaches
+        nothing until then."""
+        task = self._tasks.run(self._keep_trying(session, after_s), f"network of {session.id}")
+        self._retrying.add(task)
+        task.add_done_callback(self._retrying.discard)
+
+    async def _keep_trying(self, session: Session, pause_s: float) -> None:
+        while True:
+            await self._basis.clock.sleep(pause_s)
+            try:
+                async with self.lock(session.id):
+                    current = await self._basis.store.get(session.tenant, session.id)
+                    if current is None or not current.state.can_be_lost or current.network != session.network:
+                        return
+                    return await self.apply(current, await self._basis.sandbox_of(current))
+            except (SandboxLost, SandboxNotFound):
+                return
+            except WarrenError as exc:
+                _log.warning("network_not_opened", session=session.id, error=exc.message, retry_s=RETRY_S)
+            pause_s = RETRY_S
+
+    def stop_trying(self) -> None:
+        """Networks that cannot be opened are left to the next process: they stay closed."""
+        for task in self._retrying:
+            task.cancel()
+
+    async def run_meter(self) -> None:
+        """Reads what sandboxes do with their networks, for ever."""
+        await self.meter.run(reopen=self.keep_trying)

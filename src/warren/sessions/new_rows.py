@@ -1,0 +1,166 @@
+"""Turns a request for a session into the row that is stored, and refuses what the caller may not have."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from warren.interfaces.entries import Entries
+from warren.interfaces.metering import Metering
+from warren.model.access import Caller
+from warren.model.agent import Agent
+from warren.model.capability import Capability, network_needs
+from warren.model.egress import Presets
+from warren.model.environment import Environment
+from warren.model.errors import ImageNotFound, InvalidRequest
+from warren.model.network import NO_NETWORK, NetworkRules
+from warren.model.preview import NO_PREVIEW_RULES
+from warren.model.secrets import BoundSecret, broker_variables, check_names, check_together
+from warren.model.session import Session, check_metadata, check_seconds, check_thread_id, new_session_id
+from warren.model.spec import NO_CEILINGS, Ceilings, Layer, check_env, check_env_size, check_image_name
+from warren.model.tenant_images import may_use_image
+from warren.sessions.allowances import check_allowed, check_ceilings, longest_life
+from warren.sessions.lifecycle import Lifecycle
+from warren.sessions.new_session import Defaults, NewSession, changed_limits, with_agent
+from warren.sessions.request_context import session_id_or
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What sessions can be made of here. Without `entries` there are no agents."""
+
+    environments: Callable[[str], Environment]
+    defaults: Defaults
+    ceilings: Ceilings = NO_CEILINGS
+    entries: Entries | None = None
+
+
+class NewRows:
+    def __init__(self, lifecycle: Lifecycle, metering: Metering, offer: Offer) -> None:
+        self._lifecycle = lifecycle
+        self._clock = lifecycle.basis.clock
+        self._metering = metering
+        self._offer = offer
+
+    async def make(self, tenant: str, request: NewSession, caller: Caller) -> Session:
+        """Raises InvalidRequest, Forbidden, QuotaExceeded, and what finding the parts of the session raises."""
+        agent = self._find_agent(request.agent_config) if request.agent_config else None
+        request = with_agent(request, agent) if agent else request
+        environment = self._offer.environments(request.environment or self._offer.defaults.environment)
+        rules = environment.network if request.network is None else request.network
+        presets = await self.check_network(rules, caller, environment.network)
+        secrets = await self._find_secrets(tenant, environment, request, caller)
+        variables = {**presets.env(rules.allow), **broker_variables(secrets)} if rules.allow or secrets else {}
+        _check_parts(tenant, request)
+        provider = request.provider or environment.provider
+        gpus = environment.gpus if request.gpus is None else request.gpus
+        needs = environment.needs | network_needs(rules) | ({Capability.EGRESS} if secrets else set())
+        self._lifecycle.starting.check_provider(provider, needs | ({Capability.GPU} if gpus else set()))
+        _check_no_network(request, rules, secrets)
+        in_force = changed_limits(environment.limits, request.limits)
+        check_ceilings(self._offer.ceilings, in_force, environment.limits)
+        sources = (request, environment) if agent is None else (request, agent, environment)
+        lifetime_s = self._choose_seconds("max_lifetime_s", *sources)
+        if request.max_lifetime_s is None:
+            lifetime_s = min(lifetime_s, longest_life(caller))
+        own_image = request.image if request.image != environment.image else ""
+        check_allowed(caller, environment.name, in_force, lifetime_s, own_image)
+        now = self._clock.now()
+        return Session(
+            id=session_id_or(new_session_id),
+            tenant=tenant,
+            environment=environment.name,
+            epoch=self._clock.epoch,
+            created_at=self._clock.wall(),
+            started=now,
+            used=now,
+            thread_id=request.thread_id,
+            idle_timeout_s=self._choose_seconds("idle_timeout_s", *sources),
+            max_lifetime_s=lifetime_s,
+            image=request.image,
+            limits=in_force,
+            key_id=caller.key_id,
+            disk_mb=in_force.disk_mb,
+            memory_mb=in_force.memory_mb,
+            worker=self._lifecycle.basis.worker_name,
+            provider=provider,
+            require=request.require,
+            network=rules,
+            secrets=tuple(secret.name for secret in secrets),
+            gpus=gpus,
+            env={**variables, **request.env},
+            metadata=check_metadata(dict(request.metadata)),
+            agent=request.agent_config if isinstance(request.agent_config, str) else "",
+            agent_config=agent.as_mapping() if agent else {},
+            previews=request.previews or NO_PREVIEW_RULES,
+        )
+
+    def check_limits(self, caller: Caller, environment: Environment, limits: Mapping[str, float]) -> None:
+        """Raises InvalidRequest or Forbidden if no session of the caller could have these limits."""
+        in_force = changed_limits(environment.limits, limits)
+        check_ceilings(self._offer.ceilings, in_force, environment.limits)
+        check_allowed(caller, environment.name, in_force, 0.0)
+
+    async def check_network(
+        self, rules: NetworkRules, caller: Caller, environment: NetworkRules = NO_NETWORK
+    ) -> Presets:
+        """Gives the presets that the rules name. Raises Forbidden if the caller may not have these rules, and
+        QuotaExceeded if nothing is left of its bytes."""
+        if rules.is_open:
+            await self._metering.check_network(caller)
+        return await self._lifecycle.networks.egress.check(rules, caller, environment)
+
+    def _find_agent(self, config: str | Mapping[str, Any]) -> Agent:
+        """Raises for an agent that is unknown or mistaken, and for what it names and the registry does not have."""
+        entries = self._offer.entries
+        if entries is None:
+            raise InvalidRequest("there is no registry here, and no agents")
+        agent = entries.agents.get(config) if isinstance(config, str) else Agent.inline(config)
+        entries.check_agent(agent)
+        return agent
+
+    async def _find_secrets(
+        self, tenant: str, environment: Environment, request: NewSession, caller: Caller
+    ) -> Sequence[BoundSecret]:
+        """Those that the environment and the request name. Raises InvalidRequest if the tenant does not have one, and
+        Forbidden if the caller may not reach the hosts of one."""
+        names = check_names((*environment.secrets, *request.secrets))
+        if not names:
+            return ()
+        found = await self._lifecycle.secrets.find(tenant, names)
+        missing = sorted(set(names) - {secret.name for secret in found})
+        if missing:
+            whose = "" if missing[0] in request.secrets else f", which the environment {environment.name!r} needs"
+            raise InvalidRequest(
+                f"there is no valid secret {missing[0]!r}{whose}", remedy=f"set it: warren secrets set {missing[0]}"
+            )
+        check_together(found)
+        hosts = dict.fromkeys(f"{host}:443" for secret in found for host in secret.hosts)
+        await self.check_network(NetworkRules(allow=tuple(hosts)), caller)
+        return found
+
+    def _choose_seconds(self, name: str, *sources: object) -> float:
+        """The value of the first source that has one; the last source is the server's default."""
+        for source in (*sources, self._offer.defaults):
+            if (value := getattr(source, name)) is not None:
+                return check_seconds(name, value)
+        raise AssertionError(f"the server has no default {name}")
+
+
+def _check_parts(tenant: str, request: NewSession) -> None:
+    if request.thread_id:
+        check_thread_id(request.thread_id)
+    if request.image:
+        check_image_name(request.image)
+        if not may_use_image(tenant, request.image):
+            raise ImageNotFound(f"there is no image {request.image!r}")
+    for name, value in request.env.items():
+        check_env(name, value)
+    check_env_size(request.env)
+
+
+def _check_no_network(request: NewSession, rules: NetworkRules, secrets: Sequence[BoundSecret]) -> None:
+    if (rules.is_open or secrets) and Layer.NO_NETWORK in request.require:
+        raise InvalidRequest(
+            f"the session requires no_network, and its rules open: {rules if rules.is_open else 'secrets'}",
+            remedy="leave no_network out of require, or send an empty network",
+        )

@@ -1,0 +1,96 @@
+"""The sandboxes that a worker has: which live, which are claimed, and which were lost."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Final
+
+from warren.interfaces.provider import Provider
+from warren.interfaces.sandbox import Sandbox
+from warren.interfaces.worker import Loss
+from warren.kernel.owned_tasks import OwnedTasks
+from warren.model.errors import IsolationUnavailable, ProtocolError, SandboxLost, SandboxNotFound
+from warren.worker.provider_choice import ProviderChoice
+
+NOT_ADOPTABLE: Final = (SandboxLost, SandboxNotFound, ProtocolError, IsolationUnavailable)
+
+
+class Holdings:
+    """`live` are the ids of all that this worker has made or adopted, `makers` says which provider made each.
+    `claimed` are those of sessions; None: known, but not connected. `lost` says why claimed ones have died."""
+
+    def __init__(self, choice: ProviderChoice, tasks: OwnedTasks) -> None:
+        self._choice = choice
+        self._tasks = tasks
+        self.live: set[str] = set()
+        self.makers: dict[str, Provider] = {}
+        self.claimed: dict[str, Sandbox | None] = {}
+        self.lost: dict[str, str] = {}
+        self._losses: asyncio.Queue[Loss | None] = asyncio.Queue()
+        self._adopting: dict[str, asyncio.Task[Sandbox]] = {}
+
+    def __repr__(self) -> str:
+        return f"{len(self.claimed)} claimed, {len(self.live)} live"
+
+    def hold(self, sandbox: Sandbox) -> None:
+        """Takes a sandbox for a session."""
+        sandbox_id = sandbox.id
+        self.live.add(sandbox_id)
+        self.claimed[sandbox_id] = sandbox
+        sandbox.when_lost(partial(self._lose, sandbox_id))
+
+    async def find(self, sandbox_id: str) -> Sandbox:
+        """The claimed sandbox, which is adopted if it is not connected. Raises SandboxLost, SandboxNotFound."""
+        if (sandbox := self.claimed.get(sandbox_id)) is not None:
+            return sandbox
+        if sandbox_id in self.lost:
+            raise SandboxLost(f"sandbox {sandbox_id} is lost: {self.lost[sandbox_id]}")
+        if sandbox_id not in self.claimed:
+            raise _not_found(sandbox_id)
+        try:
+            return await self.adopt(sandbox_id)
+        except NOT_ADOPTABLE as exc:
+            self._lose(sandbox_id, exc.message)
+            raise
+
+    async def adopt(self, sandbox_id: str) -> Sandbox:
+        """Connects once, however many callers wait for it."""
+        task = self._adopting.get(sandbox_id)
+        if task is None:
+            task = self._adopting[sandbox_id] = self._tasks.run(self._adopt(sandbox_id))
+            task.add_done_callback(lambda _: self._adopting.pop(sandbox_id, None))
+        return await asyncio.shield(task)
+
+    async def _adopt(self, sandbox_id: str) -> Sandbox:
+        sandbox = await self.maker(sandbox_id).adopt(sandbox_id)
+        if sandbox_id not in self.claimed:
+            await sandbox.close()
+            raise _not_found(sandbox_id)
+        self.hold(sandbox)
+        return sandbox
+
+    def maker(self, sandbox_id: str) -> Provider:
+        """For a sandbox that no provider lists, the default one, whose errors say so."""
+        return self.makers.get(sandbox_id) or self._choice.default
+
+    def _lose(self, sandbox_id: str, why: str) -> None:
+        if sandbox_id in self.claimed:
+            del self.claimed[sandbox_id]
+            self.live.discard(sandbox_id)
+            self.lost[sandbox_id] = why
+            self._losses.put_nowait(Loss(sandbox_id, why))
+
+    async def losses(self) -> AsyncIterator[Loss]:
+        while (loss := await self._losses.get()) is not None:
+            yield loss
+
+    async def close(self) -> None:
+        """Disconnects from all claimed sandboxes, which run on."""
+        handles = [sandbox for sandbox in self.claimed.values() if sandbox is not None]
+        self.claimed.clear()
+        await asyncio.gather(*(sandbox.close() for sandbox in handles))
+        self._losses.put_nowait(None)
+
+
+def _not_found(sandbox_id: str) -> SandboxNotFound:
+    return SandboxNotFound(f"this worker has no sandbox {sandbox_id}")

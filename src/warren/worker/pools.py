@@ -1,0 +1,165 @@
+"""The pools of a worker, one per provider and environment, made with the first claim for it.
+
+The default environment's pool is made at the start and stays filled. A pool whose environment has changed is emptied
+and replaced.
+"""
+
+import asyncio
+import contextvars
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from warren.interfaces.provider import Provider
+from warren.interfaces.worker import PoolStats
+from warren.kernel.logs import get_log
+from warren.kernel.owned_tasks import OwnedTasks
+from warren.model.environment import Environment, PoolSize
+from warren.model.errors import ImageBuildFailed, ImageBuilding, WarrenError
+from warren.worker.destruction import Destroyer
+from warren.worker.holdings import Holdings
+from warren.worker.making import SandboxMaker
+from warren.worker.options import WorkerOptions
+from warren.worker.pool import Pool, PoolRules
+from warren.worker.pool_creations import PoolSource
+from warren.worker.provider_choice import ProviderChoice, WorkerImages
+
+NO_POOL: Final = PoolSize(0, 0, 0)  # a graphics processor must not wait in one
+RETRY_IMAGE_S: Final = 2.0
+_LOOK_S: Final = 1.0
+_log = get_log(__name__)
+
+PoolKey = tuple[str, str]  # provider and environment
+
+
+class PoolMaker:
+    """Makes pools whose sandboxes come from `maker` and go to `destroyer`. `pools` are all pools of the worker."""
+
+    def __init__(
+        self,
+        pools: Mapping[PoolKey, Pool],
+        holdings: Holdings,
+        maker: SandboxMaker,
+        destroyer: Destroyer,
+        options: WorkerOptions,
+    ) -> None:
+        self._pools = pools
+        self._holdings = holdings
+        self._maker = maker
+        self._destroyer = destroyer
+        self._options = options
+
+    def make(self, provider: Provider, environment: Environment, *, is_usual: bool) -> Pool:
+        options = self._options
+        source = PoolSource(
+            provider=provider.name,
+            create=partial(self._maker.make_ahead, provider, environment),
+            destroy=self._destroyer.begin,
+            version=partial(provider.image_version, environment.image),
+            parallel=options.parallel,
+            pressure=options.guard.pressure,
+            ceiling=partial(self._ceiling, (provider.name, environment.name)),
+        )
+        size = NO_POOL if environment.gpus else environment.pool or options.default_pool
+        is_kept = is_usual and environment.name == options.default_environment
+        return Pool(environment, size, source, options.clock, PoolRules(is_kept), options.recorder)
+
+    def _ceiling(self, key: PoolKey) -> int:
+        """What the guard allows all pools together, less what the others have."""
+        others = sum(pool.held for name, pool in self._pools.items() if name != key)
+        return self._options.guard.most_ahead(len(self._holdings.live)) - others
+
+
+class Pools:
+    def __init__(
+        self,
+        pools: dict[PoolKey, Pool],
+        choice: ProviderChoice,
+        images: WorkerImages,
+        maker: PoolMaker,
+        tasks: OwnedTasks,
+        options: WorkerOptions,
+    ) -> None:
+        self._pools = pools
+        self._choice = choice
+        self._images = images
+        self._maker = maker
+        self._tasks = tasks
+        self._options = options
+        self._retired: set[Pool] = set()
+        self._drained = False
+
+    def start(self) -> None:
+        """Begins to fill the default environment's pool. Raises UnknownEnvironment, and InvalidRequest if that
+        environment asks for a provider that is not here."""
+        environment = self._choice.environments(self._options.default_environment)
+        provider = self._choice.provider_for(environment)
+        if self._images.must_be_built(environment, provider):
+            self._tasks.run(self._start_when_built())
+        else:
+            self.get(provider, environment)
+
+    async def _start_when_built(self) -> None:
+        """Once the image is there, if it has to be built; others start with their first claim."""
+        name = self._options.default_environment
+        while not self._drained:
+            with suppress(WarrenError):
+                try:
+                    await self._images.prepare(name)
+                except (ImageBuilding, ImageBuildFailed) as exc:
+                    await self._options.clock.sleep(exc.retry_after_s or RETRY_IMAGE_S)
+                    continue
+                environment = self._choice.environments(name)
+                self.get(self._choice.provider_for(environment), environment)
+            return
+
+    def get(self, provider: Provider, environment: Environment) -> Pool:
+        key = (provider.name, environment.name)
+        pool = self._pools.get(key)
+        if pool is not None and pool.environment != environment:
+            self._retire(pool)
+            pool = None
+        if pool is None:
+            is_usual = self._choice.is_usual(provider.name, environment)
+            pool = self._pools[key] = self._maker.make(provider, environment, is_usual=is_usual)
+            # In a context of its own: the request that claims first is not the one that all its sandboxes are made for.
+            self._tasks.run(pool.run(), context=contextvars.Context())
+        return pool
+
+    async def watch(self) -> None:
+        """Replaces the pools whose environments have changed, and tells the others when their images have."""
+        while True:
+            await self._options.clock.sleep(_LOOK_S)
+            for key, pool in list(self._pools.items()):
+                try:
+                    if self._choice.environments(pool.environment.name) != pool.environment:
+                        self._replace(key, pool)
+                    else:
+                        await pool.look_at_image()
+                except Exception as exc:
+                    _log.info("pool_not_looked_at", pool=pool.environment.name, error=exc)
+
+    def _replace(self, key: PoolKey, pool: Pool) -> None:
+        """The default environment's is made anew at once, any other with its next claim."""
+        self._retire(pool)
+        del self._pools[key]
+        environment = self._choice.environments(pool.environment.name)
+        if environment.name == self._options.default_environment and not self._drained:
+            self.get(self._choice.provider_for(environment), environment)
+
+    def _retire(self, pool: Pool) -> None:
+        """Empties a pool whose environment was changed, so that nobody gets a sandbox of the old kind."""
+        self._retired.add(pool)
+        self._tasks.run(pool.drain()).add_done_callback(lambda _: self._retired.discard(pool))
+
+    def stats(self) -> dict[str, PoolStats]:
+        return {self._name(pool): pool.stats() for pool in self._pools.values()}
+
+    def _name(self, pool: Pool) -> str:
+        name = pool.environment.name
+        return name if self._choice.is_usual(pool.provider, pool.environment) else f"{name}@{pool.provider}"
+
+    async def drain(self) -> None:
+        self._drained = True
+        await asyncio.gather(*(pool.drain() for pool in (*self._pools.values(), *self._retired)))

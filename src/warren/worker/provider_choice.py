@@ -1,0 +1,86 @@
+"""Chooses the provider of a sandbox, and sees to it that the provider has the image."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from warren.images.building.on_demand import ImageBuilds
+from warren.interfaces.provider import Provider
+from warren.model.capability import Providers, choose_provider
+from warren.model.environment import Environment
+from warren.model.errors import InvalidRequest
+from warren.model.image import Recipe
+
+
+class ProviderChoice:
+    """The first provider is the default. `environments` finds an environment by name, or raises UnknownEnvironment."""
+
+    def __init__(self, providers: Sequence[Provider], environments: Callable[[str], Environment]) -> None:
+        self.providers = {provider.name: provider for provider in providers}
+        self.capabilities: Providers = {provider.name: provider.capabilities for provider in providers}
+        self.environments = environments
+        self.default = next(iter(self.providers.values()))
+
+    def provider_for(self, environment: Environment, name: str = "") -> Provider:
+        """Raises InvalidRequest for a provider that is not here or lacks what the environment needs."""
+        return self.providers[choose_provider(self.capabilities, name or environment.provider, environment.needs)]
+
+    def is_usual(self, provider: str, environment: Environment) -> bool:
+        """Whether claims that name no provider get this one."""
+        return provider == (environment.provider or self.default.name)
+
+    async def list_ids(self, labels: dict[str, str]) -> dict[str, Provider]:
+        """The sandboxes of all providers that have these labels, each with its provider."""
+        listed = [(provider, await provider.list_ids(labels)) for provider in self.providers.values()]
+        return {sandbox_id: provider for provider, sandbox_ids in listed for sandbox_id in sandbox_ids}
+
+    def list_gpus(self) -> tuple[set[str], set[str]]:
+        """The graphics processors that sandboxes may have, and those of them that are free."""
+        known, free = set[str](), set[str]()
+        for provider in self.providers.values():
+            for found, ids in zip((known, free), provider.list_gpus(), strict=True):
+                found.update(ids)
+        return known, free
+
+
+class WorkerImages:
+    """The images of environments, which are built on demand if there is a recipe."""
+
+    def __init__(self, choice: ProviderChoice, builds: ImageBuilds | None) -> None:
+        self._choice = choice
+        self.builds = builds
+
+    def must_be_built(self, environment: Environment, provider: Provider) -> bool:
+        """Whether the image may have to be built or fetched before a sandbox can be made."""
+        can_get = self.builds is not None and self.builds.can_get(environment.image, environment.recipe)
+        return can_get and provider.local_images
+
+    async def prepare(self, environment: str, image: str = "", provider: str = "") -> None:
+        """Raises ImageBuilding while the image is missing and being built."""
+        if self.builds is not None:
+            found = self._choice.environments(environment)
+            maker = self._choice.provider_for(found, provider)
+            if maker.local_images:
+                await self.builds.prepare(*self._image_of(found, image, maker))
+
+    async def state(self, environment: Environment) -> str | None:
+        """None where it cannot be told: an environment may need a provider that this worker does not have."""
+        if self.builds is None:
+            return None
+        try:
+            provider = self._choice.provider_for(environment)
+        except InvalidRequest:
+            return None
+        if not provider.local_images:
+            return None
+        return await self.builds.state(*self._image_of(environment, "", provider))
+
+    def _image_of(
+        self, environment: Environment, image: str, provider: Provider
+    ) -> tuple[str, Recipe | None, Callable[[], Awaitable[str]]]:
+        name = image or environment.image
+        recipe = environment.recipe if name == environment.image else None
+        return name, recipe, partial(provider.image_version, name)
+
+    async def close(self) -> None:
+        if self.builds is not None:
+            await self.builds.close()
