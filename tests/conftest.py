@@ -136,8 +136,12 @@ _LONGEST = ("faults/cluster", "faults", "browser", "e2b", "e2e", "machine", "fra
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Orders the tests so that no process is left with a long group at the end."""
     for item in items:
+        marker = item.get_closest_marker("timeout")
+        limit_s = this_run.patience(float(marker.args[0] if marker else item.config.getini("timeout")))
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
-            _end_in_its_loop(item)
+            _end_in_its_loop(item, limit_s)
+        else:
+            item.add_marker(pytest.mark.timeout(limit_s), append=False)
     items.sort(key=_start_order)
 
 
@@ -149,14 +153,12 @@ def _start_order(item: pytest.Item) -> int:
 _TO_BE_CANCELLED_S = 60
 
 
-def _end_in_its_loop(item: pytest.Function) -> None:
+def _end_in_its_loop(item: pytest.Function, limit_s: float) -> None:
     """Cancels an async test at its time limit.
 
     The signal of pytest-timeout interrupts the event loop but leaves the coroutine in it, so the fixtures' teardown
     would wait for it forever. For a test that does not heed its cancellation the process ends some time later.
     """
-    marker = item.get_closest_marker("timeout")
-    limit_s = float(marker.args[0] if marker else item.config.getini("timeout"))
     item.obj = _limited(item.obj, limit_s)
     item.add_marker(pytest.mark.timeout(limit_s + _TO_BE_CANCELLED_S, method="thread"), append=False)
 

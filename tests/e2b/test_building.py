@@ -32,7 +32,7 @@ def server(image_cache: Path) -> Iterator[ServerProcess]:
 
 @pytest.mark.parametrize("sdk", ["2.7.0", "2.63.0", "js"])
 def test_a_template_is_built_and_used(sdk: str, server: ServerProcess, tmp_path: Path) -> None:
-    assert (SDKS / ".stamp").exists(), "`make e2b-sdks` installs the SDKs that this test uses"
+    assert (SDKS / sdk).exists(), "`make e2b-sdks` installs the SDKs that this test uses"
     argv = [str(SDKS / sdk / "bin" / "python"), "-B", str(shutil.copy(PROGRAMS / "build.py", tmp_path))]
     if sdk == "js":  # node finds packages beside the file that imports them
         (tmp_path / "node_modules").symlink_to(SDKS / "js" / "node_modules")
