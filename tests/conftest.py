@@ -1,6 +1,5 @@
 """What every test may ask for: images, a state directory, a Docker engine. And at the end: nothing may be left."""
 
-import contextlib
 import functools
 import inspect
 import os
@@ -84,14 +83,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.basetemp is None:
         config.option.basetemp = this_run.basetemp()
     if getattr(config.option, "processes", 0) and not config.option.collectonly:
-        config.add_cleanup(_start_warm_parent())
+        warm_parent.start()
 
 
-def _start_warm_parent() -> Callable[[], None]:
-    """Starts it for the servers of this run, and returns what ends it."""
-    started = contextlib.ExitStack()
-    started.enter_context(warm_parent.running_warm_parent())
-    return started.close
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    warm_parent.stop()
 
 
 class _Owner:
