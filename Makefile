@@ -12,7 +12,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 CACHE := build/test-state
-PYTHON_FILES := src tests bench scripts examples compat hatch_build.py
+PYTHON_FILES := src packages tests bench scripts examples hatch_build.py
 C_FILES := agent/*.c agent/*.h launcher/*.c launcher/*.h
 CODE_VENV := build/code-venv
 E2B_SDKS := build/e2b-sdks
@@ -26,12 +26,12 @@ SHELL_FILES := quickstart.sh .ci/run scripts/system-packages scripts/find-python
 
 setup: $(VENV)/.stamp
 
-$(VENV)/.stamp: pyproject.toml scripts/system-packages scripts/find-python
+$(VENV)/.stamp: pyproject.toml packages/attack/pyproject.toml scripts/system-packages scripts/find-python
 	@python=$$(scripts/find-python) && PYTHON=$$python scripts/system-packages test && \
 	{ [ -x $(BIN)/python ] || $$python -m venv $(VENV); }
 	@echo "installing the Python packages"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --editable '.[server]' --group dev
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --editable '.[server]' --editable packages/attack --group dev
 	@touch $@
 
 # What cells of tests import, numpy and matplotlib for instance, and Warren itself never does.
@@ -97,12 +97,15 @@ check: build $(WEB)
 	@for file in $(SHELL_FILES); do sh -n $$file || exit 1; done
 	$(BIN)/python scripts/generate_sync.py --check
 	$(BIN)/python scripts/make_filters.py --check
+	$(BIN)/python scripts/generate_api_types.py --check
+	$(BIN)/python scripts/list_probes.py --check
 	$(BIN)/ruff check --quiet $(wildcard $(PYTHON_FILES))
 	$(BIN)/ruff format --quiet --check $(wildcard $(PYTHON_FILES))
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror $(wildcard $(C_FILES))
-	cd web && npx --no-install tsc && node build.mjs --check
+	cd web && npx --no-install biome ci --error-on-warnings && npx --no-install tsc && npx --no-install tsc -p tests && \
+	    node test.mjs && node build.mjs --check
 
 TIMED := $$(scripts/find-python) scripts/timed.py $(MAKE) --no-print-directory
 
@@ -148,4 +151,4 @@ clean:
 	@$(MAKE) --no-print-directory -C agent clean
 	@$(MAKE) --no-print-directory -C launcher clean
 	rm -rf dist build/programs .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find src tests bench scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src packages tests bench scripts -name __pycache__ -type d -prune -exec rm -rf {} +

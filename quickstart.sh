@@ -45,17 +45,17 @@ if [ ! -e .venv/.quickstart ] || [ pyproject.toml -nt .venv/.quickstart ]; then
         # Exactly the files that requirements.lock has the hashes of, and nothing that they would pull in.
         "$python" -m venv .venv
         if said=$(pip --require-hashes --no-deps --requirement requirements.lock 2>&1); then
-            pip --no-deps --no-build-isolation --editable . || no_packages
+            pip --no-deps --no-build-isolation --editable . --editable packages/attack || no_packages
         elif printf %s "$said" | grep --quiet "DO NOT MATCH THE HASHES"; then
             printf '%s\n' "$said" >&2
             rm -rf .venv
             stop "the package index gives other files than requirements.lock has the hashes of. Nothing was installed."
         else
             say "the package index lacks files of requirements.lock: taking what pyproject.toml allows, without hashes"
-            pip --editable '.[server]' || no_packages
+            pip --editable '.[server]' --editable packages/attack || no_packages
         fi
     else
-        pip --editable '.[server]' || no_packages
+        pip --editable '.[server]' --editable packages/attack || no_packages
     fi
     touch .venv/.quickstart
 fi

@@ -18,10 +18,8 @@ import sys
 import time
 from typing import Any
 
-from service_server import ROOT, serving
+from service_server import ROOT, Server, serving
 from table import Table
-
-from warren.measure.server import Server
 
 _VENV = ROOT / "build" / "code-venv"
 _CELL = "1+1"

@@ -14,11 +14,10 @@ import sys
 import time
 
 import uvloop
-from service_server import serving
+from service_server import Server, serving
 from table import Table
 
 from warren.measure.http_client import Client, connect, message
-from warren.measure.server import Server
 
 FIGURES_S = 10.0
 RELOAD_S = 5.0

@@ -17,11 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import uvloop
-from service_server import serving
+from service_server import Server, serving
 from table import Table, percentile
 
 from warren.measure.http_client import Client, RequestFailed, create, exec_message, message
-from warren.measure.server import Server
 
 _ROUND_S = 0.5
 _SCRAPED_EVERY = 30  # rounds

@@ -15,11 +15,10 @@ import time
 from pathlib import Path
 
 import uvloop
-from service_server import ROOT, serving
+from service_server import ROOT, Server, serving
 from service_tenants import ADMIN, QUOTA, Tenant, new_tenant
 
 from warren.measure.http_client import Client, exec_message, message
-from warren.measure.server import Server
 
 ROUNDS = 2
 SESSIONS = 50

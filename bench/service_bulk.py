@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 from sandboxes import Count, Table, meminfo, settle
 from service_bare import bare_rate
-from service_server import serving
+from service_server import Server, serving
 from service_speed import in_ms
 from table import mean, percentile
 
 from warren.measure.http_client import Client, RequestFailed, cleanup, create, exec_message
 from warren.measure.requests import Outcome, cleanups, creates, repeat, time_requests
-from warren.measure.server import Server
 
 MIB = 1024 * 1024
 _PARALLEL = 50

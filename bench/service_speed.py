@@ -3,14 +3,14 @@
 import asyncio
 import time
 
+from bursts import burst, gather_and_clean_up
 from sandboxes import Count, Table
 from service_rivals import Rival, rivals
-from service_server import serving
+from service_server import Server, serving
 from table import percentile
 
 from warren.measure.http_client import Client, cleanup, create, exec_message
-from warren.measure.requests import burst, commands, first_output, gather_and_clean_up, time_requests
-from warren.measure.server import Server
+from warren.measure.requests import commands, first_output, time_requests
 
 _THINK_S = 0.15  # between two creates: time for a pool of five to refill
 _STAGGER_S = 0.2

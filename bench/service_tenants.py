@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from sandboxes import Count, Table
-from service_server import serving
+from service_server import Server, serving
 from table import percentile
 
 from warren.measure.http_client import CREATE, Client, RequestFailed, exec_message, message, with_key
-from warren.measure.server import Server
 
 ADMIN = "the-bench-has-this-key-0123456789"
 QUOTA = {"requests_per_minute": 10_000_000, "exec_seconds_per_day": 10_000_000, "bytes_out_per_day": 1 << 50}

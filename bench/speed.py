@@ -25,10 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
+from bursts import burst
 from service_server import IMAGES, ROOT, serving
 
 from warren.measure.http_client import Client, cleanup, create, exec_message
-from warren.measure.requests import burst, cleanups, commands, creates, first_output, time_requests
+from warren.measure.requests import cleanups, commands, creates, first_output, time_requests
 
 Figures = dict[str, float]
 _THINK_S = 0.1  # between two creates: time for the pool to refill

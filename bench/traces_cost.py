@@ -23,14 +23,13 @@ from queue import Empty
 from typing import Any
 
 import uvloop
-from service_server import ROOT, serving
+from service_server import ROOT, Server, serving
 from service_tenants import ADMIN, QUOTA, Tenant, new_tenant
 from span_collector import collecting
 from table import Table
 
 from warren.kernel.tracing import OFF, Span, Tracing, note_trace, traced
 from warren.measure.http_client import Client, exec_message
-from warren.measure.server import Server
 
 ROUNDS = 40
 COUNT = 50

@@ -1,6 +1,6 @@
 """Writes what a release consists of: `make dist` runs it with the Python of build/dist-venv, which has zig.
 
-The sources; from them a wheel for each machine, and the wheel of compat/; requirements.lock, the versions that were
+The sources; from them a wheel for each machine, and the wheels of packages/; requirements.lock, the versions that were
 tested; a list of all components (CycloneDX); SHA256SUMS of all these.
 """
 
@@ -36,7 +36,8 @@ def main(folder: Path) -> None:
             archive.extractall(place, filter="data")
         for machine in MACHINES:
             build("wheel", Path(place) / sources.name.removesuffix(".tar.gz"), folder, WARREN_WHEEL_ARCH=machine)
-    build("wheel", ROOT / "compat", folder)
+    for project in sorted((ROOT / "packages").glob("*/pyproject.toml")):
+        build("wheel", project.parent, folder)
     shutil.copy(ROOT / "requirements.lock", folder)
     name, _, release = sources.name.removesuffix(".tar.gz").rpartition("-")
     bom = describe(name.replace("_", "-"), release, (ROOT / "requirements.lock").read_text())

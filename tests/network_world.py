@@ -24,7 +24,7 @@ from typing import Any, Final
 from networks import Network
 from server_process import ServerProcess
 
-from warren.attack.name_server import answer
+from warren_attack.warren.name_server import answer
 
 ADDRESSES: Final = tuple(f"93.184.216.{number}" for number in range(34, 44))
 """Public addresses of the namespace outside."""

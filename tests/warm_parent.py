@@ -311,7 +311,7 @@ _LATER: Final = (
 def _import_everything() -> None:
     import warren
 
-    left_out = ("warren.integrations", "warren.runners", "warren.attack.inside")
+    left_out = ("warren.integrations", "warren.runners")
     for module in pkgutil.walk_packages(warren.__path__, "warren.", onerror=lambda _: None):
         if not module.name.startswith(left_out) and not module.name.endswith("__main__"):
             with contextlib.suppress(ImportError):

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
+from e2e.api_client import until
 from e2e.alone_or_cluster import running
 from e2e.conftest import NewState
 from server_process import ServerProcess, running_server
@@ -203,7 +204,12 @@ async def test_a_watcher_has_every_event_when_it_is_asked(envd: Envd) -> None:
     await _run(envd, "for n in $(seq 3000); do : > seen/many-$n; done")
     assert len((await envd.ask("GetWatcherEvents", **watcher))["events"]) < 3000
     assert (await envd.call("GetWatcherEvents", **watcher)).json()["code"] == "internal"
-    assert await envd.ask("GetWatcherEvents", **watcher) == {"events": []}
+
+    async def no_more() -> bool:
+        """On a busy machine some are on their way still, and may be too many again."""
+        return (await envd.call("GetWatcherEvents", **watcher)).json() == {"events": []}
+
+    await until(no_more)
 
     others = [await envd.ask("CreateWatcher", path="seen") for _ in range(31)]
     assert (await envd.call("CreateWatcher", path="seen")).json()["code"] == "resource_exhausted"

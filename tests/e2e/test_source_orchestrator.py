@@ -1,6 +1,7 @@
 """The Python programs of the document on the sandbox system, on a server that wants a key, and without any server.
 
-They stand here as in their document; compat/ has the names that they import. Beside them, what else these names do.
+They stand here as in their document; packages/compat has the names that they import. Beside them, what else these
+names do.
 """
 
 import json
@@ -15,7 +16,7 @@ import pytest
 from server_process import ServerProcess, clean_environ, running_server
 from this_run import new_state_dir
 
-COMPAT = Path(__file__).parents[2] / "compat"
+COMPAT = Path(__file__).parents[2] / "packages" / "compat"
 DOCS = Path(__file__).parents[2] / "docs"
 
 _LIFECYCLE = """\

@@ -1,6 +1,7 @@
 """The Python programs of the documents that this service was built after, against a real server.
 
-Each program stands here as in its document; compat/ has the names that they import. Only the server's port is put in.
+Each program stands here as in its document; packages/compat has the names that they import. Only the server's port is
+put in.
 """
 
 import os
@@ -15,7 +16,7 @@ import pytest
 from server_process import ServerProcess, running_server
 from this_run import new_state_dir
 
-COMPAT = Path(__file__).parents[2] / "compat"
+COMPAT = Path(__file__).parents[2] / "packages" / "compat"
 
 # It stands in a drawing, without an import.
 _OVERVIEW = """\

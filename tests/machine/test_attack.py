@@ -16,20 +16,19 @@ import pytest
 import warm_parent
 
 import warren
-from warren.attack.api_suite import PROBES as API_PROBES
-from warren.attack.arena import Arena, read_outcome
-from warren.attack.probe import Finding, Group, Probe, ProbeResult, ProbeVerdict, contained
-from warren.attack.suite import PROBES, ROOT_PROBES, attack, choose
 from warren.images.store.store import ImageStore
 from warren.interfaces.images import RootFs
-from warren.model.command_output import output_of
 from warren.model.errors import InvalidRequest
-from warren.model.operations import ExecResult, Reason
 from warren.model.spec import Layer, SandboxSpec
 from warren.sandboxes.network.egress import Egress
 from warren.sandboxes.providers.oci import OciProvider
 from warren.sandboxes.providers.record import Record
 from warren.testing.fake_provider import FakeProvider
+from warren_attack.probe import Finding, Group, Probe, ProbeResult, ProbeVerdict, contained
+from warren_attack.sandbox_code import read_outcome
+from warren_attack.warren.api.suite import PROBES as API_PROBES
+from warren_attack.warren.arena import Arena
+from warren_attack.warren.suite import PROBES, ROOT_PROBES, attack, choose
 
 BIN = Path(warren.__file__).parent / "bin"
 SPEC = SandboxSpec(image="base")
@@ -250,8 +249,7 @@ async def test_an_image_without_python_is_refused_and_nothing_is_left() -> None:
     ],
 )
 def test_only_a_clear_word_is_a_verdict(stdout: str, verdict: ProbeVerdict) -> None:
-    result = ExecResult(0, output_of(stdout), Reason.EXITED, None, 1.0, 1.0, len(stdout), False)
-    assert read_outcome(result).verdict is verdict
+    assert read_outcome(stdout, "exit code 0").verdict is verdict
 
 
 def test_ids_are_unique_and_there_are_enough_of_each_group() -> None:

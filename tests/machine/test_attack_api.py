@@ -14,11 +14,11 @@ from e2e.api_client import Api
 from machine.conftest import checked_state_dir
 from server_process import ServerProcess, running_server
 
-from warren.attack.api_arena import ApiArena, Tenant
-from warren.attack.api_suite import PROBES, attack_server
-from warren.attack.probe import ApiProbe, Finding, Group, ProbeVerdict
-from warren.attack.suite import chosen
 from warren.model.errors import InvalidRequest, Unauthorized, Unavailable
+from warren_attack.probe import Finding, Group, Probe, ProbeVerdict
+from warren_attack.runner import chosen
+from warren_attack.warren.api.arena import ApiArena, Tenant
+from warren_attack.warren.api.suite import PROBES, attack_server
 
 pytestmark = pytest.mark.anyio
 
@@ -38,7 +38,7 @@ async def new_key(server: ServerProcess, tenant: str) -> str:
         return str((await admin.call("POST", "/api/admin/keys", body, status=201))["key"])
 
 
-async def attacked(server: ServerProcess, probes: list[ApiProbe]) -> list[Finding]:
+async def attacked(server: ServerProcess, probes: list[Probe[ApiArena]]) -> list[Finding]:
     arena = ApiArena(server.url, await new_key(server, "acme"), await new_key(server, "globex"))
     findings = await attack_server(arena, probes=probes)
     async with Api(server.url, {"X-API-Key": ADMIN}) as admin:
@@ -64,7 +64,7 @@ async def test_everything_is_contained(server: ServerProcess) -> None:
 @pytest.mark.serial
 async def test_what_others_wait_is_measured(server: ServerProcess) -> None:
     """How fast a machine is that also runs tests proves nothing: what counts here is that nothing breaks."""
-    findings = await attacked(server, list(chosen(PROBES, (Group.API_LOAD,))))
+    findings = await attacked(server, chosen(PROBES, (Group.API_LOAD,)))
     without = [finding for finding in findings if not re.search(r"[\d.]+ ms", finding.outcome.evidence)]
     broken = [finding for finding in findings if re.search("requests gave|failed|of no use", finding.outcome.evidence)]
     assert (without, broken) == ([], [])

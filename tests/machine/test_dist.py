@@ -161,7 +161,8 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.extended
 class TestRelease:
     def test_it_has_all_files_and_their_sums(self, release: Path) -> None:
-        wheels = {*map(wheel_name, MACHINES), "warren_sandbox_compat-0.1.0-py3-none-any.whl"}
+        others = {"warren_attack-0.1.0-py3-none-any.whl", "warren_sandbox_compat-0.1.0-py3-none-any.whl"}
+        wheels = {*map(wheel_name, MACHINES), *others}
         more = {f"{NAME}.tar.gz", f"{NAME}.cdx.json", "requirements.lock", "SHA256SUMS"}
         assert {path.name for path in release.iterdir()} == wheels | more
         argv = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
@@ -183,10 +184,11 @@ class TestRelease:
                 assert re.fullmatch(rf"{program} \d+\n", done.stdout)
 
     def test_its_wheel_works(self, release: Path, image_cache: Path, tmp_path: Path) -> None:
-        (compat,) = release.glob("warren_sandbox_compat-*.whl")
-        venv = install(tmp_path, release / wheel_name(platform.machine()), compat)
-        names = "import sandbox_client, sandbox_client_v2, orchestrator.lifecycle"
+        others = [*release.glob("warren_sandbox_compat-*.whl"), *release.glob("warren_attack-*.whl")]
+        venv = install(tmp_path, release / wheel_name(platform.machine()), *others)
+        names = "import sandbox_client, sandbox_client_v2, orchestrator.lifecycle, warren_attack.warren.suite"
         subprocess.run([venv / "bin/python", "-I", "-c", names], check=True)
+        subprocess.run([venv / "bin/warren-attack", "--list"], stdout=subprocess.DEVNULL, check=True)
         check_that_it_serves(venv, image_cache, tmp_path)
 
     def test_the_list_of_components_has_every_locked_package(self, release: Path) -> None:

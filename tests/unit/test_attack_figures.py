@@ -2,9 +2,9 @@
 
 import pytest
 
-from warren.attack.fair_share import Phase, Round, judge
-from warren.attack.probe import ProbeVerdict
-from warren.attack.probes_api_load import judge_lag
+from warren_attack.probe import ProbeVerdict
+from warren_attack.warren.api.probes_load import judge_lag
+from warren_attack.warren.fair_share import Phase, Round, judge
 
 CONTAINED, GOT_THROUGH, UNDECIDED = ProbeVerdict.CONTAINED, ProbeVerdict.GOT_THROUGH, ProbeVerdict.UNDECIDED
 

@@ -1,4 +1,4 @@
-"""The JSON files of the orchestrator (compat/): whole or not there, bounded, and nowhere else."""
+"""The JSON files of the orchestrator (packages/compat): whole or not there, bounded, and nowhere else."""
 
 import json
 import threading

@@ -13,6 +13,7 @@ import warren
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(Path(warren.__file__).parent.rglob("*.py"))
+ATTACKS = sorted((ROOT / "packages/attack").rglob("*.py"))
 DISTRIBUTIONS = {
     "jwt": "pyjwt",
     "langchain_core": "langchain-core",
@@ -22,6 +23,7 @@ DISTRIBUTIONS = {
     "python_multipart": "python-multipart",
     "tree_sitter": "tree-sitter",
     "tree_sitter_bash": "tree-sitter-bash",
+    "warren_attack": "warren-attack",
     "yaml": "pyyaml",
 }
 
@@ -51,11 +53,19 @@ def test_the_client_needs_nothing_of_the_server() -> None:
     assert used <= names(project["dependencies"])
 
 
+def test_the_attacks_are_of_the_same_version_and_need_no_package() -> None:
+    """They use what is inside Warren where it is installed, and are a program of their own where it is not."""
+    project = tomllib.loads((ROOT / "packages/attack/pyproject.toml").read_text())["project"]
+    assert (project["version"], project["dependencies"]) == (warren.__version__, [])
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["attack"]
+    assert f"warren-attack=={warren.__version__}" in extra
+
+
 def names(requirements: list[str]) -> set[str]:
     return {re.split(r"[<>=!\[]", text)[0].strip().lower() for text in requirements}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src/warren")))
+@pytest.mark.parametrize("path", [*SOURCES, *ATTACKS], ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_say_what_they_are_for(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text()))
 

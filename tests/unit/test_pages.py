@@ -67,7 +67,7 @@ def may_import(folder: str) -> set[str]:
     """What the contracts allow."""
     allowed = layers_from(folder) - next(set(layer) for layer in LAYERS if folder in layer)
     for contract in CONTRACTS[1:]:
-        if f"warren.{folder}" in contract["source_modules"]:
+        if f"warren.{folder}" in contract.get("source_modules", ()):
             allowed -= {name.removeprefix("warren.") for name in contract["forbidden_modules"]}
     return allowed
 

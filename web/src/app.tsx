@@ -1,78 +1,105 @@
-// The beginning: asks the server who is signed in, and shows the page that the address names.
+// The application: asks the server who is signed in, and renders the page of the address.
 
 import { useSignal } from "@preact/signals";
 import { render } from "preact";
-import { LocationProvider, Route, Router, useLocation } from "preact-iso/router";
 import { useEffect, useLayoutEffect } from "preact/hooks";
+import { LocationProvider, Route, Router, useLocation } from "preact-iso/router";
 
-import { account, facts } from "./account";
-import { allowed, home } from "./pages";
+import { account, serverInfo } from "./auth/account";
+import { loadServerInfo } from "./auth/sign_in";
+import { ErrorBoundary } from "./components/error_boundary";
+import { ErrorNote } from "./components/error_note";
+import { errorMessage } from "./components/notifications";
+import { useTitle } from "./components/use_title";
+import { Layout } from "./layout";
 import { EnterPage, SignInPage } from "./pages/sign_in";
-import { Boundary } from "./parts/boundary";
-import { describe } from "./parts/messages";
-import { useTitle } from "./parts/title";
-import { Shell } from "./shell";
-import { loadFacts } from "./signing";
+import { allowedRoutes, homePath } from "./routes";
 
-const ASK_AGAIN_MS = 3000;
+const RETRY_MS = 3000;
 
 function App() {
     const { path } = useLocation();
-    const error = useAsked();
-    if (path === "/ui/enter") return <Shell><EnterPage /></Shell>;
-    if (!facts.value) return <Shell>{error && <p class="note error" role="alert">{error}</p>}</Shell>;
-    if (!account.value) return <Shell><SignInPage /></Shell>;
+    const error = useServerInfo();
+    if (path === "/ui/enter")
+        return (
+            <Layout>
+                <EnterPage />
+            </Layout>
+        );
+    if (!serverInfo.value)
+        return (
+            <Layout>
+                <ErrorNote text={error} />
+            </Layout>
+        );
+    if (!account.value)
+        return (
+            <Layout>
+                <SignInPage />
+            </Layout>
+        );
     return (
-        <Shell>
-            <Boundary key={path}>
+        <Layout>
+            <ErrorBoundary key={path}>
                 <Router>
-                    {allowed().map((place) => <Route key={place.path} path={place.path} component={place.component} />)}
-                    <Route path="/" component={Home} />
-                    <Route path="/ui" component={Home} />
-                    <Route path="/ui/sign-in" component={Home} />
-                    <Route default component={NotFound} />
+                    {allowedRoutes().map((route) => (
+                        <Route key={route.path} path={route.path} component={route.component} />
+                    ))}
+                    <Route path="/" component={RedirectHome} />
+                    <Route path="/ui" component={RedirectHome} />
+                    <Route path="/ui/sign-in" component={RedirectHome} />
+                    <Route default component={NotFoundPage} />
                 </Router>
-            </Boundary>
-        </Shell>
+            </ErrorBoundary>
+        </Layout>
     );
 }
 
-/** Asks who is signed in until the server answers, and again when the sign-in expires. */
-function useAsked(): string {
+/** Loads who is signed in, retrying until the server answers, and again when the sign-in expires. Returns the error of
+ *  the last attempt. */
+function useServerInfo(): string {
     const error = useSignal("");
     const expiresAt = account.value?.expires_at;
     useEffect(() => {
-        let timer = 0;
-        async function ask() {
+        let timer: ReturnType<typeof setTimeout> | undefined;
+        async function load() {
             try {
-                await loadFacts();
+                await loadServerInfo();
                 error.value = "";
             } catch (failure) {
-                error.value = describe(failure);
-                timer = setTimeout(ask, ASK_AGAIN_MS);
+                error.value = errorMessage(failure);
+                timer = setTimeout(load, RETRY_MS);
             }
         }
-        if (!facts.value) ask();
-        else if (expiresAt) timer = setTimeout(ask, Math.min(Math.max(Date.parse(expiresAt) - Date.now(), 0) + 1000, 86_400_000));
+        if (!serverInfo.value) load();
+        else if (expiresAt)
+            timer = setTimeout(load, Math.min(Math.max(Date.parse(expiresAt) - Date.now(), 0) + 1000, 86_400_000));
         return () => clearTimeout(timer);
     }, [expiresAt]);
     return error.value;
 }
 
-function Home() {
+function RedirectHome() {
     const { route } = useLocation();
-    useLayoutEffect(() => route(home(), true), []);
+    useLayoutEffect(() => route(homePath(), true), []);
     return null;
 }
 
-function NotFound() {
+function NotFoundPage() {
     useTitle("Not found");
     return (
         <section aria-labelledby="title">
             <h1 id="title">Not found</h1>
-            <p class="note">There is no such page, or your key may not see it. <a href={home()}>Go to the first page</a></p>
+            <p class="note">
+                There is no such page, or your key may not see it. <a href={homePath()}>Go to the first page</a>
+            </p>
         </section>
     );
 }
 
-render(<LocationProvider scope={/^\/(ui\/|$)/}><App /></LocationProvider>, document.getElementById("app")!);
+render(
+    <LocationProvider scope={/^\/(ui\/|$)/}>
+        <App />
+    </LocationProvider>,
+    document.getElementById("app")!,
+);

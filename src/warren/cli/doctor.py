@@ -3,9 +3,10 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,19 +15,17 @@ from warren.cli.options import environment_option, json_option
 from warren.cli.output import print_json
 from warren.cli.run import SandboxOptions, build_spec
 from warren.config.settings import Settings, read_settings
+from warren.model.errors import InvalidRequest
 from warren.model.version import __version__
 
 if TYPE_CHECKING:
-    from warren.attack.probe import Finding
     from warren.doctor.check import Check
+    from warren_attack.probe import Finding
 
 _COLOURS = {
     "ok": "green",
     "warn": "yellow",
     "FAIL": "red",
-    "contained": "green",
-    "GOT THROUGH": "red",
-    "UNDECIDED": "red",
 }
 
 
@@ -51,10 +50,12 @@ def doctor(
     if url:
         if not attack:
             raise click.UsageError("--url names a server to attack: give --attack too")
+        _require_attacks()
         return asyncio.run(until_signal(_attack_server(url, only, as_json)))
     settings = read_settings()
     if not attack:
         return asyncio.run(until_signal(_check(settings, provider, as_json)))
+    _require_attacks()
     options = SandboxOptions(environment, image, provider)
     return asyncio.run(until_signal(_attack(settings, options, only, as_json)))
 
@@ -92,77 +93,62 @@ def _print_check(check: "Check") -> None:
 
 async def _attack(settings: Settings, options: SandboxOptions, only: tuple[str, ...], as_json: bool) -> int:
     from warren.app.wiring import build_provider
-    from warren.attack.suite import attack, choose
     from warren.doctor.reports import save_attack_report
+    from warren_attack.report import summarize
+    from warren_attack.warren.suite import attack, choose
 
     spec, started = build_spec(settings, options), time.monotonic()
     probes = choose(only, sudo=spec.sudo)
     provider = build_provider(settings, options.provider)
+    secret_paths = (settings.state_dir, settings.bin_dir)
     try:
-        findings = await attack(
-            provider,
-            spec,
-            secret_paths=(settings.state_dir, settings.bin_dir),
-            probes=probes,
-            progress=(lambda finding: None) if as_json else _print_finding,
-        )
+        findings = await attack(provider, spec, secret_paths=secret_paths, probes=probes, progress=_progress(as_json))
     finally:
         await provider.close()
     seconds = time.monotonic() - started
     if not only:
         about = {"at": time.time(), "version": __version__, "environment": options.environment}
-        report = {**about, "provider": provider.name, **_summarize(findings, seconds)}
+        report = {**about, "provider": provider.name, **summarize(findings, seconds)}
         await asyncio.to_thread(save_attack_report, settings.state_dir, report)
-    _print_summary(findings, seconds, as_json)
-    return 1 if any(finding.failed for finding in findings) else 0
+    return _print_report(findings, seconds, as_json)
 
 
 async def _attack_server(url: str, only: tuple[str, ...], as_json: bool) -> int:
-    from warren.attack.api_arena import ApiArena, other_key
-    from warren.attack.api_suite import PROBES, attack_server
-    from warren.attack.suite import chosen
     from warren.sdk.discovery import find_key
+    from warren_attack.warren.api.arena import ApiArena, other_key
+    from warren_attack.warren.api.suite import PROBES, attack_server
+    from warren_attack.warren.suite import choose_from
 
-    started, probes = time.monotonic(), chosen(PROBES, only)
+    started, probes = time.monotonic(), choose_from(PROBES, only)
     arena = ApiArena(url, find_key(url), other_key())
-    findings = await attack_server(arena, probes=probes, progress=(lambda finding: None) if as_json else _print_finding)
-    _print_summary(findings, time.monotonic() - started, as_json)
-    return 1 if any(finding.failed for finding in findings) else 0
+    findings = await attack_server(arena, probes=probes, progress=_progress(as_json))
+    return _print_report(findings, time.monotonic() - started, as_json)
 
 
-def _print_finding(finding: "Finding") -> None:
-    probe, outcome = finding.probe, finding.outcome
-    click.echo(f"{_coloured(outcome.verdict, 14)} {probe.group:<15} {probe.id:<20} {probe.tries}")
-    if finding.failed or outcome.verdict == "not applicable":
-        click.echo(f"{'':14} {'':<15} {'':<20} → {outcome.evidence}")
+def _require_attacks() -> None:
+    """Raises InvalidRequest if the distribution that has the attacks is not installed."""
+    if find_spec("warren_attack") is None:
+        raise InvalidRequest(
+            "the attacks are not installed", remedy="install them: pip install 'warren-sandbox[attack]'"
+        )
 
 
-def _summarize(findings: "Sequence[Finding]", seconds: float) -> dict[str, Any]:
-    counts = Counter(str(finding.outcome.verdict) for finding in findings)
-    applicable = len(findings) - counts["not applicable"]
-    rows = [
-        {
-            "id": finding.probe.id,
-            "group": finding.probe.group,
-            "tries": finding.probe.tries,
-            "verdict": finding.outcome.verdict,
-            "evidence": finding.outcome.evidence,
-            "seconds": finding.seconds,
-        }
-        for finding in findings
-    ]
-    summary = f"{counts['contained']} of {applicable} contained"
-    return {"summary": summary, "counts": counts, "seconds": seconds, "probes": rows}
+def _progress(as_json: bool) -> "Callable[[Finding], None]":
+    from warren_attack.report import describe
+
+    return (lambda finding: None) if as_json else (lambda finding: click.echo(describe(finding)))
 
 
-def _print_summary(findings: "Sequence[Finding]", seconds: float, as_json: bool) -> None:
-    found = _summarize(findings, seconds)
+def _print_report(findings: "Sequence[Finding]", seconds: float, as_json: bool) -> int:
+    """Returns the exit code."""
+    from warren_attack.report import last_line, summarize
+
+    report = summarize(findings, seconds)
     if as_json:
-        print_json(found)
-        return
-    counts = found["counts"].items()
-    more = "".join(f", {count} {verdict}" for verdict, count in counts if verdict != "contained")
-    click.echo(f"\n{found['summary']}{more}, in {seconds:.0f} s")
+        print_json(report)
+    else:
+        click.echo(f"\n{last_line(report)}")
+    return 1 if any(finding.failed for finding in findings) else 0
 
 
 def _coloured(word: str, width: int) -> str:

@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import ctypes
-import math
-import re
 import secrets
 import shutil
 import signal
@@ -21,7 +19,6 @@ from warren.config.settings import environment_with
 from warren.measure.http_client import Client, connect
 from warren.model.errors import ProviderUnavailable, WarrenError
 
-_OF_PROCESS: Final = 2  # the clock of a process is its id and this, as clock_getcpuclockid(3) makes it
 _SET_PDEATHSIG: Final = 1
 _START_S: Final = 60.0
 _STOP_S: Final = 300.0
@@ -32,27 +29,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Server:
-    """A running server: its memory, processor time, sandboxes and pool."""
+    """A running server, its pool, and clients of it."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", port: int, state_dir: Path, key: str) -> None:
-        self._process, self._key = process, key
+        self.process, self.key = process, key
         self.port, self.state = port, state_dir
-
-    def memory_mb(self, name: str = "VmRSS") -> float:
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        found = re.search(rf"^{name}:\s+(\d+)", status, re.MULTILINE)
-        return int(found[1]) / 1024 if found else math.nan
-
-    def cpu_s(self) -> float:
-        """CPU time of the server's process, all its threads, in user and system mode."""
-        return time.clock_gettime(~self._process.pid << 3 | _OF_PROCESS)
-
-    def forget_peak(self) -> None:
-        """Resets the peak of the server's memory (VmHWM)."""
-        Path(f"/proc/{self._process.pid}/clear_refs").write_text("5\n")
-
-    def sandboxes(self) -> int:
-        return sum(1 for entry in (self.state / "sandboxes").iterdir() if not entry.name.startswith("."))
 
     async def pool(self, client: Client) -> int:
         return int((await client.call("GET", "/health"))["pool_size"])
@@ -67,7 +48,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def clients(self, count: int) -> AsyncIterator[list[Client]]:
-        made = await connect(self.port, count, self._key)
+        made = await connect(self.port, count, self.key)
         try:
             yield made
         finally:

@@ -1,21 +1,16 @@
-// What the doctor says of the machine, and the report of the last attack.
+// The doctor's checks of a machine, and the report of its last attack.
 
 import { useSignal } from "@preact/signals";
 
-import { get } from "../api";
-import { Shown, useLoaded } from "../parts/load";
-import { Table } from "../parts/table";
-import { fullTime } from "../parts/units";
-import { WorkerChoice } from "../parts/worker_choice";
+import { get } from "../api/client";
+import type { DoctorView } from "../api/schemas";
+import { RequestView, useRequest } from "../components/request";
+import { Table } from "../components/table";
+import { WorkerSelect } from "../components/worker_select";
+import { formatDateTime } from "../lib/format";
 
-interface Check {
-    name: string;
-    level: string;
-    found: string;
-    remedy: string;
-}
-
-interface Attack {
+/** DoctorView.attack, which the OpenAPI document leaves open. */
+interface AttackReport {
     at: string;
     summary: string;
     counts: Record<string, number>;
@@ -23,61 +18,90 @@ interface Attack {
     probes: { id: string; group: string; tries: string; verdict: string; evidence: string }[];
 }
 
-interface Report {
-    worker: string;
-    at: string;
-    counts: Record<string, number>;
-    checks: Check[];
-    attack: Attack | null;
-}
-
-const VERDICTS: Record<string, string> = { contained: "ok", "not applicable": "off", undecided: "warn" };
-const LOOKS: Record<string, string> = { ok: "ok", warn: "warn", FAIL: "failed" };
+const VERDICT_CLASSES: Record<string, string> = { contained: "ok", "not applicable": "off", undecided: "warn" };
+const LEVEL_CLASSES: Record<string, string> = { ok: "ok", warn: "warn", FAIL: "failed" };
 
 export function Doctor() {
     const worker = useSignal("");
-    const loaded = useLoaded((signal) => get<Report>("/api/admin/doctor", { worker: worker.value }, signal), [worker.value]);
+    const loaded = useRequest(
+        (signal) => get<DoctorView>("/api/admin/doctor", { worker: worker.value }, signal),
+        [worker.value],
+    );
     return (
         <>
             <div class="row">
-                <WorkerChoice label="Machine of" any="Any worker" value={worker} />
-                <button type="button" class="plain" onClick={loaded.again}>Check again</button>
+                <WorkerSelect label="Machine of" any="Any worker" value={worker} />
+                <button type="button" class="plain" onClick={loaded.reload}>
+                    Check again
+                </button>
             </div>
-            <Shown of={loaded}>
+            <RequestView request={loaded}>
                 {(report) => (
                     <>
-                        <p class="note">{report.worker}, {fullTime(report.at)}: {Object.entries(report.counts).map(([level, count]) => `${count} ${level}`).join(", ")}.</p>
+                        <p class="note">
+                            {report.worker}, {formatDateTime(report.at)}:{" "}
+                            {Object.entries(report.counts)
+                                .map(([level, count]) => `${count} ${level}`)
+                                .join(", ")}
+                            .
+                        </p>
                         <Table
-                            label="Checks" rows={report.checks} keyOf={(check) => check.name}
+                            label="Checks"
+                            rows={report.checks}
+                            keyOf={(check) => check.name}
                             columns={[
-                                { name: "Check", show: (check) => <strong>{check.name}</strong> },
-                                { name: "Result", show: (check) => <span class={`state ${LOOKS[check.level] ?? ""}`}>{check.level}</span> },
-                                { name: "Found", show: (check) => check.found },
-                                { name: "What to do", show: (check) => check.remedy },
+                                { name: "Check", render: (check) => <strong>{check.name}</strong> },
+                                {
+                                    name: "Result",
+                                    render: (check) => (
+                                        <span class={`state ${LEVEL_CLASSES[check.level] ?? ""}`}>{check.level}</span>
+                                    ),
+                                },
+                                { name: "Found", render: (check) => check.found },
+                                { name: "What to do", render: (check) => check.remedy },
                             ]}
                         />
                         <h2>Attack</h2>
-                        {report.attack ? <AttackReport attack={report.attack} /> : <p class="note">No attack was tried on this machine: <code>warren doctor --attack</code> does.</p>}
+                        {report.attack ? (
+                            <AttackResult attack={report.attack as unknown as AttackReport} />
+                        ) : (
+                            <p class="note">
+                                No attack was tried on this machine: <code>warren doctor --attack</code> does.
+                            </p>
+                        )}
                     </>
                 )}
-            </Shown>
+            </RequestView>
         </>
     );
 }
 
-function AttackReport({ attack }: { attack: Attack }) {
+function AttackResult({ attack }: { attack: AttackReport }) {
     return (
         <>
             <p>{attack.summary}</p>
-            <p class="note">{fullTime(attack.at)}, {attack.seconds.toFixed(0)} s: {Object.entries(attack.counts).map(([verdict, count]) => `${count} ${verdict}`).join(", ")}.</p>
+            <p class="note">
+                {formatDateTime(attack.at)}, {attack.seconds.toFixed(0)} s:{" "}
+                {Object.entries(attack.counts)
+                    .map(([verdict, count]) => `${count} ${verdict}`)
+                    .join(", ")}
+                .
+            </p>
             <Table
-                label="Probes" rows={attack.probes} keyOf={(probe) => probe.id}
+                label="Probes"
+                rows={attack.probes}
+                keyOf={(probe) => probe.id}
                 columns={[
-                    { name: "Probe", show: (probe) => <strong>{probe.id}</strong> },
-                    { name: "Group", show: (probe) => probe.group },
-                    { name: "Tries", show: (probe) => probe.tries },
-                    { name: "Verdict", show: (probe) => <span class={`state ${VERDICTS[probe.verdict] ?? "failed"}`}>{probe.verdict}</span> },
-                    { name: "Evidence", show: (probe) => probe.evidence },
+                    { name: "Probe", render: (probe) => <strong>{probe.id}</strong> },
+                    { name: "Group", render: (probe) => probe.group },
+                    { name: "Tries", render: (probe) => probe.tries },
+                    {
+                        name: "Verdict",
+                        render: (probe) => (
+                            <span class={`state ${VERDICT_CLASSES[probe.verdict] ?? "failed"}`}>{probe.verdict}</span>
+                        ),
+                    },
+                    { name: "Evidence", render: (probe) => probe.evidence },
                 ]}
             />
         </>

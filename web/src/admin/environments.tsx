@@ -1,35 +1,76 @@
-// The environments that sessions can be made of.
+// The environments that sessions can be created from.
 
-import { get } from "../api";
-import { Shown, useLoaded } from "../parts/load";
-import { Table } from "../parts/table";
-import { bytes, duration } from "../parts/units";
-import type { Environment } from "../types";
-
-const MIB = 1024 * 1024;
+import { get } from "../api/client";
+import type { EnvironmentList } from "../api/schemas";
+import { RequestView, useRequest } from "../components/request";
+import { Table } from "../components/table";
+import { formatBytes, formatDuration, MIB } from "../lib/format";
 
 export function Environments() {
-    const loaded = useLoaded((signal) => get<{ environments: Environment[] }>("/api/environments", {}, signal), []);
+    const loaded = useRequest((signal) => get<EnvironmentList>("/api/environments", {}, signal), []);
     return (
-        <Shown of={loaded}>
+        <RequestView request={loaded}>
             {({ environments }) => (
                 <Table
-                    label="Environments" rows={environments} keyOf={(one) => one.name} empty="There is no environment that you may use."
+                    label="Environments"
+                    rows={environments}
+                    keyOf={(environment) => environment.name}
+                    empty="There is no environment that you may use."
                     columns={[
-                        { name: "Name", show: (one) => <><strong>{one.name}</strong> {one.default && <span class="state">default</span>}</> },
-                        { name: "Description", show: (one) => one.description },
-                        { name: "Image", show: (one) => <>{one.image} {one.image_state && <span class={`state ${one.image_state === "ready" ? "ready" : "warn"}`}>{one.image_state}</span>}</> },
-                        { name: "Provider", show: (one) => one.provider ?? "default" },
+                        {
+                            name: "Name",
+                            render: (environment) => (
+                                <>
+                                    <strong>{environment.name}</strong>{" "}
+                                    {environment.default && <span class="state">default</span>}
+                                </>
+                            ),
+                        },
+                        { name: "Description", render: (environment) => environment.description },
+                        {
+                            name: "Image",
+                            render: (environment) => (
+                                <>
+                                    {environment.image}{" "}
+                                    {environment.image_state && (
+                                        <span class={`state ${environment.image_state === "ready" ? "ready" : "warn"}`}>
+                                            {environment.image_state}
+                                        </span>
+                                    )}
+                                </>
+                            ),
+                        },
+                        { name: "Provider", render: (environment) => environment.provider ?? "default" },
                         {
                             name: "Limits",
-                            show: (one) => `${bytes(one.limits.memory_mb * MIB)} memory, ${one.limits.cpus} cpus, ${bytes(one.limits.disk_mb * MIB)} disk, ${one.limits.pids} processes`,
+                            render: (environment) =>
+                                `${formatBytes(environment.limits.memory_mb * MIB)} memory, ${environment.limits.cpus} cpus, ${formatBytes(environment.limits.disk_mb * MIB)} disk, ${environment.limits.pids} processes`,
                         },
-                        { name: "Root", show: (one) => [one.root, one.sudo && "sudo"].filter(Boolean).join(", ") },
-                        { name: "Idle time-out", right: true, show: (one) => (one.idle_timeout_s === null ? "default" : duration(one.idle_timeout_s)) },
-                        { name: "Needs", show: (one) => [...one.needs, ...one.secrets.map((name) => `secret ${name}`), ...one.gpus.map((id) => `gpu ${id}`)].join(", ") },
+                        {
+                            name: "Root",
+                            render: (environment) =>
+                                [environment.root, environment.sudo && "sudo"].filter(Boolean).join(", "),
+                        },
+                        {
+                            name: "Idle time-out",
+                            right: true,
+                            render: (environment) =>
+                                environment.idle_timeout_s === null
+                                    ? "default"
+                                    : formatDuration(environment.idle_timeout_s),
+                        },
+                        {
+                            name: "Needs",
+                            render: (environment) =>
+                                [
+                                    ...environment.needs,
+                                    ...environment.secrets.map((name) => `secret ${name}`),
+                                    ...environment.gpus.map((id) => `gpu ${id}`),
+                                ].join(", "),
+                        },
                     ]}
                 />
             )}
-        </Shown>
+        </RequestView>
     );
 }

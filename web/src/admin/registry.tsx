@@ -2,54 +2,65 @@
 
 import { useSignal } from "@preact/signals";
 
-import { get, path } from "../api";
-import { Dialog } from "../parts/dialog";
-import { JsonTree } from "../parts/json_tree";
-import { Shown, useLoaded } from "../parts/load";
-import { Table } from "../parts/table";
-
-interface Entry {
-    name: string;
-    description: string;
-}
+import { apiPath, get } from "../api/client";
+import type { EntryLines, EntryView } from "../api/schemas";
+import { Dialog } from "../components/dialog";
+import { JsonTree } from "../components/json_tree";
+import { RequestView, useRequest } from "../components/request";
+import { Table } from "../components/table";
 
 const KINDS = ["agents", "tools", "prompts", "environments"];
 
 export function Registry() {
-    const chosen = useSignal<{ kind: string; name: string } | null>(null);
+    const selected = useSignal<{ kind: string; name: string } | null>(null);
     return (
         <>
-            {KINDS.map((kind) => <Kind key={kind} kind={kind} onChoose={(name) => (chosen.value = { kind, name })} />)}
-            {chosen.value && <Shape {...chosen.value} onClose={() => (chosen.value = null)} />}
+            {KINDS.map((kind) => (
+                <RegistrySection key={kind} kind={kind} onSelect={(name) => (selected.value = { kind, name })} />
+            ))}
+            {selected.value && <EntryDialog {...selected.value} onClose={() => (selected.value = null)} />}
         </>
     );
 }
 
-function Kind({ kind, onChoose }: { kind: string; onChoose: (name: string) => void }) {
-    const loaded = useLoaded((signal) => get<{ entries: Entry[] }>(path`/api/registry/${kind}`, {}, signal), [kind]);
+function RegistrySection({ kind, onSelect }: { kind: string; onSelect: (name: string) => void }) {
+    const loaded = useRequest((signal) => get<EntryLines>(apiPath`/api/registry/${kind}`, {}, signal), [kind]);
     return (
         <section aria-label={kind}>
             <h2>{kind[0]!.toUpperCase() + kind.slice(1)}</h2>
-            <Shown of={loaded}>
+            <RequestView request={loaded}>
                 {({ entries }) => (
                     <Table
-                        label={kind} rows={entries} keyOf={(entry) => entry.name} empty="There is none."
+                        label={kind}
+                        rows={entries}
+                        keyOf={(entry) => entry.name}
+                        empty="There is none."
                         columns={[
-                            { name: "Name", show: (entry) => <button type="button" class="plain" onClick={() => onChoose(entry.name)}>{entry.name}</button> },
-                            { name: "Description", show: (entry) => entry.description },
+                            {
+                                name: "Name",
+                                render: (entry) => (
+                                    <button type="button" class="plain" onClick={() => onSelect(entry.name)}>
+                                        {entry.name}
+                                    </button>
+                                ),
+                            },
+                            { name: "Description", render: (entry) => entry.description },
                         ]}
                     />
                 )}
-            </Shown>
+            </RequestView>
         </section>
     );
 }
 
-function Shape({ kind, name, onClose }: { kind: string; name: string; onClose: () => void }) {
-    const loaded = useLoaded((signal) => get<Record<string, unknown>>(path`/api/registry/${kind}/${name}`, {}, signal), [kind, name]);
+function EntryDialog({ kind, name, onClose }: { kind: string; name: string; onClose: () => void }) {
+    const loaded = useRequest(
+        (signal) => get<EntryView>(apiPath`/api/registry/${kind}/${name}`, {}, signal),
+        [kind, name],
+    );
     return (
         <Dialog title={name} onClose={onClose}>
-            <Shown of={loaded}>{(entry) => <JsonTree value={entry} />}</Shown>
+            <RequestView request={loaded}>{(entry) => <JsonTree value={entry} />}</RequestView>
         </Dialog>
     );
 }

@@ -1,68 +1,121 @@
-// The workers of a cluster: what they have, and taking them out of use.
+// The workers of a cluster, and how to drain and remove them.
 
 import { useSignal } from "@preact/signals";
 
-import { get, patch, path, remove } from "../api";
-import { Confirm } from "../parts/confirm";
-import { Shown, useLoaded } from "../parts/load";
-import { attempt } from "../parts/messages";
-import { Meter } from "../parts/meter";
-import { Table } from "../parts/table";
-
-interface Worker {
-    id: string;
-    state: string;
-    address: string;
-    version: string;
-    provider: string;
-    labels: Record<string, string>;
-    sessions: number;
-    capacity: number;
-    pressure: number;
-    ready: Record<string, number>;
-    waiting: number;
-    lease_left_s: number;
-}
-
-interface Cluster {
-    coordinator: string;
-    redis: string;
-    settled: boolean;
-    workers: Worker[];
-}
+import { apiPath, get, patch, remove } from "../api/client";
+import type { ClusterView, WorkerView } from "../api/schemas";
+import { ErrorNote } from "../components/error_note";
+import { ConfirmDialog } from "../components/form_dialog";
+import { Meter } from "../components/meter";
+import { runAction } from "../components/notifications";
+import { RequestView, useRequest } from "../components/request";
+import { Table } from "../components/table";
 
 export function Workers() {
-    const loaded = useLoaded((signal) => get<Cluster>("/api/cluster", {}, signal), [], 5000);
-    const leaving = useSignal<Worker | null>(null);
-    const drain = (worker: Worker, draining: boolean) =>
-        attempt(() => patch(path`/api/cluster/workers/${worker.id}`, { draining }), draining ? `${worker.id} gets no new sessions` : `${worker.id} gets sessions again`)
-            .then(loaded.again);
+    const loaded = useRequest((signal) => get<ClusterView>("/api/cluster", {}, signal), [], 5000);
+    const forgotten = useSignal<WorkerView | null>(null);
+    const drain = (worker: WorkerView, draining: boolean) =>
+        runAction(
+            () => patch(apiPath`/api/cluster/workers/${worker.id}`, { draining }),
+            draining ? `${worker.id} gets no new sessions` : `${worker.id} gets sessions again`,
+        ).then(loaded.reload);
     return (
         <>
-            <Shown of={loaded}>
+            <RequestView request={loaded}>
                 {(cluster) => (
                     <>
-                        {cluster.redis !== "there" && <p class="note error" role="alert">Redis is away. Sessions go on; new ones and failover wait for it.</p>}
-                        {!cluster.settled && <p class="note">Redis has lost its data; workers are publishing theirs again.</p>}
+                        {cluster.redis !== "there" && (
+                            <ErrorNote text="Redis is away. Sessions go on; new ones and failover wait for it." />
+                        )}
+                        {!cluster.settled && (
+                            <p class="note">Redis has lost its data; workers are publishing theirs again.</p>
+                        )}
                         <Table
-                            label="Workers" rows={cluster.workers} keyOf={(worker) => worker.id} empty="There is no worker: start one with `warren worker`."
+                            label="Workers"
+                            rows={cluster.workers}
+                            keyOf={(worker) => worker.id}
+                            empty="There is no worker: start one with `warren worker`."
                             columns={[
-                                { name: "Worker", show: (worker) => <><strong>{worker.id}</strong> <span class="note">{worker.address}</span></> },
-                                { name: "State", show: (worker) => <span class={`state ${worker.state}`}>{worker.state}</span> },
-                                { name: "Sessions", right: true, show: (worker) => <Meter value={worker.sessions} most={worker.capacity} text={String} /> },
-                                { name: "Full", right: true, show: (worker) => `${Math.round(100 * worker.pressure)} %` },
-                                { name: "Ready", show: (worker) => Object.entries(worker.ready).map(([name, count]) => `${name} ${count}`).join(", ") },
-                                { name: "Waiting", right: true, show: (worker) => worker.waiting },
-                                { name: "Labels", show: (worker) => Object.entries(worker.labels).map((pair) => pair.join("=")).join(", ") },
-                                { name: "Version", show: (worker) => worker.version },
-                                { name: "Lease left", right: true, show: (worker) => (worker.lease_left_s > 0 ? `${worker.lease_left_s.toFixed(1)} s` : "none") },
+                                {
+                                    name: "Worker",
+                                    render: (worker) => (
+                                        <>
+                                            <strong>{worker.id}</strong> <span class="note">{worker.address}</span>
+                                        </>
+                                    ),
+                                },
+                                {
+                                    name: "State",
+                                    render: (worker) => <span class={`state ${worker.state}`}>{worker.state}</span>,
+                                },
+                                {
+                                    name: "Sessions",
+                                    right: true,
+                                    render: (worker) => (
+                                        <Meter value={worker.sessions} max={worker.capacity} format={String} />
+                                    ),
+                                },
+                                {
+                                    name: "Full",
+                                    right: true,
+                                    render: (worker) => `${Math.round(100 * worker.pressure)} %`,
+                                },
+                                {
+                                    name: "Ready",
+                                    render: (worker) =>
+                                        Object.entries(worker.ready)
+                                            .map(([name, count]) => `${name} ${count}`)
+                                            .join(", "),
+                                },
+                                { name: "Waiting", right: true, render: (worker) => worker.waiting },
+                                {
+                                    name: "Labels",
+                                    render: (worker) =>
+                                        Object.entries(worker.labels)
+                                            .map((pair) => pair.join("="))
+                                            .join(", "),
+                                },
+                                { name: "Version", render: (worker) => worker.version },
+                                {
+                                    name: "Lease left",
+                                    right: true,
+                                    render: (worker) =>
+                                        worker.lease_left_s > 0 ? `${worker.lease_left_s.toFixed(1)} s` : "none",
+                                },
                                 {
                                     name: "Actions",
-                                    show: (worker) => (
+                                    render: (worker) => (
                                         <span class="actions">
-                                            {worker.state === "ready" && <button type="button" class="plain small" aria-label={`Drain ${worker.id}`} onClick={() => drain(worker, true)}>Drain</button>}
-                                            {worker.state === "draining" && <button type="button" class="plain small" aria-label={`Use again ${worker.id}`} onClick={() => drain(worker, false)}>Use again</button>}
-                                            {worker.state === "dead" && <button type="button" class="danger small" aria-label={`Forget ${worker.id}`} onClick={() => (leaving.value = worker)}>Forget</button>}
+                                            {worker.state === "ready" && (
+                                                <button
+                                                    type="button"
+                                                    class="plain small"
+                                                    aria-label={`Drain ${worker.id}`}
+                                                    onClick={() => drain(worker, true)}
+                                                >
+                                                    Drain
+                                                </button>
+                                            )}
+                                            {worker.state === "draining" && (
+                                                <button
+                                                    type="button"
+                                                    class="plain small"
+                                                    aria-label={`Use again ${worker.id}`}
+                                                    onClick={() => drain(worker, false)}
+                                                >
+                                                    Use again
+                                                </button>
+                                            )}
+                                            {worker.state === "dead" && (
+                                                <button
+                                                    type="button"
+                                                    class="danger small"
+                                                    aria-label={`Forget ${worker.id}`}
+                                                    onClick={() => (forgotten.value = worker)}
+                                                >
+                                                    Forget
+                                                </button>
+                                            )}
                                         </span>
                                     ),
                                 },
@@ -71,14 +124,16 @@ export function Workers() {
                         <p class="note">Answered by the coordinator {cluster.coordinator}.</p>
                     </>
                 )}
-            </Shown>
-            {leaving.value && (
-                <Confirm
-                    title={`Forget ${leaving.value.id}`} action="Forget it" onClose={() => (leaving.value = null)}
-                    onConfirm={() => remove(path`/api/cluster/workers/${leaving.value!.id}`).then(loaded.again)}
+            </RequestView>
+            {forgotten.value && (
+                <ConfirmDialog
+                    title={`Forget ${forgotten.value.id}`}
+                    action="Forget it"
+                    onClose={() => (forgotten.value = null)}
+                    onConfirm={() => remove(apiPath`/api/cluster/workers/${forgotten.value!.id}`).then(loaded.reload)}
                 >
                     <p>Its sessions are reported lost at once. Do this if the machine does not come back.</p>
-                </Confirm>
+                </ConfirmDialog>
             )}
         </>
     );

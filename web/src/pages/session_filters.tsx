@@ -1,17 +1,18 @@
-// Which sessions the list shows.
+// The filters of the list of sessions.
 
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 
-import { account, facts, may } from "../account";
-import { get } from "../api";
-import { useLoaded } from "../parts/load";
-import type { Environment, Session } from "../types";
+import { get } from "../api/client";
+import type { EnvironmentView, KeyList, SessionState, SessionView } from "../api/schemas";
+import { account, hasScope, serverInfo } from "../auth/account";
+import { SelectField } from "../components/fields";
+import { useRequest } from "../components/request";
 
-const STATES = ["creating", "running", "lost", "stopping", "ended"];
-const TYPING_MS = 300;
+const STATES: readonly SessionState[] = ["creating", "running", "lost", "stopping", "ended"];
+const TYPING_PAUSE_MS = 300;
 
-export interface Chosen {
+export interface Filters {
     state?: string;
     environment?: string;
     provider?: string;
@@ -21,76 +22,78 @@ export interface Chosen {
 }
 
 interface Props {
-    chosen: Chosen;
+    filters: Filters;
     onChange: (changes: Record<string, string>) => void;
-    environments: readonly Environment[];
-    sessions: readonly Session[];
+    environments: readonly EnvironmentView[];
+    sessions: readonly SessionView[];
 }
 
-export function Filters({ chosen, onChange, environments, sessions }: Props) {
-    const providers = useSeen(sessions.map((one) => one.provider), chosen.provider);
-    const workers = useSeen(sessions.map((one) => one.worker), chosen.worker);
-    const names = useSeen(environments.map((one) => one.name), chosen.environment);
-    const isCluster = facts.value?.cluster ?? false;
+export function SessionFilters({ filters, onChange, environments, sessions }: Props) {
+    const known = {
+        state: STATES,
+        environment: useKnownValues(
+            environments.map((environment) => environment.name),
+            filters.environment,
+        ),
+        provider: useKnownValues(
+            sessions.map((session) => session.provider),
+            filters.provider,
+        ),
+        worker: useKnownValues(
+            sessions.map((session) => session.worker),
+            filters.worker,
+        ),
+    };
+    const select = (label: string, field: keyof typeof known, all = "All") => (
+        <SelectField
+            label={label}
+            value={filters[field] ?? ""}
+            options={[["", all], ...known[field].map((value) => [value, value] as const)]}
+            onChange={(value) => onChange({ [field]: value })}
+        />
+    );
     return (
-        <form class="row filters" role="search" aria-label="Filter sessions" onSubmit={(event) => event.preventDefault()}>
-            <Search value={chosen.search ?? ""} onChange={(search) => onChange({ search })} />
-            <Choice label="State" all="Not ended" value={chosen.state} options={STATES} onChange={(state) => onChange({ state })} />
-            <Choice label="Environment" all="All" value={chosen.environment} options={names} onChange={(environment) => onChange({ environment })} />
-            {(providers.length > 1 || chosen.provider) && <Choice label="Provider" all="All" value={chosen.provider} options={providers} onChange={(provider) => onChange({ provider })} />}
-            {(isCluster || chosen.worker) && <Choice label="Worker" all="All" value={chosen.worker} options={workers} onChange={(worker) => onChange({ worker })} />}
-            {may("admin") && <Tenant chosen={chosen.of ?? ""} onChange={(of) => onChange({ of })} />}
+        <form
+            class="row filters"
+            role="search"
+            aria-label="Filter sessions"
+            onSubmit={(event) => event.preventDefault()}
+        >
+            <SearchField value={filters.search ?? ""} onChange={(search) => onChange({ search })} />
+            {select("State", "state", "Not ended")}
+            {select("Environment", "environment")}
+            {(known.provider.length > 1 || filters.provider) && select("Provider", "provider")}
+            {(serverInfo.value?.cluster || filters.worker) && select("Worker", "worker")}
+            {hasScope("admin") && <TenantSelect value={filters.of ?? ""} onChange={(of) => onChange({ of })} />}
         </form>
     );
 }
 
-/** Values that were seen since the page was opened, so that choosing one does not take the others away. */
-function useSeen(values: readonly (string | null | undefined)[], chosen = ""): string[] {
-    const seen = useRef(new Set<string>());
-    for (const value of [...values, chosen]) if (value) seen.current.add(value);
-    return [...seen.current].sort();
+/** Returns all values since the page was opened, so that selecting one does not remove the others. */
+function useKnownValues(values: readonly (string | null)[], selected = ""): string[] {
+    const known = useRef(new Set<string>());
+    for (const value of [...values, selected]) if (value) known.current.add(value);
+    return [...known.current].sort();
 }
 
-function Tenant({ chosen, onChange }: { chosen: string; onChange: (of: string) => void }) {
-    const keys = useLoaded((signal) => get<{ keys: { tenant: string }[] }>("/api/admin/keys", {}, signal), []);
-    const names = useSeen(keys.value.value?.keys.map((key) => key.tenant) ?? [], chosen === "*" ? "" : chosen);
-    const others = names.filter((name) => name !== account.value?.tenant);
+function TenantSelect({ value, onChange }: { value: string; onChange: (tenant: string) => void }) {
+    const keys = useRequest((signal) => get<KeyList>("/api/admin/keys", {}, signal), []);
+    const tenants = useKnownValues(keys.data.value?.keys.map((key) => key.tenant) ?? [], value === "*" ? "" : value);
+    const others = tenants.filter((tenant) => tenant !== account.value?.tenant);
     return (
-        <label>
-            Tenant
-            <select value={chosen} onChange={(event) => onChange(event.currentTarget.value)}>
-                <option value="">Your own</option>
-                <option value="*">All</option>
-                {others.map((name) => <option key={name} value={name}>{name}</option>)}
-            </select>
-        </label>
-    );
-}
-
-interface ChoiceProps {
-    label: string;
-    all: string;
-    value?: string;
-    options: readonly string[];
-    onChange: (value: string) => void;
-}
-
-function Choice({ label, all, value, options, onChange }: ChoiceProps) {
-    return (
-        <label>
-            {label}
-            <select value={value ?? ""} onChange={(event) => onChange(event.currentTarget.value)}>
-                <option value="">{all}</option>
-                {options.map((option) => <option key={option} value={option}>{option}</option>)}
-            </select>
-        </label>
+        <SelectField
+            label="Tenant"
+            value={value}
+            options={[["", "Your own"], ["*", "All"], ...others.map((tenant) => [tenant, tenant] as const)]}
+            onChange={onChange}
+        />
     );
 }
 
 /** Searches when the typing pauses. */
-function Search({ value, onChange }: { value: string; onChange: (text: string) => void }) {
+function SearchField({ value, onChange }: { value: string; onChange: (text: string) => void }) {
     const typed = useSignal(value);
-    const timer = useRef(0);
+    const timer = useRef<ReturnType<typeof setTimeout> | undefined>(undefined);
     useEffect(() => {
         typed.value = value;
         return () => clearTimeout(timer.current);
@@ -98,12 +101,18 @@ function Search({ value, onChange }: { value: string; onChange: (text: string) =
     function type(text: string) {
         typed.value = text;
         clearTimeout(timer.current);
-        timer.current = setTimeout(() => onChange(text.trim()), TYPING_MS);
+        timer.current = setTimeout(() => onChange(text.trim()), TYPING_PAUSE_MS);
     }
     return (
         <label class="search">
             Search
-            <input type="search" maxLength={255} placeholder="Thread, id or metadata" value={typed.value} onInput={(event) => type(event.currentTarget.value)} />
+            <input
+                type="search"
+                maxLength={255}
+                placeholder="Thread, id or metadata"
+                value={typed.value}
+                onInput={(event) => type(event.currentTarget.value)}
+            />
         </label>
     );
 }

@@ -1,151 +1,276 @@
-// The sessions that there are, as they come and go.
+// The list of sessions, updated as they come and go.
 
-import { useSignal, type Signal } from "@preact/signals";
+import { type Signal, useSignal } from "@preact/signals";
+import { useRef } from "preact/hooks";
 import { useLocation } from "preact-iso/router";
-import { useEffect, useRef } from "preact/hooks";
 
-import { account, facts, may } from "../account";
-import { address, get, path, remove } from "../api";
-import { listen } from "../live";
-import { Confirm } from "../parts/confirm";
-import { gathered } from "../parts/gathered";
-import { Shown, useLoaded } from "../parts/load";
-import { tell } from "../parts/messages";
-import { Meter } from "../parts/meter";
-import { Table, type Column } from "../parts/table";
-import { useTitle } from "../parts/title";
-import { bytes, duration, fullTime, secondsUntil } from "../parts/units";
-import { legible } from "../parts/visible";
-import type { Environment, FigureLimits, Figures, Session, SessionPage } from "../types";
-import { CreateSession } from "./create_session";
-import { Prolong } from "./prolong";
-import { Filters } from "./session_filters";
+import { apiPath, buildUrl, get, remove } from "../api/client";
+import type { EnvironmentList, FigureLimitsView, FiguresPage, SessionPage, SessionView } from "../api/schemas";
+import { account, hasScope, serverInfo } from "../auth/account";
+import { ConfirmDialog } from "../components/form_dialog";
+import { Meter } from "../components/meter";
+import { notify } from "../components/notifications";
+import { RequestView, useReloadOnEvents, useRequest } from "../components/request";
+import { type Column, Table } from "../components/table";
+import { useTitle } from "../components/use_title";
+import { escapeText } from "../lib/escape";
+import { formatBytes, formatDateTime, formatDuration, secondsUntil } from "../lib/format";
+import { CreateSessionDialog } from "./create_session_dialog";
+import { ProlongDialog } from "./prolong_dialog";
+import { SessionFilters } from "./session_filters";
 
-const PAGE = 50;
-const FIGURES_MS = 10_000;
-const LIST_MS = 60_000; // idle times change without an event
-const OTHERS_MS = 10_000; // and the events are those of one's own tenant
+const PAGE_SIZE = 50;
+const METRICS_INTERVAL_MS = 10_000;
+const LIST_INTERVAL_MS = 60_000; // idle times change without an event
+const OTHER_TENANTS_INTERVAL_MS = 10_000; // their events do not come to this page
 
-type Shares = Record<string, { limits: FigureLimits; now: Figures }>;
-type Asked = { what: "end" | "prolong"; session: Session } | { what: "create" };
+type MetricsBySession = FiguresPage["metrics"];
+type OpenDialog = { kind: "end" | "prolong"; session: SessionView } | { kind: "create" };
 
 export function SessionsPage() {
     useTitle("Sessions");
     const { query, route } = useLocation();
-    const chosen = { state: query.state, environment: query.environment, provider: query.provider, worker: query.worker, of: query.of, search: query.search };
-    const place = JSON.stringify(query);
-    const page = useLoaded(
-        (signal) => get<SessionPage>("/api/sessions", { ...chosen, after: query.after, limit: PAGE }, signal),
-        [place],
-        query.of ? OTHERS_MS : LIST_MS,
+    const filters = {
+        state: query.state,
+        environment: query.environment,
+        provider: query.provider,
+        worker: query.worker,
+        of: query.of,
+        search: query.search,
+    };
+    const queryKey = JSON.stringify(query);
+    const page = useRequest(
+        (signal) => get<SessionPage>("/api/sessions", { ...filters, after: query.after, limit: PAGE_SIZE }, signal),
+        [queryKey],
+        query.of ? OTHER_TENANTS_INTERVAL_MS : LIST_INTERVAL_MS,
     );
-    const environments = useLoaded((signal) => get<{ environments: Environment[] }>("/api/environments", {}, signal), []);
-    const shares = useShares(page.value.value, query.of ?? "");
-    const asked = useSignal<Asked | null>(null);
-    const newer = useRef<string[]>([]); // where the pages before this one begin
-    useEffect(() => {
-        const refresh = gathered(page.again);
-        const stop = listen((event) => (event.kind === "gap" || event.kind.startsWith("session.")) && refresh.ask());
-        return () => {
-            stop();
-            refresh.stop();
-        };
-    }, [place]);
+    const environments = useRequest((signal) => get<EnvironmentList>("/api/environments", {}, signal), []);
+    const metrics = useSessionMetrics(page.data.value, query.of ?? "");
+    const dialog = useSignal<OpenDialog | null>(null);
+    const newerCursors = useRef<string[]>([]); // of the pages before this one
+    useReloadOnEvents(page.reload, (event) => event.kind.startsWith("session."), [queryKey]);
 
-    function show(changes: Record<string, string>) {
-        // Of the address as it is now: a search that was typed a moment ago may come after another choice.
-        const shown = Object.fromEntries(new URLSearchParams(location.search));
-        route(address("/ui/sessions", { ...shown, after: "", ...changes }), true);
-        newer.current = [];
+    function changeFilters(changes: Record<string, string>) {
+        // Starts from the current address: another filter may have changed while this one was typed.
+        const current = Object.fromEntries(new URLSearchParams(location.search));
+        route(buildUrl("/ui/sessions", { ...current, after: "", ...changes }), true);
+        newerCursors.current = [];
     }
-    const close = () => (asked.value = null);
-    async function end(session: Session) {
-        await remove(path`/api/sessions/${session.session_id}`);
-        tell("The session has ended.");
-        await page.again();
+    const close = () => (dialog.value = null);
+    async function end(session: SessionView) {
+        await remove(apiPath`/api/sessions/${session.session_id}`);
+        notify("The session has ended.");
+        await page.reload();
     }
     return (
         <section aria-labelledby="title">
             <div class="title">
                 <h1 id="title">Sessions</h1>
-                {may("sessions") && <button type="button" onClick={() => (asked.value = { what: "create" })}>New session</button>}
+                {hasScope("sessions") && (
+                    <button type="button" onClick={() => (dialog.value = { kind: "create" })}>
+                        New session
+                    </button>
+                )}
             </div>
-            <Filters chosen={chosen} onChange={show} environments={environments.value.value?.environments ?? []} sessions={page.value.value?.sessions ?? []} />
-            <Shown of={page}>
+            <SessionFilters
+                filters={filters}
+                onChange={changeFilters}
+                environments={environments.data.value?.environments ?? []}
+                sessions={page.data.value?.sessions ?? []}
+            />
+            <RequestView request={page}>
                 {({ sessions, next }) => (
                     <>
                         <Table
                             label="Sessions"
-                            look="sessions"
+                            className="sessions"
                             rows={sessions}
                             keyOf={(session) => session.session_id}
-                            empty={Object.values(query).some(Boolean) ? "No session is like that." : `There is no session.${may("sessions") ? " The first command of a thread makes one, and so does the button above." : ""}`}
-                            columns={columns(shares, asked, query.of ?? "")}
+                            empty={
+                                Object.values(query).some(Boolean)
+                                    ? "No session is like that."
+                                    : `There is no session.${hasScope("sessions") ? " The first command of a thread makes session, and so does the button above." : ""}`
+                            }
+                            columns={columns(metrics, dialog, query.of ?? "")}
                         />
                         <nav class="row" aria-label="Pages of sessions">
-                            {query.after && <a class="button plain" href={address("/ui/sessions", chosen)} onClick={() => (newer.current = [])}>Newest</a>}
-                            {newer.current.length > 1 && (
-                                <a class="button plain" href={address("/ui/sessions", { ...chosen, after: newer.current.at(-1) })} onClick={() => newer.current.pop()}>Newer</a>
+                            {query.after && (
+                                <a
+                                    class="button plain"
+                                    href={buildUrl("/ui/sessions", filters)}
+                                    onClick={() => (newerCursors.current = [])}
+                                >
+                                    Newest
+                                </a>
                             )}
-                            {next && <a class="button plain" href={address("/ui/sessions", { ...chosen, after: next })} onClick={() => newer.current.push(query.after ?? "")}>Older</a>}
+                            {newerCursors.current.length > 1 && (
+                                <a
+                                    class="button plain"
+                                    href={buildUrl("/ui/sessions", { ...filters, after: newerCursors.current.at(-1) })}
+                                    onClick={() => newerCursors.current.pop()}
+                                >
+                                    Newer
+                                </a>
+                            )}
+                            {next && (
+                                <a
+                                    class="button plain"
+                                    href={buildUrl("/ui/sessions", { ...filters, after: next })}
+                                    onClick={() => newerCursors.current.push(query.after ?? "")}
+                                >
+                                    Older
+                                </a>
+                            )}
                         </nav>
                     </>
                 )}
-            </Shown>
-            {asked.value?.what === "create" && <CreateSession environments={environments.value.value?.environments ?? []} onClose={close} />}
-            {asked.value?.what === "prolong" && <Prolong session={asked.value.session} onDone={page.again} onClose={close} />}
-            {asked.value?.what === "end" && (
-                <Confirm title="End the session?" action="End the session" onConfirm={() => end((asked.value as { session: Session }).session)} onClose={close}>
-                    <p><Name of={asked.value.session} /> is destroyed, with its files and whatever runs in it.</p>
-                </Confirm>
+            </RequestView>
+            {dialog.value?.kind === "create" && (
+                <CreateSessionDialog environments={environments.data.value?.environments ?? []} onClose={close} />
+            )}
+            {dialog.value?.kind === "prolong" && (
+                <ProlongDialog session={dialog.value.session} onDone={page.reload} onClose={close} />
+            )}
+            {dialog.value?.kind === "end" && (
+                <ConfirmDialog
+                    title="End the session?"
+                    action="End the session"
+                    onConfirm={() => end((dialog.value as { session: SessionView }).session)}
+                    onClose={close}
+                >
+                    <p>
+                        <SessionName session={dialog.value.session} /> is destroyed, with its files and whatever runs in
+                        it.
+                    </p>
+                </ConfirmDialog>
             )}
         </section>
     );
 }
 
-/** What the sessions of the page use, if they run. */
-function useShares(page: SessionPage | null, of: string): Signal<Shares | null> {
-    const ids = (page?.sessions ?? []).filter((one) => one.state === "running").map((one) => one.session_id).join(",");
-    return useLoaded(
-        async (signal) => (ids ? (await get<{ metrics: Shares }>("/api/metrics", { session_ids: ids, of }, signal)).metrics : {}),
+/** Loads the metrics of the running sessions of a page. */
+function useSessionMetrics(page: SessionPage | null, of: string): Signal<MetricsBySession | null> {
+    const ids = (page?.sessions ?? [])
+        .filter((session) => session.state === "running")
+        .map((session) => session.session_id)
+        .join(",");
+    return useRequest(
+        async (signal) =>
+            ids ? (await get<FiguresPage>("/api/metrics", { session_ids: ids, of }, signal)).metrics : {},
         [ids, of],
-        FIGURES_MS,
-    ).value;
+        METRICS_INTERVAL_MS,
+    ).data;
 }
 
-function columns(shares: Signal<Shares | null>, asked: Signal<Asked | null>, of: string): readonly Column<Session>[] {
-    const isMine = (one: Session) => one.tenant === undefined || one.tenant === account.value?.tenant;
-    const all: (Column<Session> | false)[] = [
-        { name: "Session", show: (one) => <SessionLink session={one} isMine={isMine(one)} /> },
-        of !== "" && { name: "Tenant", show: (one) => one.tenant },
-        { name: "State", show: (one) => <State session={one} /> },
-        { name: "Environment", show: (one) => <>{one.environment}<small>{one.image ?? ""}</small></> },
-        { name: "Provider", show: (one) => <>{one.provider ?? ""}{facts.value?.cluster && <small>{one.worker ?? ""}</small>}</> },
-        { name: "Age", right: true, show: (one) => <Since time={one.created_at} /> },
-        { name: "Idle time left", right: true, show: (one) => <Left session={one} /> },
-        { name: "CPU", right: true, show: (one) => <Share of={shares} session={one} part={(use) => use.cpus} whole={(limits) => limits.cpus} text={(value) => `${Math.round(100 * value)} %`} /> },
-        { name: "Memory", right: true, show: (one) => <Share of={shares} session={one} part={(use) => use.memory_bytes} whole={(limits) => limits.memory_bytes} text={bytes} /> },
-        { name: "Disk", right: true, show: (one) => <Share of={shares} session={one} part={(use) => use.disk_bytes} whole={(limits) => limits.disk_bytes} text={bytes} /> },
-        may("sessions") && {
-            name: "Actions",
-            show: (one) => isMine(one) && one.state !== "ended" && (
-                <span class="actions">
-                    {one.state === "running" && <button type="button" class="plain small" aria-label={`Prolong ${one.session_id}`} onClick={() => (asked.value = { what: "prolong", session: one })}>Prolong</button>}
-                    <button type="button" class="danger small" aria-label={`End ${one.session_id}`} onClick={() => (asked.value = { what: "end", session: one })}>End</button>
-                </span>
+function columns(
+    metrics: Signal<MetricsBySession | null>,
+    dialog: Signal<OpenDialog | null>,
+    of: string,
+): readonly Column<SessionView>[] {
+    const isMine = (session: SessionView) => session.tenant === account.value?.tenant;
+    const all: (Column<SessionView> | false)[] = [
+        { name: "Session", render: (session) => <SessionLink session={session} isMine={isMine(session)} /> },
+        of !== "" && { name: "Tenant", render: (session) => session.tenant },
+        { name: "State", render: (session) => <StateCell session={session} /> },
+        {
+            name: "Environment",
+            render: (session) => (
+                <>
+                    {session.environment}
+                    <small>{session.image ?? ""}</small>
+                </>
             ),
+        },
+        {
+            name: "Provider",
+            render: (session) => (
+                <>
+                    {session.provider ?? ""}
+                    {serverInfo.value?.cluster && <small>{session.worker ?? ""}</small>}
+                </>
+            ),
+        },
+        { name: "Age", right: true, render: (session) => <Age time={session.created_at} /> },
+        { name: "Idle time left", right: true, render: (session) => <IdleTimeLeft session={session} /> },
+        {
+            name: "CPU",
+            right: true,
+            render: (session) => (
+                <UsageMeter
+                    metrics={metrics}
+                    session={session}
+                    field="cpus"
+                    format={(value) => `${Math.round(100 * value)} %`}
+                />
+            ),
+        },
+        {
+            name: "Memory",
+            right: true,
+            render: (session) => (
+                <UsageMeter metrics={metrics} session={session} field="memory_bytes" format={formatBytes} />
+            ),
+        },
+        {
+            name: "Disk",
+            right: true,
+            render: (session) => (
+                <UsageMeter metrics={metrics} session={session} field="disk_bytes" format={formatBytes} />
+            ),
+        },
+        hasScope("sessions") && {
+            name: "Actions",
+            render: (session) =>
+                isMine(session) &&
+                session.state !== "ended" && (
+                    <span class="actions">
+                        {session.state === "running" && (
+                            <button
+                                type="button"
+                                class="plain small"
+                                aria-label={`Prolong ${session.session_id}`}
+                                onClick={() => (dialog.value = { kind: "prolong", session: session })}
+                            >
+                                Prolong
+                            </button>
+                        )}
+                        <button
+                            type="button"
+                            class="danger small"
+                            aria-label={`End ${session.session_id}`}
+                            onClick={() => (dialog.value = { kind: "end", session: session })}
+                        >
+                            End
+                        </button>
+                    </span>
+                ),
         },
     ];
     return all.filter((column) => column !== false);
 }
 
-function Name({ of }: { of: Session }) {
-    return of.thread_id ? <>The session of the thread <b>{of.thread_id}</b></> : <>The session <b class="mono">{of.session_id}</b></>;
+function SessionName({ session }: { session: SessionView }) {
+    return session.thread_id ? (
+        <>
+            The session of the thread <b>{session.thread_id}</b>
+        </>
+    ) : (
+        <>
+            The session <b class="mono">{session.session_id}</b>
+        </>
+    );
 }
 
-function SessionLink({ session, isMine }: { session: Session; isMine: boolean }) {
-    const name = <><span class="name">{session.thread_id ?? "no thread"}</span><small class="mono">{session.session_id}</small></>;
-    const notes = Object.entries(session.metadata).map(([key, value]) => legible(`${key}=${value}`)).join("  ");
+function SessionLink({ session, isMine }: { session: SessionView; isMine: boolean }) {
+    const name = (
+        <>
+            <span class="name">{session.thread_id ?? "no thread"}</span>
+            <small class="mono">{session.session_id}</small>
+        </>
+    );
+    const notes = Object.entries(session.metadata)
+        .map(([key, value]) => escapeText(`${key}=${value}`))
+        .join("  ");
     return (
         <span class="named" title={[session.thread_id, notes].filter(Boolean).join("\n") || undefined}>
             {isMine ? <a href={`/ui/sessions/${encodeURIComponent(session.session_id)}`}>{name}</a> : name}
@@ -154,31 +279,49 @@ function SessionLink({ session, isMine }: { session: Session; isMine: boolean })
     );
 }
 
-function State({ session }: { session: Session }) {
-    return <><span class={`state ${session.state}`} title={session.detail ?? undefined}>{session.state}</span>{session.reason && <small>{session.reason}</small>}</>;
+function StateCell({ session }: { session: SessionView }) {
+    return (
+        <>
+            <span class={`state ${session.state}`} title={session.detail ?? undefined}>
+                {session.state}
+            </span>
+            {session.reason && <small>{session.reason}</small>}
+        </>
+    );
 }
 
-function Since({ time }: { time: string }) {
-    return <time dateTime={time} title={fullTime(time)}>{duration(-secondsUntil(time))}</time>;
+function Age({ time }: { time: string }) {
+    return (
+        <time dateTime={time} title={formatDateTime(time)}>
+            {formatDuration(-secondsUntil(time))}
+        </time>
+    );
 }
 
-function Left({ session }: { session: Session }) {
+function IdleTimeLeft({ session }: { session: SessionView }) {
     const until = session.expires_at;
     if (!until || session.state !== "running") return <>–</>;
     const left = secondsUntil(until);
-    return <time dateTime={until} title={`Ends at ${fullTime(until)} if it is not used`} class={left < 60 ? "soon" : ""}>{duration(left)}</time>;
+    return (
+        <time
+            dateTime={until}
+            title={`Ends at ${formatDateTime(until)} if it is not used`}
+            class={left < 60 ? "soon" : ""}
+        >
+            {formatDuration(left)}
+        </time>
+    );
 }
 
-interface ShareProps {
-    of: Signal<Shares | null>;
-    session: Session;
-    part: (use: Figures) => number;
-    whole: (limits: FigureLimits) => number;
-    text: (value: number) => string;
+interface UsageMeterProps {
+    metrics: Signal<MetricsBySession | null>;
+    session: SessionView;
+    field: keyof FigureLimitsView;
+    format: (value: number) => string;
 }
 
-function Share({ of, session, part, whole, text }: ShareProps) {
-    const found = session.state === "running" ? of.value?.[session.session_id] : undefined;
-    if (!found) return <>–</>;
-    return <Meter value={part(found.now)} most={whole(found.limits)} text={text} />;
+function UsageMeter({ metrics, session, field, format }: UsageMeterProps) {
+    const latest = session.state === "running" ? metrics.value?.[session.session_id] : undefined;
+    if (!latest) return <>–</>;
+    return <Meter value={latest.now[field]} max={latest.limits[field]} format={format} />;
 }

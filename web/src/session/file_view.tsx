@@ -1,129 +1,138 @@
-// One file: text to read and edit, a picture, or what is known about it.
+// The file that is selected: an editor for text, or a picture.
 
 import { useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 
-import { call, download, get, request } from "../api";
-import { Dialog } from "../parts/dialog";
-import { Shown, useLoaded } from "../parts/load";
-import { attempt, tell } from "../parts/messages";
-import { bytes, fullTime } from "../parts/units";
-import { hasHidden, visible } from "../parts/visible";
-import type { FileInfo } from "../types";
+import { get, request, requestJson } from "../api/client";
+import type { FileView } from "../api/schemas";
+import { download } from "../api/transfers";
+import { Dialog } from "../components/dialog";
+import { CheckboxField } from "../components/fields";
+import { notify, runAction } from "../components/notifications";
+import { RequestView, useRequest } from "../components/request";
+import { escapeName } from "../lib/escape";
+import { formatBytes, formatDateTime } from "../lib/format";
+import { type DecodedText, decodeText, unreadable } from "./text_file";
 
-const MOST_TEXT = 1024 * 1024;
-const MOST_PICTURE = 20 * 1024 * 1024;
-const PICTURES: Record<string, string> = {
-    png: "image/png", jpg: "image/jpeg", jpeg: "image/jpeg", gif: "image/gif", webp: "image/webp",
-    svg: "image/svg+xml", // in an img no script of it runs and it loads nothing
+const MAX_TEXT = 1024 * 1024;
+const MAX_PICTURE = 20 * 1024 * 1024;
+const PICTURE_TYPES: Record<string, string> = {
+    png: "image/png",
+    jpg: "image/jpeg",
+    jpeg: "image/jpeg",
+    gif: "image/gif",
+    webp: "image/webp",
+    svg: "image/svg+xml", // as an image it runs no script and loads nothing
 };
 
-interface Text {
-    /** The file as it was when this was read. */
-    info: FileInfo;
-    text: string;
-    /** Why it cannot be edited; empty if it can. */
-    fixed: string;
-    notices: string[];
-    newline: "\n" | "\r\n";
+/** The text of a file, with the file as it was when it was read. */
+interface LoadedText extends DecodedText {
+    info: FileView;
 }
 
 interface Props {
-    place: string;
-    info: FileInfo;
+    sessionUrl: string;
+    info: FileView;
     onSaved: () => void;
-    /** Somebody else has changed it, and that is to be shown. */
+    /** Called to show the file anew, after somebody else has changed it. */
     onReload: () => void;
-    /** Whether something is changed here and not saved. */
+    /** Called with whether there are changes that are not saved. */
     onDirty: (isDirty: boolean) => void;
 }
 
-export function FileView(props: Props) {
-    const { place, info } = props;
-    const saved = useSignal<FileInfo | null>(null);
-    useEffect(() => void (saved.value = null), [info]);
-    const now = saved.value ?? info;
-    const kind = PICTURES[info.name.toLowerCase().split(".").pop() ?? ""] ?? "";
-    const asText = useSignal(false);
-    const isPicture = kind !== "" && !asText.value && info.size <= MOST_PICTURE;
+export function FilePanel(props: Props) {
+    const { sessionUrl, info } = props;
+    const saved = useSignal<FileView | null>(null);
+    useEffect(() => {
+        saved.value = null;
+    }, [info]);
+    const current = saved.value ?? info;
+    const pictureType = PICTURE_TYPES[info.name.toLowerCase().split(".").pop() ?? ""] ?? "";
+    const showText = useSignal(false);
+    const isPicture = pictureType !== "" && !showText.value && info.size <= MAX_PICTURE;
     return (
-        <section class="file-view" aria-label={`File ${visible(info.name)}`}>
-            <h2 class="file-path">{visible(info.path)}</h2>
-            <p class="note">{bytes(now.size)}, mode {now.mode}, changed {fullTime(now.modified)}</p>
-            {kind === "image/svg+xml" && (
-                <label class="inline">
-                    <input type="checkbox" checked={asText.value} onChange={(event) => (asText.value = event.currentTarget.checked)} />
-                    Show its text
-                </label>
+        <section class="file-view" aria-label={`File ${escapeName(info.name)}`}>
+            <h2 class="file-path">{escapeName(info.path)}</h2>
+            <p class="note">
+                {formatBytes(current.size)}, mode {current.mode}, changed {formatDateTime(current.modified)}
+            </p>
+            {pictureType === "image/svg+xml" && (
+                <CheckboxField
+                    label="Show its text"
+                    checked={showText.value}
+                    onChange={(checked) => (showText.value = checked)}
+                />
             )}
-            {isPicture ? <Picture place={place} info={info} kind={kind} /> : <TextView {...props} onWritten={(written) => (saved.value = written)} />}
+            {isPicture ? (
+                <Picture sessionUrl={sessionUrl} info={info} pictureType={pictureType} />
+            ) : (
+                <TextView {...props} onWritten={(written) => (saved.value = written)} />
+            )}
         </section>
     );
 }
 
-function Picture({ place, info, kind }: { place: string; info: FileInfo; kind: string }) {
-    const loaded = useLoaded(async (signal) => {
-        const content = await (await request("GET", `${place}/files/content`, { query: { path: info.path }, signal })).arrayBuffer();
-        return URL.createObjectURL(new Blob([content], { type: kind }));
-    }, [info.path, info.modified]);
-    const broken = useSignal(false);
-    useEffect(() => () => {
-        if (loaded.value.value) URL.revokeObjectURL(loaded.value.value);
-    }, [loaded.value.value]);
+function Picture({ sessionUrl, info, pictureType }: { sessionUrl: string; info: FileView; pictureType: string }) {
+    const loaded = useRequest(
+        async (signal) => {
+            const content = await (
+                await request("GET", `${sessionUrl}/files/content`, { query: { path: info.path }, signal })
+            ).arrayBuffer();
+            return URL.createObjectURL(new Blob([content], { type: pictureType }));
+        },
+        [info.path, info.modified],
+    );
+    const isBroken = useSignal(false);
+    useEffect(
+        () => () => {
+            if (loaded.data.value) URL.revokeObjectURL(loaded.data.value);
+        },
+        [loaded.data.value],
+    );
     return (
-        <Shown of={loaded}>
-            {(url) => broken.value
-                ? <p class="note">It is not a picture that a browser can show.</p>
-                : <img src={url} alt={visible(info.name)} onError={() => (broken.value = true)} />}
-        </Shown>
+        <RequestView request={loaded}>
+            {(url) =>
+                isBroken.value ? (
+                    <p class="note">It is not a picture that a browser can show.</p>
+                ) : (
+                    <img src={url} alt={escapeName(info.name)} onError={() => (isBroken.value = true)} />
+                )
+            }
+        </RequestView>
     );
 }
 
-type EditorProps = Props & { onWritten: (info: FileInfo) => void };
+type EditorProps = Props & { onWritten: (info: FileView) => void };
 
 function TextView(props: EditorProps) {
-    const { place, info } = props;
-    const loaded = useLoaded((signal) => readText(place, info, signal), [info.path, info.modified, info.size]);
-    return <Shown of={loaded}>{(found) => <Editor key={`${found.info.size} ${found.info.modified}`} {...props} found={found} />}</Shown>;
+    const { sessionUrl, info } = props;
+    const loaded = useRequest((signal) => readText(sessionUrl, info, signal), [info.path, info.modified, info.size]);
+    return (
+        <RequestView request={loaded}>
+            {(text) => <Editor key={`${text.info.size} ${text.info.modified}`} {...props} loaded={text} />}
+        </RequestView>
+    );
 }
 
-async function readText(place: string, info: FileInfo, signal: AbortSignal): Promise<Text> {
-    if (info.kind !== "file") return { info, text: "", fixed: "It is no file that can be read.", notices: [], newline: "\n" };
-    if (info.size === 0) return { info, text: "", fixed: "", notices: [], newline: "\n" };
-    const range = `bytes=0-${MOST_TEXT - 1}`;
-    const content = new Uint8Array(await (await request("GET", `${place}/files/content`, { query: { path: info.path }, range, signal })).arrayBuffer());
-    return { info, ...understand(content, info.size) };
+async function readText(sessionUrl: string, info: FileView, signal: AbortSignal): Promise<LoadedText> {
+    if (info.kind !== "file") return { info, ...unreadable("It is no file that can be read.") };
+    if (info.size === 0) return { info, ...unreadable("") };
+    const range = `bytes=0-${MAX_TEXT - 1}`;
+    const content = new Uint8Array(
+        await (
+            await request("GET", `${sessionUrl}/files/content`, { query: { path: info.path }, range, signal })
+        ).arrayBuffer(),
+    );
+    return { info, ...decodeText(content, info.size) };
 }
 
-/** What the bytes of a file are as text, and whether saving them again would leave the rest of it as it is. */
-export function understand(content: Uint8Array<ArrayBuffer>, size: number): Omit<Text, "info"> {
-    const notices: string[] = [];
-    let fixed = "";
-    if (content.includes(0)) return { text: "", fixed: "It is not text. Download it to look at it.", notices, newline: "\n" };
-    let text: string;
-    const isCut = content.length < size;
-    try {
-        text = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(content, { stream: isCut });
-    } catch {
-        text = new TextDecoder("latin1").decode(content);
-        fixed = "It is not UTF-8. It is shown as Latin-1 and cannot be edited here.";
-    }
-    if (isCut) fixed = `Only the first ${bytes(content.length)} of ${bytes(size)} are shown.`;
-    const newline = text.includes("\r\n") ? "\r\n" : "\n";
-    if (newline === "\r\n" ? /[^\r]\n|^\n|\r(?!\n)/.test(text) : text.includes("\r")) fixed ||= "Its lines end in different ways. It cannot be edited here.";
-    if (newline === "\r\n") notices.push("Its lines end with CR and LF; that stays.");
-    if (text.startsWith("\ufeff")) notices.push("It begins with a byte order mark; that stays.");
-    if (hasHidden(text)) notices.push("It has characters that hide or reorder others: it may not be what it seems.");
-    return { text, fixed, notices, newline };
-}
-
-function Editor({ place, found, onSaved, onReload, onWritten, onDirty }: EditorProps & { found: Text }) {
-    const known = useSignal(found.info); // the file as this page has loaded or written it
-    const original = useSignal(found.text.replaceAll("\r\n", "\n"));
-    const text = useSignal(original.value);
+function Editor({ sessionUrl, loaded, onSaved, onReload, onWritten, onDirty }: EditorProps & { loaded: LoadedText }) {
+    const savedInfo = useSignal(loaded.info); // of the version that this page has loaded or written
+    const savedText = useSignal(loaded.text.replaceAll("\r\n", "\n"));
+    const text = useSignal(savedText.value);
     const isBusy = useSignal(false);
-    const conflict = useSignal<FileInfo | null>(null);
-    const isDirty = text.value !== original.value;
+    const conflict = useSignal<FileView | null>(null);
+    const isDirty = text.value !== savedText.value;
     useEffect(() => onDirty(isDirty), [isDirty]);
     useEffect(() => () => onDirty(false), []);
     useEffect(() => {
@@ -135,54 +144,102 @@ function Editor({ place, found, onSaved, onReload, onWritten, onDirty }: EditorP
 
     async function save(overwrite: boolean) {
         isBusy.value = true;
-        const info = known.value;
+        const info = savedInfo.value;
         const written = text.value;
-        await attempt(async () => {
+        await runAction(async () => {
             if (!overwrite) {
-                const now = await get<FileInfo>(`${place}/files/stat`, { path: info.path }).catch((error) => {
-                    if (error.status === 404) return null; // it was removed: saving makes it anew
+                const current = await get<FileView>(`${sessionUrl}/files/stat`, { path: info.path }).catch((error) => {
+                    if (error.status === 404) return null; // it was removed: saving creates it again
                     throw error;
                 });
-                if (now && (now.modified !== info.modified || now.size !== info.size)) {
-                    conflict.value = now;
+                if (current && (current.modified !== info.modified || current.size !== info.size)) {
+                    conflict.value = current;
                     return;
                 }
             }
-            const content = new Blob([found.newline === "\n" ? written : written.replaceAll("\n", "\r\n")]);
+            const content = new Blob([loaded.newline === "\n" ? written : written.replaceAll("\n", "\r\n")]);
             const query = { path: info.path, mode: info.mode };
-            known.value = await call<FileInfo>("PUT", `${place}/files/content`, { query, body: content });
-            original.value = written; // what was typed meanwhile is still there, and not saved
-            tell("Saved.");
-            onWritten(known.value);
+            savedInfo.value = await requestJson<FileView>("PUT", `${sessionUrl}/files/content`, {
+                query,
+                body: content,
+            });
+            savedText.value = written; // what was typed meanwhile is not saved yet
+            notify("Saved.");
+            onWritten(savedInfo.value);
             onSaved();
         });
         isBusy.value = false;
     }
-    const mayEdit = !found.fixed;
+    const canEdit = !loaded.readOnlyReason;
     return (
         <>
-            {found.notices.map((one) => <p key={one} class="note">{one}</p>)}
-            {found.fixed && <p class="note">{found.fixed}</p>}
-            {mayEdit && (
+            {loaded.notices.map((notice) => (
+                <p key={notice} class="note">
+                    {notice}
+                </p>
+            ))}
+            {loaded.readOnlyReason && <p class="note">{loaded.readOnlyReason}</p>}
+            {canEdit && (
                 <>
                     <label>
                         <span class="note">Text</span>
-                        <textarea spellcheck={false} wrap="off" value={text.value} onInput={(event) => (text.value = event.currentTarget.value)} />
+                        <textarea
+                            spellcheck={false}
+                            wrap="off"
+                            value={text.value}
+                            onInput={(event) => (text.value = event.currentTarget.value)}
+                        />
                     </label>
                     <div class="row">
-                        <button type="button" disabled={!isDirty || isBusy.value} onClick={() => save(false)}>Save</button>
-                        <button type="button" class="plain" disabled={!isDirty} onClick={() => (text.value = original.value)}>Undo all</button>
+                        <button type="button" disabled={!isDirty || isBusy.value} onClick={() => save(false)}>
+                            Save
+                        </button>
+                        <button
+                            type="button"
+                            class="plain"
+                            disabled={!isDirty}
+                            onClick={() => (text.value = savedText.value)}
+                        >
+                            Undo all
+                        </button>
                     </div>
                 </>
             )}
-            {!mayEdit && found.text && <pre class="file-text" tabIndex={0}>{found.text}</pre>}
+            {!canEdit && loaded.text && (
+                <pre class="file-text" tabIndex={0}>
+                    {loaded.text}
+                </pre>
+            )}
             {conflict.value && (
                 <Dialog title="The file has changed meanwhile" onClose={() => (conflict.value = null)}>
-                    <p>Something else wrote it at {fullTime(conflict.value.modified)}, after it was loaded here.</p>
+                    <p>
+                        Something else wrote it at {formatDateTime(conflict.value.modified)}, after it was loaded here.
+                    </p>
                     <div class="buttons">
-                        <button type="button" class="plain" onClick={() => (conflict.value = null)}>Go on editing</button>
-                        <button type="button" class="plain" onClick={() => { conflict.value = null; onDirty(false); onReload(); }}>Load it, and lose what is here</button>
-                        <button type="button" class="danger" onClick={() => { conflict.value = null; save(true); }}>Overwrite it</button>
+                        <button type="button" class="plain" onClick={() => (conflict.value = null)}>
+                            Go on editing
+                        </button>
+                        <button
+                            type="button"
+                            class="plain"
+                            onClick={() => {
+                                conflict.value = null;
+                                onDirty(false);
+                                onReload();
+                            }}
+                        >
+                            Load it, and lose what is here
+                        </button>
+                        <button
+                            type="button"
+                            class="danger"
+                            onClick={() => {
+                                conflict.value = null;
+                                save(true);
+                            }}
+                        >
+                            Overwrite it
+                        </button>
                     </div>
                 </Dialog>
             )}
@@ -190,7 +247,11 @@ function Editor({ place, found, onSaved, onReload, onWritten, onDirty }: EditorP
     );
 }
 
-export function downloadFile(place: string, info: FileInfo): Promise<unknown> {
-    const isFolder = info.kind === "directory";
-    return download(`${place}/files/${isFolder ? "archive" : "content"}`, { path: info.path }, isFolder ? `${info.name || "files"}.tar` : info.name);
+export function downloadFile(sessionUrl: string, info: FileView): Promise<unknown> {
+    const isDirectory = info.kind === "directory";
+    return download(
+        `${sessionUrl}/files/${isDirectory ? "archive" : "content"}`,
+        { path: info.path },
+        isDirectory ? `${info.name || "files"}.tar` : info.name,
+    );
 }

@@ -1,77 +1,79 @@
-// The files of a session: a tree that is loaded directory by directory, and the file that was chosen beside it.
+// The files of a session: a tree that is loaded directory by directory, and beside it the selected file.
 
-import { useSignal, type Signal } from "@preact/signals";
+import { type Signal, useSignal } from "@preact/signals";
+import type { ComponentChildren } from "preact";
 import { useEffect, useMemo, useRef } from "preact/hooks";
 
-import { get, path, post, remove } from "../api";
+import { apiPath, get, post, remove } from "../api/client";
+import type { FileList, FileView, PathView } from "../api/schemas";
+import { ErrorNote } from "../components/error_note";
+import { TextField } from "../components/fields";
+import { ConfirmDialog, FormDialog } from "../components/form_dialog";
+import { errorMessage, notify, runAction } from "../components/notifications";
+import { escapeName } from "../lib/escape";
+import { formatBytes } from "../lib/format";
 import type { TabProps } from "../pages/session";
-import { Confirm } from "../parts/confirm";
-import { Dialog } from "../parts/dialog";
-import { TextField } from "../parts/fields";
-import { attempt, describe, tell } from "../parts/messages";
-import { bytes } from "../parts/units";
-import { visible } from "../parts/visible";
-import type { FileInfo } from "../types";
-import { downloadFile, FileView } from "./file_view";
-import { chosenFiles, droppedFiles, UploadProgress, Uploads, type Incoming } from "./uploads";
+import { joinPath, parentOf, sortFiles, uploadDirectory } from "./file_paths";
+import { downloadFile, FilePanel } from "./file_view";
+import { chosenItems, droppedItems, type UploadItem, UploadProgress, Uploads } from "./uploads";
 
 interface Directory {
-    files: FileInfo[] | null; // null while it is loaded
+    files: FileView[] | null; // null while it is loading
     error: string;
     shown: number;
 }
 
 type Directories = Readonly<Record<string, Directory>>;
-type Asked =
-    | { what: "folder" | "rename" | "delete"; info: FileInfo }
-    | { what: "overwrite"; directory: string; incoming: Incoming[]; names: string[] }
-    | { what: "leave"; go: () => void };
+type OpenDialog =
+    | { kind: "folder" | "rename" | "delete"; info: FileView }
+    | { kind: "overwrite"; directory: string; items: UploadItem[]; names: string[] }
+    | { kind: "leave"; proceed: () => void };
 
-const AT_ONCE = 300; // entries of a directory
+const PAGE_SIZE = 300; // entries of a directory that are shown at first
 
-export function Files({ session }: TabProps) {
-    const place = path`/api/sessions/${session.session_id}`;
+export function FilesTab({ session }: TabProps) {
+    const sessionUrl = apiPath`/api/sessions/${session.session_id}`;
     const root = useSignal(session.workspace);
     const directories = useSignal<Directories>({});
-    const chosen = useSignal<FileInfo | null>(null);
-    const opening = useSignal<FileInfo | null>(null);
-    const asked = useSignal<Asked | null>(null);
-    const isOver = useSignal(false);
+    const selected = useSignal<FileView | null>(null);
+    const opening = useSignal<FileView | null>(null);
+    const dialog = useSignal<OpenDialog | null>(null);
+    const isDragging = useSignal(false);
     const isDirty = useRef(false);
-    const goTo = useSignal(session.workspace);
-    const uploads = useMemo(() => new Uploads(place, load), [place]);
+    const typedPath = useSignal(session.workspace);
+    const uploads = useMemo(() => new Uploads(sessionUrl, load), [sessionUrl]);
     const fileInput = useRef<HTMLInputElement>(null);
     const folderInput = useRef<HTMLInputElement>(null);
-    const close = () => (asked.value = null);
+    const close = () => (dialog.value = null);
 
     async function load(directory: string): Promise<void> {
         const before = directories.value[directory];
-        change(directories, directory, { files: before?.files ?? null, error: "", shown: before?.shown ?? AT_ONCE });
+        change(directories, directory, { files: before?.files ?? null, error: "", shown: before?.shown ?? PAGE_SIZE });
         try {
-            const { files } = await get<{ files: FileInfo[] }>(`${place}/files`, { path: directory });
-            files.sort((one, other) => Number(other.kind === "directory") - Number(one.kind === "directory") || (one.name < other.name ? -1 : 1));
-            change(directories, directory, { files, error: "", shown: before?.shown ?? AT_ONCE });
+            const { files } = await get<FileList>(`${sessionUrl}/files`, { path: directory });
+            change(directories, directory, { files: sortFiles(files), error: "", shown: before?.shown ?? PAGE_SIZE });
         } catch (failure) {
-            change(directories, directory, { files: [], error: describe(failure), shown: 0 });
+            change(directories, directory, { files: [], error: errorMessage(failure), shown: 0 });
         }
     }
     useEffect(() => {
         load(root.value);
     }, [root.value]);
 
-    /** Does something unless what is edited would be lost; then it asks. */
-    function leave(go: () => void) {
-        if (isDirty.current) asked.value = { what: "leave", go };
-        else go();
+    /** Runs `proceed`, after asking if that would lose changes. */
+    function leaveFile(proceed: () => void) {
+        if (isDirty.current) dialog.value = { kind: "leave", proceed };
+        else proceed();
     }
-    /** While an entry is looked up, nothing can be edited: it would be the file before. Only the last choice counts. */
-    function choose(entry: FileInfo) {
-        leave(async () => {
+    /** Shows an entry. While it is loading nothing can be edited, and a later selection replaces it. */
+    function select(entry: FileView) {
+        leaveFile(async () => {
             opening.value = entry;
-            await attempt(async () => {
+            await runAction(async () => {
                 let info = entry;
-                if (info.kind === "symlink") info = await follow(place, info);
-                if (info.kind !== "directory") info = await get<FileInfo>(`${place}/files/stat`, { path: info.path });
+                if (info.kind === "symlink") info = await resolveLink(sessionUrl, info);
+                if (info.kind !== "directory")
+                    info = await get<FileView>(`${sessionUrl}/files/stat`, { path: info.path });
                 if (opening.value !== entry) return;
                 show(info);
                 if (info.kind === "directory") toggle(info.path);
@@ -79,98 +81,200 @@ export function Files({ session }: TabProps) {
             if (opening.value === entry) opening.value = null; // it failed
         });
     }
-    function show(info: FileInfo | null) {
+    function show(info: FileView | null) {
         opening.value = null;
-        chosen.value = info;
+        selected.value = info;
     }
     function toggle(directory: string) {
         if (directories.value[directory] && directory !== root.value) {
-            const { [directory]: _, ...others } = directories.value;
+            const { [directory]: _closed, ...others } = directories.value;
             directories.value = others;
         } else load(directory);
     }
-    async function refresh(info: FileInfo) {
+    async function refresh(info: FileView) {
         await load(parentOf(info.path));
-        const again = await get<FileInfo>(`${place}/files/stat`, { path: info.path }).catch(() => null);
-        if (chosen.value?.path === info.path) chosen.value = again;
+        const current = await get<FileView>(`${sessionUrl}/files/stat`, { path: info.path }).catch(() => null);
+        if (selected.value?.path === info.path) selected.value = current;
     }
-    function receive(incoming: Incoming[]) {
-        const directory = targetOf(chosen.value, root.value);
-        const there = new Set((directories.value[directory]?.files ?? []).map((one) => one.name));
-        const names = [...new Set(incoming.map((one) => one.path.split("/")[0]!))].filter((name) => there.has(name));
-        if (names.length) asked.value = { what: "overwrite", directory, incoming, names };
-        else uploads.add(directory, incoming);
+    function startUpload(items: UploadItem[]) {
+        const directory = uploadDirectory(selected.value, root.value);
+        const existing = new Set((directories.value[directory]?.files ?? []).map((file) => file.name));
+        const names = [...new Set(items.map((item) => item.path.split("/")[0]!))].filter((name) => existing.has(name));
+        if (names.length) dialog.value = { kind: "overwrite", directory, items, names };
+        else uploads.add(directory, items);
     }
     async function drop(event: DragEvent) {
         event.preventDefault();
-        isOver.value = false;
+        isDragging.value = false;
         if (!event.dataTransfer) return;
-        const incoming = droppedFiles(event.dataTransfer.items);
-        await attempt(async () => receive(await incoming));
+        const items = droppedItems(event.dataTransfer.items);
+        await runAction(async () => startUpload(await items));
     }
-    async function removeFile(info: FileInfo) {
-        await remove(`${place}/files`, { path: info.path, recursive: info.kind === "directory" });
-        tell("It was deleted.");
-        if (chosen.value?.path === info.path) chosen.value = null;
+    async function removeFile(info: FileView) {
+        await remove(`${sessionUrl}/files`, { path: info.path, recursive: info.kind === "directory" });
+        notify("It was deleted.");
+        if (selected.value?.path === info.path) selected.value = null;
         await load(parentOf(info.path));
     }
-    const shown = opening.value ? null : chosen.value;
-    const target = targetOf(chosen.value, root.value);
-    const here = rootInfo(target);
+    const visibleFile = opening.value ? null : selected.value;
+    const uploadTarget = uploadDirectory(selected.value, root.value);
+    const targetInfo = directoryInfo(uploadTarget);
     return (
         <div>
-            <form class="row" onSubmit={(event) => { event.preventDefault(); leave(() => { root.value = goTo.value || "/"; show(null); load(root.value); }); }}>
-                <TextField label="Directory" value={goTo} />
-                <button type="submit" class="plain">Show</button>
+            <form
+                class="row"
+                onSubmit={(event) => {
+                    event.preventDefault();
+                    leaveFile(() => {
+                        root.value = typedPath.value || "/";
+                        show(null);
+                        load(root.value);
+                    });
+                }}
+            >
+                <TextField label="Directory" value={typedPath} />
+                <button type="submit" class="plain">
+                    Show
+                </button>
                 <span class="grow" />
-                <button type="button" class="plain" onClick={() => fileInput.current!.click()}>Upload files</button>
-                <button type="button" class="plain" onClick={() => folderInput.current!.click()}>Upload a folder</button>
-                <button type="button" class="plain" onClick={() => (asked.value = { what: "folder", info: here })}>New folder</button>
-                <button type="button" class="plain" onClick={() => downloadFile(place, here)}>Download as tar</button>
-                <input ref={fileInput} type="file" multiple hidden aria-label="Files to upload" onChange={(event) => takeChosen(event.currentTarget, receive)} />
-                <input ref={folderInput} type="file" multiple hidden aria-label="Folder to upload" {...{ webkitdirectory: true }} onChange={(event) => takeChosen(event.currentTarget, receive)} />
+                <button type="button" class="plain" onClick={() => fileInput.current!.click()}>
+                    Upload files
+                </button>
+                <button type="button" class="plain" onClick={() => folderInput.current!.click()}>
+                    Upload a folder
+                </button>
+                <button
+                    type="button"
+                    class="plain"
+                    onClick={() => (dialog.value = { kind: "folder", info: targetInfo })}
+                >
+                    New folder
+                </button>
+                <button type="button" class="plain" onClick={() => downloadFile(sessionUrl, targetInfo)}>
+                    Download as tar
+                </button>
+                <input
+                    ref={fileInput}
+                    type="file"
+                    multiple
+                    hidden
+                    aria-label="Files to upload"
+                    onChange={(event) => handleChosen(event.currentTarget, startUpload)}
+                />
+                <input
+                    ref={folderInput}
+                    type="file"
+                    multiple
+                    hidden
+                    aria-label="Folder to upload"
+                    {...{ webkitdirectory: true }}
+                    onChange={(event) => handleChosen(event.currentTarget, startUpload)}
+                />
             </form>
-            <p class="note small">Uploads and new folders go to <span class="file-path">{visible(target)}</span>. Files and folders can be dropped on the list.</p>
-            <UploadProgress of={uploads} />
+            <p class="note small">
+                Uploads and new folders go to <span class="file-path">{escapeName(uploadTarget)}</span>. Files and
+                folders can be dropped on the list.
+            </p>
+            <UploadProgress uploads={uploads} />
             <div class="files">
                 <nav
-                    class={`file-tree ${isOver.value ? "over" : ""}`}
+                    class={`file-tree ${isDragging.value ? "over" : ""}`}
                     aria-label="Files"
-                    onDragOver={(event) => { event.preventDefault(); isOver.value = true; }}
-                    onDragLeave={() => (isOver.value = false)}
+                    onDragOver={(event) => {
+                        event.preventDefault();
+                        isDragging.value = true;
+                    }}
+                    onDragLeave={() => (isDragging.value = false)}
                     onDrop={drop}
                 >
                     <div class="file-row">
-                        <span class="file-path grow">{visible(root.value)}</span>
-                        {root.value !== "/" && <button type="button" class="plain small" onClick={() => leave(() => { root.value = goTo.value = parentOf(root.value); show(null); })}>Up</button>}
-                        <button type="button" class="plain small" onClick={() => Object.keys(directories.value).forEach(load)}>Reload</button>
+                        <span class="file-path grow">{escapeName(root.value)}</span>
+                        {root.value !== "/" && (
+                            <button
+                                type="button"
+                                class="plain small"
+                                onClick={() =>
+                                    leaveFile(() => {
+                                        root.value = typedPath.value = parentOf(root.value);
+                                        show(null);
+                                    })
+                                }
+                            >
+                                Up
+                            </button>
+                        )}
+                        <button
+                            type="button"
+                            class="plain small"
+                            onClick={() => Object.keys(directories.value).forEach(load)}
+                        >
+                            Reload
+                        </button>
                     </div>
-                    <Tree path={root.value} directories={directories} chosen={(opening.value ?? chosen.value)?.path ?? ""} onChoose={choose} />
+                    <Tree
+                        path={root.value}
+                        directories={directories}
+                        selected={(opening.value ?? selected.value)?.path ?? ""}
+                        onSelect={select}
+                    />
                 </nav>
                 <div>
-                    {opening.value && <p class="note" aria-busy="true">Loading…</p>}
-                    {shown && (
+                    {opening.value && (
+                        <p class="note" aria-busy="true">
+                            Loading…
+                        </p>
+                    )}
+                    {visibleFile && (
                         <div class="row">
-                            <button type="button" class="plain small" onClick={() => downloadFile(place, shown)}>{shown.kind === "directory" ? "Download as tar" : "Download"}</button>
-                            <button type="button" class="plain small" onClick={() => leave(() => (asked.value = { what: "rename", info: shown }))}>Rename</button>
-                            <button type="button" class="danger small" onClick={() => (asked.value = { what: "delete", info: shown })}>Delete</button>
+                            <button
+                                type="button"
+                                class="plain small"
+                                onClick={() => downloadFile(sessionUrl, visibleFile)}
+                            >
+                                {visibleFile.kind === "directory" ? "Download as tar" : "Download"}
+                            </button>
+                            <button
+                                type="button"
+                                class="plain small"
+                                onClick={() => leaveFile(() => (dialog.value = { kind: "rename", info: visibleFile }))}
+                            >
+                                Rename
+                            </button>
+                            <button
+                                type="button"
+                                class="danger small"
+                                onClick={() => (dialog.value = { kind: "delete", info: visibleFile })}
+                            >
+                                Delete
+                            </button>
                         </div>
                     )}
-                    {shown?.kind === "directory" && <p class="file-path">{visible(shown.path)}</p>}
-                    {shown && shown.kind !== "directory" && (
-                        <FileView key={shown.path} place={place} info={shown} onSaved={() => load(parentOf(shown.path))} onReload={() => refresh(shown)} onDirty={(value) => (isDirty.current = value)} />
+                    {visibleFile?.kind === "directory" && <p class="file-path">{escapeName(visibleFile.path)}</p>}
+                    {visibleFile && visibleFile.kind !== "directory" && (
+                        <FilePanel
+                            key={visibleFile.path}
+                            sessionUrl={sessionUrl}
+                            info={visibleFile}
+                            onSaved={() => load(parentOf(visibleFile.path))}
+                            onReload={() => refresh(visibleFile)}
+                            onDirty={(value) => (isDirty.current = value)}
+                        />
                     )}
-                    {!opening.value && !shown && <p class="note">Choose a file to see it.</p>}
+                    {!opening.value && !visibleFile && <p class="note">Choose a file to see it.</p>}
                 </div>
             </div>
-            <Questions
-                asked={asked.value}
+            <FileDialogs
+                dialog={dialog.value}
                 close={close}
-                place={place}
+                sessionUrl={sessionUrl}
                 onMade={(directory) => load(directory)}
-                onRenamed={(from, to) => { show(to); load(parentOf(from.path)); if (parentOf(from.path) !== parentOf(to.path)) load(parentOf(to.path)); }}
+                onRenamed={(from, to) => {
+                    show(to);
+                    load(parentOf(from.path));
+                    if (parentOf(from.path) !== parentOf(to.path)) load(parentOf(to.path));
+                }}
                 onDelete={removeFile}
-                onOverwrite={(directory, incoming) => uploads.add(directory, incoming)}
+                onOverwrite={(directory, items) => uploads.add(directory, items)}
                 onLeave={() => (isDirty.current = false)}
             />
         </div>
@@ -180,118 +284,181 @@ export function Files({ session }: TabProps) {
 interface TreeProps {
     path: string;
     directories: Signal<Directories>;
-    chosen: string;
-    onChoose: (info: FileInfo) => void;
+    selected: string;
+    onSelect: (info: FileView) => void;
 }
 
-function Tree({ path, directories, chosen, onChoose }: TreeProps) {
+function Tree({ path, directories, selected, onSelect }: TreeProps) {
     const directory = directories.value[path];
-    if (!directory || directory.files === null) return <p class="note" aria-busy="true">Loading…</p>;
-    if (directory.error) return <p class="note error" role="alert">{directory.error}</p>;
+    if (!directory || directory.files === null)
+        return (
+            <p class="note" aria-busy="true">
+                Loading…
+            </p>
+        );
+    if (directory.error) return <ErrorNote text={directory.error} />;
     if (directory.files.length === 0) return <p class="note">It is empty.</p>;
     const more = directory.files.length - directory.shown;
     return (
         <ul>
-            {directory.files.slice(0, directory.shown).map((one) => {
-                const isOpen = one.kind === "directory" && directories.value[one.path] !== undefined;
+            {directory.files.slice(0, directory.shown).map((file) => {
+                const isOpen = file.kind === "directory" && directories.value[file.path] !== undefined;
                 return (
-                    <li key={one.path}>
-                        <div class={`file-row ${one.path === chosen ? "chosen" : ""}`}>
-                            <span aria-hidden="true">{one.kind === "directory" ? (isOpen ? "▾" : "▸") : one.kind === "symlink" ? "↪" : "·"}</span>
-                            <button type="button" class="name" aria-expanded={one.kind === "directory" ? isOpen : undefined} aria-current={one.path === chosen ? "true" : undefined} onClick={() => onChoose(one)}>
-                                {visible(one.name)}{one.kind === "directory" ? "/" : ""}{one.target !== null && <small>{` → ${visible(one.target)}`}</small>}
+                    <li key={file.path}>
+                        <div class={`file-row ${file.path === selected ? "chosen" : ""}`}>
+                            <span aria-hidden="true">
+                                {file.kind === "directory" ? (isOpen ? "▾" : "▸") : file.kind === "symlink" ? "↪" : "·"}
+                            </span>
+                            <button
+                                type="button"
+                                class="name"
+                                aria-expanded={file.kind === "directory" ? isOpen : undefined}
+                                aria-current={file.path === selected ? "true" : undefined}
+                                onClick={() => onSelect(file)}
+                            >
+                                {escapeName(file.name)}
+                                {file.kind === "directory" ? "/" : ""}
+                                {file.target !== null && <small>{` → ${escapeName(file.target)}`}</small>}
                             </button>
-                            {one.kind === "file" && <small>{bytes(one.size)}</small>}
+                            {file.kind === "file" && <small>{formatBytes(file.size)}</small>}
                         </div>
-                        {isOpen && <Tree path={one.path} directories={directories} chosen={chosen} onChoose={onChoose} />}
+                        {isOpen && (
+                            <Tree path={file.path} directories={directories} selected={selected} onSelect={onSelect} />
+                        )}
                     </li>
                 );
             })}
             {more > 0 && (
-                <li><button type="button" class="plain small" onClick={() => change(directories, path, { ...directory, shown: directory.shown + AT_ONCE })}>Show more ({more} are left)</button></li>
+                <li>
+                    <button
+                        type="button"
+                        class="plain small"
+                        onClick={() => change(directories, path, { ...directory, shown: directory.shown + PAGE_SIZE })}
+                    >
+                        Show more ({more} are left)
+                    </button>
+                </li>
             )}
         </ul>
     );
 }
 
-interface QuestionProps {
-    asked: Asked | null;
+interface FileDialogsProps {
+    dialog: OpenDialog | null;
     close: () => void;
-    place: string;
+    sessionUrl: string;
     onMade: (directory: string) => void;
-    onRenamed: (from: FileInfo, to: FileInfo) => void;
-    onDelete: (info: FileInfo) => Promise<void>;
-    onOverwrite: (directory: string, incoming: Incoming[]) => void;
+    onRenamed: (from: FileView, to: FileView) => void;
+    onDelete: (info: FileView) => Promise<void>;
+    onOverwrite: (directory: string, items: UploadItem[]) => void;
     onLeave: () => void;
 }
 
-function Questions({ asked, close, place, onMade, onRenamed, onDelete, onOverwrite, onLeave }: QuestionProps) {
-    if (!asked) return null;
-    if (asked.what === "delete") {
+function FileDialogs({
+    dialog,
+    close,
+    sessionUrl,
+    onMade,
+    onRenamed,
+    onDelete,
+    onOverwrite,
+    onLeave,
+}: FileDialogsProps) {
+    if (!dialog) return null;
+    if (dialog.kind === "delete") {
         return (
-            <Confirm title="Delete it?" action="Delete" onConfirm={() => onDelete(asked.info)} onClose={close}>
-                <p><span class="file-path">{visible(asked.info.path)}</span>{asked.info.kind === "directory" && " and everything in it"}</p>
-            </Confirm>
+            <ConfirmDialog title="Delete it?" action="Delete" onConfirm={() => onDelete(dialog.info)} onClose={close}>
+                <p>
+                    <span class="file-path">{escapeName(dialog.info.path)}</span>
+                    {dialog.info.kind === "directory" && " and everything in it"}
+                </p>
+            </ConfirmDialog>
         );
     }
-    if (asked.what === "overwrite") {
+    if (dialog.kind === "overwrite") {
         return (
-            <Confirm title="Overwrite what is there?" action="Overwrite" onConfirm={async () => onOverwrite(asked.directory, asked.incoming)} onClose={close}>
-                <p>These are in <span class="file-path">{visible(asked.directory)}</span> already: {asked.names.slice(0, 10).map(visible).join(", ")}{asked.names.length > 10 && " and more"}.</p>
-            </Confirm>
+            <ConfirmDialog
+                title="Overwrite what is there?"
+                action="Overwrite"
+                onConfirm={async () => onOverwrite(dialog.directory, dialog.items)}
+                onClose={close}
+            >
+                <p>
+                    These are in <span class="file-path">{escapeName(dialog.directory)}</span> already:{" "}
+                    {dialog.names.slice(0, 10).map(escapeName).join(", ")}
+                    {dialog.names.length > 10 && " and more"}.
+                </p>
+            </ConfirmDialog>
         );
     }
-    if (asked.what === "leave") {
+    if (dialog.kind === "leave") {
         return (
-            <Confirm title="Leave without saving?" action="Leave" onConfirm={async () => { onLeave(); asked.go(); }} onClose={close}>
+            <ConfirmDialog
+                title="Leave without saving?"
+                action="Leave"
+                onConfirm={async () => {
+                    onLeave();
+                    dialog.proceed();
+                }}
+                onClose={close}
+            >
                 <p>What you changed in the file is lost.</p>
-            </Confirm>
+            </ConfirmDialog>
         );
     }
-    if (asked.what === "folder") {
+    if (dialog.kind === "folder") {
         return (
-            <NameDialog title="New folder" name="" onClose={close} onName={async (name) => {
-                await post(`${place}/files/mkdir`, { path: join(asked.info.path, name) });
-                onMade(asked.info.path);
-            }}>
-                <p>In <span class="file-path">{visible(asked.info.path)}</span></p>
+            <NameDialog
+                title="New folder"
+                name=""
+                onClose={close}
+                onName={async (name) => {
+                    await post(`${sessionUrl}/files/mkdir`, { path: joinPath(dialog.info.path, name) });
+                    onMade(dialog.info.path);
+                }}
+            >
+                <p>
+                    In <span class="file-path">{escapeName(dialog.info.path)}</span>
+                </p>
             </NameDialog>
         );
     }
-    const { info } = asked;
+    const { info } = dialog;
     return (
-        <NameDialog title="Rename" name={visible(info.name) === info.name ? info.name : ""} onClose={close} onName={async (name) => {
-            onRenamed(info, await post<FileInfo>(`${place}/files/move`, { source: info.path, target: join(parentOf(info.path), name) }));
-        }}>
-            <p class="file-path">{visible(info.path)}</p>
+        <NameDialog
+            title="Rename"
+            name={escapeName(info.name) === info.name ? info.name : ""}
+            onClose={close}
+            onName={async (name) => {
+                onRenamed(
+                    info,
+                    await post<FileView>(`${sessionUrl}/files/move`, {
+                        source: info.path,
+                        target: joinPath(parentOf(info.path), name),
+                    }),
+                );
+            }}
+        >
+            <p class="file-path">{escapeName(info.path)}</p>
         </NameDialog>
     );
 }
 
-function NameDialog({ title, name, onName, onClose, children }: { title: string; name: string; onName: (name: string) => Promise<void>; onClose: () => void; children: any }) {
+interface NameDialogProps {
+    title: string;
+    name: string;
+    onName: (name: string) => Promise<void>;
+    onClose: () => void;
+    children: ComponentChildren;
+}
+
+function NameDialog({ title, name, onName, onClose, children }: NameDialogProps) {
     const value = useSignal(name);
-    const error = useSignal("");
-    async function submit(event: Event) {
-        event.preventDefault();
-        try {
-            await onName(value.value);
-            onClose();
-        } catch (failure) {
-            error.value = describe(failure);
-        }
-    }
     return (
-        <Dialog title={title} onClose={onClose}>
-            <form onSubmit={submit}>
-                {children}
-                <TextField label="Name" value={value} required />
-                {error.value && <p class="note error" role="alert">{error.value}</p>}
-                <div class="buttons">
-                    <button type="button" class="plain" onClick={onClose}>Cancel</button>
-                    <button type="submit">{title}</button>
-                </div>
-            </form>
-        </Dialog>
+        <FormDialog title={title} submitLabel={title} onSubmit={() => onName(value.value)} onClose={onClose}>
+            {children}
+            <TextField label="Name" value={value} required />
+        </FormDialog>
     );
 }
 
@@ -299,29 +466,28 @@ function change(directories: Signal<Directories>, path: string, directory: Direc
     directories.value = { ...directories.value, [path]: directory };
 }
 
-/** What a link leads to. */
-async function follow(place: string, info: FileInfo): Promise<FileInfo> {
-    const { path } = await get<{ path: string }>(`${place}/files/realpath`, { path: info.path });
-    return await get<FileInfo>(`${place}/files/stat`, { path });
+/** Returns the target of a symbolic link. */
+async function resolveLink(sessionUrl: string, info: FileView): Promise<FileView> {
+    const { path } = await get<PathView>(`${sessionUrl}/files/realpath`, { path: info.path });
+    return await get<FileView>(`${sessionUrl}/files/stat`, { path });
 }
 
-function takeChosen(input: HTMLInputElement, receive: (incoming: Incoming[]) => void): void {
-    if (input.files?.length) receive(chosenFiles(input.files));
+function handleChosen(input: HTMLInputElement, startUpload: (items: UploadItem[]) => void): void {
+    if (input.files?.length) startUpload(chosenItems(input.files));
     input.value = "";
 }
 
-const join = (directory: string, name: string): string => `${directory.replace(/\/$/, "")}/${name}`;
-
-function parentOf(path: string): string {
-    return path.slice(0, path.lastIndexOf("/")) || "/";
-}
-
-/** The directory that uploads go to: the chosen one, or that of the chosen file. */
-function targetOf(chosen: FileInfo | null, root: string): string {
-    if (!chosen) return root;
-    return chosen.kind === "directory" ? chosen.path : parentOf(chosen.path);
-}
-
-function rootInfo(path: string): FileInfo {
-    return { path, name: path.split("/").pop() ?? "", kind: "directory", size: 0, mode: "0755", uid: 0, gid: 0, modified: "", target: null };
+/** Describes a directory of which only the path is known. */
+function directoryInfo(path: string): FileView {
+    return {
+        path,
+        name: path.split("/").pop() ?? "",
+        kind: "directory",
+        size: 0,
+        mode: "0755",
+        uid: 0,
+        gid: 0,
+        modified: "",
+        target: null,
+    };
 }

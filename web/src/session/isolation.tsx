@@ -1,9 +1,10 @@
-// What keeps the session apart from the machine and from others, as the kernel reported it.
+// The layers that isolate the sandbox, as the kernel reported them.
 
+import { Fact } from "../components/facts";
+import { formatBytes, MIB } from "../lib/format";
 import type { TabProps } from "../pages/session";
-import { bytes } from "../parts/units";
 
-const MEANS: Record<string, string> = {
+const MEANINGS: Record<string, string> = {
     user_namespace: "Users inside are other users than those of the machine",
     pid_namespace: "It sees its own processes only",
     mount_namespace: "It has a tree of files of its own",
@@ -34,7 +35,8 @@ const MEANS: Record<string, string> = {
     guest_kernel: "It has a kernel of its own",
 };
 
-interface Statement {
+/** SessionView.isolation, which the OpenAPI document leaves open. */
+interface IsolationReport {
     provider: string;
     runtime: string;
     in_force: Record<string, string>;
@@ -42,29 +44,34 @@ interface Statement {
     gpus?: Record<string, string>;
 }
 
-export function Isolation({ session }: TabProps) {
-    const statement = session.isolation as Statement | null | undefined;
-    if (!statement) return <p class="note">The session has no sandbox now, so there is nothing to say about its isolation.</p>;
+export function IsolationTab({ session }: TabProps) {
+    const report = session.isolation as unknown as IsolationReport | null | undefined;
+    if (!report)
+        return <p class="note">The session has no sandbox now, so there is nothing to say about its isolation.</p>;
     const limits = session.limits;
     return (
         <>
             <p>
-                Made by <strong>{statement.provider}</strong> with <strong>{statement.runtime}</strong>.
-                {" "}{Object.keys(statement.in_force).length} layers hold, {Object.keys(statement.missing).length} do not.
-                The kernel said so when the sandbox was made.
+                Made by <strong>{report.provider}</strong> with <strong>{report.runtime}</strong>.{" "}
+                {Object.keys(report.in_force).length} layers hold, {Object.keys(report.missing).length} do not. The
+                kernel said so when the sandbox was made.
             </p>
-            {Object.keys(statement.missing).length > 0 && <Layers title="Not in force" layers={statement.missing} holds={false} />}
-            <Layers title="In force" layers={statement.in_force} holds />
-            {statement.gpus && Object.keys(statement.gpus).length > 0 && <Layers title="Open devices" layers={statement.gpus} holds={false} />}
+            {Object.keys(report.missing).length > 0 && (
+                <LayerList title="Not in force" layers={report.missing} holds={false} />
+            )}
+            <LayerList title="In force" layers={report.in_force} holds />
+            {report.gpus && Object.keys(report.gpus).length > 0 && (
+                <LayerList title="Open devices" layers={report.gpus} holds={false} />
+            )}
             {limits && (
                 <>
                     <h2>Limits</h2>
                     <dl class="facts">
-                        <div><dt>CPU</dt><dd>{limits.cpus} cores</dd></div>
-                        <div><dt>Memory</dt><dd>{bytes(limits.memory_mb * 1024 * 1024)}</dd></div>
-                        <div><dt>Disk</dt><dd>{bytes(limits.disk_mb * 1024 * 1024)}</dd></div>
-                        <div><dt>Processes</dt><dd>{limits.pids}</dd></div>
-                        <div><dt>Open files</dt><dd>{limits.open_files}</dd></div>
+                        <Fact name="CPU">{limits.cpus} cores</Fact>
+                        <Fact name="Memory">{formatBytes(limits.memory_mb * MIB)}</Fact>
+                        <Fact name="Disk">{formatBytes(limits.disk_mb * MIB)}</Fact>
+                        <Fact name="Processes">{limits.pids}</Fact>
+                        <Fact name="Open files">{limits.open_files}</Fact>
                     </dl>
                 </>
             )}
@@ -72,7 +79,7 @@ export function Isolation({ session }: TabProps) {
     );
 }
 
-function Layers({ title, layers, holds }: { title: string; layers: Record<string, string>; holds: boolean }) {
+function LayerList({ title, layers, holds }: { title: string; layers: Record<string, string>; holds: boolean }) {
     return (
         <section aria-label={title}>
             <h2>{title}</h2>
@@ -82,7 +89,7 @@ function Layers({ title, layers, holds }: { title: string; layers: Record<string
                         <span class={`state ${holds ? "ok" : "warn"}`}>{holds ? "held" : "not held"}</span>
                         <div>
                             <strong>{layer.replaceAll("_", " ")}</strong>
-                            {MEANS[layer] && <span>: {MEANS[layer]}</span>}
+                            {MEANINGS[layer] && <span>: {MEANINGS[layer]}</span>}
                             <div class="note mono">{String(evidence)}</div>
                         </div>
                     </li>

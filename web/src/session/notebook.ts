@@ -1,15 +1,15 @@
-// The notebook of a session: its cells and what came of them. It lives while the page does, also under other tabs, so a
-// cell that runs goes on when somebody looks at the files meanwhile. The code, without results, survives a reload.
+// The notebook of a session: its cells and their output. It lives as long as the page, so a running cell continues while
+// another tab is shown. The code, but not the output, survives a reload of the page.
 
 import { batch, signal } from "@preact/signals";
 
-import { ApiError, events, path } from "../api";
-import { describe } from "../parts/messages";
+import { ApiError, apiPath } from "../api/client";
+import { type StreamEvent, streamEvents } from "../api/event_stream";
+import { errorMessage } from "../components/notifications";
+import { stripEscapeSequences } from "../lib/escape";
 
-export interface Result {
-    is_main_result?: boolean;
-    [format: string]: unknown;
-}
+/** A result in several formats, by their names. */
+export type Result = Record<string, unknown>;
 
 export type Output =
     | { kind: "text"; stream: string; text: string }
@@ -19,115 +19,176 @@ export type Output =
 
 export type CellState = "new" | "waiting" | "running" | "done" | "failed";
 
-const MOST_TEXT = 200_000; // characters of output that are shown of a cell
-const MOST_RESULTS = 100;
-const MOST_CELLS = 100;
-const MOST_NOTEBOOKS = 10;
-const MOST_KEPT = 500_000;
+const MAX_TEXT = 200_000; // characters of output that are shown of a cell
+const MAX_RESULTS = 100;
+const MAX_CELLS = 100;
+const MAX_NOTEBOOKS = 10;
+const MAX_SAVED = 500_000; // characters
 const FLUSH_MS = 60;
-const MOST_RUNNING = 2; // a browser has six connections to a server, and an interrupt needs one of them
+const MAX_RUNNING = 2; // a browser allows six connections to a server, and an interrupt needs one of them
 
 let lastId = 0;
 
 export class Cell {
-    readonly id = `cell-${++lastId}`;
+    readonly id: string;
     readonly code = signal("");
     readonly outputs = signal<readonly Output[]>([]);
     readonly state = signal<CellState>("new");
-    readonly count = signal<number | null>(null);
+    readonly executionCount = signal<number | null>(null);
     /** How it ended: "27 ms", "timeout after 120 s". */
-    readonly ending = signal("");
-    /** Characters that came and are not shown. */
-    readonly hidden = signal(0);
-    stop: AbortController | null = null;
-    /** Where it runs; empty until it has begun. */
+    readonly outcome = signal("");
+    /** How many characters of output are not shown. */
+    readonly hiddenCharacters = signal(0);
+    controller: AbortController | null = null;
+    /** The id of the context that runs the cell; empty until it has started. */
     context = "";
 
-    private texts = 0;
-    private results = 0;
-    private clearFirst = false;
-    private waiting: Output[] = [];
-    private timer = 0;
+    private textLength = 0;
+    private resultCount = 0;
+    private clearBeforeNext = false;
+    private pending: Output[] = [];
+    private timer: ReturnType<typeof setTimeout> | undefined;
 
     constructor(code = "") {
+        lastId += 1;
+        this.id = `cell-${lastId}`;
         this.code.value = code;
     }
 
-    /** It runs, or waits for another one. */
+    /** Whether it runs or waits for another cell. */
     get isBusy(): boolean {
         return this.state.value === "running" || this.state.value === "waiting";
     }
 
-    begin(): void {
+    /** Drops the output of the last run, and waits for the next. */
+    reset(): void {
         clearTimeout(this.timer);
-        this.timer = this.texts = this.results = 0;
-        this.clearFirst = false;
+        this.timer = undefined;
         this.context = "";
-        this.waiting = [];
         batch(() => {
-            this.outputs.value = [];
-            this.hidden.value = 0;
-            this.ending.value = "";
-            this.count.value = null;
+            this.clear();
+            this.hiddenCharacters.value = 0;
+            this.outcome.value = "";
+            this.executionCount.value = null;
             this.state.value = "waiting";
         });
     }
 
-    /** Shows it soon: a cell may print thousands of lines in a second. */
+    /** Adds output. It is shown at the next flush: a cell may print thousands of lines in a second. */
     add(output: Output): void {
-        if (this.clearFirst) this.clear();
+        if (this.clearBeforeNext) this.clear();
         if (output.kind === "text") {
-            const room = Math.max(0, MOST_TEXT - this.texts);
-            this.texts += output.text.length;
+            const room = Math.max(0, MAX_TEXT - this.textLength);
+            this.textLength += output.text.length;
             if (output.text.length > room) {
-                this.hidden.value += output.text.length - room;
+                this.hiddenCharacters.value += output.text.length - room;
                 output = { ...output, text: output.text.slice(0, room) };
             }
             if (!output.text) return;
-        } else if (output.kind === "result" && ++this.results > MOST_RESULTS) return;
-        this.waiting.push(output);
-        this.timer ||= setTimeout(() => this.flush(), FLUSH_MS);
+        } else if (output.kind === "result") {
+            this.resultCount += 1;
+            if (this.resultCount > MAX_RESULTS) return;
+        }
+        this.pending.push(output);
+        this.timer ??= setTimeout(() => this.flush(), FLUSH_MS);
     }
 
-    clear(wait = false): void {
-        this.clearFirst = wait;
-        if (wait) return;
-        this.waiting = [];
-        this.texts = this.results = 0;
+    clear(): void {
+        this.clearBeforeNext = false;
+        this.pending = [];
+        this.textLength = 0;
+        this.resultCount = 0;
         this.outputs.value = [];
+    }
+
+    /** Clears the output when the next arrives, so that an animation does not flicker. */
+    clearLater(): void {
+        this.clearBeforeNext = true;
     }
 
     flush(): void {
         clearTimeout(this.timer);
-        this.timer = 0;
+        this.timer = undefined;
         const outputs = [...this.outputs.value];
-        for (const output of this.waiting) {
+        for (const output of this.pending) {
             const last = outputs[outputs.length - 1];
             if (output.kind === "text" && last?.kind === "text" && last.stream === output.stream) {
                 outputs[outputs.length - 1] = { ...last, text: last.text + output.text };
             } else outputs.push(output);
         }
-        this.waiting = [];
+        this.pending = [];
         this.outputs.value = outputs;
     }
+
+    /** Applies an event of the stream that runs the cell. */
+    apply({ kind, data }: StreamEvent): void {
+        switch (kind) {
+            case "started":
+                this.context = String(data.context_id);
+                break;
+            case "stdout":
+            case "stderr":
+                this.add({ kind: "text", stream: kind, text: stripEscapeSequences(String(data.text)) });
+                break;
+            case "result":
+                this.add({ kind: "result", result: data });
+                break;
+            case "clear_output":
+                if (data.wait) this.clearLater();
+                else this.clear();
+                break;
+            case "error":
+                this.add(data.code ? problemOutput(data) : errorOutput(data));
+                break;
+            case "end":
+                this.executionCount.value = typeof data.execution_count === "number" ? data.execution_count : null;
+                this.outcome.value = describeEnd(data);
+                this.state.value = data.error || data.reason !== "exited" ? "failed" : "done";
+                break;
+        }
+    }
+}
+
+/** An error of the API, as opposed to an exception of the cell's code. */
+function problemOutput({ detail, remedy }: StreamEvent["data"]): Output {
+    return { kind: "problem", text: [detail, remedy].filter(Boolean).join(" ") };
+}
+
+function errorOutput({ name, value, traceback }: StreamEvent["data"]): Output {
+    return {
+        kind: "error",
+        name: String(name),
+        value: String(value),
+        traceback: stripEscapeSequences(String(traceback ?? "")),
+    };
+}
+
+function describeEnd({ reason, duration_ms, context_lost, truncated }: StreamEvent["data"]): string {
+    const ms = Number(duration_ms);
+    const duration = ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`;
+    const parts = [reason === "exited" ? duration : `${reason} after ${duration}`];
+    if (context_lost) parts.push(`the context is lost: ${context_lost}`);
+    if (truncated) parts.push("some of what came was too large and is left out");
+    return parts.join("; ");
 }
 
 export class Notebook {
     readonly cells = signal<readonly Cell[]>([]);
     readonly language = signal("python");
-    /** The id of the context that cells run in; empty: the language's own. */
+    /** The id of the context that runs the cells; empty for the default context of the language. */
     readonly context = signal("");
-    /** By context: the cell that was asked for last. */
-    private readonly last = new Map<string, Promise<void>>();
+    /** By context: the end of the cell that was queued last. */
+    private readonly queues = new Map<string, Promise<void>>();
 
     constructor(readonly sessionId: string) {
-        const codes = readKept(sessionId);
+        const codes = loadCode(sessionId);
         this.cells.value = (codes.length ? codes : [""]).map((code) => new Cell(code));
     }
 
+    /** Returns null if there are too many cells. */
     addCell(after?: Cell, code = ""): Cell | null {
         const cells = [...this.cells.value];
-        if (cells.length >= MOST_CELLS) return null;
+        if (cells.length >= MAX_CELLS) return null;
         const cell = new Cell(code);
         cells.splice(after ? cells.indexOf(after) + 1 : cells.length, 0, cell);
         this.cells.value = cells;
@@ -135,106 +196,89 @@ export class Notebook {
     }
 
     removeCell(cell: Cell): void {
-        cell.stop?.abort();
-        this.cells.value = this.cells.value.filter((one) => one !== cell);
+        cell.controller?.abort();
+        this.cells.value = this.cells.value.filter((other) => other !== cell);
         if (this.cells.value.length === 0) this.addCell();
-        this.keep();
+        this.save();
     }
 
-    /** Keeps the code of the cells for a reload of this page, in this tab of the browser alone. */
-    keep(): void {
+    /** Saves the code of the cells for a reload of the page, in this tab of the browser only. */
+    save(): void {
         const text = JSON.stringify(this.cells.value.map((cell) => cell.code.value));
         try {
-            if (text.length <= MOST_KEPT) sessionStorage.setItem(storageName(this.sessionId), text);
+            if (text.length <= MAX_SAVED) sessionStorage.setItem(storageKey(this.sessionId), text);
         } catch {
-            // The browser keeps nothing, or has no room: the notebook works without.
+            // The browser has no storage, or no room in it: the notebook works without.
         }
     }
 
-    /** Runs it after those of the same context that came before. */
+    /** Runs a cell after the cells of the same context that were started before. */
     async run(cell: Cell): Promise<void> {
         if (cell.isBusy) return;
-        this.keep();
-        cell.begin();
-        const stop = (cell.stop = new AbortController());
-        const where: Record<string, string> = this.context.value ? { context: this.context.value } : { language: this.language.value };
-        const place = JSON.stringify(where);
-        const mine = (this.last.get(place) ?? Promise.resolve()).then(() => withSlot(stop.signal, () => this.runNow(cell, where, stop.signal)));
-        this.last.set(place, mine);
-        await mine;
+        this.save();
+        cell.reset();
+        const controller = new AbortController();
+        cell.controller = controller;
+        const context: Record<string, string> = this.context.value
+            ? { context: this.context.value }
+            : { language: this.language.value };
+        const key = JSON.stringify(context);
+        const previous = this.queues.get(key) ?? Promise.resolve();
+        const current = previous.then(() =>
+            withSlot(controller.signal, () => this.execute(cell, context, controller.signal)),
+        );
+        this.queues.set(key, current);
+        await current;
         if (cell.state.value === "waiting") cell.state.value = "new"; // it was stopped before its turn
     }
 
-    private async runNow(cell: Cell, where: Record<string, string>, signal: AbortSignal): Promise<void> {
+    private async execute(cell: Cell, context: Record<string, string>, signal: AbortSignal): Promise<void> {
         cell.state.value = "running";
-        let ended = false;
+        let hasEnded = false;
         try {
-            for await (const event of events("POST", path`/api/sessions/${this.sessionId}/code`, { body: { code: cell.code.value, ...where }, signal })) {
-                ended ||= event.kind === "end" || (event.kind === "error" && Boolean(event.data.code));
-                take(cell, event.kind, event.data);
+            const body = { code: cell.code.value, ...context };
+            for await (const event of streamEvents("POST", apiPath`/api/sessions/${this.sessionId}/code`, {
+                body,
+                signal,
+            })) {
+                hasEnded ||= event.kind === "end" || (event.kind === "error" && Boolean(event.data.code));
+                cell.apply(event);
             }
-            if (!ended) cell.add({ kind: "problem", text: "The connection ended before the cell did; it was interrupted." });
+            if (!hasEnded) {
+                cell.add({ kind: "problem", text: "The connection ended before the cell did; it was interrupted." });
+            }
         } catch (error) {
-            if (!signal.aborted || error instanceof ApiError) cell.add({ kind: "problem", text: describe(error) });
+            if (!signal.aborted || error instanceof ApiError) cell.add({ kind: "problem", text: errorMessage(error) });
         }
-        cell.stop = null;
+        cell.controller = null;
         cell.flush();
         if (cell.isBusy) cell.state.value = "failed";
     }
 }
 
-let running = 0;
-const waiting: (() => void)[] = [];
+let slotsInUse = 0;
+const slotQueue: (() => void)[] = [];
 
-/** Does the work when few others are at work; not at all if it was stopped before. */
-async function withSlot(stopped: AbortSignal, work: () => Promise<void>): Promise<void> {
-    if (stopped.aborted) return;
-    if (running >= MOST_RUNNING) await new Promise<void>((go) => waiting.push(go));
-    else running += 1;
+/** Does the work when a slot is free, or not at all if it was aborted meanwhile. */
+async function withSlot(signal: AbortSignal, work: () => Promise<void>): Promise<void> {
+    if (signal.aborted) return;
+    if (slotsInUse >= MAX_RUNNING) await new Promise<void>((resolve) => slotQueue.push(resolve));
+    else slotsInUse += 1;
     try {
-        if (!stopped.aborted) await work();
+        if (!signal.aborted) await work();
     } finally {
-        const next = waiting.shift(); // it gets this place
+        const next = slotQueue.shift(); // it takes over this slot
         if (next) next();
-        else running -= 1;
+        else slotsInUse -= 1;
     }
 }
 
-function take(cell: Cell, kind: string, data: any): void {
-    if (kind === "started") cell.context = String(data.context_id);
-    else if (kind === "stdout" || kind === "stderr") cell.add({ kind: "text", stream: kind, text: withoutEscapes(String(data.text)) });
-    else if (kind === "result") cell.add({ kind: "result", result: data });
-    else if (kind === "clear_output") cell.clear(Boolean(data.wait));
-    else if (kind === "error" && data.code) cell.add({ kind: "problem", text: [data.detail, data.remedy].filter(Boolean).join(" ") });
-    else if (kind === "error") {
-        cell.add({ kind: "error", name: String(data.name), value: String(data.value), traceback: withoutEscapes(String(data.traceback ?? "")) });
-    } else if (kind === "end") {
-        cell.count.value = typeof data.execution_count === "number" ? data.execution_count : null;
-        const lost = data.context_lost ? `; the context is lost: ${data.context_lost}` : "";
-        const dropped = data.truncated ? "; some of what came was too large and is left out" : "";
-        const how = data.reason === "exited" ? "" : `${data.reason} after `;
-        cell.ending.value = how + shortDuration(Number(data.duration_ms)) + lost + dropped;
-        cell.state.value = data.error || data.reason !== "exited" ? "failed" : "done";
-    }
-}
+const storageKey = (sessionId: string): string => `warren-notebook-${sessionId}`;
 
-function shortDuration(ms: number): string {
-    return ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`;
-}
-
-/** Text without the sequences that colour it or move the cursor of a terminal; of a line that was written over, the last. */
-export function withoutEscapes(text: string): string {
-    const plain = text.replace(/\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|[ -/]*[0-~])/g, "").replaceAll("\r\n", "\n");
-    if (!plain.includes("\r")) return plain;
-    return plain.split("\n").map((line) => line.slice(line.lastIndexOf("\r", line.length - 2) + 1)).join("\n").replaceAll("\r", "");
-}
-
-const storageName = (sessionId: string): string => `warren-notebook-${sessionId}`;
-
-function readKept(sessionId: string): string[] {
+function loadCode(sessionId: string): string[] {
     try {
-        const found: unknown = JSON.parse(sessionStorage.getItem(storageName(sessionId)) ?? "[]");
-        return Array.isArray(found) ? found.filter((code): code is string => typeof code === "string").slice(0, MOST_CELLS) : [];
+        const saved: unknown = JSON.parse(sessionStorage.getItem(storageKey(sessionId)) ?? "[]");
+        return Array.isArray(saved) ? saved.filter((code) => typeof code === "string").slice(0, MAX_CELLS) : [];
     } catch {
         return [];
     }
@@ -242,12 +286,14 @@ function readKept(sessionId: string): string[] {
 
 const notebooks = new Map<string, Notebook>();
 
+/** Returns the notebook of a session. If there are too many, an idle one is dropped. */
 export function notebookOf(sessionId: string): Notebook {
     let notebook = notebooks.get(sessionId);
     if (!notebook) {
-        const idle = [...notebooks].find(([, one]) => one.cells.value.every((cell) => !cell.isBusy));
-        if (notebooks.size >= MOST_NOTEBOOKS && idle) notebooks.delete(idle[0]);
-        notebooks.set(sessionId, (notebook = new Notebook(sessionId)));
+        const idle = [...notebooks].find(([, other]) => other.cells.value.every((cell) => !cell.isBusy));
+        if (notebooks.size >= MAX_NOTEBOOKS && idle) notebooks.delete(idle[0]);
+        notebook = new Notebook(sessionId);
+        notebooks.set(sessionId, notebook);
     }
     return notebook;
 }

@@ -1,162 +1,187 @@
-// The line between a screen and a terminal of a session. It comes back by itself where it was, and nothing comes twice.
+// Connects a screen to a terminal of a session. A lost connection comes back by itself and continues at its offset, so
+// that no output is missing or shown twice.
 //
-// Flow: the server sends at most WINDOW bytes beyond what the screen has shown, so a fast command waits for the page.
-// A hidden page, in which browsers let almost nothing run, hangs up instead of holding the command (and others who look
-// at it) back, and goes on from its offset when it is seen again. So does a page that only watches, and acknowledges
-// nothing, until it has shown what it has.
+// Flow control: the server sends at most WINDOW bytes beyond what the screen has shown, so a fast command waits for the
+// page. Browsers let a hidden page run hardly at all: it disconnects, instead of holding back the command and everybody
+// else who watches it, and continues when it is visible again. A page that only watches acknowledges nothing, so it
+// disconnects as well while it is far behind.
 //
-// Size: a terminal has one size, which everybody who looks at it shares. The page that was used last gives it: focusing
-// or typing takes over, and the others show the terminal in the size that they are told.
+// Size: a terminal has one size for all pages that show it. The page that was used last sets it, by focus or by typing;
+// the others show the terminal in that size.
 
 import { signal } from "@preact/signals";
 
-import { ApiError, get, openSocket, path } from "../api";
-import { describe } from "../parts/messages";
-import type { ProcessInfo } from "../types";
-import type { Screen } from "./screen";
+import { ApiError, apiPath, get } from "../api/client";
+import type { ProcessView } from "../api/schemas";
+import { openSocket } from "../api/transfers";
+import { errorMessage } from "../components/notifications";
+import { decodeBase64 } from "../lib/base64";
+import { describeExit } from "../lib/format";
+import { OutputFlow, WINDOW } from "./output_flow";
+import { type ClientMessage, isFinalClose, isTerminalReply, type ServerMessage, splitInput } from "./protocol";
+import { GAP_NOTICE, type Screen } from "./screen";
 
-export type State = "connecting" | "open" | "away" | "ended" | "failed";
+export type ConnectionState = "connecting" | "open" | "disconnected" | "ended" | "failed";
 
-export interface Place {
+export interface TerminalTarget {
     sessionId: string;
     processId: string;
-    /** It is not there yet: the first connection starts it. */
+    /** The terminal does not exist yet: the first connection starts it. */
     isNew: boolean;
     command?: string;
     readOnly?: boolean;
-    /** Of a page that has no cookie: the credential of its sockets. */
+    /** The credential of the sockets, for a page that has no cookie. */
     token?: string;
 }
 
-const WINDOW = 1024 * 1024;
-const TELL_EVERY = 128 * 1024;
-const HANG_UP_AT = 256 * 1024; // not shown yet, in a hidden page
-const PIECE = 64 * 1024; // of what is typed or pasted at once
-const LONGEST_WAIT_MS = 5_000;
-const MOST_ROWS = 300; // that are shown, whatever size somebody else gives the terminal: more would stop the browser
-const MOST_COLUMNS = 800;
-const FINAL = new Set([4400, 4401, 4403, 4404, 4409, 4410, 4422]);
-// What a terminal answers when a program asks what it is and where the cursor stands.
-const ANSWER = /^\x1b(?:\[[?>=]?[\d;]*(?:\$y|[cnRt])|[\]P])/;
+const MAX_PENDING_HIDDEN = 256 * 1024; // bytes, in a hidden page
+const FIRST_RETRY_MS = 500;
+const MAX_RETRY_MS = 5_000;
+// Another page may set any size, and larger screens than this would freeze the browser.
+const MAX_ROWS = 300;
+const MAX_COLUMNS = 800;
 
 export class Connection {
-    readonly state = signal<State>("connecting");
+    readonly state = signal<ConnectionState>("connecting");
     /** Why it failed, or how it ended. */
     readonly note = signal("");
-    /** The size that somebody else has chosen; empty while this page gives it. */
+    /** The size that another page has set; empty while this page sets it. */
     readonly foreignSize = signal("");
 
     private socket: WebSocket | null = null;
-    private received = 0; // the offset after the last byte that came
-    private waiting = 0; // bytes that came and are not shown yet
-    private told = 0; // the offset that the server was told
-    private replayUntil = 0;
-    private agreed = ""; // the size that the terminal has, as far as this page knows
-    private begun: boolean;
-    private closed = false;
-    private connecting = false;
-    private waitMs = 500;
-    private timer = 0;
-    private cleaners: (() => void)[] = [];
+    private readonly flow = new OutputFlow();
+    private terminalSize = ""; // the last that this page knows of
+    private hasStarted: boolean;
+    private isClosed = false;
+    private isConnecting = false;
+    private retryMs = FIRST_RETRY_MS;
+    private retryTimer: ReturnType<typeof setTimeout> | undefined;
+    private readonly cleanups: (() => void)[] = [];
 
-    constructor(private readonly place: Place, private readonly screen: Screen) {
-        this.begun = !place.isNew;
+    constructor(
+        private readonly target: TerminalTarget,
+        private readonly screen: Screen,
+    ) {
+        this.hasStarted = !target.isNew;
         const { terminal } = screen;
-        if (!place.readOnly) {
-            terminal.onData((data) => this.type(new TextEncoder().encode(data), ANSWER.test(data)));
-            terminal.onBinary((data) => this.type(Uint8Array.from(data, (character) => character.charCodeAt(0)), false));
-            this.on(terminal.textarea!, "focus", () => this.takeSize());
+        if (!target.readOnly) {
+            terminal.onData((data) => this.sendInput(new TextEncoder().encode(data), isTerminalReply(data)));
+            terminal.onBinary((data) =>
+                this.sendInput(
+                    Uint8Array.from(data, (byte) => byte.charCodeAt(0)),
+                    false,
+                ),
+            );
+            this.listen(terminal.textarea!, "focus", () => this.takeSize());
         }
-        this.on(document, "visibilitychange", () => (document.hidden ? this.hangUpIfBehind() : this.comeBack()));
-        this.on(window, "online", () => this.comeBack());
+        this.listen(document, "visibilitychange", () =>
+            document.hidden ? this.disconnectIfBehind() : this.resumeIfReady(),
+        );
+        this.listen(window, "online", () => this.resumeIfReady());
         this.connect();
     }
 
     close(): void {
-        this.closed = true;
-        clearTimeout(this.timer);
-        for (const clean of this.cleaners) clean();
+        this.isClosed = true;
+        clearTimeout(this.retryTimer);
+        for (const clean of this.cleanups) clean();
         this.socket?.close();
     }
 
-    /** The place of the screen has another size now. */
+    /** Fits the screen into its container and tells the server the new size, unless another page sets it. */
     fit(): void {
         if (this.foreignSize.value) return;
         this.screen.fit.fit();
         const { rows, cols: columns } = this.screen.terminal;
-        if (this.place.readOnly || this.agreed === `${columns}×${rows}`) return;
-        this.agreed = `${columns}×${rows}`;
+        const size = formatSize(rows, columns);
+        if (this.target.readOnly || this.terminalSize === size) return;
+        this.terminalSize = size;
         this.send({ type: "resize", rows, columns });
     }
 
-    /** The terminal gets the size of this page. */
+    /** Gives the terminal the size of this page. */
     takeSize(): void {
-        if (this.place.readOnly || !this.foreignSize.value) return;
+        if (this.target.readOnly || !this.foreignSize.value) return;
         this.foreignSize.value = "";
         this.fit();
     }
 
-    again(): void {
-        this.waitMs = 500;
+    reconnect(): void {
+        this.retryMs = FIRST_RETRY_MS;
         this.state.value = "connecting";
         this.connect();
     }
 
-    private on(target: EventTarget, name: string, listener: () => void): void {
+    private listen(target: EventTarget, name: string, listener: () => void): void {
         target.addEventListener(name, listener);
-        this.cleaners.push(() => target.removeEventListener(name, listener));
+        this.cleanups.push(() => target.removeEventListener(name, listener));
     }
 
     private async connect(): Promise<void> {
-        if (this.connecting) return;
-        this.connecting = true;
-        clearTimeout(this.timer);
-        const { sessionId, processId, token, readOnly, command } = this.place;
+        if (this.isConnecting) return;
+        this.isConnecting = true;
+        clearTimeout(this.retryTimer);
         try {
-            if (this.begun) {
-                // It says what went wrong, which a browser does not tell of a socket, and where the past ends.
-                const info = await get<ProcessInfo>(path`/api/sessions/${sessionId}/processes/${processId}`);
-                this.replayUntil = info.bytes_total;
-            }
-            const { rows, cols } = this.screen.terminal;
-            const size = this.begun && !document.hasFocus() ? {} : { rows, columns: cols };
-            const [place, query] = readOnly
-                ? [path`/api/sessions/${sessionId}/processes/${processId}/attach`, { offset: this.received, encoding: "base64" }]
-                : [path`/api/sessions/${sessionId}/terminal`, { process_id: processId, offset: this.received, window: WINDOW, command, ...size }];
-            const socket = await openSocket(place, query, sessionId, token);
-            if (this.closed) return socket.close();
-            this.socket = socket;
-            socket.onmessage = (event) => this.socket === socket && this.take(event.data);
-            socket.onclose = (event) => this.socket === socket && this.lost(event.code);
+            await this.openSocket();
         } catch (error) {
-            if (this.closed) return;
-            if (error instanceof ApiError && !error.isAway && error.status !== 429) this.fail(describe(error));
-            else this.retry();
+            if (this.isClosed) return;
+            if (error instanceof ApiError && !error.isUnavailable && error.status !== 429)
+                this.fail(errorMessage(error));
+            else this.retryLater();
         } finally {
-            this.connecting = false;
+            this.isConnecting = false;
         }
     }
 
-    private take(data: string | ArrayBuffer): void {
-        if (typeof data !== "string") return this.show(new Uint8Array(data));
-        const message = JSON.parse(data);
+    private async openSocket(): Promise<void> {
+        const { sessionId, processId, token, readOnly, command } = this.target;
+        if (this.hasStarted) {
+            // Says what is wrong, which browsers do not tell about a socket, and where the replay ends.
+            const process = await get<ProcessView>(apiPath`/api/sessions/${sessionId}/processes/${processId}`);
+            this.flow.setReplayEnd(process.bytes_total);
+        }
+        const { rows, cols } = this.screen.terminal;
+        const size = this.hasStarted && !document.hasFocus() ? {} : { rows, columns: cols };
+        const offset = this.flow.received;
+        const [path, query] = readOnly
+            ? [apiPath`/api/sessions/${sessionId}/processes/${processId}/attach`, { offset, encoding: "base64" }]
+            : [
+                  apiPath`/api/sessions/${sessionId}/terminal`,
+                  { process_id: processId, offset, window: WINDOW, command, ...size },
+              ];
+        const socket = await openSocket(path, query, sessionId, token);
+        if (this.isClosed) {
+            socket.close();
+            return;
+        }
+        this.socket = socket;
+        socket.onmessage = (event) => this.socket === socket && this.receive(event.data);
+        socket.onclose = (event) => this.socket === socket && this.handleClose(event.code);
+    }
+
+    private receive(data: string | ArrayBuffer): void {
+        if (typeof data === "string") this.handleMessage(JSON.parse(data));
+        else this.show(new Uint8Array(data));
+    }
+
+    private handleMessage(message: ServerMessage): void {
         switch (message.type) {
             case "output":
-                if (message.offset > this.received) this.skipTo(message.offset);
-                this.show(Uint8Array.from(atob(message.data), (character) => character.charCodeAt(0)));
+                if (message.offset > this.flow.received) this.skipTo(message.offset);
+                this.show(decodeBase64(message.data));
                 break;
             case "started":
-                this.begun = true;
-                this.waitMs = 500;
-                this.told = this.received;
+                this.hasStarted = true;
+                this.retryMs = FIRST_RETRY_MS;
+                this.flow.restart();
                 this.state.value = "open";
                 this.note.value = "";
-                this.agreed = "";
-                if (message.rows === null) this.fit();
-                else this.adopt(message.rows, message.columns);
+                this.terminalSize = "";
+                if (message.rows === null || message.columns === null) this.fit();
+                else this.applySize(message.rows, message.columns);
                 break;
             case "size":
-                this.adopt(message.rows, message.columns);
+                this.applySize(message.rows, message.columns);
                 break;
             case "gap":
                 this.skipTo(message.offset);
@@ -166,85 +191,83 @@ export class Connection {
                 break;
             case "result":
                 this.state.value = "ended";
-                this.note.value = message.reason === "exited" ? `It ended with ${message.exit_code}.` : `It ended: ${message.reason}.`;
+                this.note.value = describeExit(message);
                 break;
         }
     }
 
     private show(data: Uint8Array): void {
-        this.received += data.length;
-        this.waiting += data.length;
-        this.screen.terminal.write(data, () => this.wasShown(data.length));
-        if (document.hidden || this.place.readOnly) this.hangUpIfBehind();
+        this.flow.arrive(data.length);
+        this.screen.terminal.write(data, () => this.handleShown(data.length));
+        if (document.hidden || this.target.readOnly) this.disconnectIfBehind();
     }
 
     private skipTo(offset: number): void {
-        this.received = offset;
-        // The first byte ends a sequence that the gap may have cut.
-        this.screen.terminal.write("\x18\r\n\x1b[0;2m[a part of the output was not kept]\x1b[0m\r\n");
+        this.flow.skipTo(offset);
+        this.screen.terminal.write(GAP_NOTICE);
     }
 
-    private wasShown(size: number): void {
-        this.waiting -= size;
-        if (this.waiting === 0) this.comeBack();
-        const shown = this.received - this.waiting;
-        if (shown - this.told < TELL_EVERY) return;
-        this.told = shown;
-        this.send({ type: "shown", offset: shown });
+    private handleShown(size: number): void {
+        const offset = this.flow.show(size);
+        if (this.flow.pending === 0) this.resumeIfReady();
+        if (offset !== null) this.send({ type: "shown", offset });
     }
 
-    private type(data: Uint8Array, isAnswer: boolean): void {
-        // Programs of the past have their answers already, and of several pages only the one that is used answers.
-        const isPast = this.received - this.waiting < this.replayUntil;
-        if (isAnswer && (isPast || !this.hasFocus)) return;
+    private sendInput(data: Uint8Array<ArrayBuffer>, isReply: boolean): void {
+        // Programs of the past have got their replies, and of several pages only the focused one replies.
+        if (isReply && (this.flow.isReplaying || !this.hasFocus)) return;
         if (this.socket?.readyState !== WebSocket.OPEN) return;
-        if (!isAnswer) this.takeSize();
-        for (let at = 0; at < data.length; at += PIECE) this.socket.send(data.subarray(at, at + PIECE) as Uint8Array<ArrayBuffer>);
+        if (!isReply) this.takeSize();
+        for (const chunk of splitInput(data)) this.socket.send(chunk);
     }
 
     private get hasFocus(): boolean {
         return document.activeElement === this.screen.terminal.textarea;
     }
 
-    private adopt(rows: number, columns: number): void {
-        this.agreed = `${columns}×${rows}`;
+    private applySize(rows: number, columns: number): void {
+        this.terminalSize = formatSize(rows, columns);
         const own = this.screen.fit.proposeDimensions();
-        this.foreignSize.value = own?.rows === rows && own.cols === columns ? "" : this.agreed;
-        this.screen.terminal.resize(Math.min(columns, MOST_COLUMNS), Math.min(rows, MOST_ROWS));
+        this.foreignSize.value = own?.rows === rows && own.cols === columns ? "" : this.terminalSize;
+        this.screen.terminal.resize(Math.min(columns, MAX_COLUMNS), Math.min(rows, MAX_ROWS));
     }
 
-    private send(message: object): void {
+    private send(message: ClientMessage): void {
         if (this.socket?.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(message));
     }
 
-    private hangUpIfBehind(): void {
-        if (this.state.value !== "open" || this.waiting < (document.hidden ? HANG_UP_AT : WINDOW)) return;
+    private disconnectIfBehind(): void {
+        const maxPending = document.hidden ? MAX_PENDING_HIDDEN : WINDOW;
+        if (this.state.value !== "open" || this.flow.pending < maxPending) return;
         const socket = this.socket;
         this.socket = null;
-        this.state.value = "away";
+        this.state.value = "disconnected";
         socket?.close();
     }
 
-    private comeBack(): void {
-        if (this.state.value === "away" && !this.closed && !document.hidden && this.waiting < HANG_UP_AT) this.connect();
+    private resumeIfReady(): void {
+        const isReady = !this.isClosed && !document.hidden && this.flow.pending < MAX_PENDING_HIDDEN;
+        if (this.state.value === "disconnected" && isReady) this.connect();
     }
 
-    private lost(code: number): void {
+    private handleClose(code: number): void {
         this.socket = null;
-        if (this.closed || this.state.value === "ended") return;
-        if (FINAL.has(code)) this.fail(this.note.value || "The server has closed the terminal.");
-        else this.retry();
+        if (this.isClosed || this.state.value === "ended") return;
+        if (isFinalClose(code)) this.fail(this.note.value || "The server has closed the terminal.");
+        else this.retryLater();
     }
 
-    private fail(why: string): void {
+    private fail(reason: string): void {
         this.state.value = "failed";
-        this.note.value = why;
+        this.note.value = reason;
     }
 
-    private retry(): void {
-        this.state.value = "away";
-        clearTimeout(this.timer);
-        this.timer = setTimeout(() => this.comeBack(), this.waitMs * (0.5 + Math.random()));
-        this.waitMs = Math.min(this.waitMs * 2, LONGEST_WAIT_MS);
+    private retryLater(): void {
+        this.state.value = "disconnected";
+        clearTimeout(this.retryTimer);
+        this.retryTimer = setTimeout(() => this.resumeIfReady(), this.retryMs * (0.5 + Math.random()));
+        this.retryMs = Math.min(this.retryMs * 2, MAX_RETRY_MS);
     }
 }
+
+const formatSize = (rows: number, columns: number): string => `${columns}×${rows}`;

@@ -1,0 +1,1 @@
+"""Attacks on a server of Warren by its API."""

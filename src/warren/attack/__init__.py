@@ -1,1 +1,0 @@
-"""`warren doctor --attack`: attacks a sandbox from inside, and looks from the host whether it held."""

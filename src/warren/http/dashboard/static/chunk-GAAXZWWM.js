@@ -1,1 +1,0 @@
-function e(n,t){if(!n.trim())return{};let r;try{r=JSON.parse(n)}catch{throw new Error(`${t} is not JSON`)}if(typeof r!="object"||r===null||Array.isArray(r))throw new Error(`${t} must be a JSON object, such as {"sessions": 5}`);return r}export{e as a};
