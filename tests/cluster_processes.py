@@ -9,10 +9,11 @@ from pathlib import Path
 
 from redis_server import RedisServer
 from server_process import ServerProcess
+from this_run import patience
 
 SECRET = secrets.token_hex(16)
 _NODE = (sys.executable, "-m", "warren.cli.main")
-_SETTLED_S = 40.0
+_SETTLED_S = patience(40.0)
 
 
 class Cluster:

@@ -1,6 +1,5 @@
 """What every test may ask for: images, a state directory, a Docker engine. And at the end: nothing may be left."""
 
-import contextlib
 import functools
 import inspect
 import os
@@ -24,7 +23,8 @@ from warren.images.store.store import BUILDABLE, ImageStore
 _TESTS = Path(__file__).parent
 _CACHE = _TESTS.parent / "build" / "test-state"
 
-hypothesis.settings.register_profile("untimed", deadline=None)  # how long a test takes depends on the machine
+# How long a test takes depends on the machine.
+hypothesis.settings.register_profile("untimed", deadline=None, max_examples=this_run.examples(100))
 hypothesis.settings.load_profile("untimed")
 
 
@@ -83,14 +83,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.basetemp is None:
         config.option.basetemp = this_run.basetemp()
     if getattr(config.option, "processes", 0) and not config.option.collectonly:
-        config.add_cleanup(_start_warm_parent())
+        warm_parent.start()
 
 
-def _start_warm_parent() -> Callable[[], None]:
-    """Starts it for the servers of this run, and returns what ends it."""
-    started = contextlib.ExitStack()
-    started.enter_context(warm_parent.running_warm_parent())
-    return started.close
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    warm_parent.stop()
 
 
 class _Owner:
@@ -135,8 +133,12 @@ _LONGEST = ("faults/cluster", "faults", "browser", "e2b", "e2e", "machine", "fra
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Orders the tests so that no process is left with a long group at the end."""
     for item in items:
+        marker = item.get_closest_marker("timeout")
+        limit_s = this_run.patience(float(marker.args[0] if marker else item.config.getini("timeout")))
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
-            _end_in_its_loop(item)
+            _end_in_its_loop(item, limit_s)
+        else:
+            item.add_marker(pytest.mark.timeout(limit_s), append=False)
     items.sort(key=_start_order)
 
 
@@ -148,14 +150,12 @@ def _start_order(item: pytest.Item) -> int:
 _TO_BE_CANCELLED_S = 60
 
 
-def _end_in_its_loop(item: pytest.Function) -> None:
+def _end_in_its_loop(item: pytest.Function, limit_s: float) -> None:
     """Cancels an async test at its time limit.
 
     The signal of pytest-timeout interrupts the event loop but leaves the coroutine in it, so the fixtures' teardown
     would wait for it forever. For a test that does not heed its cancellation the process ends some time later.
     """
-    marker = item.get_closest_marker("timeout")
-    limit_s = float(marker.args[0] if marker else item.config.getini("timeout"))
     item.obj = _limited(item.obj, limit_s)
     item.add_marker(pytest.mark.timeout(limit_s + _TO_BE_CANCELLED_S, method="thread"), append=False)
 

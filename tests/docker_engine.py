@@ -14,8 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-_START_S = 30.0
-_STOP_S = 20.0
+from this_run import patience
+
+_START_S = patience(30.0)
+_STOP_S = patience(20.0)
 
 
 class DockerEngine:

@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterable, Iterator, Set
 from pathlib import Path
 from typing import Final
 
-_PATIENCE_S: Final = 10.0  # the kernel takes its time with cgroups and namespaces
+from this_run import patience
+
+_PATIENCE_S: Final = patience(10.0)  # the kernel takes its time with cgroups and namespaces
 _LOOK_EVERY_S: Final = 0.05  # a runtime needs longer than that to make a sandbox
 _ZOMBIE: Final = "Z"
 

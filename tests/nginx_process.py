@@ -12,10 +12,11 @@ from pathlib import Path
 
 from certificates import NAME, Certificates
 from server_process import free_port
+from this_run import patience
 
 CONF = Path(__file__).parents[1] / "deploy" / "nginx" / "warren.conf"
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = patience(30.0)
 MAIN = """
 worker_processes 1;
 pid {prefix}/nginx.pid;

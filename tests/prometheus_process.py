@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from server_process import free_port
+from this_run import patience
 
-_START_S = 60.0
+_START_S = patience(60.0)
 _TOGETHER = ("setpriv", "--pdeathsig", "KILL")  # it does not outlive the tests, whatever becomes of them
 
 

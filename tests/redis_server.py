@@ -16,8 +16,9 @@ from typing import Any
 
 import redis
 from server_process import free_port
+from this_run import patience
 
-PATIENCE_S = 60.0
+PATIENCE_S = patience(60.0)
 _TOGETHER = ("setpriv", "--pdeathsig", "KILL")  # it does not outlive the tests, whatever becomes of them
 
 

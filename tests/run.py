@@ -4,8 +4,8 @@
 
 Without `--all` it leaves out the tests marked `extended`. With `--all` it runs each failed test once more, alone, at
 the end. A test that passes then is flaky: the run stays green, but prints FLAKY with the logs of both attempts. More
-than three flaky tests make it red. At the end it prints the slowest tests, what the run has left on the machine
-(which makes it red), and how many tests have passed and failed.
+than three flaky tests make it red. At the end it prints the slowest tests, the processor time of each folder, what the
+run has left on the machine (which makes it red), and how many tests have passed and failed.
 """
 
 import argparse
@@ -37,6 +37,7 @@ class Result:
     test: str
     outcomes: dict[str, str] = field(default_factory=dict)
     duration_s: float = 0.0
+    processor_s: float = 0.0
     log: str = ""
 
     @property
@@ -72,6 +73,7 @@ def read_results(lines: Iterable[str]) -> dict[str, Result]:
         if result.outcomes.get(values["step"]) != "failed":
             result.outcomes[values["step"]] = values["outcome"]
         result.duration_s += values["duration_s"]
+        result.processor_s += values["processor_s"]
         if values["log"]:
             result.log += f"{values['log']}\n"
     return results
@@ -89,9 +91,6 @@ def run_pytest(arguments: Sequence[str]) -> Part:
         # Whoever ends this run ends it in order: pytest stops what its tests have started.
         signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGINT))
         exit_code = process.wait()
-    if "KEEP_RESULTS" in os.environ:
-        with open(os.environ["KEEP_RESULTS"], "a") as kept:
-            kept.write(file.read_text())
     try:
         return Part(exit_code, read_results(file.read_text().splitlines()))
     finally:
@@ -133,6 +132,7 @@ class Summary:
 
     def lines(self, duration_s: float) -> Iterable[str]:
         yield from self._slowest()
+        yield from self._folders()
         for test in self.flaky:
             yield f"FLAKY {test}"
             yield f"---- {test}: it failed\n{self.results[test].log or '(no output)'}"
@@ -154,6 +154,14 @@ class Summary:
         slowest = sorted(self.results.values(), key=lambda result: -result.duration_s)[:_SLOWEST]
         yield f"the {len(slowest)} slowest tests, with their set-up and teardown"
         yield from (f"{result.duration_s:8.2f}s {result.test}" for result in slowest)
+
+    def _folders(self) -> Iterable[str]:
+        """What a test's processes have used counts when they end: some of it for a later test of the same process."""
+        used: dict[str, list[float]] = {}
+        for result in self.results.values():
+            used.setdefault(str(Path(result.test.partition("::")[0]).parent), []).append(result.processor_s)
+        yield "processor time by folder, without what nobody waited for"
+        yield from (f"{sum(each):8.0f}s {len(each):6} tests {folder}" for folder, each in sorted(used.items()))
 
 
 def run(everything: bool, processes: int, arguments: Sequence[str]) -> Summary:

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import this_run
 import warm_parent
+from this_run import patience
 
 from warren.measure.server import free_port
 
-_START_S = 60.0
-_STOP_S = 60.0
+_START_S = patience(60.0)
+_STOP_S = patience(60.0)
 
 
 class ServerProcess:

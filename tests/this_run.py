@@ -9,12 +9,17 @@ import os
 import secrets
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import Final
 
 VARIABLE: Final = "TEST_RUN"
 EVERYTHING: Final = "TEST_EVERYTHING"
 """The environment variable that says that the extended tests run as well."""
+SLOWNESS: Final = "TEST_SLOWNESS"
+"""The environment variable that says how many times slower this machine is than one that all time-outs suit."""
+_WORK_S: Final = 0.1  # what `_work` takes on such a machine
+_MOST_SLOWNESS: Final = 6.0  # whatever takes longer than that is stuck
 _FILES_OF_PYTEST: Final = "p"  # one letter, because sockets live below it and their paths must be short
 
 
@@ -23,9 +28,27 @@ def join() -> bool:
     owner = not os.environ.get(VARIABLE)
     if owner:
         os.environ[VARIABLE] = f"warren-test-{secrets.token_hex(3)}"
+        os.environ[SLOWNESS] = f"{_measured_slowness():.2f}"
     directory().mkdir(mode=0o755, exist_ok=True)
     tempfile.tempdir = os.environ["TMPDIR"] = str(directory())
     return owner
+
+
+def _measured_slowness() -> float:
+    """From 1. The best of several measurements: other programs come and go."""
+    return min(max(1.0, min(_work() for _ in range(5)) / _WORK_S), _MOST_SLOWNESS)
+
+
+def _work() -> float:
+    """Seconds that a fixed piece of work takes."""
+    begun = time.perf_counter()
+    sum(number * number for number in range(1_000_000))
+    return time.perf_counter() - begun
+
+
+def patience(seconds: float) -> float:
+    """How long to wait, on this machine, for what takes at most `seconds` on an ordinary one."""
+    return seconds * float(os.environ.get(SLOWNESS, "1"))
 
 
 def name() -> str:
@@ -57,5 +80,5 @@ def examples(count: int) -> int:
 def end() -> None:
     """Removes the directory, and the name, so that another run may begin in this process."""
     shutil.rmtree(directory(), ignore_errors=True)
-    del os.environ[VARIABLE], os.environ["TMPDIR"]
+    del os.environ[VARIABLE], os.environ[SLOWNESS], os.environ["TMPDIR"]
     tempfile.tempdir = None

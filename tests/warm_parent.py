@@ -2,13 +2,12 @@
 
 `Popen` and `run` are those of subprocess for `python -m warren.… …` and for `python tests/….py …`, but for three things
 that the process itself can see: /proc/PID/cmdline and /proc/PID/environ are those of the warm parent, whose child it
-is, and options of the interpreter (PYTHON…) have no effect. Every other program, and every one in a run without a warm
-parent, is started by subprocess.
+is, and options of the interpreter (PYTHON…) have no effect. Every other program is started by subprocess.
 
-The warm parent is `python tests/warm_parent.py`. conftest.py starts one for a run; it ends when its stdin does. It
-listens on a socket without a file, whose name is in the environment variable TEST_WARM_PARENT. A request is a line of
-JSON with the three descriptors of stdio. The answers are two lines: the process's id, and when it has ended its wait
-status and the processor time that it and its children have used.
+The warm parent is `python tests/warm_parent.py`. A run of several processes starts one at once, any other one when it
+needs it first; conftest.py ends it. It listens on a socket without a file, whose name is in the environment variable
+TEST_WARM_PARENT. A request is a line of JSON with the three descriptors of stdio. The answers are two lines: the
+process's id, and when it has ended its wait status and the processor time that it and its children have used.
 """
 
 import atexit
@@ -30,7 +29,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 VARIABLE: Final = "TEST_WARM_PARENT"
@@ -56,6 +55,7 @@ class Popen(subprocess.Popen[Any]):
         if not is_plain or not is_warm(args):
             super()._execute_child(args, executable, preexec_fn, *rest)  # type: ignore[misc]
             return
+        start()
         request = {
             "argv": [os.fspath(arg) for arg in args[1:]],
             "environ": dict(os.environ if env is None else env),
@@ -116,7 +116,7 @@ class Popen(subprocess.Popen[Any]):
 
 
 def is_warm(args: object) -> bool:
-    if VARIABLE not in os.environ or not isinstance(args, (list, tuple)):
+    if not isinstance(args, (list, tuple)):
         return False
     match [os.fspath(arg) for arg in args[:3]]:
         case [sys.executable, "-m", module]:
@@ -151,20 +151,28 @@ def run(
     return done
 
 
-@contextlib.contextmanager
-def running_warm_parent() -> Iterator[None]:
-    """Names it in the environment. It imports while the caller goes on; who asks it meanwhile waits."""
+_process: subprocess.Popen[bytes] | None = None
+
+
+def start() -> None:
+    """Starts the warm parent, unless there is one. It imports while the caller goes on; who asks it meanwhile waits."""
+    global _process
+    if VARIABLE in os.environ:
+        return
     name = f"{os.environ.get('TEST_RUN', 'warren-test')}-{secrets.token_hex(8)}"
-    with subprocess.Popen([sys.executable, __file__, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdout.readline()  # it listens
-        os.environ[VARIABLE] = name
-        try:
-            yield
-        finally:
-            del os.environ[VARIABLE]
-            process.stdin.close()
+    _process = subprocess.Popen([sys.executable, __file__, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert _process.stdout is not None
+    _process.stdout.readline()  # it listens
+    os.environ[VARIABLE] = name
+
+
+def stop() -> None:
+    """Ends the warm parent, if this process has started it."""
+    global _process
+    if _process is not None:
+        del os.environ[VARIABLE]
+        _process.communicate()
+        _process = None
 
 
 # -- what follows runs in the warm parent and in its children

@@ -255,5 +255,6 @@ class TestE2bProvider(kinds.E2bHooks, ProviderContract):
         await super().test_a_full_disk_says_no_space_and_keeps_the_old_file(provider)
 
 
+@pytest.mark.extended
 class TestE2bSandbox(kinds.E2bHooks, SandboxContract):
     pass

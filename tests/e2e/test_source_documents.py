@@ -19,12 +19,12 @@ import pytest
 import warm_parent
 from far_warren import KEY, running_far_warren
 from server_process import ServerProcess, running_server
-from this_run import new_state_dir
+from this_run import new_state_dir, patience
 
 from warren.sandboxes.host.record import SandboxRecord
 
 _NAMES = "your-vps,worker-ip,vps-ip"
-_PATIENCE_S = 60.0
+_PATIENCE_S = patience(60.0)
 
 Run = Callable[..., Any]
 

@@ -53,6 +53,7 @@ async def test_a_server_that_stood_still_goes_on_as_if_nothing_had_been(
     await check(caller, own_state, ledger)
 
 
+@pytest.mark.extended
 async def test_after_a_restart_of_the_machine_sessions_are_lost_and_say_so(
     server: ServerProcess, caller: Caller, own_state: Path
 ) -> None:

@@ -17,6 +17,8 @@ from frameworks.scripted_model import scripted
 from langchain_core.messages import ToolMessage
 from warren.integrations.deepagents import ThreadSandbox
 
+pytestmark = pytest.mark.extended
+
 backend = ThreadSandbox(mode="local")
 
 def agent(*commands):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from this_run import patience
 
 from warren.http.client.client import WorkerClient
 from warren.http.client.errors import Broken, Unreachable
@@ -18,7 +19,7 @@ from warren.http.server.http_guard import HttpGuard
 from warren.http.server.serving import HttpServer
 from warren.model.errors import ProtocolError, Unavailable
 
-PATIENCE_S = 20.0
+PATIENCE_S = patience(20.0)
 HOST: Header = (b"host", b"localhost")
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -125,7 +125,13 @@ def test_the_two_commands_are_shown() -> None:
     assert {"./quickstart.sh", "make test"} <= {line for page, line in SHOWN if page.name == "README.md"}
 
 
-@pytest.mark.parametrize(("page", "line"), SHOWN, ids=[f"{page.name}: {line}" for page, line in SHOWN])
+def shown(page: Path, line: str) -> object:
+    """A whole cluster takes ten seconds of a processor; the requests of cluster.md are sent to one already."""
+    marks = [pytest.mark.extended] if shlex.split(line)[2:4] == _CLUSTER_UP else []
+    return pytest.param(page, line, id=f"{page.name}: {line}", marks=marks)
+
+
+@pytest.mark.parametrize(("page", "line"), [shown(*each) for each in SHOWN])
 def test_a_shown_command_works(page: Path, line: str, environment: dict[str, str], fresh_state: Path) -> None:
     if line.startswith(GOALS):
         goal = line.split()[1]

@@ -166,6 +166,7 @@ def test_sizes_that_lie_are_refused() -> None:
             unpacked(tar_of(("x", b"1", {"pax_headers": {"size": size}})))
 
 
+@pytest.mark.extended
 def test_too_many_members_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="more than 100,000 members"):
         unpacked(tarfile.TarInfo("again").tobuf() * 100_001)
@@ -242,6 +243,7 @@ def pax_header(records: dict[str, str], *, for_all: bool) -> bytes:
     )
 
 
+@pytest.mark.extended
 def test_headers_for_all_members_are_not_piled_up() -> None:
     """Every member would be compared with all of them: ever slower, in ever more memory."""
 
@@ -269,6 +271,7 @@ def test_a_header_of_many_records_is_refused() -> None:
         unpacked(data)
 
 
+@pytest.mark.extended
 def test_a_directory_full_of_long_links_costs_little_memory() -> None:
     name = "/".join(["d" * 250] * 15)
 

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Runs a command and prints, at the end, how long it took and the processor time of everything it has started.
 
-    scripts/timed COMMAND [ARGUMENT ...]
+    python scripts/timed.py COMMAND [ARGUMENT ...]
 
 Also what the command's processes leave to init counts: this process takes its place, and reaps them.
 """
@@ -28,7 +27,7 @@ def main(argv: list[str]) -> int:
         ended, status = os.wait()
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     used_s = usage.ru_utime + usage.ru_stime
-    print(f"{_minutes(time.monotonic() - begun)}, {_minutes(used_s)} of processor time", flush=True)
+    sys.stdout.write(f"{_minutes(time.monotonic() - begun)}, {_minutes(used_s)} of processor time\n")
     return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 
