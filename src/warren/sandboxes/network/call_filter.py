@@ -1,4 +1,4 @@
-"""Seccomp filters for Warren's own processes: a list of allowed calls for `warren-egress`, of refused calls for others."""
+"""Seccomp filters for Warren's own processes: allowed calls for `warren-egress`, refused calls for others."""
 
 import platform
 import struct
