@@ -1,6 +1,6 @@
 """Writes the bytes before a request's body, and decides which headers pass between client and worker.
 
-`client` writes request heads with it, `forwarding/http_requests` filters headers, and `forwarding/websockets` does both.
+`client` writes request heads with it, `forwarding.http_requests` filters headers; `forwarding.websockets` does both.
 """
 
 from collections.abc import Iterable, Sequence
