@@ -65,6 +65,7 @@ class DirectoryArtifacts:
     async def put(self, tenant: str, artifact_id: str, data: AsyncIterable[bytes]) -> Content:
         writing = _Writing(self._path(tenant, artifact_id), self._directory / _SAVING, self._min_free, self._fault)
         try:
+            # Writes are shielded: a thread cannot be cancelled, and `undo` must not run beside it.
             buffer = bytearray()
             async for part in data:
                 buffer += part
@@ -156,6 +157,7 @@ class _Writing:
         self.write(data)
         with _our_errors():
             self._fault("content written")
+            # Synced before it gets its name: after a crash a name never leads to half a content.
             os.fsync(self._fd)
             self._fault("content synced")
             for _ in range(10):

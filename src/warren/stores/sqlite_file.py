@@ -115,6 +115,7 @@ class SqliteFile:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
+        # IMMEDIATE takes the write lock now: taken later, after a read, it could fail with SQLITE_BUSY.
         self.run("BEGIN IMMEDIATE")
         try:
             yield

@@ -192,6 +192,7 @@ class _Exchange:
         try:
             await self._wait_for_head(connection)
         except Broken:
+            # A kept connection may close at any moment: a GET or HEAD that got no byte back is repeated on a new one.
             if connection.is_new or connection.has_received or not self._may_repeat:
                 raise
             await self._finish()

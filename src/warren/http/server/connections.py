@@ -479,6 +479,7 @@ class HttpConnection(HttpToolsProtocol):
         self._enter(Phase.LINGERING)
         self.pipeline.clear()
         if not self.transport.is_closing():
+            # Unread bytes would turn the close into a reset, and the client would lose the response.
             self.flow.resume_reading()
             if self.transport.can_write_eof():  # TLS cannot: there the client closes, or the phase times out
                 self.transport.write_eof()

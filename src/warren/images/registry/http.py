@@ -202,6 +202,7 @@ class Registry:
                 failure = exc
                 continue
             try:
+                # An address was dialled, but the certificate must be for the name.
                 if url.scheme == "https":
                     plain = ssl.create_default_context().wrap_socket(plain, server_hostname=url.hostname)
             except ssl.SSLCertVerificationError as exc:

@@ -205,6 +205,7 @@ class _Pull:
             if f"sha256:{digest.hexdigest()}" != layer.digest:
                 raise InvalidRequest(f"the registry sends another layer for {layer.digest}")
         except BaseException:
+            # A retry begins at the start, so these bytes come again.
             self._count(-received, report)
             raise
 

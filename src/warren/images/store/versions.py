@@ -423,6 +423,7 @@ def config_of(values: Mapping[str, Any]) -> ImageConfig:
 def write_info(directory: Path, info: ImageInfo) -> None:
     values = asdict(info)
     later = {name: values.pop(name) for name in _LATER}
+    # image.json comes last: a directory that has it counts as an image.
     for name, content in (("config.json", later), ("image.json", values)):
         with open(directory / name, "w") as file:
             json.dump(content, file, indent=1)

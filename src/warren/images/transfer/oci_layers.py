@@ -129,6 +129,7 @@ class Layers:
         content = tar.extractfile(member)
         if content is None:
             raise InvalidRequest(f"the archive has no contents for {member.name!r}")
+        # Never written in place: other names of the file (hard links) must keep their content.
         remove_any(above, name)
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=above)
         try:

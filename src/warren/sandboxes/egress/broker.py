@@ -332,6 +332,7 @@ class _Connection:
             headers.append((b"Connection", connection))
         elif answer.status == 101:
             headers += [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")]
+        # Headers are always scrubbed, whatever the secret says about bodies.
         first = b"HTTP/1.1 %d %b" % (answer.status, answer.reason)
         return Scrubber(trace for secret in self._secrets for trace in secret.traces).clean(format_head(first, headers))
 

@@ -143,6 +143,7 @@ class SandboxEgress:
         self.rules = rules
         self._groups = self._shared.groups.join(self, self._groups, bounds)
         self._set_broker(broker)
+        # New rules also end connections that the old ones allowed.
         for connection in list(self._connections):
             if connection.is_brokered:
                 continue
@@ -250,6 +251,7 @@ class SandboxEgress:
                 self._pause(self._tcp, self._accept, 0.05)
                 return
             client.setblocking(False)
+            # The address that the program inside dialled: the route makes every address a local one.
             address, port = client.getsockname()[:2]
             self._begin(client, IPv4Address(address), port)
             if wait := max(self._connects.take(1), self._work.take(0)):

@@ -132,6 +132,7 @@ class Hierarchies:
 
     def remove_parent(self, path: str) -> None:
         """Removes the directory above the sandboxes' cgroups if it is empty and no sandbox is being made in it."""
+        # Nobody waits here: if a sandbox is being made, the directory is needed anyway.
         with _parent_lock(fcntl.LOCK_EX | fcntl.LOCK_NB) as locked:
             for mount in set(self.mounts.values()) if locked else ():
                 with suppress(OSError):

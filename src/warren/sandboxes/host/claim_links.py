@@ -71,6 +71,7 @@ class ClaimLinks:
 
     def _take_free(self, name: str, owner: Path) -> bool:
         try:
+            # Of several processes exactly one makes the link.
             os.symlink(owner, self._link(name))
         except FileExistsError:
             return False

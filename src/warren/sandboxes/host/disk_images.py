@@ -115,6 +115,7 @@ class DiskImage:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
+        # Duplicated under the lock: another thread may close the descriptor at any time.
         with self._lock:
             fd = os.dup(self._fd) if self._fd >= 0 else -1
         if fd < 0:

@@ -100,6 +100,7 @@ def end_offenders() -> bool:
         offenders = find_offenders(_list_owners(), lambda pid: _sandbox_of(pid, sandboxes))
         for pid, locks in offenders.items():
             _log.warning("file_locks_exceeded", action="kill", pid=pid, locks=locks)
+            # The uid is checked again under a pidfd: a process of the host is never killed.
             kill_if(pid, lambda pid: sandbox_of(pid) is not None)
         if not offenders:
             return again > 0

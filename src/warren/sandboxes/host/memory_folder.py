@@ -63,6 +63,7 @@ class MemoryFolder:
                 os.mkdir(self._link / name, 0o700)
             return
         with self._locked(fcntl.LOCK_EX):
+            # Only over an empty folder: a mount would hide the records of live sandboxes.
             if of_machine and not os.listdir(self._root) and not _is_in_memory(self._root):
                 _libc.mount(b"warren", os.fsencode(self._root), b"tmpfs", _FLAGS, _OPTIONS)
             target = self._target
@@ -128,6 +129,7 @@ class MemoryFolder:
             new.rename(self._link)
             return
         self._link_all(self._link, target)
+        # In one step, so that other processes find the folder at every moment.
         if _libc.renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(self._link), _RENAME_EXCHANGE):
             new.unlink()
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(self._link))

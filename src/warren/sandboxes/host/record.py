@@ -115,6 +115,7 @@ def is_abandoned(directory: Path, kind: type[SandboxRecord] = SandboxRecord) -> 
 async def kill_first_process(record: SandboxRecord) -> None:
     """Kills the first process and returns when it is dead. Does nothing if it never ran or has ended."""
     with open_process(record.pid) as pidfd:
+        # Checked after opening: the pidfd then refers to the process that was checked.
         if pidfd is None or not record.alive():
             return
         try:

@@ -82,6 +82,7 @@ def set_route(*, is_there: bool) -> None:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
         netlink.send(head + body)
         (code,) = struct.unpack_from("i", netlink.recv(4096), 16)
+    # These errors say that the route was there, or gone, already.
     if code and -code != (errno.EEXIST if is_there else errno.ESRCH):
         raise OSError(-code, os.strerror(-code))
 

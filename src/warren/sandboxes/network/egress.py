@@ -298,6 +298,7 @@ class OpenableNetwork:
             sk_lookup.put_socket(way.sockets, sk_lookup.SLOT_UDP, udp)
 
     async def _shut(self, *, is_dying: bool = False) -> None:
+        # Forgotten first: if anything below fails, the network counts as closed.
         self.rules, self._broker = NO_NETWORK, None
         proxy, self._on = self._on, None
         way, self._way = self._way, None

@@ -107,6 +107,7 @@ class ProxyProcess:
     async def close(self) -> None:
         self.when_gone = lambda: None
         if not self.is_gone:
+            # Closing our end asks the process to end; it is killed only if it does not.
             self._stop_listening()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_END_S):
