@@ -14,7 +14,7 @@ import pytest
 from unit.scripted_agent import exit_frame, hello, linked, output, said
 
 from warren.model.errors import Conflict, FileNotFound, FileProblem, InvalidRequest, ProtocolError, SandboxLost
-from warren.model.figures import Figures
+from warren.model.metrics import SandboxMetrics
 from warren.model.operations import Command, FileEvent, Search, SearchMatch, SearchSummary
 from warren.model.spec import Isolation
 from warren.sandboxes.agent.channel import Output, Reply
@@ -359,8 +359,8 @@ async def answered(replies: Callable[[int], Iterable[bytes]], window: int = OUTP
         await asyncio.gather(answering, return_exceptions=True)
 
 
-async def no_figures() -> Figures:
-    return Figures()
+async def no_metrics() -> SandboxMetrics:
+    return SandboxMetrics()
 
 
 def sandbox_over(link: AgentLink) -> AgentSandbox:
@@ -370,7 +370,7 @@ def sandbox_over(link: AgentLink) -> AgentSandbox:
         Isolation("oci", "crun", {}, {}),
         env={},
         oom_kills=lambda: 0,
-        figures=no_figures,
+        metrics=no_metrics,
     )
 
 

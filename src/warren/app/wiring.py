@@ -457,8 +457,8 @@ def build_lifecycle(
     recorder: Recorder = NO_RECORDER,
 ) -> "Lifecycle":
     from warren.sessions.basis import SessionBasis
-    from warren.sessions.figures import FiguresMeter
     from warren.sessions.lifecycle import Lifecycle, LifecycleOptions
+    from warren.sessions.metrics import MetricsMeter
     from warren.sessions.network_meter import NetworkMeter
     from warren.sessions.starting import StartWaits
 
@@ -468,7 +468,7 @@ def build_lifecycle(
         events=tenancy.events,
         egress=build_egress(settings),
         network_meter=NetworkMeter(clock, tenancy.networks.report, tenancy.networks.bounds_of, recorder=recorder),
-        figures=FiguresMeter(clock, basis.sandbox_of, environments, tenancy.events.publish),
+        metrics=MetricsMeter(clock, basis.sandbox_of, environments, tenancy.events.publish),
         secrets=tenancy.secrets,
         artifacts=artifacts,
     )

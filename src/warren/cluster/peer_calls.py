@@ -12,7 +12,7 @@ from warren.http.client.client import WorkerClient
 from warren.http.client.errors import ForwardingFailed
 from warren.interfaces.worker import WorkerStats
 from warren.model.errors import Unavailable
-from warren.model.figures import LatestFigures
+from warren.model.metrics import LatestMetrics
 
 _TIMEOUT_S: Final = 2.0
 _RENEW_TIMEOUT_S: Final = 4.0  # the coordinator may first have to find out that Redis does not respond
@@ -40,13 +40,13 @@ class PeerCalls:
         """The current figures of the worker at an address."""
         return WorkerStats.from_json((await self._call(address, "GET", WORKER_PATH))["stats"])
 
-    async def session_figures(
+    async def session_metrics(
         self, address: str, tenant: str, session_ids: Sequence[str]
-    ) -> Mapping[str, LatestFigures]:
+    ) -> Mapping[str, LatestMetrics]:
         """The last points of a tenant's sessions that the worker at an address has."""
         query = urlencode({"tenant": tenant, "sessions": ",".join(session_ids)})
         found = await self._call(address, "GET", f"{FIGURES_PATH}?{query}")
-        return {name: LatestFigures.from_mapping(values) for name, values in found["figures"].items()}
+        return {name: LatestMetrics.from_mapping(values) for name, values in found["figures"].items()}
 
     async def _call(self, address: str, method: str, target: str, timeout_s: float = _TIMEOUT_S) -> Any:
         headers = [(b"host", address.rpartition("//")[2].encode()), *self._auth.headers()]

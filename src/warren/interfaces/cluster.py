@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from warren.interfaces.worker import WorkerStats
-from warren.model.figures import LatestFigures
+from warren.model.metrics import LatestMetrics
 
 WORKER_STATES: Final = ("ready", "draining", "stopping", "incompatible", "dead")
 
@@ -43,7 +43,7 @@ class ClusterStatus:
 
 class ClusterControl(Protocol):
     """`drain` and `remove` raise NotFound for a worker that is not there. `figures` has the workers that answer.
-    `session_figures` asks the workers for the last points of a tenant's sessions, given by worker, and has those of the
+    `session_metrics` asks the workers for the last points of a tenant's sessions, given by worker, and has those of the
     workers that answer."""
 
     def status(self) -> ClusterStatus: ...
@@ -53,6 +53,6 @@ class ClusterControl(Protocol):
     def pool_size(self) -> int: ...
     def claimed(self) -> int: ...
     async def figures(self) -> Mapping[str, WorkerStats]: ...
-    async def session_figures(
+    async def session_metrics(
         self, tenant: str, session_ids: Mapping[str, Sequence[str]]
-    ) -> Mapping[str, LatestFigures]: ...
+    ) -> Mapping[str, LatestMetrics]: ...

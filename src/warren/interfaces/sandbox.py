@@ -4,7 +4,7 @@ import socket
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
-from warren.model.figures import Figures
+from warren.model.metrics import SandboxMetrics
 from warren.model.network import EgressBound, ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import (
     Chunk,
@@ -108,7 +108,7 @@ class Sandbox(Protocol):
     loopback, 127.0.0.1 and then ::1, and gives a non-blocking socket that the caller closes; it raises PortClosed if
     nothing listens there. A provider without the capability refuses it.
 
-    `figures` gives what the sandbox uses now, as the host's kernel or the far side counts it: nothing runs in the
+    `metrics` gives what the sandbox uses now, as the host's kernel or the far side counts it: nothing runs in the
     sandbox for it, and programs inside can neither change nor delay it. `at` and `cpus` are 0: whoever compares two
     readings knows them. `cpu_s` never falls while the sandbox lives; a far side's is counted from the first reading on.
     It raises SandboxLost when the sandbox is gone, and ProviderUnavailable when it cannot be told.
@@ -165,7 +165,7 @@ class Sandbox(Protocol):
     async def ports(self) -> Sequence[ListeningPort]: ...
     async def dial(self, port: int) -> socket.socket: ...
 
-    async def figures(self) -> Figures: ...
+    async def metrics(self) -> SandboxMetrics: ...
     async def ping(self) -> None: ...
     def when_lost(self, call: Callable[[str], None]) -> None: ...
     async def close(self) -> None: ...

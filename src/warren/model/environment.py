@@ -6,9 +6,9 @@ from typing import Final
 from warren.model.capability import Capability
 from warren.model.code import find_language
 from warren.model.errors import InvalidRequest
-from warren.model.figures import DEFAULT_ALERTS, AlertThresholds
 from warren.model.gpus import check_gpus
 from warren.model.image import Recipe
+from warren.model.metrics import DEFAULT_ALERTS, AlertThresholds
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.policy import Policy
 from warren.model.secrets import check_names

@@ -6,7 +6,7 @@ from typing import Any
 
 from warren.kernel.owned_tasks import OwnedTasks
 from warren.model.session import Session
-from warren.sessions.figures import FiguresMeter
+from warren.sessions.metrics import MetricsMeter
 
 SessionTask = asyncio.Task[Session]
 
@@ -15,13 +15,13 @@ class SessionActivity:
     """`starting` and `ending` have the tasks that make and destroy sandboxes, by session id. `owners` says which
     tenant and session have a sandbox, by its id. `unsaved_ends` are the ends that the store could not save yet."""
 
-    def __init__(self, figures: FiguresMeter) -> None:
+    def __init__(self, metrics: MetricsMeter) -> None:
         self.tasks = OwnedTasks()
         self.starting: dict[str, SessionTask] = {}
         self.ending: dict[str, SessionTask] = {}
         self.owners: dict[str, tuple[str, str]] = {}
         self.unsaved_ends: dict[str, Session] = {}
-        self._figures = figures
+        self._metrics = metrics
 
     def __repr__(self) -> str:
         return f"{len(self.owners)} running, {len(self.starting)} creating, {len(self.tasks)} tasks"
@@ -42,11 +42,11 @@ class SessionActivity:
     def track(self, session: Session) -> None:
         """Remembers which session has the sandbox, after a claim or after a restart."""
         self.owners[session.sandbox_id] = (session.tenant, session.id)
-        self._figures.follow(session)
+        self._metrics.follow(session)
 
     def forget(self, tenant: str, session_id: str, sandbox_id: str) -> None:
         self.owners.pop(sandbox_id, None)
-        self._figures.forget(tenant, session_id)
+        self._metrics.forget(tenant, session_id)
 
     def is_ending(self, session: Session) -> bool:
         return session.id in self.ending

@@ -24,7 +24,7 @@ from warren.model.errors import (
     SandboxLost,
     WarrenError,
 )
-from warren.model.figures import Figures
+from warren.model.metrics import SandboxMetrics
 from warren.model.network import NO_NETWORK, EgressBound, ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import (
     Change,
@@ -71,7 +71,7 @@ class FakeMachine:
         self.next_pid = 2
         self.network, self.network_use = NO_NETWORK, NetworkUse()
         self.network_bounds: tuple[EgressBound, ...] = ()
-        self.figures = Figures()  # what it uses beside its files and commands, as a test says
+        self.metrics = SandboxMetrics()  # what it uses beside its files and commands, as a test says
         self.lost = asyncio.Event()
         self.why = ""
         self.when_lost: list[tuple[FakeSandbox, Callable[[str], None]]] = []
@@ -402,10 +402,10 @@ class FakeSandbox:
     async def dial(self, port: int) -> socket.socket:
         raise lacks(self._check_alive().isolation.provider, Capability.PORTS)
 
-    async def figures(self) -> Figures:
+    async def metrics(self) -> SandboxMetrics:
         machine = self._check_alive()
         running = sum(process.running + len(process.children) for process in machine.processes.values())
-        use, base = machine.network_use, machine.figures
+        use, base = machine.network_use, machine.metrics
         return replace(
             base,
             disk_bytes=base.disk_bytes + self._files.used,

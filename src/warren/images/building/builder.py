@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 SCRATCH: Final = "scratch"
 _RECORD: Final = "build.json"
-_MOST_LAYERS: Final = 16
+_MAX_LAYERS: Final = 16
 _MIB: Final = 1024 * 1024
 _LAYER: Final = "layer"
 
@@ -243,7 +243,7 @@ class _Build:
                 await self._take(step, state, number, label, (self._count - 1) / (total + 1))
             except (InvalidRequest, FileProblem, FileNotFound, FileExists, SandboxLost) as exc:
                 raise _with_step(exc, label, step.line) from exc
-            if len(state.layers) > _MOST_LAYERS:
+            if len(state.layers) > _MAX_LAYERS:
                 await self._collapse(state)
         return state
 

@@ -34,7 +34,7 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9_.-]*")
 _PORT: Final = re.compile(r"\d{1,5}(-\d{1,5})?(/(tcp|udp|sctp))?")
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h)")
 _NANOSECONDS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
-_MOST_PORTS: Final = 1000
+_MAX_PORTS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,8 +301,8 @@ class _Reader:
                 if not _PORT.fullmatch(port):
                     place.refuse(f"{port[:40]!r} is not a port", "such as 8080 or 53/udp")
                 self._now.ports[port if "/" in port else f"{port}/tcp"] = None
-        if len(self._now.ports) > _MOST_PORTS:
-            place.refuse(f"{_MOST_PORTS} ports are the most")
+        if len(self._now.ports) > _MAX_PORTS:
+            place.refuse(f"{_MAX_PORTS} ports are the most")
         self._configure("exposed_ports", tuple(self._now.ports), instruction)
 
     def _healthcheck(self, instruction: Instruction, place: Place) -> None:

@@ -41,11 +41,11 @@ ROOT: Final = "0"  # an image may have no /etc/passwd
 _NAME: Final = "build"
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _KEEP_BYTES: Final = 1024 * 1024
-_MOST_SHOWN: Final = 4 * 1024 * 1024
+_MAX_SHOWN: Final = 4 * 1024 * 1024
 _LAST_LINES: Final = 40
 _LONGEST_LINE: Final = 2000
 _PRIVATE: Final = "/dev/shm/.warren-build"  # in memory, so it is in no layer
-_MOST_LINKS: Final = 8
+_MAX_LINKS: Final = 8
 _MAX_SMALL_FILE: Final = 1024 * 1024
 
 Parts = AsyncIterator[Member | bytes]
@@ -191,9 +191,9 @@ class _Tail:
         self._line = b""
 
     def add(self, data: bytes) -> None:
-        if self._shown <= _MOST_SHOWN:
+        if self._shown <= _MAX_SHOWN:
             self._shown += len(data)
-            more = "\n(the rest of this step's output is not shown)\n" if self._shown > _MOST_SHOWN else ""
+            more = "\n(the rest of this step's output is not shown)\n" if self._shown > _MAX_SHOWN else ""
             self._show(data.decode(errors="replace") + more)
         *lines, last = (self._line + data[-_LAST_LINES * _LONGEST_LINE :]).split(b"\n")
         self._lines = [*self._lines, *lines][-_LAST_LINES:]
@@ -299,7 +299,7 @@ async def _copy_file(
     source: AgentSandbox, path: str, sandbox: AgentSandbox, target: str, into: bool, mode: int | None
 ) -> None:
     found, place = await source.stat(path, user=ROOT), path
-    for _ in range(_MOST_LINKS):
+    for _ in range(_MAX_LINKS):
         if found.kind is FileKind.SYMLINK:
             place = posixpath.join(posixpath.dirname(place), found.target)
             found = await source.stat(place, user=ROOT)

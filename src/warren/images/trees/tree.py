@@ -29,7 +29,7 @@ _RESOLVE_IN_ROOT = 0x10
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1024 * 1024
-_MOST_TRIES = 10_000
+_MAX_TRIES = 10_000
 MAX_DEPTH = 200  # directories in each other; what removes and lists trees calls itself once for each
 
 
@@ -48,7 +48,7 @@ def open_in_root(root_fd: int, path: str, flags: int) -> int:
     """
     how = _OpenHow(flags | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
     name, size = os.fsencode(path), ctypes.c_size_t(ctypes.sizeof(_OpenHow))
-    for _ in range(_MOST_TRIES):
+    for _ in range(_MAX_TRIES):
         fd: int = _libc.syscall(ctypes.c_long(_SYS_OPENAT2), ctypes.c_int(root_fd), name, ctypes.byref(how), size)
         if fd >= 0:
             return fd

@@ -48,7 +48,7 @@ NO_REPLAY = 1 << 63
 _LEAST_KEPT = 1 << 20  # the agent keeps at least this much output of a command that can be followed
 _SLACK_BYTES = 64 * 1024
 _PACED = 100  # pieces of output that are taken in one go
-_MOST_GAPS = 10_000  # the agent keeps the head and the tail of an output: there is one gap, seldom more
+_MAX_GAPS = 10_000  # the agent keeps the head and the tail of an output: there is one gap, seldom more
 _HANG_S = 30.0  # more than WAIT_S of answer_memory: waiting for room is no silence of the agent
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _STDIN, _DEFER, _ONCE = int(Flag.STDIN), int(Flag.DEFER), int(Flag.ONCE)
@@ -406,7 +406,7 @@ async def _collect(channel: Channel, keep: int) -> tuple[Fields, CommandOutput]:
                 raise channel.violation("output that goes backwards, or more than was to be kept")
             if offset > at:
                 gaps += 1
-                if gaps > _MOST_GAPS:
+                if gaps > _MAX_GAPS:
                     raise channel.violation("output with more gaps than anybody can read")
             at = offset + len(data)
             if size > SHORT_BYTES and has_room is None:

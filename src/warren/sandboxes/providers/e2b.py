@@ -45,7 +45,7 @@ from warren.model.errors import (
     SandboxNotFound,
     WarrenError,
 )
-from warren.model.figures import Figures
+from warren.model.metrics import SandboxMetrics
 from warren.model.spec import HOME, USER, USER_UID, WRITABLE, Isolation, Layer, Limits, SandboxSpec
 from warren.sandboxes.agent.agent_errors import printable
 from warren.sandboxes.agent.link import AgentLink
@@ -349,7 +349,7 @@ class E2bProvider:
             *(record.sandbox_id, link, self._isolation(size)),
             env={"OMP_NUM_THREADS": str(max(1, math.ceil(size.cpus))), **record.spec.env},
             oom_kills=lambda: 0,
-            figures=FarFigures(self.api, record.far).read,
+            metrics=FarMetrics(self.api, record.far).read,
         )
         self._open[sandbox] = relay
         if self._keeping is None:
@@ -449,7 +449,7 @@ class E2bProvider:
         return path.read_text()
 
 
-class FarFigures:
+class FarMetrics:
     """What the far side says that a sandbox uses. It tells how busy the processors are and no total, so that is added
     up here from one reading to the next; it does not tell how many processes there are."""
 
@@ -458,14 +458,14 @@ class FarFigures:
         self._cpu_s = 0.0
         self._read_at = 0.0
 
-    async def read(self) -> Figures:
+    async def read(self) -> SandboxMetrics:
         found = await self._api.metrics(self._far, time.time() - _MEASURED_S)
         if found is None:
             raise ProviderUnavailable("E2B has measured nothing of this sandbox yet", retry_after_s=_MEASURED_S / 10)
         now = time.monotonic()
         self._cpu_s += found.cpus * (now - self._read_at) if self._read_at else 0.0
         self._read_at = now
-        return Figures(
+        return SandboxMetrics(
             cpu_s=self._cpu_s,
             memory_bytes=found.memory_bytes,
             cache_bytes=found.cache_bytes,

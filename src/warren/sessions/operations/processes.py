@@ -37,7 +37,7 @@ from warren.sessions.schemas import (
 _MAX_OUTPUT: Final = 8 * 1024 * 1024
 _PIECE: Final = 64 * 1024  # longer chunks are cut
 _FEW: Final = 100
-_MOST_CHUNKS: Final = 10_000  # in one answer; the caller goes on from its end
+_MAX_CHUNKS: Final = 10_000  # in one answer; the caller goes on from its end
 _MAX_WAIT_S: Final = 300.0
 _READ_S: Final = 10.0  # for output that was written before; if the agent has not kept it, waiting does not help
 
@@ -140,7 +140,7 @@ async def _read_chunks(process: Process, offset: int, until: int, limit: int, ch
                 piece = chunk.data[at : min(at + _PIECE, room)]
                 chunks.append(Chunk(chunk.stream, chunk.offset + at, piece))
             room -= len(chunk.data)
-            if chunk.offset + len(chunk.data) >= until or room <= 0 or len(chunks) >= _MOST_CHUNKS:
+            if chunk.offset + len(chunk.data) >= until or room <= 0 or len(chunks) >= _MAX_CHUNKS:
                 break
             await pace.give_way()
     finally:

@@ -3,7 +3,7 @@
 `run` reads every session of this process each READ_S, a few at a time, and keeps POINTS points of each until the
 session ends; a new session is read within a second. A session costs some 0.15 ms of a processor, so 700 of them take a
 hundredth of a core. When reading all took longer than SHARE of the time, because there are more, the machine is busy or
-a far side is slow, the next round begins later, after LONGEST_S at most. Whoever asks for the figures of now has them
+a far side is slow, the next round begins later, after LONGEST_S at most. Whoever asks for the metrics of now has them
 read at once, once a second at most.
 """
 
@@ -20,13 +20,13 @@ from warren.kernel.logs import get_log
 from warren.model.environment import Environment
 from warren.model.errors import SandboxLost, SandboxNotFound, WarrenError
 from warren.model.events import Event, EventKind, ResourceHighData
-from warren.model.figures import (
+from warren.model.metrics import (
     DEFAULT_ALERTS,
     AlertThresholds,
-    FigureLimits,
-    Figures,
-    LatestFigures,
+    LatestMetrics,
+    MetricLimits,
     Resource,
+    SandboxMetrics,
     used_and_limit,
 )
 from warren.model.session import Session
@@ -50,7 +50,7 @@ Publish = Callable[[Event], None]
 
 @dataclass(slots=True)
 class _Alert:
-    """Of one resource. `since` is when the figures reached the threshold; `told`: an event says so."""
+    """Of one resource. `since` is when the metrics reached the threshold; `told`: an event says so."""
 
     since: float | None = None
     told: bool = False
@@ -63,20 +63,20 @@ class _Followed:
     that never jumps."""
 
     session: Session
-    limits: FigureLimits
-    points: deque[Figures] = field(default_factory=lambda: deque(maxlen=POINTS))
+    limits: MetricLimits
+    points: deque[SandboxMetrics] = field(default_factory=lambda: deque(maxlen=POINTS))
     point_at: float = 0.0
-    last: Figures | None = None
+    last: SandboxMetrics | None = None
     last_at: float = float("-inf")
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     alerts: dict[Resource, _Alert] = field(default_factory=lambda: {resource: _Alert() for resource in Resource})
 
     @classmethod
     def of(cls, session: Session) -> "_Followed":
-        return cls(session, FigureLimits.of(session.limits))
+        return cls(session, MetricLimits.of(session.limits))
 
 
-class FiguresMeter:
+class MetricsMeter:
     """`find_sandbox` gives the sandbox of a session."""
 
     def __init__(
@@ -97,7 +97,7 @@ class FiguresMeter:
         self._new: dict[tuple[str, str], _Followed] = {}  # those that were never read
 
     def __repr__(self) -> str:
-        return f"<FiguresMeter: {len(self._followed)} followed, each {self.interval_s:g} s>"
+        return f"<MetricsMeter: {len(self._followed)} followed, each {self.interval_s:g} s>"
 
     def follow(self, session: Session) -> None:
         name = session.tenant, session.id
@@ -109,8 +109,8 @@ class FiguresMeter:
 
     # -- for callers
 
-    async def now(self, session: Session, sandbox: Sandbox) -> Figures:
-        """What the session uses now; a point that is less than a second old will do. Raises what `figures` does."""
+    async def now(self, session: Session, sandbox: Sandbox) -> SandboxMetrics:
+        """What the session uses now; a point that is less than a second old will do. Raises what `metrics` does."""
         followed = self._followed.get((session.tenant, session.id)) or _Followed.of(session)
         async with followed.reading:
             if followed.last is None or self._clock.now() - followed.last_at >= FRESH_S:
@@ -118,17 +118,17 @@ class FiguresMeter:
             assert followed.last is not None
             return followed.last
 
-    def series(self, session: Session) -> Sequence[Figures]:
+    def series(self, session: Session) -> Sequence[SandboxMetrics]:
         followed = self._followed.get((session.tenant, session.id))
         return tuple(followed.points) if followed is not None else ()
 
-    def latest(self, tenant: str, session_ids: Sequence[str]) -> Mapping[str, LatestFigures]:
+    def latest(self, tenant: str, session_ids: Sequence[str]) -> Mapping[str, LatestMetrics]:
         """The last point of each, as far as there is one. Reads nothing."""
         found = {}
         for session_id in session_ids:
             followed = self._followed.get((tenant, session_id))
             if followed is not None and followed.last is not None:
-                found[session_id] = LatestFigures(followed.limits, followed.last)
+                found[session_id] = LatestMetrics(followed.limits, followed.last)
         return found
 
     # -- the series
@@ -187,8 +187,8 @@ class FiguresMeter:
             # The alerts of all sessions depend on this loop: it must survive whatever one sandbox raises.
             _log.warning("figures_not_read", session=session.id, error=exc)
 
-    async def _read(self, followed: _Followed, sandbox: Sandbox) -> Figures:
-        found = await sandbox.figures()
+    async def _read(self, followed: _Followed, sandbox: Sandbox) -> SandboxMetrics:
+        found = await sandbox.metrics()
         now = self._clock.now()
         cpus = 0.0 if followed.last is None else _cpus(found, followed.last, now - followed.last_at)
         followed.last = replace(found, at=self._clock.wall(), cpus=cpus)
@@ -197,7 +197,7 @@ class FiguresMeter:
 
     # -- alerts
 
-    def _look_for_alerts(self, followed: _Followed, point: Figures, thresholds: AlertThresholds) -> None:
+    def _look_for_alerts(self, followed: _Followed, point: SandboxMetrics, thresholds: AlertThresholds) -> None:
         session, now = followed.session, self._clock.now()
         for resource, alert in followed.alerts.items():
             threshold: float = getattr(thresholds, resource)
@@ -237,5 +237,5 @@ def _is_due(alert: _Alert, percent: float, threshold: float, now: float, holds_s
     return True
 
 
-def _cpus(point: Figures, before: Figures, passed_s: float) -> float:
+def _cpus(point: SandboxMetrics, before: SandboxMetrics, passed_s: float) -> float:
     return round(max(0.0, point.cpu_s - before.cpu_s) / passed_s, 4) if passed_s > 0 else before.cpus

@@ -1,4 +1,4 @@
-"""Figures: what a session uses now, and the alerts that follow from them."""
+"""Metrics: what a session uses now, and the alerts that follow from them."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -10,7 +10,7 @@ from warren.model.spec import MIB, Limits
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class SandboxMetrics:
     """One point. `at` is the time of day. `cpu_s` is all that was used of processors so far, `cpus` how many cores that
     was on average since the point before (0 in the first). `memory_bytes` is without the cache of files, which the
     kernel takes back when memory is short: that is `cache_bytes`. `processes` includes threads. The bytes of the
@@ -30,14 +30,14 @@ class Figures:
         return asdict(self)
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> "Figures":
-        """Also what a worker of another version wrote: unknown figures are ignored, missing ones are zero."""
+    def from_mapping(cls, values: Mapping[str, Any]) -> "SandboxMetrics":
+        """Also what a worker of another version wrote: unknown metrics are ignored, missing ones are zero."""
         return cls(**{each.name: values[each.name] for each in fields(cls) if each.name in values})
 
 
 @dataclass(frozen=True, slots=True)
-class FigureLimits:
-    """What a session may use at most, in the units of its figures."""
+class MetricLimits:
+    """What a session may use at most, in the units of its metrics."""
 
     cpus: float
     memory_bytes: int
@@ -45,25 +45,25 @@ class FigureLimits:
     processes: int
 
     @classmethod
-    def of(cls, limits: Limits | None) -> "FigureLimits":
+    def of(cls, limits: Limits | None) -> "MetricLimits":
         limits = limits or Limits()
         return cls(limits.cpus, limits.memory_mb * MIB, limits.disk_mb * MIB, limits.pids)
 
 
 @dataclass(frozen=True, slots=True)
-class LatestFigures:
+class LatestMetrics:
     """The limits of a session, and the last point that is known of it."""
 
-    limits: FigureLimits
-    now: Figures
+    limits: MetricLimits
+    now: SandboxMetrics
 
     def as_mapping(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> "LatestFigures":
-        limits = {each.name: values["limits"].get(each.name, 0) for each in fields(FigureLimits)}
-        return cls(FigureLimits(**limits), Figures.from_mapping(values["now"]))
+    def from_mapping(cls, values: Mapping[str, Any]) -> "LatestMetrics":
+        limits = {each.name: values["limits"].get(each.name, 0) for each in fields(MetricLimits)}
+        return cls(MetricLimits(**limits), SandboxMetrics.from_mapping(values["now"]))
 
 
 class Resource(StrEnum):
@@ -101,13 +101,13 @@ class AlertThresholds:
 DEFAULT_ALERTS: Final = AlertThresholds()
 
 
-def used_and_limit(figures: Figures, limits: FigureLimits, resource: Resource) -> tuple[float, float]:
+def used_and_limit(metrics: SandboxMetrics, limits: MetricLimits, resource: Resource) -> tuple[float, float]:
     match resource:
         case Resource.MEMORY:
-            return figures.memory_bytes, limits.memory_bytes
+            return metrics.memory_bytes, limits.memory_bytes
         case Resource.DISK:
-            return figures.disk_bytes, limits.disk_bytes
+            return metrics.disk_bytes, limits.disk_bytes
         case Resource.PROCESSES:
-            return figures.processes, limits.processes
+            return metrics.processes, limits.processes
         case Resource.CPU:
-            return figures.cpus, limits.cpus
+            return metrics.cpus, limits.cpus
