@@ -140,7 +140,7 @@ class Call:
         return self._use
 
 
-class Reply(NamedTuple):
+class OperationReply(NamedTuple):
     """A result with another status than the operation's row has, or with headers."""
 
     values: Values
