@@ -12,6 +12,7 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from warren.interfaces.sandbox import Sandbox
@@ -64,12 +65,12 @@ class _MeteredSession:
 
     session: Session
     limits: MetricLimits
-    points: deque[SandboxMetrics] = field(default_factory=lambda: deque(maxlen=POINTS))
+    points: deque[SandboxMetrics] = field(default_factory=partial(deque, maxlen=POINTS))
     point_at: float = 0.0
     last: SandboxMetrics | None = None
     last_at: float = float("-inf")
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    alerts: dict[Resource, _Alert] = field(default_factory=lambda: {resource: _Alert() for resource in Resource})
+    alerts: dict[Resource, _Alert] = field(default_factory=dict)
 
     @classmethod
     def of(cls, session: Session) -> "_MeteredSession":
@@ -199,7 +200,8 @@ class MetricsMeter:
 
     def _look_for_alerts(self, followed: _MeteredSession, point: SandboxMetrics, thresholds: AlertThresholds) -> None:
         session, now = followed.session, self._clock.now()
-        for resource, alert in followed.alerts.items():
+        for resource in Resource:
+            alert = followed.alerts.setdefault(resource, _Alert())
             threshold: float = getattr(thresholds, resource)
             used, limit = used_and_limit(point, followed.limits, resource)
             percent = 100 * used / limit if limit else 0.0

@@ -72,7 +72,7 @@ class TenantTurns:
         """Whether a new claim gets a ready sandbox before those who wait already."""
         if self.is_greedy(tenant, now):
             return ready > self.reserve and not any(True for _ in waiting)
-        return all(self.is_greedy(waiter.tenant, now) for waiter in waiting)
+        return not waiting or all(self.is_greedy(waiter.tenant, now) for waiter in waiting)
 
     def choose(self, waiting: Iterable[W], ready: int, now: float) -> W | None:
         """The waiter that gets a new sandbox; None if it stays ready for another tenant. `waiting` is in order."""

@@ -87,10 +87,18 @@ class Commands:
         flags = _DEFER | once | (_STDIN if has_stdin else 0)
         channel = await self._link.open(WireRequest.START, self._start_payload(command, process_id, flags))
         feeder: asyncio.Task[None] | None = None
+        timer: asyncio.TimerHandle | None = None
         try:
             if has_stdin:
                 feeder = await self._feed(channel, stdin, process_id)
-            end, outputs = await self._collect(channel, command.keep_bytes, _deadline_s(command))
+            if command.timeout_s is not None:
+                deadline_s = command.timeout_s + command.grace_s + _HANG_S
+                timer = asyncio.get_running_loop().call_later(deadline_s, _give_up, channel)
+            try:
+                end, outputs = await _collect(channel, command.keep_bytes)
+            finally:
+                if timer is not None:
+                    timer.cancel()
         except asyncio.CancelledError:
             await self._end_cancelled(channel, process_id, command.grace_s)
             raise
@@ -118,17 +126,6 @@ class Commands:
         feeder = asyncio.create_task(send_all(channel, stdin), name=f"stdin of {process_id}")
         feeder.add_done_callback(kill_on_failure)
         return feeder
-
-    async def _collect(
-        self, channel: AgentChannel, keep: int, deadline_s: float | None = None
-    ) -> tuple[WireFields, CommandOutput]:
-        if deadline_s is None:
-            return await _collect(channel, keep)
-        timer = asyncio.get_running_loop().call_later(deadline_s, _give_up, channel)
-        try:
-            return await _collect(channel, keep)
-        finally:
-            timer.cancel()
 
     def _start_payload(self, command: Command, process_id: str, flags: int) -> bytes:
         env = base_env_fields({**self._env, **command.base_env}) if command.base_env else self._env_fields
@@ -253,7 +250,7 @@ class Commands:
         channel = await self._link.open(WireRequest.ATTACH, _attach_payload(process_id, offset, Flag.FOLLOW))
         try:
             keep = 0 if offset == NO_REPLAY else max(self._keep.get(process_id, MAX_KEEP_BYTES), _LEAST_KEPT)
-            return channel, *await self._collect(channel, keep)
+            return channel, *await _collect(channel, keep)
         finally:
             channel.close()
 
@@ -465,10 +462,6 @@ async def _stop(task: asyncio.Task[None]) -> None:
         task.cancel()
         with anyio.CancelScope(shield=True):
             await asyncio.wait([task])
-
-
-def _deadline_s(command: Command) -> float | None:
-    return None if command.timeout_s is None else command.timeout_s + command.grace_s + _HANG_S
 
 
 def _attach_payload(process_id: str, offset: int, flags: Flag) -> bytes:
