@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from warren.sandboxes.providers.gpu_access import GpuAccess
     from warren.sandboxes.providers.host_limits import HostRoom
     from warren.sessions.artifacts import Artifacts
-    from warren.sessions.egress import Egress
+    from warren.sessions.egress import EgressRules
     from warren.sessions.history import History
     from warren.sessions.lifecycle import Lifecycle
     from warren.sessions.manager import Sessions
@@ -477,14 +477,14 @@ def build_lifecycle(
     return lifecycle
 
 
-def build_egress(settings: Settings) -> "Egress":
+def build_egress(settings: Settings) -> "EgressRules":
     """What sessions may ask for of the network."""
     from warren.config.presets import PresetReader
     from warren.model.egress import Ceiling
-    from warren.sessions.egress import Egress
+    from warren.sessions.egress import EgressRules
 
     reader = PresetReader(settings.egress_presets, environment_with({}))
-    return Egress(Ceiling(settings.egress_allowed), reader, enabled=settings.egress)
+    return EgressRules(Ceiling(settings.egress_allowed), reader, enabled=settings.egress)
 
 
 def build_egress_policy(settings: Settings) -> "EgressPolicy":

@@ -27,16 +27,13 @@ class SessionActivity:
         return f"{len(self.owners)} running, {len(self.starting)} creating, {len(self.tasks)} tasks"
 
     def begin_start(self, session: Session, work: Coroutine[Any, Any, Session]) -> SessionTask:
-        return self._begin(self.starting, session, work, "starting")
+        task = self.starting[session.id] = self.tasks.run(work, f"starting {session.id}")
+        task.add_done_callback(lambda _: self.starting.pop(session.id, None))
+        return task
 
     def begin_end(self, session: Session, work: Coroutine[Any, Any, Session]) -> SessionTask:
-        return self._begin(self.ending, session, work, "ending")
-
-    def _begin(
-        self, running: dict[str, SessionTask], session: Session, work: Coroutine[Any, Any, Session], doing: str
-    ) -> SessionTask:
-        task = running[session.id] = self.tasks.run(work, f"{doing} {session.id}")
-        task.add_done_callback(lambda _: running.pop(session.id, None))
+        task = self.ending[session.id] = self.tasks.run(work, f"ending {session.id}")
+        task.add_done_callback(lambda _: self.ending.pop(session.id, None))
         return task
 
     def track(self, session: Session) -> None:

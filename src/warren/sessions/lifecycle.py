@@ -15,7 +15,7 @@ from warren.interfaces.secrets import NoSecrets, SecretSource
 from warren.sessions.activity import SessionActivity
 from warren.sessions.artifacts import Artifacts
 from warren.sessions.basis import SessionBasis
-from warren.sessions.egress import Egress
+from warren.sessions.egress import EgressRules
 from warren.sessions.ending import SessionEnding
 from warren.sessions.event_hub import EventHub
 from warren.sessions.losses import SessionLosses
@@ -35,7 +35,7 @@ class LifecycleOptions:
 
     waits: StartWaits = field(default_factory=StartWaits)
     events: EventHub = field(default_factory=EventHub)
-    egress: Egress = field(default_factory=Egress)
+    egress: EgressRules = field(default_factory=EgressRules)
     network_meter: NetworkMeter | None = None
     metrics: MetricsMeter | None = None
     secrets: SecretSource = field(default_factory=NoSecrets)

@@ -12,6 +12,7 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from warren.interfaces.sandbox import Sandbox
@@ -58,21 +59,21 @@ class _Alert:
 
 
 @dataclass(slots=True)
-class _Followed:
+class _MeteredSession:
     """`last` is the last point of the series, or one that somebody asked for since. The times of both are by the clock
     that never jumps."""
 
     session: Session
     limits: MetricLimits
-    points: deque[SandboxMetrics] = field(default_factory=lambda: deque(maxlen=POINTS))
+    points: deque[SandboxMetrics] = field(default_factory=partial(deque, maxlen=POINTS))
     point_at: float = 0.0
     last: SandboxMetrics | None = None
     last_at: float = float("-inf")
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    alerts: dict[Resource, _Alert] = field(default_factory=lambda: {resource: _Alert() for resource in Resource})
+    alerts: dict[Resource, _Alert] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, session: Session) -> "_Followed":
+    def of(cls, session: Session) -> "_MeteredSession":
         return cls(session, MetricLimits.of(session.limits))
 
 
@@ -93,15 +94,15 @@ class MetricsMeter:
         self._publish = publish
         self._read_s = read_s
         self.interval_s = read_s
-        self._followed: dict[tuple[str, str], _Followed] = {}  # by tenant and session id
-        self._new: dict[tuple[str, str], _Followed] = {}  # those that were never read
+        self._followed: dict[tuple[str, str], _MeteredSession] = {}  # by tenant and session id
+        self._new: dict[tuple[str, str], _MeteredSession] = {}  # those that were never read
 
     def __repr__(self) -> str:
         return f"<MetricsMeter: {len(self._followed)} followed, each {self.interval_s:g} s>"
 
     def follow(self, session: Session) -> None:
         name = session.tenant, session.id
-        self._followed[name] = self._new[name] = _Followed.of(session)
+        self._followed[name] = self._new[name] = _MeteredSession.of(session)
 
     def forget(self, tenant: str, session_id: str) -> None:
         self._followed.pop((tenant, session_id), None)
@@ -111,7 +112,7 @@ class MetricsMeter:
 
     async def now(self, session: Session, sandbox: Sandbox) -> SandboxMetrics:
         """What the session uses now; a point that is less than a second old will do. Raises what `metrics` does."""
-        followed = self._followed.get((session.tenant, session.id)) or _Followed.of(session)
+        followed = self._followed.get((session.tenant, session.id)) or _MeteredSession.of(session)
         async with followed.reading:
             if followed.last is None or self._clock.now() - followed.last_at >= FRESH_S:
                 await self._read(followed, sandbox)
@@ -154,7 +155,7 @@ class MetricsMeter:
         new, self._new = self._new, {}
         await self._add_points(list(new.values()))
 
-    async def _add_points(self, all_of_them: list[_Followed]) -> None:
+    async def _add_points(self, all_of_them: list[_MeteredSession]) -> None:
         thresholds: dict[str, AlertThresholds] = {}  # by environment, looked up once for all
         for at in range(0, len(all_of_them), _AT_ONCE):
             some = all_of_them[at : at + _AT_ONCE]
@@ -165,7 +166,7 @@ class MetricsMeter:
                 _log.debug("figures_not_read", sessions=len(some), error="no answer in time")
             await asyncio.sleep(0)
 
-    async def _add_point(self, followed: _Followed, thresholds: dict[str, AlertThresholds]) -> None:
+    async def _add_point(self, followed: _MeteredSession, thresholds: dict[str, AlertThresholds]) -> None:
         session = followed.session
         try:
             sandbox = await self._find_sandbox(session)
@@ -187,7 +188,7 @@ class MetricsMeter:
             # The alerts of all sessions depend on this loop: it must survive whatever one sandbox raises.
             _log.warning("figures_not_read", session=session.id, error=exc)
 
-    async def _read(self, followed: _Followed, sandbox: Sandbox) -> SandboxMetrics:
+    async def _read(self, followed: _MeteredSession, sandbox: Sandbox) -> SandboxMetrics:
         found = await sandbox.metrics()
         now = self._clock.now()
         cpus = 0.0 if followed.last is None else _cpus(found, followed.last, now - followed.last_at)
@@ -197,9 +198,10 @@ class MetricsMeter:
 
     # -- alerts
 
-    def _look_for_alerts(self, followed: _Followed, point: SandboxMetrics, thresholds: AlertThresholds) -> None:
+    def _look_for_alerts(self, followed: _MeteredSession, point: SandboxMetrics, thresholds: AlertThresholds) -> None:
         session, now = followed.session, self._clock.now()
-        for resource, alert in followed.alerts.items():
+        for resource in Resource:
+            alert = followed.alerts.setdefault(resource, _Alert())
             threshold: float = getattr(thresholds, resource)
             used, limit = used_and_limit(point, followed.limits, resource)
             percent = 100 * used / limit if limit else 0.0

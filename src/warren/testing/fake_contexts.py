@@ -7,17 +7,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from warren.model.code import CELL_LOST, CELL_NO_KEEPER, NO_PROGRAM, frame
-from warren.testing.fake_shell import Shell, Terminal
+from warren.testing.fake_shell import FakeShell, FakeTerminal
 
 
-class AgentProcess(Terminal, Protocol):
+class FakeKeeper(FakeTerminal, Protocol):
     handlers: dict[int, Callable[[], object]]
 
 
 class FakeContext:
     """A shell, and the cell that runs in it."""
 
-    def __init__(self, pid: int, shell: Shell) -> None:
+    def __init__(self, pid: int, shell: FakeShell) -> None:
         self.pid, self.shell = pid, shell
         self.turn = asyncio.Lock()
         self.cell: asyncio.Task[int] | None = None
@@ -32,7 +32,7 @@ class FakeContext:
 class _CellTerminal:
     """Output of a cell's shell, as frames of the cell's process."""
 
-    def __init__(self, process: AgentProcess) -> None:
+    def __init__(self, process: FakeKeeper) -> None:
         self._process = process
         self.pid, self.ignored = process.pid, process.ignored
 
@@ -52,7 +52,7 @@ class _CellTerminal:
 class FakeAgent:
     """The agent's program as a command: `context` keeps a shell, `cell` runs code in it."""
 
-    def __init__(self, contexts: dict[str, FakeContext], process: AgentProcess, shell: Shell) -> None:
+    def __init__(self, contexts: dict[str, FakeContext], process: FakeKeeper, shell: FakeShell) -> None:
         self._contexts, self._process, self._shell = contexts, process, shell
         self.user = shell.user
 

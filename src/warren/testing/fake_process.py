@@ -15,7 +15,7 @@ from warren.model.operations import Chunk, Command, ExecResult, ProcessInfo, Rea
 from warren.sandboxes.agent.channel import Output
 from warren.sandboxes.agent.command_result import lost_result
 from warren.testing.fake_contexts import FakeAgent
-from warren.testing.fake_shell import Exit, Shell, Signalled
+from warren.testing.fake_shell import Exit, FakeShell, Signalled
 
 _LAG_BYTES = 256 * 1024
 _HARMLESS = {17, 18, 23, 28}
@@ -86,7 +86,7 @@ class FakeProcess:
 
     # For the sandbox.
 
-    def begin(self, shell: Shell | FakeAgent, at_end: Callable[[], None]) -> None:
+    def begin(self, shell: FakeShell | FakeAgent, at_end: Callable[[], None]) -> None:
         self.user = shell.user
         self._main = asyncio.get_running_loop().create_task(self._run(shell, at_end))
         self._main.add_done_callback(self._main_ended)
@@ -96,13 +96,13 @@ class FakeProcess:
             reason, signal = self._ending or (Reason.SIGNAL, 9)
             self._finish(128 + (signal or 9), signal, reason)
 
-    async def _run(self, shell: Shell | FakeAgent, at_end: Callable[[], None]) -> None:
+    async def _run(self, shell: FakeShell | FakeAgent, at_end: Callable[[], None]) -> None:
         timer = None
         if self._command.timeout_s is not None:
             timer = asyncio.get_running_loop().call_later(self._command.timeout_s, self.end, Reason.TIMEOUT)
         code, signal, reason = 0, None, Reason.EXITED
         try:
-            if isinstance(shell, Shell) and self._command.shell:
+            if isinstance(shell, FakeShell) and self._command.shell:
                 code = await shell.run(self._command.shell)
                 at_end()
             else:

@@ -45,12 +45,12 @@ from warren.model.spec import HOME, USER, WORKSPACE, Isolation, SandboxSpec
 from warren.sandboxes.agent.command_result import lost_result
 from warren.sandboxes.agent.files import check_mode
 from warren.sandboxes.agent.process import check_id, new_id
-from warren.sandboxes.agent.tar_stream import Member, TarReader, header, padding, trailer
+from warren.sandboxes.agent.tar_stream import TarMember, TarReader, header, padding, trailer
 from warren.testing.fake_contexts import FakeAgent, FakeContext
 from warren.testing.fake_files import FakeFiles, normalize_path, uid_of
 from warren.testing.fake_process import FakeProcess
 from warren.testing.fake_search import FakeSearch
-from warren.testing.fake_shell import Shell
+from warren.testing.fake_shell import FakeShell
 
 CHUNK = 64 * 1024
 T = TypeVar("T")
@@ -178,7 +178,7 @@ class FakeSandbox:
         }
         machine.next_pid += 1
         process = FakeProcess(process_id, machine.next_pid, command, machine.loss)
-        shell = Shell(self._files, process, uid, command.user or USER, cwd, {**base, **command.env})
+        shell = FakeShell(self._files, process, uid, command.user or USER, cwd, {**base, **command.env})
         shell.exported = {*base, *command.env}
 
         def carry_state() -> None:
@@ -291,7 +291,7 @@ class FakeSandbox:
         base = normalize_path(path).rstrip("/")
         for info, node in self._files.walk(base, 1000, uid_of(user)):
             size = len(node.data)
-            member = Member(
+            member = TarMember(
                 info.path[len(base) + 1 :],
                 info.kind,
                 size,
@@ -315,7 +315,7 @@ class FakeSandbox:
             count += 1
         return count
 
-    def _unpack_member(self, path: str, member: Member, data: bytes, uid: int) -> None:
+    def _unpack_member(self, path: str, member: TarMember, data: bytes, uid: int) -> None:
         self._files.make_parents(path, uid)
         if member.kind is FileKind.FILE:
             self._files.write(path, data, member.mode, uid)

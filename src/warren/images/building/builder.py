@@ -44,7 +44,7 @@ from warren.model.image import NO_CONFIG, Configure, Copy, ImageConfig, Recipe, 
 from warren.model.spec import check_env, check_image_name
 
 if TYPE_CHECKING:
-    from warren.images.building.context import Digest, FileTree, Source
+    from warren.images.building.context import CopySource, Digest, FileTree
     from warren.images.building.steps import StepRunner
     from warren.sandboxes.agent.sandbox import AgentSandbox
 
@@ -365,7 +365,7 @@ class _Build:
     async def _copy_source(
         self,
         files: "FileTree",
-        source: "Source",
+        source: "CopySource",
         sandbox: "AgentSandbox",
         target: str,
         into: bool,
@@ -388,10 +388,10 @@ class _Build:
             )
 
     async def _unpack(
-        self, files: "FileTree", source: "Source", sandbox: "AgentSandbox", target: str, sent: "Digest"
+        self, files: "FileTree", source: "CopySource", sandbox: "AgentSandbox", target: str, sent: "Digest"
     ) -> None:
         """An archive is unpacked here first, into a directory of its own, because a tar may have hard links."""
-        from warren.images.building.context import NOTHING_IGNORED, FileTree, Source, in_steps
+        from warren.images.building.context import NOTHING_IGNORED, CopySource, FileTree, in_steps
         from warren.images.building.steps import ROOT
 
         place = self.making / f"archive-{self._count}"
@@ -400,7 +400,7 @@ class _Build:
         for part in files.content(source):
             sent.add(part)
         with FileTree(place, NOTHING_IGNORED) as unpacked:
-            await sandbox.place(target, in_steps(unpacked.content(Source("", True))), user=ROOT)
+            await sandbox.place(target, in_steps(unpacked.content(CopySource("", True))), user=ROOT)
 
     def _open_context(self) -> "FileTree":
         if self._context is None:
@@ -545,7 +545,7 @@ def _mode(text: str) -> int | None:
     return int(text, 8) & 0o777
 
 
-def _digest(files: "FileTree", sources: "list[Source]") -> str:
+def _digest(files: "FileTree", sources: "list[CopySource]") -> str:
     from warren.images.building.context import Digest
 
     digest = Digest()
@@ -556,27 +556,27 @@ def _digest(files: "FileTree", sources: "list[Source]") -> str:
     return digest.text()
 
 
-def _add_name(digest: "Digest", source: "Source") -> None:
+def _add_name(digest: "Digest", source: "CopySource") -> None:
     """Contents of a directory are copied, so its name does not count."""
     digest.add(b"directory" if source.is_directory else b"file")
 
 
 @contextlib.contextmanager
-def _opened_file(files: "FileTree", source: "Source") -> Iterator[Any]:
+def _opened_file(files: "FileTree", source: "CopySource") -> Iterator[Any]:
     with open(files.open(source), "rb") as file:
         yield file
 
 
-def _is_archive(files: "FileTree", source: "Source") -> bool:
+def _is_archive(files: "FileTree", source: "CopySource") -> bool:
     from warren.images.transfer.import_tree import is_tar
 
     with _opened_file(files, source) as file:
         return is_tar(file)
 
 
-def _unpack_archive(files: "FileTree", source: "Source", place: Path, most_bytes: int) -> None:
-    from warren.images.transfer.import_tree import Caps, unpack_tar
+def _unpack_archive(files: "FileTree", source: "CopySource", place: Path, most_bytes: int) -> None:
+    from warren.images.transfer.import_tree import ImportCaps, unpack_tar
 
     place.mkdir(mode=0o700)
     with _opened_file(files, source) as file, Tree(place) as tree:
-        unpack_tar(file, tree, Caps(size=most_bytes))
+        unpack_tar(file, tree, ImportCaps(size=most_bytes))

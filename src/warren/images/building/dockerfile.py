@@ -55,11 +55,11 @@ def parse_dockerfile(
 ) -> ParsedDockerfile:
     """`config_of` tells what the image in a FROM says about itself: its variables may be used. `target` is the stage
     to make, by name or number; stages that it does not need are left out. Raises InvalidRequest."""
-    return _Reader(file, build_args or {}, config_of).read(text, target)
+    return _DockerfileReader(file, build_args or {}, config_of).read(text, target)
 
 
 @dataclass(slots=True)
-class _StageState:
+class _ParsedStage:
     """What holds at some line of a stage."""
 
     stage: Stage
@@ -77,7 +77,7 @@ class _StageState:
         return ImageConfig(env=self.env, workdir=self.workdir, user=self.user, exposed_ports=tuple(self.ports))
 
 
-class _Reader:
+class _DockerfileReader:
     def __init__(self, file: str, build_args: Mapping[str, str], config_of: Callable[[str], ImageConfig]) -> None:
         self._file, self._build_args, self._config_of = file, build_args, config_of
         arch = _ARCHITECTURES.get(platform.machine(), platform.machine())
@@ -89,8 +89,8 @@ class _Reader:
         }
         self._global_args: dict[str, str] = {}
         self._used_args: set[str] = set()
-        self._stages: list[_StageState] = []
-        self._by_name: dict[str, _StageState] = {}
+        self._stages: list[_ParsedStage] = []
+        self._by_name: dict[str, _ParsedStage] = {}
         self._notes: list[str] = []
         self._escape = "\\"
 
@@ -151,7 +151,7 @@ class _Reader:
         stage = Stage(base, name=name, line=place.line)
         workdir = config.workdir or "/"
         env = {"PATH": DEFAULT_PATH, **config.env}
-        state = _StageState(stage, env, workdir, config.user, dict.fromkeys(config.exposed_ports))
+        state = _ParsedStage(stage, env, workdir, config.user, dict.fromkeys(config.exposed_ports))
         self._stages.append(state)
         self._by_name[name] = state
 
@@ -167,7 +167,7 @@ class _Reader:
             name += "-"
         return name
 
-    def _find_stage(self, name: str) -> _StageState | None:
+    def _find_stage(self, name: str) -> _ParsedStage | None:
         return self._by_name.get(name.lower())
 
     def _arg(self, instruction: Instruction, place: Place) -> None:
@@ -325,7 +325,7 @@ class _Reader:
     # -- parts of instructions
 
     @property
-    def _now(self) -> _StageState:
+    def _now(self) -> _ParsedStage:
         return self._stages[-1]
 
     def _expander(self, place: Place) -> Expander:

@@ -35,7 +35,7 @@ from warren.model.operations import Command, FileKind, Reason
 from warren.model.secrets import CA_VARIABLES
 from warren.model.spec import SandboxSpec
 from warren.sandboxes.agent.sandbox import AgentSandbox
-from warren.sandboxes.agent.tar_stream import Member
+from warren.sandboxes.agent.tar_stream import TarMember
 
 ROOT: Final = "0"  # an image may have no /etc/passwd
 _NAME: Final = "build"
@@ -48,7 +48,7 @@ _PRIVATE: Final = "/dev/shm/.warren-build"  # in memory, so it is in no layer
 _MAX_LINKS: Final = 8
 _MAX_SMALL_FILE: Final = 1024 * 1024
 
-Parts = AsyncIterator[Member | bytes]
+Parts = AsyncIterator[TarMember | bytes]
 
 
 class StepRunner:
@@ -308,7 +308,7 @@ async def _copy_file(
     bits = found.mode & 0o777 if mode is None else mode
 
     async def content(name: str) -> Parts:
-        yield Member(name, FileKind.FILE, found.size, bits, int(found.modified), "", found.uid, found.gid)
+        yield TarMember(name, FileKind.FILE, found.size, bits, int(found.modified), "", found.uid, found.gid)
         async for part in source.read(path, length=found.size, user=ROOT):
             yield part
 
@@ -335,9 +335,9 @@ async def _expand(source: AgentSandbox, pattern: str) -> list[str]:
     return sorted(found)
 
 
-async def _changed(members: AsyncIterator[Member | bytes], mode: int | None) -> Parts:
+async def _changed(members: AsyncIterator[TarMember | bytes], mode: int | None) -> Parts:
     async for part in members:
-        if isinstance(part, Member) and mode is not None and part.kind is not FileKind.SYMLINK:
+        if isinstance(part, TarMember) and mode is not None and part.kind is not FileKind.SYMLINK:
             yield replace(part, mode=mode)
         else:
             yield part

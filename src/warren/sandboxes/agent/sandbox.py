@@ -19,7 +19,7 @@ from warren.model.spec import Isolation
 from warren.sandboxes.agent.files import AgentFiles
 from warren.sandboxes.agent.link import AgentLink
 from warren.sandboxes.agent.process import Commands
-from warren.sandboxes.agent.wire import Request
+from warren.sandboxes.agent.wire import WireRequest
 from warren.sandboxes.egress.broker import BrokerSetup
 from warren.sandboxes.egress.certificates import Certificates, new_certificates
 from warren.sandboxes.network.ports import SandboxPorts
@@ -154,7 +154,7 @@ class AgentSandbox(AgentFiles):
         return replace(metrics, sent_bytes=use.bytes_sent, received_bytes=use.bytes_received)
 
     async def ping(self) -> None:
-        channel = await self._link.open(Request.PING)
+        channel = await self._link.open(WireRequest.PING)
         try:
             await channel.last()
         finally:

@@ -15,7 +15,7 @@ from warren.model.code import check_not_reserved
 from warren.model.errors import InvalidRequest, ProcessNotFound
 from warren.model.operations import Chunk, ProcessInfo, TerminalSize
 from warren.sessions.long_values import LongList
-from warren.sessions.operations.call import Call, Handler, Reply, Values
+from warren.sessions.operations.call import Call, Handler, OperationReply, Values
 from warren.sessions.operations.commands import EVENTS, Encoding
 from warren.sessions.output_events import Encoder, Events, close_source, process_events
 from warren.sessions.schemas import (
@@ -147,13 +147,13 @@ async def _read_chunks(process: Process, offset: int, until: int, limit: int, ch
         await close_source(source)
 
 
-async def wait_for_process(call: Call, query: WaitQuery) -> Reply:
+async def wait_for_process(call: Call, query: WaitQuery) -> OperationReply:
     """The result, as for exec. 202 with the process as it is when it still runs after `timeout_s`."""
     process = await call.sandbox.process(call.process_id)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(query.timeout_s):
-            return Reply(exec_view(await process.wait()), 200)
-    return Reply(await get_process(call), 202)
+            return OperationReply(exec_view(await process.wait()), 200)
+    return OperationReply(await get_process(call), 202)
 
 
 async def write_stdin(call: Call, body: StdinBody) -> None:
