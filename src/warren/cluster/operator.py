@@ -62,7 +62,7 @@ class ClusterOperator:
         await self._failover.sweep({member.id for member in self._alive()})
 
     def check_ready(self) -> None:
-        """Raises Unavailable if no worker is alive. Without Redis a coordinator is ready: running sessions go on."""
+        """Raises Unavailable if no worker is alive. A coordinator without Redis is ready: running sessions go on."""
         if not any(member.compatible for member in self._alive()):
             raise Unavailable("no worker of the cluster is there", retry_after_s=2)
 
@@ -73,7 +73,7 @@ class ClusterOperator:
         return sum(member.report.claimed for member in self._alive())
 
     async def figures(self) -> Mapping[str, WorkerStats]:
-        """The current figures of every worker that responds, by worker id."""
+        """Returns the current figures of every worker that responds, by worker id."""
         alive = self._alive()
         found = await asyncio.gather(*(self._fetch_stats(member.address) for member in alive), return_exceptions=True)
         return {member.id: stats for member, stats in zip(alive, found, strict=True) if isinstance(stats, WorkerStats)}

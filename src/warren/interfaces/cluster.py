@@ -1,4 +1,4 @@
-"""A cluster as a coordinator's own routes see it."""
+"""The cluster, as the coordinator's own routes see it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ WORKER_STATES: Final = ("ready", "draining", "stopping", "incompatible", "dead")
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker as its last heartbeat described it. `state` is one of WORKER_STATES. `lease_left_s` is negative since
-    the lease ran out."""
+    """A worker as its last heartbeat described it. `state` is one of WORKER_STATES. `lease_left_s` is negative once the
+    lease has run out."""
 
     id: str
     state: str
@@ -42,9 +42,9 @@ class ClusterStatus:
 
 
 class ClusterControl(Protocol):
-    """`drain` and `remove` raise NotFound for a worker that is not there. `figures` has the workers that answer.
-    `session_metrics` asks the workers for the last points of a tenant's sessions, given by worker, and has those of the
-    workers that answer."""
+    """`drain` and `remove` raise NotFound for an unknown worker. `figures` returns the figures of the workers that
+    answer. `session_metrics` asks workers for the latest metrics of a tenant's sessions, whose ids are given by worker;
+    sessions of workers that do not answer are left out."""
 
     def status(self) -> ClusterStatus: ...
     async def drain(self, worker_id: str, draining: bool) -> WorkerStatus: ...

@@ -1,4 +1,4 @@
-"""Metrics: what a session uses now, and the alerts that follow from them."""
+"""Metrics: what a session uses now, and the alerts that they cause."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -11,10 +11,13 @@ from warren.model.spec import MIB, Limits
 
 @dataclass(frozen=True, slots=True)
 class SandboxMetrics:
-    """One point. `at` is the time of day. `cpu_s` is all that was used of processors so far, `cpus` how many cores that
-    was on average since the point before (0 in the first). `memory_bytes` is without the cache of files, which the
-    kernel takes back when memory is short: that is `cache_bytes`. `processes` includes threads. The bytes of the
-    network are those that went through the sandbox's rules, 0 if it has none."""
+    """One measurement, at the wall-clock time `at`.
+
+    `cpu_s`: processor time used so far. `cpus`: the cores used on average since the previous measurement (0 in the
+    first). `memory_bytes`: without the cache of files (`cache_bytes`), which the kernel takes back when memory is
+    short. `processes`: includes threads. Network bytes are counted where the sandbox's rules are applied; 0 if it has
+    no network.
+    """
 
     at: float = 0.0
     cpu_s: float = 0.0
@@ -31,13 +34,13 @@ class SandboxMetrics:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "SandboxMetrics":
-        """Also what a worker of another version wrote: unknown metrics are ignored, missing ones are zero."""
+        """Reads metrics, also those of a worker of another version: unknown ones are ignored, missing ones are zero."""
         return cls(**{each.name: values[each.name] for each in fields(cls) if each.name in values})
 
 
 @dataclass(frozen=True, slots=True)
 class MetricLimits:
-    """What a session may use at most, in the units of its metrics."""
+    """The most that a session may use, in the units of its metrics."""
 
     cpus: float
     memory_bytes: int
@@ -52,7 +55,7 @@ class MetricLimits:
 
 @dataclass(frozen=True, slots=True)
 class LatestMetrics:
-    """The limits of a session, and the last point that is known of it."""
+    """The limits of a session and its latest metrics."""
 
     limits: MetricLimits
     now: SandboxMetrics
@@ -67,7 +70,7 @@ class LatestMetrics:
 
 
 class Resource(StrEnum):
-    """What an alert can be about."""
+    """The subject of an alert."""
 
     MEMORY = "memory"
     DISK = "disk"
@@ -77,7 +80,7 @@ class Resource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AlertThresholds:
-    """In percent of the limit, from which on an event `resource.high` is published; 0 is never."""
+    """The percentages of the limits at which an event `resource.high` is published; 0 means never."""
 
     memory: float = 90
     disk: float = 90
@@ -94,7 +97,7 @@ class AlertThresholds:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "AlertThresholds":
-        """YAML reads `off` as false."""
+        """Reads thresholds. `off` means never; YAML reads it as false."""
         return cls(**{name: 0 if value is False or value == "off" else value for name, value in values.items()})
 
 

@@ -1,6 +1,6 @@
 """The file system of the fake sandbox: a tree of nodes in memory, with owners and modes.
 
-It has only what the contract needs: no hard links, no times but the modification time, and only the rights of the
+It has only what the contract needs: no hard links, no times but the modification time, and no rights but those of the
 owner and of everybody. It never touches the host.
 """
 
@@ -43,7 +43,7 @@ class FakeNode:
 
 
 class FakeFiles:
-    """Maps paths to nodes and raises typed errors. Calls every one of `watchers` with each change."""
+    """Maps paths to nodes and raises typed errors. Calls each of `watchers` with every change."""
 
     def __init__(self, disk_mb: int) -> None:
         self._root = _new_directory(0, 0o755)
@@ -71,7 +71,8 @@ class FakeFiles:
         return node
 
     def parent(self, path: str, uid: int, links: int = 0) -> tuple[FakeNode, str]:
-        """The directory a path's last name is in. The root is its own parent, without a name."""
+        """Returns the directory that contains a path's last name, and that name. The root is its own parent, with no
+        name."""
         parts = _parts(path)
         node, walked = self._root, ""
         for at, name in enumerate(parts[:-1]):
@@ -153,7 +154,8 @@ class FakeFiles:
         return self.stat(path, uid, details=details)
 
     def _notify_steps(self, path: str, old: FakeNode | None, new: FakeNode) -> None:
-        """It is created, or given to the user and emptied; then written; then its metadata is set."""
+        """Reports the steps of writing in place: the file is created, or given to the user and emptied; then it is
+        written; then its metadata is set."""
         steps = [Change.CREATED, Change.ATTRIBUTES] if old is None else [Change.ATTRIBUTES]
         if new.data or (old is not None and old.data):
             steps.append(Change.MODIFIED)
@@ -248,7 +250,7 @@ def uid_of(user: str) -> int:
 
 
 def normalize_path(path: str) -> str:
-    """The absolute path without `.` and `..`; keeps a slash at the end."""
+    """Returns the absolute path without `.` and `..`; keeps a slash at its end."""
     return "/" + "/".join(_parts(check_path(path))) + ("/" if path.endswith("/") and path.strip("/") else "")
 
 

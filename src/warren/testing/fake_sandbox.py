@@ -71,7 +71,7 @@ class FakeMachine:
         self.next_pid = 2
         self.network, self.network_use = NO_NETWORK, NetworkUse()
         self.network_bounds: tuple[EgressBound, ...] = ()
-        self.metrics = SandboxMetrics()  # what it uses beside its files and commands, as a test says
+        self.metrics = SandboxMetrics()  # set by tests: what it uses apart from its files and commands
         self.lost = asyncio.Event()
         self.why = ""
         self.when_lost: list[tuple[FakeSandbox, Callable[[str], None]]] = []
@@ -389,7 +389,7 @@ class FakeSandbox:
         return self._networked().network_use
 
     def _networked(self) -> FakeMachine:
-        """Only a provider that was given the capability remembers rules, and enforces none."""
+        """Returns the machine if its provider has the capability. It then remembers rules, and enforces none."""
         machine = self._check_alive()
         if Capability.EGRESS not in machine.capabilities:
             raise lacks(machine.isolation.provider, Capability.EGRESS)
@@ -431,7 +431,7 @@ class FakeSandbox:
 
 
 class FakeWatch(AsyncGenerator[FileEvent, None]):
-    """Changes and requests to sync come through one queue."""
+    """Changes and requests to sync come through one queue, so a sync is answered after all changes before it."""
 
     def __init__(
         self,
@@ -466,7 +466,7 @@ class FakeWatch(AsyncGenerator[FileEvent, None]):
         while not self._events.empty():
             if isinstance(left := self._events.get_nowait(), asyncio.Future) and not left.done():
                 left.set_exception(why)
-                left.exception()  # marks it as retrieved: perhaps no task waits for it
+                left.exception()  # marks it as retrieved: no task may be waiting for it
 
     async def sync(self) -> None:
         if not self._watching:

@@ -1,6 +1,6 @@
-"""Search in the fake's file system: the rules of agent/search.c, with Python's expressions.
+"""Search in the fake's file system: the rules of agent/search.c, but with Python's regular expressions.
 
-An expression that means the same to Python and to POSIX finds the same; time never runs out.
+An expression that means the same to Python and to POSIX finds the same. A search never runs out of time.
 """
 
 import re
@@ -24,7 +24,7 @@ _CLASSES = {
 
 
 class FakeSearch:
-    """One search; `run` gives its matches and then the summary."""
+    """One search. `run` yields its matches and then the summary."""
 
     def __init__(self, files: FakeFiles, query: Search) -> None:
         self._files, self._query = files, query
@@ -110,7 +110,7 @@ def _compile(pattern: str, case: int) -> re.Pattern[str]:
 
 
 def _translate(glob: str) -> str:
-    """A glob as a regular expression over the relative path."""
+    """Returns a glob as a regular expression for the relative path."""
     parts = glob.removeprefix("/").split("/")
     whole = ""
     for number, part in enumerate(parts):

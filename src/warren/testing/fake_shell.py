@@ -1,6 +1,6 @@
-"""A small shell with just what the contract tests use. It runs no program of the host.
+"""A small shell that has just what the contract tests use. It runs no program of the host.
 
-It knows words with quotes and $NAME; `;` `&` `&&` `||`; `> file`, `>> file`, `>&2`, `< file`; and the commands in
+It understands words with quotes and $NAME; `;` `&` `&&` `||`; `> file`, `>> file`, `>&2`, `< file`; and the commands in
 `BUILTINS`. A background command (`&`) is a task of its own, which is counted and ended with its process.
 """
 
@@ -34,7 +34,7 @@ class Signalled(Exception):
 
 
 class FakeTerminal(Protocol):
-    """What a process of the fake gives its shell: output, input and signals."""
+    """What a fake process offers its shell: output, input and signals."""
 
     pid: int
     ignored: set[int]
@@ -160,7 +160,8 @@ class FakeShell:
 
 
 def _commands(text: str) -> list[tuple[str, list[str], bool]]:
-    """The connector before each command, its words and redirections, and whether it runs in the background."""
+    """Returns, for each command, the connector before it, its words and redirections, and whether it runs in the
+    background."""
     found: list[tuple[str, list[str], bool]] = []
     connector, words, at = "", list[str](), 0
     while (match := _TOKEN.match(text, at)) is not None:
