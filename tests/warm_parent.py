@@ -32,6 +32,8 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
+from this_run import patience
+
 VARIABLE: Final = "TEST_WARM_PARENT"
 _TESTS: Final = os.path.dirname(os.path.abspath(__file__))
 _LONGEST_REQUEST: Final = 1 << 20
@@ -139,6 +141,8 @@ def run(
         options["stdin"] = subprocess.PIPE
     if capture_output:
         options["stdout"] = options["stderr"] = subprocess.PIPE
+    if timeout is not None:
+        timeout = patience(timeout)
     with Popen(args, **options) as process:
         try:
             stdout, stderr = process.communicate(input, timeout=timeout)
