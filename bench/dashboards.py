@@ -3,7 +3,7 @@
     sudo .venv/bin/python bench/dashboards.py            100 dashboards, 20 sessions
     sudo .venv/bin/python bench/dashboards.py --quick    small counts, to see whether it works
 
-A simulated dashboard does what the page does: it follows /api/events, asks every 10 s for the figures of the sessions
+A simulated dashboard does what the page does: it follows /api/events, asks every 10 s for the metrics of the sessions
 that it shows, and lists the sessions again after events, at most every 5 s. "Quiet" means that nothing happens to
 sessions; "busy" that one is created or ended each second. CPU time is that of the server's process alone.
 """

@@ -24,15 +24,15 @@ import this_run
 from leftovers import SandboxIds, wait_for_leftovers
 
 MOST_FLAKY: Final = 3
-_MOST_REPEATED: Final = 20  # with more failures than that something is broken for good, and repeating takes long
+_MOST_REPEATED: Final = 20  # with more failures something is really broken, and repeating them would take long
 _SLOWEST: Final = 30
 _PROCESSES: Final = 4
-_FINISHED: Final = {0, 1, 5}  # of pytest's exit codes: all passed, some failed, none were selected
+_FINISHED: Final = {0, 1, 5}  # exit codes of pytest: all passed, some failed, none were selected
 
 
 @dataclass
 class Result:
-    """What became of one test. `step` is setup, call or teardown; a file that cannot be imported fails in `collect`."""
+    """The result of one test. `step` is setup, call or teardown; a file that cannot be imported fails in `collect`."""
 
     test: str
     outcomes: dict[str, str] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Result:
 
 @dataclass
 class Part:
-    """The results of one start of pytest."""
+    """The results of one call of pytest."""
 
     exit_code: int
     results: dict[str, Result]
@@ -69,7 +69,7 @@ def read_results(lines: Iterable[str]) -> dict[str, Result]:
     for line in lines:
         values = json.loads(line)
         result = results.setdefault(values["test"], Result(values["test"]))
-        # A test that has failed in one process may be reported again by the process that takes its place.
+        # If a process dies, the one that takes its place may report a failed test again.
         if result.outcomes.get(values["step"]) != "failed":
             result.outcomes[values["step"]] = values["outcome"]
         result.duration_s += values["duration_s"]
@@ -86,9 +86,9 @@ def run_pytest(arguments: Sequence[str]) -> Part:
     command = [sys.executable, "-m", "pytest", "-p", "processes", "-p", "results", f"--results={file}"]
     command += [f"--basetemp={this_run.basetemp()}", *arguments]
     environ = {**os.environ, "PYTHONPATH": path}
-    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # pytest compiles hundreds of files, which should not be in vain
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # keeps the bytecode of the hundreds of files that pytest compiles
     with subprocess.Popen(command, env=environ) as process:
-        # Whoever ends this run ends it in order: pytest stops what its tests have started.
+        # SIGINT instead of SIGTERM: pytest then stops what its tests have started.
         signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGINT))
         exit_code = process.wait()
     try:
@@ -98,7 +98,7 @@ def run_pytest(arguments: Sequence[str]) -> Part:
 
 
 def repeat(failed: Sequence[str]) -> Part:
-    """Runs these tests again, one after the other, with nothing beside them."""
+    """Runs these tests again, one after the other and alone on the machine."""
     print(f"\nonce more, alone: {len(failed)}", flush=True)
     file = this_run.directory() / "repeated"
     file.write_text("".join(f"{test}\n" for test in failed))
@@ -156,7 +156,7 @@ class Summary:
         yield from (f"{result.duration_s:8.2f}s {result.test}" for result in slowest)
 
     def _folders(self) -> Iterable[str]:
-        """What a test's processes have used counts when they end: some of it for a later test of the same process."""
+        """Yields the processor time by folder. A process counts when it ends, so some of it counts for a later test."""
         used: dict[str, list[float]] = {}
         for result in self.results.values():
             used.setdefault(str(Path(result.test.partition("::")[0]).parent), []).append(result.processor_s)

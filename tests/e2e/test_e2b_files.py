@@ -13,8 +13,8 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
-from e2e.api_client import until
 from e2e.alone_or_cluster import running
+from e2e.api_client import until
 from e2e.conftest import NewState
 from server_process import ServerProcess, running_server
 

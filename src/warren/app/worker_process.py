@@ -185,7 +185,7 @@ class WorkerService(Service):
             self._auth,
             self.lease,
             self.describe,
-            self.sessions.lifecycle.figures.latest,
+            self.sessions.lifecycle.metrics.latest,
             partial(send_image, self._images, self._offered),
             self._metrics_app(context.port_connections),
         )

@@ -20,7 +20,7 @@ from warren.http.api.metrics import METRICS_PATH
 from warren.http.client.client import WorkerClient
 from warren.http.problems import problem
 from warren.model.errors import Interrupted, InvalidRequest
-from warren.model.figures import LatestFigures
+from warren.model.metrics import LatestMetrics
 from warren.sessions.request_context import set_claim_timeout, set_session_id
 
 LEASE_PATH: Final = "/internal/lease"
@@ -49,7 +49,7 @@ class WorkerMiddleware:
         auth: ClusterAuth,
         lease: Lease,
         describe: Callable[[], Mapping[str, Any]],
-        figures: Callable[[str, Sequence[str]], Mapping[str, LatestFigures]],
+        figures: Callable[[str, Sequence[str]], Mapping[str, LatestMetrics]],
         send_image: Callable[[Scope, Send], Awaitable[None]],
         metrics: ASGIApp,
     ) -> None:

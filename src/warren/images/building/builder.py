@@ -44,13 +44,13 @@ from warren.model.image import NO_CONFIG, Configure, Copy, ImageConfig, Recipe, 
 from warren.model.spec import check_env, check_image_name
 
 if TYPE_CHECKING:
-    from warren.images.building.context import Digest, FileTree, Source
+    from warren.images.building.context import CopySource, Digest, FileTree
     from warren.images.building.steps import StepRunner
     from warren.sandboxes.agent.sandbox import AgentSandbox
 
 SCRATCH: Final = "scratch"
 _RECORD: Final = "build.json"
-_MOST_LAYERS: Final = 16
+_MAX_LAYERS: Final = 16
 _MIB: Final = 1024 * 1024
 _LAYER: Final = "layer"
 
@@ -245,7 +245,7 @@ class _Build:
                 await self._take(step, state, number, label, (self._count - 1) / (total + 1))
             except (InvalidRequest, FileProblem, FileNotFound, FileExists, SandboxLost) as exc:
                 raise _with_step(exc, label, step.line) from exc
-            if len(state.layers) > _MOST_LAYERS:
+            if len(state.layers) > _MAX_LAYERS:
                 await self._collapse(state)
         return state
 
@@ -368,7 +368,7 @@ class _Build:
     async def _copy_source(
         self,
         files: "FileTree",
-        source: "Source",
+        source: "CopySource",
         sandbox: "AgentSandbox",
         target: str,
         into: bool,
@@ -391,10 +391,10 @@ class _Build:
             )
 
     async def _unpack(
-        self, files: "FileTree", source: "Source", sandbox: "AgentSandbox", target: str, sent: "Digest"
+        self, files: "FileTree", source: "CopySource", sandbox: "AgentSandbox", target: str, sent: "Digest"
     ) -> None:
         """Unpacks an archive into a directory of its own first, because a tar may contain hard links."""
-        from warren.images.building.context import NOTHING_IGNORED, FileTree, Source, in_steps
+        from warren.images.building.context import NOTHING_IGNORED, CopySource, FileTree, in_steps
         from warren.images.building.steps import ROOT
 
         place = self.making / f"archive-{self._count}"
@@ -403,7 +403,7 @@ class _Build:
         for part in files.content(source):
             sent.add(part)
         with FileTree(place, NOTHING_IGNORED) as unpacked:
-            await sandbox.place(target, in_steps(unpacked.content(Source("", True))), user=ROOT)
+            await sandbox.place(target, in_steps(unpacked.content(CopySource("", True))), user=ROOT)
 
     def _open_context(self) -> "FileTree":
         if self._context is None:
@@ -549,7 +549,7 @@ def _mode(text: str) -> int | None:
     return int(text, 8) & 0o777
 
 
-def _digest(files: "FileTree", sources: "list[Source]") -> str:
+def _digest(files: "FileTree", sources: "list[CopySource]") -> str:
     from warren.images.building.context import Digest
 
     digest = Digest()
@@ -560,27 +560,27 @@ def _digest(files: "FileTree", sources: "list[Source]") -> str:
     return digest.text()
 
 
-def _add_name(digest: "Digest", source: "Source") -> None:
+def _add_name(digest: "Digest", source: "CopySource") -> None:
     """Adds only the kind of the source: a directory's contents are copied, so its name does not matter."""
     digest.add(b"directory" if source.is_directory else b"file")
 
 
 @contextlib.contextmanager
-def _opened_file(files: "FileTree", source: "Source") -> Iterator[Any]:
+def _opened_file(files: "FileTree", source: "CopySource") -> Iterator[Any]:
     with open(files.open(source), "rb") as file:
         yield file
 
 
-def _is_archive(files: "FileTree", source: "Source") -> bool:
+def _is_archive(files: "FileTree", source: "CopySource") -> bool:
     from warren.images.transfer.import_tree import is_tar
 
     with _opened_file(files, source) as file:
         return is_tar(file)
 
 
-def _unpack_archive(files: "FileTree", source: "Source", place: Path, most_bytes: int) -> None:
-    from warren.images.transfer.import_tree import Caps, unpack_tar
+def _unpack_archive(files: "FileTree", source: "CopySource", place: Path, most_bytes: int) -> None:
+    from warren.images.transfer.import_tree import ImportCaps, unpack_tar
 
     place.mkdir(mode=0o700)
     with _opened_file(files, source) as file, Tree(place) as tree:
-        unpack_tar(file, tree, Caps(size=most_bytes))
+        unpack_tar(file, tree, ImportCaps(size=most_bytes))

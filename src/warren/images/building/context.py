@@ -17,7 +17,7 @@ from typing import Final
 from warren.images.trees.tree import Tree, open_in_root
 from warren.model.errors import InvalidRequest
 from warren.model.operations import FileKind
-from warren.sandboxes.agent.tar_stream import Member
+from warren.sandboxes.agent.tar_stream import TarMember
 
 IGNORE_FILE: Final = ".dockerignore"
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -26,12 +26,12 @@ _PART: Final = 256 * 1024
 _DEEPEST: Final = 200
 _LAST_ID: Final = 65534
 
-Content = Iterator[Member | bytes]
+Content = Iterator[TarMember | bytes]
 """Members; each file is followed by its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CopySource:
     """A file or directory to copy. `path` is empty for the whole build directory."""
 
     path: str
@@ -58,9 +58,9 @@ class FileTree:
     def __exit__(self, *_: object) -> None:
         self._tree.__exit__()
 
-    def find(self, patterns: Sequence[str]) -> list[Source]:
+    def find(self, patterns: Sequence[str]) -> list[CopySource]:
         """Returns what the patterns match, in order. Raises InvalidRequest for a pattern that matches nothing."""
-        found: dict[str, Source] = {}
+        found: dict[str, CopySource] = {}
         for pattern in patterns:
             parts = _parts(pattern)
             matches = sorted(self._match(self._tree.fd, "", parts)) if parts else [""]
@@ -73,7 +73,7 @@ class FileTree:
                 kind = self._tree.stat(path or ".")
                 if kind is None:
                     raise InvalidRequest(f"{path!r} of the build's directory is a link that leads nowhere in it")
-                found[path] = Source(path, stat.S_ISDIR(kind.st_mode))
+                found[path] = CopySource(path, stat.S_ISDIR(kind.st_mode))
         return list(found.values())
 
     def _match(self, directory: int, path: str, parts: Sequence[str]) -> Iterator[str]:
@@ -94,7 +94,7 @@ class FileTree:
                 finally:
                     os.close(below)
 
-    def content(self, source: Source) -> Content:
+    def content(self, source: CopySource) -> Content:
         """Yields the members of a directory, or one file."""
         fd = open_in_root(self._tree.fd, source.path or ".", os.O_RDONLY | os.O_NONBLOCK)
         try:
@@ -105,7 +105,7 @@ class FileTree:
         finally:
             os.close(fd)
 
-    def open(self, source: Source) -> int:
+    def open(self, source: CopySource) -> int:
         return open_in_root(self._tree.fd, source.path, os.O_RDONLY | os.O_NONBLOCK)
 
     def _directory(self, fd: int, inside: str, path: str, depth: int) -> Content:
@@ -121,13 +121,13 @@ class FileTree:
             hidden = is_directory and self._ignored.hides(f"{path}{name}")
             if stat.S_ISLNK(found.st_mode):
                 target = os.readlink(name, dir_fd=fd)
-                yield Member(inside + name, FileKind.SYMLINK, 0, 0o777, int(found.st_mtime), target, *_owner(found))
+                yield TarMember(inside + name, FileKind.SYMLINK, 0, 0o777, int(found.st_mtime), target, *_owner(found))
             elif is_directory:
                 below = os.open(name, _DIRECTORY, dir_fd=fd)
                 try:
                     if not hidden:
                         bits = _mode(found)
-                        yield Member(
+                        yield TarMember(
                             inside + name, FileKind.DIRECTORY, 0, bits, int(found.st_mtime), "", *_owner(found)
                         )
                     yield from self._directory(below, f"{inside}{name}/", f"{path}{name}/", depth + 1)
@@ -145,7 +145,7 @@ def _file(fd: int, name: str) -> Content:
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
         raise InvalidRequest(f"{name!r} is no file or directory, it cannot be copied")
-    yield Member(name, FileKind.FILE, found.st_size, _mode(found), int(found.st_mtime), "", *_owner(found))
+    yield TarMember(name, FileKind.FILE, found.st_size, _mode(found), int(found.st_mtime), "", *_owner(found))
     left = found.st_size
     while left:
         data = os.read(fd, min(left, _PART))
@@ -177,7 +177,7 @@ class Digest:
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
 
-    def add(self, part: Member | bytes) -> None:
+    def add(self, part: TarMember | bytes) -> None:
         if isinstance(part, bytes):
             self._hash.update(part)
         else:
@@ -270,7 +270,7 @@ def as_root(content: Content, mode: int | None, name: str = "") -> Content:
     """Yields the content as files of root. `mode` replaces the modes of files and directories, `name` that of a single
     file."""
     for part in content:
-        if not isinstance(part, Member):
+        if not isinstance(part, TarMember):
             yield part
         elif part.kind is FileKind.SYMLINK:
             yield replace(part, uid=0, gid=0)
@@ -278,6 +278,6 @@ def as_root(content: Content, mode: int | None, name: str = "") -> Content:
             yield replace(part, uid=0, gid=0, mode=part.mode if mode is None else mode, path=name or part.path)
 
 
-async def in_steps(content: Content) -> AsyncIterator[Member | bytes]:
+async def in_steps(content: Content) -> AsyncIterator[TarMember | bytes]:
     for part in content:
         yield part

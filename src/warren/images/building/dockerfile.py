@@ -34,7 +34,7 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9_.-]*")
 _PORT: Final = re.compile(r"\d{1,5}(-\d{1,5})?(/(tcp|udp|sctp))?")
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h)")
 _NANOSECONDS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
-_MOST_PORTS: Final = 1000
+_MAX_PORTS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,11 @@ def parse_dockerfile(
 ) -> ParsedDockerfile:
     """Reads a Dockerfile. `config_of` returns the config of the image in a FROM, whose variables may be used. `target`
     is the stage to make, by name or number; stages that it does not need are left out. Raises InvalidRequest."""
-    return _Reader(file, build_args or {}, config_of).read(text, target)
+    return _DockerfileReader(file, build_args or {}, config_of).read(text, target)
 
 
 @dataclass(slots=True)
-class _StageState:
+class _ParsedStage:
     """The state of a stage at some line of the Dockerfile."""
 
     stage: Stage
@@ -77,7 +77,7 @@ class _StageState:
         return ImageConfig(env=self.env, workdir=self.workdir, user=self.user, exposed_ports=tuple(self.ports))
 
 
-class _Reader:
+class _DockerfileReader:
     def __init__(self, file: str, build_args: Mapping[str, str], config_of: Callable[[str], ImageConfig]) -> None:
         self._file, self._build_args, self._config_of = file, build_args, config_of
         arch = _ARCHITECTURES.get(platform.machine(), platform.machine())
@@ -89,8 +89,8 @@ class _Reader:
         }
         self._global_args: dict[str, str] = {}
         self._used_args: set[str] = set()
-        self._stages: list[_StageState] = []
-        self._by_name: dict[str, _StageState] = {}
+        self._stages: list[_ParsedStage] = []
+        self._by_name: dict[str, _ParsedStage] = {}
         self._notes: list[str] = []
         self._escape = "\\"
 
@@ -151,7 +151,7 @@ class _Reader:
         stage = Stage(base, name=name, line=place.line)
         workdir = config.workdir or "/"
         env = {"PATH": DEFAULT_PATH, **config.env}
-        state = _StageState(stage, env, workdir, config.user, dict.fromkeys(config.exposed_ports))
+        state = _ParsedStage(stage, env, workdir, config.user, dict.fromkeys(config.exposed_ports))
         self._stages.append(state)
         self._by_name[name] = state
 
@@ -167,7 +167,7 @@ class _Reader:
             name += "-"
         return name
 
-    def _find_stage(self, name: str) -> _StageState | None:
+    def _find_stage(self, name: str) -> _ParsedStage | None:
         return self._by_name.get(name.lower())
 
     def _arg(self, instruction: Instruction, place: Place) -> None:
@@ -301,8 +301,8 @@ class _Reader:
                 if not _PORT.fullmatch(port):
                     place.refuse(f"{port[:40]!r} is not a port", "such as 8080 or 53/udp")
                 self._now.ports[port if "/" in port else f"{port}/tcp"] = None
-        if len(self._now.ports) > _MOST_PORTS:
-            place.refuse(f"{_MOST_PORTS} ports are the most")
+        if len(self._now.ports) > _MAX_PORTS:
+            place.refuse(f"{_MAX_PORTS} ports are the most")
         self._configure("exposed_ports", tuple(self._now.ports), instruction)
 
     def _healthcheck(self, instruction: Instruction, place: Place) -> None:
@@ -325,7 +325,7 @@ class _Reader:
     # -- parts of instructions
 
     @property
-    def _now(self) -> _StageState:
+    def _now(self) -> _ParsedStage:
         return self._stages[-1]
 
     def _expander(self, place: Place) -> Expander:

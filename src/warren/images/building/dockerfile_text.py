@@ -10,8 +10,8 @@ from typing import Final, NoReturn
 
 from warren.model.errors import InvalidRequest
 
-MOST_BYTES: Final = 8 * 1024 * 1024
-MOST_INSTRUCTIONS: Final = 5000
+MAX_BYTES: Final = 8 * 1024 * 1024
+MAX_INSTRUCTIONS: Final = 5000
 _LONGEST_VALUE: Final = 128 * 1024  # the kernel limits an argument or variable to this
 _DEEPEST: Final = 20
 _DIRECTIVE: Final = re.compile(r"#\s*([A-Za-z][A-Za-z0-9_-]*)\s*=\s*(\S.*?)\s*$")
@@ -61,15 +61,15 @@ class Place:
 
 def read_instructions(text: str, file: str) -> tuple[list[Instruction], str]:
     """Returns the instructions, and the escape character. Raises InvalidRequest."""
-    if len(text) > MOST_BYTES:
-        raise InvalidRequest(f"{file} has {len(text)} characters; {MOST_BYTES} are the most")
+    if len(text) > MAX_BYTES:
+        raise InvalidRequest(f"{file} has {len(text)} characters; {MAX_BYTES} are the most")
     lines = [line.removesuffix("\r") for line in text.removeprefix("\ufeff").split("\n")]
     escape, first = _read_directives(lines, file)
     found: list[Instruction] = []
     for instruction in _join_lines(lines, first, escape, file):
         found.append(instruction)
-        if len(found) > MOST_INSTRUCTIONS:
-            Place(file, instruction.line).refuse(f"{MOST_INSTRUCTIONS} instructions are the most")
+        if len(found) > MAX_INSTRUCTIONS:
+            Place(file, instruction.line).refuse(f"{MAX_INSTRUCTIONS} instructions are the most")
     return found, escape
 
 

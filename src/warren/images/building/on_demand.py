@@ -44,7 +44,7 @@ ImageState = str  # ready, missing, outdated, building
 
 
 @dataclass(slots=True)
-class _Build:
+class _BuildState:
     """A build that is running, or that ended at `ended_at`."""
 
     source: str
@@ -76,7 +76,7 @@ class ImageBuilds:
         self._recipe_of, self._source_of = recipe_of, source_of
         self._command, self._env, self._images = command, env, images
         self._fetch = fetch
-        self._builds: dict[str, _Build] = {}
+        self._builds: dict[str, _BuildState] = {}
         self._sources: dict[str, tuple[str, str]] = {}  # image -> a version and what it was made from
         self._closed = False
 
@@ -188,19 +188,19 @@ class ImageBuilds:
         build = self._builds.get(image)
         return build is not None and (build.task is None or build.task.done())
 
-    def _may_repeat(self, build: _Build, recipe: Recipe, *, is_missing: bool) -> bool:
+    def _may_repeat(self, build: _BuildState, recipe: Recipe, *, is_missing: bool) -> bool:
         if build.source != recipe.source or (is_missing and not build.failed):
             return True
         return time.monotonic() >= build.ended_at + _REPEAT_S
 
-    def _start(self, image: str, recipe: Recipe, *, missing: bool) -> _Build:
+    def _start(self, image: str, recipe: Recipe, *, missing: bool) -> _BuildState:
         if self._closed:
             raise Unavailable("the server is being stopped", retry_after_s=5.0)
-        build = self._builds[image] = _Build(recipe.source, recipe.about)
+        build = self._builds[image] = _BuildState(recipe.source, recipe.about)
         build.task = asyncio.ensure_future(self._get(image, build, missing=missing, can_build=bool(recipe.stages)))
         return build
 
-    async def _get(self, image: str, build: _Build, *, missing: bool, can_build: bool) -> None:
+    async def _get(self, image: str, build: _BuildState, *, missing: bool, can_build: bool) -> None:
         if missing and self._fetch is not None and await self._take(image, build, self._fetch):
             return
         if can_build:
@@ -208,7 +208,7 @@ class ImageBuilds:
         else:
             build.ended_at, build.failed = time.monotonic(), True
 
-    async def _take(self, image: str, build: _Build, fetch: FetchImage) -> bool:
+    async def _take(self, image: str, build: _BuildState, fetch: FetchImage) -> bool:
         def progress(done: int, total: int) -> None:
             build.step = "copying it from another worker"
             build.fraction = min(0.99, done / total) if total else None
@@ -219,7 +219,7 @@ class ImageBuilds:
             _log.warning("image_not_fetched", image=image, error=exc)
             return False
 
-    async def _run(self, image: str, build: _Build) -> None:
+    async def _run(self, image: str, build: _BuildState) -> None:
         began = time.monotonic()
         _log.info("image_build_started", image=image, about=build.about or None)
         lines = build.lines
@@ -235,7 +235,7 @@ class ImageBuilds:
             return
         _log.error("image_build_failed", image=image, step=build.step, seconds=seconds, output="\n".join(lines[-40:]))
 
-    async def _follow(self, image: str, build: _Build, lines: list[str]) -> int:
+    async def _follow(self, image: str, build: _BuildState, lines: list[str]) -> int:
         return await run_build(self._command, image, self._env, lambda line: _note(build, lines, line))
 
 
@@ -264,7 +264,7 @@ async def run_build(command: Sequence[str], image: str, env: Mapping[str, str], 
             await run_shielded(stop_child(process, _STOP_S))
 
 
-def _building(build: _Build) -> ImageBuilding:
+def _building(build: _BuildState) -> ImageBuilding:
     about = f"; it takes about {build.about}" if build.about else ""
     return ImageBuilding(
         f"the image of this environment is being built{about}",
@@ -276,7 +276,7 @@ def _building(build: _Build) -> ImageBuilding:
     )
 
 
-def _note(build: _Build, lines: list[str], line: str) -> None:
+def _note(build: _BuildState, lines: list[str], line: str) -> None:
     try:
         values: Any = json.loads(line)
     except ValueError:

@@ -35,20 +35,20 @@ from warren.model.operations import Command, FileKind, Reason
 from warren.model.secrets import CA_VARIABLES
 from warren.model.spec import SandboxSpec
 from warren.sandboxes.agent.sandbox import AgentSandbox
-from warren.sandboxes.agent.tar_stream import Member
+from warren.sandboxes.agent.tar_stream import TarMember
 
 ROOT: Final = "0"  # a number, because an image may have no /etc/passwd
 _NAME: Final = "build"
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _KEEP_BYTES: Final = 1024 * 1024
-_MOST_SHOWN: Final = 4 * 1024 * 1024
+_MAX_SHOWN: Final = 4 * 1024 * 1024
 _LAST_LINES: Final = 40
 _LONGEST_LINE: Final = 2000
 _PRIVATE: Final = "/dev/shm/.warren-build"  # a tmpfs, so these files are in no layer
-_MOST_LINKS: Final = 8
+_MAX_LINKS: Final = 8
 _MAX_SMALL_FILE: Final = 1024 * 1024
 
-Parts = AsyncIterator[Member | bytes]
+Parts = AsyncIterator[TarMember | bytes]
 
 
 class StepRunner:
@@ -194,9 +194,9 @@ class _Tail:
         self._line = b""
 
     def add(self, data: bytes) -> None:
-        if self._shown <= _MOST_SHOWN:
+        if self._shown <= _MAX_SHOWN:
             self._shown += len(data)
-            more = "\n(the rest of this step's output is not shown)\n" if self._shown > _MOST_SHOWN else ""
+            more = "\n(the rest of this step's output is not shown)\n" if self._shown > _MAX_SHOWN else ""
             self._show(data.decode(errors="replace") + more)
         *lines, last = (self._line + data[-_LAST_LINES * _LONGEST_LINE :]).split(b"\n")
         self._lines = [*self._lines, *lines][-_LAST_LINES:]
@@ -303,7 +303,7 @@ async def _copy_file(
     source: AgentSandbox, path: str, sandbox: AgentSandbox, target: str, into: bool, mode: int | None
 ) -> None:
     found, place = await source.stat(path, user=ROOT), path
-    for _ in range(_MOST_LINKS):
+    for _ in range(_MAX_LINKS):
         if found.kind is FileKind.SYMLINK:
             place = posixpath.join(posixpath.dirname(place), found.target)
             found = await source.stat(place, user=ROOT)
@@ -312,7 +312,7 @@ async def _copy_file(
     bits = found.mode & 0o777 if mode is None else mode
 
     async def content(name: str) -> Parts:
-        yield Member(name, FileKind.FILE, found.size, bits, int(found.modified), "", found.uid, found.gid)
+        yield TarMember(name, FileKind.FILE, found.size, bits, int(found.modified), "", found.uid, found.gid)
         async for part in source.read(path, length=found.size, user=ROOT):
             yield part
 
@@ -339,9 +339,9 @@ async def _expand(source: AgentSandbox, pattern: str) -> list[str]:
     return sorted(found)
 
 
-async def _changed(members: AsyncIterator[Member | bytes], mode: int | None) -> Parts:
+async def _changed(members: AsyncIterator[TarMember | bytes], mode: int | None) -> Parts:
     async for part in members:
-        if isinstance(part, Member) and mode is not None and part.kind is not FileKind.SYMLINK:
+        if isinstance(part, TarMember) and mode is not None and part.kind is not FileKind.SYMLINK:
             yield replace(part, mode=mode)
         else:
             yield part

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from warren.images.building.context import FileTree, Source
+from warren.images.building.context import CopySource, FileTree
 from warren.images.building.settings import BuildProgress
 from warren.images.store.store import ImageStore
 from warren.interfaces.images import ImageVersion
@@ -21,7 +21,7 @@ from warren.kernel.shielding import run_shielded
 from warren.model.errors import BuildFailed, InvalidRequest
 from warren.model.operations import FileKind
 from warren.model.spec import check_image_name
-from warren.sandboxes.agent.tar_stream import Member, header, padding, trailer
+from warren.sandboxes.agent.tar_stream import TarMember, header, padding, trailer
 from warren.sandboxes.providers.docker_engine import DockerEngine
 
 _LABEL: Final = "warren.image-build"
@@ -99,11 +99,11 @@ def _take(message: Mapping[str, Any], last: list[str], progress: BuildProgress) 
 
 
 async def _as_tar(files: FileTree, name: str, dockerfile: bytes) -> AsyncIterator[bytes]:
-    yield header(Member(name, FileKind.FILE, len(dockerfile), 0o644, 0))
+    yield header(TarMember(name, FileKind.FILE, len(dockerfile), 0o644, 0))
     yield dockerfile + padding(len(dockerfile))
     size = 0
-    for part in files.content(Source("", True)):
-        if isinstance(part, Member):
+    for part in files.content(CopySource("", True)):
+        if isinstance(part, TarMember):
             yield padding(size) + header(part)
             size = part.size
         else:

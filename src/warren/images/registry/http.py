@@ -50,7 +50,7 @@ class Patience:
     redirects: int = 5
 
 
-class Broken(Exception):
+class TransferBroken(Exception):
     """The connection failed in a way that may not last: try again."""
 
 
@@ -58,7 +58,7 @@ class Cancelled(Exception):
     """Another thread has called `Registry.cancel`."""
 
 
-class Registry:
+class ImageRegistry:
     """Requests about one image of a registry. Threads may share it; `cancel` ends their requests."""
 
     def __init__(
@@ -106,7 +106,7 @@ class Registry:
         for number in range(self._patience.tries):
             try:
                 return act()
-            except Broken as exc:
+            except TransferBroken as exc:
                 if self._cancelled.is_set():
                     raise Cancelled from exc
                 if number + 1 == self._patience.tries:
@@ -141,7 +141,7 @@ class Registry:
             left -= len(part)
             yield part
         if left and response.length:  # the server announced more bytes
-            raise Broken("it broke off in the middle")
+            raise TransferBroken("it broke off in the middle")
 
     # -- requests
 
@@ -161,7 +161,7 @@ class Registry:
                 elif response.status == 401 and self._is_home(target) and not was_asked and self._log_in(response):
                     was_asked = True  # also when the token expires during a long pull
                 elif response.status == 429 or response.status >= 500:
-                    raise Broken(f"it answers {response.status}")
+                    raise TransferBroken(f"it answers {response.status}")
                 else:
                     yield response
                     return
@@ -213,12 +213,12 @@ class Registry:
                 ) from exc
             except OSError as exc:
                 plain.close()
-                raise Broken(f"TLS with {url.hostname}: {exc}") from exc
+                raise TransferBroken(f"TLS with {url.hostname}: {exc}") from exc
             wire = _Wire(plain, self._patience)
             with self._lock:
                 self._wires.add(wire)
             return wire
-        raise Broken(f"{url.hostname} does not answer: {failure}")
+        raise TransferBroken(f"{url.hostname} does not answer: {failure}")
 
     def _addresses(self, url: SplitResult) -> list[tuple[str, int]]:
         """Resolves the host's name. Unless the host is the registry itself, drops addresses that only the operator may
@@ -227,7 +227,7 @@ class Registry:
         try:
             found = socket.getaddrinfo(url.hostname, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as exc:
-            raise Broken(f"the name {url.hostname} cannot be resolved: {exc}") from exc
+            raise TransferBroken(f"the name {url.hostname} cannot be resolved: {exc}") from exc
         addresses = [str(info[4][0]) for info in found]
         if self._is_home(url):
             return [(address, port) for address in addresses]
@@ -295,7 +295,7 @@ class Registry:
             if response.status in (401, 403):
                 raise self._refusal(response.status, "")
             if response.status >= 500 or response.status == 429:
-                raise Broken(f"its token service answers {response.status}")
+                raise TransferBroken(f"its token service answers {response.status}")
             if response.status != 200:
                 raise self._lie(f"its token service answers {response.status}")
             data = b"".join(self.parts(response, _MAX_TOKEN))
@@ -381,4 +381,4 @@ def _broken_explained(doing: str) -> Iterator[None]:
     try:
         yield
     except (OSError, http.client.HTTPException, ValueError) as exc:
-        raise Broken(f"{doing}: {exc or type(exc).__name__}") from exc
+        raise TransferBroken(f"{doing}: {exc or type(exc).__name__}") from exc

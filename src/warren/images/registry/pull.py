@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from warren.images.registry.credentials import Credentials
-from warren.images.registry.http import Broken, Patience, Registry
+from warren.images.registry.http import ImageRegistry, Patience, TransferBroken
 from warren.images.store.store import ImageStore, silent
-from warren.images.transfer.import_tree import Caps
+from warren.images.transfer.import_tree import ImportCaps
 from warren.images.transfer.oci_layers import Layers
 from warren.images.trees.own_images import Progress
 from warren.images.trees.tree import Tree
@@ -60,7 +60,7 @@ class PullOptions:
     networks: tuple[Network, ...] = ()
     credentials: Credentials | None = None
     patience: Patience = field(default_factory=Patience)
-    caps: Caps = field(default_factory=Caps)
+    caps: ImportCaps = field(default_factory=ImportCaps)
 
 
 NO_OPTIONS: Final = PullOptions()
@@ -114,7 +114,7 @@ def _current(store: ImageStore, name: str) -> ImageVersion | None:
 
 @contextlib.contextmanager
 def _connected(reference: Reference, options: PullOptions) -> Iterator["_Pull"]:
-    registry = Registry(
+    registry = ImageRegistry(
         reference,
         insecure=options.insecure,
         networks=options.networks,
@@ -128,7 +128,7 @@ def _connected(reference: Reference, options: PullOptions) -> Iterator["_Pull"]:
 
 
 class _Pull:
-    def __init__(self, registry: Registry, reference: Reference, caps: Caps) -> None:
+    def __init__(self, registry: ImageRegistry, reference: Reference, caps: ImportCaps) -> None:
         self._registry, self.reference, self._caps = registry, reference, caps
         self._lock = threading.Lock()
         self._received = 0
@@ -201,7 +201,7 @@ class _Pull:
                     received += len(part)
                     self._count(len(part), report)
             if received < layer.size:
-                raise Broken("a layer ended before its end")
+                raise TransferBroken("a layer ended before its end")
             if f"sha256:{digest.hexdigest()}" != layer.digest:
                 raise InvalidRequest(f"the registry sends another layer for {layer.digest}")
         except BaseException:

@@ -46,7 +46,7 @@ USES: Final = "uses"
 """The directory of a version that holds a link for each sandbox using the version."""
 _TEMPORARY: Final = ".making-"
 _TRIES: Final = 10
-_MOST_CACHED: Final = 100
+_MAX_CACHED: Final = 100
 _RENAME_EXCHANGE: Final = 2
 _AT_FDCWD: Final = -100
 _FIRST: Final = ("name", "source", "created", "files", "size_bytes", "host_usr", "format")
@@ -75,7 +75,7 @@ class Versions:
         """Returns the version that the name points to, or "". Costs one readlink."""
         place = self._places.get(name)
         if place is None:
-            if len(self._places) >= _MOST_CACHED:
+            if len(self._places) >= _MAX_CACHED:
                 self._places.clear()
             place = self._places[name] = str(self.place(name))
         try:
@@ -97,7 +97,7 @@ class Versions:
         info = self._read(version)
         if info is None:
             return None
-        if len(self._found) >= _MOST_CACHED:
+        if len(self._found) >= _MAX_CACHED:
             self._found.clear()
         self._found[version] = found = RootFs(
             self._versions / version / "rootfs", info.host_usr, version, info.config, uid=info.uid, seeded=info.seeded
@@ -226,7 +226,7 @@ class Versions:
         with contextlib.suppress(OSError):  # without a way each use becomes a symbolic link of its own
             os.makedirs(os.path.dirname(link), mode=0o755, exist_ok=True)
             os.symlink(way, link)
-        if len(self._ways) >= _MOST_CACHED:
+        if len(self._ways) >= _MAX_CACHED:
             self._ways.clear()
         self._ways[sandboxes] = way, link
         return way, link

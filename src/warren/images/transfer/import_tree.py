@@ -30,7 +30,7 @@ _HEADER_TYPES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Caps:
+class ImportCaps:
     """The limits of an import, against bombs and mistakes; far above any real image."""
 
     members: int = 2_000_000
@@ -43,7 +43,7 @@ class Caps:
 class Budget:
     """Counts the bytes and members that an import reads and writes, and raises InvalidRequest beyond the caps."""
 
-    def __init__(self, caps: Caps) -> None:
+    def __init__(self, caps: ImportCaps) -> None:
         self.caps = caps
         self.members = 0
         self.written = 0
@@ -87,7 +87,7 @@ class CountedStream:
         self._budget.read -= len(head)
 
 
-def unpack_tar(stream: IO[bytes], tree: Tree, caps: Caps = Caps()) -> None:
+def unpack_tar(stream: IO[bytes], tree: Tree, caps: ImportCaps = ImportCaps()) -> None:
     """Unpacks a tar, plain or compressed, as it arrives. The stream need not be seekable."""
     budget = Budget(caps)
     source = CountedStream(stream, budget)
@@ -99,7 +99,7 @@ def unpack_tar(stream: IO[bytes], tree: Tree, caps: Caps = Caps()) -> None:
 def is_tar(stream: IO[bytes]) -> bool:
     """Returns whether the stream begins with a tar, plain or compressed."""
     try:
-        for _ in members_of(*_unzstd(CountedStream(stream, Budget(Caps()))), Budget(Caps())):
+        for _ in members_of(*_unzstd(CountedStream(stream, Budget(ImportCaps()))), Budget(ImportCaps())):
             return True
     except (tarfile.TarError, EOFError, OSError, ValueError, InvalidRequest):
         return False
@@ -135,7 +135,7 @@ def damage_explained() -> Iterator[None]:
         raise InvalidRequest(f"this is not a tar archive, or it is damaged: {exc}") from exc
 
 
-def _guarded(caps: Caps) -> type[tarfile.TarInfo]:
+def _guarded(caps: ImportCaps) -> type[tarfile.TarInfo]:
     class GuardedTarInfo(tarfile.TarInfo):
         """Refuses huge headers: tarfile reads a long name or extended header into memory whole."""
 
@@ -223,7 +223,7 @@ def _id(number: int) -> int:
     return number
 
 
-def copy_directory(source: Path, tree: Tree, caps: Caps = Caps()) -> None:
+def copy_directory(source: Path, tree: Tree, caps: ImportCaps = ImportCaps()) -> None:
     """Copies a directory of this machine. Other file systems mounted below it stay empty directories."""
     budget = Budget(caps)
     links: dict[tuple[int, int], str] = {}

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from typing import IO, Any, Final
 
-from warren.images.transfer.import_tree import Caps
+from warren.images.transfer.import_tree import ImportCaps
 from warren.images.transfer.oci_layers import Layers
 from warren.images.trees.tree import Tree
 from warren.model.errors import InvalidRequest
@@ -44,7 +44,7 @@ def is_archive(tree: Tree) -> bool:
     return files >= {"index.json", "oci-layout"} or "manifest.json" in files
 
 
-def unpack_archive(archive: Tree, target: Tree, platform: Platform, caps: Caps = Caps()) -> ImageConfig:
+def unpack_archive(archive: Tree, target: Tree, platform: Platform, caps: ImportCaps = ImportCaps()) -> ImageConfig:
     """Unpacks the archive's only image for the platform into `target`, and returns the image's own config."""
     if archive.stat("index.json") is not None:
         config, layers = _from_layout(archive, platform)

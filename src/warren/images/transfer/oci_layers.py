@@ -24,8 +24,8 @@ from warren.images.transfer import zstd_stream
 from warren.images.transfer.import_tree import (
     MODE,
     Budget,
-    Caps,
     CountedStream,
+    ImportCaps,
     copy_content,
     damage_explained,
     members_of,
@@ -45,7 +45,7 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY
 class Layers:
     """Unpacks layers into a tree: call `apply` for each, the lowest first. After an error the tree is useless."""
 
-    def __init__(self, tree: Tree, caps: Caps = Caps()) -> None:
+    def __init__(self, tree: Tree, caps: ImportCaps = ImportCaps()) -> None:
         self._tree, self._budget = tree, Budget(caps)
         self._count = 0
 

@@ -29,7 +29,7 @@ _RESOLVE_IN_ROOT = 0x10
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1024 * 1024
-_MOST_TRIES = 10_000
+_MAX_TRIES = 10_000
 MAX_DEPTH = 200  # nested directories; removing and listing a tree recurses once for each
 
 
@@ -49,7 +49,7 @@ def open_in_root(root_fd: int, path: str, flags: int) -> int:
     # IN_ROOT confines `..` and absolute links to the tree; NO_MAGICLINKS refuses /proc links, which jump anywhere.
     how = _OpenHow(flags | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
     name, size = os.fsencode(path), ctypes.c_size_t(ctypes.sizeof(_OpenHow))
-    for _ in range(_MOST_TRIES):
+    for _ in range(_MAX_TRIES):
         fd: int = _libc.syscall(ctypes.c_long(_SYS_OPENAT2), ctypes.c_int(root_fd), name, ctypes.byref(how), size)
         if fd >= 0:
             return fd

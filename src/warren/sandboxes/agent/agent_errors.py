@@ -2,32 +2,32 @@
 
 from warren.model import errors
 from warren.model.errors import ProtocolError, WarrenError
-from warren.sandboxes.agent.wire import Code, Fields, Tag
+from warren.sandboxes.agent.wire import WireCode, WireFields, WireTag
 
 ERRORS: dict[int, type[WarrenError]] = {
-    Code.NOT_FOUND: errors.FileNotFound,
-    Code.PERMISSION_DENIED: errors.PermissionDenied,
-    Code.IS_DIRECTORY: errors.IsDirectory,
-    Code.NOT_A_DIRECTORY: errors.NotADirectory,
-    Code.EXISTS: errors.FileExists,
-    Code.INVALID_PATH: errors.InvalidPath,
-    Code.NO_SPACE: errors.NoSpace,
-    Code.UNKNOWN_USER: errors.UnknownUser,
-    Code.NO_PROCESS: errors.ProcessNotFound,
-    Code.INVALID: errors.InvalidRequest,
-    Code.LIMIT: errors.LimitReached,
-    Code.IO: errors.FileProblem,
-    Code.CONFLICT: errors.Conflict,
-    Code.NO_CWD: errors.InvalidPath,
+    WireCode.NOT_FOUND: errors.FileNotFound,
+    WireCode.PERMISSION_DENIED: errors.PermissionDenied,
+    WireCode.IS_DIRECTORY: errors.IsDirectory,
+    WireCode.NOT_A_DIRECTORY: errors.NotADirectory,
+    WireCode.EXISTS: errors.FileExists,
+    WireCode.INVALID_PATH: errors.InvalidPath,
+    WireCode.NO_SPACE: errors.NoSpace,
+    WireCode.UNKNOWN_USER: errors.UnknownUser,
+    WireCode.NO_PROCESS: errors.ProcessNotFound,
+    WireCode.INVALID: errors.InvalidRequest,
+    WireCode.LIMIT: errors.LimitReached,
+    WireCode.IO: errors.FileProblem,
+    WireCode.CONFLICT: errors.Conflict,
+    WireCode.NO_CWD: errors.InvalidPath,
 }
 
 
-def parse_error(reply: Fields) -> WarrenError:
+def parse_error(reply: WireFields) -> WarrenError:
     """The exception that an ERROR stands for, with its message made safe to print."""
-    kind = ERRORS.get(reply.number(Tag.CODE))
+    kind = ERRORS.get(reply.number(WireTag.CODE))
     if kind is None:
-        raise ProtocolError(f"an error with the unknown code {reply.number(Tag.CODE)}")
-    message = printable(reply.text(Tag.MESSAGE)) or kind.code
+        raise ProtocolError(f"an error with the unknown code {reply.number(WireTag.CODE)}")
+    message = printable(reply.text(WireTag.MESSAGE)) or kind.code
     if kind is errors.UnknownUser and message.startswith("there is no user root "):
         return kind(message, remedy="root needs an environment with `sudo: true` in its file, on the provider oci")
     return kind(message)

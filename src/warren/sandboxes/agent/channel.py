@@ -15,10 +15,10 @@ from warren.sandboxes.agent.agent_errors import parse_error
 from warren.sandboxes.agent.wire import (
     OUTPUT_WINDOW,
     STDIN_WINDOW,
-    Fields,
-    Request,
-    Response,
     StreamNumber,
+    WireFields,
+    WireRequest,
+    WireResponse,
     credit,
     credit_frame,
     frame,
@@ -31,16 +31,20 @@ _SMALL = 1024
 _BLOCK = 64 * 1024
 _GRANT_BYTES = OUTPUT_WINDOW // 2
 
-_ACCEPTED: dict[Request, frozenset[int]] = {
-    Request.START: frozenset({Response.STARTED, Response.OUTPUT, Response.EXIT, Response.ERROR, Response.CREDIT}),
-    Request.ATTACH: frozenset({Response.OUTPUT, Response.EXIT, Response.DONE, Response.ERROR, Response.CREDIT}),
-    Request.FILE: frozenset({Response.DATA, Response.DONE, Response.ERROR, Response.CREDIT}),
-    Request.LIST: frozenset({Response.DATA, Response.DONE, Response.ERROR}),
-    Request.CONTROL: frozenset({Response.DONE, Response.ERROR}),
-    Request.PING: frozenset({Response.DONE, Response.ERROR}),
+_ACCEPTED: dict[WireRequest, frozenset[int]] = {
+    WireRequest.START: frozenset(
+        {WireResponse.STARTED, WireResponse.OUTPUT, WireResponse.EXIT, WireResponse.ERROR, WireResponse.CREDIT}
+    ),
+    WireRequest.ATTACH: frozenset(
+        {WireResponse.OUTPUT, WireResponse.EXIT, WireResponse.DONE, WireResponse.ERROR, WireResponse.CREDIT}
+    ),
+    WireRequest.FILE: frozenset({WireResponse.DATA, WireResponse.DONE, WireResponse.ERROR, WireResponse.CREDIT}),
+    WireRequest.LIST: frozenset({WireResponse.DATA, WireResponse.DONE, WireResponse.ERROR}),
+    WireRequest.CONTROL: frozenset({WireResponse.DONE, WireResponse.ERROR}),
+    WireRequest.PING: frozenset({WireResponse.DONE, WireResponse.ERROR}),
 }
 _STREAMS = frozenset(int(number) for number in StreamNumber)
-_IS_OUTPUT = int(Response.OUTPUT)
+_IS_OUTPUT = int(WireResponse.OUTPUT)
 
 
 class Output(NamedTuple):
@@ -49,11 +53,11 @@ class Output(NamedTuple):
     data: bytes
 
 
-class Reply(NamedTuple):
+class AgentReply(NamedTuple):
     """STARTED, or what ends a channel: EXIT or DONE."""
 
     kind: int
-    fields: Fields
+    fields: WireFields
 
 
 class ChannelLink(Protocol):
@@ -67,7 +71,7 @@ class ChannelLink(Protocol):
     def loss(self) -> WarrenError: ...
 
 
-class Channel:
+class AgentChannel:
     """One request to the agent and what comes back. One task may take and one may send at a time."""
 
     __slots__ = (
@@ -75,18 +79,18 @@ class Channel:
         "_owed", "_reader", "_request", "_room", "_started", "_writer", "number",
     )  # fmt: skip
 
-    def __init__(self, link: ChannelLink, number: int, kind: Request, *, discard_output: bool = False) -> None:
+    def __init__(self, link: ChannelLink, number: int, kind: WireRequest, *, discard_output: bool = False) -> None:
         self.number = number
         self._link = link
         self._request = kind
         self._accepts = _ACCEPTED[kind]
         self._discard = discard_output
-        self._inbox: deque[Output | bytes | bytearray | list[Output] | Reply] = deque()
+        self._inbox: deque[Output | bytes | bytearray | list[Output] | AgentReply] = deque()
         self._room = OUTPUT_WINDOW
         self._owed = 0
         self._credit = STDIN_WINDOW
         self._started = False
-        self._end: Reply | WarrenError | None = None
+        self._end: AgentReply | WarrenError | None = None
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
 
@@ -94,7 +98,7 @@ class Channel:
     def ended(self) -> bool:
         return self._end is not None
 
-    async def take(self) -> Output | bytes | Reply:
+    async def take(self) -> Output | bytes | AgentReply:
         """Returns what came next, or raises the agent's ERROR. After the end, every call gives the end again."""
         while not self._inbox:
             if self._end is not None:
@@ -113,11 +117,11 @@ class Channel:
         assert not isinstance(item, bytearray | list)
         return item
 
-    async def last(self) -> Reply:
+    async def last(self) -> AgentReply:
         """Waits for the end of the channel and drops the data before it."""
         while True:
             item = await self.take()
-            if type(item) is Reply and item.kind != Response.STARTED:
+            if type(item) is AgentReply and item.kind != WireResponse.STARTED:
                 return item
 
     async def send(self, data: bytes | memoryview) -> bool:
@@ -131,14 +135,14 @@ class Channel:
                 return False
             part = view[: min(self._credit, SEND_BYTES)]
             self._credit -= len(part)
-            self._link.write_frame(frame(Request.DATA, self.number, part))
+            self._link.write_frame(frame(WireRequest.DATA, self.number, part))
             view = view[len(part) :]
             await self._link.drain()
         return self._end is None
 
     def send_eof(self) -> None:
         if self._end is None:
-            self._link.write_frame(frame(Request.EOF, self.number))
+            self._link.write_frame(frame(WireRequest.EOF, self.number))
 
     def close(self) -> None:
         """Closes the channel; what still arrives is ignored. Closing an ended channel does nothing."""
@@ -150,7 +154,7 @@ class Channel:
         """Closes the channel; whoever takes from it gets the error."""
         if self._end is None:
             self._link.forget(self.number, may_follow=self._room + STDIN_WINDOW + STRAYS)
-            self._link.write_frame(frame(Request.CLOSE, self.number))
+            self._link.write_frame(frame(WireRequest.CLOSE, self.number))
             self._finish(error)
 
     def violation(self, what: str) -> ProtocolError:
@@ -167,23 +171,23 @@ class Channel:
             self._receive_output(payload)
             self._wake_reader()
             return
-        if kind == Response.DATA:
+        if kind == WireResponse.DATA:
             self._receive_data(payload)
-        elif kind == Response.CREDIT:
+        elif kind == WireResponse.CREDIT:
             granted = credit(payload)
             self._credit += granted
             if not granted or self._credit > STDIN_WINDOW:
                 raise ProtocolError("credit for nothing, or for more than was sent")
-        elif kind == Response.STARTED:
+        elif kind == WireResponse.STARTED:
             if self._started:
                 raise ProtocolError("a command was started twice")
             self._started = True
-            self._inbox.append(Reply(kind, Fields(payload)))
-        elif kind == Response.ERROR:
-            self._finish(parse_error(Fields(payload)))
+            self._inbox.append(AgentReply(kind, WireFields(payload)))
+        elif kind == WireResponse.ERROR:
+            self._finish(parse_error(WireFields(payload)))
             self._link.forget(self.number)
         else:
-            self._finish(Reply(kind, Fields(payload)))
+            self._finish(AgentReply(kind, WireFields(payload)))
             self._link.forget(self.number)
         self._wake()
 
@@ -235,11 +239,11 @@ class Channel:
             self._link.write_frame(credit_frame(self.number, self._owed))
             self._owed = 0
 
-    def _finish(self, end: Reply | WarrenError) -> None:
+    def _finish(self, end: AgentReply | WarrenError) -> None:
         self._end = end
         self._wake()
 
-    def _reply_or_raise(self, end: Reply | WarrenError) -> Reply:
+    def _reply_or_raise(self, end: AgentReply | WarrenError) -> AgentReply:
         if isinstance(end, WarrenError):
             raise type(end)(end.message, remedy=end.remedy)
         return end

@@ -11,12 +11,12 @@ from abc import ABC, abstractmethod
 from typing import cast
 
 from warren.model.errors import ProtocolError
-from warren.sandboxes.agent.wire import HEADER, MAX_FRAME_IN, Response
+from warren.sandboxes.agent.wire import HEADER, MAX_FRAME_IN, WireResponse
 
 SCRATCH_BYTES = 256 * 1024
 _FRAMES_AT_ONCE = 1000
 _HEADER_SIZE = HEADER.size
-_RESPONSE_TYPES = frozenset(int(kind) for kind in Response)
+_RESPONSE_TYPES = frozenset(int(kind) for kind in WireResponse)
 _local = threading.local()
 
 

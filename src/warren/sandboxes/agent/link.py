@@ -20,10 +20,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from warren.model.errors import InvalidRequest, ProtocolError, SandboxLost, WarrenError
-from warren.sandboxes.agent.channel import STRAYS, Channel
+from warren.sandboxes.agent.channel import STRAYS, AgentChannel
 from warren.sandboxes.agent.dialling import connect
 from warren.sandboxes.agent.frames import FrameStream
-from warren.sandboxes.agent.wire import MAX_FRAME_OUT, VERSION, Fields, FileOp, Request, Response, Tag, fields, frame
+from warren.sandboxes.agent.wire import (
+    MAX_FRAME_OUT,
+    VERSION,
+    FileOp,
+    WireFields,
+    WireRequest,
+    WireResponse,
+    WireTag,
+    fields,
+    frame,
+)
 
 _MAX_CHANNEL = (1 << 32) - 1
 _FLUSH_S = 1.0
@@ -77,11 +87,11 @@ class AgentLink(FrameStream):
     def __init__(self, why_lost: WhyLost = _connection_gone) -> None:
         super().__init__()
         self._losing = _Losing(why_lost)
-        self._channels: dict[int, Channel] = {}
+        self._channels: dict[int, AgentChannel] = {}
         self._next = 1
         self._highest = 0
         self._strays_left = 64 * STRAYS
-        self._hello: asyncio.Future[Fields] = self._loop.create_future()
+        self._hello: asyncio.Future[WireFields] = self._loop.create_future()
         self.last_file_op = int(FileOp.WATCH)
         self.lost = asyncio.Event()
 
@@ -108,10 +118,10 @@ class AgentLink(FrameStream):
         """Greets the agent at the other end of a connected socket, which the link owns. Raises as `dial` does."""
         link = await cls.over(sock)
         try:
-            link.write_frame(frame(Request.HELLO, 0, fields([(Tag.VERSION, VERSION)])))
+            link.write_frame(frame(WireRequest.HELLO, 0, fields([(WireTag.VERSION, VERSION)])))
             hello = await link._hello
-            link.last_file_op = hello.number(Tag.OP, link.last_file_op)
-            if (version := hello.number(Tag.VERSION)) != VERSION:
+            link.last_file_op = hello.number(WireTag.OP, link.last_file_op)
+            if (version := hello.number(WireTag.VERSION)) != VERSION:
                 raise ProtocolError(
                     f"the agent speaks version {version} of the protocol, this worker version {VERSION}",
                     remedy="the sandbox was made by another release of Warren: destroy it and create a new one",
@@ -132,7 +142,7 @@ class AgentLink(FrameStream):
             raise
         return link
 
-    async def open(self, kind: Request, payload: bytes = b"", *, discard_output: bool = False) -> Channel:
+    async def open(self, kind: WireRequest, payload: bytes = b"", *, discard_output: bool = False) -> AgentChannel:
         """Sends a request. The caller owns the channel and takes from it to the end, or closes it."""
         if len(payload) > MAX_FRAME_OUT:
             raise InvalidRequest(
@@ -143,12 +153,12 @@ class AgentLink(FrameStream):
             await self.drain()
         self.check()
         number = self._new_number()
-        channel = Channel(self, number, kind, discard_output=discard_output)
+        channel = AgentChannel(self, number, kind, discard_output=discard_output)
         self._channels[number] = channel
         self.write_frame(frame(kind, number, payload))
         return channel
 
-    def post(self, kind: Request, payload: bytes) -> None:
+    def post(self, kind: WireRequest, payload: bytes) -> None:
         """Sends a request and ignores the response; on an ended link it does nothing."""
         self._strays_left += STRAYS
         self.write_frame(frame(kind, self._new_number(), payload))
@@ -245,8 +255,8 @@ class AgentLink(FrameStream):
                 raise ProtocolError("frames without end for channels that are closed")
 
     def _receive_hello(self, kind: int, payload: memoryview) -> None:
-        if kind == Response.ERROR:
+        if kind == WireResponse.ERROR:
             raise ProtocolError("the agent refused the greeting")
-        if kind != Response.HELLO or self._hello.done():
+        if kind != WireResponse.HELLO or self._hello.done():
             raise ProtocolError(f"a frame of type {kind} where only a greeting may be")
-        self._hello.set_result(Fields(payload))
+        self._hello.set_result(WireFields(payload))

@@ -20,9 +20,9 @@ from warren.sandboxes.host.system_calls import numbers
 _PROG_GET_FD, _GET_INFO, _PROG_QUERY = 13, 15, 16
 _AT_DEVICE: Final = 6  # BPF_CGROUP_DEVICE
 _EFFECTIVE: Final = 1
-_MOST_PROGRAMS: Final = 16
-_MOST_BYTES: Final = 64 * 1024
-_MOST_STEPS: Final = 10_000
+_MAX_PROGRAMS: Final = 16
+_MAX_BYTES: Final = 64 * 1024
+_MAX_STEPS: Final = 10_000
 _CHARACTER, _READ, _WRITE = 2, 2, 4  # fields of bpf_cgroup_dev_ctx
 _UNLIKELY: Final = (4095, 1048575)  # numbers that no device has
 _MASK: Final = (1 << 64) - 1
@@ -88,7 +88,7 @@ def run_program(program: bytes, major: int, minor: int) -> bool:
     """Returns whether the program lets a character device be opened for reading and writing. Raises NotUnderstood."""
     context = struct.pack("<III", (_READ | _WRITE) << 16 | _CHARACTER, major, minor)
     registers, at = [0] * 11, 0
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         if not 0 <= at < len(program) // 8:
             raise NotUnderstood
         code, which, offset, value = struct.unpack_from("<BBhi", program, at * 8)
@@ -162,8 +162,8 @@ def _read_programs(directory: Path) -> list[bytes]:
     """Returns the programs in force for a process in this cgroup. Raises OSError."""
     cgroup = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        ids = (ctypes.c_uint32 * _MOST_PROGRAMS)()
-        query = struct.pack("<IIIIQI4x", cgroup, _AT_DEVICE, _EFFECTIVE, 0, ctypes.addressof(ids), _MOST_PROGRAMS)
+        ids = (ctypes.c_uint32 * _MAX_PROGRAMS)()
+        query = struct.pack("<IIIIQI4x", cgroup, _AT_DEVICE, _EFFECTIVE, 0, ctypes.addressof(ids), _MAX_PROGRAMS)
         _, answer = _bpf(_PROG_QUERY, query)
         return [_read_program(number) for number in ids[: struct.unpack_from("<I", answer, 24)[0]]]
     finally:
@@ -173,7 +173,7 @@ def _read_programs(directory: Path) -> list[bytes]:
 def _read_program(number: int) -> bytes:
     program, _ = _bpf(_PROG_GET_FD, struct.pack("<III", number, 0, 0))
     try:
-        room = ctypes.create_string_buffer(_MOST_BYTES)
+        room = ctypes.create_string_buffer(_MAX_BYTES)
         # struct bpf_prog_info: type, id, tag[8], jited_len, xlated_len, jited_insns, xlated_insns, …
         info = ctypes.create_string_buffer(struct.pack("<II8sIIQQ", 0, 0, b"", 0, len(room), 0, ctypes.addressof(room)))
         size = len(info.raw) - 1

@@ -21,8 +21,8 @@ from warren.kernel.shielding import run_shielded
 from warren.model.spec import MIB
 
 OLD_NAME: Final = "disk.held"
-_MOST_WAITING: Final = 512
-_MOST_WAITING_BYTES: Final = 256 * MIB
+_MAX_WAITING: Final = 512
+_MAX_WAITING_BYTES: Final = 256 * MIB
 _LARGEST_WAITING: Final = 4 * MIB
 _FREE_AFTER_S: Final = 0.1
 _HANDLE_BYTES: Final = 128
@@ -180,7 +180,7 @@ class FreedImages:
 
     def _has_room_for(self, size: int) -> bool:
         count = len(self._waiting) + self._keeping
-        return count < _MOST_WAITING and size <= _LARGEST_WAITING and self.waiting_bytes + size <= _MOST_WAITING_BYTES
+        return count < _MAX_WAITING and size <= _LARGEST_WAITING and self.waiting_bytes + size <= _MAX_WAITING_BYTES
 
     def _close_later(self, fd: int, size: int) -> None:
         self._waiting.append((fd, size))

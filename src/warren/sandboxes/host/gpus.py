@@ -54,7 +54,7 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class DeviceNode:
     """A character device: its path here, its name below /dev in a sandbox, and its numbers."""
 
     path: Path
@@ -73,7 +73,7 @@ class Gpu:
 
     id: str
     names: frozenset[str]
-    nodes: tuple[Node, ...]
+    nodes: tuple[DeviceNode, ...]
     model: str = ""
     cdi: str = ""
 
@@ -84,7 +84,7 @@ class Found:
     programs, `links` other names of theirs (link name, file name). `missing` says why no sandbox can have a GPU."""
 
     gpus: tuple[Gpu, ...] = ()
-    shared: tuple[Node, ...] = ()
+    shared: tuple[DeviceNode, ...] = ()
     files: tuple[Path, ...] = ()
     links: tuple[tuple[str, str], ...] = ()
     driver: str = ""
@@ -95,7 +95,7 @@ class Found:
 @dataclass(slots=True)
 class _Draft:
     gpus: dict[str, Gpu] = field(default_factory=dict)
-    shared: dict[str, Node] = field(default_factory=dict)
+    shared: dict[str, DeviceNode] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     sources: list[str] = field(default_factory=list)
@@ -135,7 +135,7 @@ def has_nodes(places: Places | None = None) -> bool:
         return False
 
 
-def read_node(path: Path, name: str) -> Node | None:
+def read_node(path: Path, name: str) -> DeviceNode | None:
     """Returns the node; None if it is not a character device."""
     try:
         found = path.stat()
@@ -143,7 +143,7 @@ def read_node(path: Path, name: str) -> Node | None:
         return None
     if not stat.S_ISCHR(found.st_mode):
         return None
-    return Node(path, name, os.major(found.st_rdev), os.minor(found.st_rdev))
+    return DeviceNode(path, name, os.major(found.st_rdev), os.minor(found.st_rdev))
 
 
 def _missing(draft: _Draft) -> Iterator[str]:
@@ -227,7 +227,7 @@ def _add_device(device: Mapping[str, Any], places: Places, draft: _Draft) -> Non
     )
 
 
-def _nodes(edits: Mapping[str, Any], places: Places) -> Iterator[tuple[str, Node]]:
+def _nodes(edits: Mapping[str, Any], places: Places) -> Iterator[tuple[str, DeviceNode]]:
     for each in _list(edits.get("deviceNodes")):
         path = str(each["path"])
         if path.startswith("/dev/"):

@@ -28,9 +28,9 @@ from warren.sandboxes.host.file_locks import sandbox_of, uid_of
 from warren.sandboxes.host.processes import kill_if
 from warren.sandboxes.host.watch import Watch
 
-MOST_NETLINK: Final = 4 << 20
+MAX_NETLINK: Final = 4 << 20
 """How many bytes the netlink sockets of one sandbox may hold."""
-MOST_TCP: Final = 8 << 20
+MAX_TCP: Final = 8 << 20
 """How many bytes the TCP connections without a process may hold, in one sandbox."""
 GROWTH: Final = 48 << 20
 _PIECE: Final = 16384
@@ -113,7 +113,7 @@ class QueueWatch(Watch):
 
 class NetlinkWatch(QueueWatch):
     name = "netlink sockets"
-    most = MOST_NETLINK
+    most = MAX_NETLINK
 
     @staticmethod
     def figure() -> int:
@@ -127,14 +127,14 @@ class NetlinkWatch(QueueWatch):
         total = (sockets or 0) * _NETLINK_SOCKET
         for lines in _pieces(pid, "netlink"):
             total += sum(int(line.split()[_RECEIVED]) for line in lines.splitlines() if line[:2] != b"sk")
-            if total > MOST_NETLINK:
+            if total > MAX_NETLINK:
                 break
         return total
 
 
 class TcpWatch(QueueWatch):
     name = "TCP connections without a process"
-    most = MOST_TCP
+    most = MAX_TCP
 
     @staticmethod
     def figure() -> int:
@@ -151,7 +151,7 @@ class TcpWatch(QueueWatch):
                 for state, unsent, unread in _CONNECTION.findall(lines):
                     if state != _TIME_WAIT:
                         total += _TCP_SOCKET + 2 * (int(unsent, 16) + int(unread, 16))
-                if total > MOST_TCP:
+                if total > MAX_TCP:
                     return total
         return total
 

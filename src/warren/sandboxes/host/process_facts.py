@@ -26,7 +26,7 @@ _GONE: Final = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # the last is the erro
 _PIECE: Final = 16384
 _EXT4_SUPERBLOCK: Final = 1024
 _EXT4_MAGIC: Final = 0xEF53
-_MOST_PLACES: Final = 4096
+_MAX_PLACES: Final = 4096
 
 
 class Mount(NamedTuple):
@@ -81,7 +81,7 @@ class _Layout:
         if path in self._shown:
             return self._shown[path]
         found = self._above(self.showing(path.rpartition("/")[0]), path)
-        if len(self._shown) < _MOST_PLACES:
+        if len(self._shown) < _MAX_PLACES:
             self._shown[path] = found
         return found
 

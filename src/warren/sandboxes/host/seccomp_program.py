@@ -32,13 +32,13 @@ MARKS: Final = Path("/run/warren/filters")
 
 _SEIZE, _INTERRUPT, _DETACH, _GET_FILTER = 0x4206, 0x4207, 17, 0x420C
 _WALL: Final = 0x40000000
-_MOST_INSTRUCTIONS: Final = 4096  # the kernel's own limit
-_MOST_FILTERS: Final = 16
+_MAX_INSTRUCTIONS: Final = 4096  # the kernel's own limit
+_MAX_FILTERS: Final = 16
 _STOP_S: Final = 2.0
 _BURY_LOOKS: Final = 400
 _KEPT: Final = 64
-_MOST_VALUES: Final = 64
-_MOST_COMBINATIONS: Final = 4096
+_MAX_VALUES: Final = 64
+_MAX_COMBINATIONS: Final = 4096
 
 _ARCH: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _FOREIGN_ARCH: Final = (0x40000003, 0x40000028, 0)  # i386, arm, none
@@ -111,14 +111,14 @@ async def read_programs(pid: int) -> tuple[bytes, ...]:
 
 
 def _filters(pid: int) -> Iterator[bytes]:
-    room = ctypes.create_string_buffer(_MOST_INSTRUCTIONS * 8)
-    for index in range(_MOST_FILTERS):
+    room = ctypes.create_string_buffer(_MAX_INSTRUCTIONS * 8)
+    for index in range(_MAX_FILTERS):
         try:
             count = _ptrace(_GET_FILTER, pid, index, ctypes.addressof(room))
         except FileNotFoundError:
             return
         yield ctypes.string_at(room, count * 8)
-    raise Unreadable(f"there are more than {_MOST_FILTERS} filters")
+    raise Unreadable(f"there are more than {_MAX_FILTERS} filters")
 
 
 async def _wait_for_stop(pid: int) -> bool:
@@ -273,8 +273,8 @@ def _turning_numbers(programs: Sequence[Program]) -> list[int]:
 
 def _turning_arguments(turns: Mapping[int, set[int]]) -> Iterator[tuple[int, ...]]:
     """Yields all combinations of the values that the programs compare the arguments' lower halves with."""
-    values = [sorted(turns.get(_ARGUMENTS + 2 * index, set()))[:_MOST_VALUES] or [0] for index in range(6)]
-    return islice(product(*values), _MOST_COMBINATIONS)
+    values = [sorted(turns.get(_ARGUMENTS + 2 * index, set()))[:_MAX_VALUES] or [0] for index in range(6)]
+    return islice(product(*values), _MAX_COMBINATIONS)
 
 
 def _most(conditions: Sequence[Sequence[Rule]]) -> int:

@@ -14,8 +14,8 @@ from warren.sandboxes.host.record import SandboxRecord
 from warren.sandboxes.network.namespaces import namespace_thread, open_namespace
 
 _CONNECT_S: Final = 5.0
-_MOST_READ: Final = 4 << 20  # bytes of each table, some 28,000 sockets
-_MOST_PORTS: Final = 1024
+_MAX_READ: Final = 4 << 20  # bytes of each table, some 28,000 sockets
+_MAX_PORTS: Final = 1024
 _PIECE: Final = 64 * 1024
 _CLOSED: Final = (errno.ECONNREFUSED, errno.EADDRNOTAVAIL, errno.ENETUNREACH, errno.EAFNOSUPPORT, errno.EHOSTUNREACH)
 _LISTENING: Final = re.compile(rb"^ *\d+: ([0-9A-F]{8}|[0-9A-F]{32}):([0-9A-F]{4}) [0-9A-F]+:0000 0A ", re.M)
@@ -68,7 +68,7 @@ def read_ports(record: SandboxRecord) -> list[ListeningPort]:
     found: dict[int, ListeningPort] = {}
     for name in ("tcp", "tcp6"):
         for raw, port in _LISTENING.findall(_read_table(record, name)):
-            if len(found) < _MOST_PORTS:
+            if len(found) < _MAX_PORTS:
                 found.setdefault(int(port, 16), ListeningPort(int(port, 16), _address(raw)))
     return [found[port] for port in sorted(found)]
 
@@ -84,7 +84,7 @@ def _read_table(record: SandboxRecord, name: str) -> bytes:
         if not record.alive():  # checked after opening: the pid may belong to another process by now
             raise SandboxLost("the sandbox's first process has ended")
         table = bytearray()
-        while len(table) < _MOST_READ and (piece := os.read(fd, _PIECE)):
+        while len(table) < _MAX_READ and (piece := os.read(fd, _PIECE)):
             table += piece
         return bytes(table)
     except ProcessLookupError:

@@ -38,7 +38,7 @@ class RelayEnded(Exception):
     """There is no way to the agent any more."""
 
 
-class Relay:
+class FarRelay:
     """`open` gives the socket for the link. `why` says what became of it once the socket has ended."""
 
     def __init__(

@@ -30,9 +30,9 @@ from warren.sandboxes.host import isolation
 from warren.sandboxes.host.cgroups import Hierarchies, SandboxCgroup
 from warren.sandboxes.host.disk_room import ENDED
 from warren.sandboxes.host.disks import Disks
-from warren.sandboxes.host.figures import FigureReader, FigureSource
 from warren.sandboxes.host.file_locks import FileLockWatch
 from warren.sandboxes.host.kernel_queues import NetlinkWatch, TcpWatch
+from warren.sandboxes.host.metrics import MetricsReader, MetricsSource
 from warren.sandboxes.host.processes import boot_id, is_exiting
 from warren.sandboxes.host.record import SandboxRecord, is_abandoned
 from warren.sandboxes.host.uids import UidRanges
@@ -148,7 +148,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         self.sandbox_disks = SandboxDisks(
             self.records, self.disks, self._state, room.min_free_disk_mb, room.disk_overcommit
         )
-        self._figures = FigureReader()
+        self._metrics = MetricsReader()
         watched = partial(self.records.watched, self._cgroup)
         self._kernel_watches = Watches(FileLockWatch(), NetlinkWatch(watched), TcpWatch(watched))
         self._ready_lock = asyncio.Lock()
@@ -291,7 +291,7 @@ class HostProvider(ABC, Generic[R, Plan]):
                 **(variables(record.spec) if self.mounts_gpu_libraries else {}),
             },
             oom_kills=cgroup.oom_counter(),
-            figures=partial(self._figures.read, FigureSource(cgroup, record.pid, record.alive)),
+            metrics=partial(self._metrics.read, MetricsSource(cgroup, record.pid, record.alive)),
             network=self._egress.network_of(record) if self._egress is not None else None,
             ports=SandboxPorts(record),
         )
