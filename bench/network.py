@@ -210,8 +210,7 @@ class Bench:
             self._measure_bridge()
 
     def _measure_slirp(self) -> None:
-        """Measures slirp4netns in an existing namespace, to the same servers as a sandbox; it has no names and no
-        rules."""
+        """Measures slirp4netns in an existing namespace, to the same servers as a sandbox; without names and rules."""
         with subprocess.Popen(["unshare", "--net", "sleep", "300"]) as holder:
             time.sleep(0.2)
             ready, told = os.pipe()
@@ -239,8 +238,8 @@ class Bench:
         self.table.add("  its memory, for each sandbox", f"{memory:,} KiB")
 
     def _measure_bridge(self) -> None:
-        """Measures a container in the engine's bridge network, and a server at the engine's end; there are no names and
-        no rules."""
+        """Measures a container in the engine's bridge network, with a server at the engine's end; without names and
+        rules."""
         engine = DockerEngine("172.30.99.1/24")
         try:
             engine.start()

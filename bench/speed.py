@@ -38,8 +38,7 @@ _AT_ONCE = 50
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table. `key` is the name of a figure in what the parts return. A rate should be high, everything
-    else low."""
+    """A row of the table. `key` names a figure of what the parts return. A rate should be high, everything else low."""
 
     key: str
     what: str

@@ -45,8 +45,7 @@ def resolve(wanted: list[str]) -> dict[str, str]:
 
 
 def entry(name: str, version: str, marker: str = "") -> str:
-    """Returns a package's lines of the lock. `marker` says which Pythons need it: others could not install it
-    either."""
+    """Returns a package's lines of the lock. `marker` says which Pythons need it: others could not install it."""
     hashes = sorted(found for file, found in files(name) if is_of(file, name, version))
     if not hashes:
         raise SystemExit(f"the index has no hashes of {name} {version}")

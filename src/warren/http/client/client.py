@@ -185,8 +185,7 @@ class _Exchange:
         await self._finish()
 
     async def _try(self, *, new_connection: bool) -> bool:
-        """Tries the request on one connection. Returns False if a kept connection was already closed and a new one is
-        needed."""
+        """Tries one connection. Returns False if a kept connection was already closed and a new one is needed."""
         connection = self._connection = await self._pool.acquire(self._address, new=new_connection, dial=self._dial)
         self._start_sending(connection)
         try:

@@ -98,7 +98,7 @@ class Connection(asyncio.BufferedProtocol):
 
     async def read(self) -> bytes:
         """Returns what has arrived of the body since the last call, at least a byte; empty at the end. Raises
-        `Broken`."""
+        Broken."""
         while not self._pieces:
             if self._failure is not None:
                 raise self._failure

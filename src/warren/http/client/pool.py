@@ -31,8 +31,7 @@ class Address(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def parse_address(text: str) -> Address:
-    """Parses `host:port`, an IPv6 host in brackets, with or without a scheme. Raises `Unreachable` for anything
-    else."""
+    """Parses `host:port`, with an IPv6 host in brackets, with or without a scheme. Raises `Unreachable` otherwise."""
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 < int(match[4]) < 65536:
         raise Unreachable("its address is not a host and a port")
@@ -40,8 +39,7 @@ def parse_address(text: str) -> Address:
 
 
 def tls_for(address: Address, tls: ssl.SSLContext | None) -> ssl.SSLContext | None:
-    """Returns the TLS context for an address; a scheme in the address decides. Raises `Unreachable` if TLS is not set
-    up."""
+    """Returns the TLS context for an address; its scheme decides. Raises `Unreachable` if TLS is not set up."""
     if address.scheme == "http":
         return None
     if address.scheme == "https" and tls is None:

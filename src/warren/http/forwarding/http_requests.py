@@ -55,7 +55,7 @@ class RequestBody(AsyncIterator[bytes]):
         return b"".join(self._pieces)
 
     async def whole_if_received(self) -> bytes | None:
-        """Returns the whole body if its first piece is all of it, or all of it was fetched. Otherwise returns None:
+        """Returns the whole body if one piece is all of it, or all of it was fetched. Otherwise returns None:
         iterate."""
         if not self._pieces and not self.is_received:
             await self.fetch()

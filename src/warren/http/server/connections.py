@@ -485,8 +485,7 @@ class HttpConnection(HttpToolsProtocol):
                 self.transport.write_eof()
 
     def _notify_disconnect(self) -> None:
-        """Tells all requests that the client is gone: uvicorn tells only the newest, but a pipelined one may be
-        served."""
+        """Tells all requests that the client is gone: uvicorn tells only the newest, not a pipelined one before it."""
         for cycle in (self._active, self.cycle):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True

@@ -185,8 +185,7 @@ class HttpGuard:
             self._end_request("WEBSOCKET", scope, answer, span)
 
     def _end_request(self, method: str, scope: Scope, answer: "_Response", span: Span) -> None:
-        """Records the request. It reports the route instead of the path, which may contain names that must not be
-        logged."""
+        """Records the request, with the route instead of the path, whose names must not be logged."""
         operation = scope.get("operation")
         route = operation[0].path if operation else getattr(scope.get("route"), "path", _NO_ROUTE)
         status, seconds = answer.status or CALLER_LEFT, time.perf_counter() - answer.began
@@ -203,7 +202,7 @@ class HttpGuard:
             _log.info("request", method=method, route=route, status=status, ms=round(seconds * 1000, 2), tenant=tenant)
 
     def _tls_required(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
-        """Returns whether the response tells browsers to use TLS from now on: if this request uses it, and not for
+        """Returns whether the response tells browsers to use TLS from now on: if this request does, except on
         loopback."""
         if scope["scheme"] not in ("https", "wss"):
             return False

@@ -206,8 +206,7 @@ class _Build:
         self._has_new_layers = False
 
     def open_bases(self) -> None:
-        """Finds, builds or fetches the images that the recipe names. No event loop runs yet, so an interrupt ends it at
-        once."""
+        """Finds, builds or fetches the recipe's images. No event loop runs yet, so an interrupt ends it at once."""
         stages = self._recipe.stages
         if not stages:
             raise InvalidRequest("the recipe has no stage: it does not say what the image is made from")
@@ -433,8 +432,7 @@ class _Build:
         return _StageState(rootfs, key_of("", base=content or rootfs.version), rootfs.config)
 
     def _is_here(self, name: str) -> bool:
-        """Returns whether this machine has the image. An image from a Docker engine must be the one that the engine has
-        now."""
+        """Returns whether this machine has the image; one from a Docker engine must be the engine's current one."""
         try:
             config = self._images.rootfs(name).config
         except ImageNotFound:

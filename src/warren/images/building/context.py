@@ -109,8 +109,7 @@ class FileTree:
         return open_in_root(self._tree.fd, source.path, os.O_RDONLY | os.O_NONBLOCK)
 
     def _directory(self, fd: int, inside: str, path: str, depth: int) -> Content:
-        """Yields the members of a directory. `inside` is the path in the copy, `path` the one in the build's
-        directory."""
+        """Yields a directory's members. `inside` is its path in the copy, `path` the one in the build's directory."""
         if depth > _DEEPEST:
             raise InvalidRequest(f"the build's directory is more than {_DEEPEST} directories deep")
         for name in sorted(os.listdir(fd)):
@@ -194,8 +193,7 @@ class Digest:
 
 
 class IgnoreRules:
-    """The lines of .dockerignore. The last line that matches a path or one of its parents decides; `!` makes an
-    exception."""
+    """The lines of .dockerignore. The last one that matches a path or a parent decides; `!` makes an exception."""
 
     def __init__(self, lines: Sequence[str] = ()) -> None:
         rules = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
@@ -218,8 +216,7 @@ NOTHING_IGNORED: Final = IgnoreRules()
 
 def _whole(text: str) -> re.Pattern[str]:
     """Returns a pattern for whole paths, in which `**` matches any number of directories. Each `**` but the last
-    commits to its first match (an atomic group): no later match can succeed where this fails, so matching takes linear
-    time."""
+    commits to its first match (an atomic group): a later one is never better, so matching takes linear time."""
     groups: list[list[str]] = [[]]
     for part in text.split("/"):
         if part == "**":
@@ -267,8 +264,7 @@ def component_pattern(text: str) -> re.Pattern[str]:
 
 
 def as_root(content: Content, mode: int | None, name: str = "") -> Content:
-    """Yields the content as files of root. `mode` replaces the modes of files and directories, `name` that of a single
-    file."""
+    """Yields the content as root's. `mode` replaces the modes of files and directories, `name` a single file's name."""
     for part in content:
         if not isinstance(part, TarMember):
             yield part

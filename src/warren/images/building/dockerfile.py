@@ -403,8 +403,7 @@ def needed_stages(stages: list[Stage], target: str, file: str) -> tuple[Stage, .
 
 
 def _exec_form(text: str) -> tuple[str, ...] | None:
-    """Returns the list, or None if the text is no JSON list of strings: then it is a line for the shell, as in
-    Docker."""
+    """Returns the list; None if the text is no JSON list of strings, but a line for the shell, as in Docker."""
     if not text.startswith("["):
         return None
     try:
@@ -415,8 +414,7 @@ def _exec_form(text: str) -> tuple[str, ...] | None:
 
 
 def _script(instruction: Instruction, rest: str) -> str:
-    """Returns the script of a RUN. A heredoc that is the whole command is itself the script; others are passed to the
-    shell."""
+    """Returns the script of a RUN: a heredoc that is the whole command, or the line with its heredocs for the shell."""
     if not instruction.heredocs:
         return rest
     if len(instruction.heredocs) == 1 and rest.strip() == instruction.heredocs[0].head:

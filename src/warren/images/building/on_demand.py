@@ -115,8 +115,7 @@ class ImageBuilds:
         raise _building(build)
 
     async def _prepare_fetched(self, image: str, version: str | None) -> None:
-        """Fetches a missing image that has no recipe; tries again every few seconds. Raises ImageBuilding while it
-        runs."""
+        """Fetches a missing image without a recipe, again every few seconds. Raises ImageBuilding while it runs."""
         if version is not None:
             self._builds.pop(image, None)
             return
@@ -304,8 +303,7 @@ async def _version_or_none(find_version: Callable[[], Awaitable[str]]) -> str | 
 
 @contextlib.contextmanager
 def building_lock(images: Path, image: str, wait: Callable[[], None] = lambda: None) -> Iterator[bool]:
-    """Holds the lock for an image's build. Yields whether another build held it before. Calls `wait` before it
-    waits."""
+    """Holds the lock of an image's build. Yields whether another build held it. Calls `wait` before it waits."""
     (images / LOCKS).mkdir(mode=0o700, parents=True, exist_ok=True)
     path, waited = _lock_file(images, image), False
     while True:

@@ -39,8 +39,7 @@ class BuildProgress(Protocol):
 @dataclass(frozen=True, slots=True)
 class BuildNetwork:
     """What commands of a build may reach, and the settings that make programs use it. `apt_sources` maps the code name
-    of a release to lines for apt; `authorities` are certificates in PEM for the hosts. None of it stays in the
-    image."""
+    of a release to lines for apt; `authorities` are certificates for the hosts (PEM). None of it stays in the image."""
 
     rules: NetworkRules = NO_NETWORK
     env: Mapping[str, str] = field(default_factory=dict)

@@ -77,8 +77,7 @@ class StepRunner:
 
     @contextlib.asynccontextmanager
     async def sandbox(self, rootfs: RootFs) -> AsyncIterator[tuple[BuildProvider, AgentSandbox]]:
-        """Yields the provider and a sandbox on this root filesystem. Destroys the sandbox at the end, also when
-        cancelled."""
+        """Yields the provider and a sandbox on this root filesystem, which it destroys even when cancelled."""
         if self._provider is None:
             self._provider = self._new_provider(self._making / STATE, self._images)
         provider = self._provider

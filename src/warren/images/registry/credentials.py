@@ -19,8 +19,7 @@ class Credentials:
 
     def find(self, host: str, path: str) -> tuple[str, str] | None:
         """Returns the user and password for the image `path` of a registry; the longest matching prefix in a file wins.
-        Raises InvalidRequest if the file refers to a credential helper or identity token, which Warren does not
-        support."""
+        Raises InvalidRequest if the file refers to a credential helper or an identity token (not supported)."""
         for file in self._files():
             values = _read(file)
             found = _entry(values.get("auths"), host, path)

@@ -101,8 +101,7 @@ class ImageRegistry:
             yield response
 
     def retried(self, act: Callable[[], Any]) -> Any:
-        """Calls `act`, and again after growing pauses as long as it raises Broken. Raises Unavailable after the last
-        try."""
+        """Calls `act`, again after growing pauses while it raises Broken. Raises Unavailable after the last try."""
         for number in range(self._patience.tries):
             try:
                 return act()
@@ -267,8 +266,7 @@ class ImageRegistry:
     # -- who we are
 
     def _log_in(self, response: http.client.HTTPResponse) -> bool:
-        """Gets the authorization that the registry asks for. Returns False if Warren has no credentials of that
-        kind."""
+        """Gets the authorization that the registry asks for. Returns False if there are no such credentials."""
         challenges = response.headers.get_all("WWW-Authenticate") or []
         for challenge in challenges:
             kind, _, rest = challenge.strip().partition(" ")

@@ -76,8 +76,8 @@ def pull_image(
     platform: str = "",
     shell_needed: bool = True,
 ) -> ImageVersion:
-    """Pulls an image, and returns the version that `name` now points to; the name defaults to the reference. Makes no
-    new version if the current one has the same digest. Raises InvalidRequest, ImageNotFound, PermissionDenied, NoSpace,
+    """Pulls an image, and returns the version that `name` (by default the reference) now points to. Makes no new
+    version if the current one has the same digest. Raises InvalidRequest, ImageNotFound, PermissionDenied, NoSpace,
     Unavailable."""
     name = name or reference
     wanted = read_platform(platform)

@@ -10,8 +10,7 @@ STATE: Final = "state"  # the state directory of a builder's provider, below the
 
 
 class StepImages:
-    """Implements interfaces/images.py for a builder's provider: every name means the root filesystem of the next
-    step."""
+    """Implements interfaces/images.py for a builder's provider: every name means the next step's root filesystem."""
 
     def __init__(self) -> None:
         self.next: RootFs | None = None

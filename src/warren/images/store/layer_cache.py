@@ -154,8 +154,7 @@ class LayerCache:
 
 
 def _lock(path: Path, operation: int) -> int:
-    """Returns a descriptor that holds the lock on the directory; -1 if it is missing or another process holds the
-    lock."""
+    """Returns a descriptor that holds the directory's lock; -1 if it is missing or locked by another process."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -50,8 +50,7 @@ class ImageStore:
         return self._images
 
     def temporary(self) -> contextlib.AbstractContextManager[Path]:
-        """Yields a new directory beside the images and removes it afterwards. Also deletes the directories of dead
-        makers."""
+        """Yields a new directory beside the images and removes it afterwards. Also removes those of dead makers."""
         return self._versions.temporary()
 
     def version(self, name: str) -> str:

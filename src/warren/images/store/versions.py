@@ -279,8 +279,7 @@ class Versions:
 
     @contextlib.contextmanager
     def temporary(self) -> Iterator[Path]:
-        """Yields a new directory beside the images and removes it afterwards. Also deletes the directories of dead
-        makers."""
+        """Yields a new directory beside the images and removes it afterwards. Also removes those of dead makers."""
         with contextlib.ExitStack() as held:
             with explain_errors("making the directory of the images", self._folder):
                 self._folder.mkdir(parents=True, exist_ok=True)

@@ -186,8 +186,7 @@ def _inside(name: str) -> str:
 
 
 def _check_target(path: str, target: str) -> None:
-    """Refuses a relative link that climbs above the root. An absolute link is allowed: inside, the image is the
-    root."""
+    """Refuses a relative link that climbs above the root. An absolute one is allowed: inside, the image is the root."""
     if not target or "\0" in target:
         raise InvalidRequest(f"the link {path!r} has no target")
     depth = 0 if target.startswith("/") else len(parts_of(path)) - 1

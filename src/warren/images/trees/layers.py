@@ -81,8 +81,7 @@ class _Collection:
         self.files = self.bytes = 0
 
     def directory(self, source: int, target: int, path: str, below: Sequence[int], *, is_new: bool, depth: int) -> None:
-        """Copies one directory. `is_new` means that no lower layer has it; `below` are the roots of the trees that
-        do."""
+        """Copies a directory. `is_new` means that no lower layer has it; `below` are the roots of trees that do."""
         if depth > self._caps.depth:
             raise InvalidRequest(f"the step made directories more than {self._caps.depth} deep, which are not taken")
         attributes = os.listxattr(source)
@@ -137,8 +136,7 @@ class _Collection:
             raise InvalidRequest(f"the step wrote more than {self._caps.bytes} bytes")
 
     def _link_again(self, found: os.stat_result, name: str, target: int, path: str) -> bool:
-        """Links `name` to an earlier copy of the same inode. Returns False if there is none; then the caller copies the
-        file."""
+        """Links `name` to an earlier copy of the same inode. Returns False if the caller must copy the file."""
         first = self._links.get(found.st_ino)
         if first is None:
             if len(os.fsencode(path)) <= _LONGEST_PATH:
@@ -271,8 +269,7 @@ class _Flattening:
                         self._link(source, entry.name, target)
 
     def _below(self, sources: Sequence[int], name: str, target: int) -> None:
-        """Makes the directory `name` in `target` from every source that has it, down to the first that hides the
-        rest."""
+        """Makes the directory `name` in `target` from the sources that have it, down to one that hides the rest."""
         with contextlib.ExitStack() as held:
             parts = []
             for source in sources:

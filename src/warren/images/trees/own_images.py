@@ -192,8 +192,7 @@ def _build_failure(tail: list[str], code: int) -> Exception:
 
 
 def _traces_of(tree: Tree) -> Iterator[str]:
-    """Yields files that the build copied from this machine: its settings, and package sources, which may hold
-    passwords."""
+    """Yields files copied from this machine: its settings, and package sources, which may hold passwords."""
     yield from ("etc/apt/sources.list", "etc/apt/auth.conf", "etc/apt/apt.conf.d/99mmdebstrap", "var/log/dpkg.log")
     for directory in ("etc/apt/sources.list.d", "etc/apt/auth.conf.d", "var/log/apt"):
         if tree.stat(directory) is None:

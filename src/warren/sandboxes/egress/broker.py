@@ -337,8 +337,7 @@ class _Connection:
         return Scrubber(trace for secret in self._secrets for trace in secret.traces).clean(format_head(first, headers))
 
     async def _splice(self, request: RequestHead, answer: AnswerHead, upstream: Stream, reader: Reader) -> None:
-        """Relays bytes both ways after an upgrade, until one side ends. Raises Malformed if no WebSocket was asked
-        for."""
+        """Relays bytes both ways after an upgrade, until one side ends. Raises Malformed if it is no WebSocket."""
         if not request.is_websocket or answer.tokens(b"upgrade") != {b"websocket"}:
             raise Malformed("the host changed to a protocol that nobody asked for")
         await self._client.write(self._answer_head(request, answer, b""))
@@ -404,8 +403,7 @@ def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
 
 
 async def _linger(stream: Stream) -> None:
-    """Reads what is still arriving: closing earlier would reset the connection, and the client would lose the
-    response."""
+    """Reads what still arrives: closing earlier would reset the connection, and the client lose the response."""
     async with asyncio.timeout(_LINGER_S):
         for _ in range(_LINGER_READS):
             if not await stream.read():

@@ -39,8 +39,8 @@ _OF_CONNECTION: Final = frozenset(
 
 @dataclass(slots=True)
 class Head:
-    """The headers of a request or response. `length` may also be CHUNKED, or UNTIL_END for a response that ends with
-    its connection."""
+    """The headers of a request or response. `length` may be CHUNKED, or UNTIL_END if the connection's end is the
+    end."""
 
     headers: Fields
     length: int = 0
@@ -76,8 +76,7 @@ class AnswerHead(Head):
 
 
 async def read_request(reader: Reader) -> RequestHead | None:
-    """Returns the head of the next request; None if the client has ended. Raises Malformed, or EOFError inside a
-    head."""
+    """Returns the head of the next request; None if the client has ended. Raises Malformed, EOFError."""
     lines = await _read_lines(reader)
     if lines is None:
         return None
@@ -91,8 +90,7 @@ async def read_request(reader: Reader) -> RequestHead | None:
 
 
 async def read_answer(reader: Reader, method: bytes) -> AnswerHead | None:
-    """Returns the head of the response; None if the server has closed the connection. Raises Malformed, or EOFError
-    inside a head."""
+    """Returns the head of the response; None if the server has closed the connection. Raises Malformed, EOFError."""
     lines = await _read_lines(reader)
     if lines is None:
         return None
@@ -124,8 +122,7 @@ async def _read_lines(reader: Reader) -> list[bytes] | None:
 
 
 async def read_body(reader: Reader, length: int) -> AsyncIterator[bytes]:
-    """Yields the bytes of a body, without the framing of chunks. Raises Malformed, or EOFError if the body breaks
-    off."""
+    """Yields the bytes of a body, without chunk framing. Raises Malformed, or EOFError if it breaks off."""
     if length == UNTIL_END:
         while data := await reader.some():
             yield data

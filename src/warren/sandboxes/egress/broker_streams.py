@@ -84,8 +84,7 @@ class TlsStream:
             return data
 
     async def write(self, data: bytes) -> None:
-        """Writes all data. It never waits for incoming bytes: TLS 1.3 has no renegotiation, and here TLS 1.2 has none
-        either."""
+        """Writes all data. It never waits for incoming bytes: there is no renegotiation, here not even in TLS 1.2."""
         view = memoryview(data)
         while view:
             sent = self._tls.write(view[:CHUNK])

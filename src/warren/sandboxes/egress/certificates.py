@@ -64,8 +64,7 @@ def new_certificates(hosts: Sequence[str]) -> Certificates:
 
 
 def server_context(certificates: Certificates, host: str) -> ssl.SSLContext:
-    """Returns the TLS context for a client that connects to `host`. It refuses a hello for another name, or for
-    none."""
+    """Returns the TLS context for clients of `host`. It refuses a hello for another name, or for none."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(_ALPN)

@@ -18,8 +18,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def give_up_rights() -> None:
-    """Drops root for good: no program started later gains rights, and no other process can inspect this one. Raises
-    OSError."""
+    """Drops root for good: no program gains rights again, and no process can inspect this one. Raises OSError."""
     _libc.prctl(_SET_NAME, b"warren-egress", 0, 0, 0)
     if os.geteuid() == 0:
         for capability in range(_LAST_CAPABILITY + 1):

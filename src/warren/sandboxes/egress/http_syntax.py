@@ -23,8 +23,7 @@ class Malformed(Exception):
 
 
 def read_fields(lines: Iterable[bytes]) -> Fields:
-    """Returns the names as they were sent, and the values without surrounding blanks. Takes linear time. Raises
-    Malformed."""
+    """Returns names as they were sent, and values without surrounding blanks, in linear time. Raises Malformed."""
     fields = []
     for line in lines:
         name, colon, value = line.partition(b":")

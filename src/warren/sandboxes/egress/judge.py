@@ -48,8 +48,7 @@ class Judge:
         return not self._allowed or any(rule.network is not None or rule.covers_name(name) for rule in self._allowed)
 
     def check(self, rules: NetworkRules, to: Destination) -> None:
-        """Raises Refused if the destination may not be reached; for an unresolved name, if no address of it could
-        be."""
+        """Raises Refused if the destination may not be reached; for an unresolved name, if no address could be."""
         if _covers(self._denied, to):
             raise Refused("the operator denies it")
         if not rules.allows(to.name, to.address, to.port):

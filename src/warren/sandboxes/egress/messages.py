@@ -74,8 +74,7 @@ def pack_use(use: NetworkUse) -> Message:
 
 
 def unpack_use(message: Message) -> NetworkUse:
-    """Reads the counts of a sandbox and trusts none of them: the sender reads what attackers send. Raises
-    BrokenMessage."""
+    """Reads a sandbox's counts and trusts none: the sender reads what attackers send. Raises BrokenMessage."""
     try:
         sent, received, connections, are_open, refused = (_count(message[name]) for name in _COUNTS)
         refusals = tuple(map(_refusal, message["refusals"][-KEPT:]))

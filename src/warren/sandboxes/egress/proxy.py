@@ -452,8 +452,7 @@ class Shared:
 
 
 def _shown(to: Destination) -> str:
-    """Returns the address to report. A name's address is not reported: it would reveal names of the operator's
-    network."""
+    """Returns the address to report, but none of a name: it would reveal names of the operator's network."""
     return "" if to.name else str(to.address or "")
 
 

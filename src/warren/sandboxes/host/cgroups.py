@@ -108,8 +108,7 @@ class Hierarchies:
                 (directory / "memory.use_hierarchy").write_text("1")
 
     def _parent_values(self, limits: "CgroupLimits") -> Iterator[tuple[str, str, str]]:
-        """Yields controller, file and value. Values are written as the kernel prints them, so that they can be
-        compared."""
+        """Yields controller, file and value; values as the kernel prints them, so that they can be compared."""
         unified = self.version == "v2"
         if limits.memory is not None:
             memory = str(limits.memory // getpagesize() * getpagesize())
@@ -287,8 +286,7 @@ class SandboxCgroup:
         raise ProviderUnavailable(f"processes {sorted(self.pids())[:5]} of a sandbox do not die")
 
     async def remove(self) -> None:
-        """Removes the cgroup. Idempotent. Retries, because the kernel needs a moment after the last process has
-        ended."""
+        """Removes the cgroup. Idempotent. Retries: the kernel needs a moment after the last process has ended."""
         for _ in range(_KILL_ROUNDS):
             if not await asyncio.to_thread(self.remove_once):
                 return
@@ -296,8 +294,7 @@ class SandboxCgroup:
         raise ProviderUnavailable(f"the cgroup {next(self._existing(), '')} cannot be removed: it is still in use")
 
     def remove_once(self) -> bool:
-        """Tries to remove the cgroup, and returns whether something is left. Slow in the kernel, so call it in a
-        thread."""
+        """Tries to remove the cgroup, and returns whether something is left. Slow: call it in a thread."""
         left = False
         for directory in self.directories.values():
             try:

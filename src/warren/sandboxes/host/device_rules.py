@@ -35,8 +35,7 @@ class NotUnderstood(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DeviceRules:
-    """The rules of a cgroup. `allows` returns whether a character device may be read and written; None if that is
-    unknown."""
+    """The rules of a cgroup. `allows` returns whether a character device may be read and written; None if unknown."""
 
     evidence: str
     allows: Callable[[int, int], bool | None]

@@ -43,8 +43,7 @@ def handle_of(fd: int) -> str:
 
 
 def open_handle(directory: Path, text: str) -> int:
-    """Opens a file without a name, in the file system of `directory`. Raises OSError, also if nobody has the file
-    open."""
+    """Opens a nameless file in the file system of `directory`. Raises OSError, also if nobody has it open."""
     kind, _, content = text.partition(":")
     try:
         value = bytes.fromhex(content)
@@ -155,8 +154,7 @@ class FreedImages:
 
     @asynccontextmanager
     async def keeping(self, image: DiskImage) -> AsyncIterator[None]:
-        """Keeps a small image open while its sandbox dies, and closes it some time later. Closes a large one at
-        once."""
+        """Keeps a small image open while its sandbox dies, and closes it later. Closes a large one at once."""
         fd = image.take()
         size = os.fstat(fd).st_blocks * 512 if fd >= 0 else 0
         if fd >= 0 and not self._has_room_for(size):

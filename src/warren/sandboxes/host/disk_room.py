@@ -95,8 +95,7 @@ def plan_disks(host_free: int, reserve: int, uses: Mapping[str, DiskUse], coming
 
 
 def share(room: int, uses: Mapping[str, DiskUse]) -> dict[str, int]:
-    """Returns how much each disk may grow, by `room` in all: every disk up to the same level, so that small disks are
-    served first."""
+    """Returns how much each disk may grow, by `room` in all: all up to the same level, small ones first."""
     low, high = 0, max((use.size for use in uses.values()), default=0)
     for _ in range(_ROUNDS):
         level = (low + high + 1) // 2
@@ -145,7 +144,7 @@ class Promises:
         return sum(self._promised.values())
 
     def add(self, sandbox_id: str, disk_mb: int, room_mb: int) -> None:
-        """Promises a disk. `room_mb` is what the disks have taken and may still take of the file system. Raises
+        """Promises a disk. `room_mb` is what disks have taken and may still take of the file system. Raises
         MachineFull."""
         total, most = self.total_mb + disk_mb, max(0, int(room_mb * self.overcommit))
         if total > most:
@@ -171,8 +170,7 @@ class Promises:
             self._making.discard(sandbox_id)
 
     def replace_all(self, found: Mapping[str, int]) -> None:
-        """Replaces the promises by those in the records of all processes. Sandboxes being made here may have no record
-        yet."""
+        """Replaces the promises by those in all processes' records. Sandboxes being made here may have none yet."""
         with self._lock:
             making = {name: self._promised[name] for name in self._making if name in self._promised}
             self._promised = {**found, **making}

@@ -144,8 +144,7 @@ class Disks:
             temporary.unlink(missing_ok=True)
 
     def _sweep(self) -> None:
-        """Removes leftovers of interrupted trials and of older versions, and all templates but the most recently
-        used."""
+        """Removes leftovers of trials and of older versions, and all templates but the most recently used."""
         for path in (*self.directory.glob(".*"), *self.directory.glob("try-*")):
             with suppress(OSError):
                 if time.time() - path.stat().st_mtime > _STALE_S:
@@ -193,8 +192,7 @@ def tmpfs_options(limits: Limits) -> str:
 
 
 def unmount(where: Path) -> None:
-    """Removes everything mounted at `where` from the host's mount table; sandboxes that use it keep it. Idempotent.
-    Raises OSError."""
+    """Unmounts everything at `where` from the host; sandboxes that use it keep it. Idempotent. Raises OSError."""
     while _libc.umount2(os.fsencode(where), _UMOUNT_FLAGS) == 0:
         pass  # mounts may be stacked
     number = ctypes.get_errno()

@@ -50,8 +50,7 @@ class Pause:
         self._seen = 0
 
     def is_over(self, count: int | None, now: float) -> bool:
-        """Returns whether to read the list. `count` is the number of allocated locks; None if the kernel does not
-        tell."""
+        """Returns whether to read the list. `count` is the number of allocated locks; None if it is unknown."""
         if count is not None and count <= MOST:
             return False
         return now >= self._until or (count is not None and count > 2 * self._seen)
@@ -141,8 +140,7 @@ def _largest(held: Counter[int]) -> dict[int, int]:
 
 
 def _list_owners() -> Iterable[int]:
-    """Yields the owner of each lock, in pieces: parsing a long list at once would stop the other threads of this
-    process."""
+    """Yields the owner of each lock, in pieces: parsing a long list at once would stop our other threads."""
     count, rest = 0, b""
     with _LIST.open("rb", buffering=0) as file:
         while count < _LISTED and (piece := file.read(_PIECE)):

@@ -19,8 +19,7 @@ _RETRY_S: Final = 5.0
 
 
 class GpuLeases:
-    """The leases. `is_over` is called with a sandbox's directory, and returns whether all of the sandbox's processes
-    are dead."""
+    """The leases. `is_over` is called with a sandbox's directory, and returns whether all its processes are dead."""
 
     def __init__(self, is_over: Callable[[Path], bool], directory: Path = DIRECTORY) -> None:
         self._links = ClaimLinks(directory, lambda _, holder: not holder.is_dir() or is_over(holder))

@@ -298,8 +298,7 @@ def _judge_mounts(facts: Facts, found: Evidence, wanted: Wanted) -> None:
 
 
 def _shows_host(mount: Mount | None) -> Mount | None:
-    """Returns the mount if it shows the host's /proc or /sys, where a path exists for the whole machine or not at
-    all."""
+    """Returns the mount if it shows the host's /proc or /sys, where a path exists machine-wide or not at all."""
     return mount if mount is not None and mount.kind in _SHOWS_THE_HOST else None
 
 

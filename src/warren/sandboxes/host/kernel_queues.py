@@ -55,8 +55,7 @@ _log = get_log(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WatchedSandbox:
-    """A sandbox to watch. `pids` returns all its processes, and none if it has ended: `first_pid` may then be
-    another's."""
+    """A sandbox to watch. `pids` returns its processes, none if it has ended: `first_pid` may then be another's."""
 
     first_pid: int
     pids: Callable[[], Sequence[int]]
@@ -188,8 +187,7 @@ def _count(pid: int, name: str, where: re.Pattern[bytes]) -> int | None:
 
 
 def _pieces(pid: int, name: str) -> Iterator[bytes]:
-    """Yields whole lines of a table of the process's network namespace, a piece at a time; nothing if the process is
-    gone."""
+    """Yields whole lines of a table of the process's network namespace; nothing if the process is gone."""
     rest = b""
     try:
         with Path(f"/proc/{pid}/net/{name}").open("rb", buffering=0) as file:

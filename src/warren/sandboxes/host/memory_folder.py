@@ -52,8 +52,7 @@ class MemoryFolder:
 
     def make(self, name: str = "") -> None:
         """Makes the folder, and takes over an older one. Idempotent. With `name`, also makes a sandbox's directory in
-        it, before anybody can remove the folder again. May wait for another process, so call it in a thread. Raises
-        OSError."""
+        it, before anybody can remove the folder again. May wait for others, so call it in a thread. Raises OSError."""
         if not name and self._is_linked(self._target) and self._link.is_dir() and not self._old.exists():
             return
         of_machine = _is_mount_namespace_of_machine()
@@ -171,8 +170,7 @@ def _is_in_memory(path: Path) -> bool:
 
 
 def _is_mount_namespace_of_machine() -> bool:
-    """Returns whether the machine's first process has the same root mount. Its namespace may be hidden from this
-    process."""
+    """Returns whether the machine's first process has the same root mount. Its namespace may be hidden from us."""
     try:
         return _root_mount("1") == _root_mount("self")
     except OSError:

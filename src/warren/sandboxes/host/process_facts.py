@@ -53,8 +53,7 @@ class MountTable:
         self._layout = _layout(tuple([(index.get(mount.parent, -1), mount.where) for mount in self.mounts]))
 
     def showing(self, path: str) -> Mount | None:
-        """Returns the mount that a process sees at `path`: one at the path itself, or the one that holds its
-        directory."""
+        """Returns the mount that a process sees at `path`: one at the path itself, or its directory's."""
         number = self._layout.showing(path)
         return None if number is None else self.mounts[number]
 
@@ -68,8 +67,7 @@ class MountTable:
 
 
 class _Layout:
-    """Which mount is visible where. `places` holds each mount's parent, by number, and its path. Sandboxes of one kind
-    share a layout."""
+    """Which mount is visible where. `places` holds each mount's parent (its number) and path."""
 
     def __init__(self, places: Sequence[tuple[int, str]]) -> None:
         self._by_place = {place: number for number, place in enumerate(places)}
@@ -130,8 +128,7 @@ class Facts:
 
 
 async def gather(pid: int, limits: CgroupLimits) -> Facts:
-    """Gathers the facts. Stops the process for a moment to read its filters. Raises SandboxLost if the process is
-    gone."""
+    """Gathers the facts. Stops the process for a moment to read its filters. Raises SandboxLost if it is gone."""
     try:
         return await _gather(pid, limits)
     except OSError as exc:
