@@ -1,7 +1,7 @@
-"""Measures what it costs to read the metrics of all sessions of a server: of fakes, and of sandboxes of the host.
+"""Measures what it costs to read the metrics of all sessions of a server, with fake and with real sandboxes.
 
     sudo .venv/bin/python bench/session_metrics.py                        200 and 1,000 fakes, 50 sandboxes
-    sudo .venv/bin/python bench/session_metrics.py --count 200 --read 20  with so many sandboxes, each read so often
+    sudo .venv/bin/python bench/session_metrics.py --count 200 --read 20  200 real sandboxes, each read 20 times
 
 The processor time is that of this process, threads and kernel included. A round is what the server does every ten
 seconds; the share is what it takes of a core then. `held` is the most that it does before other tasks have a turn.
@@ -51,7 +51,7 @@ def a_session(sandbox: Sandbox, clock: SystemClock) -> Session:
 
 
 async def measure(table: Table, what: str, sandboxes: list[Sandbox], rounds: int, per_session: int) -> None:
-    """`per_session`: for how many sessions the share is told."""
+    """Measures the rounds. `per_session` is the number of sessions that the printed share is for."""
     clock = SystemClock()
     by_id = {sandbox.id: sandbox for sandbox in sandboxes}
 
@@ -76,7 +76,7 @@ async def measure(table: Table, what: str, sandboxes: list[Sandbox], rounds: int
 
 
 async def busiest_turn(work: Coroutine[Any, Any, None]) -> float:
-    """The most that the work did on the loop before others had their turn, in processor time."""
+    """Returns the most processor time that the work took on the loop before others had their turn."""
     task, longest = asyncio.create_task(work), 0.0
     while not task.done():
         began = time.thread_time()

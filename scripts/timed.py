@@ -2,7 +2,7 @@
 
     python scripts/timed.py COMMAND [ARGUMENT ...]
 
-Also what the command's processes leave to init counts: this process takes its place, and reaps them.
+Processes that the command leaves to init count too: this process takes init's place, and reaps them.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ def main(argv: list[str]) -> int:
     begun = time.monotonic()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     child = os.posix_spawnp(argv[0], argv, os.environ)
-    # The terminal tells the command too; this process stays until it has ended.
+    # A Ctrl-C reaches the command too; this process stays until the command has ended.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
     ended = 0

@@ -1,6 +1,6 @@
-"""The bytes before a request's body, and which headers pass between client and worker.
+"""Writes the bytes before a request's body, and decides which headers pass between client and worker.
 
-`client` writes request heads with it, `proxy/http_requests` filters headers, and `proxy/websockets` does both.
+`client` writes request heads with it, `forwarding.http_requests` filters headers; `forwarding.websockets` does both.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,9 +35,9 @@ _METHODS_WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
 
 
 def request_head(method: str, target: bytes, headers: Iterable[Header], framing: Header | None) -> bytes:
-    """Everything before the body. `framing` replaces whatever the headers say about the body's length.
+    """Returns everything before the body. `framing` replaces whatever the headers say about the body's length.
 
-    Raises `InvalidRequest` if a line break or a space would turn it into more than one request, or another one.
+    Raises `InvalidRequest` if a line break or a space would turn it into another request, or into several.
     """
     lines = [b"%s %s HTTP/1.1" % (method.encode("ascii"), target)]
     lines += [b"%s: %s" % header for header in headers if header[0] not in _FRAMING]
@@ -51,14 +51,15 @@ def request_head(method: str, target: bytes, headers: Iterable[Header], framing:
 
 
 def framing_of(method: str, body: bytes) -> Header | None:
-    """The header that frames a complete body; None for an empty one where no body is expected."""
+    """Returns the header that frames a complete body; None for an empty body where none is expected."""
     if not body and method not in _METHODS_WITH_BODY:
         return None
     return b"content-length", b"%d" % len(body)
 
 
 def content_length(headers: Iterable[Header]) -> int | None:
-    """The content-length among the headers; None means that the body is sent in chunks."""
+    """Returns the content-length among the headers; None means that the body is sent in chunks. Raises
+    `InvalidRequest`."""
     for name, value in headers:
         if name == b"content-length":
             if not value.isdigit():
@@ -70,16 +71,16 @@ def content_length(headers: Iterable[Header]) -> int | None:
 def headers_for_worker(
     scope: Scope, added: Sequence[Header], *, without: frozenset[bytes] = frozenset()
 ) -> list[Header]:
-    """The client's headers that a worker may see, Host first, then `added`, which replace the client's."""
-    # Of a preview, what is left is the sandbox's; with the token of a sandbox, who may act is known, and who is to act
-    # there is left.
+    """Returns the client's headers that a worker may see, Host first, then `added`, which replace the client's."""
+    # The remaining headers of a preview are meant for the sandbox. A request with a sandbox's token is already
+    # identified; its Authorization then names the user inside.
     if PREVIEW in scope:
         not_forwarded = _OF_CONNECTION
     else:
         not_forwarded = _NOT_FORWARDED - {b"authorization"} if KNOWN_CALLER in scope else _NOT_FORWARDED
     left_out = not_forwarded | without | {name for name, _ in added}
     if TRACEPARENT in left_out:
-        left_out |= {TRACESTATE}  # it belongs to the one that is replaced
+        left_out |= {TRACESTATE}  # tracestate belongs to the traceparent that is replaced
     headers: list[Header] = scope["headers"]
     left_out |= named_in_connection(headers)
     kept = [
@@ -92,8 +93,8 @@ def headers_for_worker(
 
 
 def headers_for_client(status: int, headers: Iterable[Header], *, of_sandbox: bool = False) -> list[Header]:
-    """The worker's headers without those that the coordinator's server adds itself, and without x-warren-*. It adds
-    none to what a sandbox answers."""
+    """Returns the worker's headers without x-warren-* and without those that the coordinator's server adds itself. The
+    server adds only a date to a sandbox's response."""
     left_out = _DATE if of_sandbox else _SET_BY_COORDINATOR
     if status in STATUSES_WITHOUT_BODY:
         left_out |= {b"content-length"}  # the server would wait for that many bytes
@@ -101,13 +102,13 @@ def headers_for_client(status: int, headers: Iterable[Header], *, of_sandbox: bo
 
 
 def request_target(scope: Scope) -> bytes:
-    """Path and query of the request, byte for byte as the client sent them."""
+    """Returns path and query of the request, byte for byte as the client sent them."""
     path: bytes = scope["raw_path"] or b"/"
     query: bytes = scope["query_string"]
     return path + b"?" + query if query else path
 
 
 def named_in_connection(headers: Iterable[Header]) -> set[bytes]:
-    """The headers that the client's Connection header limits to this connection."""
+    """Returns the headers that the client's Connection header limits to this connection."""
     values = [value for name, value in headers if name == b"connection"]
     return {token.strip().lower() for value in values for token in value.split(b",")} - _ALWAYS_FORWARDED

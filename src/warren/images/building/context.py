@@ -1,7 +1,7 @@
 """The files that steps of a build copy: from the build's directory on this machine, or from an unpacked archive.
 
-Every directory is opened below the one above it, and no link is followed out: a source that is a link leads where it
-would if the build's directory were the root. `.dockerignore` says what is left out.
+Every directory is opened below its parent, and no link leads out: links are resolved as if the build's directory were
+the root. Files that `.dockerignore` names are left out.
 """
 
 import contextlib
@@ -27,12 +27,12 @@ _DEEPEST: Final = 200
 _LAST_ID: Final = 65534
 
 Content = Iterator[TarMember | bytes]
-"""Members, each file followed by its bytes."""
+"""Members; each file is followed by its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """A file or directory that is copied. `path` is empty for the whole directory."""
+    """A file or directory to copy. `path` is empty for the whole build directory."""
 
     path: str
     is_directory: bool
@@ -43,7 +43,7 @@ class CopySource:
 
 
 class FileTree:
-    """A directory whose files are copied, without those that `ignored` names. Use as a context manager."""
+    """A directory to copy files from, without the files that `ignored` names. Use it as a context manager."""
 
     def __init__(self, directory: Path, ignored: "IgnoreRules | None" = None) -> None:
         try:
@@ -59,7 +59,7 @@ class FileTree:
         self._tree.__exit__()
 
     def find(self, patterns: Sequence[str]) -> list[CopySource]:
-        """What the patterns name, in order. Raises InvalidRequest for one that names nothing."""
+        """Returns what the patterns match, in order. Raises InvalidRequest for a pattern that matches nothing."""
         found: dict[str, CopySource] = {}
         for pattern in patterns:
             parts = _parts(pattern)
@@ -95,7 +95,7 @@ class FileTree:
                     os.close(below)
 
     def content(self, source: CopySource) -> Content:
-        """The members of a directory, or one file."""
+        """Yields the members of a directory, or one file."""
         fd = open_in_root(self._tree.fd, source.path or ".", os.O_RDONLY | os.O_NONBLOCK)
         try:
             if source.is_directory:
@@ -109,7 +109,7 @@ class FileTree:
         return open_in_root(self._tree.fd, source.path, os.O_RDONLY | os.O_NONBLOCK)
 
     def _directory(self, fd: int, inside: str, path: str, depth: int) -> Content:
-        """`inside`: where it is copied to; `path`: where it is in the build's directory."""
+        """Yields a directory's members. `inside` is its path in the copy, `path` the one in the build's directory."""
         if depth > _DEEPEST:
             raise InvalidRequest(f"the build's directory is more than {_DEEPEST} directories deep")
         for name in sorted(os.listdir(fd)):
@@ -159,7 +159,7 @@ def _mode(found: os.stat_result) -> int:
 
 
 def _owner(found: os.stat_result) -> tuple[int, int]:
-    """Those that no sandbox has are root's."""
+    """Returns the owner of a file. Ids that no sandbox has become root's."""
     return (found.st_uid, found.st_gid) if max(found.st_uid, found.st_gid) <= _LAST_ID else (0, 0)
 
 
@@ -171,7 +171,7 @@ def _parts(pattern: str) -> list[str]:
 
 
 class Digest:
-    """Of content: names, kinds, modes, targets and bytes; not times."""
+    """A digest of content: names, kinds, modes, link targets and bytes, but not times."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -193,7 +193,7 @@ class Digest:
 
 
 class IgnoreRules:
-    """The lines of .dockerignore: the last that matches a path, or a directory above it, counts; `!` takes it back."""
+    """The lines of .dockerignore. The last one that matches a path or a parent decides; `!` makes an exception."""
 
     def __init__(self, lines: Sequence[str] = ()) -> None:
         rules = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
@@ -215,8 +215,8 @@ NOTHING_IGNORED: Final = IgnoreRules()
 
 
 def _whole(text: str) -> re.Pattern[str]:
-    """A pattern for paths, in which `**` stands for any number of directories. Each `**` but the last is left as soon
-    as what follows it is found, which is as good as any later place: so no path takes long."""
+    """Returns a pattern for whole paths, in which `**` matches any number of directories. Each `**` but the last
+    commits to its first match (an atomic group): a later one is never better, so matching takes linear time."""
     groups: list[list[str]] = [[]]
     for part in text.split("/"):
         if part == "**":
@@ -235,8 +235,8 @@ def _whole(text: str) -> re.Pattern[str]:
 
 
 def component_pattern(text: str) -> re.Pattern[str]:
-    """A pattern for one name: `*`, `?`, `[a-z]`, and a backslash before what stands for itself."""
-    pieces, at = [""], 0  # between the stars
+    """Returns a pattern for one component: `*`, `?`, `[a-z]`, and a backslash before a literal character."""
+    pieces, at = [""], 0  # the pieces between the stars
     while at < len(text):
         char = text[at]
         closing = text.find("]", at + 2)
@@ -264,8 +264,7 @@ def component_pattern(text: str) -> re.Pattern[str]:
 
 
 def as_root(content: Content, mode: int | None, name: str = "") -> Content:
-    """The content as root's, whoever has it on this machine; with another mode of its files and directories, and with
-    another name of its one file."""
+    """Yields the content as root's. `mode` replaces the modes of files and directories, `name` a single file's name."""
     for part in content:
         if not isinstance(part, TarMember):
             yield part

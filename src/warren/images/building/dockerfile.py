@@ -1,7 +1,7 @@
 """Reads a Dockerfile into a recipe. `warren image build -f` calls it.
 
-What an image is made of is kept; what has no meaning for a sandbox is named in `notes`, and what cannot be done is
-refused, both with their line.
+Instructions without a meaning for a sandbox are ignored and listed in `notes`; those that Warren cannot follow raise
+InvalidRequest. Both name the line.
 """
 
 import difflib
@@ -39,7 +39,7 @@ _MAX_PORTS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class ParsedDockerfile:
-    """`notes` say what was left out, each with its line."""
+    """A recipe, and `notes` about instructions that were ignored, each with its line."""
 
     recipe: Recipe
     notes: tuple[str, ...] = ()
@@ -53,14 +53,14 @@ def parse_dockerfile(
     target: str = "",
     config_of: Callable[[str], ImageConfig] = lambda base: NO_CONFIG,
 ) -> ParsedDockerfile:
-    """`config_of` tells what the image in a FROM says about itself: its variables may be used. `target` is the stage
-    to make, by name or number; stages that it does not need are left out. Raises InvalidRequest."""
+    """Reads a Dockerfile. `config_of` returns the config of the image in a FROM, whose variables may be used. `target`
+    is the stage to make, by name or number; stages that it does not need are left out. Raises InvalidRequest."""
     return _DockerfileReader(file, build_args or {}, config_of).read(text, target)
 
 
 @dataclass(slots=True)
 class _ParsedStage:
-    """What holds at some line of a stage."""
+    """The state of a stage at some line of the Dockerfile."""
 
     stage: Stage
     env: dict[str, str]
@@ -236,7 +236,7 @@ class _DockerfileReader:
             if found is self._now or (found is None and stage.isdigit()):
                 place.refuse(f"there is no earlier stage {stage}")
             if found is None:
-                self._config_at(stage, place)  # an image, if it is there
+                self._config_at(stage, place)  # raises ImageNotFound if there is no such image
             stage = found.stage.name if found else stage
         elif word == "COPY" and "from" in given:
             place.refuse("--from needs a stage or an image")
@@ -291,7 +291,7 @@ class _DockerfileReader:
 
     def _entrypoint(self, instruction: Instruction, place: Place) -> None:
         self._configure("entrypoint", self._command(instruction), instruction)
-        if not self._now.cmd_given:  # the base's was meant for another entry point
+        if not self._now.cmd_given:  # the base's CMD was meant for another entry point
             self._configure("cmd", (), instruction)
 
     def _expose(self, instruction: Instruction, place: Place) -> None:
@@ -340,7 +340,7 @@ class _DockerfileReader:
         return (*self._now.shell, instruction.rest) if argv is None else argv
 
     def _pairs(self, instruction: Instruction, place: Place) -> dict[str, str]:
-        """`name=value` any number of times, or one name with the rest of the line as its value."""
+        """Reads `name=value` pairs, or one name with the rest of the line as its value."""
         expander = self._expander(place)
         words = expander.words(instruction.rest)
         if words and "=" not in words[0]:
@@ -383,7 +383,7 @@ _INSTRUCTIONS: Final = (
 
 
 def needed_stages(stages: list[Stage], target: str, file: str) -> tuple[Stage, ...]:
-    """The stage to make, which comes last, and before it those that it is made of."""
+    """Returns the target stage, preceded by the stages that it is made from. Raises InvalidRequest."""
     names = [stage.name for stage in stages]
     last = len(stages) - 1
     if target:
@@ -403,7 +403,7 @@ def needed_stages(stages: list[Stage], target: str, file: str) -> tuple[Stage, .
 
 
 def _exec_form(text: str) -> tuple[str, ...] | None:
-    """The list, or None: what is not a list of texts in JSON is meant for a shell, as Docker takes it."""
+    """Returns the list; None if the text is no JSON list of strings, but a line for the shell, as in Docker."""
     if not text.startswith("["):
         return None
     try:
@@ -414,7 +414,7 @@ def _exec_form(text: str) -> tuple[str, ...] | None:
 
 
 def _script(instruction: Instruction, rest: str) -> str:
-    """A text that is the whole command is the script; any other goes to the shell as it stands."""
+    """Returns the script of a RUN: a heredoc that is the whole command, or the line with its heredocs for the shell."""
     if not instruction.heredocs:
         return rest
     if len(instruction.heredocs) == 1 and rest.strip() == instruction.heredocs[0].head:
@@ -430,7 +430,7 @@ def _script(instruction: Instruction, rest: str) -> str:
 
 
 def _joined(workdir: str, target: str) -> str:
-    """An absolute path; a slash at its end, which says that it is a directory, stays."""
+    """Returns an absolute path. A slash at the end, which marks a directory, is kept."""
     path = posixpath.normpath(posixpath.join(workdir, target))
     is_directory = target.endswith(("/", "/.")) or target == "."
     return path if path == "/" or not is_directory else path + "/"

@@ -1,7 +1,7 @@
-"""Builds a Dockerfile with a Docker engine, and takes the image from there: `warren image build --with docker`.
+"""Builds a Dockerfile with a Docker engine and imports the image: `warren image build --with docker`.
 
 The image in the engine carries a label with the directory that the build works in: if that directory is gone, its
-builder has died, and the next build removes the image. Base images that the engine pulled stay there: they are its own.
+builder has died, and the next build removes the image. Base images that the engine pulled stay in the engine.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ def build_with_docker(
     target: str = "",
     no_cache: bool = False,
 ) -> ImageVersion:
-    """Makes a new version of the image `name` and leaves nothing in the engine; `dockerfile` is the text. Raises
+    """Makes a new version of the image `name`, and leaves nothing in the engine. `dockerfile` is the text. Raises
     BuildFailed."""
     check_image_name(name)
     text = dockerfile.encode()

@@ -1,4 +1,4 @@
-"""Removes what the sandboxes of a builder have left that was killed."""
+"""Removes what is left of the sandboxes of a builder that was killed."""
 
 import asyncio
 from pathlib import Path
@@ -6,11 +6,11 @@ from typing import Final
 
 from warren.interfaces.images import RootFs
 
-STATE: Final = "state"  # below a builder's temporary directory: the state directory of its provider
+STATE: Final = "state"  # the state directory of a builder's provider, below the builder's temporary directory
 
 
 class StepImages:
-    """The root filesystem of the next step, as the provider's images. It keeps the contract of interfaces/images.py."""
+    """Implements interfaces/images.py for a builder's provider: every name means the next step's root filesystem."""
 
     def __init__(self) -> None:
         self.next: RootFs | None = None
@@ -26,18 +26,18 @@ class StepImages:
         return self.rootfs(name)
 
     def keep(self, name: str, user: Path) -> None:
-        """Does nothing: the builder holds it."""
+        """Does nothing: the builder itself keeps the images that its steps use."""
 
     def release(self, user: Path) -> None:
-        """Does nothing: the builder holds it."""
+        """Does nothing: the builder itself keeps the images that its steps use."""
 
     def prune(self) -> None:
-        """Does nothing: the builder has none to remove."""
+        """Does nothing: a builder's provider owns no images."""
 
 
 def clear_abandoned(making: Path) -> None:
-    """Removes what the sandboxes of a dead builder have left on this machine, before its directory is deleted. Call it
-    in a thread without an event loop."""
+    """Destroys the sandboxes that a dead builder left on this machine, before its directory is deleted. Call it in a
+    thread without an event loop."""
     state = making / STATE
     if not (state / "sandboxes").is_dir():
         return

@@ -1,7 +1,7 @@
 """Images in files: an OCI layout (`warren image export --format oci`, `skopeo copy`), or what `docker save` writes.
 
-Both are directories, or tars of them; an import unpacks a tar like any other before it looks at what is in it. What a
-layout says is checked by digests; `docker save` has digests for the unpacked layers only.
+Both are directories, or tars of them; an import unpacks the tar before it looks inside. The digests of a layout cover
+all its files; `docker save` writes digests of the unpacked layers only.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _NESTED: Final = 3
 
 
 def is_archive(tree: Tree) -> bool:
-    """Whether this is an image in files, and not a root filesystem."""
+    """Returns whether the tree is an OCI layout or the output of `docker save`, and not a root filesystem."""
     if any(tree.stat(name) is not None for name in ("bin", "usr", "etc")):
         return False
     files = {name for name in ("index.json", "oci-layout", "manifest.json") if tree.stat(name) is not None}
@@ -45,7 +45,7 @@ def is_archive(tree: Tree) -> bool:
 
 
 def unpack_archive(archive: Tree, target: Tree, platform: Platform, caps: ImportCaps = ImportCaps()) -> ImageConfig:
-    """Unpacks the one image that is in there for the platform; returns what it says of itself."""
+    """Unpacks the archive's only image for the platform into `target`, and returns the image's own config."""
     if archive.stat("index.json") is not None:
         config, layers = _from_layout(archive, platform)
     else:

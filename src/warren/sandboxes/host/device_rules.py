@@ -1,8 +1,8 @@
-"""Which devices the cgroup of a sandbox opens, as the kernel has it.
+"""The devices that the cgroup of a sandbox may open, as the kernel reports it.
 
-On cgroup v1 that is a list in a file. On v2 it is a program that the kernel asks each time a device is opened: it is
-read back and run here, over the numbers in question. Such a program only compares numbers, so a few instructions are
-enough to follow it; for one that does anything else, and where the kernel does not hand programs out, nothing is known.
+On cgroup v1 that is a list in a file. On v2 it is a program that the kernel runs each time a device is opened: it is
+read back and interpreted here, with the numbers in question. Such a program only compares numbers, so a few
+instructions suffice. If it does anything else, or the kernel does not return it, the answer is unknown.
 """
 
 import ctypes
@@ -23,19 +23,19 @@ _EFFECTIVE: Final = 1
 _MAX_PROGRAMS: Final = 16
 _MAX_BYTES: Final = 64 * 1024
 _MAX_STEPS: Final = 10_000
-_CHARACTER, _READ, _WRITE = 2, 2, 4  # of bpf_cgroup_dev_ctx
+_CHARACTER, _READ, _WRITE = 2, 2, 4  # fields of bpf_cgroup_dev_ctx
 _UNLIKELY: Final = (4095, 1048575)  # numbers that no device has
 _MASK: Final = (1 << 64) - 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NotUnderstood(Exception):
-    """The program does something else than compare numbers."""
+    """The program does something other than comparing numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRules:
-    """`allows` gives whether a character device may be read and written; None if it cannot be told."""
+    """The rules of a cgroup. `allows` returns whether a character device may be read and written; None if unknown."""
 
     evidence: str
     allows: Callable[[int, int], bool | None]
@@ -76,7 +76,7 @@ def list_allows(text: str, major: int, minor: int) -> bool:
 
 
 def programs_allow(programs: Sequence[bytes], major: int, minor: int) -> bool | None:
-    """All of them are asked, and each may refuse."""
+    """Returns whether all programs allow the device, as the kernel requires; None if that is unknown."""
     try:
         return all(run_program(program, major, minor) for program in programs)
     except NotUnderstood:
@@ -84,7 +84,7 @@ def programs_allow(programs: Sequence[bytes], major: int, minor: int) -> bool | 
 
 
 def run_program(program: bytes, major: int, minor: int) -> bool:
-    """Whether it lets a character device be opened for reading and writing."""
+    """Returns whether the program lets a character device be opened for reading and writing. Raises NotUnderstood."""
     context = struct.pack("<III", (_READ | _WRITE) << 16 | _CHARACTER, major, minor)
     registers, at = [0] * 11, 0
     for _ in range(_MAX_STEPS):
@@ -95,7 +95,7 @@ def run_program(program: bytes, major: int, minor: int) -> bool:
         at += 1
         if code == 0x95:  # exit
             return bool(registers[0] & 0xFFFFFFFF)
-        if code in (0x61, 0x69):  # load a word, or half of one, of the context, which r1 points to
+        if code in (0x61, 0x69):  # load a word, or half a word, of the context that r1 points to
             if source != 1 or not 0 <= offset <= len(context) - 4:
                 raise NotUnderstood
             registers[target] = struct.unpack_from("<I" if code == 0x61 else "<H", context, offset)[0]
@@ -158,7 +158,7 @@ def _jumps(code: int, left: int, right: int) -> bool:
 
 
 def _read_programs(directory: Path) -> list[bytes]:
-    """Those that are asked for a process in this cgroup."""
+    """Returns the programs in force for a process in this cgroup. Raises OSError."""
     cgroup = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         ids = (ctypes.c_uint32 * _MAX_PROGRAMS)()
@@ -183,7 +183,7 @@ def _read_program(number: int) -> bytes:
 
 
 def _bpf(command: int, attributes: bytes) -> tuple[int, bytes]:
-    """What the kernel returns, and what it has made of the attributes."""
+    """Returns the result of the system call, and the attributes as the kernel has changed them. Raises OSError."""
     room = ctypes.create_string_buffer(attributes, len(attributes))
     call = numbers(platform.machine())["bpf"]
     result: int = _libc.syscall(call, ctypes.c_long(command), room, ctypes.c_long(len(attributes)))

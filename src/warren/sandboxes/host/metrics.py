@@ -1,7 +1,7 @@
 """What a sandbox uses, as the kernel counts it: processors, memory and processes from its cgroup, room on its disk.
 
-Nothing runs in the sandbox for it. One reading takes some 0.06 ms, and longer where the kernel has to gather what many
-processors counted, so readings are made in a thread; those that are asked for at once share one.
+Nothing runs in the sandbox for it. One reading takes some 0.06 ms, and longer where the kernel has to sum up the counts
+of many processors, so readings are made in a thread; simultaneous requests share one thread.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ _PATH_ONLY: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(slots=True)
 class MetricsSource:
-    """One sandbox: its cgroup, and its first process, whose mounts show where its disk is. `alive` tells whether that
-    still runs."""
+    """Reads the metrics of one sandbox. Its first process's mounts show where its disk is; `alive` returns whether that
+    process still runs."""
 
     cgroup: SandboxCgroup
     pid: int
@@ -30,7 +30,7 @@ class MetricsSource:
     _disk: tuple[str, int] | None = field(default=None, init=False)
 
     def read(self) -> SandboxMetrics:
-        """Raises OSError, also if the sandbox is gone."""
+        """Reads the metrics. Raises OSError, also if the sandbox is gone."""
         use = self.cgroup.use()
         return SandboxMetrics(
             cpu_s=use.cpu_s,
@@ -47,7 +47,7 @@ class MetricsSource:
         fd = os.open(f"/proc/{self.pid}/root{where}", _PATH_ONLY)
         try:
             if os.fstat(fd).st_dev != device:
-                raise ProcessLookupError  # its process number is another's now
+                raise ProcessLookupError  # the pid belongs to another process now
             disk = os.fstatvfs(fd)
         finally:
             os.close(fd)
@@ -55,7 +55,7 @@ class MetricsSource:
 
 
 class MetricsReader:
-    """Reads the sandboxes of a provider: however many ask, one thread at a time reads for all of them."""
+    """Reads the metrics of a provider's sandboxes: one thread at a time reads for all callers."""
 
     def __init__(self) -> None:
         self._asked: list[tuple[MetricsSource, asyncio.Future[SandboxMetrics]]] = []
@@ -65,7 +65,7 @@ class MetricsReader:
         return f"<MetricsReader: {len(self._asked)} asked>"
 
     async def read(self, source: MetricsSource) -> SandboxMetrics:
-        """Raises SandboxLost, and ProviderUnavailable if the kernel does not tell."""
+        """Reads the metrics of a sandbox. Raises SandboxLost, or ProviderUnavailable if the kernel does not tell."""
         answer: asyncio.Future[SandboxMetrics] = asyncio.get_running_loop().create_future()
         self._asked.append((source, answer))
         if self._reading is None or self._reading.done():
@@ -77,7 +77,7 @@ class MetricsReader:
             asked, self._asked = self._asked, []
             found = await asyncio.to_thread(_read_each, [source for source, _ in asked])
             for (_, answer), metrics in zip(asked, found, strict=True):
-                if answer.done():  # nobody waits any more
+                if answer.done():  # the caller has gone
                     continue
                 if isinstance(metrics, SandboxMetrics):
                     answer.set_result(metrics)
