@@ -1,5 +1,5 @@
-# make test       sets up, checks, builds, makes the images, runs every behaviour once
-# make test-all   the same with every provider, runtime, build and combination, and all faults
+# make test       sets up, checks, builds, makes the images, runs every behaviour once; prints its processor time
+# make test-all   the same with every provider, runtime, build and combination, all clients, and all faults
 # make endurance  a cluster under many random faults, for many minutes; SEED=7, SEED=random, COUNT=100
 # make gpu-test   uses a graphics processor of this machine in sandboxes; IMAGE=base, RUNTIME=crun
 # make check      linters and types only
@@ -22,7 +22,7 @@ SHELL_FILES := quickstart.sh .ci/run scripts/system-packages scripts/find-python
     scripts/try-host.d/configure scripts/try-host.d/initrd
 
 .DEFAULT_GOAL := build
-.PHONY: setup code-venv e2b-sdks build agent launcher test-agents images check web docs test test-all root endurance gpu-test dist clean
+.PHONY: setup code-venv e2b-newest e2b-sdks build agent launcher test-agents images check web docs test tested test-all all-tested root endurance gpu-test dist clean
 
 setup: $(VENV)/.stamp
 
@@ -31,7 +31,7 @@ $(VENV)/.stamp: pyproject.toml packages/attack/pyproject.toml scripts/system-pac
 	{ [ -x $(BIN)/python ] || $$python -m venv $(VENV); }
 	@echo "installing the Python packages"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[server]' --editable packages/attack --group dev
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --editable '.[server]' --editable packages/attack --group dev
 	@touch $@
 
 # What cells of tests import, numpy and matplotlib for instance, and Warren itself never does.
@@ -43,18 +43,24 @@ $(CODE_VENV)/.stamp: $(VENV)/.stamp
 	@$(BIN)/pip --python $(CODE_VENV)/bin/python install --quiet --disable-pip-version-check --no-compile --group code
 	@touch $@
 
-# The official SDKs of E2B, each version in an environment of its own: tests talk to Warren with them.
-e2b-sdks: $(E2B_SDKS)/.stamp
+# The official SDKs of E2B, each version in an environment of its own: tests talk to Warren with them. `make test` uses
+# the newest for Python only.
+E2B_VERSIONS := $(patsubst tests/e2b/sdks/%.txt,%,$(wildcard tests/e2b/sdks/*.txt))
+E2B_NEWEST := $(shell printf '%s\n' $(E2B_VERSIONS) | sort -V | tail -n 1)
 
-$(E2B_SDKS)/.stamp: $(VENV)/.stamp $(wildcard tests/e2b/sdks/*)
-	@echo "installing the SDKs of E2B"
-	@for file in tests/e2b/sdks/*.txt; do \
-	    venv=$(E2B_SDKS)/$$(basename $$file .txt) && \
-	    { [ -x $$venv/bin/python ] || $(BIN)/python -m venv --without-pip $$venv; } && \
-	    $(BIN)/pip --python $$venv/bin/python install --quiet --disable-pip-version-check --no-compile --requirement $$file || exit 1; \
-	done
-	@mkdir -p $(E2B_SDKS)/js && cp tests/e2b/sdks/package.json tests/e2b/sdks/package-lock.json $(E2B_SDKS)/js
-	@cd $(E2B_SDKS)/js && npm ci --silent --no-audit --no-fund
+e2b-newest: $(E2B_SDKS)/$(E2B_NEWEST)/.stamp
+e2b-sdks: $(E2B_VERSIONS:%=$(E2B_SDKS)/%/.stamp) $(E2B_SDKS)/js/.stamp
+
+$(E2B_SDKS)/%/.stamp: tests/e2b/sdks/%.txt $(VENV)/.stamp
+	@echo "installing E2B's SDK $*"
+	@[ -x $(E2B_SDKS)/$*/bin/python ] || $(BIN)/python -m venv --without-pip $(E2B_SDKS)/$*
+	@$(BIN)/pip --python $(E2B_SDKS)/$*/bin/python install --quiet --disable-pip-version-check --no-compile --requirement $<
+	@touch $@
+
+$(E2B_SDKS)/js/.stamp: tests/e2b/sdks/package.json tests/e2b/sdks/package-lock.json $(VENV)/.stamp
+	@echo "installing E2B's SDK for JavaScript"
+	@mkdir -p $(@D) && cp tests/e2b/sdks/package.json tests/e2b/sdks/package-lock.json $(@D)
+	@cd $(@D) && npm ci --silent --no-audit --no-fund
 	@touch $@
 
 build: agent launcher
@@ -102,13 +108,21 @@ check: build $(WEB)
 	cd web && npx --no-install biome ci --error-on-warnings && npx --no-install tsc && npx --no-install tsc -p tests && \
 	    node test.mjs && node build.mjs --check
 
+TIMED := $$(scripts/find-python) scripts/timed.py $(MAKE) --no-print-directory
+
+test: root
+	@$(TIMED) tested
+
+test-all: root
+	@$(TIMED) all-tested
+
 # The images are downloaded while the checks run.
-test: root setup
-	@$(MAKE) --no-print-directory -j2 check images code-venv e2b-sdks test-agents
+tested: setup
+	@$(MAKE) --no-print-directory -j2 images check e2b-newest
 	$(BIN)/python tests/run.py $(PYTEST)
 
-test-all: root setup
-	@$(MAKE) --no-print-directory -j2 check images code-venv e2b-sdks test-agents
+all-tested: setup
+	@$(MAKE) --no-print-directory -j2 images check code-venv e2b-sdks test-agents
 	$(BIN)/python tests/run.py --all $(PYTEST)
 
 root:

@@ -1,4 +1,4 @@
-"""Sessions that are made all at once."""
+"""Measures sessions that are created all at once."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
@@ -16,5 +16,5 @@ async def gather_and_clean_up(
 
 
 async def burst(clients: Sequence[Client]) -> list[float | None]:
-    """All at once: how long each took from its create to its first output."""
+    """Creates all sessions at once. Returns how long each took from its create to its first output."""
     return await gather_and_clean_up(clients, [first_output(client) for client in clients])

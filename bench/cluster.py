@@ -58,7 +58,7 @@ def run_cluster(workers: int, coordinators: int, **environ: str) -> Iterator[Clu
 
 
 def direct_request(session_id: str, command: str) -> bytes:
-    """The request for a command as a coordinator sends it to the worker."""
+    """Returns the request for a command as a coordinator sends it to the worker."""
     plain = message("POST", f"/api/sessions/{session_id}/exec", {"command": command})
     ours = f"x-warren-cluster: {SECRET}\r\nx-warren-protocol: 1\r\nx-warren-caller: {_CALLER}\r\n"
     return plain.replace(b"\r\n", b"\r\n" + ours.encode(), 1)
@@ -120,7 +120,7 @@ async def _rate(cluster: Cluster, total: int) -> float:
 
 
 async def spread_part(table: Table, count: Count) -> None:
-    """Uses the fake provider: placement does not need a thousand real sandboxes."""
+    """Measures the spread of sessions with the fake provider: placement does not need a thousand real sandboxes."""
     total = count(1000, 60)
     with run_cluster(3, 2, provider="fake", WARREN_MAX_SANDBOXES="1000") as cluster:
         clients = [client for node in cluster.coordinators for client in await connect(node.port, _BURST // 2)]

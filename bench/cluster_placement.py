@@ -31,7 +31,7 @@ WANT = Requirements("base", "acme")
 
 
 class Cluster:
-    """`assumed`: how many coordinators each of them believes there are."""
+    """A simulated cluster. `assumed` is how many coordinators each coordinator believes there are."""
 
     def __init__(self, workers: int, coordinators: int, assumed: int) -> None:
         self.rng = random.Random(1)
@@ -75,7 +75,7 @@ class Cluster:
         return rounds * PERIOD_S + self.beats[index][0]
 
     def place(self) -> None:
-        """Places one session; a full worker refuses it, and the next one is tried."""
+        """Places one session. If a worker is full and refuses it, tries the next one."""
         view, tie = self.rng.choice(self.views), self.rng.getrandbits(64)
         start = time.perf_counter()
         names = rank_workers(WANT, view, tie, coordinators=self.assumed)
@@ -89,7 +89,7 @@ class Cluster:
         raise RuntimeError("no worker took the session")
 
     def fill(self) -> int:
-        """Places all sessions; returns how many."""
+        """Places all sessions, and returns how many."""
         sessions = PER_WORKER * len(self.claimed)
         for number in range(sessions):
             self.receive_heartbeats(number / (PER_WORKER_S * len(self.claimed)))
@@ -97,7 +97,7 @@ class Cluster:
         return sessions
 
     def kill_workers(self) -> int:
-        """Kills every tenth worker; returns how many sessions were placed anew."""
+        """Kills every tenth worker, and returns how many sessions were placed anew."""
         dead = self.rng.sample(range(len(self.claimed)), len(self.claimed) // 10)
         lost = sum(self.claimed[number] for number in dead)
         for number in dead:
@@ -109,7 +109,7 @@ class Cluster:
         return lost
 
     def loads(self) -> list[float]:
-        """The loads of the live workers, as multiples of the mean load."""
+        """Returns the loads of the live workers, as multiples of the mean load."""
         living = [number for number, alive in enumerate(self.alive) if alive]
         mean = sum(self.claimed[number] for number in living) / sum(self.capacities[number] for number in living)
         return [self.claimed[number] / self.capacities[number] / mean for number in living]

@@ -2,8 +2,8 @@
 
     make code-venv && build/code-venv/bin/python bench/conformance.py [--all]
 
-Compared are standard output, the text of the last expression, the formats of everything shown, and name and value of
-the error. A cell whose difference is wanted says why. Ends with 1 if a cell differs that should not.
+It compares standard output, the text of the last expression, the formats of everything shown, and name and value of the
+error. A cell that is meant to differ says why. Ends with 1 if another cell differs.
 """
 
 import argparse
@@ -151,7 +151,7 @@ def run_theirs(client: Any, code: str) -> Outcome:
         if kind == "status" and content["execution_state"] == "idle":
             return outcome
         if kind == "stream" and content["name"] == "stdout":
-            outcome.stdout += content["text"].replace("\r\n", "\n")  # their commands have a terminal
+            outcome.stdout += content["text"].replace("\r\n", "\n")  # ipykernel's commands have a terminal
         elif kind in ("execute_result", "display_data"):
             outcome.shown.append(tuple(sorted(content["data"])))
             if kind == "execute_result":

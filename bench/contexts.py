@@ -1,11 +1,11 @@
-"""Measures code contexts: how soon they are there, what a cell costs over HTTP, and what they take.
+"""Measures code contexts: how fast they start, what a cell costs over HTTP, and how much memory they use.
 
     sudo .venv/bin/python bench/contexts.py              about a minute
     sudo .venv/bin/python bench/contexts.py --quick      small counts, to see whether it works
 
-Beside them stands what a Jupyter kernel (ipykernel, through jupyter_client) takes for the same on the same machine,
-without any sandbox or server in between; its packages are in build/code-venv, which is made if it is missing. Each row
-ends with its target and whether this run met it; a missed target is not an error.
+For comparison it measures a Jupyter kernel (ipykernel, through jupyter_client) on the same machine, without any sandbox
+or server in between; its packages are in build/code-venv, which is made if it is missing. Each row ends with its target
+and whether this run met it; a missed target is not an error.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ print(json.dumps([started, times[0], statistics.median(times[1:]), memory]))
 
 
 class Http:
-    """One connection; `ask` gives the answer and how long it took."""
+    """One connection. `ask` returns the response and how long it took."""
 
     def __init__(self, port: int) -> None:
         self._link = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
@@ -102,7 +102,7 @@ def measure(table: Table, server: Server, cells: int, starts: int, many: int) ->
 
     run(_CELL)
     both: dict[str, list[float]] = {"cell": [], "exec": []}
-    for _ in range(cells):  # in turns, so that both see the same machine
+    for _ in range(cells):  # in turns, so that a slow moment of the machine affects both
         both["cell"].append(run(_CELL)[1])
         both["exec"].append(asking.ask("POST", f"{place}/exec", {"command": ["true"]})[1])
     middle = statistics.median(both["cell"])
@@ -129,7 +129,7 @@ async def _filled(server: Server) -> None:
 
 
 def memory_of(asking: Http, place: str) -> float:
-    """The proportional memory of all processes of the sandbox's user, in MiB."""
+    """Returns the proportional memory of all processes of the sandbox's user, in MiB."""
     line = "cat /proc/[0-9]*/smaps_rollup 2>/dev/null | awk '/^Pss:/ {all += $2} END {print all / 1024}'"
     return float(asking.ask("POST", f"{place}/exec", {"command": line})[0]["stdout"])
 

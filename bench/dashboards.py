@@ -3,8 +3,8 @@
     sudo .venv/bin/python bench/dashboards.py            100 dashboards, 20 sessions
     sudo .venv/bin/python bench/dashboards.py --quick    small counts, to see whether it works
 
-A dashboard is what the page does: it follows /api/events, asks for the figures of the sessions that it shows every
-10 s, and for the list of sessions again when events came, at most every 5 s. "Quiet" means that nothing happens to
+A simulated dashboard does what the page does: it follows /api/events, asks every 10 s for the metrics of the sessions
+that it shows, and lists the sessions again after events, at most every 5 s. "Quiet" means that nothing happens to
 sessions; "busy" that one is created or ended each second. CPU time is that of the server's process alone.
 """
 
@@ -69,7 +69,7 @@ class Dashboard:
 
 
 async def used_percent(server: Server, seconds: float, work: Client | None) -> float:
-    """The share of a core; with `work` a session is created or ended each second."""
+    """Returns the share of a core that the server used; with `work` a session is created or ended each second."""
     before, began, made = server.cpu_s(), time.perf_counter(), ""
     while (left := began + seconds - time.perf_counter()) > 0:
         if work is not None and made:

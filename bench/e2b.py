@@ -5,9 +5,10 @@
 
 Three clients use one server, in turns, so that a slow moment of the machine affects all of them: a bare http.client
 with Warren's own API, a bare http.client with the very requests that the SDK sends, and the SDK (Python, newest of
-`make e2b-sdks`) in a process of its own, which takes the time by itself. What the SDK needs above the bare requests is
-its own; what these need above Warren's API is the wire's. All sandboxes are of the environment `e2b`, from the pool.
-Each row ends with its target and whether this run met it; a missed target is not an error.
+`make e2b-sdks`) in a process of its own, which takes the time by itself. The difference between the SDK and the bare
+requests is the SDK's own time; that between these and Warren's API is the cost of the wire. All sandboxes are of the
+environment `e2b`, from the pool. Each row ends with its target and whether this run met it; a missed target is not an
+error.
 """
 
 import http.client
@@ -27,7 +28,7 @@ from table import Table, percentile
 
 Measured = dict[str, list[float]]
 _WARM = 5
-_REFILL_S = 0.5  # between two creates: time for the pool to refill
+_REFILL_S = 0.5  # pause between two creates, in which the pool refills
 _SDK = """
 import sys, time
 from e2b import Sandbox
@@ -92,7 +93,7 @@ def in_turns(ways: dict[str, Callable[[], float]], turns: int, pause_s: float) -
 
 
 class Bare:
-    """One connection, kept alive. `ask` gives the body of the answer."""
+    """One connection, kept alive. `ask` returns the body of the response."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port)
@@ -123,7 +124,7 @@ class OwnApi(Bare):
         return self._run("true")
 
     def run(self) -> float:
-        """The command line that the SDK sends."""
+        """Runs the command line that the SDK sends."""
         return self._run("/bin/bash", "-l", "-c", "true")
 
     def _run(self, *command: str) -> float:

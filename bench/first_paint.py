@@ -62,7 +62,7 @@ def load(page: Page, url: str, text: str) -> Times:
 
 def load_in_turns(browser: Browser, places: dict[str, tuple[str, str]], loads: int) -> dict[str, list[Times]]:
     found: dict[str, list[Times]] = {}
-    for round_ in range(loads + 1):  # the first warms the browser and the server up
+    for round_ in range(loads + 1):  # the first load warms the browser and the server up
         for name, (url, text) in places.items():
             context = browser.new_context()
             page = context.new_page()

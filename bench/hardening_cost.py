@@ -3,9 +3,9 @@
     sudo .venv/bin/python bench/hardening_cost.py --against DIRECTORY
 
 DIRECTORY is a checkout of Warren in which `make -C agent` and `make -C launcher` have run. Each checkout has a process
-of its own (hardening_rounds.py), which waits while the other one measures, so that a slow moment of the machine
-affects both. A create is a cold one, without a pool. CPU time is per create: that of the worker with all its threads,
-and that of the launcher and the runtime. What is made must cost at most 5 % more than in the other checkout.
+of its own (hardening_rounds.py), which waits while the other one measures, so that a slow moment of the machine affects
+both. A create is a cold one, without a pool. CPU time is per create: that of the worker with all its threads, and that
+of the launcher and the runtime. Everything must cost at most 5 % more than in the other checkout.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Side:
             self.figures.setdefault(name, []).extend(values)
 
     def end(self) -> None:
-        """Ends it after it has removed what it made."""
+        """Ends the process, after it has removed what it made."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._process.wait()

@@ -1,6 +1,6 @@
-"""Measures one checkout for hardening_cost.py: a round for each line on stdin, its figures as a line of JSON.
+"""Measures one checkout for hardening_cost.py: runs a round for each line on stdin, and prints its figures as JSON.
 
-It runs with the sources of other checkouts too, so it uses only what has been there for long.
+It also runs with the sources of other checkouts, so it uses only interfaces that have existed for long.
 """
 
 import asyncio

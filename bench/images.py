@@ -1,4 +1,4 @@
-"""Measures images: what a sandbox of one costs.
+"""Measures what a sandbox of an image costs.
 
     sudo .venv/bin/python bench/images.py                 everything
     sudo .venv/bin/python bench/images.py root            one part: root, build or large
@@ -24,8 +24,8 @@ import this_run  # noqa: E402
 from build_world import BuildWorld, run  # noqa: E402
 from table import Table  # noqa: E402
 
-from warren.images.store.layers import flatten  # noqa: E402
 from warren.images.store.store import ImageStore  # noqa: E402
+from warren.images.trees.layers import flatten  # noqa: E402
 from warren.model.image import Stage  # noqa: E402
 from warren.model.spec import Limits, SandboxSpec  # noqa: E402
 from warren.sandboxes.providers.oci import OciProvider  # noqa: E402
@@ -43,7 +43,7 @@ class Bench:
         self.provider, self.table = provider, table
 
     async def root(self, count: int) -> None:
-        """Creates by turns, so that both kinds meet the same load of the machine."""
+        """Creates sandboxes of both kinds by turns, so that both meet the same load of the machine."""
         created: dict[bool, list[float]] = {False: [], True: []}
         destroyed: dict[bool, list[float]] = {False: [], True: []}
         for turn in range(2 * (count + 2)):
@@ -65,7 +65,7 @@ class Bench:
         self.table.add("destroy, writable root, p50", f"{writable_ms:.2f} ms")
 
     async def build(self, count: int) -> None:
-        """A build whose layers are all there, as a process of its own; and what the layers cost when they are not."""
+        """Measures a fully cached build, as a process of its own, and what its layers cost when they are not cached."""
         world = await asyncio.to_thread(_new_world)
         try:
             lines = [f"echo {number} > /opt/{number}" for number in range(8)]
@@ -91,7 +91,7 @@ class Bench:
             await asyncio.to_thread(shutil.rmtree, world.state)
 
     async def large(self, count: int) -> None:
-        """Creates by turns from base and from an image that is larger by far."""
+        """Creates sandboxes by turns from `base` and from a far larger image."""
         world = await asyncio.to_thread(_new_world)
         fill = f"for n in $(seq {_LARGE_MB // 64}); do head -c 64M /dev/zero | tr '\\0' x > /opt/$n; done"
         provider = OciProvider(world.state, world.images, ROOT / "src" / "warren" / "bin")

@@ -37,7 +37,7 @@ class Measured:
     taken: list[float] = field(default_factory=list)
 
     def figures(self) -> dict[str, float]:
-        """All are better when they are lower."""
+        """Returns the figures; for all of them lower is better."""
         return {
             "p50 ms": percentile(self.taken, 50) * 1000,
             "p95 ms": percentile(self.taken, 95) * 1000,
@@ -47,7 +47,7 @@ class Measured:
 
 
 Measures = dict[int, Measured]
-"""By how many clients were at work."""
+"""By number of concurrent clients."""
 
 
 class Side:
@@ -59,7 +59,7 @@ class Side:
         self._server, self._clients, self._lines, self._pages = server, clients, lines, pages
 
     async def round(self, at_once: int, measured: Measured) -> None:
-        """Runs commands by so many clients at once."""
+        """Runs commands with `at_once` clients for the length of a round."""
         cpu, end = self._server.cpu_s(), time.perf_counter() + _ROUND_S
         runners = zip(self._clients[:at_once], self._lines, strict=False)
         work = [self._run(client, line, end, measured.taken) for client, line in runners]
@@ -107,7 +107,7 @@ async def main(words: Sequence[str]) -> int:
 
 
 async def measure(rounds: int, measured: dict[str, Measures], pages: list[float], flags: Sequence[str]) -> None:
-    """Measures rounds on a pair of servers. Two processes of the same program differ by some percent, too."""
+    """Measures rounds on a pair of servers. Even two processes of the same program differ by some percent."""
     async with contextlib.AsyncExitStack() as stack:
         sides = []
         for flag in flags:
@@ -116,7 +116,7 @@ async def measure(rounds: int, measured: dict[str, Measures], pages: list[float]
             lines = [exec_message(await create(client), ["true"]) for client in clients[:_PARALLEL]]
             sides.append(Side(server, clients, lines, pages if flag == _ON else None))
         for side in sides:
-            await side.round(_PARALLEL, Measured())  # to warm up
+            await side.round(_PARALLEL, Measured())  # warms the server up
         for number in range(rounds):
             for flag, side in [*zip(flags, sides, strict=True)][:: 1 if number % 2 else -1]:
                 for at_once in (1, _PARALLEL):

@@ -1,7 +1,7 @@
 """Measures the network of sandboxes: switching it on, connecting, carrying bytes, memory, and what creates cost then.
 
     sudo .venv/bin/python bench/network.py                everything, some minutes
-    sudo .venv/bin/python bench/network.py --count 1000   with so many open sandboxes for the memory
+    sudo .venv/bin/python bench/network.py --count 1000   measures the memory with 1,000 open sandboxes
 
 The servers are in a network namespace of their own, behind a router. Direct figures are those of the same program in
 the namespace of `warren-egress`, without a sandbox around it. Absolute times depend on the machine; compare the ratios.
@@ -124,7 +124,7 @@ async def inside(sandbox: Sandbox, what: str) -> float:
 
 
 def private_memory(pid: int) -> int:
-    """In KiB, what only this process has."""
+    """Returns the memory that only this process has, in KiB."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private"))
 
@@ -135,7 +135,7 @@ class Bench:
 
     async def switching(self) -> None:
         boxes = [await self.provider.create(SPEC) for _ in range(12)]
-        await boxes.pop().set_network(RULES)  # starts the process
+        await boxes.pop().set_network(RULES)  # starts the proxy process
         took, changed = [], []
         for box in boxes:
             start = time.perf_counter()
@@ -210,7 +210,7 @@ class Bench:
             self._measure_bridge()
 
     def _measure_slirp(self) -> None:
-        """For a namespace that is there, to the same servers as a sandbox: no names, no rules."""
+        """Measures slirp4netns in an existing namespace, to the same servers as a sandbox; without names and rules."""
         with subprocess.Popen(["unshare", "--net", "sleep", "300"]) as holder:
             time.sleep(0.2)
             ready, told = os.pipe()
@@ -238,7 +238,8 @@ class Bench:
         self.table.add("  its memory, for each sandbox", f"{memory:,} KiB")
 
     def _measure_bridge(self) -> None:
-        """A container with the engine's bridge network, and a server at the engine's end of it: no names, no rules."""
+        """Measures a container in the engine's bridge network, with a server at the engine's end; without names and
+        rules."""
         engine = DockerEngine("172.30.99.1/24")
         try:
             engine.start()

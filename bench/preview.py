@@ -1,11 +1,10 @@
-"""What a preview costs: a request above a direct one, and the throughput of one stream.
+"""Measures what a preview costs: a request, compared with a direct one, and the throughput of one stream.
 
     sudo python bench/preview.py [--state-dir DIR] [--requests N] [--mib N] [--save FILE]
 
 It starts a server of its own with one sandbox, and in it a server that answers at once. "Direct" is a client on a
 socket that was made in the sandbox's network namespace, without Warren in between; "preview" is the same client over
-`warren serve`, by host. The two take turns, so that both see the same machine. One run, and what it printed is the
-result.
+`warren serve`, by host. The two take turns, so that both see the same machine. The result is what one run prints.
 """
 
 import argparse

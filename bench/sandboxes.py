@@ -33,9 +33,9 @@ from warren.model.operations import Command  # noqa: E402
 from warren.model.spec import Limits, SandboxSpec  # noqa: E402
 from warren.sandboxes.agent.sandbox import AgentSandbox  # noqa: E402
 from warren.sandboxes.host.processes import Finished, boot_id, run  # noqa: E402
+from warren.sandboxes.host.record import SandboxRecord  # noqa: E402
 from warren.sandboxes.providers import oci_launch  # noqa: E402
 from warren.sandboxes.providers.oci import OciProvider  # noqa: E402
-from warren.sandboxes.providers.record import Record  # noqa: E402
 
 MIB = 1024 * 1024
 TRUE = Command(argv=("true",))
@@ -87,18 +87,18 @@ def timed_command(times: int, *argv: str) -> list[float]:
 async def run_bare_loop(
     provider: OciProvider, state: Path, runtime: str, times: int, sandbox_ids: list[str]
 ) -> Finished:
-    """Runs the bare runtime `times` times; the caller removes the sandboxes in `sandbox_ids`."""
+    """Runs the bare runtime `times` times. The caller removes the sandboxes in `sandbox_ids`."""
     sandbox_id = secrets.token_hex(16)
     directory = provider.directory(sandbox_id)
     await provider._make_directory(directory)
     sandbox_ids.append(sandbox_id)
-    record = Record(sandbox_id, boot_id(), runtime, provider._uids.claim(directory), SPEC)
+    record = SandboxRecord(sandbox_id, boot_id(), runtime, provider._uids.claim(directory), SPEC)
     record.save(directory)
     rootfs = ImageStore(state).rootfs("base")
-    config = json.loads(provider._config(record, rootfs=rootfs))
+    config = json.loads(provider._launcher.config(record, rootfs=rootfs))
     config["process"]["args"] = ["/usr/bin/true"]
     record, disk = await provider._take_disk(record)
-    argv = provider._launch_argv(record, RootFs(rootfs.path, rootfs.host_usr), detached=False)
+    argv = provider._launcher.argv(record, RootFs(rootfs.path, rootfs.host_usr), detached=False)
     split = argv.index("--") + 1
     with oci_launch.in_memory(json.dumps(config)) as stdin:
         return await run(
@@ -107,7 +107,7 @@ async def run_bare_loop(
 
 
 async def run_parts(parts: Mapping[str, Part], words: list[str]) -> int:
-    """Runs the parts that `words` name, or all; returns the exit code. --quick makes all counts small."""
+    """Runs the parts that `words` name, or all, and returns the exit code. --quick makes all counts small."""
     quick = "--quick" in words
     names = [word for word in words if word != "--quick"]
     if unknown := [name for name in names if name not in parts]:
@@ -178,7 +178,7 @@ class Bench:
         self.table.add(f"bare {bare_name} run of the same bundle, p50", f"{ms(bare):.1f} ms")
         ratio = ms(ours) / ms(bare)
         self.table.add("cold create / bare run", f"{ratio:.2f} x", "<= 1.7 x", ratio <= 1.7)
-        # The first move into a cgroup for a while waits for the kernel; runs that follow at once do not.
+        # After a pause the first move into a cgroup waits for the kernel; the runs that follow do not.
         self.table.add(f"bare {bare_name} run right after another one, p50", f"{ms(row):.1f} ms")
         self.table.add("destroy, p50", f"{ms(gone):.1f} ms")
         for other in ("crun", "runc"):
@@ -193,7 +193,7 @@ class Bench:
             self.table.add("bubblewrap --unshare-all true, p50", f"{ms(timed_command(20, *bwrap)):.1f} ms")
 
     async def bare_runs(self, runtime: str, times: int) -> list[float]:
-        """Times the runtime alone, on a bundle like ours: everything is mounted before the clock starts."""
+        """Times the runtime alone, on a bundle like ours, with everything mounted before the clock starts."""
         sandbox_ids: list[str] = []
         try:
             outcome = await run_bare_loop(self.provider, self.state, runtime, times, sandbox_ids)
@@ -273,7 +273,7 @@ class Bench:
         crowded = ms(await timed(200, lambda: first.exec(TRUE)))
         table = Path("/proc/self/mountinfo").read_text().splitlines()
         mounts = sum(str(self.state) in line or "/run/warren" in line for line in table)
-        mounts -= any(" /run/warren/sandboxes " in line for line in table)  # one for all, where /run is on a disk
+        mounts -= any(" /run/warren/sandboxes " in line for line in table)  # shared by all, where /run is on a disk
         start = time.perf_counter()
         await self.destroy_all([first, *boxes])
         took = time.perf_counter() - start
@@ -306,7 +306,7 @@ class Bench:
 
 
 def settle() -> None:
-    """Drops caches first: they are not part of what a sandbox costs."""
+    """Drops the caches, which are not part of what a sandbox costs, and waits for the memory to settle."""
     os.sync()
     Path("/proc/sys/vm/drop_caches").write_text("3\n")
     time.sleep(1)
@@ -318,7 +318,7 @@ def meminfo(name: str) -> float:
 
 
 def agent_pss(box: AgentSandbox, state: Path) -> float:
-    record = Record.load(state / "sandboxes" / box.id)
+    record = SandboxRecord.load(state / "sandboxes" / box.id)
     assert record is not None
     rollup = Path(f"/proc/{record.pid}/smaps_rollup").read_text()
     found = re.search(r"^Pss:\s+(\d+)", rollup, re.MULTILINE)

@@ -25,7 +25,7 @@ SESSIONS = 50
 
 
 async def cpu_ms(server: Server, tenant: Tenant, line: bytes, count: int) -> float:
-    """The server's CPU time for one request of `count`."""
+    """Returns the server's CPU time per request, over `count` requests."""
     before = server.cpu_s()
     for _ in range(count):
         await tenant.send(line)

@@ -63,7 +63,7 @@ def measure_transfer(server: Server, session_id: str, data: Path) -> Transfer:
 
 
 def _curl(url: str, *flags: str) -> float:
-    """Returns the seconds it took."""
+    """Returns how many seconds curl took."""
     argv = ["curl", "-sS", "--fail", "--output", "/dev/null", "--write-out", "%{time_total}", *flags, url]
     return float(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)
 
@@ -92,7 +92,7 @@ async def many_part(table: Table, count: Count) -> None:
             ended = await cleanups(clients, made)
         left = await count_leftovers(server)
     _, after = await bare_rate(_PARALLEL, total // _PARALLEL)
-    bare = (before + after) / 2  # measured before and after: the machine may have slow moments
+    bare = (before + after) / 2  # measured before and after, because the machine may have slow moments
     table.add(
         f"bare {runtime} run, {_PARALLEL} loops at once (before {before:.0f}, after {after:.0f})", f"{bare:.0f}/s"
     )
@@ -144,7 +144,7 @@ async def show_cleanups(table: Table, clients: list[Client], made: list[str]) ->
 
 
 async def count_leftovers(server: Server) -> int:
-    """Counts sandboxes on disk that neither are in the pool nor on their way into or out of it."""
+    """Counts sandboxes on disk that are neither in the pool nor on their way into or out of it."""
     async with server.clients(1) as [client]:
         for _ in range(100):
             worker = (await client.call("GET", "/api/stats"))["workers"]["local"]

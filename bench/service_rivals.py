@@ -66,9 +66,10 @@ asyncio.run(main())
 
 @dataclass
 class Rival:
-    """`batch` returns the seconds that each command took; `problem` says why it cannot.
+    """Another way to run commands. `batch` returns the seconds that each command took; `problem` says why it cannot
+    run.
 
-    `bare`: it runs the program itself, without a shell.
+    `bare` means that it runs the program itself, without a shell.
     """
 
     name: str
@@ -111,7 +112,7 @@ def _time_command(argv: tuple[str, ...]) -> float:
 
 @contextlib.contextmanager
 def rivals() -> Iterator[list[Rival]]:
-    """Starts the rivals; those that cannot be started have a `problem`."""
+    """Starts the rivals. Those that cannot be started have a `problem`."""
     engine = DockerEngine()
     found = [Rival("docker exec true", bare=True), Rival("llm-sandbox, `true`", bare=True), Rival("swe-rex, `true`")]
     try:
@@ -164,7 +165,7 @@ def _start_packages(engine: DockerEngine, llm_sandbox: Rival, swe_rex: Rival) ->
 
 
 def _install() -> str:
-    """Installs both packages into their environment, once; returns the problem, if there is one."""
+    """Installs both packages into their environment, once. Returns the problem, if there is one."""
     if (VENV / ".installed").exists():
         return ""
     commands = (

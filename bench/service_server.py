@@ -12,11 +12,11 @@ from warren.measure import server as measured
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "build" / "test-state" / "images"
-_OF_PROCESS = 2  # the clock of a process is its id and this, as clock_getcpuclockid(3) makes it
+_OF_PROCESS = 2  # the clock id of a process: its pid and this, as clock_getcpuclockid(3) computes it
 
 
 class Server(measured.Server):
-    """A running server: also its memory, processor time and sandboxes."""
+    """A running server, with its memory, processor time and sandboxes."""
 
     def memory_mb(self, name: str = "VmRSS") -> float:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
@@ -24,7 +24,7 @@ class Server(measured.Server):
         return int(found[1]) / 1024 if found else math.nan
 
     def cpu_s(self) -> float:
-        """CPU time of the server's process, all its threads, in user and system mode."""
+        """Returns the CPU time of the server's process and all its threads, in user and system mode."""
         return time.clock_gettime(~self.process.pid << 3 | _OF_PROCESS)
 
     def forget_peak(self) -> None:
@@ -37,9 +37,9 @@ class Server(measured.Server):
 
 @contextlib.contextmanager
 def serving(*flags: str, **environ: str) -> Iterator[Server]:
-    """Runs a server without authentication, unless WARREN_API_KEY is given; everything it made is gone at the end.
+    """Runs a server without authentication, unless WARREN_API_KEY is given, and removes everything it made at the end.
 
-    `PYTHONPATH` makes it that of another checkout.
+    With `PYTHONPATH` it is the server of another checkout.
     """
     state = Path(tempfile.mkdtemp(prefix="warren-bench-", dir="/var/tmp"))
     (state / "images").symlink_to(IMAGES)

@@ -12,7 +12,7 @@ from table import percentile
 from warren.measure.http_client import Client, cleanup, create, exec_message
 from warren.measure.requests import commands, first_output, time_requests
 
-_THINK_S = 0.15  # between two creates: time for a pool of five to refill
+_THINK_S = 0.15  # pause between two creates, in which a pool of five refills
 _STAGGER_S = 0.2
 
 
@@ -92,7 +92,7 @@ async def first_part(table: Table, count: Count) -> None:
             await show_first(table, "one after another (pool 5)", await in_sequence(clients[0], count(100, 10)), 0.020)
             await server.wait_for_pool(clients[0], 5)
             await show_first(table, "one every 200 ms (pool 5)", await staggered(clients), None)
-            for _ in range(3):  # each raises the pool's target, up to its maximum
+            for _ in range(3):  # each burst raises the pool's target, up to its maximum
                 ready = await wait_until_stable(server, clients[0])
                 times = await burst(clients)
                 await show_first(table, f"{len(clients)} at once (pool max 20, {ready} ready)", times, 0.351)
@@ -104,7 +104,7 @@ async def first_part(table: Table, count: Count) -> None:
 
 
 async def wait_until_stable(server: Server, client: Client) -> int:
-    """Waits until the pool grows no more; returns how many are ready."""
+    """Waits until the pool stops growing, and returns how many sandboxes are ready."""
     ready = -1
     while (now := await server.pool(client)) > ready:
         ready = now

@@ -124,7 +124,7 @@ async def _time_sessions(tenant: Tenant, times: int) -> tuple[list[float], list[
 
 
 class Flood:
-    """Counts what a flood gets done."""
+    """Counts what the flooding tenant gets done."""
 
     def __init__(self) -> None:
         self.done = 0

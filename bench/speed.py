@@ -32,13 +32,13 @@ from warren.measure.http_client import Client, cleanup, create, exec_message
 from warren.measure.requests import cleanups, commands, creates, first_output, time_requests
 
 Figures = dict[str, float]
-_THINK_S = 0.1  # between two creates: time for the pool to refill
+_THINK_S = 0.1  # pause between two creates, in which the pool refills
 _AT_ONCE = 50
 
 
 @dataclass(frozen=True)
 class Row:
-    """`key` is a figure's name in what the parts return. A rate should be high, everything else low."""
+    """A row of the table. `key` names a figure of what the parts return. A rate should be high, everything else low."""
 
     key: str
     what: str
@@ -138,7 +138,7 @@ async def burst_part(source: Path, quick: bool) -> Figures:
 
 
 async def learned_part(source: Path, quick: bool) -> Figures:
-    """The second of two bursts, some seconds later: how many it finds ready is up to the pool."""
+    """Measures the second of two bursts, some seconds apart: the pool decides how many sandboxes it finds ready."""
     with serving(PYTHONPATH=str(source)) as server:
         async with server.clients(30 if quick else 100) as clients:
             await server.wait_for_pool(clients[0], 5)
@@ -196,7 +196,7 @@ def _ms(seconds: list[float]) -> float:
 
 
 def _settle() -> None:
-    """Drops caches first: they are not part of what a session costs."""
+    """Drops the caches, which are not part of what a session costs, and waits for the memory to settle."""
     os.sync()
     Path("/proc/sys/vm/drop_caches").write_text("3\n")
     time.sleep(1)
@@ -209,7 +209,8 @@ def _available_mb() -> float:
 
 # -- all of it
 
-ALONE: dict[str, tuple[int, int]] = {"one_by_one": (30, 6), "rates": (100, 16), "many": (1000, 250)}  # full and quick
+# counts of a full and of a quick run
+ALONE: dict[str, tuple[int, int]] = {"one_by_one": (30, 6), "rates": (100, 16), "many": (1000, 250)}
 SERVED: dict[str, Callable[[Path, bool], Awaitable[Figures]]] = {
     "pool": pool_part,
     "burst": burst_part,

@@ -1,4 +1,4 @@
-"""The part of bench/speed.py that makes sandboxes without a server. It is run with the sources of one checkout.
+"""The part of bench/speed.py that makes sandboxes without a server. It runs with the sources of one checkout.
 
     PYTHONPATH=CHECKOUT/src python bench/speed_sandboxes.py STATE_DIR PART COUNT    prints {figure: value} as JSON
 
@@ -57,7 +57,7 @@ async def one_by_one(provider: Any, count: int) -> Figures:
 
 
 async def at_once(provider: Any, count: int, slots: int) -> tuple[float, list[Any]]:
-    """Returns creates per second, and the sandboxes."""
+    """Creates sandboxes at once. Returns creates per second, and the sandboxes."""
     free = asyncio.Semaphore(slots)
 
     async def one() -> Any:
@@ -80,7 +80,7 @@ async def rates(provider: Any, count: int) -> Figures:
 
 
 async def many(provider: Any, count: int) -> Figures:
-    """Creates per second with few and with many alive: 100 of them at each end."""
+    """Returns creates per second with few and with many sandboxes alive, over 100 creates at each end."""
     _, made = await at_once(provider, 100, 4)
     few, more = await at_once(provider, 100, 4)
     made += more

@@ -15,7 +15,7 @@ class Table:
 
 
 def percentile(values: list[float], percent: float) -> float:
-    """By nearest rank; NaN for no values."""
+    """Returns the percentile by nearest rank; NaN for no values."""
     ranked = sorted(values)
     return ranked[max(0, math.ceil(len(ranked) * percent / 100) - 1)] if ranked else math.nan
 

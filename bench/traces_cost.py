@@ -3,9 +3,9 @@
     sudo .venv/bin/python bench/traces_cost.py                       off, on, and on with one trace in a hundred
     sudo .venv/bin/python bench/traces_cost.py --against DIRECTORY   another checkout of Warren as well
 
-First the calls of kernel/tracing by themselves. Then servers, which run side by side and are asked in turns, so that
-what else the machine does hits all alike. The collector is in a process of its own, and decodes every span. CPU time is
-that of the server's process, its threads included.
+It first measures the calls of kernel/tracing alone, then servers, which run side by side and get requests in turns, so
+that other work on the machine affects all alike. The collector is in a process of its own, and decodes every span. CPU
+time is that of the server's process, its threads included.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def collect(urls: "multiprocessing.Queue[str]", counts: "multiprocessing.Queue[i
 
 @contextlib.contextmanager
 def collector_process() -> Iterator[tuple[str, Any]]:
-    """Its address, and a function that ends it and tells how many spans it got."""
+    """Yields the collector's address, and a function that ends it and returns how many spans it got."""
     context = multiprocessing.get_context("spawn")
     urls, counts, over = context.Queue(), context.Queue(), context.Event()
     process = context.Process(target=collect, args=(urls, counts, over), daemon=True)
@@ -152,7 +152,7 @@ async def run(against: Path | None) -> None:
                 for each in measured.values():
                     await each.one_by_one()
                     await each.all_at_once()
-                    if number == 0:  # to warm up
+                    if number == 0:  # the first round only warms up
                         for figures in (each.cpu_ms, each.latency_ms, each.rates):
                             figures.clear()
         spans = end_collector()

@@ -1,7 +1,7 @@
 """Makes the pictures of the dashboard in docs/ from a server of its own: `sudo scripts/dashboard_pictures.py`.
 
-It needs Debian's Chromium, playwright and the images that the tests keep. For the plots of the machine it lets some
-conversations work for a few minutes; `--minutes 1` is enough to see whether it goes.
+It needs Debian's Chromium, playwright and the images that the tests keep. It lets some conversations work for a few
+minutes, which fills the machine's plots; `--minutes 1` is enough to see whether it works.
 """
 
 import argparse
@@ -31,7 +31,8 @@ while True:
     while time.perf_counter() < until: pass
     time.sleep((1 - {share}) / 10)
 '"""
-BUSY = {"support-4711": (180, 0.05), "conv-8f2c": (60, 0.22), "review of #512": (310, 0.12)}  # MiB, share of a core
+# memory in MiB, share of a core
+BUSY = {"support-4711": (180, 0.05), "conv-8f2c": (60, 0.22), "review of #512": (310, 0.12)}
 THREADS = {
     "support-4711": {"user": "u-7", "plan": "pro"},
     "report for march": {"user": "u-12"},
@@ -65,7 +66,7 @@ print(*primes(60))
 
 
 async def work(client: Client, sessions: list[str], minutes: float) -> None:
-    """Commands in all of them, and now and then a conversation that comes and goes."""
+    """Runs commands in all conversations, and now and then starts and ends one."""
     end = asyncio.get_running_loop().time() + minutes * 60
     for number, session in enumerate(itertools.cycle(sessions)):
         if asyncio.get_running_loop().time() > end:

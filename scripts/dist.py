@@ -1,7 +1,7 @@
-"""Writes what a release consists of: `make dist` runs it with the Python of build/dist-venv, which has zig.
+"""Writes the files of a release: `make dist` runs it with the Python of build/dist-venv, which has zig.
 
-The sources; from them a wheel for each machine, and the wheels of packages/; requirements.lock, the versions that were
-tested; a list of all components (CycloneDX); SHA256SUMS of all these.
+These are the sources; from them a wheel for each machine, and the wheels of packages/; requirements.lock, the versions
+that were tested; a list of all components (CycloneDX); SHA256SUMS of all these.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ def build(target: str, source: Path, folder: Path, **environ: str) -> None:
 
 
 def describe(name: str, release: str, lock: str) -> dict[str, Any]:
-    """The components of a server in CycloneDX 1.6: the locked packages, and the libc in agent and launcher."""
+    """Returns the components of a server in CycloneDX 1.6: the locked packages, and the libc in agent and launcher."""
     whole = component("application", name, release, f"pkg:pypi/{name}@{release}", "MIT")
     parts = [component("library", each, found, f"pkg:pypi/{each}@{found}") for each, found in _LOCKED.findall(lock)]
     parts.append(component("library", "musl", musl_version(), f"pkg:generic/musl@{musl_version()}", "MIT"))
@@ -81,7 +81,7 @@ def component(kind: str, name: str, release: str, purl: str, license_id: str = "
 
 
 def musl_version() -> str:
-    """Of the libc that zig links."""
+    """Returns the version of the libc that zig links."""
     found = find_spec("ziglang")
     assert found is not None
     assert found.origin is not None

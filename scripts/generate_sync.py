@@ -1,9 +1,9 @@
 """Generates the blocking client from the async one: `python scripts/generate_sync.py [--check]`.
 
-Every file of sdk/aio but the transport and the platform becomes a file of sdk/blocking, every file of integrations/aio
-one of integrations/blocking, and the contract suite of the async client that of the blocking one: `async` and `await`
-are removed, and names lose their `Async`. With --check nothing is written, and the exit code is 1 if a file is not up
-to date.
+It makes a file of sdk/blocking from every file of sdk/aio but the transport and the platform, one of
+integrations/blocking from every file of integrations/aio, and the contract suite of the blocking client from that of
+the async one: it removes `async` and `await`, and the prefix `Async` of names. With --check nothing is written, and the
+exit code is 1 if a file is not up to date.
 """
 
 import re

@@ -45,7 +45,7 @@ DONE:
 
 
 class Cuda:
-    """Calls of the driver's library; each raises OSError with the driver's own words."""
+    """Calls the driver's library. Each call raises OSError with the driver's own words."""
 
     def __init__(self):
         self._library = ctypes.CDLL("libcuda.so.1")

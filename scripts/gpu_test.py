@@ -35,7 +35,7 @@ Step = Callable[[], Awaitable[str]]
 
 
 class Failed(Exception):
-    """Something was not as it should be."""
+    """A test failed; the message says what was wrong."""
 
 
 class Test:
@@ -154,7 +154,7 @@ class Test:
         return f"free: {', '.join(self.provider.list_gpus()[1])}; the next one: {await self.once()}"
 
     async def after_kill(self) -> str:
-        """The maker of an ephemeral sandbox dies; the sandbox ends by itself."""
+        """Kills the maker of an ephemeral sandbox, and checks that the sandbox ends by itself."""
         argv = [sys.executable, __file__, "--hold", str(self.state), "--image", self.spec.image]
         child = await asyncio.create_subprocess_exec(*argv, "--runtime", self.runtime, stdout=asyncio.subprocess.PIPE)
         try:
@@ -181,7 +181,7 @@ class Test:
         return f"free again after {waited:.1f} s; the next one: {shown}"
 
     async def restart(self) -> str:
-        """A sandbox that another process takes over keeps its own."""
+        """Checks that a sandbox which another process takes over keeps its GPU."""
         wanted = SandboxSpec(image=self.spec.image, limits=LIMITS, gpus=tuple(await self.all_ids()))
         sandbox = await self.provider.create(wanted)
         sandbox_id = sandbox.id

@@ -1,4 +1,4 @@
-"""Writes the list of the probes that take an installation of Warren, which `warren-attack` has where there is none."""
+"""Writes the list of the probes that need an installation of Warren; `warren-attack` shows it where there is none."""
 
 import sys
 from pathlib import Path

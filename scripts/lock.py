@@ -1,7 +1,7 @@
-"""Writes requirements.lock: what a server's environment consists of, each package with the hashes of its files.
+"""Writes requirements.lock: the packages of a server's environment, each with the hashes of its files.
 
 It needs a package index. pip resolves the newest versions that pyproject.toml allows; the hashes are those of all files
-that the index has of them, so that the lock serves every machine and Python. Run it to take newer versions over:
+that the index has of them, so that the lock fits every machine and Python. To update the versions, run:
 .venv/bin/python scripts/lock.py
 """
 
@@ -45,7 +45,7 @@ def resolve(wanted: list[str]) -> dict[str, str]:
 
 
 def entry(name: str, version: str, marker: str = "") -> str:
-    """`marker` says which Pythons need it: others could not install it either."""
+    """Returns a package's lines of the lock. `marker` says which Pythons need it: others could not install it."""
     hashes = sorted(found for file, found in files(name) if is_of(file, name, version))
     if not hashes:
         raise SystemExit(f"the index has no hashes of {name} {version}")
@@ -58,7 +58,7 @@ def entry(name: str, version: str, marker: str = "") -> str:
 
 @cache
 def index() -> str:
-    """The address of the index that pip uses here: `PIP_INDEX_URL`, or what `pip config` says."""
+    """Returns the address of the index that pip uses here: `PIP_INDEX_URL`, or what `pip config` says."""
     command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
     said = os.environ.get("PIP_INDEX_URL") or subprocess.run(command, capture_output=True, text=True).stdout
     if not said.strip():
@@ -73,7 +73,7 @@ def files(name: str) -> list[tuple[str, str]]:
 
 
 def is_of(file: str, name: str, version: str) -> bool:
-    """Whether it is a wheel or the sources of this version."""
+    """Returns whether the file is a wheel or the sources of this version."""
     start, _, rest = file.removesuffix(".tar.gz").partition("-")
     if file.endswith(".tar.gz"):
         start, _, rest = file.removesuffix(".tar.gz").rpartition("-")

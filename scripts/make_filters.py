@@ -45,7 +45,7 @@ class Version(ctypes.Structure):
 
 
 class Library:
-    """Raises OSError if there is none."""
+    """libseccomp. Raises OSError if it is not installed."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libseccomp.so.2", use_errno=True)

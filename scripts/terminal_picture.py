@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def run(command: str) -> list[str]:
-    """What a person would see. Ids differ from run to run and are long, so they are cut."""
+    """Runs a command and returns what a person would see, with the long ids cut: they differ from run to run."""
     environ = {**os.environ, "PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}", "COLUMNS": str(WIDTH)}
     done = subprocess.run(
         ["bash", "-c", command], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60

@@ -1,11 +1,11 @@
-"""Bytes to a server, and its answer, for requests that no client would send."""
+"""Sends raw bytes to a server and reads its answer, for requests that no client would send."""
 
 import contextlib
 import socket
 
 
 def ask(port: int, data: bytes, timeout_s: float = 10.0) -> bytes:
-    """All that comes back to one request."""
+    """Sends one request and returns everything that comes back."""
     with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as sock:
         sock.sendall(data)
         answer = b""
@@ -19,7 +19,7 @@ def ask(port: int, data: bytes, timeout_s: float = 10.0) -> bytes:
             answer += piece
         sock.settimeout(0.2)
         with contextlib.suppress(TimeoutError, ConnectionResetError):
-            answer += sock.recv(65536)  # a second answer would be here
+            answer += sock.recv(65536)  # a second answer would come here
         return answer
 
 

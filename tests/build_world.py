@@ -1,7 +1,6 @@
 """Image builds for tests: a state directory of their own with `base` and a small image, and settings to change.
 
-`python -m build_world STATE NAME LINE...` builds NAME from `small` with these lines in another process; each is run by
-the shell.
+`python -m build_world STATE NAME LINE...` builds NAME from `small` in another process; the shell runs each LINE.
 """
 
 import os
@@ -16,8 +15,8 @@ import warren
 from warren.app.image_wiring import build_image_settings
 from warren.config.settings import read_settings
 from warren.images.building.builder import build_recipe
-from warren.images.store.layers import USUAL_CAPS, LayerCaps, flatten
 from warren.images.store.store import ImageStore
+from warren.images.trees.layers import USUAL_CAPS, LayerCaps, flatten
 from warren.interfaces.images import ImageVersion
 from warren.model.image import Configure, Copy, Recipe, Run, Stage, Step
 
@@ -37,7 +36,7 @@ def configure(key: str, value: Any) -> Configure:
 
 
 class Recorder:
-    """Progress that remembers."""
+    """Remembers the progress that a build reports."""
 
     def __init__(self) -> None:
         self.steps: list[str] = []
@@ -51,7 +50,7 @@ class Recorder:
 
     @property
     def cached(self) -> list[bool]:
-        """Of the steps that make layers, which came from the cache."""
+        """Returns, for each step that makes a layer, whether it came from the cache."""
         return [step.endswith("(cached)") for step in self.steps if step.startswith("step ") and "ENV" not in step]
 
 
@@ -64,7 +63,7 @@ class BuildWorld:
 
     @classmethod
     def new(cls, state: Path, image_cache: Path) -> "BuildWorld":
-        """Has `base`, and `small`: the shell and the small programs of it."""
+        """Makes a world with `base`, and `small`: the shell and the small programs of `base`."""
         world = cls(state)
         base = ImageStore(image_cache).rootfs("base").path
         (state / "images/base").mkdir(parents=True)
@@ -94,7 +93,7 @@ class BuildWorld:
         caps: LayerCaps = USUAL_CAPS,
         **options: Any,
     ) -> ImageVersion:
-        """Steps alone are a stage of `small`."""
+        """Builds an image. Steps outside of a stage form one stage based on `small`."""
         self.recorder = Recorder()
         settings = replace(read_settings(), state_dir=self.state, bin_dir=Path(warren.__file__).parent / "bin")
         settings = replace(settings, **{"image_build_disk_mb": 256, **self.options, **options})
@@ -118,7 +117,7 @@ class BuildWorld:
         return (self.root(name) / path).read_text()
 
     def left(self) -> list[str]:
-        """What builders have left in the folder of the images."""
+        """Returns what builders have left in the folder of the images."""
         return [name for name in os.listdir(self.images.folder) if name.startswith(".making")]
 
 

@@ -1,6 +1,6 @@
-"""How long work holds the event loop it runs on: the most processor time between two turns of a task beside it.
+"""Measures how long work holds its event loop: the most processor time between two turns of a task beside it.
 
-Processor time of this thread, so that a busy machine does not look like a busy loop.
+It measures processor time of this thread, so that a busy machine does not look like a busy loop.
 """
 
 import asyncio

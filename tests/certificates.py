@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority of the test's own, and what it has signed. Made with openssl."""
+"""Certificates for tests, made with openssl: an authority of the test's own, and a certificate that it signed."""
 
 import ssl
 import subprocess
@@ -10,7 +10,7 @@ NAME = "sandboxes.example"
 
 @dataclass(frozen=True)
 class Certificates:
-    """`ca` is what clients must know; `cert` and `key` are the server's, for loopback and for NAME."""
+    """`ca`: the authority that clients must trust. `cert` and `key`: the server's, for loopback and for NAME."""
 
     ca: Path
     cert: Path
@@ -22,7 +22,7 @@ class Certificates:
 
 
 def make_certificates(folder: Path, *names: str) -> Certificates:
-    """With `names`, the server's certificate is for these as well."""
+    """Makes the files in `folder`. The server's certificate is also valid for `names`."""
     made = Certificates(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
     ca_key = folder / "ca-key.pem"
     _openssl("req", "-x509", "-days", "2", "-subj", "/CN=an authority for tests", *_new_key(ca_key), "-out", made.ca)

@@ -1,4 +1,4 @@
-"""A real nginx with deploy/nginx/cluster.conf, in a directory and on a port of its own, before servers on loopback."""
+"""A real nginx with deploy/nginx/cluster.conf in front of servers on loopback, with its own directory and port."""
 
 import os
 import re
@@ -13,7 +13,7 @@ UPSTREAM = re.compile(r"server (coordinator-\d+):8000")
 
 
 class ClusterNginx(NginxProcess):
-    """In front of the servers at `ports`, one for each coordinator the file names."""
+    """Stands in front of the servers at `ports`, one for each coordinator that the file names."""
 
     def __init__(self, prefix: Path, ports: Sequence[int]) -> None:
         self.prefix, self.name = prefix, "127.0.0.1"
@@ -28,7 +28,7 @@ class ClusterNginx(NginxProcess):
         return f"http://127.0.0.1:{self.http}"
 
     def _for_ports(self, text: str, ports: Sequence[int]) -> str:
-        """The file as it is delivered, but for addresses and paths; each must be there to be changed."""
+        """Returns the delivered file with other addresses and paths. Fails if one of them is not in the file."""
         assert len(UPSTREAM.findall(text)) == len(ports)
         left = iter(ports)
         text = UPSTREAM.sub(lambda _: f"server 127.0.0.1:{next(left)}", text)

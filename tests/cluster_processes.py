@@ -1,4 +1,4 @@
-"""A real cluster in processes of its own: Redis, coordinators, workers, on free ports of loopback."""
+"""A real cluster in processes of its own: Redis, coordinators and workers on free ports of loopback."""
 
 import contextlib
 import secrets
@@ -9,14 +9,15 @@ from pathlib import Path
 
 from redis_server import RedisServer
 from server_process import ServerProcess
+from this_run import patience
 
 SECRET = secrets.token_hex(16)
 _NODE = (sys.executable, "-m", "warren.cli.main")
-_SETTLED_S = 40.0
+_SETTLED_S = patience(40.0)
 
 
 class Cluster:
-    """`state_dirs` are those of the workers. Coordinators have directories too, for their logs."""
+    """`state_dirs`: the directories of the workers. `places`: those of the coordinators, for their logs."""
 
     def __init__(
         self,
@@ -53,7 +54,8 @@ class Cluster:
         return [*self.workers.values(), *self.coordinators]
 
     def start(self) -> None:
-        """An empty Redis is left alone for some seconds, unless somebody says that there never was anything in it."""
+        """Starts all processes. Marks Redis as known to be empty: otherwise coordinators wait some seconds for lost
+        data."""
         self.redis.ask("SET", "{warren}", "1")
         for process in self.processes:
             process.start(wait=False)
@@ -78,7 +80,8 @@ class Cluster:
 
 @contextlib.contextmanager
 def running_cluster(cluster: Cluster) -> Iterator[Cluster]:
-    """Started, and stopped in order; after a failure its sandboxes may be left, and are told of."""
+    """Starts the cluster, and stops it in order. After a failure its sandboxes may be left, and the test run reports
+    them."""
     cluster.redis.start()
     try:
         cluster.start()

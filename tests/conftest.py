@@ -1,6 +1,6 @@
-"""What every test may ask for: images, a state directory, a Docker engine. And at the end: nothing may be left."""
+"""Fixtures for every test: images, a state directory, a Docker engine. At the end, checks that nothing is left
+behind."""
 
-import contextlib
 import functools
 import inspect
 import os
@@ -24,7 +24,8 @@ from warren.images.store.store import BUILDABLE, ImageStore
 _TESTS = Path(__file__).parent
 _CACHE = _TESTS.parent / "build" / "test-state"
 
-hypothesis.settings.register_profile("untimed", deadline=None)  # how long a test takes depends on the machine
+# Without a deadline: how long an example takes depends on the machine.
+hypothesis.settings.register_profile("untimed", deadline=None, max_examples=this_run.examples(100))
 hypothesis.settings.load_profile("untimed")
 
 
@@ -35,7 +36,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def image_cache() -> Path:
-    """The state directory whose images are kept from one test run to the next."""
+    """The state directory whose images are kept from one run to the next."""
     store = ImageStore(_CACHE)
     for name in set(BUILDABLE) - {info.name for info in store.list()}:
         store.build(name)
@@ -77,24 +78,22 @@ def docker_engine() -> Iterator[DockerEngine]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    # Only one process of a run owns it: tests/run.py, or this one if it was started without.
+    # One process owns the run: tests/run.py, or this one if pytest was started without it.
     if this_run.join():
         config.pluginmanager.register(_Owner())
     if config.option.basetemp is None:
         config.option.basetemp = this_run.basetemp()
     if getattr(config.option, "processes", 0) and not config.option.collectonly:
-        config.add_cleanup(_start_warm_parent())
+        warm_parent.start()
 
 
-def _start_warm_parent() -> Callable[[], None]:
-    """Starts it for the servers of this run, and returns what ends it."""
-    started = contextlib.ExitStack()
-    started.enter_context(warm_parent.running_warm_parent())
-    return started.close
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    warm_parent.stop()
 
 
 class _Owner:
-    """Looks at the end for what the run has left behind."""
+    """Checks at the end what the run has left behind."""
 
     def __init__(self) -> None:
         self._sandbox_ids = SandboxIds(this_run.directory())
@@ -113,7 +112,7 @@ class _Owner:
 
 @pytest.fixture(scope="session", autouse=True)
 def _local_mode() -> Iterator[None]:
-    """Ends the SDK's local mode, as the end of a program does: the processes of a run end without that."""
+    """Ends the SDK's local mode, as the exit of a program would; the processes of a run skip that."""
     engine = sys.modules.get("warren.local.engine")
     if engine is not None:
         engine.ENGINE._process = os.getpid()  # this process was forked from one that imported it, but never used it
@@ -124,7 +123,7 @@ def _local_mode() -> Iterator[None]:
 
 
 def pytest_sessionstart() -> None:
-    # Whoever starts the tests in the background has it ignored, and what the tests start would ignore it too.
+    # A shell that starts the tests in the background ignores SIGINT, and what the tests start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -133,10 +132,14 @@ _LONGEST = ("faults/cluster", "faults", "browser", "e2b", "e2e", "machine", "fra
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Orders the tests so that no process is left with a long group at the end."""
+    """Orders the tests so that no process is left with a long group at the end, and sets their time limits."""
     for item in items:
+        marker = item.get_closest_marker("timeout")
+        limit_s = this_run.patience(float(marker.args[0] if marker else item.config.getini("timeout")))
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
-            _end_in_its_loop(item)
+            _end_in_its_loop(item, limit_s)
+        else:
+            item.add_marker(pytest.mark.timeout(limit_s), append=False)
     items.sort(key=_start_order)
 
 
@@ -148,14 +151,12 @@ def _start_order(item: pytest.Item) -> int:
 _TO_BE_CANCELLED_S = 60
 
 
-def _end_in_its_loop(item: pytest.Function) -> None:
+def _end_in_its_loop(item: pytest.Function, limit_s: float) -> None:
     """Cancels an async test at its time limit.
 
-    The signal of pytest-timeout interrupts the event loop but leaves the coroutine in it, so the fixtures' teardown
-    would wait for it forever. For a test that does not heed its cancellation the process ends some time later.
+    The signal of pytest-timeout interrupts the event loop but leaves the coroutine in it, so the teardown of the
+    fixtures would wait for it forever. If the test ignores its cancellation, the process is ended some time later.
     """
-    marker = item.get_closest_marker("timeout")
-    limit_s = float(marker.args[0] if marker else item.config.getini("timeout"))
     item.obj = _limited(item.obj, limit_s)
     item.add_marker(pytest.mark.timeout(limit_s + _TO_BE_CANCELLED_S, method="thread"), append=False)
 

@@ -1,4 +1,4 @@
-"""What tests of deploy/ share: where the files are, the documents for Kubernetes, and secrets to try them with."""
+"""Shared by tests of deploy/: where the files are, the documents for Kubernetes, and secrets to try them with."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ Document = dict[str, Any]
 
 
 def settings_from(environ: dict[str, str]) -> Settings:
-    """What Warren makes of the environment of a container in a cluster; it must know every variable."""
+    """Returns the settings that Warren reads from a container's environment; it must know every variable."""
     settings = read_settings(environ, uid=0, config_file=Path("/dev/null"))
     assert settings.warnings == ()
     assert settings.cluster_secret == settings.redis_password == settings.secrets_key == SECRET
@@ -23,7 +23,7 @@ def settings_from(environ: dict[str, str]) -> Settings:
 
 
 def manifests() -> list[Document]:
-    """All documents the kustomization names."""
+    """Returns all documents that the kustomization names."""
     folder = DEPLOY / "kubernetes"
     names = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
     return [each for name in names for each in yaml.safe_load_all((folder / name).read_text())]

@@ -1,7 +1,7 @@
-"""A Docker engine for the tests: its own data, socket, process and network namespace; all of it goes at the end.
+"""A Docker engine for tests, with its own data, socket, process and network namespace; all of it is removed at the end.
 
-The network namespace keeps it from touching the bridge and the packet rules of an engine that may run
-on this machine. It is no mount namespace: sandboxes are looked at from the host.
+The network namespace keeps it from touching the bridge and the packet rules of an engine that may run on this machine.
+It has no mount namespace of its own, because tests look at sandboxes from the host.
 """
 
 import contextlib
@@ -14,13 +14,15 @@ import tempfile
 import time
 from pathlib import Path
 
-_START_S = 30.0
-_STOP_S = 20.0
+from this_run import patience
+
+_START_S = patience(30.0)
+_STOP_S = patience(20.0)
 
 
 class DockerEngine:
-    """`url` is what DOCKER_HOST takes. `kill` and `start` may be used to see what outlives the engine. Its containers
-    have no network but `bridge`, if that is given: the address of the engine's own end of it, with its mask."""
+    """`url` is a value for DOCKER_HOST. `kill` and `start` show what outlives the engine. Containers have a network
+    only if `bridge` is given: the address of the engine's end of it, with its mask."""
 
     def __init__(self, bridge: str = "") -> None:
         self._network = ("--bip", bridge) if bridge else ("--bridge=none",)
@@ -29,7 +31,7 @@ class DockerEngine:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        # A configuration of its own: the one of the machine's engine is not for this one.
+        # Its own configuration: it must not read that of the machine's engine.
         (self.root / "daemon.json").write_text(json.dumps({"live-restore": True}))
         command = [
             *("unshare", "--net", "--", "dockerd", "--config-file", f"{self.root}/daemon.json", "--host", self.url),
@@ -43,7 +45,7 @@ class DockerEngine:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, "TMPDIR": str(self.root)},  # an engine that is slow to start writes down its stacks
+                env={**os.environ, "TMPDIR": str(self.root)},  # an engine that starts slowly dumps its stacks there
             )
         self._wait_until_ready(self._process)
 
@@ -66,7 +68,7 @@ class DockerEngine:
         return subprocess.run(command, capture_output=True, text=True, check=check, stdin=subprocess.DEVNULL)
 
     def import_rootfs(self, rootfs: Path, reference: str) -> None:
-        """Makes an image of a directory, unless the engine has it."""
+        """Makes an image from a directory, unless the engine has it."""
         if self.docker("image", "inspect", reference, check=False).returncode == 0:
             return
         with subprocess.Popen(["tar", "-C", str(rootfs), "-c", "."], stdout=subprocess.PIPE) as tar:
@@ -78,12 +80,12 @@ class DockerEngine:
             )
 
     def kill(self) -> None:
-        """The engine dies as by kill -9; its containers go on."""
+        """Kills the engine with SIGKILL; its containers go on."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
         self._end_containerd()
-        # Where nobody has reaped it yet, the next engine would take the dead containerd for a living one.
+        # Until somebody reaps the dead containerd, the next engine would take it for a living one.
         (self.root / "exec/containerd/containerd.pid").unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -103,14 +105,14 @@ class DockerEngine:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def _end_containerd(self) -> None:
-        """An engine that was killed leaves its containerd behind."""
+        """Ends the containerd that a killed engine leaves behind."""
         with contextlib.suppress(FileNotFoundError, ValueError, ProcessLookupError):
             pid = int((self.root / "exec/containerd/containerd.pid").read_text())
             if str(self.root).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
 
     def _end_shims(self) -> None:
-        """A containerd that was killed just when a container ended leaves the container's shim behind."""
+        """Ends the shims that a containerd leaves behind if it is killed just when a container ends."""
         for place in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 command = place.read_bytes()

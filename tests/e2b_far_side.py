@@ -1,8 +1,8 @@
-"""A far side for the provider e2b: a small server of E2B's HTTP whose sandboxes are throw-away namespaces.
+"""A far side for the provider e2b: a small server with E2B's HTTP API whose sandboxes are throw-away namespaces.
 
-It has only what the provider uses. A test can make it fail: `fail` answers the next requests with an error, `cut`
-breaks all streams, requests of `lose_answers` are done and not answered, and all wait while `stalled` is not set. Root
-inside has no more capabilities than in a sandbox of Warren's.
+It has only what the provider uses. A test can make it misbehave: `fail` answers the next requests with an error, `cut`
+breaks all streams, requests in `lose_answers` are done but not answered, and while `stalled` is not set all requests
+wait. Root inside has no more capabilities than in a sandbox of Warren.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ class FarBox:
         for task in self.tasks:
             task.cancel()
         for process in self.processes.values():
-            process.tell(None)  # no end: the sandbox is gone
+            process.tell(None)  # without an end event, because the sandbox is gone
             await process.process.wait()
             process.process._transport.close()  # type: ignore[attr-defined]
 
@@ -136,7 +136,7 @@ class FarSide:
         return self
 
     async def go_away(self) -> None:
-        """Without its sandboxes, which go on; `start(port)` brings it back."""
+        """Stops the server; its sandboxes go on. `start(port)` brings it back."""
         self.cut()
         assert self._runner is not None
         await self._runner.cleanup()
@@ -149,7 +149,7 @@ class FarSide:
     # -- what goes wrong
 
     def fail(self, path: str, status: int, times: int = 1, headers: Mapping[str, str] | None = None) -> None:
-        """The next requests whose path begins so are not done."""
+        """Answers the next `times` requests whose path begins with `path` with an error, without doing them."""
         body = {"code": status, "message": f"failure {status} of the far side"}
         for _ in range(times):
             self.failures.append((path, web.json_response(body, status=status, headers=headers)))

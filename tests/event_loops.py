@@ -1,4 +1,4 @@
-"""An event loop that cannot be closed fails only the test that left it so. conftest.py takes the hook from here."""
+"""An event loop that cannot be closed fails only the test that left it open. conftest.py imports the hook."""
 
 import gc
 from collections.abc import Generator
@@ -10,8 +10,9 @@ from _pytest.unraisableexception import collect_unraisable
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
-    """uvloop refuses to close a loop with an open connection, once warnings are errors. anyio would run all later tests
-    of the process in that loop, and the connection would be reported by the test in which it is collected."""
+    """Forgets a loop that could not be closed. When warnings are errors, uvloop refuses to close a loop with an open
+    connection. anyio would run all later tests of the process in that loop, and a later test would be blamed for the
+    connection."""
     try:
         return (yield)
     finally:

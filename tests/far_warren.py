@@ -1,4 +1,4 @@
-"""A second Warren, which the provider e2b has as its far side."""
+"""A second Warren that is the far side of the provider e2b."""
 
 import contextlib
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 from server_process import ServerProcess, running_server
 from this_run import new_state_dir
 
-KEY = "e2b_" + "0" * 80  # the far side asks for none
+KEY = "e2b_" + "0" * 80  # any key: the far side checks none
 _ENVIRONMENTS = {
     "small": "image: base\nlimits: {disk_mb: 16}\n",
     "far-python": "image: python\n",
@@ -17,7 +17,7 @@ _ENVIRONMENTS = {
 
 @contextlib.contextmanager
 def running_far_warren(image_cache: Path) -> Iterator[ServerProcess]:
-    """Its template `code-interpreter-v1` has the tests' image python, and `small` a disk of 16 MB."""
+    """Runs a server whose template `code-interpreter-v1` has the tests' image python, and `small` a disk of 16 MB."""
     state = new_state_dir(image_cache)
     folder = state / "registry" / "environments"
     folder.mkdir(parents=True)

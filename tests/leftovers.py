@@ -1,8 +1,8 @@
-"""What a run of the tests has left on this machine: processes, mounts, cgroups, loop devices, directories.
+"""Finds what a run of the tests has left on this machine: processes, mounts, cgroups, loop devices, directories.
 
-Everything that a run makes is recognised by the run's name (see this_run.py): it is in the environment or the command
-line of a process, and in the path of a mount, of a loop device's file, of a directory. The cgroups of sandboxes, and
-the processes in them, carry the sandbox's id only; `SandboxIds` notes the ids that appear below the run's directory.
+Everything that a run makes carries the run's name (see this_run.py): in the environment or the command line of a
+process, and in the path of a mount, of a loop device's file, of a directory. The cgroups of sandboxes, and the
+processes in them, carry only the sandbox's id; `SandboxIds` notes the ids that appear below the run's directory.
 """
 
 import contextlib
@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterable, Iterator, Set
 from pathlib import Path
 from typing import Final
 
-_PATIENCE_S: Final = 10.0  # the kernel takes its time with cgroups and namespaces
+from this_run import patience
+
+_PATIENCE_S: Final = patience(10.0)  # the kernel removes cgroups and namespaces with a delay
 _LOOK_EVERY_S: Final = 0.05  # a runtime needs longer than that to make a sandbox
 _ZOMBIE: Final = "Z"
 
@@ -47,7 +49,7 @@ class SandboxIds:
 
 
 def wait_for_leftovers(name: str, sandbox_ids: Set[str], kept: Collection[Path] = ()) -> list[str]:
-    """What is left of the run after some seconds of patience. `kept`: directories of the run that may be there."""
+    """Returns what is still left of the run after some seconds. `kept`: directories of the run that may stay."""
     deadline = time.monotonic() + _PATIENCE_S
     while (left := leftovers(name, sandbox_ids, kept)) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -79,7 +81,7 @@ def _processes(name: str, sandbox_ids: Set[str]) -> Iterator[str]:
 
 
 def _own_family() -> Iterator[int]:
-    """This process and those above it: they carry the name and are expected to live."""
+    """Yields this process and its ancestors: they carry the name and are expected to live."""
     pid = os.getpid()
     while pid > 0:
         yield pid
@@ -91,7 +93,7 @@ def _state(pid: str) -> str:
 
 
 def _stat(pid: str) -> str:
-    """State, parent and so on; empty if there is no such process any more."""
+    """Returns the state, the parent and so on; empty if the process is gone."""
     return _text(f"/proc/{pid}/stat").rpartition(")")[2].strip()
 
 

@@ -1,7 +1,7 @@
-"""Names that lead to loopback, for programs that a test starts: every name below `localhost` and below one's domains.
+"""A name server for programs that a test starts: names below `localhost`, and below given domains, lead to loopback.
 
-Browsers and some systems know the names below `localhost` by themselves; getaddrinfo of others asks a name server.
-`LocalNames` is that name server, and `command` puts a program where /etc/resolv.conf names it.
+Browsers and some systems resolve names below `localhost` by themselves; getaddrinfo of others asks a name server.
+`LocalNames` is that name server, and `command` runs a program with an /etc/resolv.conf that names it.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _A, _IN = 1, 1
 
 
 class LocalNames:
-    """It answers on a loopback address of its own until it is left. Names of others do not exist for it."""
+    """Answers on a loopback address of its own until the block is left. Other names do not exist."""
 
     def __init__(self, folder: Path, *domains: str) -> None:
         self._domains = ("localhost", *domains)
@@ -36,7 +36,7 @@ class LocalNames:
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # raises, as it has no peer, and still wakes the thread
+            self._socket.shutdown(socket.SHUT_RDWR)  # raises because there is no peer, but wakes the thread
         self._thread.join()
         self._socket.close()
 
@@ -60,7 +60,7 @@ class LocalNames:
 
 
 def _listen() -> socket.socket:
-    """Each has an address of its own below 127/8, so that several run at once, beside a name server of the machine."""
+    """Binds to a random address in 127/8, so that several can run at once, beside a name server of the machine."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     while True:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Marks for parameters: `make test` runs a test with one of them, `make test-all` with all."""
+"""Marks for parameters: `make test` runs a test with one value, `make test-all` with all."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,7 +8,7 @@ from _pytest.mark import ParameterSet
 
 
 def first_of(values: Iterable[Any]) -> list[Any]:
-    """The values, of which all but the first are extended. A value for several arguments is a tuple."""
+    """Returns the values, all but the first marked as extended. A value for several arguments is a tuple."""
     first, *others = values
     return [first, *map(extended, others)]
 

@@ -1,8 +1,8 @@
-"""`warren serve` that measures itself: for how long a request holds the event loop, and what it costs in memory.
+"""`warren serve` that measures itself: how long a request holds the event loop, and how much memory it takes.
 
-It takes the flags of `warren serve`. A task wakes every millisecond, and notes in the file `held` of the state
-directory by how much it was late at most. The time in which the thread was ready to run and had no processor does not
-count, so that a busy machine does not look like a busy loop.
+It takes the flags of `warren serve`. A task wakes every millisecond, and notes its greatest delay in the file `held` of
+the state directory. Time in which the thread could run but had no processor does not count, so that a busy machine does
+not look like a busy loop.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class Costs:
             file.write(_SECONDS.pack(-1.0))
         while self.held_ms < 0:
             time.sleep(_TICK_S)
-        (self._process / "clear_refs").write_text("5")  # the peak begins anew
+        (self._process / "clear_refs").write_text("5")  # resets the peak
         self._before = self._status("VmRSS")
 
     @property
@@ -87,14 +87,14 @@ async def _measure(state_dir: Path) -> None:
 
 
 def _give_memory_back() -> None:
-    """What was freed counts no longer, so that the next request is measured from where it begins."""
+    """Returns freed memory to the system, so that the next request is measured from a clean start."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextlib.contextmanager
 def running_measured(state_dir: Path, *flags: str, **options: str) -> Iterator[ServerProcess]:
-    """As running_server; `Costs` reads what it measures."""
+    """Does the same as running_server; `Costs` reads what the server measures."""
     (state_dir / _FILE).write_bytes(_SECONDS.pack(0.0))
     with running_server(state_dir, *flags, argv=ARGV, **options) as server:
         yield server

@@ -1,4 +1,4 @@
-"""What programs inside sandboxes talk to in tests: web server, package indexes, repositories, a database.
+"""Servers that programs in sandboxes talk to: a web server, package indexes, repositories, a database.
 
 They run in a thread of the test, on sockets of a NetworkWorld.
 """
@@ -27,7 +27,7 @@ _BACKEND: Final = "/usr/lib/git-core/git-http-backend"
 
 
 class Servers:
-    """`seen` are the requests of the web server: name, method, path, headers."""
+    """`seen` lists the requests to the web server: name, method, path, headers."""
 
     def __init__(self, folder: Path, certificates: Certificates) -> None:
         self._folder, self._certificates = folder, certificates
@@ -168,7 +168,7 @@ class Servers:
         return web.Response(body=body, status=status, headers=headers)
 
     def serve_ssh(self, listener: socket.socket) -> None:
-        """Anybody may read the repository."""
+        """Serves the repository over SSH; anybody may read it."""
         self._do(self._serve_ssh(listener))
 
     async def _serve_ssh(self, listener: socket.socket) -> None:
@@ -200,7 +200,7 @@ class Servers:
     # -- PostgreSQL
 
     def serve_postgres(self, listener: socket.socket) -> None:
-        """As much of the protocol as psql needs for `select 42`; the answer is 42, whatever is asked."""
+        """Speaks as much of the protocol as psql needs for `select 42`; the answer is 42, whatever is asked."""
         self._closing.append(self._do(asyncio.start_server(_speak_postgres, sock=listener)))
 
 
@@ -228,7 +228,7 @@ async def _speak_postgres(reader: asyncio.StreamReader, writer: asyncio.StreamWr
         while True:
             size = int.from_bytes(await reader.readexactly(4), "big")
             start = await reader.readexactly(size - 4)
-            if start[:4] not in (b"\x04\xd2\x16\x2f", b"\x04\xd2\x16\x30"):  # a wish for TLS, a wish for GSSAPI
+            if start[:4] not in (b"\x04\xd2\x16\x2f", b"\x04\xd2\x16\x30"):  # requests for TLS and for GSSAPI
                 break
             writer.write(b"N")
         ready = _message(b"Z", b"I")
@@ -245,7 +245,7 @@ async def _speak_postgres(reader: asyncio.StreamReader, writer: asyncio.StreamWr
 
 
 def make_repository(path: Path) -> None:
-    """With one commit of one file, `hello.txt`."""
+    """Makes a repository with one commit of one file, `hello.txt`."""
     work = path.with_suffix(".work")
     author = {"GIT_AUTHOR_NAME": "test", "GIT_AUTHOR_EMAIL": "test@example.com"}
     committer = {"GIT_COMMITTER_NAME": "test", "GIT_COMMITTER_EMAIL": "test@example.com"}
@@ -262,7 +262,7 @@ def make_repository(path: Path) -> None:
 
 
 def make_wheel(package: str) -> bytes:
-    """Of a package of any name."""
+    """Makes the wheel of a package of this name."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         info = f"{package}-1.0.dist-info"
@@ -285,5 +285,5 @@ def make_node_archive() -> bytes:
             member.size = len(text)
             archive.addfile(member, io.BytesIO(text.encode()))
     data = bytearray(made.getvalue())
-    data[4:8] = bytes(4)  # the time, so that it is the same each time
+    data[4:8] = bytes(4)  # without the time, so that the bytes are always the same
     return bytes(data)

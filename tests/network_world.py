@@ -1,7 +1,7 @@
 """An Internet of the test's own: Warren's server in one network namespace, servers with public addresses in another.
 
-Names are answered by a name server of the test, which the server's resolver asks; the test may change its answers at
-any time. Sockets made by `listen` belong to the namespace outside, so whatever the test serves on them is out there.
+The server's resolver asks a name server of the test, whose answers the test may change at any time. Sockets made by
+`listen` belong to the outer namespace, so whatever the test serves on them is outside.
 
     with NetworkWorld(folder) as world:
         world.names["api.example"] = ["93.184.216.34"]
@@ -36,7 +36,7 @@ _SERVE: Final = (sys.executable, "-m", "warren.cli.main", "serve")
 
 
 class NetworkWorld:
-    """`names` are the addresses of each name. `asked` are the names that were looked up, in order."""
+    """`names`: the addresses of each name. `asked`: the names that were looked up, in order."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -70,26 +70,26 @@ class NetworkWorld:
 
     @property
     def within(self) -> tuple[str, ...]:
-        """The command that runs another one where the server is, with the resolver of this world."""
+        """The command that runs another command in the server's namespace, with the resolver of this world."""
         resolv = self._folder / "resolv.conf"
         resolv.write_text(f"nameserver {self.outer.address}\noptions timeout:2 attempts:1\n")
         script = f'mount --bind {shlex.quote(str(resolv))} /etc/resolv.conf && exec "$@"'
         return (*self.inner.within, "unshare", "--mount", "--propagation", "slave", "sh", "-c", script, "sh")
 
     def new_socket(self, info: Any) -> socket.socket:
-        """For aiohttp: a socket that reaches the server."""
+        """Makes a socket that reaches the server, for aiohttp."""
         return self.network.new_socket(info)
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """This thread reaches the server. Nothing may be awaited meanwhile."""
+        """Lets this thread reach the server. The block must not await anything."""
         with self.network.inside():
             yield
 
     # -- outside
 
     def listen(self, address: str, port: int, kind: int = socket.SOCK_STREAM) -> socket.socket:
-        """It is closed with this world."""
+        """Returns a socket outside, which is closed with this world."""
         with self.network.inside(self.outer):
             sock = socket.socket(socket.AF_INET, kind)
         self._sockets.append(sock)
@@ -100,7 +100,7 @@ class NetworkWorld:
         return sock
 
     def run_outside(self, *command: str, **options: Any) -> "subprocess.Popen[bytes]":
-        """A program out there; the caller ends it."""
+        """Starts a program outside; the caller ends it."""
         return subprocess.Popen([*self.outer.within, *command], **options)
 
     # -- the name server
@@ -124,7 +124,8 @@ class NetworkWorld:
 
 
 class PlacedServer(ServerProcess):
-    """`warren serve` in a world. The API takes HEADERS, and is reached by the world's `new_socket` and `inside`."""
+    """`warren serve` in a world. Its API takes HEADERS, and is reached through the world's `new_socket` and
+    `inside`."""
 
     def __init__(self, world: NetworkWorld, state_dir: Path, *flags: str, **environ: str) -> None:
         self._world = world

@@ -1,8 +1,8 @@
-"""A network of the test's own: every process in a network namespace, all of them joined by a router in another one.
+"""A network of the test's own: each process has a network namespace, and a router in another namespace joins them.
 
-The router forwards between them, until two are cut off from each other: then it drops what they send, without a word.
-The test itself has an end in the router's namespace: sockets that are made there stay there, whoever uses them. No
-interface is in the machine's own namespace, so no packet leaves.
+The router forwards between them until two are cut off from each other; then it silently drops what they send. The test
+itself has an end in the router's namespace: sockets that are made there stay there, whoever uses them. No interface is
+in the machine's own namespace, so no packet leaves.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class Place:
 
     @property
     def within(self) -> tuple[str, ...]:
-        """The command that runs another one there."""
+        """The command that runs another command there."""
         return ("nsenter", f"--net={_NETNS / self.namespace}")
 
 
@@ -72,7 +72,7 @@ class Network:
         return place
 
     def give_address(self, place: Place, address: str) -> None:
-        """The place answers to this address too, for everybody in this network."""
+        """Gives the place one more address, which everybody in this network can reach."""
         _run(*f"ip -n {place.namespace} address add {address}/32 dev lo".split())
         _run(*f"ip -n {self._router} route add {address}/32 via {place.address}".split())
 
@@ -80,7 +80,7 @@ class Network:
 
     @contextlib.contextmanager
     def inside(self, place: Place | None = None) -> Iterator[None]:
-        """This thread is in that namespace, or in the router's. Nothing may be awaited meanwhile."""
+        """Moves this thread into the namespace of `place`, or of the router. The block must not await anything."""
         home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         there = os.open(_NETNS / (place.namespace if place else self._router), os.O_RDONLY)
         try:
@@ -94,14 +94,14 @@ class Network:
             os.close(there)
 
     def new_socket(self, info: Any) -> socket.socket:
-        """For aiohttp: a socket of the router's namespace."""
+        """Makes a socket in the router's namespace, for aiohttp."""
         family, kind, protocol, _, _ = info
         with self.inside():
             return socket.socket(family, kind, protocol)
 
     @contextlib.contextmanager
     def cut(self, ones: Iterable[Place], others: Iterable[Place]) -> Iterator[None]:
-        """None of these hears any of those, for a while."""
+        """Cuts all connections between `ones` and `others`, for the duration of the block."""
         pairs = [(one.address, other.address) for one in ones for other in others if one != other]
         both = sorted({*pairs, *((other, one) for one, other in pairs)})
         try:

@@ -1,4 +1,4 @@
-"""A real nginx with deploy/nginx/warren.conf, in a directory and on ports of its own. Nothing in /etc is used."""
+"""A real nginx with deploy/nginx/warren.conf, with its own directory and ports. It uses nothing in /etc."""
 
 import contextlib
 import os
@@ -12,10 +12,11 @@ from pathlib import Path
 
 from certificates import NAME, Certificates
 from server_process import free_port
+from this_run import patience
 
 CONF = Path(__file__).parents[1] / "deploy" / "nginx" / "warren.conf"
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = patience(30.0)
 MAIN = """
 worker_processes 1;
 pid {prefix}/nginx.pid;
@@ -35,7 +36,7 @@ http {{
 
 
 class NginxProcess:
-    """In front of the server at `upstream_port`. `http` and `https` are its ports, `name` what it answers to."""
+    """Stands in front of the server at `upstream_port`. `http` and `https` are its ports, `name` is its host name."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class NginxProcess:
         return False
 
     def _adapted(self, text: str, certificates: Certificates, upstream_port: int) -> str:
-        """The file as it is delivered, but for ports, paths and the name; each must be there to be changed."""
+        """Returns the delivered file with other ports, paths and names. Fails if one of them is not in the file."""
         changes = {
             **self._changes(certificates),
             r"listen 80\b": f"listen 127.0.0.1:{self.http}",

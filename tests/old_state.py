@@ -1,7 +1,7 @@
-"""Servers of this version on the state that another version left behind: see tests/data/make_old_state.py.
+"""Runs servers of this version on the state that another version left: see tests/data/make_old_state.py.
 
-This file runs `warren serve`, `warren worker` and `warren coordinator` with a clock that stands five minutes after the
-state was left, on the same boot of the same machine. Otherwise the state would be forgotten because of its age.
+This file runs `warren serve`, `warren worker` and `warren coordinator` with a clock that is set to five minutes after
+the state was left, on the same boot of the same machine. Otherwise the state would be too old to be kept.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def environ(redis_url: str = "") -> dict[str, str]:
 
 @dataclass(frozen=True)
 class OldState:
-    """`kind` is ALONE or CLUSTER; `before` is what the old version answered, and the secrets that belong to it."""
+    """`kind`: ALONE or CLUSTER. `before`: what the old version answered, and the secrets that belong to it."""
 
     kind: str
     directory: Path
@@ -49,7 +49,7 @@ class OldState:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[str]:
-        """Servers of this version; the URL of the one to ask."""
+        """Runs servers of this version, and yields the URL of the one to ask."""
         with self._alone() if self.kind == ALONE else self._cluster() as url:
             yield url
 
@@ -61,7 +61,7 @@ class OldState:
 
     @contextlib.contextmanager
     def _cluster(self) -> Iterator[str]:
-        """Workers 1 and 2 are started again; worker-3 is not."""
+        """Starts workers 1 and 2 again, but not worker-3."""
         with running_redis(self.directory, password=REDIS_PASSWORD) as redis:
             workers = [self._node("worker", name, redis) for name in ("worker-1", "worker-2")]
             coordinator = self._node("coordinator", "coordinator-1", redis)
@@ -101,7 +101,7 @@ def _running(*nodes: ServerProcess) -> Iterator[None]:
 
 
 def _set_clocks(boot: str, now: float, wall: float) -> None:
-    """All clocks of this process go on from that moment."""
+    """Makes all clocks of this process continue from that moment."""
     started, real_init = clock.boot_time(), clock.SystemClock.__init__
     real_time = clock.boot_time
 

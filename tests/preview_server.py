@@ -1,7 +1,7 @@
 """A server for tests of previews, which runs inside a sandbox: `python3 preview_server.py PORT [HOST]`.
 
-It needs nothing but Python. GET /echo shows the request, POST /sum its body's size and hash, /bytes?N has N bytes,
-/events is a stream of events, /slow answers after a while, /raw?HEX answers with these very bytes, /ws echoes.
+It needs only Python. GET /echo returns the request, POST /sum the size and hash of its body, /bytes?N returns N bytes,
+/events a stream of events, /slow answers after a while, /raw?HEX answers with exactly these bytes, /ws echoes.
 """
 
 import asyncio

@@ -2,9 +2,9 @@
 
     pytest -p processes --processes 4
 
-Tests of one group run in one process, so that what they share is made once: those with the same `group`, else those of
-a file, which `group_by` divides. Each process takes the next group when it has begun the last test of the one before.
-Tests marked `serial` run at the end, in one process, when no other test does.
+Tests of one group run in one process, so that what they share is made once. A group is the tests with the same `group`
+mark, else those of a file, which `group_by` divides. A process takes the next group when it has begun the last test of
+the previous one. Tests marked `serial` run at the end, in one process, while no other test runs.
 
 The parent runs no test. It reports what the processes tell it. If a process dies, the test that it was running has
 failed, and another process goes on with the rest of its groups.
@@ -48,10 +48,10 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         return None
     if session.testsfailed and not session.config.option.continue_on_collection_errors:
         raise session.Interrupted(f"{session.testsfailed} errors during collection")
-    # The base directory is emptied when it is first asked for: before there are processes that use it.
+    # The first call empties the base directory, so it must come before there are processes that use it.
     session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     gc.collect()
-    gc.freeze()  # so that the collector of a child does not write to, and thereby copy, what it shares
+    gc.freeze()  # keeps the collector of a child from writing to shared pages, which would copy them
     serial = [item for item in session.items if item.get_closest_marker(_SERIAL)]
     together = [item for item in session.items if not item.get_closest_marker(_SERIAL)]
     _Pool(session, groups_of(together)).run(session.config.option.processes)
@@ -60,7 +60,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 def groups_of(items: Iterable[pytest.Item]) -> list[list[pytest.Item]]:
-    """The items by group, in the order in which the groups first appear."""
+    """Returns the items by group, in the order in which the groups first appear."""
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         groups.setdefault(group_of(item), []).append(item)
@@ -81,7 +81,7 @@ def group_of(item: pytest.Item) -> str:
 
 @dataclass
 class _Process:
-    """What the parent knows of one: the tests that it has taken and not yet finished, and the one that it runs."""
+    """What the parent knows of a process: the tests that it has taken and not finished, and the one that it runs."""
 
     number: int
     pid: int
@@ -132,7 +132,7 @@ class _Pool:
         self._processes.append(_Process(number, pid, os.pidfd_open(pid), reader, taken=list(first)))
 
     def _wait(self) -> None:
-        """Handles what the processes tell, and the end of those that have ended."""
+        """Handles the messages of the processes, and the end of those that have ended."""
         ready = wait([each for process in self._processes for each in (process.reports, process.pidfd)])
         for process in list(self._processes):
             if process.reports in ready or process.pidfd in ready:
@@ -176,7 +176,7 @@ class _Pool:
 
 
 class _Child:
-    """One process of tests. It leaves reporting to the parent."""
+    """One process that runs tests. The parent does the reporting."""
 
     def __init__(
         self,
@@ -205,11 +205,11 @@ class _Child:
             os._exit(code)
 
     def _prepare(self, number: int) -> None:
-        """Takes apart what the processes would share: captured output, temporary directories, random numbers."""
+        """Separates what the processes would share: captured output, temporary directories, random numbers."""
         config = self._session.config
         for stream in self._captured():
             with tempfile.TemporaryFile() as own:
-                os.dup2(own.fileno(), stream.tmpfile.fileno())  # modules may have kept the file object
+                os.dup2(own.fileno(), stream.tmpfile.fileno())  # in place: modules may have kept the file object
         factory = config._tmp_path_factory  # type: ignore[attr-defined]
         base = factory.getbasetemp() / str(number)
         base.mkdir(mode=0o700, exist_ok=True)

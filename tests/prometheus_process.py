@@ -1,4 +1,4 @@
-"""A real Prometheus of the test's own, on loopback: it reads what its configuration says and answers queries."""
+"""A real Prometheus of the test's own, on loopback."""
 
 import contextlib
 import json
@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from server_process import free_port
+from this_run import patience
 
-_START_S = 60.0
-_TOGETHER = ("setpriv", "--pdeathsig", "KILL")  # it does not outlive the tests, whatever becomes of them
+_START_S = patience(60.0)
+_TOGETHER = ("setpriv", "--pdeathsig", "KILL")  # so that it never outlives the tests
 
 
 class Prometheus:
@@ -30,7 +31,7 @@ class Prometheus:
             raise AssertionError(f"{query}: {exc.read().decode()}") from exc
 
     def values(self, expression: str) -> list[float]:
-        """What an expression gives now; NaN is left out."""
+        """Returns the current values of an expression, without NaN."""
         found = (float(each["value"][1]) for each in self.ask("query", query=expression)["result"])
         return [value for value in found if value == value]
 

@@ -1,6 +1,6 @@
-"""Real Redis processes of the test's own: a server, a Sentinel, a node of a cluster, and a wire that fails.
+"""Real Redis processes of the test's own: a server, a Sentinel, a node of a cluster, and a connection that fails.
 
-They listen on loopback, keep everything in the directory they are given and are ended by their process id.
+They listen on loopback, keep everything in the directory they are given, and are ended by process id.
 """
 
 import asyncio
@@ -16,15 +16,17 @@ from typing import Any
 
 import redis
 from server_process import free_port
+from this_run import patience
 
-PATIENCE_S = 60.0
-_TOGETHER = ("setpriv", "--pdeathsig", "KILL")  # it does not outlive the tests, whatever becomes of them
+PATIENCE_S = patience(60.0)
+_TOGETHER = ("setpriv", "--pdeathsig", "KILL")  # so that it never outlives the tests
 
 
 class RedisServer:
-    """`start` returns when it answers; `kill` is kill -9. It may be started again, with the same port and files.
+    """`start` returns when the server answers; `kill` sends SIGKILL. It may be started again, with the same port and
+    files.
 
-    `host` is where it listens; `within` is a command that runs it somewhere else, in a network of its own.
+    `host`: where it listens. `within`: a command that runs it elsewhere, in a network of its own.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class RedisServer:
         return self._process.pid
 
     def start(self) -> None:
-        # The configuration goes in a file: a command line is there for everybody to read.
+        # In a file, because everybody on the machine can read a command line.
         config = self.directory / "redis.conf"
         pairs = zip(self._flags[::2], self._flags[1::2], strict=True)
         config.write_text("".join(f'{name.removeprefix("--")} "{value}"\n' for name, value in pairs))
@@ -87,7 +89,7 @@ class RedisServer:
             return one.execute_command(*command)
 
     def calls(self, command: str) -> int:
-        """How often it has done this command."""
+        """Returns how often the server has performed this command."""
         return int(self.ask("INFO", "commandstats").get(f"cmdstat_{command}", {}).get("calls", 0))
 
     def send(self, number: int) -> None:
@@ -108,7 +110,7 @@ class RedisServer:
 
 
 class RedisSentinel:
-    """Watches one server, alone, under the name `mymaster`."""
+    """A single Sentinel that watches one server under the name `mymaster`."""
 
     def __init__(self, directory: Path, server: RedisServer) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -144,7 +146,8 @@ class RedisSentinel:
             return one.execute_command(*command)
 
     def changes_the_primary(self) -> bool:
-        """Whether it has begun to: it must know the replica well enough."""
+        """Asks for a failover; returns whether it began. It cannot begin before the Sentinel knows the replica well
+        enough."""
         with contextlib.suppress(redis.ResponseError):
             return bool(self.ask("SENTINEL", "FAILOVER", "mymaster"))
         return False
@@ -161,7 +164,7 @@ class RedisSentinel:
 
 
 class LossyWire:
-    """Between a client and a server: it can lose answers, with the connection they came over, or bring them late."""
+    """A proxy between a client and a server. It can lose answers together with their connection, or delay them."""
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -190,7 +193,7 @@ class LossyWire:
         self._to_lose = answers
 
     def delay(self, *delays_s: float) -> None:
-        """The next answers come so much later."""
+        """Delays the next answers, each by one of these times."""
         self._delays_s = list(delays_s)
 
     @property
@@ -250,7 +253,7 @@ def running_redis(directory: Path, *flags: str, **options: str) -> Iterator[Redi
 
 @contextlib.contextmanager
 def running_cluster(directory: Path) -> Iterator[RedisServer]:
-    """One node that has all the slots."""
+    """Runs a cluster of one node that has all the slots."""
     with running_redis(directory, "--cluster-enabled", "yes", "--cluster-port", str(free_port())) as server:
         server.ask("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
         wait_for_cluster(server)
@@ -263,6 +266,6 @@ def wait_for_cluster(server: RedisServer) -> None:
 
 @contextlib.asynccontextmanager
 async def lossy_wire(server: RedisServer) -> AsyncIterator[tuple[LossyWire, str]]:
-    """The wire, and the URL of the server at its end."""
+    """Yields the wire, and the URL of the server behind it."""
     async with LossyWire(server.port) as wire:
         yield wire, f"redis://:{server.password}@127.0.0.1:{wire.port}/0"

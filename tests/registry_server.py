@@ -22,7 +22,7 @@ from server_process import free_port
 from warren.model.oci_image import read_platform
 
 USER, PASSWORD = "ali", "open sesame"
-_HTPASSWD = f"{USER}:$2b$05$abcdefghijklmnopqrstuupx2xBUC4954936wVIjyyPHmUBFu0wCW\n"  # the password, by bcrypt
+_HTPASSWD = f"{USER}:$2b$05$abcdefghijklmnopqrstuupx2xBUC4954936wVIjyyPHmUBFu0wCW\n"  # bcrypt of the password
 OCI, DOCKER = "application/vnd.oci.image", "application/vnd.docker"
 HERE = {"os": "linux", "architecture": read_platform("").architecture}
 
@@ -32,7 +32,7 @@ def digest_of(data: bytes) -> str:
 
 
 def tar_of(files: Mapping[str, bytes | str | None]) -> bytes:
-    """By path: the content of a file, the target of a link as a text, None for a directory."""
+    """Makes a tar. Values are the content of a file as bytes, the target of a link as text, or None for a directory."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for name, content in files.items():
@@ -49,7 +49,7 @@ def tar_of(files: Mapping[str, bytes | str | None]) -> bytes:
 
 
 class Image:
-    """An image in the form of a registry: its blobs and its manifest."""
+    """An image as a registry has it: its blobs and its manifest."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class RegistryServer:
         return True
 
     def push(self, path: str, tag: str, image: Image) -> str:
-        """Returns the digest of the manifest."""
+        """Uploads an image and returns the digest of its manifest."""
         for blob in image.blobs:
             location = self._send("POST", f"/v2/{path}/blobs/uploads/")["Location"]
             mark = "&" if "?" in location else "?"
@@ -130,7 +130,7 @@ class RegistryServer:
         return digest_of(image.manifest)
 
     def push_index(self, path: str, tag: str, images: Mapping[str, Image], *, docker: bool = False) -> str:
-        """By platform."""
+        """Uploads images, given by platform, and an index of them."""
         entries = []
         for platform, image in images.items():
             self.push(path, digest_of(image.manifest), image)
@@ -161,8 +161,8 @@ def running_registry(folder: Path, *, password: bool = False) -> Iterator[Regist
 
 
 class LyingRegistry:
-    """Serves one image; `answer` may answer a request in another way and then returns True. `asked` has the path and
-    the headers of every request."""
+    """Serves one image. `answer` may answer a request differently and then returns True. `asked` lists the path and the
+    headers of every request."""
 
     def __init__(self, image: Image, answer: Callable[[BaseHTTPRequestHandler], bool] = lambda _: False) -> None:
         self.image, self.answer = image, answer

@@ -1,4 +1,4 @@
-"""A pytest plugin for tests/run.py: writes what became of each test to the file `--results`, as lines of JSON."""
+"""A pytest plugin for tests/run.py: writes the result of each test to the file `--results`, as lines of JSON."""
 
 import json
 import resource
@@ -23,7 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Notes the processor time of this process and of its children since the report before."""
+    """Adds the processor time that this process and its children used since the previous report."""
     global _used_s
     report = yield
     before_s, _used_s = _used_s, _processor_s()

@@ -4,8 +4,8 @@
 
 Without `--all` it leaves out the tests marked `extended`. With `--all` it runs each failed test once more, alone, at
 the end. A test that passes then is flaky: the run stays green, but prints FLAKY with the logs of both attempts. More
-than three flaky tests make it red. At the end it prints the slowest tests, what the run has left on the machine
-(which makes it red), and how many tests have passed and failed.
+than three flaky tests make it red. At the end it prints the slowest tests, the processor time of each folder, what the
+run has left on the machine (which makes it red), and how many tests have passed and failed.
 """
 
 import argparse
@@ -24,19 +24,20 @@ import this_run
 from leftovers import SandboxIds, wait_for_leftovers
 
 MOST_FLAKY: Final = 3
-_MOST_REPEATED: Final = 20  # with more failures than that something is broken for good, and repeating takes long
+_MOST_REPEATED: Final = 20  # with more failures something is really broken, and repeating them would take long
 _SLOWEST: Final = 30
 _PROCESSES: Final = 4
-_FINISHED: Final = {0, 1, 5}  # of pytest's exit codes: all passed, some failed, none were selected
+_FINISHED: Final = {0, 1, 5}  # exit codes of pytest: all passed, some failed, none were selected
 
 
 @dataclass
 class Result:
-    """What became of one test. `step` is setup, call or teardown; a file that cannot be imported fails in `collect`."""
+    """The result of one test. `step` is setup, call or teardown; a file that cannot be imported fails in `collect`."""
 
     test: str
     outcomes: dict[str, str] = field(default_factory=dict)
     duration_s: float = 0.0
+    processor_s: float = 0.0
     log: str = ""
 
     @property
@@ -53,7 +54,7 @@ class Result:
 
 @dataclass
 class Part:
-    """The results of one start of pytest."""
+    """The results of one call of pytest."""
 
     exit_code: int
     results: dict[str, Result]
@@ -68,10 +69,11 @@ def read_results(lines: Iterable[str]) -> dict[str, Result]:
     for line in lines:
         values = json.loads(line)
         result = results.setdefault(values["test"], Result(values["test"]))
-        # A test that has failed in one process may be reported again by the process that takes its place.
+        # If a process dies, the one that takes its place may report a failed test again.
         if result.outcomes.get(values["step"]) != "failed":
             result.outcomes[values["step"]] = values["outcome"]
         result.duration_s += values["duration_s"]
+        result.processor_s += values["processor_s"]
         if values["log"]:
             result.log += f"{values['log']}\n"
     return results
@@ -84,14 +86,11 @@ def run_pytest(arguments: Sequence[str]) -> Part:
     command = [sys.executable, "-m", "pytest", "-p", "processes", "-p", "results", f"--results={file}"]
     command += [f"--basetemp={this_run.basetemp()}", *arguments]
     environ = {**os.environ, "PYTHONPATH": path}
-    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # pytest compiles hundreds of files, which should not be in vain
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # keeps the bytecode of the hundreds of files that pytest compiles
     with subprocess.Popen(command, env=environ) as process:
-        # Whoever ends this run ends it in order: pytest stops what its tests have started.
+        # SIGINT instead of SIGTERM: pytest then stops what its tests have started.
         signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGINT))
         exit_code = process.wait()
-    if "KEEP_RESULTS" in os.environ:
-        with open(os.environ["KEEP_RESULTS"], "a") as kept:
-            kept.write(file.read_text())
     try:
         return Part(exit_code, read_results(file.read_text().splitlines()))
     finally:
@@ -99,7 +98,7 @@ def run_pytest(arguments: Sequence[str]) -> Part:
 
 
 def repeat(failed: Sequence[str]) -> Part:
-    """Runs these tests again, one after the other, with nothing beside them."""
+    """Runs these tests again, one after the other and alone on the machine."""
     print(f"\nonce more, alone: {len(failed)}", flush=True)
     file = this_run.directory() / "repeated"
     file.write_text("".join(f"{test}\n" for test in failed))
@@ -133,6 +132,7 @@ class Summary:
 
     def lines(self, duration_s: float) -> Iterable[str]:
         yield from self._slowest()
+        yield from self._folders()
         for test in self.flaky:
             yield f"FLAKY {test}"
             yield f"---- {test}: it failed\n{self.results[test].log or '(no output)'}"
@@ -154,6 +154,14 @@ class Summary:
         slowest = sorted(self.results.values(), key=lambda result: -result.duration_s)[:_SLOWEST]
         yield f"the {len(slowest)} slowest tests, with their set-up and teardown"
         yield from (f"{result.duration_s:8.2f}s {result.test}" for result in slowest)
+
+    def _folders(self) -> Iterable[str]:
+        """Yields the processor time by folder. A process counts when it ends, so some of it counts for a later test."""
+        used: dict[str, list[float]] = {}
+        for result in self.results.values():
+            used.setdefault(str(Path(result.test.partition("::")[0]).parent), []).append(result.processor_s)
+        yield "processor time by folder, without what nobody waited for"
+        yield from (f"{sum(each):8.0f}s {len(each):6} tests {folder}" for folder, each in sorted(used.items()))
 
 
 def run(everything: bool, processes: int, arguments: Sequence[str]) -> Summary:

@@ -14,18 +14,19 @@ from pathlib import Path
 
 import this_run
 import warm_parent
+from this_run import patience
 
 from warren.measure.server import free_port
 
-_START_S = 60.0
-_STOP_S = 60.0
+_START_S = patience(60.0)
+_STOP_S = patience(60.0)
 
 
 class ServerProcess:
-    """`start` returns when the server is ready; `kill` is kill -9; `stop` is SIGTERM and gives the exit code.
+    """`start` returns when the server is ready; `kill` sends SIGKILL; `stop` sends SIGTERM and returns the exit code.
 
-    It may be started again, on the same port and state. `argv` replaces `warren serve` by another program that
-    takes the same flags. `tls` is what a client needs if the flags make it speak HTTPS.
+    It may be started again, on the same port and state. `argv`: another program in place of `warren serve` that takes
+    the same flags. `tls`: what a client needs if the flags make the server speak HTTPS.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class ServerProcess:
         self.port = free_port()
         self._argv = [*(argv or (sys.executable, "-m", "warren.cli.main", "serve")), "--state-dir", str(state_dir)]
         self._argv += ["--port", str(self.port), "--provider", provider, *flags]
-        # Servers of tests ask for no key, unless one is given or the test wants it so.
+        # Servers of tests need no key, unless the test sets one or asks for authentication.
         auth = {} if "WARREN_API_KEY" in environ else {"WARREN_AUTH": "false"}
         self.credentials = state_dir / "credentials.json"
         self.environ = {**clean_environ(), **auth, "WARREN_CREDENTIALS": str(self.credentials), **environ}
@@ -71,7 +72,7 @@ class ServerProcess:
             self.wait_until_ready()
 
     def wait_until_ready(self, path: str = "/ready") -> None:
-        """With /health: until it answers, also if it cannot make sandboxes."""
+        """Waits until `path` answers; /health answers even if the server cannot make sandboxes."""
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline:
             if not self.alive:
@@ -106,7 +107,7 @@ class ServerProcess:
 
 
 def clean_environ() -> dict[str, str]:
-    """The environment without settings of the machine the tests run on."""
+    """Returns the environment without the settings of this machine."""
     kept = ("PATH", "HOME", "LANG", "PYTHONPATH", "TMPDIR", this_run.VARIABLE)
     source = str(Path(__file__).parents[1] / "src")
     environ = {name: os.environ[name] for name in kept if name in os.environ}
@@ -123,7 +124,7 @@ def running_server(
     tls: ssl.SSLContext | None = None,
     **environ: str,
 ) -> Iterator[ServerProcess]:
-    """A server for a while; at the end it is stopped and its sessions are destroyed."""
+    """Runs a server; at the end it is stopped and its sessions are destroyed."""
     server = ServerProcess(state_dir, "--on-stop", "destroy", *flags, provider=provider, argv=argv, tls=tls, **environ)
     try:
         server.start()

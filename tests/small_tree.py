@@ -9,7 +9,7 @@ _PROGRAMS = ("/bin/sh", "/bin/cat", "/bin/ls")
 
 
 def make_small_tree(root: Path) -> Path:
-    """Some two megabytes; `root` is made."""
+    """Makes the tree at `root`, about two megabytes."""
     for program in _PROGRAMS:
         listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
         for path in (program, *re.findall(r"(/\S+) \(0x", listed)):

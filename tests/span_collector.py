@@ -1,4 +1,4 @@
-"""A collector of spans, as far as tests need one: it takes OTLP over HTTP on loopback, and can refuse or hang."""
+"""A collector of spans that is good enough for tests: it takes OTLP over HTTP on loopback, and can refuse or hang."""
 
 import contextlib
 import gzip
@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 @dataclass(frozen=True)
 class Seen:
-    """A span as the collector got it."""
+    """A span that the collector received."""
 
     service: str
     name: str
@@ -27,7 +27,7 @@ class Seen:
 
 
 class Collector:
-    """`status` is what it answers; with `hangs` it answers only when that is over."""
+    """`status`: the HTTP status of its answers. `hangs`: it answers only once this is set."""
 
     def __init__(self) -> None:
         self.spans: list[Seen] = []
@@ -35,7 +35,7 @@ class Collector:
         self.requests = 0
         self.status = 200
         self.hangs = threading.Event()
-        self.hangs.set()  # it does not
+        self.hangs.set()  # set: it does not hang
         collector = self
 
         class Handler(BaseHTTPRequestHandler):

@@ -1,7 +1,7 @@
-"""`warren serve` whose clock a test can turn on, so that nobody waits for sessions to expire.
+"""`warren serve` whose clock a test can move forward, so that nobody waits for sessions to expire.
 
-It takes the flags of `warren serve`. The file `clock` in its state directory holds how many seconds its clock is
-ahead; a test changes it with `turn`. Whoever sleeps by this clock wakes as soon as it is late enough.
+It takes the flags of `warren serve`. The file `clock` in its state directory says how many seconds its clock is ahead;
+a test changes it with `turn`. A task that sleeps by this clock wakes as soon as its time has come.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _LOOK_EVERY_S: Final = 0.02
 
 
 def turn(state_dir: Path, seconds: float) -> None:
-    """Turns the clock of the server with this state directory on by so many seconds."""
+    """Moves the clock of the server with this state directory forward."""
     with (state_dir / _FILE).open("r+b") as file:
         ahead = _SECONDS.unpack(file.read())[0]
         file.seek(0)
@@ -37,7 +37,7 @@ def turn(state_dir: Path, seconds: float) -> None:
 
 
 def use_turned_clock(state_dir: Path) -> None:
-    """Every clock of this process follows the file."""
+    """Makes every clock of this process follow the file."""
     with (state_dir / _FILE).open("rb") as file:
         shared = mmap.mmap(file.fileno(), _SECONDS.size, prot=mmap.PROT_READ)
 
@@ -60,7 +60,7 @@ def use_turned_clock(state_dir: Path) -> None:
 
 @contextlib.contextmanager
 def running_turnable(state_dir: Path, *flags: str, **options: str) -> Iterator[ServerProcess]:
-    """As running_server; its clock can be turned."""
+    """Does the same as running_server; `turn` moves the server's clock."""
     (state_dir / _FILE).write_bytes(_SECONDS.pack(0.0))
     with running_server(state_dir, *flags, argv=ARGV, **options) as server:
         yield server

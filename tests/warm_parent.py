@@ -1,14 +1,13 @@
 """Starts `warren` by forking a process that has imported it already: importing it again takes a second or more.
 
-`Popen` and `run` are those of subprocess for `python -m warren.… …` and for `python tests/….py …`, but for three things
-that the process itself can see: /proc/PID/cmdline and /proc/PID/environ are those of the warm parent, whose child it
-is, and options of the interpreter (PYTHON…) have no effect. Every other program, and every one in a run without a warm
-parent, is started by subprocess.
+`Popen` and `run` replace those of subprocess for `python -m warren.… …` and `python tests/….py …`. The started process
+can see three differences: /proc/PID/cmdline and /proc/PID/environ are those of the warm parent, its parent is the warm
+parent, and options of the interpreter (PYTHON…) have no effect. Every other program is started by subprocess.
 
-The warm parent is `python tests/warm_parent.py`. conftest.py starts one for a run; it ends when its stdin does. It
-listens on a socket without a file, whose name is in the environment variable TEST_WARM_PARENT. A request is a line of
-JSON with the three descriptors of stdio. The answers are two lines: the process's id, and when it has ended its wait
-status and the processor time that it and its children have used.
+The warm parent is `python tests/warm_parent.py`. A run of several processes starts it at once, any other run when it is
+first needed; conftest.py ends it. It listens on an abstract socket, whose name is in the environment variable
+TEST_WARM_PARENT. A request is a line of JSON with the three descriptors of stdio. The answer is two lines: the
+process's id, and, when it has ended, its wait status and the processor time that it and its children have used.
 """
 
 import atexit
@@ -30,8 +29,10 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
+
+from this_run import patience
 
 VARIABLE: Final = "TEST_WARM_PARENT"
 _TESTS: Final = os.path.dirname(os.path.abspath(__file__))
@@ -43,10 +44,10 @@ processor_s = 0.0
 
 
 class Popen(subprocess.Popen[Any]):
-    """A `subprocess.Popen` that forks the warm parent, if it can."""
+    """A `subprocess.Popen` that forks the warm parent if it can."""
 
     _answers: int | None = None
-    """A descriptor: nobody need wait for a process, and a socket would complain when it is forgotten."""
+    """A descriptor: a forgotten socket object would warn, and nobody needs to wait for a process."""
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *rest: Any) -> None:
         _, pass_fds, cwd, env, _, _, shell, *pipes = rest[:13]
@@ -56,6 +57,7 @@ class Popen(subprocess.Popen[Any]):
         if not is_plain or not is_warm(args):
             super()._execute_child(args, executable, preexec_fn, *rest)  # type: ignore[misc]
             return
+        start()
         request = {
             "argv": [os.fspath(arg) for arg in args[1:]],
             "environ": dict(os.environ if env is None else env),
@@ -116,7 +118,7 @@ class Popen(subprocess.Popen[Any]):
 
 
 def is_warm(args: object) -> bool:
-    if VARIABLE not in os.environ or not isinstance(args, (list, tuple)):
+    if not isinstance(args, (list, tuple)):
         return False
     match [os.fspath(arg) for arg in args[:3]]:
         case [sys.executable, "-m", module]:
@@ -139,6 +141,8 @@ def run(
         options["stdin"] = subprocess.PIPE
     if capture_output:
         options["stdout"] = options["stderr"] = subprocess.PIPE
+    if timeout is not None:
+        timeout = patience(timeout)
     with Popen(args, **options) as process:
         try:
             stdout, stderr = process.communicate(input, timeout=timeout)
@@ -151,23 +155,31 @@ def run(
     return done
 
 
-@contextlib.contextmanager
-def running_warm_parent() -> Iterator[None]:
-    """Names it in the environment. It imports while the caller goes on; who asks it meanwhile waits."""
+_process: subprocess.Popen[bytes] | None = None
+
+
+def start() -> None:
+    """Starts the warm parent, unless there is one. It imports in the background; requests wait until it has."""
+    global _process
+    if VARIABLE in os.environ:
+        return
     name = f"{os.environ.get('TEST_RUN', 'warren-test')}-{secrets.token_hex(8)}"
-    with subprocess.Popen([sys.executable, __file__, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdout.readline()  # it listens
-        os.environ[VARIABLE] = name
-        try:
-            yield
-        finally:
-            del os.environ[VARIABLE]
-            process.stdin.close()
+    _process = subprocess.Popen([sys.executable, __file__, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert _process.stdout is not None
+    _process.stdout.readline()  # until it listens
+    os.environ[VARIABLE] = name
 
 
-# -- what follows runs in the warm parent and in its children
+def stop() -> None:
+    """Ends the warm parent, if this process has started it."""
+    global _process
+    if _process is not None:
+        del os.environ[VARIABLE]
+        _process.communicate()
+        _process = None
+
+
+# -- the rest runs in the warm parent and in its children
 
 
 class _Parent:
@@ -191,7 +203,7 @@ class _Parent:
 
     def _start(self, client: socket.socket) -> None:
         peer = int.from_bytes(client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[4:8], sys.byteorder)
-        if peer != os.geteuid():
+        if peer != os.geteuid():  # an abstract socket has no mode: anybody on this machine can connect
             client.close()
             return
         _, stdio, _, _ = socket.recv_fds(client, 1, 3)
@@ -214,7 +226,7 @@ class _Parent:
 
 
 def _tell(client: socket.socket, answer: Mapping[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # who asked has ended
+    with contextlib.suppress(OSError):  # the process that asked has ended
         client.sendall(json.dumps(answer).encode() + b"\n")
 
 
@@ -235,7 +247,7 @@ def _become(request: Mapping[str, Any], stdio: Sequence[int]) -> NoReturn:
 
 
 def _arrange(request: Mapping[str, Any], stdio: Sequence[int]) -> None:
-    """Makes this process what a new one would be."""
+    """Gives this forked process the session, descriptors and environment that a new process would have."""
     if request["start_new_session"]:
         os.setsid()
     if request["process_group"] >= 0:
@@ -256,7 +268,7 @@ def _arrange(request: Mapping[str, Any], stdio: Sequence[int]) -> None:
         io.BufferedWriter(_stream(2, "<stderr>")), errors="backslashreplace", line_buffering=True
     )
     random.seed()
-    # The only value that is random and made when a module is imported.
+    # The only random value that is made at import, so all children would share it.
     sys.modules["warren.model.events"]._RUN = f"evt_{secrets.token_hex(12)}"  # type: ignore[attr-defined]
 
 
@@ -267,7 +279,7 @@ def _stream(fd: int, name: str) -> io.FileIO:
 
 
 def _set_path(program: str) -> None:
-    """As the interpreter does: first the directory of the script, or this one, then what PYTHONPATH says."""
+    """Sets sys.path as the interpreter does: first the script's directory, or the current one, then PYTHONPATH."""
     first = os.getcwd() if program == "-m" else os.path.dirname(program)
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = [first, *filter(None, given), *_own_path]

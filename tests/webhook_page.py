@@ -1,4 +1,4 @@
-"""The check of a webhook's signature that docs/webhooks.md shows to receivers; tests receive webhooks with it."""
+"""Runs the check of a webhook's signature that docs/webhooks.md shows to receivers; tests receive webhooks with it."""
 
 import re
 import runpy

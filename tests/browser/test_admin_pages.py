@@ -10,7 +10,7 @@ from e2e.api_client import Api
 from playwright.async_api import expect
 from server_process import ServerProcess
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.extended]
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 

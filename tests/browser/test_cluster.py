@@ -17,7 +17,7 @@ from redis_server import RedisServer
 from server_process import ServerProcess
 from this_run import new_state_dir
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.extended]
 
 KEY = "the-operator-has-this-key"
 LOST_MS = 60_000  # until the others are sure that a worker does not come back

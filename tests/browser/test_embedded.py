@@ -12,7 +12,7 @@ from e2e.api_client import Api, SessionApi
 from playwright.async_api import expect
 from server_process import ServerProcess
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.extended]
 
 
 @pytest.fixture(autouse=True)  # before the pages, which are closed before it ends

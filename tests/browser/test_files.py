@@ -13,7 +13,7 @@ from browser.watched_page import WatchedPage
 from e2e.api_client import Api, SessionApi
 from playwright.async_api import Locator, Route, expect
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.extended]
 
 _PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d49444154789c6360f8cfc0f01f000500"

@@ -6,7 +6,7 @@ from browser.conftest import Visit
 from e2e.api_client import Api
 from playwright.async_api import expect
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.extended]
 
 PROVIDER = "fake"
 COUNT, PAGE = 1000, 50

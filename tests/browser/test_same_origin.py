@@ -13,7 +13,7 @@ from e2e.api_client import Api, SessionApi
 from playwright.async_api import Browser, BrowserContext, Frame
 from server_process import ServerProcess
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.extended]
 
 PORT = 3000
 # Tries everything that a page with the dashboard's origin could do, and tells in its title what became of it.

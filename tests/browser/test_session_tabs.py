@@ -25,7 +25,7 @@ DRAWING = (
     "numpy", "numpy.libs", "matplotlib", "mpl_toolkits", "PIL", "pillow.libs", "cycler", "dateutil", "kiwisolver",
     "contourpy", "pyparsing", "packaging", "six.py", "fontTools", "pandas", "tzdata",
 )  # fmt: skip
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.extended]
 
 HIT = "window.hit = 1; alert(1)"
 EVIL = f"<img src=x onerror='{HIT}'><script>{HIT}</script>"

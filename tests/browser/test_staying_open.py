@@ -8,7 +8,7 @@ from e2e.api_client import Api
 from playwright.async_api import Route, expect
 from server_process import ServerProcess
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.extended]
 
 
 async def test_the_page_goes_on_when_the_server_is_back(

@@ -44,6 +44,7 @@ async def test_a_terminal_is_found_again_after_a_reload_with_its_screen(shell: S
     assert len((await session.get("/processes"))["processes"]) == 1
 
 
+@pytest.mark.extended
 async def test_a_reload_in_the_middle_of_a_full_screen_program_shows_it_and_types_nothing(shell: Shell) -> None:
     await shell.type("top -d 0.5")
     await shell.says(r"Tasks:.*total")
@@ -79,6 +80,7 @@ async def test_the_terminal_has_the_size_of_the_window(shell: Shell) -> None:
     assert fewer_columns < columns
 
 
+@pytest.mark.extended
 async def test_two_pages_at_one_terminal_see_the_same_in_the_size_of_the_one_that_is_used(
     shell: Shell, visit: Visit, admin_key: str, session: SessionApi
 ) -> None:
@@ -98,6 +100,7 @@ async def test_two_pages_at_one_terminal_see_the_same_in_the_size_of_the_one_tha
     await expect(other.page.text("Another page has set the size")).to_be_visible()
 
 
+@pytest.mark.extended
 async def test_nobody_stops_the_browsers_of_others_by_the_size_of_a_terminal(
     shell: Shell, session: SessionApi, api: Api
 ) -> None:
@@ -134,6 +137,7 @@ async def test_several_terminals_and_ending_one(shell: Shell, session: SessionAp
     await expect(page.text("It ended with 3.")).to_be_visible()
 
 
+@pytest.mark.extended
 async def test_the_terminal_comes_back_when_the_server_does_and_nothing_comes_twice(
     shell: Shell, server: ServerProcess, session: SessionApi
 ) -> None:
@@ -152,6 +156,7 @@ async def test_the_terminal_comes_back_when_the_server_does_and_nothing_comes_tw
     await shell.says("still")
 
 
+@pytest.mark.extended
 async def test_endless_output_waits_for_the_page_and_can_be_interrupted(shell: Shell, session: SessionApi) -> None:
     await shell.type("yes 'much output, much output, much output'")
     await shell.says("much output")
@@ -200,6 +205,7 @@ async def test_sequences_of_the_sandbox_reach_neither_clipboard_nor_title_nor_sh
     await shell.says("fine")
 
 
+@pytest.mark.extended
 async def test_links_are_opened_after_a_question_that_shows_where_they_lead(
     visit: Visit, admin_key: str, session: SessionApi
 ) -> None:
@@ -220,6 +226,7 @@ async def test_links_are_opened_after_a_question_that_shows_where_they_lead(
     await dialog.get_by_role("button", name="Cancel").click()
 
 
+@pytest.mark.extended
 async def test_what_is_pasted_cannot_press_keys(visit: Visit, admin_key: str, session: SessionApi) -> None:
     page = await visit(admin_key, place(session), permissions=["clipboard-read", "clipboard-write"])
     shell = await Shell(page).open()
@@ -230,6 +237,7 @@ async def test_what_is_pasted_cannot_press_keys(visit: Visit, admin_key: str, se
     assert await session.output("ls") == ""
 
 
+@pytest.mark.extended
 async def test_selected_text_is_copied(visit: Visit, admin_key: str, session: SessionApi) -> None:
     page = await visit(admin_key, place(session), permissions=["clipboard-read", "clipboard-write"])
     shell = await Shell(page).open()
@@ -241,6 +249,7 @@ async def test_selected_text_is_copied(visit: Visit, admin_key: str, session: Se
     assert await page.raw.evaluate("navigator.clipboard.readText()") == "copied"
 
 
+@pytest.mark.extended
 async def test_the_terminal_is_left_by_keyboard_and_read_aloud(shell: Shell) -> None:
     page = shell.page
     await shell.press("Tab")
@@ -253,6 +262,7 @@ async def test_the_terminal_is_left_by_keyboard_and_read_aloud(shell: Shell) -> 
     await expect(page.raw.locator(".xterm-accessibility")).to_contain_text("aloud")
 
 
+@pytest.mark.extended
 async def test_a_page_that_keeps_its_key_in_memory_has_terminals_and_files_too(
     visit: Visit, admin_key: str, session: SessionApi, server: ServerProcess
 ) -> None:
@@ -272,6 +282,7 @@ async def test_a_page_that_keeps_its_key_in_memory_has_terminals_and_files_too(
     assert (await started.value).suggested_filename == "note"
 
 
+@pytest.mark.extended
 async def test_colours_and_themes(visit: Visit, admin_key: str, session: SessionApi) -> None:
     for scheme in ("light", "dark"):
         page = await visit(admin_key, place(session), color_scheme=scheme, viewport={"width": 360, "height": 740})
@@ -287,6 +298,7 @@ async def test_colours_and_themes(visit: Visit, admin_key: str, session: Session
         await page.picture(f"terminal-{scheme}-360")
 
 
+@pytest.mark.extended
 async def test_a_key_without_the_scope_sees_no_terminal(visit: Visit, new_key: NewKey, api: Api) -> None:
     key = await new_key("readers", "read", "sessions")
     async with Api(api.url, {"X-API-Key": key}) as theirs, theirs.session() as session:
@@ -297,6 +309,7 @@ async def test_a_key_without_the_scope_sees_no_terminal(visit: Visit, new_key: N
         await expect(page.get("tab", "Files")).to_have_count(0)
 
 
+@pytest.mark.extended
 async def test_the_page_of_a_session_that_has_ended_says_why(page: WatchedPage, session: SessionApi) -> None:
     await page.goto(place(session))
     await page.get("button", "End", exact=True).click()

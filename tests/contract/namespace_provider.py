@@ -19,7 +19,7 @@ import anyio
 from warren.interfaces.sandbox import Sandbox
 from warren.model.capability import Capability
 from warren.model.errors import InvalidRequest, IsolationUnavailable, SandboxNotFound
-from warren.model.figures import Figures
+from warren.model.metrics import SandboxMetrics
 from warren.model.spec import Isolation, Layer, SandboxSpec
 from warren.sandboxes.agent.link import AgentLink
 from warren.sandboxes.agent.sandbox import AgentSandbox
@@ -27,9 +27,9 @@ from warren.sandboxes.agent.sandbox import AgentSandbox
 LAUNCHER = Path(__file__).with_name("namespace_launcher.py")
 
 
-async def no_figures() -> Figures:
+async def no_metrics() -> SandboxMetrics:
     """Its processes have no cgroup of their own."""
-    return Figures()
+    return SandboxMetrics()
 
 
 @dataclass
@@ -84,7 +84,8 @@ class NamespaceProvider:
         box = self.boxes.get(sandbox_id)
         if box is None:
             raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
-        link = await AgentLink.dial(box.folder, timeout_s=5 if box.launcher.poll() is None else 0.1)
+        timeout_s = 5 if box.launcher.poll() is None else 0.1
+        link = await AgentLink.dial(box.folder, timeout_s=timeout_s, why_lost=lambda: "its agent died")
         isolation = Isolation(self.name, "none", {}, dict.fromkeys(Layer, "not here"))
         sandbox = AgentSandbox(
             sandbox_id,
@@ -92,8 +93,7 @@ class NamespaceProvider:
             isolation,
             env=box.spec.env,
             oom_kills=lambda: 0,
-            why_lost=lambda: "its agent died",
-            figures=no_figures,
+            metrics=no_metrics,
         )
         self._handed_out.append(sandbox)
         return sandbox

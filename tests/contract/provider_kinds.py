@@ -24,12 +24,12 @@ from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.model.operations import Command
 from warren.model.spec import USER_UID, Limits, SandboxSpec
+from warren.sandboxes.host.record import SandboxRecord
 from warren.sandboxes.host.uids import uid_base
 from warren.sandboxes.providers.docker import DockerProvider, DockerRecord
 from warren.sandboxes.providers.e2b import E2bProvider
 from warren.sandboxes.providers.e2b_api import E2bApi
 from warren.sandboxes.providers.oci import OciProvider
-from warren.sandboxes.providers.record import Record
 from warren.testing.fake_provider import FakeProvider
 
 BIN = Path(warren.__file__).parent / "bin"
@@ -123,7 +123,7 @@ class OciHooks(ProviderHooks):
         return OciProvider(old._state, old._images, BIN, self.runtime)
 
     async def lose(self, provider: Provider, sandbox: Sandbox) -> None:
-        record = Record.load(cast(OciProvider, provider)._state / "sandboxes" / sandbox.id)
+        record = SandboxRecord.load(cast(OciProvider, provider)._state / "sandboxes" / sandbox.id)
         assert record is not None
         os.kill(record.pid, signal.SIGKILL)
         while record.alive():

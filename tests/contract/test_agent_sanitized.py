@@ -13,7 +13,7 @@ from contract.namespace_provider import NamespaceProvider
 from contract.provider_kinds import BIN, SanitizedAgentHooks
 
 from warren.model.spec import SandboxSpec
-from warren.sandboxes.agent.wire import HEADER, Flag, Request, Tag, fields, frame
+from warren.sandboxes.agent.wire import HEADER, Flag, WireRequest, WireTag, fields, frame
 
 pytestmark = pytest.mark.extended
 
@@ -24,22 +24,22 @@ def test_parsers_and_log_stand_noise(seed: int) -> None:
     assert (outcome.returncode, outcome.stdout) == (0, "6000 rounds, no fault\n"), outcome.stderr
 
 
-HELLO = frame(Request.HELLO, 0, fields([(Tag.VERSION, 1)]))
+HELLO = frame(WireRequest.HELLO, 0, fields([(WireTag.VERSION, 1)]))
 
 
 def some_frame(dice: random.Random) -> bytes:
     """A request such as a worker sends, or one with something wrong in it."""
     values: list[int | str | bytes] = ["a", "/workspace/f", "echo hi", "sh", "A=1", "sandboxuser", "..", "", "/"]
     values += [0, 1, 2, 7, 9, 255, 1 << 31, 1 << 63, dice.randbytes(dice.randrange(40)), b"x" * 5000]
-    some = [(dice.choice(list(Tag)), dice.choice(values)) for _ in range(dice.randrange(9))]
+    some = [(dice.choice(list(WireTag)), dice.choice(values)) for _ in range(dice.randrange(9))]
     if dice.random() < 0.7:
-        some += [(Tag.ID, dice.choice("abc")), (Tag.OP, dice.randrange(14)), (Tag.PATH, "/workspace/x")]
+        some += [(WireTag.ID, dice.choice("abc")), (WireTag.OP, dice.randrange(14)), (WireTag.PATH, "/workspace/x")]
     if dice.random() < 0.5:
-        some += [(Tag.SHELL, "echo hi; sleep 0.01"), (Tag.FLAGS, int(dice.choice(list(Flag))))]
+        some += [(WireTag.SHELL, "echo hi; sleep 0.01"), (WireTag.FLAGS, int(dice.choice(list(Flag))))]
     payload = bytearray(fields(some))
     for _ in range(dice.randrange(3) if payload else 0):
         payload[dice.randrange(len(payload))] = dice.randrange(256)
-    whole = bytearray(frame(dice.choice(list(Request)), dice.randrange(6), bytes(payload)))
+    whole = bytearray(frame(dice.choice(list(WireRequest)), dice.randrange(6), bytes(payload)))
     if dice.random() < 0.02:
         whole[dice.randrange(HEADER.size)] = dice.randrange(256)
     return bytes(whole)

@@ -1,4 +1,4 @@
-"""The figures of the provider e2b, with a far side of the tests' own (tests/e2b_far_side.py)."""
+"""The metrics of the provider e2b, with a far side of the tests' own (tests/e2b_far_side.py)."""
 
 import asyncio
 from typing import Any, cast
@@ -10,7 +10,7 @@ from e2b_far_side import FarSide
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import ProviderUnavailable
-from warren.model.figures import Figures
+from warren.model.metrics import SandboxMetrics
 from warren.model.operations import Command
 from warren.sandboxes.providers.e2b import E2bProvider
 
@@ -20,13 +20,13 @@ class TestE2bFigures(E2bHooks):
     async def test_they_are_what_the_far_side_measured_last(self, provider: Provider, far: FarSide) -> None:
         sandbox = await provider.create(self.spec())
         with pytest.raises(ProviderUnavailable, match="measured nothing"):
-            await sandbox.figures()
+            await sandbox.metrics()
         point = {"cpuCount": 2, "cpuUsedPct": 50.0, "memUsed": 7_000_000_000, "memCache": 3, "diskUsed": 2_000_000}
         far.metrics = [{**point, "memUsed": 1}, point]
-        first = await sandbox.figures()
-        assert first == Figures(memory_bytes=7_000_000_000, cache_bytes=3, disk_bytes=2_000_000)
+        first = await sandbox.metrics()
+        assert first == SandboxMetrics(memory_bytes=7_000_000_000, cache_bytes=3, disk_bytes=2_000_000)
         await asyncio.sleep(0.05)
-        assert 0.05 <= (await sandbox.figures()).cpu_s < 60, "one of two cores was in use since"
+        assert 0.05 <= (await sandbox.metrics()).cpu_s < 60, "one of two cores was in use since"
         await provider.destroy(sandbox.id)
 
     @pytest.mark.parametrize(
@@ -38,10 +38,10 @@ class TestE2bFigures(E2bHooks):
         sandbox = await provider.create(self.spec())
         far.metrics = [wrong]
         with pytest.raises(ProviderUnavailable):
-            await sandbox.figures()
+            await sandbox.metrics()
         far.fail(f"/sandboxes/{far_id(provider, sandbox)}/metrics", 404)
         with pytest.raises(ProviderUnavailable):  # it may have no metrics: that is no reason to give the sandbox up
-            await sandbox.figures()
+            await sandbox.metrics()
         assert (await sandbox.exec(Command(argv=("true",)))).exit_code == 0
         await provider.destroy(sandbox.id)
 

@@ -65,9 +65,11 @@ class TestWireProvider(WireHooks, ProviderContract):
         await super().test_a_full_disk_says_no_space_and_keeps_the_old_file(provider)
 
 
+@pytest.mark.extended
 class TestWireSandbox(WireHooks, SandboxContract):
     pass
 
 
+@pytest.mark.extended
 class TestWireFiles(WireHooks, FilesContract):
     pass

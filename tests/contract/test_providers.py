@@ -12,8 +12,8 @@ import anyio
 import pytest
 from contract import provider_kinds as kinds
 from contract.contexts_contract import ContextsContract
-from contract.figures_contract import FiguresContract, KernelFiguresContract
 from contract.files_contract import FilesContract
+from contract.metrics_contract import KernelMetricsContract, MetricsContract
 from contract.network_contract import NetworkContract
 from contract.provider_contract import ProviderContract
 from contract.sandbox_contract import SandboxContract
@@ -46,7 +46,7 @@ class TestFakeFiles(kinds.FakeHooks, FilesContract):
     pass
 
 
-class TestFakeFigures(kinds.FakeHooks, FiguresContract):
+class TestFakeMetrics(kinds.FakeHooks, MetricsContract):
     pass
 
 
@@ -102,7 +102,7 @@ class TestDirectFiles(kinds.DirectHooks, FilesContract):
     pass
 
 
-class TestDirectFigures(kinds.DirectHooks, KernelFiguresContract):
+class TestDirectMetrics(kinds.DirectHooks, KernelMetricsContract):
     pass
 
 
@@ -122,7 +122,7 @@ class TestCrunFiles(kinds.CrunHooks, FilesContract):
     pass
 
 
-class TestCrunFigures(kinds.CrunHooks, KernelFiguresContract):
+class TestCrunMetrics(kinds.CrunHooks, KernelMetricsContract):
     pass
 
 
@@ -142,7 +142,7 @@ class TestRuncFiles(kinds.RuncHooks, FilesContract):
     pass
 
 
-class TestRuncFigures(kinds.RuncHooks, KernelFiguresContract):
+class TestRuncMetrics(kinds.RuncHooks, KernelMetricsContract):
     pass
 
 
@@ -194,7 +194,7 @@ class TestDockerSandbox(kinds.DockerHooks, SandboxContract):
     pass
 
 
-class TestDockerFigures(kinds.DockerHooks, KernelFiguresContract):
+class TestDockerMetrics(kinds.DockerHooks, KernelMetricsContract):
     pass
 
 
@@ -255,5 +255,6 @@ class TestE2bProvider(kinds.E2bHooks, ProviderContract):
         await super().test_a_full_disk_says_no_space_and_keeps_the_old_file(provider)
 
 
+@pytest.mark.extended
 class TestE2bSandbox(kinds.E2bHooks, SandboxContract):
     pass

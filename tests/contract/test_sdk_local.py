@@ -81,11 +81,13 @@ print(SandboxClient.delete_thread("kept", mode="local"))
     assert run(code, "oci") == "from the first program\nTrue\n"
 
 
+@pytest.mark.extended
 def test_a_program_that_fails_leaves_nothing(start: Start) -> None:
     process = start('SandboxClient(mode="local").execute("true"); raise SystemExit(3)', "oci")
     assert process.wait(60) == 3
 
 
+@pytest.mark.extended
 def test_an_asyncio_program_that_closes_nothing_leaves_nothing(run: Run) -> None:
     code = """
 import asyncio
@@ -115,6 +117,7 @@ except WarrenError as exc:
     assert first.returncode == 0
 
 
+@pytest.mark.extended
 def test_loops_and_threads_use_one_service_at_once(run: Run) -> None:
     code = """
 import asyncio, threading
@@ -135,6 +138,7 @@ print(sorted(said) == sorted(f"{n}\\n" for n in range(6) for _ in range(5)), ENG
     assert run(code) == "True <Engine not running, 0 clients>\n"
 
 
+@pytest.mark.extended
 def test_it_can_end_and_begin_again(run: Run) -> None:
     code = """
 for number in range(3):
@@ -144,6 +148,7 @@ for number in range(3):
     assert run(code) == "0\n1\n2\n"
 
 
+@pytest.mark.extended
 def test_a_forked_process_is_told_that_it_cannot_use_it_and_harms_nothing(run: Run) -> None:
     code = """
 import os, sys, warnings
@@ -189,6 +194,7 @@ with SandboxClient(mode="local") as sandbox:
     assert run(code, "oci") == "interrupted\nno sleep\n"
 
 
+@pytest.mark.extended
 def test_a_call_in_another_thread_hears_that_the_client_was_closed(run: Run) -> None:
     code = """
 import threading
@@ -212,6 +218,7 @@ print(SandboxClient.delete_thread("kept", mode="local"))
     assert run(code, "oci") == "['this client was closed while it was in use']\nTrue\n"
 
 
+@pytest.mark.extended
 def test_what_the_collector_closes_in_any_thread_stops_nobody(run: Run) -> None:
     code = """
 import gc, threading
@@ -247,6 +254,7 @@ print(ENGINE)
     assert run(code, "oci") == "warren local\n<Engine not running, 0 clients>\n"
 
 
+@pytest.mark.extended
 def test_the_last_client_may_be_closed_by_the_collector_in_the_engines_own_thread(run: Run) -> None:
     code = """
 import gc, time
@@ -272,6 +280,7 @@ print(SandboxClient(mode="local").execute("echo again").output, end="")
     assert run(code) == "again\n"
 
 
+@pytest.mark.extended
 def test_what_is_cancelled_at_any_moment_leaves_nothing_running(run: Run) -> None:
     code = """
 import asyncio, random

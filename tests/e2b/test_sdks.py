@@ -26,7 +26,7 @@ from machine.test_documents import SHOWN_SERVER, fenced
 from marks import first_of
 from server_process import ServerProcess, clean_environ, running_server
 
-from warren.images.store.layers import flatten
+from warren.images.trees.layers import flatten
 
 ROOT = Path(__file__).parents[2]
 SDKS = ROOT / "build" / "e2b-sdks"
@@ -39,6 +39,7 @@ _NOT_PROGRAMS = {"checks.py", "checks.mjs"}
 _OF_INTERPRETER = re.compile(r"e2b_code_interpreter|@e2b/code-interpreter")
 KEY = "wk_" + "k" * 40
 MODES = ("one-port", "domain")
+_CORE = ("sandboxes.py", "processes.py", "files.py")
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.group_by("world", "sdk")]
 
@@ -54,8 +55,9 @@ def programs(sdk: str) -> list[str]:
 
 
 def case(sdk: str, name: str) -> object:
-    """`make test` has the newest version of each language only."""
-    return pytest.param(sdk, name, id=f"{sdk}-{name}", marks=[] if sdk in (NEWEST, JS) else [pytest.mark.extended])
+    """`make test` runs three programs with the newest version."""
+    is_extended = sdk != NEWEST or name not in _CORE
+    return pytest.param(sdk, name, id=f"{sdk}-{name}", marks=[pytest.mark.extended] if is_extended else [])
 
 
 CASES = [case(sdk, name) for sdk in (*VERSIONS, JS) for name in programs(sdk)]
@@ -104,9 +106,11 @@ def code_image(image_cache: Path) -> Path:
 _DRAWING = ("numpy==2.4.6", "matplotlib==3.11.2")
 
 
-def new_state(image_cache: Path, code_image: Path) -> Path:
+def new_state(image_cache: Path, code_image: Path | None) -> Path:
     """With images of its own, because programs build some; their files are hard links."""
     state = new_image_state(image_cache)
+    if code_image is None:
+        return state
     image = state / "images" / "code-interpreter"
     image.mkdir()
     flatten(code_image / "rootfs", [], image / "rootfs")
@@ -116,8 +120,11 @@ def new_state(image_cache: Path, code_image: Path) -> Path:
 
 @pytest.fixture(scope="module", params=first_of(MODES))
 def world(
-    request: pytest.FixtureRequest, image_cache: Path, code_image: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, image_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
+    # Only extended tests use the code interpreter, and making its image takes a while.
+    is_wanted = any(item.get_closest_marker("extended") for item in request.session.items if item.path == request.path)
+    code_image = request.getfixturevalue("code_image") if is_wanted else None
     state, folder = new_state(image_cache, code_image), tmp_path_factory.mktemp("names")
     certificates = make_certificates(folder, f"*.{NAME}")
     flags, tls, settings = ["--pool-size", "1", "--cpus", "2"], None, {"WARREN_API_KEY": KEY}
@@ -149,7 +156,7 @@ def e2b_key(server: ServerProcess, ca: Path) -> str:
 
 def command(sdk: str, name: str, folder: Path) -> list[str]:
     """node finds packages beside the file that imports them, so its programs are copied to where the packages are."""
-    assert (SDKS / ".stamp").exists(), "`make e2b-sdks` installs the SDKs that this test uses"
+    assert (SDKS / sdk).exists(), "`make e2b-sdks` installs the SDKs that this test uses"
     if sdk != JS:
         return [str(SDKS / sdk / "bin" / "python"), "-B", str(PROGRAMS / name)]
     (folder / "node_modules").symlink_to(SDKS / "js" / "node_modules")
@@ -176,6 +183,7 @@ PAGE = ROOT / "docs" / "e2b.md"
 
 
 @pytest.mark.parametrize("world", ["one-port"], indirect=True)
+@pytest.mark.extended
 def test_the_blocks_of_the_page_work(world: World, tmp_path: Path) -> None:
     (tmp_path / "node_modules").symlink_to(SDKS / "js" / "node_modules")
     run = {"python": [str(SDKS / NEWEST / "bin" / "python"), "-c"], "js": [NODE, "--input-type=module", "-e"]}
@@ -222,6 +230,7 @@ _PRIVATE = {
 
 
 @pytest.mark.parametrize("sdk", [NEWEST, JS])
+@pytest.mark.extended
 def test_every_call_is_used_by_a_program(sdk: str, tmp_path: Path) -> None:
     (tmp_path / "node_modules").symlink_to(SDKS / "js" / "node_modules")
     python = [str(SDKS / NEWEST / "bin" / "python"), "-c", _CALLS]

@@ -12,12 +12,13 @@ from e2e.conftest import NewState
 from marks import first_of
 from redis_server import RedisServer
 from server_process import ServerProcess, running_server
+from this_run import patience
 
 from warren.cluster.roster import Report
 
 KINDS = first_of(("alone", "cluster"))
 DEAD = "worker-dead"
-_PATIENCE_S = 60.0
+_PATIENCE_S = patience(60.0)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any, Self
 from urllib.parse import quote
 
 import aiohttp
+from this_run import patience
 from yarl import URL
 
 EVENT_STREAM = "text/event-stream"
@@ -256,6 +257,7 @@ async def of(admin: Api, tenant: str, *scopes: str) -> AsyncIterator[Api]:
 
 async def until(check: Callable[[], Awaitable[Any]], within_s: float = 60.0) -> Any:
     """What the check gives, once it gives something."""
+    within_s = patience(within_s)
     deadline = time.monotonic() + within_s
     while not (found := await check()):
         assert time.monotonic() < deadline, f"it did not come true in {within_s} s"

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from warren.sandboxes.host.processes import start_time
-from warren.sandboxes.providers.record import NAME
+from warren.sandboxes.host.record import NAME
 
 
 class Hosts:

@@ -9,8 +9,8 @@ from pathlib import Path
 from this_run import new_state_dir
 
 from warren.config.presets import PresetReader
-from warren.images.store.layers import flatten
 from warren.images.store.store import ImageStore
+from warren.images.trees.layers import flatten
 
 
 def new_image_state(image_cache: Path) -> Path:

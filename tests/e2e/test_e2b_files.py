@@ -14,6 +14,7 @@ import anyio
 import httpx2
 import pytest
 from e2e.alone_or_cluster import running
+from e2e.api_client import until
 from e2e.conftest import NewState
 from server_process import ServerProcess, running_server
 
@@ -203,7 +204,12 @@ async def test_a_watcher_has_every_event_when_it_is_asked(envd: Envd) -> None:
     await _run(envd, "for n in $(seq 3000); do : > seen/many-$n; done")
     assert len((await envd.ask("GetWatcherEvents", **watcher))["events"]) < 3000
     assert (await envd.call("GetWatcherEvents", **watcher)).json()["code"] == "internal"
-    assert await envd.ask("GetWatcherEvents", **watcher) == {"events": []}
+
+    async def no_more() -> bool:
+        """On a busy machine some are on their way still, and may be too many again."""
+        return (await envd.call("GetWatcherEvents", **watcher)).json() == {"events": []}
+
+    await until(no_more)
 
     others = [await envd.ask("CreateWatcher", path="seen") for _ in range(31)]
     assert (await envd.call("CreateWatcher", path="seen")).json()["code"] == "resource_exhausted"
@@ -241,6 +247,7 @@ async def test_a_stream_of_events_keeps_alive_and_ends_in_time(envd: Envd) -> No
     assert (frames[-1][0], frames[-1][1]["error"]["code"]) == (2, "deadline_exceeded")
 
 
+@pytest.mark.extended
 async def test_large_files_and_bombs_cost_the_server_no_memory(
     server: ServerProcess, client: httpx2.AsyncClient
 ) -> None:
@@ -275,6 +282,7 @@ async def test_large_files_and_bombs_cost_the_server_no_memory(
     assert (gone.status_code, gone.json()["message"]) == (502, "The sandbox was not found")
 
 
+@pytest.mark.extended
 async def test_files_and_events_pass_through_a_coordinator(new_state: NewState) -> None:
     key = "wk_" + "k" * 40
 

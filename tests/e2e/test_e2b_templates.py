@@ -178,6 +178,7 @@ async def test_a_build_that_fails_says_which_step_and_leaves_nothing(api: Api, s
     assert str(server.state_dir) not in json.dumps(status)
 
 
+@pytest.mark.extended
 async def test_a_killed_server_leaves_no_build_behind(api: Api, server: ServerProcess) -> None:
     asked = await api.post("/v3/templates", {"name": "killed"}, status=202)
     place = f"/templates/killed/builds/{asked['buildID']}"
@@ -309,6 +310,7 @@ async def test_a_cluster_says_that_it_builds_no_templates(new_state: NewState) -
             assert [one for one in await api.get("/templates") if one["templateID"] == "base"]
 
 
+@pytest.mark.extended
 async def test_templates_of_a_tenant_take_no_more_than_the_operator_gives(image_cache: Path) -> None:
     state = new_image_state(image_cache)
     with running_server(state, "--pool-size", "0", WARREN_E2B_TEMPLATE_MB="1") as server:

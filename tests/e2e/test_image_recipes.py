@@ -116,6 +116,7 @@ def test_from_three_packages_to_a_plot_in_two_commands(machine: Machine) -> None
     machine.warren("environments", "validate", str(machine.folder / "environments/analysis.yaml"))
 
 
+@pytest.mark.extended
 def test_what_an_image_is_built_on_is_built_first(machine: Machine) -> None:
     (machine.folder / "images").mkdir(exist_ok=True)
     for name, base in (("lower", "base"), ("middle", "lower"), ("one", "other"), ("other", "one")):
@@ -149,6 +150,7 @@ def test_packages_of_every_kind(machine: Machine) -> None:
     assert [*(root / "tmp").iterdir(), *(root / "root").glob(".npm")] == []
 
 
+@pytest.mark.extended
 async def test_a_session_waits_for_its_image_and_hears_how_far_it_is(machine: Machine, server: ServerProcess) -> None:
     machine.write("slow", recipe("slow", "sleep 4", "echo made > /made", about="5 s"))
     seen: list[ImageBuilding] = []
@@ -164,6 +166,7 @@ async def test_a_session_waits_for_its_image_and_hears_how_far_it_is(machine: Ma
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.extended
 async def test_the_answer_meanwhile(machine: Machine, server: ServerProcess, api: Api) -> None:
     machine.write("slower", recipe("slower", "sleep 6", "true"))
     body = {"environment": "slower"}
@@ -189,6 +192,7 @@ async def test_the_answer_meanwhile(machine: Machine, server: ServerProcess, api
     await api.post("/v2/sandboxes", {"templateID": "e2bs", "timeout": 60}, status=201)  # waits too
 
 
+@pytest.mark.extended
 async def test_an_outdated_image_stays_in_use_until_the_new_one_is_ready(
     machine: Machine, server: ServerProcess, api: Api
 ) -> None:
@@ -224,6 +228,7 @@ async def test_a_build_that_fails_says_which_step_and_the_log_says_why(machine: 
     assert "exit code 3" in shown
 
 
+@pytest.mark.extended
 def test_a_killed_server_takes_its_build_along(machine: Machine) -> None:
     machine.write("killed", recipe("killed", "sleep 120"))
     options = {name: machine.environ[name] for name in ("WARREN_REGISTRY_DIR",)}
@@ -251,6 +256,7 @@ def test_a_killed_server_takes_its_build_along(machine: Machine) -> None:
     shutil.rmtree(state)
 
 
+@pytest.mark.extended
 def test_a_dockerfile_of_two_stages(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text("print('it works')\n")
     (tmp_path / "secret.key").write_text("x")

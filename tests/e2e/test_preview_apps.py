@@ -18,7 +18,7 @@ from e2e.conftest import NewState
 from e2e.preview_suite import Preview, http  # noqa: F401
 from server_process import running_server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600), pytest.mark.extended]
 APPS = Path(__file__).parents[2] / "build" / "preview-apps"
 KEY = "wk_" + "k" * 40
 HTML = {"Accept": "text/html"}

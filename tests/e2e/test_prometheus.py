@@ -18,12 +18,13 @@ from e2e.conftest import NewState
 from prometheus_process import Prometheus, running_prometheus
 from redis_server import RedisServer
 from server_process import ServerProcess, running_server
+from this_run import patience
 
 pytestmark = pytest.mark.anyio
 ADMIN = "the-operator-has-this-key"
 RULES = DEPLOY / "prometheus" / "rules.yml"
 DASHBOARDS = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
-PATIENCE_S = 90.0
+PATIENCE_S = patience(90.0)
 _METRIC = re.compile(r"\b(?:\w+:warren_\w+:\w+|warren_\w+|process_\w+)\b")
 
 

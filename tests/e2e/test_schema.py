@@ -261,6 +261,7 @@ def test_no_random_value_is_a_surprise(place: Place) -> None:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.extended
 def test_the_server_does_what_its_document_says(place: Place, document: dict[str, Any]) -> None:
     succeeded = check_phase(place, "coverage")
     names = {name for name, _ in operations(document)}

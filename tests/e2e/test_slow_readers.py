@@ -50,6 +50,7 @@ async def answer_of(reader: asyncio.StreamReader) -> dict[str, Any]:
     return {**values, "stdout": len(values["stdout"]), "output": len(values["output"])}
 
 
+@pytest.mark.extended
 async def test_callers_who_do_not_read_fill_no_memory_and_lose_nothing(new_state: NewState) -> None:
     flags = ("--pool-size", "0", "--pool-min", "0", "--environment", "host", "--memory-limit", "512m")
     options = {"WARREN_API_KEY": KEY, "WARREN_ANSWER_MEMORY_MB": "128"}

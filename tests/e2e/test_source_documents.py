@@ -19,12 +19,12 @@ import pytest
 import warm_parent
 from far_warren import KEY, running_far_warren
 from server_process import ServerProcess, running_server
-from this_run import new_state_dir
+from this_run import new_state_dir, patience
 
-from warren.sandboxes.providers.record import Record
+from warren.sandboxes.host.record import SandboxRecord
 
 _NAMES = "your-vps,worker-ip,vps-ip"
-_PATIENCE_S = 60.0
+_PATIENCE_S = patience(60.0)
 
 Run = Callable[..., Any]
 
@@ -323,7 +323,7 @@ def test_the_variables_of_the_documents_take_effect(fresh_state: Path) -> None:
         shown = ask(server, f"/api/sessions/{session_id}")
         assert (shown["max_lifetime_s"], shown["idle_timeout_s"]) == (7200, 7200)
         assert "128 MiB" in shown["isolation"]["in_force"]["memory_limit"]
-        record = Record.load(fresh_state / "sandboxes" / shown["sandbox_id"])
+        record = SandboxRecord.load(fresh_state / "sandboxes" / shown["sandbox_id"])
         assert record is not None
         assert (record.spec.image, record.spec.limits.cpus) == ("host", 0.25)
         greedy = {"session_id": session_id, "command": "python3 -c 'print(len(bytearray(300 << 20)))'"}

@@ -207,9 +207,11 @@ def test_everything_else_works_on_a_server(on_server: Run) -> None:
     on_server(_EVERYTHING)
 
 
+@pytest.mark.extended
 def test_everything_else_works_without_a_server(without_server: Run) -> None:
     without_server(_EVERYTHING)
 
 
+@pytest.mark.extended
 def test_sandboxes_that_nobody_stopped_end_with_their_program(without_server: Run) -> None:
     without_server("from orchestrator.lifecycle import Lifecycle; Lifecycle().start(environment='host')")

@@ -20,7 +20,7 @@ from faults.world import until
 from marks import first_of
 from server_process import ServerProcess
 
-pytestmark = [pytest.mark.anyio, pytest.mark.serial]
+pytestmark = [pytest.mark.anyio, pytest.mark.serial, pytest.mark.extended]
 
 DAY_S = 86400.0
 

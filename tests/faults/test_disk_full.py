@@ -104,6 +104,7 @@ async def fill_the_store(caller: Caller, state_dir: Path, used: str) -> None:
             assert await caller.output(used, "echo alive") == "alive\n"
 
 
+@pytest.mark.extended
 async def test_what_expires_or_is_deleted_meanwhile_is_gone_in_the_end(caller: Caller, small_state: Path) -> None:
     ledger = Ledger()
     held = await occupied(caller, ledger)
@@ -127,6 +128,7 @@ async def test_what_expires_or_is_deleted_meanwhile_is_gone_in_the_end(caller: C
     assert len(sandboxes(small_state)) <= 1 + 4
 
 
+@pytest.mark.extended
 async def test_a_server_killed_on_a_full_disk_starts_when_there_is_room(
     server: ServerProcess, caller: Caller, small_state: Path
 ) -> None:

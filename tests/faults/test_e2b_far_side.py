@@ -33,7 +33,7 @@ from warren.sandboxes.agent.sandbox import AgentSandbox
 from warren.sandboxes.providers.e2b import STEPS, E2bProvider
 from warren.sandboxes.providers.e2b_api import E2bApi
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.extended]
 BIN = Path(warren.__file__).parent / "bin"
 New = Callable[..., E2bProvider]
 

@@ -15,7 +15,7 @@ from faults.invariants import Ledger, check, occupied, settled
 from server_process import ServerProcess
 
 from warren.app.wiring import DATABASE
-from warren.sandboxes.providers.record import Record
+from warren.sandboxes.host.record import SandboxRecord
 from warren.stores.sqlite import SqliteStore
 
 pytestmark = pytest.mark.anyio
@@ -53,6 +53,7 @@ async def test_a_server_that_stood_still_goes_on_as_if_nothing_had_been(
     await check(caller, own_state, ledger)
 
 
+@pytest.mark.extended
 async def test_after_a_restart_of_the_machine_sessions_are_lost_and_say_so(
     server: ServerProcess, caller: Caller, own_state: Path
 ) -> None:
@@ -79,7 +80,7 @@ async def pretend_a_reboot(state_dir: Path) -> None:
     """All that was running is gone, and what was written down is of another boot."""
     for name in sandboxes(state_dir):
         directory = state_dir / "sandboxes" / name
-        record = Record.load(directory)
+        record = SandboxRecord.load(directory)
         if record is not None:
             if record.alive():
                 os.kill(record.pid, signal.SIGKILL)

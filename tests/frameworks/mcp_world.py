@@ -15,10 +15,11 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult, TextContent
 from server_process import clean_environ, free_port
+from this_run import patience
 
 # A client opens stdio with the newest protocol; "handshake" is stdio as all earlier clients use it.
 TRANSPORTS = ("http", "stdio", "handshake", "sse")
-_START_S = 30.0
+_START_S = patience(30.0)
 
 
 class Tools:

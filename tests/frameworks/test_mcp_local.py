@@ -15,6 +15,7 @@ _END = "from warren import SandboxClient; print(SandboxClient.delete_thread('min
 
 
 @pytest.mark.anyio
+@pytest.mark.extended
 async def test_local_sandboxes_outlive_the_process_that_made_them(image_cache: Path) -> None:
     state_dir = new_state_dir(image_cache)
     environ = {"WARREN_STATE_DIR": str(state_dir), "WARREN_POOL_SIZE": "0"}

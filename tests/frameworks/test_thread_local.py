@@ -68,6 +68,7 @@ def run(state: Path) -> Callable[[str], str]:
     return run
 
 
+@pytest.mark.extended
 def test_threads_have_sandboxes_of_their_own_and_the_next_program_finds_them(
     run: Callable[[str], str], state: Path
 ) -> None:

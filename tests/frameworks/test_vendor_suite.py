@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.extended
+
 _ROOT = Path(__file__).parents[2]
 _SUITE = Path(__file__).with_name("vendor_suite.py")
 
@@ -31,6 +33,5 @@ def old_python() -> Path:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.extended
 def test_86_of_86_pass_with_the_last_deepagents_before_0_7(url: str, old_python: Path) -> None:
     assert run_suite(old_python, url).startswith("86 passed")

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from fcntl import ioctl
 
 import warm_parent
+from this_run import patience
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = patience(20.0)
 
 
 class Terminal:

@@ -12,10 +12,10 @@ from typing import Any
 from cluster_processes import SECRET
 from redis_server import RedisServer
 from server_process import ServerProcess
-from this_run import new_state_dir
+from this_run import new_state_dir, patience
 
 ADMIN = "the-operator-of-the-cluster-has-this-key"
-PATIENCE_S = 60.0
+PATIENCE_S = patience(60.0)
 
 
 class Nodes:

@@ -9,6 +9,7 @@ from typing import Any
 
 from guarded_app import guarded
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from this_run import patience
 
 from warren.http.client.client import WorkerClient
 from warren.http.client.errors import Broken, Unreachable
@@ -18,7 +19,7 @@ from warren.http.forwarding.websockets import forward_websocket
 from warren.http.server.serving import HttpServer
 from warren.model.errors import ProtocolError, Unavailable
 
-PATIENCE_S = 20.0
+PATIENCE_S = patience(20.0)
 HOST: Header = (b"host", b"localhost")
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

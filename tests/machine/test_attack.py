@@ -20,9 +20,9 @@ from warren.images.store.store import ImageStore
 from warren.interfaces.images import RootFs
 from warren.model.errors import InvalidRequest
 from warren.model.spec import Layer, SandboxSpec
+from warren.sandboxes.host.record import SandboxRecord
 from warren.sandboxes.network.egress import Egress
 from warren.sandboxes.providers.oci import OciProvider
-from warren.sandboxes.providers.record import Record
 from warren.testing.fake_provider import FakeProvider
 from warren_attack.probe import Finding, Group, Probe, ProbeResult, ProbeVerdict, contained
 from warren_attack.sandbox_code import read_outcome
@@ -122,7 +122,7 @@ class WeakProvider(OciProvider):
     promised = frozenset[Layer]()
     weaken: Weaken
 
-    def _oci_config(self, record: Record, sandbox_id: str, rootfs: RootFs) -> str:
+    def _oci_config(self, record: SandboxRecord, sandbox_id: str, rootfs: RootFs) -> str:
         config = json.loads(super()._oci_config(record, sandbox_id, rootfs))
         self.weaken(config)
         return json.dumps(config)

@@ -15,7 +15,7 @@ import pytest
 import this_run
 from build_world import BuildWorld, copy, run
 
-from warren.images.store.layers import LayerCaps
+from warren.images.trees.layers import LayerCaps
 from warren.model.errors import BuildFailed, InvalidRequest, NoSpace
 from warren.model.image import Run, Stage
 

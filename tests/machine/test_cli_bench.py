@@ -17,6 +17,8 @@ import warm_parent
 from docker_engine import DockerEngine
 from server_process import clean_environ
 
+pytestmark = pytest.mark.extended
+
 _ARGV = [sys.executable, "-m", "warren.cli.main", "bench", "--quick"]
 _OURS = 10
 

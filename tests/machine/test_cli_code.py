@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from machine.cli_terminal import Open
 from machine.remote_cli import RemoteCli
+from this_run import patience
 
 from warren.cli.repl import is_incomplete_python, join_lines
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = patience(20.0)
 _CHART = rb"""
 class Chart:
     def _repr_png_(self): return b"\x89PNG\r\n\x1a\n of a chart"

@@ -15,9 +15,9 @@ import pytest
 import warm_parent
 from machine.remote_cli import RemoteCli
 from server_process import ServerProcess, running_server
-from this_run import new_state_dir
+from this_run import new_state_dir, patience
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = patience(20.0)
 
 
 def guarded_server(state: Path) -> AbstractContextManager[ServerProcess]:

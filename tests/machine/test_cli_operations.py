@@ -15,7 +15,7 @@ from server_process import ServerProcess
 from this_run import new_state_dir
 
 from warren.sandboxes.host.cgroups import Hierarchies
-from warren.sandboxes.providers.record import Record
+from warren.sandboxes.host.record import SandboxRecord
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_purging_ends_the_sandboxes_that_a_cluster_here_has_left(image_cache: Pa
         sandbox = cli_of(worker).document("create")["sandbox_id"]
     finally:
         worker.stop()
-    record = Record.load(worker.state_dir / "sandboxes" / sandbox)
+    record = SandboxRecord.load(worker.state_dir / "sandboxes" / sandbox)
     assert record is not None
     assert record.alive()
     done = RemoteCli("", WARREN_STATE_DIR=str(state)).run("uninstall", "--purge", "--yes")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from machine.cli_terminal import Terminal
+from marks import first_of
 from this_run import new_state_dir
 
 _NOBODY = 65534
@@ -51,7 +52,7 @@ def roots_dir() -> Iterator[Path]:
     subprocess.run(["rm", "-rf", str(path)], check=True)
 
 
-@pytest.mark.parametrize("whose", ["own_dir", "roots_dir"])
+@pytest.mark.parametrize("whose", first_of(["own_dir", "roots_dir"]))
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -79,7 +80,7 @@ def test_what_needs_root_says_so(arguments: tuple[str, ...], whose: str, request
     assert "sudo" in hint or "as root" in hint
 
 
-@pytest.mark.parametrize("whose", ["own_dir", "roots_dir"])
+@pytest.mark.parametrize("whose", first_of(["own_dir", "roots_dir"]))
 def test_the_images_are_listed_or_the_permission_is_missing(whose: str, request: pytest.FixtureRequest) -> None:
     state = request.getfixturevalue(whose)
     done = subprocess.run(as_nobody("image", "list", state=state), capture_output=True, text=True, timeout=60)
@@ -92,7 +93,7 @@ def test_the_images_are_listed_or_the_permission_is_missing(whose: str, request:
         assert "internal error" not in done.stderr
 
 
-@pytest.mark.parametrize("whose", ["own_dir", "roots_dir"])
+@pytest.mark.parametrize("whose", first_of(["own_dir", "roots_dir"]))
 def test_the_doctor_finishes_and_asks_for_sudo(whose: str, request: pytest.FixtureRequest) -> None:
     state = request.getfixturevalue(whose)
     done = subprocess.run(as_nobody("doctor", state=state), capture_output=True, text=True, timeout=60)

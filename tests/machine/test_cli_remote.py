@@ -12,8 +12,9 @@ import warm_parent
 from e2e.hosts import Hosts
 from machine.remote_cli import RemoteCli
 from server_process import ServerProcess, free_port, running_server
+from this_run import patience
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = patience(20.0)
 
 
 # -- sessions

@@ -9,8 +9,9 @@ import pytest
 import warm_parent
 from machine.cli_terminal import Open
 from machine.remote_cli import RemoteCli
+from this_run import patience
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = patience(20.0)
 
 
 def test_a_shell_in_a_session_knows_its_terminal_and_hands_its_exit_code_on(

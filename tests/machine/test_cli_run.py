@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import warm_parent
 from machine.cli_terminal import Terminal
+from this_run import patience
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = patience(20.0)
 
 
 @pytest.fixture(scope="module")

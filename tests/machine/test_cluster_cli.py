@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from machine.cluster_world import ADMIN, Nodes, new_nodes, wait_until
 from machine.remote_cli import RemoteCli
+from marks import first_of
 from server_process import ServerProcess, clean_environ, free_port, running_server
 from this_run import new_state_dir
 
@@ -215,7 +216,7 @@ def _about(path: Path) -> set[int]:
     return up.processes()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", first_of([signal.SIGINT, signal.SIGTERM]))
 def test_a_cluster_is_up_works_and_is_gone_after_ctrl_c(directory: Path, number: int) -> None:
     up = Up(directory)
     up.wait_until_up()
@@ -234,6 +235,7 @@ def test_a_cluster_is_up_works_and_is_gone_after_ctrl_c(directory: Path, number:
     assert not [log for log in directory.glob("*.log") if secret in log.read_text(errors="replace")]
 
 
+@pytest.mark.extended
 def test_a_second_start_in_the_same_directory_goes_on_with_what_is_there(directory: Path) -> None:
     first = Up(directory)
     first.wait_until_up()
@@ -255,6 +257,7 @@ def test_a_second_start_in_the_same_directory_goes_on_with_what_is_there(directo
     assert second.end()[0] == 0
 
 
+@pytest.mark.extended
 def test_when_a_process_of_it_ends_the_others_end_too_and_it_says_which(directory: Path) -> None:
     up = Up(directory)
     up.wait_until_up()
@@ -291,6 +294,7 @@ def test_beside_a_running_server_nothing_is_started_and_its_key_stays(directory:
     assert not list(directory.glob("*.log"))
 
 
+@pytest.mark.extended
 def test_a_cluster_on_the_port_of_a_stopped_server_takes_the_key_that_clients_have(directory: Path) -> None:
     server = ServerProcess(directory / "alone", provider="fake", WARREN_AUTH="true")
     server.state_dir.mkdir()

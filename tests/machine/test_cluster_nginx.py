@@ -16,10 +16,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
+from this_run import patience
 
 from warren.http.server.serving import HttpServer
 
-PATIENCE_S = 60
+PATIENCE_S = patience(60)
 LARGE_MB = 32
 UPLOAD = "/api/sessions/s/files/content"
 

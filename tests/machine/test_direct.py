@@ -110,7 +110,7 @@ async def test_on_cgroup_v2_a_program_refuses_other_devices(state_dir: Path, ima
     provider = OciProvider(state_dir, image_store, BIN, "direct")
     await provider.runtime_report()
     mounts = {name: mount for name, mount in provider._hierarchies.mounts.items() if name != "devices"}
-    provider._hierarchies = Hierarchies(mounts)
+    provider._hierarchies = provider._launcher._hierarchies = Hierarchies(mounts)
     box = await provider.create(SPEC)
     rules = read_rules(provider._hierarchies.at(oci_bundle.cgroup_path(box.id)))
     works = (await box.exec(Command(shell="echo x >/dev/null && head -c 4 /dev/urandom | wc -c"))).stdout.strip()

@@ -18,7 +18,7 @@ from warren.model.errors import MachineFull, SandboxLost
 from warren.model.operations import Command
 from warren.model.spec import MIB, Limits, SandboxSpec
 from warren.sandboxes.host.disks import TEMPLATES
-from warren.sandboxes.providers.host_provider import HostRoom
+from warren.sandboxes.providers.host_limits import HostRoom
 from warren.sandboxes.providers.oci import OciProvider
 
 pytestmark = pytest.mark.anyio

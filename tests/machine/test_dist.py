@@ -113,6 +113,7 @@ def check_that_it_serves(venv: Path, image_cache: Path, folder: Path) -> None:
     assert list(empty.iterdir()) == []
 
 
+@pytest.mark.extended
 def test_the_wheel_that_is_built_from_the_sources_works(sources: Path, image_cache: Path, tmp_path: Path) -> None:
     assert not (sources / "src/warren/bin").exists()
     done = build("wheel", sources, tmp_path)

@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 import warm_parent
 from server_process import ServerProcess, clean_environ, free_port, running_server
-from this_run import new_state_dir
+from this_run import new_state_dir, patience
 
 import warren.http.app
 from warren.http import problems
@@ -57,6 +57,7 @@ GOALS = ("make test", "make check", "make docs", "make dist", "make setup")
 SHOWN_SERVER = "http://127.0.0.1:8000"
 OTHER_COORDINATOR = "http://127.0.0.1:8001"
 _CLUSTER_UP = ["cluster", "up"]
+_LONG = ("cli.md", "cluster.md", "tenants.md")  # they start dozens of programs
 _CLUSTERED = ROOT / "docs" / "cluster.md"
 
 Block = tuple[str, str]
@@ -125,7 +126,13 @@ def test_the_two_commands_are_shown() -> None:
     assert {"./quickstart.sh", "make test"} <= {line for page, line in SHOWN if page.name == "README.md"}
 
 
-@pytest.mark.parametrize(("page", "line"), SHOWN, ids=[f"{page.name}: {line}" for page, line in SHOWN])
+def shown(page: Path, line: str) -> object:
+    """A whole cluster takes ten seconds of a processor; test_cluster_cli.py starts one too."""
+    marks = [pytest.mark.extended] if shlex.split(line)[2:4] == _CLUSTER_UP else []
+    return pytest.param(page, line, id=f"{page.name}: {line}", marks=marks)
+
+
+@pytest.mark.parametrize(("page", "line"), [shown(*each) for each in SHOWN])
 def test_a_shown_command_works(page: Path, line: str, environment: dict[str, str], fresh_state: Path) -> None:
     if line.startswith(GOALS):
         goal = line.split()[1]
@@ -225,7 +232,12 @@ def test_the_pages_about_the_server_show_requests() -> None:
     assert {"README.md", "api.md", "cli.md", "operations.md"} <= {page.name for page in TALKING}
 
 
-@pytest.mark.parametrize("page", TALKING, ids=lambda page: page.name)
+def talking(page: Path) -> object:
+    marks = [pytest.mark.extended] if page.name in _LONG else []
+    return pytest.param(page, id=page.name, marks=marks)
+
+
+@pytest.mark.parametrize("page", [talking(page) for page in TALKING])
 def test_the_requests_of_a_page_work(page: Path, fresh_state: Path, tmp_path: Path) -> None:
     (tmp_path / ".curlrc").write_text("fail-with-body\nmax-time = 60\n")
     with as_it_says(page, fresh_state) as port:
@@ -239,7 +251,7 @@ def test_the_requests_of_a_page_work(page: Path, fresh_state: Path, tmp_path: Pa
             env=environ,
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=patience(150),
         )
     assert outcome.returncode == 0, f"{outcome.stderr[-3000:]}\n{outcome.stdout[-1000:]}"
 
@@ -334,7 +346,9 @@ def is_zombie(pid: int) -> bool:
 
 
 def quickstart(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["./quickstart.sh"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=170)
+    return subprocess.run(
+        ["./quickstart.sh"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=patience(170)
+    )
 
 
 def test_quickstart_ends_with_a_server_and_a_request_that_works(quick: dict[str, str]) -> None:

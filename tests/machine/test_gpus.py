@@ -21,6 +21,7 @@ from warren.sandboxes.host.gpus import Places
 from warren.sandboxes.providers.docker import DockerProvider
 from warren.sandboxes.providers.gpu_access import ALL, GpuAccess
 from warren.sandboxes.providers.oci import OciProvider
+from warren.sandboxes.providers.oci_launcher import OciLauncher
 
 BIN = Path(warren.__file__).parent / "bin"
 PLAIN = SandboxSpec(image="host", limits=Limits(cpus=2))
@@ -85,11 +86,14 @@ async def test_a_sandbox_has_its_nodes_rules_and_libraries_and_a_neighbour_none(
 async def test_the_rules_of_the_cgroup_keep_the_node_shut_for_others(machine: Machine) -> None:
     """A node alone opens nothing: the bundle of a sandbox without a processor has no rule for it."""
 
-    class Careless(OciProvider):
-        def _launch_argv(self, *arguments: object, **options: object) -> list[str]:
-            argv = super()._launch_argv(*arguments, **options)  # type: ignore[arg-type]
+    class CarelessLauncher(OciLauncher):
+        def argv(self, *arguments: object, **options: object) -> list[str]:
+            argv = super().argv(*arguments, **options)  # type: ignore[arg-type]
             at = argv.index("--memory")
             return [*argv[:at], "--device", f"{machine.places.dev / 'nvidia0'}:nvidia0", *argv[at:]]
+
+    class Careless(OciProvider):
+        launcher_class = CarelessLauncher
 
     provider = Careless(machine.state, machine.images, BIN, "direct")
     machine.opened.append(provider)
@@ -99,11 +103,14 @@ async def test_the_rules_of_the_cgroup_keep_the_node_shut_for_others(machine: Ma
 
 
 async def test_a_sandbox_with_more_than_it_was_to_have_is_not_handed_out(machine: Machine) -> None:
-    class Careless(OciProvider):
-        def _launch_argv(self, *arguments: object, **options: object) -> list[str]:
-            argv = super()._launch_argv(*arguments, **options)  # type: ignore[arg-type]
+    class CarelessLauncher(OciLauncher):
+        def argv(self, *arguments: object, **options: object) -> list[str]:
+            argv = super().argv(*arguments, **options)  # type: ignore[arg-type]
             at = argv.index("--memory")
             return [*argv[:at], "--device", f"{machine.places.dev / 'nvidia1'}:nvidia1", *argv[at:]]
+
+    class Careless(OciProvider):
+        launcher_class = CarelessLauncher
 
     access = GpuAccess((ALL,), places=machine.places, directory=machine.leases)
     provider = Careless(machine.state, machine.images, BIN, "direct", gpus=access)

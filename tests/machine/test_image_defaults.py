@@ -8,9 +8,9 @@ import pytest
 from this_run import new_state_dir
 
 import warren
-from warren.images.building.own_images import build_host
 from warren.images.store.store import ImageStore, silent
-from warren.images.store.tree import Tree
+from warren.images.trees.own_images import build_host
+from warren.images.trees.tree import Tree
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import InvalidPath
 from warren.model.image import ImageConfig

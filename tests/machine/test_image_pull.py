@@ -40,7 +40,7 @@ from warren.images.registry.credentials import Credentials
 from warren.images.registry.http import Patience
 from warren.images.registry.pull import PullOptions, pull_image
 from warren.images.store.store import ImageStore
-from warren.images.transfer.import_tree import Caps
+from warren.images.transfer.import_tree import ImportCaps
 from warren.images.transfer.zstd_stream import zstd_module
 from warren.interfaces.images import ImageVersion
 from warren.model.addresses import read_networks
@@ -278,7 +278,7 @@ def test_a_layer_must_unpack_to_what_the_config_says(store: ImageStore) -> None:
 
 def test_an_image_that_says_it_is_too_large_is_not_downloaded(store: ImageStore) -> None:
     with lying_registry(IMAGE) as registry, pytest.raises(InvalidRequest, match="larger than 1000 bytes"):
-        pull_image(store, f"{registry.host}/x:1", "x", options=replace(QUICK, caps=Caps(size=1000)))
+        pull_image(store, f"{registry.host}/x:1", "x", options=replace(QUICK, caps=ImportCaps(size=1000)))
     assert not any(LAYER["digest"] in path for path, _ in registry.asked)
 
 

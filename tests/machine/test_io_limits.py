@@ -30,7 +30,7 @@ async def write_mb_s(box: Sandbox) -> float:
 
 
 def sectors_written(box: Sandbox, provider: OciProvider) -> int:
-    disk = provider._list_disks()[box.id]
+    disk = provider.sandbox_disks.list()[box.id]
     return int(Path(f"/sys/dev/block/7:{disk.device & 0xFF}/stat").read_text().split()[6])
 
 

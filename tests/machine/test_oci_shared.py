@@ -44,14 +44,14 @@ async def test_later_sandboxes_load_the_filter_that_was_compiled_for_the_first(p
     first, second = await provider.create(SPEC), await provider.create(SPEC)
     tracing = await provider.create(SandboxSpec(image="host", ptrace=True))
     programs = await programs_of(provider, first.id)
-    assert provider._programs == {False: programs[0], True: (await programs_of(provider, tracing.id))[0]}
+    assert provider._launcher._filters == {False: programs[0], True: (await programs_of(provider, tracing.id))[0]}
     assert await programs_of(provider, second.id) == programs
     assert second.isolation.layers[Layer.SYSTEM_CALLS] == first.isolation.layers[Layer.SYSTEM_CALLS]
     assert programs != await programs_of(provider, tracing.id)
 
 
 async def test_a_compiled_filter_that_allows_more_is_found(provider: OciProvider) -> None:
-    provider._programs[False] = ALLOW_ALL
+    provider._launcher._filters[False] = ALLOW_ALL
     with pytest.raises(IsolationUnavailable, match=rf"\b{Layer.SYSTEM_CALLS}: "):
         await provider.create(SPEC)
     assert await provider.list_ids() == []

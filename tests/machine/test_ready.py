@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from server_process import ServerProcess
-from this_run import new_state_dir
+from this_run import new_state_dir, patience
 
 import warren
 
 BIN = Path(warren.__file__).parent / "bin"
-_PATIENCE_S = 60.0
+_PATIENCE_S = patience(60.0)
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import warren
-from warren.images.store.prepare import prepare
 from warren.images.store.store import ImageStore
-from warren.images.store.tree import Tree
+from warren.images.trees.prepare import prepare
+from warren.images.trees.tree import Tree
 from warren.interfaces.images import RootFs
 from warren.interfaces.sandbox import Sandbox
 from warren.model.operations import Command

@@ -12,6 +12,7 @@ import pytest
 from e2e.api_client import Api, until
 from machine.webhook_receiver import receiving, saying
 from machine.webhook_world import posts
+from marks import first_of
 from old_state import ALONE, CLUSTER, WEBHOOK_ADDRESS, WEBHOOK_PORT, OldState, unpacked
 from webhook_page import is_genuine
 
@@ -75,7 +76,7 @@ class Taken:
         await until(all_are)
 
 
-@pytest.fixture(scope="module", params=[ALONE, CLUSTER])
+@pytest.fixture(scope="module", params=first_of([ALONE, CLUSTER]))
 def taken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Taken]:
     state = unpacked(request.param, VERSION, tmp_path_factory.mktemp("s"))
     with state.running() as url:
@@ -206,7 +207,7 @@ async def test_webhooks_and_waiting_deliveries_are_there(taken: Taken) -> None:
             assert waiting[old["id"]]["attempts"] >= old["attempts"]
 
 
-@pytest.mark.parametrize("kind", [ALONE, CLUSTER])
+@pytest.mark.parametrize("kind", first_of([ALONE, CLUSTER]))
 async def test_waiting_deliveries_are_delivered_with_their_signatures(kind: str, tmp_path: Path) -> None:
     state = unpacked(kind, VERSION, tmp_path)
     [path] = [path for path, answer in state.before["answers"][ACME].items() if answer.get("deliveries")]

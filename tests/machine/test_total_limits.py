@@ -13,7 +13,7 @@ from warren.model.operations import Command
 from warren.model.spec import MIB, Limits, SandboxSpec
 from warren.sandboxes.host.cgroups import CgroupLimits, Hierarchies, SandboxCgroup
 from warren.sandboxes.host.machine_size import memory_total_mb, most_processes
-from warren.sandboxes.providers.host_provider import SOCKETS_SHARE
+from warren.sandboxes.providers.host_limits import SOCKETS_SHARE
 from warren.sandboxes.providers.oci import OciProvider
 
 pytestmark = pytest.mark.anyio

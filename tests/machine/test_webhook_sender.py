@@ -15,13 +15,14 @@ import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 from busiest_turn import MOST_S, busiest_turn
 from machine.webhook_receiver import PRIVATE, PUBLIC, Names, Receiver, receiving, result, saying, two_receivers
+from this_run import patience
 
 from warren.governance.webhooks.sender import ReceiverResponse, WebhookSender
 from warren.model.addresses import read_networks
 from warren.model.errors import InvalidRequest, Unavailable
 
 pytestmark = pytest.mark.anyio
-PATIENCE_S = 60.0
+PATIENCE_S = patience(60.0)
 HEADERS = {"webhook-id": "msg_1"}
 
 

@@ -214,7 +214,7 @@ async def test_what_a_killed_process_was_sending_is_sent_by_the_next(tmp_path: P
     store = await SqliteStore.open(tmp_path / "store")
     async with receiving(one_after_the_other(silent, TAKES)) as receiver, webhooks(store.records, clock) as made:
         hook, _ = await made.create("acme", receiver.url(), ALL)
-        command = [sys.executable, "-m", "integration.webhook_victim", str(tmp_path / "store"), "evt_kept"]
+        command = [sys.executable, "-m", "machine.webhook_victim", str(tmp_path / "store"), "evt_kept"]
         environ = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join([str(TESTS), *sys.path])}
         victim = await asyncio.create_subprocess_exec(*command, env=environ)
         try:

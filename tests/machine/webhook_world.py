@@ -10,6 +10,7 @@ from typing import Any
 
 from aiohttp.abc import AbstractResolver
 from machine.webhook_receiver import PUBLIC, Receiver, Talk, saying
+from this_run import patience
 
 from warren.governance.webhooks.outbox import MAX_WAITING, Webhooks
 from warren.governance.webhooks.sender import WebhookSender
@@ -22,7 +23,7 @@ from warren.stores.encryption import Encryption
 from warren.stores.memory import MemoryRecords
 from warren.testing.manual_clock import ManualClock
 
-PATIENCE_S = 60.0
+PATIENCE_S = patience(60.0)
 NOW = 1_800_000_000.0
 
 

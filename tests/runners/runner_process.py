@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
+from this_run import patience
+
 RUNNERS: Final = Path(__file__).parents[2] / "src" / "warren" / "runners"
-PATIENCE_S: Final = 60.0
+PATIENCE_S: Final = patience(60.0)
 
 
 class RunnerEnded(Exception):

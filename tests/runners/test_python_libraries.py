@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from runners.runner_process import RUNNERS, Runner
 
+pytestmark = pytest.mark.extended
+
 CODE_PYTHON = Path(__file__).parents[2] / "build/code-venv/bin/python"
 
 
@@ -128,7 +130,6 @@ class TestCharts:
         assert shown(runner, "plt.imshow([[1, 2]]); plt.colorbar();")["chart"] == empty
 
 
-@pytest.mark.extended
 def test_cells_give_what_they_give_in_jupyter() -> None:
     script = Path(__file__).parents[2] / "bench/conformance.py"
     argv = ["env", "-u", "PYTEST_CURRENT_TEST", CODE_PYTHON, script]  # with it ipykernel loses what children print

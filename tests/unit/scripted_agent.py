@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from warren.sandboxes.agent.link import AgentLink
-from warren.sandboxes.agent.wire import HEADER, VERSION, Fields, Request, Response, Tag, fields
+from warren.sandboxes.agent.wire import HEADER, VERSION, WireFields, WireRequest, WireResponse, WireTag, fields
 
 
 def said(kind: int, channel: int, payload: bytes = b"") -> bytes:
@@ -16,16 +16,18 @@ def said(kind: int, channel: int, payload: bytes = b"") -> bytes:
 
 
 def output(channel: int, stream: int, offset: int, data: bytes) -> bytes:
-    return said(Response.OUTPUT, channel, struct.pack("<BQ", stream, offset) + data)
+    return said(WireResponse.OUTPUT, channel, struct.pack("<BQ", stream, offset) + data)
 
 
 def exit_frame(channel: int, code: int = 0, total: int = 0, **more: int) -> bytes:
-    items = [(Tag.EXIT_CODE, code), (Tag.REASON, 0), (Tag.BYTES, total)]
-    return said(Response.EXIT, channel, fields(items + [(Tag[name.upper()], value) for name, value in more.items()]))
+    items = [(WireTag.EXIT_CODE, code), (WireTag.REASON, 0), (WireTag.BYTES, total)]
+    return said(
+        WireResponse.EXIT, channel, fields(items + [(WireTag[name.upper()], value) for name, value in more.items()])
+    )
 
 
 def hello(version: int = VERSION) -> bytes:
-    return said(Response.HELLO, 0, fields([(Tag.VERSION, version)]))
+    return said(WireResponse.HELLO, 0, fields([(WireTag.VERSION, version)]))
 
 
 class ScriptedAgent:
@@ -37,10 +39,10 @@ class ScriptedAgent:
         length, channel, kind = HEADER.unpack(await self.reader.readexactly(HEADER.size))
         return kind, channel, await self.reader.readexactly(length)
 
-    async def asked(self, kind: Request) -> tuple[int, Fields]:
+    async def asked(self, kind: WireRequest) -> tuple[int, WireFields]:
         heard, channel, payload = await self.heard()
-        assert heard == kind, f"expected {kind.name}, got {Request(heard).name}"
-        return channel, Fields(payload)
+        assert heard == kind, f"expected {kind.name}, got {WireRequest(heard).name}"
+        return channel, WireFields(payload)
 
     async def says(self, *frames: bytes) -> None:
         self.writer.write(b"".join(frames))
@@ -57,12 +59,12 @@ class ScriptedAgent:
 
 
 @asynccontextmanager
-async def linked() -> Any:
+async def linked(**options: Any) -> Any:
     """A link and the agent at its other end."""
     ours, theirs = socket.socketpair()
     for sock in (ours, theirs):
         sock.setblocking(False)
-    link = await AgentLink.over(ours)
+    link = await AgentLink.over(ours, **options)
     reader, writer = await asyncio.open_connection(sock=theirs)
     try:
         yield link, ScriptedAgent(reader, writer)

@@ -13,13 +13,13 @@ from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claim, Claimed
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import NoSpace, WarrenError
-from warren.model.figures import DEFAULT_ALERTS, AlertThresholds
+from warren.model.metrics import DEFAULT_ALERTS, AlertThresholds
 from warren.model.policy import Policy
 from warren.model.session import DEFAULT_TENANT, Session
 from warren.sessions.basis import SessionBasis
-from warren.sessions.figures import FiguresMeter
 from warren.sessions.lifecycle import Lifecycle, LifecycleOptions
 from warren.sessions.manager import Sessions
+from warren.sessions.metrics import MetricsMeter
 from warren.sessions.network_meter import NetworkMeter
 from warren.sessions.new_rows import Offer
 from warren.sessions.new_session import Defaults
@@ -124,7 +124,7 @@ class World:
             LifecycleOptions(
                 events=events,
                 network_meter=meter,
-                figures=FiguresMeter(self.clock, self.basis.sandbox_of, self.environment, events.publish),
+                metrics=MetricsMeter(self.clock, self.basis.sandbox_of, self.environment, events.publish),
                 secrets=self.tenancy.secrets,
             ),
         )

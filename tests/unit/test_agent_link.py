@@ -14,23 +14,24 @@ import pytest
 from unit.scripted_agent import exit_frame, hello, linked, output, said
 
 from warren.model.errors import Conflict, FileNotFound, FileProblem, InvalidRequest, ProtocolError, SandboxLost
-from warren.model.figures import Figures
+from warren.model.metrics import SandboxMetrics
 from warren.model.operations import Command, FileEvent, Search, SearchMatch, SearchSummary
 from warren.model.spec import Isolation
+from warren.sandboxes.agent.channel import AgentReply, Output
 from warren.sandboxes.agent.command_result import REMEMBERED
 from warren.sandboxes.agent.files import AgentFiles
-from warren.sandboxes.agent.link import AgentLink, Output, Reply
+from warren.sandboxes.agent.link import AgentLink
 from warren.sandboxes.agent.sandbox import AgentSandbox
 from warren.sandboxes.agent.wire import (
     MAX_FRAME_IN,
     MAX_FRAME_OUT,
     OUTPUT_WINDOW,
     STDIN_WINDOW,
-    Code,
     FileOp,
-    Request,
-    Response,
-    Tag,
+    WireCode,
+    WireRequest,
+    WireResponse,
+    WireTag,
     credit,
     fields,
     record,
@@ -147,17 +148,19 @@ async def test_an_agent_that_hangs_up_instead_of_greeting_is_lost(tmp_path: Path
 
 async def test_replies_reach_the_channel_they_are_for() -> None:
     async with linked() as (link, agent):
-        one, two = await link.open(Request.PING), await link.open(Request.PING)
-        await agent.says(said(Response.DONE, two.number, fields([(Tag.PID, 2)])), said(Response.DONE, one.number))
-        assert (await two.last()).fields.number(Tag.PID) == 2
+        one, two = await link.open(WireRequest.PING), await link.open(WireRequest.PING)
+        await agent.says(
+            said(WireResponse.DONE, two.number, fields([(WireTag.PID, 2)])), said(WireResponse.DONE, one.number)
+        )
+        assert (await two.last()).fields.number(WireTag.PID) == 2
         assert not (await one.last()).fields
 
 
 async def test_an_error_is_raised_as_its_class_with_a_safe_message() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Request.FILE)
-        payload = fields([(Tag.CODE, Code.NOT_FOUND), (Tag.MESSAGE, "no \x1b[31mfile\n" + "x" * 9000)])
-        await agent.says(said(Response.ERROR, channel.number, payload))
+        channel = await link.open(WireRequest.FILE)
+        payload = fields([(WireTag.CODE, WireCode.NOT_FOUND), (WireTag.MESSAGE, "no \x1b[31mfile\n" + "x" * 9000)])
+        await agent.says(said(WireResponse.ERROR, channel.number, payload))
         with pytest.raises(FileNotFound) as caught:
             await channel.take()
         assert caught.value.message.startswith(r"no \x1b[31mfile\n")
@@ -166,43 +169,43 @@ async def test_an_error_is_raised_as_its_class_with_a_safe_message() -> None:
 
 async def test_the_last_word_can_be_taken_again() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Request.START)
+        channel = await link.open(WireRequest.START)
         await agent.says(exit_frame(channel.number, 3))
         for _ in range(2):
-            assert (await channel.last()).fields.number(Tag.EXIT_CODE) == 3
+            assert (await channel.last()).fields.number(WireTag.EXIT_CODE) == 3
 
 
 async def test_frames_for_a_closed_channel_are_ignored() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Request.ATTACH)
+        channel = await link.open(WireRequest.ATTACH)
         channel.close()
         await agent.says(output(channel.number, 1, 0, b"late"), exit_frame(channel.number))
-        other = await link.open(Request.PING)
-        await agent.says(said(Response.DONE, other.number))
+        other = await link.open(WireRequest.PING)
+        await agent.says(said(WireResponse.DONE, other.number))
         await other.last()
-        assert [await agent.heard() for _ in range(2)][1][0] == Request.CLOSE
+        assert [await agent.heard() for _ in range(2)][1][0] == WireRequest.CLOSE
 
 
 async def test_a_posted_request_wants_no_answer() -> None:
     async with linked() as (link, agent):
-        link.post(Request.CONTROL, b"")
+        link.post(WireRequest.CONTROL, b"")
         kind, number, _ = await agent.heard()
-        await agent.says(said(Response.DONE, number))
-        other = await link.open(Request.PING)
-        await agent.says(said(Response.DONE, other.number))
+        await agent.says(said(WireResponse.DONE, number))
+        other = await link.open(WireRequest.PING)
+        await agent.says(said(WireResponse.DONE, other.number))
         await other.last()
-        assert kind == Request.CONTROL
+        assert kind == WireRequest.CONTROL
 
 
 async def test_a_request_too_long_for_a_frame_is_refused() -> None:
     async with linked() as (link, _):
         with pytest.raises(InvalidRequest, match="at most"):
-            await link.open(Request.START, bytes(MAX_FRAME_OUT + 1))
+            await link.open(WireRequest.START, bytes(MAX_FRAME_OUT + 1))
 
 
 async def test_many_small_outputs_keep_their_order_and_streams() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Request.ATTACH)
+        channel = await link.open(WireRequest.ATTACH)
         frames = [output(channel.number, 1 + at % 2, at, bytes([at % 256])) for at in range(20_000)]
         await agent.says(*frames, output(channel.number, 1, 20_000, b"x" * 5000), exit_frame(channel.number))
         seen = []
@@ -216,12 +219,12 @@ async def test_many_small_outputs_keep_their_order_and_streams() -> None:
 
 async def test_a_large_frame_in_many_pieces_is_one_frame() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Request.FILE)
+        channel = await link.open(WireRequest.FILE)
         data = os.urandom(MAX_FRAME_IN)
-        raw = said(Response.DATA, channel.number, data) + said(Response.DONE, channel.number)
+        raw = said(WireResponse.DATA, channel.number, data) + said(WireResponse.DONE, channel.number)
         await agent.says_in_pieces(raw[at : at + 50_001] for at in range(0, len(raw), 50_001))
         assert await channel.take() == data
-        assert isinstance(await channel.take(), Reply)
+        assert isinstance(await channel.take(), AgentReply)
 
 
 # Flow.
@@ -229,42 +232,42 @@ async def test_a_large_frame_in_many_pieces_is_one_frame() -> None:
 
 async def test_credit_is_granted_back_as_data_is_taken() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Request.FILE)
+        channel = await link.open(WireRequest.FILE)
         await agent.heard()
         block = bytes(OUTPUT_WINDOW // 4)
-        await agent.says(*[said(Response.DATA, channel.number, block)] * 4)
+        await agent.says(*[said(WireResponse.DATA, channel.number, block)] * 4)
         for _ in range(2):
             await channel.take()
         kind, number, payload = await agent.heard()
-        assert (kind, number, credit(memoryview(payload))) == (Request.CREDIT, channel.number, OUTPUT_WINDOW // 2)
-        await agent.says(*[said(Response.DATA, channel.number, block)] * 2, said(Response.DONE, channel.number))
+        assert (kind, number, credit(memoryview(payload))) == (WireRequest.CREDIT, channel.number, OUTPUT_WINDOW // 2)
+        await agent.says(*[said(WireResponse.DATA, channel.number, block)] * 2, said(WireResponse.DONE, channel.number))
         assert sum([len(await channel.take()) for _ in range(4)]) == OUTPUT_WINDOW
 
 
 async def test_sending_waits_for_credit() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Request.FILE)
+        channel = await link.open(WireRequest.FILE)
         await agent.heard()
         sending = asyncio.ensure_future(channel.send(bytes(STDIN_WINDOW + 1000)))
         size = 0
         while size < STDIN_WINDOW:
             kind, _, payload = await agent.heard()
-            assert kind == Request.DATA
+            assert kind == WireRequest.DATA
             size += len(payload)
         assert size == STDIN_WINDOW
         assert not sending.done()
-        await agent.says(said(Response.CREDIT, channel.number, (600).to_bytes(4, "little")))
+        await agent.says(said(WireResponse.CREDIT, channel.number, (600).to_bytes(4, "little")))
         assert len((await agent.heard())[2]) == 600
-        await agent.says(said(Response.CREDIT, channel.number, (600).to_bytes(4, "little")))
+        await agent.says(said(WireResponse.CREDIT, channel.number, (600).to_bytes(4, "little")))
         assert len((await agent.heard())[2]) == 400
         assert await sending
 
 
 async def test_a_sender_hears_that_nobody_wants_more() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Request.START)
+        channel = await link.open(WireRequest.START)
         sending = asyncio.ensure_future(channel.send(bytes(STDIN_WINDOW * 2)))
-        while (await agent.heard())[0] != Request.DATA:
+        while (await agent.heard())[0] != WireRequest.DATA:
             pass
         await agent.says(exit_frame(channel.number))
         assert await sending is False
@@ -272,7 +275,7 @@ async def test_a_sender_hears_that_nobody_wants_more() -> None:
 
 async def test_an_agent_that_does_not_read_holds_the_sender_back() -> None:
     async with linked() as (link, _):
-        channels = [await link.open(Request.FILE) for _ in range(8)]
+        channels = [await link.open(WireRequest.FILE) for _ in range(8)]
         sending = [asyncio.ensure_future(channel.send(bytes(STDIN_WINDOW))) for channel in channels]
         await asyncio.wait(sending, timeout=0.1)
         assert not sending[-1].done()
@@ -289,34 +292,34 @@ async def test_an_agent_that_does_not_read_holds_the_sender_back() -> None:
 def bad_frames() -> dict[str, bytes]:
     return {
         "an unknown type": said(0x7F, 1),
-        "a worker's own type": said(Request.START, 1),
+        "a worker's own type": said(WireRequest.START, 1),
         "a frame too long": (MAX_FRAME_IN + 1).to_bytes(4, "little") + b"\1\0\0\0\x46\0\0\0",
-        "a channel never opened": said(Response.DONE, 77),
+        "a channel never opened": said(WireResponse.DONE, 77),
         "output for a file": output(1, 1, 0, b"x"),
         "an exit for a file": exit_frame(1),
-        "a greeting on a channel": said(Response.HELLO, 1),
-        "a second life": said(Response.DONE, 0),
-        "broken fields": said(Response.DONE, 1, b"\1\xff\xff\xff\xff"),
-        "an error without a known code": said(Response.ERROR, 1, fields([(Tag.CODE, 99)])),
-        "an error whose code is no number": said(Response.ERROR, 1, fields([(Tag.CODE, b"abc")])),
-        "credit of three bytes": said(Response.CREDIT, 1, b"abc"),
-        "credit for what was never sent": said(Response.CREDIT, 1, b"\1\0\0\0"),
-        "credit of nothing": said(Response.CREDIT, 1, bytes(4)),
-        "data of nothing": said(Response.DATA, 1),
-        "200,000 fields": said(Response.DONE, 1, b"\xc8\0\0\0\0" * 200_000),
+        "a greeting on a channel": said(WireResponse.HELLO, 1),
+        "a second life": said(WireResponse.DONE, 0),
+        "broken fields": said(WireResponse.DONE, 1, b"\1\xff\xff\xff\xff"),
+        "an error without a known code": said(WireResponse.ERROR, 1, fields([(WireTag.CODE, 99)])),
+        "an error whose code is no number": said(WireResponse.ERROR, 1, fields([(WireTag.CODE, b"abc")])),
+        "credit of three bytes": said(WireResponse.CREDIT, 1, b"abc"),
+        "credit for what was never sent": said(WireResponse.CREDIT, 1, b"\1\0\0\0"),
+        "credit of nothing": said(WireResponse.CREDIT, 1, bytes(4)),
+        "data of nothing": said(WireResponse.DATA, 1),
+        "200,000 fields": said(WireResponse.DONE, 1, b"\xc8\0\0\0\0" * 200_000),
     }
 
 
 @pytest.mark.parametrize("what", bad_frames())
 async def test_breaking_the_rules_cuts_the_link(what: str) -> None:
     async with linked() as (link, agent):
-        channel, other = await link.open(Request.FILE), await link.open(Request.PING)
+        channel, other = await link.open(WireRequest.FILE), await link.open(WireRequest.PING)
         await agent.says(bad_frames()[what])
         for waiting in (channel, other):
             with pytest.raises(ProtocolError, match="the link to the agent was cut"):
                 await waiting.last()
         with pytest.raises(ProtocolError):
-            await link.open(Request.PING)
+            await link.open(WireRequest.PING)
         assert repr(link).startswith("<AgentLink broken: ")
 
 
@@ -324,17 +327,17 @@ async def test_a_closed_channel_may_be_sent_what_was_on_its_way_and_no_more() ->
     """Else an agent keeps the worker busy although nobody asks for anything."""
     async with linked() as (link, agent):
         for _ in range(5):
-            channel = await link.open(Request.ATTACH)
+            channel = await link.open(WireRequest.ATTACH)
             channel.close()
             await agent.says(output(channel.number, 1, 0, bytes(OUTPUT_WINDOW // 2)), exit_frame(channel.number))
-        ended = await link.open(Request.PING)
-        await agent.says(said(Response.DONE, ended.number))
+        ended = await link.open(WireRequest.PING)
+        await agent.says(said(WireResponse.DONE, ended.number))
         await ended.last()
         with suppress(ConnectionError):
             for _ in range(50):
-                await agent.says(*[said(Response.DATA, ended.number, bytes(100_000))] * 10)
+                await agent.says(*[said(WireResponse.DATA, ended.number, bytes(100_000))] * 10)
         with pytest.raises(ProtocolError, match="closed"):
-            await link.open(Request.PING)
+            await link.open(WireRequest.PING)
 
 
 @asynccontextmanager
@@ -348,7 +351,7 @@ async def answered(replies: Callable[[int], Iterable[bytes]], window: int = OUTP
             for reply in replies(number):
                 while room < len(reply):
                     kind, _, payload = await agent.heard()
-                    room += int.from_bytes(payload, "little") if kind == Request.CREDIT else 0
+                    room += int.from_bytes(payload, "little") if kind == WireRequest.CREDIT else 0
                 room -= len(reply)
                 await agent.says(reply)
 
@@ -358,8 +361,8 @@ async def answered(replies: Callable[[int], Iterable[bytes]], window: int = OUTP
         await asyncio.gather(answering, return_exceptions=True)
 
 
-async def no_figures() -> Figures:
-    return Figures()
+async def no_metrics() -> SandboxMetrics:
+    return SandboxMetrics()
 
 
 def sandbox_over(link: AgentLink) -> AgentSandbox:
@@ -369,8 +372,7 @@ def sandbox_over(link: AgentLink) -> AgentSandbox:
         Isolation("oci", "crun", {}, {}),
         env={},
         oom_kills=lambda: 0,
-        why_lost=lambda: "gone",
-        figures=no_figures,
+        metrics=no_metrics,
     )
 
 
@@ -388,7 +390,7 @@ async def longest_hold(work: Awaitable[object]) -> float:
 
 async def test_a_list_of_processes_holds_up_nobody_and_has_an_end() -> None:
     def replies(number: int) -> Iterable[bytes]:
-        yield said(Response.DATA, number, bytes(4) * 250_000)
+        yield said(WireResponse.DATA, number, bytes(4) * 250_000)
 
     async with answered(replies) as box:
         assert await longest_hold(box.processes()) < 0.5  # it was 3 s
@@ -397,8 +399,8 @@ async def test_a_list_of_processes_holds_up_nobody_and_has_an_end() -> None:
 async def test_long_titles_of_processes_are_cut() -> None:
     def replies(number: int) -> Iterable[bytes]:
         for _ in range(100):
-            yield said(Response.DATA, number, record([(Tag.COMMAND, b"x" * 65_000), (Tag.RUNNING, 1)]))
-        yield said(Response.DONE, number)
+            yield said(WireResponse.DATA, number, record([(WireTag.COMMAND, b"x" * 65_000), (WireTag.RUNNING, 1)]))
+        yield said(WireResponse.DONE, number)
 
     async with answered(replies) as box:
         assert sum(len(process.command) for process in await box.processes()) <= 100_000
@@ -424,8 +426,8 @@ async def test_an_agent_that_starts_everything_and_ends_nothing_is_cut_off() -> 
         async def start_all() -> None:
             while True:
                 kind, number, _ = await agent.heard()
-                if kind == Request.START:
-                    await agent.says(said(Response.STARTED, number))
+                if kind == WireRequest.START:
+                    await agent.says(said(WireResponse.STARTED, number))
 
         starting, box = asyncio.create_task(start_all()), sandbox_over(link)
         for number in range(REMEMBERED):
@@ -440,7 +442,7 @@ async def test_a_file_is_the_one_that_was_asked_for() -> None:
     """Programs take the name of what they download from it."""
 
     def replies(number: int) -> Iterable[bytes]:
-        yield said(Response.DONE, number, fields([(Tag.PATH, "/workspace/.ssh"), (Tag.KIND, 1)]))
+        yield said(WireResponse.DONE, number, fields([(WireTag.PATH, "/workspace/.ssh"), (WireTag.KIND, 1)]))
 
     async with answered(replies) as box:
         assert (await box.stat("project")).path == "/workspace/project"
@@ -454,8 +456,10 @@ async def test_a_file_is_the_one_that_was_asked_for() -> None:
 async def test_a_packed_directory_has_nothing_beneath_a_link(names: list[tuple[str, int]]) -> None:
     def replies(number: int) -> Iterable[bytes]:
         for name, kind in names:
-            yield said(Response.DATA, number, record([(Tag.PATH, name), (Tag.KIND, kind), (Tag.TARGET, "..")]))
-        yield said(Response.DONE, number)
+            yield said(
+                WireResponse.DATA, number, record([(WireTag.PATH, name), (WireTag.KIND, kind), (WireTag.TARGET, "..")])
+            )
+        yield said(WireResponse.DONE, number)
 
     async with answered(replies) as box:
         with pytest.raises(FileProblem, match="files beneath"):
@@ -465,7 +469,7 @@ async def test_a_packed_directory_has_nothing_beneath_a_link(names: list[tuple[s
 
 async def test_output_beyond_the_window_cuts_the_link() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Request.ATTACH)
+        channel = await link.open(WireRequest.ATTACH)
         half = OUTPUT_WINDOW // 2
         await agent.says(*[output(channel.number, 1, at * half, bytes(half)) for at in range(2)])
         await agent.says(output(channel.number, 1, OUTPUT_WINDOW, b"x"))
@@ -481,16 +485,16 @@ async def test_output_beyond_the_window_cuts_the_link() -> None:
     [
         [output(1, 9, 0, b"x")],
         [output(1, 1, 2**63, b"x")],
-        [said(Response.OUTPUT, 1, b"short")],
-        [said(Response.STARTED, 1), said(Response.STARTED, 1)],
-        [said(Response.DONE, 1)],
-        [said(Response.DATA, 1, b"x")],
+        [said(WireResponse.OUTPUT, 1, b"short")],
+        [said(WireResponse.STARTED, 1), said(WireResponse.STARTED, 1)],
+        [said(WireResponse.DONE, 1)],
+        [said(WireResponse.DATA, 1, b"x")],
     ],
     ids=["stream 9", "an offset beyond all", "cut short", "started twice", "done", "data"],
 )
 async def test_a_command_that_speaks_nonsense_cuts_the_link(frames: list[bytes]) -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Request.START)
+        channel = await link.open(WireRequest.START)
         await agent.says(*frames)
         with pytest.raises(ProtocolError):
             await channel.last()
@@ -498,7 +502,7 @@ async def test_a_command_that_speaks_nonsense_cuts_the_link(frames: list[bytes])
 
 async def test_a_sandbox_that_discards_output_is_still_held_to_the_window() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Request.ATTACH, discard_output=True)
+        channel = await link.open(WireRequest.ATTACH, discard_output=True)
         await agent.says(*[output(channel.number, 1, 0, bytes(OUTPUT_WINDOW // 2))] * 3)
         with pytest.raises(ProtocolError):
             await channel.last()
@@ -537,9 +541,9 @@ async def test_an_agent_of_an_older_release_refuses_what_it_would_do_otherwise(t
 @pytest.mark.parametrize(
     "frames",
     [
-        [said(Response.DATA, 1, record([])), said(Response.DATA, 1, record([(Tag.CHANGE, 8)]))],
-        [said(Response.DATA, 1, record([(Tag.CHANGE, b"abc")]))],
-        [said(Response.DATA, 1, record([(Tag.CHANGE, 9)]))],
+        [said(WireResponse.DATA, 1, record([])), said(WireResponse.DATA, 1, record([(WireTag.CHANGE, 8)]))],
+        [said(WireResponse.DATA, 1, record([(WireTag.CHANGE, b"abc")]))],
+        [said(WireResponse.DATA, 1, record([(WireTag.CHANGE, 9)]))],
     ],
     ids=["sync", "change", "kind"],
 )
@@ -547,7 +551,7 @@ async def test_a_watch_that_answers_nonsense_cuts_the_link(frames: list[bytes]) 
     async with linked() as (link, agent):
         link.last_file_op = FileOp.WRITE_IN_PLACE
         watching = asyncio.ensure_future(_events(AgentFiles(link).watch("x")))
-        await agent.asked(Request.FILE)
+        await agent.asked(WireRequest.FILE)
         await agent.says(*frames)
         with pytest.raises(ProtocolError):
             await watching
@@ -563,8 +567,8 @@ async def _events(events: AsyncIterator[FileEvent]) -> None:
 async def test_metadata_that_is_cut_short_cuts_the_link(metadata: bytes) -> None:
     async with linked() as (link, agent):
         asking = asyncio.ensure_future(AgentFiles(link).stat("x", details=True))
-        channel, _ = await agent.asked(Request.FILE)
-        await agent.says(said(Response.DONE, channel, fields([(Tag.METADATA, metadata)])))
+        channel, _ = await agent.asked(WireRequest.FILE)
+        await agent.says(said(WireResponse.DONE, channel, fields([(WireTag.METADATA, metadata)])))
         with pytest.raises(ProtocolError):
             await asking
         assert not link.is_open
@@ -577,13 +581,17 @@ async def test_a_search_tells_the_agent_what_it_is_for() -> None:
             Search(path="src", glob="*.{c,h}", pattern="x", max_matches=7, timeout_s=1.5)
         )
         first = asyncio.ensure_future(anext(searching))
-        channel, asked = await agent.asked(Request.FILE)
-        assert asked.number(Tag.OP) == FileOp.SEARCH
-        assert (asked.text(Tag.PATH), asked.text(Tag.GLOB), asked.text(Tag.PATTERN)) == ("/workspace/src", "*.h", "x")
-        assert (asked.number(Tag.COUNT), asked.number(Tag.TIMEOUT_MS)) == (7, 1500)
+        channel, asked = await agent.asked(WireRequest.FILE)
+        assert asked.number(WireTag.OP) == FileOp.SEARCH
+        assert (asked.text(WireTag.PATH), asked.text(WireTag.GLOB), asked.text(WireTag.PATTERN)) == (
+            "/workspace/src",
+            "*.h",
+            "x",
+        )
+        assert (asked.number(WireTag.COUNT), asked.number(WireTag.TIMEOUT_MS)) == (7, 1500)
         await agent.says(
-            said(Response.DATA, channel, record([(Tag.PATH, "/workspace/src/a.c"), (Tag.LINE, 3)])),
-            said(Response.DONE, channel, fields([(Tag.COUNT, 1), (Tag.SEARCHED, 2)])),
+            said(WireResponse.DATA, channel, record([(WireTag.PATH, "/workspace/src/a.c"), (WireTag.LINE, 3)])),
+            said(WireResponse.DONE, channel, fields([(WireTag.COUNT, 1), (WireTag.SEARCHED, 2)])),
         )
         assert await first == SearchMatch("/workspace/src/a.c", line=3)
         assert await anext(searching) == SearchSummary(1, files_searched=2)
@@ -592,12 +600,12 @@ async def test_a_search_tells_the_agent_what_it_is_for() -> None:
 @pytest.mark.parametrize(
     "frames",
     [
-        [said(Response.DATA, 1, record([(Tag.KIND, 9)]))],
-        [said(Response.DATA, 1, record([(Tag.LINE, b"abc")]))],
-        [said(Response.DATA, 1, record([(Tag.PATH, "x")])[:-1]), said(Response.DONE, 1)],
-        [said(Response.DATA, 1, record([(Tag.PATH, "x")]) * 3)],
-        [said(Response.DONE, 1, fields([(Tag.TRUNCATED, 3)]))],
-        [said(Response.DONE, 1, fields([(Tag.COUNT, b"")]))],
+        [said(WireResponse.DATA, 1, record([(WireTag.KIND, 9)]))],
+        [said(WireResponse.DATA, 1, record([(WireTag.LINE, b"abc")]))],
+        [said(WireResponse.DATA, 1, record([(WireTag.PATH, "x")])[:-1]), said(WireResponse.DONE, 1)],
+        [said(WireResponse.DATA, 1, record([(WireTag.PATH, "x")]) * 3)],
+        [said(WireResponse.DONE, 1, fields([(WireTag.TRUNCATED, 3)]))],
+        [said(WireResponse.DONE, 1, fields([(WireTag.COUNT, b"")]))],
     ],
     ids=["kind", "line", "cut short", "too many", "reason", "count"],
 )
@@ -605,7 +613,7 @@ async def test_a_search_that_answers_nonsense_cuts_the_link(frames: list[bytes])
     async with linked() as (link, agent):
         link.last_file_op = FileOp.SEARCH
         searching = asyncio.ensure_future(_all(AgentFiles(link).search(Search(glob="*", max_matches=2))))
-        await agent.asked(Request.FILE)
+        await agent.asked(WireRequest.FILE)
         await agent.says(*frames)
         with pytest.raises(ProtocolError):
             await searching
@@ -620,10 +628,9 @@ async def _all(items: AsyncIterator[SearchMatch | SearchSummary]) -> list[Search
 
 
 async def test_a_lost_connection_reaches_everybody_at_once_with_the_reason() -> None:
-    async with linked() as (link, agent):
-        link.why_lost = lambda: "its agent was killed"
-        waiting = [asyncio.ensure_future((await link.open(Request.PING)).last()) for _ in range(3)]
-        sending = asyncio.ensure_future((await link.open(Request.FILE)).send(bytes(STDIN_WINDOW * 2)))
+    async with linked(why_lost=lambda: "its agent was killed") as (link, agent):
+        waiting = [asyncio.ensure_future((await link.open(WireRequest.PING)).last()) for _ in range(3)]
+        sending = asyncio.ensure_future((await link.open(WireRequest.FILE)).send(bytes(STDIN_WINDOW * 2)))
         await asyncio.sleep(0)
         agent.hang_up()
         for task in waiting:
@@ -632,33 +639,31 @@ async def test_a_lost_connection_reaches_everybody_at_once_with_the_reason() -> 
         await asyncio.wait([sending])
         assert sending.exception() is not None or sending.result() is False
         with pytest.raises(SandboxLost, match="its agent was killed"):
-            await link.open(Request.PING)
-        link.post(Request.CONTROL, b"")
+            await link.open(WireRequest.PING)
+        link.post(WireRequest.CONTROL, b"")
 
 
 async def test_what_came_before_the_loss_can_still_be_taken() -> None:
     async with linked() as (link, agent):
-        running, ended = await link.open(Request.ATTACH), await link.open(Request.START)
+        running, ended = await link.open(WireRequest.ATTACH), await link.open(WireRequest.START)
         await agent.says(output(running.number, 1, 0, b"before"), exit_frame(ended.number, 7))
         agent.hang_up()
         await link.lost.wait()
         assert (await running.take()) == Output(1, 0, b"before")
         with pytest.raises(SandboxLost):
             await running.take()
-        assert (await ended.last()).fields.number(Tag.EXIT_CODE) == 7
+        assert (await ended.last()).fields.number(WireTag.EXIT_CODE) == 7
 
 
 async def test_a_reason_that_cannot_be_found_does_not_hide_the_loss() -> None:
-    async with linked() as (link, agent):
+    def broken() -> str:
+        raise OSError("no such file")
 
-        def broken() -> str:
-            raise OSError("no such file")
-
-        link.why_lost = broken
+    async with linked(why_lost=broken) as (link, agent):
         agent.hang_up()
         await link.lost.wait()
         with pytest.raises(SandboxLost, match="no such file"):
-            await link.open(Request.PING)
+            await link.open(WireRequest.PING)
 
 
 async def test_closing_twice_is_harmless_and_later_calls_say_so() -> None:
@@ -666,15 +671,15 @@ async def test_closing_twice_is_harmless_and_later_calls_say_so() -> None:
         await link.close()
         await link.close()
         with pytest.raises(SandboxLost, match="was closed"):
-            await link.open(Request.PING)
+            await link.open(WireRequest.PING)
 
 
 async def test_a_cancelled_wait_leaves_the_link_in_order() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Request.PING)
+        channel = await link.open(WireRequest.PING)
         task = asyncio.ensure_future(channel.last())
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
-        await agent.says(said(Response.DONE, channel.number))
-        assert isinstance(await channel.last(), Reply)
+        await agent.says(said(WireResponse.DONE, channel.number))
+        assert isinstance(await channel.last(), AgentReply)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from warren.config.apt_sources import read_apt_sources
-from warren.images.building.own_images import plain_suite
+from warren.images.trees.own_images import plain_suite
 
 
 def machine(root: Path, files: dict[str, str], release: str = "ID=debian\nVERSION_CODENAME=bookworm\n") -> Path:

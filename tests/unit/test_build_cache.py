@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from warren.images.building.cache import LAYERS, CachedLayer, LayerCache, key_of
-from warren.images.store.layers import LayerSize
+from warren.images.store.layer_cache import LAYERS, CachedLayer, LayerCache, key_of
+from warren.images.trees.layers import LayerSize
 
 MB = 1024 * 1024
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from warren.images.building.context import Digest, FileTree, IgnoreRules
 from warren.model.errors import InvalidRequest
-from warren.sandboxes.agent.tar_stream import Member
+from warren.sandboxes.agent.tar_stream import TarMember
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def names(tree: FileTree, *patterns: str) -> list[str]:
         f"{source.path}:{part.path}"
         for source in tree.find(patterns)
         for part in tree.content(source)
-        if isinstance(part, Member)
+        if isinstance(part, TarMember)
     ]
 
 
@@ -66,7 +66,7 @@ def test_no_path_and_no_link_leads_out(context: Path, tmp_path: Path) -> None:
                 tree.find([pattern])
         (source,) = tree.find(["inner"])
         assert b"".join(part for part in tree.content(source) if isinstance(part, bytes)) == b"a.txt"
-        links = [part for part in tree.content(tree.find(["."])[0]) if isinstance(part, Member) and part.target]
+        links = [part for part in tree.content(tree.find(["."])[0]) if isinstance(part, TarMember) and part.target]
         assert {link.path for link in links} == {"up", "absolute", "folder", "inner"}
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from warren.model.errors import InvalidRequest
 from warren.model.spec import NO_CEILINGS, Ceilings, Limits
-from warren.sandboxes.providers.host_provider import HostRoom
+from warren.sandboxes.providers.host_limits import HostRoom
 from warren.sessions.allowances import check_ceilings
 from warren.worker.guard import Room, default_ceilings
 

@@ -5,6 +5,8 @@ import pytest
 from warren.model.command_output import CommandOutput
 from warren.model.errors import ProtocolError
 from warren.model.operations import Command, ProcessInfo, Reason, TerminalSize
+from warren.sandboxes.agent.agent_errors import printable
+from warren.sandboxes.agent.channel import Output
 from warren.sandboxes.agent.command_result import (
     REMEMBERED,
     OomTracker,
@@ -13,8 +15,7 @@ from warren.sandboxes.agent.command_result import (
     lost_result,
     start_payload,
 )
-from warren.sandboxes.agent.link import Output, printable
-from warren.sandboxes.agent.wire import EndReason, Fields, Flag, Tag, fields
+from warren.sandboxes.agent.wire import Flag, WireEnd, WireFields, WireTag, fields
 
 OUT, ERR, TERMINAL = 1, 2, 3
 
@@ -27,8 +28,8 @@ def written(outputs: list[Output], total: int = 0) -> CommandOutput:
     return made
 
 
-def end(**values: int) -> Fields:
-    return Fields(fields([(Tag[name.upper()], value) for name, value in values.items()]))
+def end(**values: int) -> WireFields:
+    return WireFields(fields([(WireTag[name.upper()], value) for name, value in values.items()]))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_texts(outputs: list[Output], total: int, expected: tuple[str, str, str]
 
 
 def test_a_result_says_everything() -> None:
-    said = end(exit_code=143, reason=EndReason.TIMEOUT, signal=15, duration_us=1500, cpu_us=200, bytes=3, killed=4)
+    said = end(exit_code=143, reason=WireEnd.TIMEOUT, signal=15, duration_us=1500, cpu_us=200, bytes=3, killed=4)
     result = exec_result(said, written([Output(OUT, 0, b"abc")]), "p_1")
     assert (result.exit_code, result.reason, result.signal, result.killed) == (143, Reason.TIMEOUT, 15, 4)
     assert (result.duration_ms, result.cpu_ms, result.bytes_total, result.truncated) == (1.5, 0.2, 3, False)
@@ -80,10 +81,8 @@ def test_a_result_that_cannot_be_is_a_protocol_error(said: dict[str, int], outpu
 
 
 def test_a_time_out_stays_a_time_out_even_without_memory() -> None:
-    assert (
-        exec_result(end(exit_code=137, reason=EndReason.TIMEOUT), written([]), "p", oom=True).reason is Reason.TIMEOUT
-    )
-    assert exec_result(end(exit_code=137, reason=EndReason.SIGNAL), written([]), "p", oom=True).reason is Reason.OOM
+    assert exec_result(end(exit_code=137, reason=WireEnd.TIMEOUT), written([]), "p", oom=True).reason is Reason.TIMEOUT
+    assert exec_result(end(exit_code=137, reason=WireEnd.SIGNAL), written([]), "p", oom=True).reason is Reason.OOM
 
 
 def test_a_lost_sandbox_is_a_result_with_the_reason() -> None:
@@ -93,12 +92,16 @@ def test_a_lost_sandbox_is_a_result_with_the_reason() -> None:
 
 def test_a_command_becomes_the_fields_of_a_start() -> None:
     payload = start_payload(Command(shell="x", env={"A": "2"}), "p", base_env_fields({"B": "1"}), int(Flag.DEFER))
-    found = Fields(payload)
-    assert found.number(Tag.FLAGS) == Flag.DEFER | Flag.CARRY
-    assert (found.text(Tag.ENV), found.text(Tag.BASE_ENV)) == ("A=2", "B=1")
-    assert not Fields(start_payload(Command(argv=("x",)), "p", b"", 0)).number(Tag.FLAGS)
-    terminal = Fields(start_payload(Command(shell="x", terminal=TerminalSize(5, 6), timeout_s=0.0001), "p", b"", 0))
-    assert (terminal.number(Tag.ROWS), terminal.number(Tag.COLS), terminal.number(Tag.TIMEOUT_MS)) == (5, 6, 1)
+    found = WireFields(payload)
+    assert found.number(WireTag.FLAGS) == Flag.DEFER | Flag.CARRY
+    assert (found.text(WireTag.ENV), found.text(WireTag.BASE_ENV)) == ("A=2", "B=1")
+    assert not WireFields(start_payload(Command(argv=("x",)), "p", b"", 0)).number(WireTag.FLAGS)
+    terminal = WireFields(start_payload(Command(shell="x", terminal=TerminalSize(5, 6), timeout_s=0.0001), "p", b"", 0))
+    assert (terminal.number(WireTag.ROWS), terminal.number(WireTag.COLS), terminal.number(WireTag.TIMEOUT_MS)) == (
+        5,
+        6,
+        1,
+    )
 
 
 @pytest.mark.parametrize(

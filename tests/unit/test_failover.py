@@ -17,7 +17,7 @@ from warren.cluster.roster import LEASE_S, PROTOCOL
 from warren.interfaces.worker import WorkerStats
 from warren.model.errors import Conflict, NotFound, Unavailable
 from warren.model.events import Event, EventKind
-from warren.model.figures import FigureLimits, Figures, LatestFigures
+from warren.model.metrics import LatestMetrics, MetricLimits, SandboxMetrics
 from warren.model.session import EndReason, Session, SessionState
 from warren.sessions.basis import SessionBasis
 from warren.sessions.event_hub import EventHub
@@ -48,11 +48,11 @@ class World:
             raise Unavailable("nobody there")
         return WorkerStats(claimed=1)
 
-    async def _figures(self, address: str, tenant: str, session_ids: Sequence[str]) -> Mapping[str, LatestFigures]:
+    async def _figures(self, address: str, tenant: str, session_ids: Sequence[str]) -> Mapping[str, LatestMetrics]:
         if address.endswith(":9"):
             raise Unavailable("nobody there")
-        point = Figures(memory_bytes=len(tenant))
-        return {name: LatestFigures(FigureLimits.of(None), point) for name in session_ids}
+        point = SandboxMetrics(memory_bytes=len(tenant))
+        return {name: LatestMetrics(MetricLimits.of(None), point) for name in session_ids}
 
     async def advance(self, seconds: float, *beating: str) -> None:
         for _ in range(round(seconds)):
@@ -313,7 +313,7 @@ async def test_the_states_of_workers(world: World) -> None:
 async def test_a_cluster_is_ready_while_any_worker_could_be_asked(world: World) -> None:
     world.control.check_ready()
     assert await world.control.figures() == {"live": WorkerStats(claimed=1)}
-    found = await world.control.session_figures("acme", {"live": ["a", "b"], "dead": ["c"], "unknown": ["d"]})
+    found = await world.control.session_metrics("acme", {"live": ["a", "b"], "dead": ["c"], "unknown": ["d"]})
     assert {name: latest.now.memory_bytes for name, latest in found.items()} == {"a": 4, "b": 4}
     await world.advance(LEASE_S)
     with pytest.raises(Unavailable, match="no worker of the cluster is there"):

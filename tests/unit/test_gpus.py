@@ -17,9 +17,9 @@ from warren.model.spec import SandboxSpec
 from warren.sandboxes.host.device_rules import DeviceRules, list_allows, programs_allow, run_program
 from warren.sandboxes.host.gpu_leases import GpuLeases
 from warren.sandboxes.host.gpu_libraries import library_tree, read_soname
-from warren.sandboxes.host.gpus import Found, Gpu, Node, Places, find, has_nodes, require_usable
+from warren.sandboxes.host.gpus import DeviceNode, Found, Gpu, Places, find, has_nodes, require_usable
 from warren.sandboxes.providers.docker_spec import device_request
-from warren.sandboxes.providers.gpu_access import ALL, GpuAccess, Grant, check_nodes, check_rules, variables
+from warren.sandboxes.providers.gpu_access import ALL, GpuAccess, GpuGrant, check_nodes, check_rules, variables
 from warren.sandboxes.providers.oci_bundle import config, config_json
 
 UUID = "GPU-5c3a1b2e-0000-1111-2222-333344445555"
@@ -207,7 +207,9 @@ def test_the_name_of_a_real_library_is_read(tmp_path: Path) -> None:
 
 def a_gpu(number: int) -> Gpu:
     return Gpu(
-        str(number), frozenset({str(number), f"GPU-{number}"}), (Node(Path("/x"), f"nvidia{number}", 195, number),)
+        str(number),
+        frozenset({str(number), f"GPU-{number}"}),
+        (DeviceNode(Path("/x"), f"nvidia{number}", 195, number),),
     )
 
 
@@ -339,7 +341,7 @@ def test_more_nodes_than_granted_are_refused_and_fewer_too() -> None:
 
 
 def test_rules_that_open_less_or_another_one_are_refused() -> None:
-    grant = Grant((a_gpu(0),), a_gpu(0).nodes, a_gpu(1).nodes)
+    grant = GpuGrant((a_gpu(0),), a_gpu(0).nodes, a_gpu(1).nodes)
     assert check_rules(DeviceRules("", lambda *at: at == (195, 0)), grant) == "the rules open these and no other GPU"
     assert check_rules(DeviceRules("", lambda *at: None), grant) == "what the rules open cannot be told"
     for open_ones, sentence in (
@@ -349,13 +351,13 @@ def test_rules_that_open_less_or_another_one_are_refused() -> None:
         with pytest.raises(IsolationUnavailable, match=sentence):
             check_rules(DeviceRules("", lambda *at, found=open_ones: at in found), grant)
     with pytest.raises(IsolationUnavailable, match="open every device"):
-        check_rules(DeviceRules("", lambda *at: True), Grant((a_gpu(0),), a_gpu(0).nodes))
+        check_rules(DeviceRules("", lambda *at: True), GpuGrant((a_gpu(0),), a_gpu(0).nodes))
 
 
 def test_only_cdi_names_of_all_are_used() -> None:
     named = Gpu("0", frozenset({"0"}), (), cdi="nvidia.com/gpu=0")
-    assert Grant((named,), ()).cdi_names == ("nvidia.com/gpu=0",)
-    assert Grant((named, a_gpu(1)), ()).cdi_names == ()
+    assert GpuGrant((named,), ()).cdi_names == ("nvidia.com/gpu=0",)
+    assert GpuGrant((named, a_gpu(1)), ()).cdi_names == ()
 
 
 def test_the_list_of_cgroup_v1_is_understood() -> None:

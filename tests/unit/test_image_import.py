@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from warren.images.store.tree import Tree
-from warren.images.transfer.import_tree import Caps, copy_directory, is_tar, unpack_tar
+from warren.images.transfer.import_tree import ImportCaps, copy_directory, is_tar, unpack_tar
 from warren.images.transfer.zstd_stream import zstd_module
+from warren.images.trees.tree import Tree
 from warren.model.errors import InvalidRequest
 
 Entry = tuple[str, bytes, str]  # name, type, link target or contents
@@ -40,10 +40,10 @@ def tar_of(*entries: Entry, mode: int = 0o644, uid: int = 0) -> io.BytesIO:
     return stream
 
 
-def unpack(stream: io.BytesIO, path: Path, caps: Caps | None = None) -> Path:
+def unpack(stream: io.BytesIO, path: Path, caps: ImportCaps | None = None) -> Path:
     path.mkdir(exist_ok=True)
     with Tree(path) as tree:
-        unpack_tar(stream, tree, caps or Caps())
+        unpack_tar(stream, tree, caps or ImportCaps())
     return path
 
 
@@ -112,12 +112,12 @@ def test_set_id_bits_are_taken_off_and_the_sticky_bit_stays(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("caps", "message"),
     [
-        (Caps(members=2), "more than 2 members"),
-        (Caps(size=100), "larger than 100 bytes"),
-        (Caps(ratio=10, ratio_from=1000), "a bomb"),
+        (ImportCaps(members=2), "more than 2 members"),
+        (ImportCaps(size=100), "larger than 100 bytes"),
+        (ImportCaps(ratio=10, ratio_from=1000), "a bomb"),
     ],
 )
-def test_caps_hold(caps: Caps, message: str, tmp_path: Path) -> None:
+def test_caps_hold(caps: ImportCaps, message: str, tmp_path: Path) -> None:
     plain = tar_of(*[(f"f{number}", FILE, "0" * 100_000) for number in range(5)])
     with pytest.raises(InvalidRequest, match=message):
         unpack(io.BytesIO(gzip.compress(plain.read())), tmp_path / "tree", caps)

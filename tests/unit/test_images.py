@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from warren.images.building.own_images import copy_public_etc, host_suite
-from warren.images.store.prepare import group_with_user, passwd_with_user
 from warren.images.store.store import ImageStore
-from warren.images.store.tree import Tree
 from warren.images.store.versions import VERSIONS
+from warren.images.trees.own_images import copy_public_etc, host_suite
+from warren.images.trees.prepare import group_with_user, passwd_with_user
+from warren.images.trees.tree import Tree
 from warren.model.errors import Conflict, ImageNotFound, InvalidRequest, WarrenError
 from warren.model.image import ImageConfig
 from warren.model.spec import WRITABLE, SandboxSpec
 from warren.sandboxes.host.processes import boot_id
-from warren.sandboxes.providers.record import Record
+from warren.sandboxes.host.record import SandboxRecord
 
 
 @pytest.fixture
@@ -402,7 +402,7 @@ def test_an_image_is_not_replaced_under_a_running_sandbox_of_an_older_warren(
     old_image(store, source, tmp_path)
     sandbox = tmp_path / "state/sandboxes" / ("a" * 32)
     sandbox.mkdir(parents=True)
-    Record("a" * 32, boot_id(), "crun", 0, SandboxSpec(image="mine")).started(os.getpid()).save(sandbox)
+    SandboxRecord("a" * 32, boot_id(), "crun", 0, SandboxSpec(image="mine")).started(os.getpid()).save(sandbox)
     store.import_directory("mine", source)
     assert [(one.current, one.sandboxes) for one in store.list()] == [(True, 0), (False, 1)]
 

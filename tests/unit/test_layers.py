@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from warren.images.store.layers import LayerCaps, LayerSize, collect, flatten
+from warren.images.trees.layers import LayerCaps, LayerSize, collect, flatten
 from warren.model.errors import InvalidRequest
 
 BASE = 0x78000000

@@ -20,7 +20,7 @@ from warren.model.events import Event, EventKind, NetworkRefusedData
 from warren.model.network import NO_NETWORK, Connection, EgressBound, NetworkRules, NetworkUse, Refusal, parse_rule
 from warren.model.secrets import SecretBinding
 from warren.model.spec import Layer
-from warren.sessions.egress import Egress
+from warren.sessions.egress import EgressRules
 from warren.sessions.network_meter import READ_S
 from warren.sessions.new_session import NewSession
 from warren.stores.session_json import decode_session, encode_session
@@ -234,12 +234,12 @@ async def test_no_network_is_kept_for_the_whole_life() -> None:
 
 async def test_a_server_without_egress_opens_nothing() -> None:
     with pytest.raises(Forbidden, match="no sandbox a network"):
-        await Egress(enabled=False).check(ONE, Caller())
-    await Egress(enabled=False).check(NO_NETWORK, Caller())
+        await EgressRules(enabled=False).check(ONE, Caller())
+    await EgressRules(enabled=False).check(NO_NETWORK, Caller())
 
 
 async def test_what_the_environment_says_is_bounded_by_quotas_alone() -> None:
-    egress = Egress(Ceiling(("two.example",)))
+    egress = EgressRules(Ceiling(("two.example",)))
     await egress.check(ONE, Caller(), environment=ONE)
     with pytest.raises(Forbidden, match="operator"):
         await egress.check(ONE, Caller())

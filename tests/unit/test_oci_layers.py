@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from warren.images.store.tree import Tree
-from warren.images.transfer.import_tree import Caps
+from warren.images.transfer.import_tree import ImportCaps
 from warren.images.transfer.oci_layers import Layers
 from warren.images.transfer.zstd_stream import MAGIC, zstd_module
+from warren.images.trees.tree import Tree
 from warren.model.errors import InvalidRequest
 
 D, L, H = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
@@ -38,7 +38,9 @@ def layer(*members: Member, **pax: str) -> bytes:
     return out.getvalue()
 
 
-def apply(root: Path, *layers: bytes, caps: Caps = Caps(), packed: Callable[[bytes], bytes] = bytes) -> None:
+def apply(
+    root: Path, *layers: bytes, caps: ImportCaps = ImportCaps(), packed: Callable[[bytes], bytes] = bytes
+) -> None:
     root.mkdir(exist_ok=True)
     with Tree(root) as tree:
         unpacked = Layers(tree, caps)
@@ -155,20 +157,20 @@ def test_a_hostile_layer_is_refused_or_stays_inside(
 @pytest.mark.parametrize(
     ("data", "caps", "complaint"),
     [
-        (layer(("a", "x" * 5000)), Caps(size=4096), "larger than"),
-        (layer(*((f"{number}", "") for number in range(20))), Caps(members=10), "more than 10 members"),
-        (layer(("a", "x" * 3_000_000)), Caps(ratio=10, ratio_from=100_000), "a bomb"),
-        (layer(("a", "1")) + bytes(3_000_000), Caps(ratio=10, ratio_from=100_000), "a bomb"),
-        (layer(("a", "1"), mtime="1e300"), Caps(), ""),
-        (layer(("a", "1"), mtime="nan"), Caps(), ""),
-        (layer(("a", "1"), uid="99999999999"), Caps(), "belongs to"),
-        (layer(("a", "1"), **{"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}), Caps(), "damaged"),
-        (b"x" * 2000, Caps(), "damaged"),
+        (layer(("a", "x" * 5000)), ImportCaps(size=4096), "larger than"),
+        (layer(*((f"{number}", "") for number in range(20))), ImportCaps(members=10), "more than 10 members"),
+        (layer(("a", "x" * 3_000_000)), ImportCaps(ratio=10, ratio_from=100_000), "a bomb"),
+        (layer(("a", "1")) + bytes(3_000_000), ImportCaps(ratio=10, ratio_from=100_000), "a bomb"),
+        (layer(("a", "1"), mtime="1e300"), ImportCaps(), ""),
+        (layer(("a", "1"), mtime="nan"), ImportCaps(), ""),
+        (layer(("a", "1"), uid="99999999999"), ImportCaps(), "belongs to"),
+        (layer(("a", "1"), **{"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}), ImportCaps(), "damaged"),
+        (b"x" * 2000, ImportCaps(), "damaged"),
     ],
 )
 @pytest.mark.parametrize("packed", [gzip.compress, zstd_module().compress])
 def test_bombs_and_nonsense_are_refused(
-    tmp_path: Path, data: bytes, caps: Caps, complaint: str, packed: Callable[[bytes], bytes]
+    tmp_path: Path, data: bytes, caps: ImportCaps, complaint: str, packed: Callable[[bytes], bytes]
 ) -> None:
     check_complaint(complaint, lambda: apply(tmp_path / "root", layer(), data, caps=caps, packed=packed))
 
@@ -212,11 +214,11 @@ def test_layers_by_zstd_are_read_within_bounds(
 
 def test_the_caps_are_for_all_layers_together(tmp_path: Path) -> None:
     layers = [layer((f"{number}", "x" * 1000)) for number in range(5)]
-    apply(tmp_path / "root", *layers, caps=Caps(size=5000, members=5))
+    apply(tmp_path / "root", *layers, caps=ImportCaps(size=5000, members=5))
     with pytest.raises(InvalidRequest, match="larger than 4999 bytes"):
-        apply(tmp_path / "other", *layers, caps=Caps(size=4999))
+        apply(tmp_path / "other", *layers, caps=ImportCaps(size=4999))
     with pytest.raises(InvalidRequest, match="more than 4 members"):
-        apply(tmp_path / "third", *layers, caps=Caps(members=4))
+        apply(tmp_path / "third", *layers, caps=ImportCaps(members=4))
 
 
 def test_headers_that_follow_each_other_without_end_are_refused(tmp_path: Path) -> None:

@@ -146,11 +146,13 @@ def test_pressure_below_the_mark_is_nobodys_disadvantage() -> None:
 # Large clusters.
 
 
+@pytest.mark.extended
 def test_in_a_large_cluster_all_workers_have_their_turn() -> None:
     workers = [worker(f"w{number}") for number in range(1000)]
     assert len({rank_workers(PLAIN, workers, tie)[0] for tie in range(3000)}) > 800
 
 
+@pytest.mark.extended
 def test_a_new_and_empty_worker_in_a_large_cluster_does_not_get_everything() -> None:
     workers = [worker(f"w{number}", claimed=50) for number in range(999)] + [worker("new", claimed=0)]
     got = sum(rank_workers(PLAIN, workers, tie)[0] == "new" for tie in range(1000))

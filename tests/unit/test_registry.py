@@ -12,7 +12,7 @@ from warren.config.registry import Registry, packaged_registry
 from warren.model.capability import Capability
 from warren.model.environment import PoolSize
 from warren.model.errors import InvalidRequest, Unavailable, UnknownEnvironment
-from warren.model.figures import AlertThresholds
+from warren.model.metrics import AlertThresholds
 from warren.model.spec import Limits
 
 PACKAGED = ["base", "code-interpreter", "e2b", "e2b-code-interpreter", "host", "Node", "polyglot", "Python3"]

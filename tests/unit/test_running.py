@@ -165,14 +165,14 @@ def test_extended_tests_run_only_with_everything(suite: Suite) -> None:
 
 
 def test_a_process_that_is_left_behind_is_red(suite: Suite) -> None:
-    source = "import subprocess\ndef test_x(): print(subprocess.Popen(['sleep', '60'], start_new_session=True).pid)\n"
+    source = "import subprocess\ndef test_x(): print(subprocess.Popen(['sleep', '1000'], start_new_session=True).pid)\n"
     code, output = suite.run(source, everything=False)
     left = [line for line in output.splitlines() if line.startswith("LEFT BEHIND process")]
     for line in left:
         os.kill(int(line.split()[3].rstrip(":")), 9)
     assert code == 1
     assert len(left) == 1
-    assert left[0].endswith("sleep 60")
+    assert left[0].endswith("sleep 1000")
 
 
 # -- what counts as left behind

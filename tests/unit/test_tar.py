@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from warren.model.errors import InvalidRequest
 from warren.model.operations import FileKind
-from warren.sandboxes.agent.tar_stream import Member, TarReader, header, padding, trailer
+from warren.sandboxes.agent.tar_stream import TarMember, TarReader, header, padding, trailer
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -39,7 +39,7 @@ async def pieces(data: bytes, size: int) -> AsyncIterator[bytes]:
         yield data[at : at + size]
 
 
-async def read_all(source: bytes | AsyncIterator[bytes]) -> list[tuple[Member, bytes]]:
+async def read_all(source: bytes | AsyncIterator[bytes]) -> list[tuple[TarMember, bytes]]:
     reader = TarReader(source)
     found = []
     async for member in reader.members():
@@ -47,7 +47,7 @@ async def read_all(source: bytes | AsyncIterator[bytes]) -> list[tuple[Member, b
     return found
 
 
-def unpacked(data: bytes, cut: int = 0) -> list[tuple[Member, bytes]]:
+def unpacked(data: bytes, cut: int = 0) -> list[tuple[TarMember, bytes]]:
     return asyncio.run(read_all(pieces(data, cut) if cut else data))
 
 
@@ -71,7 +71,7 @@ def test_every_format_in_any_cut(kind: int, cut: int) -> None:
         ("folder", FileKind.DIRECTORY), ("folder/file", FileKind.FILE), ("exact", FileKind.FILE),
         ("empty", FileKind.FILE), ("folder/link", FileKind.SYMLINK),
     ]  # fmt: skip
-    assert found[1] == (Member("folder/file", FileKind.FILE, 1000, 0o755, 1_700_000_000), b"x" * 1000)
+    assert found[1] == (TarMember("folder/file", FileKind.FILE, 1000, 0o755, 1_700_000_000), b"x" * 1000)
     assert found[4][0].target == "../exact"
 
 
@@ -166,6 +166,7 @@ def test_sizes_that_lie_are_refused() -> None:
             unpacked(tar_of(("x", b"1", {"pax_headers": {"size": size}})))
 
 
+@pytest.mark.extended
 def test_too_many_members_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="more than 100,000 members"):
         unpacked(tarfile.TarInfo("again").tobuf() * 100_001)
@@ -221,7 +222,7 @@ def test_a_damaged_archive_is_members_or_an_invalid_request(draw: st.DataObject)
 )
 def test_what_we_write_tarfile_reads(files: list[tuple[str, bytes]]) -> None:
     members = [
-        (Member(f"d/{name}", FileKind.FILE, len(data), 0o640, 5, uid=1000, gid=1000), data) for name, data in files
+        (TarMember(f"d/{name}", FileKind.FILE, len(data), 0o640, 5, uid=1000, gid=1000), data) for name, data in files
     ]
     stream = b"".join(header(member) + data + padding(len(data)) for member, data in members) + trailer()
     with tarfile.open(fileobj=io.BytesIO(stream)) as tar:
@@ -242,6 +243,7 @@ def pax_header(records: dict[str, str], *, for_all: bool) -> bytes:
     )
 
 
+@pytest.mark.extended
 def test_headers_for_all_members_are_not_piled_up() -> None:
     """Every member would be compared with all of them: ever slower, in ever more memory."""
 
@@ -269,6 +271,7 @@ def test_a_header_of_many_records_is_refused() -> None:
         unpacked(data)
 
 
+@pytest.mark.extended
 def test_a_directory_full_of_long_links_costs_little_memory() -> None:
     name = "/".join(["d" * 250] * 15)
 

@@ -45,6 +45,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("checker", CHECKERS)
 @pytest.mark.timeout(600)
+@pytest.mark.extended
 def test_a_checker_finds_what_is_wrong_and_nothing_else(checker: str, python: Path, tmp_path: Path) -> None:
     options = [option.format(python=python, folder=tmp_path) for option in CHECKERS[checker]]
     argv = [sys.executable, "-m", checker, *options, "uses_sdk.py", "misuses_sdk.py"]

@@ -14,12 +14,12 @@ from warren.model.errors import ProtocolError, SandboxLost, WarrenError
 from warren.sandboxes.agent.link import AgentLink
 from warren.sandboxes.agent.wire import (
     MAX_RECORD,
-    Code,
-    Fields,
     Records,
-    Request,
-    Response,
-    Tag,
+    WireCode,
+    WireFields,
+    WireRequest,
+    WireResponse,
+    WireTag,
     credit,
     credit_frame,
     fields,
@@ -28,20 +28,20 @@ from warren.sandboxes.agent.wire import (
 )
 from warren.sandboxes.agent.wire import output as parse_output
 
-TAGS = st.sampled_from(list(Tag))
+TAGS = st.sampled_from(list(WireTag))
 # A busy machine is no failure; the first text drawn loads the tables of Unicode, which takes seconds.
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 VALUES = st.one_of(st.integers(0, 2**64 - 1), st.text(), st.binary(max_size=300))
 
 
-def records_of(records: Records, data: bytes) -> Iterator[Fields]:
+def records_of(records: Records, data: bytes) -> Iterator[WireFields]:
     records.add(data)
     while (found := records.next()) is not None:
         yield found
 
 
 def test_a_frame_is_twelve_bytes_and_its_payload() -> None:
-    assert frame(Request.START, 7, b"abc") == b"\x03\0\0\0\x07\0\0\0\x02\0\0\0abc"
+    assert frame(WireRequest.START, 7, b"abc") == b"\x03\0\0\0\x07\0\0\0\x02\0\0\0abc"
 
 
 def test_credit_survives_the_wire() -> None:
@@ -53,13 +53,13 @@ def test_credit_survives_the_wire() -> None:
 
 def test_text_that_is_no_utf8_survives_the_wire() -> None:
     name = b"caf\xe9".decode("utf-8", "surrogateescape")
-    assert Fields(fields([(Tag.PATH, name)])).text(Tag.PATH) == name
+    assert WireFields(fields([(WireTag.PATH, name)])).text(WireTag.PATH) == name
 
 
 @patient
 @given(st.dictionaries(TAGS, VALUES))
-def test_fields_survive_the_wire(items: dict[Tag, int | str | bytes]) -> None:
-    found = Fields(fields(items.items()))
+def test_fields_survive_the_wire(items: dict[WireTag, int | str | bytes]) -> None:
+    found = WireFields(fields(items.items()))
     for tag, value in items.items():
         assert tag in found
         if isinstance(value, int):
@@ -72,8 +72,8 @@ def test_fields_survive_the_wire(items: dict[Tag, int | str | bytes]) -> None:
 @given(st.binary(max_size=2000))
 def test_any_bytes_are_fields_or_a_protocol_error(data: bytes) -> None:
     try:
-        found = Fields(data)
-        for tag in Tag:
+        found = WireFields(data)
+        for tag in WireTag:
             found.text(tag)
             found.number(tag)
     except ProtocolError:
@@ -94,14 +94,14 @@ def test_any_bytes_are_output_or_a_protocol_error(data: bytes) -> None:
 
 @patient
 @given(st.lists(st.dictionaries(TAGS, VALUES, max_size=5), max_size=8), st.lists(st.integers(1, 50), min_size=1))
-def test_records_survive_any_cut(items: list[dict[Tag, int | str | bytes]], cuts: list[int]) -> None:
+def test_records_survive_any_cut(items: list[dict[WireTag, int | str | bytes]], cuts: list[int]) -> None:
     stream = b"".join(record(item.items()) for item in items)
-    records, found, at, turn = Records(), list[Fields](), 0, 0
+    records, found, at, turn = Records(), list[WireFields](), 0, 0
     while at < len(stream):
         size = cuts[turn % len(cuts)]
         found += records_of(records, stream[at : at + size])
         at, turn = at + size, turn + 1
-    assert [set(item) for item in items] == [{tag for tag in Tag if tag in entry} for entry in found]
+    assert [set(item) for item in items] == [{tag for tag in WireTag if tag in entry} for entry in found]
     assert len(records) == 0
 
 
@@ -124,18 +124,20 @@ def test_a_record_that_is_too_long_is_refused_by_its_length_alone() -> None:
 
 
 FRAMES = st.one_of(
-    st.builds(said, st.sampled_from(list(Response)), st.integers(0, 4), st.binary(max_size=64)),
+    st.builds(said, st.sampled_from(list(WireResponse)), st.integers(0, 4), st.binary(max_size=64)),
     st.builds(output, st.integers(0, 3), st.integers(0, 4), st.integers(0, 2**64 - 1), st.binary(max_size=3000)),
     st.builds(
-        lambda channel, code: said(Response.ERROR, channel, fields([(Tag.CODE, code), (Tag.MESSAGE, "no")])),
-        st.integers(1, 3), st.sampled_from([*Code, 0, 99]),
+        lambda channel, code: said(
+            WireResponse.ERROR, channel, fields([(WireTag.CODE, code), (WireTag.MESSAGE, "no")])
+        ),
+        st.integers(1, 3), st.sampled_from([*WireCode, 0, 99]),
     ),
     st.binary(max_size=40),
     st.just(hello()),
 )  # fmt: skip
 
 
-async def consume(link: AgentLink, kind: Request) -> None:
+async def consume(link: AgentLink, kind: WireRequest) -> None:
     channel = await link.open(kind)
     try:
         await channel.last()
@@ -156,7 +158,10 @@ async def feed(stream: bytes, cuts: list[int]) -> None:
     raised: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
     async with linked() as (link, agent):
-        tasks = [asyncio.ensure_future(consume(link, kind)) for kind in (Request.START, Request.ATTACH, Request.FILE)]
+        tasks = [
+            asyncio.ensure_future(consume(link, kind))
+            for kind in (WireRequest.START, WireRequest.ATTACH, WireRequest.FILE)
+        ]
         await asyncio.sleep(0)
         pieces, at, turn = [], 0, 0
         while at < len(stream):
@@ -170,5 +175,5 @@ async def feed(stream: bytes, cuts: list[int]) -> None:
             await asyncio.gather(*tasks)
             await link.lost.wait()
         with pytest.raises((SandboxLost, ProtocolError)):
-            await link.open(Request.PING)
+            await link.open(WireRequest.PING)
     assert raised == []

@@ -111,7 +111,7 @@ class CoordinatorService:
             self._roster,
             failover,
             self._peer_calls.worker_stats,
-            self._peer_calls.session_figures,
+            self._peer_calls.session_metrics,
         )
         await self._fleet.refresh()
         self._tasks = [

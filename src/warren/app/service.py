@@ -148,7 +148,7 @@ class Service:
         self._run(reaper.run(), "reaper")
         self._run(reaper.watch_losses(self._worker), "losses")
         self._run(self._lifecycle.networks.run_meter(), "networks")
-        self._run(self._lifecycle.figures.run(), "figures")
+        self._run(self._lifecycle.metrics.run(), "session-metrics")
         self._run(ArtifactExpiry(artifacts, self._clock).run(), "artifacts")
         self._run(self.environments.watch(self._clock), "environments")
         self._run(self._report_obstacle(self._worker), "readiness")

@@ -59,9 +59,9 @@ if TYPE_CHECKING:
     from warren.model.spec import Ceilings
     from warren.sandboxes.providers.connection import EgressService
     from warren.sandboxes.providers.gpu_access import GpuAccess
-    from warren.sandboxes.providers.host_provider import HostRoom
+    from warren.sandboxes.providers.host_limits import HostRoom
     from warren.sessions.artifacts import Artifacts
-    from warren.sessions.egress import Egress
+    from warren.sessions.egress import EgressRules
     from warren.sessions.history import History
     from warren.sessions.lifecycle import Lifecycle
     from warren.sessions.manager import Sessions
@@ -185,7 +185,7 @@ def _build_gpus(settings: Settings) -> "GpuAccess":
 
 
 def build_host_room(settings: Settings) -> "HostRoom":
-    from warren.sandboxes.providers.host_provider import HostRoom
+    from warren.sandboxes.providers.host_limits import HostRoom
 
     return HostRoom(
         min_free_disk_mb=settings.min_free_disk_mb or None,
@@ -289,7 +289,7 @@ def build_worker(
             min_free_memory_mb=settings.min_free_memory_mb or None,
             min_free_disk_mb=settings.min_free_disk_mb or None,
             max_sandboxes=settings.max_sandboxes,
-            freeing=lambda: sum(provider.freeing_bytes for provider in on_host),
+            freeing=lambda: sum(provider.sandbox_disks.freeing_bytes for provider in on_host),
         ),
         default_environment=settings.default_environment,
         default_pool=PoolSize(settings.pool_size, settings.pool_min, settings.pool_max),
@@ -473,8 +473,8 @@ def build_lifecycle(
     recorder: Recorder = NO_RECORDER,
 ) -> "Lifecycle":
     from warren.sessions.basis import SessionBasis
-    from warren.sessions.figures import FiguresMeter
     from warren.sessions.lifecycle import Lifecycle, LifecycleOptions
+    from warren.sessions.metrics import MetricsMeter
     from warren.sessions.network_meter import NetworkMeter
     from warren.sessions.starting import StartWaits
 
@@ -484,7 +484,7 @@ def build_lifecycle(
         events=tenancy.events,
         egress=build_egress(settings),
         network_meter=NetworkMeter(clock, tenancy.networks.report, tenancy.networks.bounds_of, recorder=recorder),
-        figures=FiguresMeter(clock, basis.sandbox_of, environments, tenancy.events.publish),
+        metrics=MetricsMeter(clock, basis.sandbox_of, environments, tenancy.events.publish),
         secrets=tenancy.secrets,
         artifacts=artifacts,
     )
@@ -493,14 +493,14 @@ def build_lifecycle(
     return lifecycle
 
 
-def build_egress(settings: Settings) -> "Egress":
+def build_egress(settings: Settings) -> "EgressRules":
     """What sessions may ask for of the network."""
     from warren.config.presets import PresetReader
     from warren.model.egress import Ceiling
-    from warren.sessions.egress import Egress
+    from warren.sessions.egress import EgressRules
 
     reader = PresetReader(settings.egress_presets, environment_with({}))
-    return Egress(Ceiling(settings.egress_allowed), reader, enabled=settings.egress)
+    return EgressRules(Ceiling(settings.egress_allowed), reader, enabled=settings.egress)
 
 
 def build_egress_policy(settings: Settings) -> "EgressPolicy":

@@ -45,7 +45,7 @@ from warren.http.pipeline import Pipeline, Stages
 from warren.http.previews.proxy import PreviewProxy
 from warren.http.request import Stage
 from warren.images.building.on_demand import FetchImage
-from warren.images.transfer.share import ImageSharing
+from warren.images.store.share import ImageSharing
 from warren.interfaces.store import SessionStore
 from warren.model.errors import WarrenError
 from warren.model.version import __version__
@@ -191,7 +191,7 @@ class WorkerService(Service):
             self._auth,
             self.lease,
             self.describe,
-            self.sessions.lifecycle.figures.latest,
+            self.sessions.lifecycle.metrics.latest,
             partial(send_image, self._images, self._offered),
             self._metrics_stage(context),
         )

@@ -1,7 +1,7 @@
-"""How coordinators and workers authenticate each other, and how a coordinator names the caller it asks for.
+"""How coordinators and workers authenticate each other, and how a coordinator tells a worker who the caller is.
 
 Every request between them carries the cluster's secret. Over TLS with a common authority both also show certificates;
-the secret is required all the same.
+the secret is required even then.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ PAGE_HEADER: Final = b"x-warren-page-mark"
 
 
 def sealing_key(secret: str) -> str:
-    """The key that a cluster without WARREN_SECRETS_KEY seals secrets with: 64 hexadecimal digits."""
+    """Returns the key that a cluster without WARREN_SECRETS_KEY encrypts secrets with: 64 hexadecimal digits."""
     return hashlib.sha256(b"warren sealing:" + secret.encode()).hexdigest()
 
 
 class ClusterAuth:
-    """Sends and checks the cluster's secret. While it is being changed, other secrets are accepted as well."""
+    """Sends the cluster's secret, and checks it. During a change of the secret, `others` are accepted as well."""
 
     def __init__(self, secret: str, *others: str) -> None:
         self._secret = secret.encode()
@@ -41,7 +41,7 @@ class ClusterAuth:
         return [(SECRET_HEADER, self._secret), (PROTOCOL_HEADER, b"%d" % PROTOCOL)]
 
     def check(self, headers: Headers) -> None:
-        """Raises Unauthorized for a wrong secret, Conflict for another protocol."""
+        """Raises Unauthorized if the secret is wrong, Conflict if the protocol is another."""
         values = dict(headers)
         given = values.get(SECRET_HEADER, b"")
         if not any(hmac.compare_digest(given, secret) for secret in self._accepted):
@@ -58,7 +58,7 @@ class ClusterAuth:
 
 
 class CoordinatorIdentity:
-    """The Identity of a worker: the coordinator has authenticated the caller and names it in a header."""
+    """The Identity of a worker: the coordinator has authenticated the caller, and names it in a header."""
 
     def __init__(self, auth: ClusterAuth) -> None:
         self._auth = auth
@@ -71,7 +71,7 @@ class CoordinatorIdentity:
         return decode_caller(text)
 
     async def check_again(self, headers: Headers) -> None:
-        """The coordinator checks again, and ends the request."""
+        """Does nothing: the coordinator checks again, and ends the request if the caller is no longer valid."""
 
 
 def encode_caller(caller: Caller) -> bytes:

@@ -24,7 +24,7 @@ from warren.http.problems import problem
 from warren.http.request import E2bAddress, Kind, Request, Stage
 from warren.model.e2b import read_inner_path
 from warren.model.errors import Interrupted, InvalidRequest
-from warren.model.figures import LatestFigures
+from warren.model.metrics import LatestMetrics
 from warren.model.preview import CHECKED_HEADER, preview_of_path
 from warren.sessions.request_context import set_claim_timeout, set_session_id
 
@@ -79,7 +79,7 @@ class WorkerEntrance:
         auth: ClusterAuth,
         lease: Lease,
         describe: Callable[[], Mapping[str, Any]],
-        figures: Callable[[str, Sequence[str]], Mapping[str, LatestFigures]],
+        figures: Callable[[str, Sequence[str]], Mapping[str, LatestMetrics]],
         send_image: Callable[[Scope, Send], Awaitable[None]],
         metrics: Stage,
     ) -> None:

@@ -1,9 +1,9 @@
 """Gives up the sessions of dead workers. Every coordinator runs it; each change is made once.
 
-A session is taken from its worker in one step that also checks the worker's lease, by Redis' clock, and whether the
-worker has heard of this coordinator: otherwise it may go on without Redis, and not ask us. A worker that has come back
-meanwhile keeps the sessions that were not taken yet, and finds out which were. `Fleet.run` calls `tick` after each
-refresh; `ClusterOperator` calls `sweep` when a worker is removed.
+Redis takes a session from its worker in one step, which also checks that the worker's lease has run out by Redis'
+clock, and that the worker knows this coordinator. A worker that does not know us would not ask us before it goes on
+without Redis. A worker that comes back meanwhile keeps the sessions that were not taken yet, and finds out which were.
+`Fleet.run` calls `tick` after each refresh; `ClusterOperator` calls `sweep` when a worker is removed.
 """
 
 from typing import Final
@@ -39,6 +39,7 @@ class Failover:
     async def tick(self, snapshot: ClusterSnapshot) -> None:
         if not snapshot.settled:
             return
+        # A worker may have been granted a lease while Redis was away. It must run out before we take anything.
         is_stable = self._fleet.redis_stable_s >= LEASE_S
         if is_stable:
             await self._sweep_if_due(snapshot)
@@ -78,7 +79,7 @@ class Failover:
             await self._forget_workers(snapshot)
 
     async def sweep(self, alive: set[str]) -> None:
-        """Gives up every session whose worker is not among those alive."""
+        """Gives up every session whose worker is not in `alive`."""
         for session in await self._store.active():
             if session.worker not in alive:
                 await self._give_up(session)

@@ -1,9 +1,9 @@
-"""The workers as a coordinator sees them: which are there, at which address, with how much room.
+"""The workers as a coordinator sees them: their addresses, whether they are alive, and how much room they have.
 
 `run` refreshes the view from Redis every second and lets `Failover` act on it. When Redis does not respond, the last
-view counts: requests still go to the workers that were alive then, and those decide themselves whether they may serve.
-`redis_stable_s` says for how long Redis has responded without a gap; nothing is taken from a dead worker before that
-is longer than any lease that may have been held meanwhile.
+view counts: requests still go to the workers that were alive then, and each worker decides for itself whether it may
+serve. `redis_stable_s` is how long Redis has responded without a gap. Nothing is taken from a dead worker until that is
+longer than any lease that may have been granted during the gap.
 """
 
 import asyncio
@@ -40,15 +40,15 @@ from warren.model.errors import InvalidRequest, NoCapacity, NoSpace, Unavailable
 REFRESH_S: Final = 1.0
 _MAX_GAP_S: Final = 3.0
 _FRESH_S: Final = 0.1
-_MAX_CLOCK_JUMP_S: Final = 1.0  # when Redis' clock is set, leases that still run look as if they had run out
-_AVOID_S: Final = 2.0  # how long a worker that could not be reached is tried last
+_MAX_CLOCK_JUMP_S: Final = 1.0  # if Redis' clock was set, running leases may look as if they had run out
+_AVOID_S: Final = 2.0  # how long a worker that could not be reached is placed last
 
 _log = get_log(__name__)
 
 
 class Fleet:
-    """`configured_addresses` are where workers are reached, if not where they advertise; `identify` returns the id of
-    the worker at an address."""
+    """`configured_addresses`: where workers are reached, if not where they advertise. `identify` returns the id of the
+    worker at an address."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Fleet:
     # -- the view
 
     async def run(self, on_refresh: Callable[[ClusterSnapshot], Awaitable[None]]) -> None:
-        """Refreshes the view again and again, and calls `on_refresh` with each."""
+        """Refreshes the view forever, and calls `on_refresh` with each one."""
         while True:
             try:
                 await self.refresh()
@@ -109,7 +109,7 @@ class Fleet:
             for member in snapshot.workers
         }
         if not snapshot.settled or self.redis_stable_s < LEASE_S:
-            # Redis was away or has lost its data: workers that were alive before may still be, and say so themselves.
+            # Redis was away or has lost its data: workers that were alive before may still be, and refuse if not.
             for member in self._members.values():
                 if member.alive and (member.id not in members or not members[member.id].alive):
                     members[member.id] = member
@@ -151,7 +151,7 @@ class Fleet:
             raise unknown_worker(worker_id) from None
 
     def reachable(self, worker_id: str) -> Member:
-        """The worker of a session. Raises Unavailable if it is dead, unknown, or of another protocol."""
+        """Returns the worker of a session. Raises Unavailable if it is dead, unknown, or has another protocol."""
         member = self._members.get(worker_id)
         if member is None or not self._is_alive(member):
             raise Unavailable(
@@ -167,7 +167,7 @@ class Fleet:
         return member
 
     async def find_reachable(self, worker_id: str) -> Member:
-        """As `reachable`, but refreshes the view first if the worker may have come since."""
+        """Does the same as `reachable`, but refreshes the view first if the worker may have joined since."""
         try:
             return self.reachable(worker_id)
         except Unavailable:
@@ -182,7 +182,7 @@ class Fleet:
     # -- placement
 
     def choose_workers(self, required: Requirements) -> list[Member]:
-        """The workers that may take a new session, the best first. Raises NoCapacity or InvalidRequest."""
+        """Returns the workers that may take a new session, the best first. Raises NoCapacity or InvalidRequest."""
         candidates = [
             self._candidate(member, required.tenant) for member in self._members.values() if member.compatible
         ]
@@ -199,7 +199,7 @@ class Fleet:
         self._assigned_at.setdefault(worker_id, deque()).append(self._now())
 
     def avoid(self, worker_id: str) -> None:
-        """Tries a worker that could not be reached last for some seconds."""
+        """Places a worker that could not be reached last for some seconds."""
         self._unreachable_at[worker_id] = self._now()
 
     def _candidate(self, member: Member, tenant: str) -> Candidate:
@@ -230,21 +230,23 @@ class Fleet:
     # -- for workers that have lost Redis
 
     async def renew_lease(self, worker_id: str, epoch: int) -> LeaseStatus | None:
-        """What Redis says to the heartbeat of a worker that cannot reach it; None if we cannot reach Redis either.
+        """Passes on the heartbeat of a worker that cannot reach Redis. Returns its status, or None if Redis is away for
+        us too.
 
-        After None, nothing is taken from any worker before a lease that begins now is over: see `redis_stable_s`.
+        After None, nothing is taken from any worker until a lease that begins now has run out: see `redis_stable_s`.
         """
         if self._stable_since == float("inf"):
-            return None  # at once: the worker's lease may not last until a frozen Redis has been asked again
+            return None  # without asking: the worker's lease may end before a frozen Redis times out
         try:
             return (await self._roster.renew(worker_id, epoch)).status
         except (Unavailable, NoSpace):
+            # Before the reply: the worker goes on because of it, so we must not take its sessions from now on.
             self._stable_since = float("inf")
             return None
 
 
 def _no_worker(required: Requirements, candidates: Sequence[Candidate]) -> WarrenError:
-    """What no worker has, not even a dead one, will not be there later either: that is the caller's mistake."""
+    """Returns the error. It is InvalidRequest if no worker, not even a dead one, fits: waiting would not help."""
     if missing := missing_capability(required, candidates):
         return lacks(*missing)
     reason = explain_no_worker(required, candidates)

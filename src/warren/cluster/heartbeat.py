@@ -1,15 +1,16 @@
 """A worker's membership in the cluster: it registers, renews its lease with heartbeats, and registers again when lost.
 
-A worker that cannot reach Redis asks the coordinators it knows of. A coordinator that has Redis renews the lease. If
-all of them have lost Redis too, nobody can take over the worker's sessions, and it goes on, provided that its lease
-had not run out before. If one of them does not respond, that one might have Redis, and the worker stops serving when
-its lease runs out. Before it serves again, `reconcile` finds out what has changed meanwhile.
+A worker that cannot reach Redis asks the coordinators it knows. A coordinator that has Redis renews the lease. If all
+of them have lost Redis too, nobody can take over the worker's sessions, so it goes on, provided that its lease had not
+run out before. If a coordinator does not respond, that one might have Redis, so the worker stops serving when its lease
+runs out. Before it serves again, `reconcile` finds out what has changed meanwhile.
 
-Each reply of Redis names the coordinators, and the next heartbeat reports them back: only those that Redis has as
-reported may give up the worker. It asks these and the ones that were named since, so it asks everybody who may.
+Each reply of Redis names the coordinators, and the next heartbeat reports them back. Only a coordinator that was
+reported back may give up the worker. The worker asks the reported ones and those named since, so it asks every
+coordinator that may give it up.
 
-`WorkerService` calls `join` before it looks at its sessions, `beat` when it has, then `run` until it stops, and
-`leave` at the end.
+`WorkerService` calls `join` before it looks at its sessions, `beat` after that, `run` until it stops, and `leave` at
+the end.
 """
 
 import asyncio
@@ -63,10 +64,10 @@ class Heartbeat:
         self._epoch = 0
         self._run_id = ""
         self._renewed_without_redis = False
-        self._is_reconciled = True  # whether our sessions were compared with those in Redis
-        self._redis_known_at = float("-inf")  # when we asked what Redis has answered last
-        self._named: tuple[Peer, ...] = ()
-        self._reported: tuple[Peer, ...] = ()
+        self._is_reconciled = True  # our sessions were compared with those in Redis
+        self._redis_known_at = float("-inf")  # when the last request that Redis answered was sent
+        self._named: tuple[Peer, ...] = ()  # coordinators in the last reply of Redis
+        self._reported: tuple[Peer, ...] = ()  # those that the last acknowledged heartbeat reported back
         self._problems = ProblemLog(_log)
 
     def __repr__(self) -> str:
@@ -74,11 +75,11 @@ class Heartbeat:
 
     @property
     def coordinators(self) -> Sequence[Peer]:
-        """Those that are asked when Redis is away."""
+        """The coordinators to ask when Redis is away."""
         return tuple({peer.id: peer for peer in (*self._reported, *self._named)}.values())
 
     async def join(self) -> None:
-        """Registers the worker, and waits for Redis to do so. Raises Conflict if another worker has the name."""
+        """Registers the worker, waiting for Redis if need be. Raises Conflict if another worker has the name."""
         while True:
             try:
                 await self._register()
@@ -103,7 +104,7 @@ class Heartbeat:
             await self._clock.sleep(max(0.0, HEARTBEAT_S - (self._clock.now() - started_at)))
 
     async def beat(self) -> None:
-        requested_at = self._clock.now()
+        requested_at = self._clock.now()  # before the request: the lease must not outlast the one that Redis counts
         try:
             reply: HeartbeatReply | None = await self._beat_in_redis()
         except (Unavailable, NoSpace) as exc:
@@ -121,7 +122,8 @@ class Heartbeat:
             await self._rejoin(reply.status)
 
     async def leave(self) -> None:
-        """To be called after the last heartbeat. The sandboxes stay for a while for the next process."""
+        """Tells Redis that the worker stops; called after the last heartbeat. Its sandboxes are kept for a while for
+        the next process."""
         self._lease.drop()
         try:
             await self._roster.leave(replace(self._report_with_coordinators(), leaving=True), self._epoch)
@@ -134,7 +136,9 @@ class Heartbeat:
         if self._run_id and reply.run_id not in ("", self._run_id):
             _log.warning("redis_changed", reason="run_id_differs", action="reconcile")
             self._is_reconciled = False
-        if reply.run_id or self._lease.left_s <= 0:  # without a way to Redis there is nothing to compare with
+        # Before the renewal, because we must not serve sessions that were taken from us. Through a coordinator (without
+        # run_id) there is nothing to compare with, and nothing was taken while our lease ran.
+        if reply.run_id or self._lease.left_s <= 0:
             await self._reconcile_once()
         self._run_id = reply.run_id or self._run_id
         self._renewed_without_redis = not reply.run_id
@@ -143,7 +147,7 @@ class Heartbeat:
     async def _rejoin(self, status: LeaseStatus) -> None:
         """Registers again, and serves nobody until the sessions were compared.
 
-        A lease that was last renewed while nobody had Redis is used up first: nobody could take a session then.
+        A lease that was last renewed while nobody had Redis may still be used up: nobody could take a session then.
         """
         if not self._renewed_without_redis:
             self._lease.drop()
@@ -158,7 +162,7 @@ class Heartbeat:
             await self._renew_lease(reply, requested_at)
 
     async def _reconcile_once(self) -> None:
-        """The next heartbeat tries again if this fails."""
+        """Compares the sessions unless that was done. If it fails, the next heartbeat tries again."""
         if not self._is_reconciled:
             await self._reconcile()
             self._is_reconciled = True
@@ -178,10 +182,10 @@ class Heartbeat:
         return replace(self._report(), coordinators=tuple(peer.id for peer in self._named))
 
     async def _beat_through_coordinators(self) -> HeartbeatReply | None:
-        """Asks all coordinators at once and takes the first status; None if none is known.
+        """Asks all coordinators at once and returns the first status; None if there is none.
 
-        If none of them has Redis, nobody has taken a session since they lost it. They cannot say what was taken before
-        that, so a lease that has run out is not renewed.
+        If all of them have lost Redis, nobody has taken a session since then. They cannot tell what was taken before,
+        so a lease that has run out is not renewed.
         """
         if not self.coordinators:
             return None
@@ -199,10 +203,11 @@ class Heartbeat:
         finally:
             for task in requests:
                 task.cancel()
-        return HeartbeatReply(LeaseStatus.OK) if all_without_redis and self._may_go_on(requested_at) else None
+        may_serve = all_without_redis and self._may_serve_without_redis(requested_at)
+        return HeartbeatReply(LeaseStatus.OK) if may_serve else None
 
-    def _may_go_on(self, now: float) -> bool:
-        """Without Redis: while only those who were asked may give us up, and before we are forgotten."""
+    def _may_serve_without_redis(self, now: float) -> bool:
+        """Returns whether only the coordinators that we asked may give us up, and Redis has not forgotten us yet."""
         is_remembered = now - self._redis_known_at < FORGET_WORKER_S - LEASE_S
         return bool(self._reported) and is_remembered and self._lease.left_s > 0
 

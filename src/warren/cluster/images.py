@@ -1,9 +1,9 @@
-"""Images among the workers of a cluster.
+"""Copies images between the workers of a cluster.
 
-A worker reports the images that others can have of it, by name with the digest of the content. One that lacks an image
-asks a coordinator, which passes on what a worker that has it sends: the files as a tar, and in a header what the image
-says about itself. Workers do not reach each other, and need not. The receiver checks the digest over all that arrived
-before the name points to the new version, so a transfer that breaks off changes nothing.
+A worker reports the images that others may copy, by name with the digest of the content. A worker that lacks an image
+asks a coordinator, which passes on what a worker with that image sends: the files as a tar, and in a header what the
+image says about itself. Workers need no connection to each other. The receiver checks the digest of everything that
+arrived before it points the name to the new version, so a transfer that breaks off changes nothing.
 
     worker that lacks it     ImageFetcher.fetch
     coordinator              pass_on
@@ -38,13 +38,13 @@ _PIECE: Final = 1024 * 1024
 _HEAD_TIMEOUT_S: Final = 30.0
 _MAX_PROBLEM: Final = 64 * 1024
 _REFRESH_S: Final = 5.0
-_MOST_OFFERED: Final = 256  # each heartbeat names them
+_MOST_OFFERED: Final = 256  # bounds the size of a heartbeat, which names them all
 
 _log = get_log(__name__)
 
 
 class OfferedImages:
-    """The images of this worker that others can have, looked up now and then in a thread."""
+    """The images of this worker that others may copy, refreshed every few seconds in a thread."""
 
     def __init__(self, images: SharedImages) -> None:
         self._images = images
@@ -89,14 +89,14 @@ async def send_image(images: SharedImages, offered: OfferedImages, scope: Scope,
     try:
         await asyncio.to_thread(write)
     finally:
-        writer.give_up()
+        writer.give_up()  # if we were cancelled, the thread still writes: its next write fails and ends it
     await send({"type": "http.response.body", "body": b""})
 
 
 async def pass_on(fleet: Fleet, client: WorkerClient, auth: ClusterAuth, scope: Scope, send: Send) -> None:
-    """Answers IMAGE_PATH on a coordinator, with what a worker sends that has the image."""
+    """Answers IMAGE_PATH on a coordinator with what a worker that has the image sends."""
     name = _name_in(scope)
-    for member in _those_with(name, fleet):
+    for member in _members_with_image(name, fleet):
         with contextlib.suppress(Unreachable):
             async with _ask(client, auth, member.address, name) as response:
                 if response.status != 200:
@@ -110,14 +110,14 @@ async def pass_on(fleet: Fleet, client: WorkerClient, auth: ClusterAuth, scope: 
     raise ImageNotFound(f"no worker of this cluster has the image {name!r}")
 
 
-def _those_with(name: str, fleet: Fleet) -> Sequence[Member]:
-    """The least busy first."""
+def _members_with_image(name: str, fleet: Fleet) -> Sequence[Member]:
+    """Returns the live workers that offer the image, the least busy first."""
     found = [member for member in fleet.members.values() if member.alive and name in member.report.images]
     return sorted(found, key=lambda member: member.report.pressure)
 
 
 class ImageFetcher:
-    """Gets images for a worker; `coordinators` returns those it knows."""
+    """Gets images for a worker. `coordinators` returns the coordinators that it knows."""
 
     def __init__(
         self, images: SharedImages, client: WorkerClient, auth: ClusterAuth, coordinators: Callable[[], Sequence[Peer]]
@@ -125,8 +125,9 @@ class ImageFetcher:
         self._images, self._client, self._auth, self._coordinators = images, client, auth, coordinators
 
     async def fetch(self, name: str, progress: Callable[[int, int], None] = lambda done, total: None) -> bool:
-        """Whether a worker of the cluster had the image; it is then here. Raises Unavailable if nobody could be asked,
-        or if what came was not the image. `progress` is called with the bytes of files that have come, and are to."""
+        """Copies an image from another worker; returns False if no worker has it. Raises Unavailable if no coordinator
+        could be asked, or the transfer failed. `progress` is called with the bytes that have arrived, and the bytes in
+        all."""
         failure: WarrenError = Unavailable("this worker knows no coordinator to ask for the image")
         for peer in self._coordinators():
             try:
@@ -154,7 +155,7 @@ class ImageFetcher:
 
 
 class _Pieces:
-    """The body of a response, in pieces of the size that is asked for."""
+    """Reads the body of a response in pieces of the requested size."""
 
     def __init__(self, response: WorkerResponse, offer: ImageOffer, progress: Callable[[int, int], None]) -> None:
         self._response, self._offer, self._progress = response, offer, progress

@@ -11,7 +11,7 @@ from warren.model.errors import Unavailable
 
 
 class Lease:
-    """`clock` must go on while the machine sleeps or the process is stopped."""
+    """`clock` must keep running while the machine sleeps or the process is stopped."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -12,13 +12,13 @@ from warren.cluster.roster import LEASE_S, Member, Roster
 from warren.interfaces.cluster import ClusterStatus, WorkerStatus
 from warren.interfaces.worker import WorkerStats
 from warren.model.errors import Unavailable
-from warren.model.figures import LatestFigures
+from warren.model.metrics import LatestMetrics
 
-FetchFigures = Callable[[str, str, Sequence[str]], Awaitable[Mapping[str, LatestFigures]]]
+FetchMetrics = Callable[[str, str, Sequence[str]], Awaitable[Mapping[str, LatestMetrics]]]
 
 
 class ClusterOperator:
-    """`fetch_stats` asks the worker at an address for its figures, `fetch_figures` for those of a tenant's sessions."""
+    """`fetch_stats` asks the worker at an address for its figures, `fetch_metrics` for those of a tenant's sessions."""
 
     def __init__(
         self,
@@ -26,13 +26,13 @@ class ClusterOperator:
         roster: Roster,
         failover: Failover,
         fetch_stats: Callable[[str], Awaitable[WorkerStats]],
-        fetch_figures: FetchFigures,
+        fetch_metrics: FetchMetrics,
     ) -> None:
         self._fleet = fleet
         self._roster = roster
         self._failover = failover
         self._fetch_stats = fetch_stats
-        self._fetch_figures = fetch_figures
+        self._fetch_metrics = fetch_metrics
 
     def status(self) -> ClusterStatus:
         fleet = self._fleet
@@ -62,7 +62,7 @@ class ClusterOperator:
         await self._failover.sweep({member.id for member in self._alive()})
 
     def check_ready(self) -> None:
-        """Raises Unavailable if no worker is alive. Without Redis a coordinator is ready: running sessions go on."""
+        """Raises Unavailable if no worker is alive. A coordinator without Redis is ready: running sessions go on."""
         if not any(member.compatible for member in self._alive()):
             raise Unavailable("no worker of the cluster is there", retry_after_s=2)
 
@@ -73,16 +73,16 @@ class ClusterOperator:
         return sum(member.report.claimed for member in self._alive())
 
     async def figures(self) -> Mapping[str, WorkerStats]:
-        """The current figures of every worker that responds, by worker id."""
+        """Returns the current figures of every worker that responds, by worker id."""
         alive = self._alive()
         found = await asyncio.gather(*(self._fetch_stats(member.address) for member in alive), return_exceptions=True)
         return {member.id: stats for member, stats in zip(alive, found, strict=True) if isinstance(stats, WorkerStats)}
 
-    async def session_figures(
+    async def session_metrics(
         self, tenant: str, session_ids: Mapping[str, Sequence[str]]
-    ) -> Mapping[str, LatestFigures]:
+    ) -> Mapping[str, LatestMetrics]:
         alive = [member for member in self._alive() if member.id in session_ids]
-        asked = (self._fetch_figures(member.address, tenant, session_ids[member.id]) for member in alive)
+        asked = (self._fetch_metrics(member.address, tenant, session_ids[member.id]) for member in alive)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return {name: one for answer in answers if isinstance(answer, Mapping) for name, one in answer.items()}
 

@@ -12,10 +12,10 @@ from warren.http.client.client import WorkerClient
 from warren.http.client.errors import ForwardingFailed
 from warren.interfaces.worker import WorkerStats
 from warren.model.errors import Unavailable
-from warren.model.figures import LatestFigures
+from warren.model.metrics import LatestMetrics
 
 _TIMEOUT_S: Final = 2.0
-_RENEW_TIMEOUT_S: Final = 4.0  # the coordinator may first have to find out that Redis does not respond
+_RENEW_TIMEOUT_S: Final = 4.0  # long enough for the coordinator to find out that Redis does not respond
 _MAX_RESPONSE: Final = 64 * 1024
 
 
@@ -27,26 +27,26 @@ class PeerCalls:
         self._auth = auth
 
     async def renew_lease(self, peer: Peer, worker_id: str, epoch: int) -> LeaseStatus | None:
-        """Asks a coordinator to renew a worker's lease; None if it has lost Redis too."""
+        """Asks a coordinator to renew a worker's lease. Returns None if the coordinator has lost Redis too."""
         query = urlencode({"worker": worker_id, "epoch": epoch})
         values = await self._call(peer.address, "POST", f"{LEASE_PATH}?{query}", _RENEW_TIMEOUT_S)
         return None if values["pulse"] is None else LeaseStatus(values["pulse"])
 
     async def worker_id(self, address: str) -> str:
-        """The id of the worker at an address."""
+        """Returns the id of the worker at an address."""
         return str((await self._call(address, "GET", WORKER_PATH))["id"])
 
     async def worker_stats(self, address: str) -> WorkerStats:
-        """The current figures of the worker at an address."""
+        """Returns the current figures of the worker at an address."""
         return WorkerStats.from_json((await self._call(address, "GET", WORKER_PATH))["stats"])
 
-    async def session_figures(
+    async def session_metrics(
         self, address: str, tenant: str, session_ids: Sequence[str]
-    ) -> Mapping[str, LatestFigures]:
-        """The last points of a tenant's sessions that the worker at an address has."""
+    ) -> Mapping[str, LatestMetrics]:
+        """Returns the latest metrics of those sessions that the worker at an address has."""
         query = urlencode({"tenant": tenant, "sessions": ",".join(session_ids)})
         found = await self._call(address, "GET", f"{FIGURES_PATH}?{query}")
-        return {name: LatestFigures.from_mapping(values) for name, values in found["figures"].items()}
+        return {name: LatestMetrics.from_mapping(values) for name, values in found["figures"].items()}
 
     async def _call(self, address: str, method: str, target: str, timeout_s: float = _TIMEOUT_S) -> Any:
         headers = [(b"host", address.rpartition("//")[2].encode()), *self._auth.headers()]

@@ -1,5 +1,4 @@
-"""Chooses the worker for a new session. Pure: what is known of the workers goes in, worker ids come out. `Fleet` calls
-it.
+"""Chooses the worker for a new session. Pure: facts about the workers go in, worker ids come out. `Fleet` calls it.
 
 The measure is relative load: sessions held over sandboxes allowed, so that a large worker gets its larger share. Every
 other criterion is worth a bounded part of a *slight* difference in load, which is SLIGHT_SESSIONS sessions (at most
@@ -8,12 +7,12 @@ of the same tenant add up to one, waiting claims up to QUEUE_WEIGHT, chance up t
 decide among workers with about the same load, and none of them fills a worker while another is much emptier. A machine
 that runs short of memory or disk counts as loaded, too.
 
-A worker that has the session's image comes before all that lack it and would have to get it first, however full it is.
+A worker that has the session's image, however full, comes before all workers that would have to copy the image first.
 
-What is known is as old as the last heartbeat, and other coordinators choose by the same knowledge. So a coordinator
-counts the sessions it has sent since then once for itself and once for each other coordinator, which will have done
-the same. Otherwise each of them alone would fill a worker that looks empty; and a worker with a fresh report, which
-shows what all coordinators have sent, would look fuller than one with an older report.
+The figures of a worker are as old as its last heartbeat, and other coordinators choose by the same figures. So a
+coordinator counts the sessions it has sent since then once for itself and once for each other coordinator, which will
+have done the same. Otherwise each of them alone would fill a worker that looks empty; and a worker with a fresh report,
+which shows what all coordinators have sent, would look fuller than one with an older report.
 
 In a large cluster only MAX_COMPARED usable workers are compared, from a random place in the list on. That is fast and
 nearly as even, and a new and empty worker does not get every session at once; but a warm sandbox may be overlooked.
@@ -31,12 +30,12 @@ SLIGHT_CAPACITY: Final = 0.05
 SLIGHT_LOAD: Final = 0.1
 QUEUE_WEIGHT: Final = 2.0
 CHANCE_WEIGHT: Final = 0.5
-TENANT_HALF: Final = 4  # this many sessions of a tenant weigh half of what any number can
-QUEUE_HALF: Final = 8  # this many waiting claims weigh half of what any number can
+TENANT_HALF: Final = 4  # with this many sessions of the tenant the penalty is half of its maximum
+QUEUE_HALF: Final = 8  # with this many waiting claims the penalty is half of its maximum
 HIGH_PRESSURE: Final = 0.9  # a machine with more pressure is avoided
 MAX_COMPARED: Final = 64
 _NO_GPU: Final = "no worker has a GPU for sandboxes"
-DEFAULT_COORDINATORS: Final = 2  # when their number is unknown: little goes wrong with one or three
+DEFAULT_COORDINATORS: Final = 2  # when their number is unknown: nearly right for one and three, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +44,10 @@ class Candidate:
 
     `providers`: the default one first. `capacity`: the most sandboxes it may have. `claimed`: the sessions it holds.
     `by_tenant`: how many of them belong to the requesting tenant, 0 if unknown. `ready`: warm sandboxes of each pool,
-    by the names in WorkerStats. `waiting`: claims that queue there. `pressure`: from 0 to 1, where the machine takes no
+    by the names in WorkerStats. `waiting`: claims that queue there. `pressure`: from 0 to 1; at 1 the machine takes no
     more sandboxes. `assigned`: the sessions that this coordinator has sent there since the worker's last report.
-    `images`: the names of the images it has. `capabilities`: what each provider can do; nothing of one about which the
-    worker does not say it. `gpus`: how many graphics processors its sandboxes may have; `gpus_free`: the ids of those
-    that none has.
+    `images`: the names of the images it has. `capabilities`: what each provider can do, if the worker reports it.
+    `gpus`: the number of graphics processors for sandboxes. `gpus_free`: the ids of those that no sandbox has.
     """
 
     id: str
@@ -72,9 +70,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a new session needs. `pooled` is False for one with an image or limits of its own, which no pool has.
-    `needs` are capabilities of the provider, which is the worker's default one if none is named. `gpus`: ids of
-    graphics processors, or `any` for each. `image` is empty where it is not known."""
+    """What a new session needs. `pooled`: False if it has an image or limits of its own, because no pool has such
+    sandboxes. `needs`: capabilities of the provider, which is the worker's default if none is named. `gpus`: ids of
+    graphics processors, or `any` for each. `image`: empty if unknown."""
 
     environment: str
     tenant: str
@@ -94,11 +92,11 @@ def rank_workers(
     *,
     coordinators: int = DEFAULT_COORDINATORS,
 ) -> list[str]:
-    """The best worker first, then those to try if it refuses; empty if no worker is usable.
+    """Returns the best worker first, then those to try if it refuses; empty if no worker is usable.
 
     `seed` decides among workers that are about equally good; it should differ each time and on each coordinator. The
-    same arguments give the same result. `coordinators` is how many coordinators choose at the same time, this one
-    included; the more exact it is, the more even is the spread.
+    same arguments give the same result. `coordinators` is how many coordinators choose at the same time, including this
+    one; the more exact it is, the more even is the spread.
     """
     chance = random.Random(seed)
     usable = _sample_usable(required, candidates, chance, max(MAX_COMPARED, limit))
@@ -112,12 +110,13 @@ def rank_workers(
 def _sample_usable(
     required: Requirements, candidates: Sequence[Candidate], chance: random.Random, count: int
 ) -> dict[str, Candidate]:
-    """At most `count` usable workers by their ids, from a random place in the list on; those with the image first."""
+    """Returns at most `count` usable workers by their ids, from a random place in the list on; those with the image
+    first."""
     start = chance.randrange(len(candidates)) if len(candidates) > count else 0
     rotated = [*candidates[start:], *candidates[:start]] if start else candidates
     usable = [worker for worker in rotated if is_usable(required, worker)]
     if len(usable) > count:
-        usable.sort(key=lambda worker: not has_image(required, worker))  # the order is kept otherwise
+        usable.sort(key=lambda worker: not has_image(required, worker))  # stable: the random order is kept otherwise
     return {worker.id: worker for worker in islice(usable, count)}
 
 
@@ -149,8 +148,8 @@ def fits(required: Requirements, worker: Candidate) -> bool:
 
 
 def has_gpus_free(required: Requirements, worker: Candidate) -> bool:
-    """By its last report: it refuses at once if they are gone by now. Only the worker knows all names of one, so a name
-    is taken for that of a free one; if it is not, the worker says so."""
+    """Judges by the worker's last report; the worker refuses at once if they are gone by now. A processor has several
+    names that only its worker knows, so every name is taken for that of a free one."""
     return len(required.gpus) <= len(worker.gpus_free)
 
 
@@ -158,18 +157,18 @@ def _has_provider(required: Requirements, worker: Candidate) -> bool:
     return not required.provider or required.provider in worker.providers
 
 
-def _chosen(required: Requirements, worker: Candidate) -> str:
+def _chosen_provider(required: Requirements, worker: Candidate) -> str:
     return required.provider or worker.providers[0]
 
 
 def _lacking(required: Requirements, worker: Candidate) -> list[str]:
-    """What the provider that the session would have on the worker cannot do."""
-    has = worker.capabilities.get(_chosen(required, worker))
+    """Returns the needed capabilities that the session's provider on the worker does not have."""
+    has = worker.capabilities.get(_chosen_provider(required, worker))
     return [] if has is None or not required.needs else sorted(required.needs.difference(has))
 
 
 def _has_ready(required: Requirements, worker: Candidate) -> bool:
-    """Whether a pool has more sandboxes than this coordinator has sent sessions there since the report."""
+    """Returns whether a pool has more sandboxes than this coordinator has sent sessions there since the report."""
     ready = worker.ready.get(f"{required.environment}@{required.provider}", 0)
     if required.provider in ("", *worker.providers[:1]):
         ready = worker.ready.get(required.environment, 0)
@@ -177,7 +176,7 @@ def _has_ready(required: Requirements, worker: Candidate) -> bool:
 
 
 def score(required: Requirements, worker: Candidate, coordinators: int, chance: float) -> float:
-    """How loaded a usable worker is, all in all; the lowest is the best. `chance` is from 0 to 1."""
+    """Returns how loaded a usable worker is, all things considered; the lowest is the best. `chance` is from 0 to 1."""
     load = (worker.claimed + worker.assigned * coordinators) / worker.capacity
     slight = min(SLIGHT_SESSIONS / worker.capacity, SLIGHT_CAPACITY) + SLIGHT_LOAD * load
     penalty = (
@@ -191,7 +190,7 @@ def score(required: Requirements, worker: Candidate, coordinators: int, chance: 
 
 
 def explain_no_worker(required: Requirements, candidates: Sequence[Candidate]) -> str:
-    """A sentence for the caller that says why no worker is usable; empty if one is."""
+    """Returns a sentence that tells the caller why no worker is usable; empty if one is."""
     if not candidates:
         return "the cluster has no worker"
     alive = [worker for worker in candidates if worker.alive]
@@ -219,18 +218,18 @@ def explain_no_worker(required: Requirements, candidates: Sequence[Candidate]) -
 
 
 def missing_capability(required: Requirements, candidates: Sequence[Candidate]) -> tuple[str, str, list[str]] | None:
-    """If no worker has what is needed, not even a dead one: a provider that has not, what it lacks, and the providers
-    of other names that have it."""
+    """If no worker, not even a dead one, has what is needed, returns a provider, what it lacks, and the names of
+    providers that have it. Otherwise returns None."""
     with_provider = [worker for worker in candidates if _has_provider(required, worker)]
     if not with_provider or not all(_lacking(required, worker) for worker in with_provider):
         return None
     first = with_provider[0]
     able = (name for worker in candidates for name, has in worker.capabilities.items() if required.needs.issubset(has))
-    return _chosen(required, first), _lacking(required, first)[0], list(dict.fromkeys(able))
+    return _chosen_provider(required, first), _lacking(required, first)[0], list(dict.fromkeys(able))
 
 
 def _missing_labels(required: Requirements, workers: Sequence[Candidate]) -> str:
-    """A label that no worker has, or all of them if no worker has them together."""
+    """Names a label that no worker has, or all labels if no worker has them together."""
     for name, value in required.labels.items():
         if all(worker.labels.get(name) != value for worker in workers):
             return f"the label {name}={value}"

@@ -1,17 +1,17 @@
-"""Logs a lasting problem once, when it begins or changes; loops that try again every second report it each time."""
+"""Logs a lasting problem once, when it begins or changes, although loops report it every second."""
 
 from warren.kernel.logs import EventLog
 
 
 class ProblemLog:
-    """Problems are told apart by `subject`; each subject has at most one at a time."""
+    """Each `subject` has at most one problem at a time."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
         self._problems: dict[str, tuple[str, str]] = {}
 
     def report(self, subject: str, event: str, error: str, exc: BaseException | None = None, **fields: object) -> None:
-        """Logs `event`, with the traceback of `exc` if there is one."""
+        """Logs `event`, with the traceback of `exc` if given, unless the subject has the same problem already."""
         if self._problems.get(subject) == (event, error):
             return
         self._problems[subject] = event, error

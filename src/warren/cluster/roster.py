@@ -1,7 +1,7 @@
-"""Who belongs to the cluster, as Redis has it: workers with their leases, coordinators with their addresses.
+"""The members of the cluster, in Redis: workers with their leases, coordinators with their addresses.
 
-Workers call `register`, `beat` and `leave` (heartbeat.py). Coordinators call `watch` and `withdraw` (fleet.py),
-`renew` for a worker that has lost Redis, and `set_draining` and `remove` for an operator.
+Workers call `register`, `beat` and `leave` (heartbeat.py). Coordinators call `watch` and `withdraw` (fleet.py), `renew`
+for a worker that has lost Redis, and `set_draining` and `remove` for an operator.
 """
 
 import json
@@ -27,16 +27,17 @@ FORGET_WORKER_S: Final = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a worker says about itself with every heartbeat; the field names are part of the protocol.
+    """What a worker reports about itself with every heartbeat; the field names are part of the protocol.
 
-    `home` identifies its state directory. `ready` counts the warm sandboxes of each environment, `tenants` the sessions
-    of the tenants that have the most. `pressure` is how full its machine is (1: full). A worker that is `leaving` takes
-    no new sessions. `provider` is its default provider, `providers` are all it has; a worker of a version that had one
-    provider leaves them out. `capabilities` says what each of them can do; where it says nothing, a worker of an
-    earlier version may be able to do it. `coordinators` are the ids of those it asks when it has lost Redis: nobody
-    else may give it up, because it goes on while all of these have lost Redis too. `gpus` counts its graphics
-    processors for sandboxes; `gpus_free` are the ids of those that no sandbox has. `images` are those that other
-    workers can have of it: by name, the digest of the content.
+    `home`: identifies its state directory.
+    `ready`: warm sandboxes of each environment. `tenants`: sessions of the tenants that have the most.
+    `pressure`: how full its machine is, up to 1. `leaving`: it takes no new sessions.
+    `provider`: its default provider. `providers`: all of them; empty from a version that had only one.
+    `capabilities`: what each provider can do; a provider that is missing here, of an earlier version, may be able to.
+    `coordinators`: the ids of the coordinators it asks when it has lost Redis. Nobody else may give it up, because it
+    goes on while all of these have lost Redis too.
+    `gpus`: the number of graphics processors for sandboxes. `gpus_free`: the ids of those that no sandbox has.
+    `images`: the images that other workers may copy, by name with the digest of the content.
     """
 
     id: str
@@ -69,7 +70,8 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Report":
-        """Ignores fields of a later version, and uses the defaults for fields that an earlier one does not have."""
+        """Reads a report. Fields of a later version are ignored, and fields that an earlier one lacks have their
+        defaults."""
         values: dict[str, Any] = json.loads(text)
         for name in ("providers", "coordinators", "gpus_free"):
             values[name] = tuple(values.get(name, ()))
@@ -80,8 +82,8 @@ class Report:
 class Member:
     """A worker as coordinators see it.
 
-    `lease_left_s` is negative once the lease has run out. `draining` is an operator's order. `configured_address` is
-    set when the coordinator was told to reach the worker elsewhere than it advertises.
+    `lease_left_s`: negative once the lease has run out. `draining`: an operator ordered it. `configured_address`: set
+    if the coordinator was told to reach the worker elsewhere than it advertises.
     """
 
     report: Report
@@ -119,10 +121,10 @@ class Peer:
 
 
 class LeaseStatus(StrEnum):
-    """What Redis says to a heartbeat. The values are part of the protocol.
+    """The reply of Redis to a heartbeat. The values are part of the protocol.
 
-    LAPSED: it came too late, and coordinators may have given up the worker's sessions. UNKNOWN: Redis does not know
-    the worker. SUPERSEDED: a later process has registered as this worker.
+    LAPSED: the heartbeat came too late, and coordinators may have given up the worker's sessions. UNKNOWN: Redis does
+    not know the worker. SUPERSEDED: a later process has registered as this worker.
     """
 
     OK = "ok"
@@ -142,7 +144,7 @@ class HeartbeatReply:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """The cluster at one moment. Until it is `settled`, Redis has lost its data and workers publish theirs again."""
+    """The cluster at one moment. It is not `settled` while Redis has lost its data and workers publish theirs again."""
 
     settled: bool
     run_id: str
@@ -152,7 +154,7 @@ class ClusterSnapshot:
 
 
 class Roster:
-    """Every call raises Unavailable when Redis is away; the change may then have been made or not."""
+    """Every call raises Unavailable when Redis is away; the change may or may not have been made then."""
 
     def __init__(self, link: RedisLink) -> None:
         self._run = link.run
@@ -176,7 +178,7 @@ class Roster:
         return _read_reply(await self._run(scripts.BEAT, worker_id, epoch, ""))
 
     async def leave(self, report: Report, epoch: int) -> None:
-        """Called by a worker that stops in order: its sessions are kept for RESTART_S instead of a lease."""
+        """Called by a worker that stops in order: its sessions are kept for RESTART_S, longer than a lease."""
         await self._run(scripts.LEAVE, report.id, epoch, report.to_json(), RESTART_S)
 
     async def watch(self, me: Peer) -> ClusterSnapshot:

@@ -19,8 +19,8 @@ from warren.model.code import find_language
 from warren.model.entries import InvalidEntry, Place
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import InvalidRequest, Unavailable, UnknownEntry, UnknownEnvironment
-from warren.model.figures import AlertThresholds, Resource
 from warren.model.gpus import read_gpus
+from warren.model.metrics import AlertThresholds, Resource
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.policy import Policy
 from warren.model.prompt import Prompt

@@ -1,1 +1,1 @@
-"""`warren doctor`: is this machine fit for sandboxes? Prerequisites and layers of isolation, with the remedies."""
+"""`warren doctor`: checks whether this machine can run sandboxes, and with which isolation, and names the remedies."""

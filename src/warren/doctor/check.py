@@ -12,7 +12,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`found` is what the check saw; `remedy`, where something is wrong, is what to do about it."""
+    """`found`: what the check saw. `remedy`: what to do about it, if something is wrong."""
 
     name: str
     level: Level

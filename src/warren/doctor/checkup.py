@@ -1,4 +1,4 @@
-"""All checks, in an order in which later ones build on earlier ones."""
+"""Runs all checks; later ones build on earlier ones."""
 
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -35,7 +35,7 @@ async def checkup(
 ) -> AsyncIterator[Check]:
     """Yields each check as it is done. Checks the layers of isolation only if no check of the machine has failed.
 
-    `registry`: by kind and name, what is wrong with the file of an entry, or nothing.
+    `registry` maps the kind and name of each entry to the mistake in its file, or to an empty text.
     """
     failed = False
     for check in (*check_machine(state_dir), *check_programs(bin_dir)):

@@ -1,4 +1,4 @@
-"""Checks of what the kernel has once for all sandboxes: its core handler, terminals, the count of locks, networks."""
+"""Checks what all sandboxes share in the kernel: the core handler, terminals, the accounting of locks, networks."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ from warren.sandboxes.host import file_locks, network_settings
 from warren.sandboxes.providers.hardening import TERMINALS
 
 _KERNEL = Path("/proc/sys/kernel")
-_ENOUGH_FOR = 48  # sandboxes that all open as many terminals as they may
+_ENOUGH_FOR = 48  # sandboxes, if each opens as many terminals as it may
 
 
 def check_kernel_state() -> Iterable[Check]:

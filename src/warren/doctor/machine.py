@@ -1,4 +1,4 @@
-"""Checks of the machine: its kernel, what the kernel offers, memory and disk."""
+"""Checks of the machine: its kernel and the kernel's features, memory and disk."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ from warren.sandboxes.host.cgroups import NEEDED, Hierarchies
 from warren.sandboxes.host.disk_room import DiskWatch
 from warren.sandboxes.host.uids import FIRST
 
-_LEAST_KERNEL = (5, 12)  # mount_setattr, idmapped mounts
+_LEAST_KERNEL = (5, 12)  # for mount_setattr and idmapped mounts
 _ARCHITECTURES = ("x86_64", "aarch64")
 _LEAST_PYTHON = (3, 11)
 _GIB = 1 << 30
@@ -112,7 +112,7 @@ def _check_swap(hierarchies: Hierarchies) -> Check:
 
 
 def check_user_namespaces(apparmor: Path = _APPARMOR) -> Check:
-    """`apparmor`: the file that says whether AppArmor restricts those of uids without rights, as Ubuntu has it do."""
+    """`apparmor`: the file that says whether AppArmor restricts user namespaces of unprivileged users, as on Ubuntu."""
     name = "user namespaces"
     if os.geteuid() != 0:
         return warn(name, "not tried: that needs root", "run `sudo warren doctor`")
@@ -141,7 +141,7 @@ def _check_idmapped(state_dir: Path) -> Check:
 
 
 def _trial(*arguments: str) -> str:
-    """Why the trial fails; empty if it works."""
+    """Runs a trial in a process of its own. Returns why it fails; empty if it works."""
     argv = [sys.executable, "-I", str(trials.__file__), *arguments]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=False)
     return "" if done.returncode == 0 else (done.stdout.strip() or done.stderr.strip()[-200:] or "it failed")
@@ -192,7 +192,7 @@ def _check_inotify() -> Check:
 
 
 def check_open_files(most: int) -> Check:
-    """One sandbox may have so many of the machine's files open that others get none."""
+    """Warns if one sandbox can open so many of the machine's files that others get none."""
     usual = Limits()
     one = usual.pids * usual.open_files
     found = f"the machine can have {most} files open, a sandbox {one} by default"

@@ -1,4 +1,4 @@
-"""Checks of Warren's own parts and what it works with: programs, runtimes, images, the Docker engine, leftovers."""
+"""Checks of Warren's own parts and of what it works with: programs, runtimes, images, the Docker engine, leftovers."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ from warren.sandboxes.providers.oci_runtime import RuntimeReport
 
 _LAUNCHER_VERSION = 1
 
-# program, the first version without the hole, its names, and why Warren can live with it
+# program, first fixed version, names of the vulnerability, and why Warren can live with it
 _KNOWN_HOLES = (
     ("runc", (1, 1, 12), "CVE-2024-21626", "Warren gives it no directory of a caller's choice"),
     (
@@ -115,7 +115,7 @@ def check_images(images: Sequence[ImageVersion]) -> Check:
 
 
 def check_registry(problems: Mapping[tuple[str, str], str]) -> Iterable[Check]:
-    """`problems` is by kind and name of the entry, and empty for one that is right."""
+    """`problems` maps the kind and name of each entry to its mistake; the text is empty for a correct entry."""
     right: dict[str, list[str]] = {}
     for (kind, name), problem in problems.items():
         if problem:
@@ -127,7 +127,7 @@ def check_registry(problems: Mapping[tuple[str, str], str]) -> Iterable[Check]:
 
 
 async def check_layers(provider: Provider, image: str) -> AsyncIterator[Check]:
-    """Which layers the kernel reports for a real sandbox."""
+    """Makes a real sandbox and yields which layers the kernel reports for it."""
     try:
         sandbox = await provider.create(SandboxSpec(image=image))
     except WarrenError as exc:
@@ -148,7 +148,7 @@ async def check_layers(provider: Provider, image: str) -> AsyncIterator[Check]:
 
 
 async def check_gpus(provider: HostProvider[Any, Any]) -> list[Check]:
-    """What there is of NVIDIA, whether sandboxes may have it, and what is missing for it."""
+    """Reports the NVIDIA processors, whether sandboxes may use them, and what is missing for that."""
     found = await asyncio.to_thread(gpus.find)
     if not found.gpus:
         return [ok("gpu", "none here")]
@@ -169,7 +169,7 @@ async def check_gpus(provider: HostProvider[Any, Any]) -> list[Check]:
 
 
 async def check_egress(provider: HostProvider[Any, Any]) -> Check:
-    """Whether sandboxes can be given a network."""
+    """Checks whether sandboxes can be given a network."""
     if provider.egress is None:
         return ok("egress", "no sandbox is given a network: the option egress is off")
     try:
@@ -189,7 +189,7 @@ def missing_layer(layer: Layer, reason: str) -> Check:
 
 
 async def check_docker(url: str, *, needed: bool) -> AsyncIterator[Check]:
-    """The engine is optional unless docker is the provider in use."""
+    """Checks the engine, which is optional unless docker is the provider in use (`needed`)."""
     try:
         engine = DockerEngine(url)
         try:
@@ -258,13 +258,13 @@ async def check_leftovers(
 
 
 def _cgroups() -> set[str]:
-    """Sandboxes of any state directory that have a cgroup."""
+    """Returns the ids of sandboxes, of any state directory, that have a cgroup."""
     tops = {mount / "warren" for mount in Hierarchies.here().mounts.values()}
     return {path.name for top in tops if top.is_dir() for path in top.iterdir() if path.is_dir()}
 
 
 def _owned(claims: Path) -> set[str]:
-    """Sandboxes of any state directory whose directory exists."""
+    """Returns the ids of sandboxes, of any state directory, whose directory exists."""
     if not claims.is_dir():
         return set()
     owners = [Path(os.readlink(path)) for path in claims.iterdir() if path.is_symlink()]

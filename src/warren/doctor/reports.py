@@ -1,7 +1,7 @@
-"""Reports of the doctor for a server's operator, and the file in which `warren doctor --attack` leaves its own.
+"""Doctor reports for the operator of a server, and the file in which `warren doctor --attack` saves its report.
 
 The checks run in a process of their own, `warren doctor --json`: they take seconds, and some of them change the state
-of the process. A report serves all who ask within a minute.
+of the process. A report is reused for a minute, for everybody who asks.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _log = get_log(__name__)
 
 
 class DoctorReports:
-    """`command` prints the checks as JSON. The report is made for the first who asks; if that one leaves, it ends."""
+    """`command` prints the checks as JSON. It runs for the first caller who asks, and ends if that caller leaves."""
 
     def __init__(
         self, command: Sequence[str], env: Mapping[str, str], state_dir: Path, *, fresh_s: float = FRESH_S
@@ -39,7 +39,7 @@ class DoctorReports:
         self._last: tuple[float, dict[str, Any]] | None = None
 
     async def report(self) -> Mapping[str, Any]:
-        async with self._making:
+        async with self._making:  # one run at a time: callers that come meanwhile get its report
             if self._last is None or time.monotonic() - self._last[0] >= self._fresh_s:
                 values = {**await self._run(), "at": time.time()}
                 self._last = time.monotonic(), values
@@ -61,7 +61,7 @@ class DoctorReports:
         except TimeoutError:
             raise Unavailable(f"the checks were not done after {_LONGEST_S:.0f} s", retry_after_s=60) from None
         finally:
-            if process.returncode is None:
+            if process.returncode is None:  # also if the caller was cancelled: the checks must not outlive it
                 await run_shielded(stop_child(process, _STOP_S))
         try:
             found = json.loads(out)
@@ -72,9 +72,9 @@ class DoctorReports:
 
 
 def save_attack_report(state_dir: Path, report: Mapping[str, Any]) -> None:
-    """Replaces the last one, for this user alone to read. What cannot be saved is only logged."""
+    """Replaces the last report by one that only this user can read. If it cannot be saved, logs that and goes on."""
     try:
-        fd, name = tempfile.mkstemp(dir=state_dir, prefix=f".{ATTACK_FILE}-")  # mkstemp uses mode 0600
+        fd, name = tempfile.mkstemp(dir=state_dir, prefix=f".{ATTACK_FILE}-")  # with mode 0600
         try:
             with os.fdopen(fd, "w") as file:
                 json.dump(report, file)

@@ -1,6 +1,7 @@
-"""Trials that need a process of their own. It runs as a program, without importing anything else of Warren.
+"""Trials that need a process of their own. Runs as a program, and imports nothing else of Warren.
 
-usage: trials.py userns UID | trials.py idmap DIRECTORY. Silent and 0 when it works, one line on stdout and 1 when not.
+usage: trials.py userns UID | trials.py idmap DIRECTORY. Exits with 0 if it works, otherwise with 1 and a line on
+stdout.
 """
 
 import ctypes
@@ -9,7 +10,7 @@ import struct
 import sys
 
 _CLONE_NEWUSER = 0x10000000
-_OPEN_TREE, _MOUNT_SETATTR = 428, 442  # the same numbers on every machine
+_OPEN_TREE, _MOUNT_SETATTR = 428, 442  # system calls; the same numbers on all architectures
 _AT_FDCWD, _AT_EMPTY_PATH, _OPEN_TREE_CLONE = -100, 0x1000, 1
 _ATTR_IDMAP = 0x00100000
 _BASE = 0x78000000

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from warren.interfaces.sandbox import FileWatch, Process, Sandbox
 from warren.kernel.tracing import Span, is_traced, traced
-from warren.model.figures import Figures
+from warren.model.metrics import SandboxMetrics
 from warren.model.network import EgressBound, ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import FileInfo, ProcessInfo, Search, SearchMatch, SearchSummary
 from warren.model.secrets import BoundSecret
@@ -133,8 +133,8 @@ class DelegatedSandbox(TracedFiles):
     async def dial(self, port: int) -> socket.socket:
         return await self._sandbox.dial(port)
 
-    async def figures(self) -> Figures:
-        return await self._sandbox.figures()
+    async def metrics(self) -> SandboxMetrics:
+        return await self._sandbox.metrics()
 
     async def ping(self) -> None:
         await self._sandbox.ping()

@@ -61,7 +61,7 @@ async def _unbounded(session: Session) -> Caller:
     return Caller(session.tenant)
 
 
-class Metering:
+class CommandMetering:
     """`refused` gives the result of a command that a policy does not allow, else None; `payer_of` gives the caller
     whose exec seconds pay for the commands that an earlier server process left running in a session; `count_command`
     gets the tenant of a command that has ended, the seconds it ran and its processor time."""
@@ -170,7 +170,7 @@ class MeteredSandbox(DelegatedSandbox):
 
     __slots__ = ("_metering",)
 
-    def __init__(self, metering: Metering, session: Session, sandbox: Sandbox) -> None:
+    def __init__(self, metering: CommandMetering, session: Session, sandbox: Sandbox) -> None:
         self._metering = metering
         self._session = session
         self._sandbox = sandbox
@@ -314,7 +314,7 @@ class _Payer:
     Most commands end before the second payment: until then it is only a timer.
     """
 
-    def __init__(self, metering: Metering, caller: Caller) -> None:
+    def __init__(self, metering: CommandMetering, caller: Caller) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task = task

@@ -14,7 +14,7 @@ from warren.governance.audit.page_reads import PageReads
 from warren.governance.audit.refusals import RefusalLimit
 from warren.governance.counters import Counters
 from warren.governance.event_feed import EventFeed, wants
-from warren.governance.metered_sandbox import Metering
+from warren.governance.metered_sandbox import CommandMetering
 from warren.governance.networks import Networks
 from warren.governance.quotas import Quotas
 from warren.governance.secrets import Secrets
@@ -91,7 +91,7 @@ class Tenancy:
         self.events.subscribe((shared_events or self.feed).publish, wants)
         quotas = Quotas(clock, counters, reached=self._publish_quota_reached, spent_before=self.spent_today)
         policies = Policies(environments, self._policy_of)
-        self.metering = Metering(
+        self.metering = CommandMetering(
             clock,
             quotas,
             events=self.events,

@@ -32,7 +32,7 @@ from warren.model.api import Answers, Operation, Reads
 from warren.model.errors import InvalidRequest, RangeNotSatisfiable
 from warren.model.session import MAX_KEY
 from warren.sessions.operations import files, handlers, sessions
-from warren.sessions.operations.call import ByteRange, BytesHead, Call, Handler, Reply, perform, perform_stream
+from warren.sessions.operations.call import ByteRange, BytesHead, Call, Handler, OperationReply, perform, perform_stream
 from warren.sessions.validation import many_errors
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ async def respond(
     result = await cancel_if_gone(receive, work) if operation.watched else await work
     if isinstance(result, AsyncGenerator):
         return await _answer_bytes(result, handler.media_type)
-    if isinstance(result, Reply):
+    if isinstance(result, OperationReply):
         return answer_json(result.values, result.status, result.headers)
     return Response(status_code=operation.status) if result is None else answer_json(result, operation.status)
 

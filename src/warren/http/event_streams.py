@@ -9,7 +9,7 @@ import anyio
 from warren.http.server.http_guard import StreamedAnswer
 from warren.model.errors import WarrenError
 from warren.sessions.long_values import LongObject, json_pieces
-from warren.sessions.output_events import Event, Events
+from warren.sessions.output_events import Events, OutputEvent
 from warren.sessions.request_context import note
 
 EVENT_STREAM: Final = "text/event-stream"
@@ -23,7 +23,7 @@ async def stream_events(source: Events) -> StreamedAnswer:
     return StreamedAnswer(_encode(first, source), media_type=EVENT_STREAM, headers=headers)
 
 
-async def _encode(first: Event | None, source: Events) -> AsyncIterator[bytes]:
+async def _encode(first: OutputEvent | None, source: Events) -> AsyncIterator[bytes]:
     try:
         yield _encode_event(first)
         async for event in source:
@@ -35,13 +35,13 @@ async def _encode(first: Event | None, source: Events) -> AsyncIterator[bytes]:
             else:
                 yield _encode_event(event)
     except WarrenError as exc:
-        yield _encode_event(Event("error", error_values(exc)))
+        yield _encode_event(OutputEvent("error", error_values(exc)))
     finally:
         with anyio.CancelScope(shield=True):
             await source.aclose()
 
 
-def _encode_event(event: Event | None) -> bytes:
+def _encode_event(event: OutputEvent | None) -> bytes:
     if event is None:
         return _KEEPALIVE
     number = "" if event.id is None else f"id: {event.id}\n"

@@ -1,4 +1,4 @@
-"""Where the contents of artifacts are kept. What is known about an artifact is a record (interfaces/records.py)."""
+"""The store of artifacts' contents. What is known about an artifact is a record (interfaces/records.py)."""
 
 from collections.abc import AsyncGenerator, AsyncIterable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class KeptContent:
-    """`modified` is a time of day."""
+    """`modified` is a wall-clock time."""
 
     tenant: str
     artifact_id: str
@@ -23,12 +23,13 @@ class KeptContent:
 class ArtifactStore(Protocol):
     """Contents of artifacts, by tenant and artifact id.
 
-    `put` returns when all of the content is there, also after a kill -9; if it fails, or is cancelled, or `data`
-    raises, there is nothing. The same id is never put twice. It raises NoSpace when the store is full, and
-    Unavailable when it cannot be reached.
-    `read` yields the bytes from `start` up to `end`; it raises NotFound before the first of them if there is no such
-    content. `delete` is idempotent. `list` yields every content that is complete, those put meanwhile perhaps.
-    `shared`: other processes use the same store, so what is there need not be of this one.
+    `put` returns when the whole content is stored, so that it survives a kill -9. If `put` fails or is cancelled, or
+    `data` raises, nothing is stored. The same id is never put twice. It raises NoSpace when the store is full, and
+    Unavailable when the store cannot be reached.
+    `read` yields the bytes from `start` up to `end`. It raises NotFound, before the first byte, if there is no such
+    content.
+    `delete` is idempotent. `list` yields every complete content; it may miss those that are put meanwhile.
+    `shared`: other processes use the same store, so a content in it may not belong to this process.
     """
 
     @property

@@ -11,8 +11,8 @@ MOST_ON_PAGE: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Selects entries. `tenant` None: those of all tenants, and those that belong to none. `since` is included, `until`
-    is not; an empty text selects all. `after` is what the page before gave."""
+    """Selects entries. `tenant` None selects those of all tenants, and those without a tenant. `since` is inclusive,
+    `until` exclusive; an empty text selects all. `after` continues after the page that returned it."""
 
     tenant: str | None
     since: float | None = None
@@ -26,8 +26,9 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class AuditPage:
-    """Newest first. `after` asks for the next page; empty: there is nothing older. Looking through much to find
-    little ends early: a page may have fewer entries than asked for, or none, and still say `after`."""
+    """Entries, newest first. Pass `after` to get the next page; it is empty if nothing older is left. A search that
+    reads a lot and finds little ends early, so a page may have fewer entries than asked for, or none, and still have an
+    `after`."""
 
     entries: Sequence[AuditEntry]
     after: str = ""
@@ -36,14 +37,15 @@ class AuditPage:
 class AuditLog(Protocol):
     """Entries can be added and found, never changed. The size is bounded: the oldest entries are deleted first.
 
-    `record` never waits and never raises: it counts an entry that cannot be kept, and an entry with the action
-    `audit.dropped` says later, to the tenant whose entries they were, how many there were and from when to when. The
-    entries of one tenant never take the place of another's. Before an entry is kept, `secrets` (at least 6 characters
-    long) and what looks like a secret are removed from its detail, and long texts are cut; tenant, key, client, action
-    and result stay as they are. `secrets` None says that there are too many to look for: texts are then left out.
-    `find` gives a page, newest first, with everything that was recorded here before (if the disk keeps up), at most
-    MOST_ON_PAGE entries. Raises InvalidRequest for an `after` it never gave, and Unavailable when it cannot read.
-    `close` writes what waits; if that takes long, without the details. What is recorded afterwards is lost. May be
+    `record` never waits and never raises. It counts an entry that cannot be kept; a later entry with the action
+    `audit.dropped` tells the tenant how many of its entries were lost, and in which period. The entries of one tenant
+    never displace those of another. Before an entry is kept, `secrets` (of at least 6 characters) and whatever looks
+    like a secret are removed from its detail, and long texts are cut; tenant, key, client, action and result are kept
+    as they are. `secrets` None means that there are too many to search for; then texts are left out.
+    `find` returns a page of at most MOST_ON_PAGE entries, newest first, including everything recorded before the call
+    (if the disk keeps up). It raises InvalidRequest for an `after` that it never returned, and Unavailable when it
+    cannot read.
+    `close` writes the waiting entries, without details if that takes long. Entries recorded later are lost. It may be
     called again.
     """
 

@@ -1,19 +1,19 @@
-"""A cluster as a coordinator's own routes see it."""
+"""The cluster, as the coordinator's own routes see it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from warren.interfaces.worker import WorkerStats
-from warren.model.figures import LatestFigures
+from warren.model.metrics import LatestMetrics
 
 WORKER_STATES: Final = ("ready", "draining", "stopping", "incompatible", "dead")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker as its last heartbeat described it. `state` is one of WORKER_STATES. `lease_left_s` is negative since
-    the lease ran out."""
+    """A worker as its last heartbeat described it. `state` is one of WORKER_STATES. `lease_left_s` is negative once the
+    lease has run out."""
 
     id: str
     state: str
@@ -42,9 +42,9 @@ class ClusterStatus:
 
 
 class ClusterControl(Protocol):
-    """`drain` and `remove` raise NotFound for a worker that is not there. `figures` has the workers that answer.
-    `session_figures` asks the workers for the last points of a tenant's sessions, given by worker, and has those of the
-    workers that answer."""
+    """`drain` and `remove` raise NotFound for an unknown worker. `figures` returns the figures of the workers that
+    answer. `session_metrics` asks workers for the latest metrics of a tenant's sessions, whose ids are given by worker;
+    sessions of workers that do not answer are left out."""
 
     def status(self) -> ClusterStatus: ...
     async def drain(self, worker_id: str, draining: bool) -> WorkerStatus: ...
@@ -53,6 +53,6 @@ class ClusterControl(Protocol):
     def pool_size(self) -> int: ...
     def claimed(self) -> int: ...
     async def figures(self) -> Mapping[str, WorkerStats]: ...
-    async def session_figures(
+    async def session_metrics(
         self, tenant: str, session_ids: Mapping[str, Sequence[str]]
-    ) -> Mapping[str, LatestFigures]: ...
+    ) -> Mapping[str, LatestMetrics]: ...

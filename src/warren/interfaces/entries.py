@@ -11,10 +11,10 @@ Entry = TypeVar("Entry", covariant=True)
 
 
 class EntriesOfKind(Protocol[Entry]):
-    """Entries as they are now: changed files are read again.
+    """The current entries: changed files are read again.
 
-    `get` raises UnknownEntry, and Unavailable for an entry that cannot be used because of a mistake in its file. `list`
-    returns those that can be used, by name.
+    `get` raises UnknownEntry, or Unavailable if the entry cannot be used because of a mistake in its file. `list`
+    returns the usable entries, by name.
     """
 
     def get(self, name: str) -> Entry: ...
@@ -22,7 +22,7 @@ class EntriesOfKind(Protocol[Entry]):
 
 
 class Entries(Protocol):
-    """`check_agent` raises for what an agent names and the registry does not have."""
+    """`check_agent` raises if the agent names something that the registry does not have."""
 
     @property
     def agents(self) -> EntriesOfKind[Agent]: ...

@@ -8,10 +8,10 @@ from warren.model.environment import Environment
 
 
 class Environments(Protocol):
-    """The environments as they are now: changed files are read again.
+    """The current environments: changed files are read again.
 
-    A call raises UnknownEnvironment, and Unavailable for an environment that cannot be used because of a mistake in
-    its file. `list` returns those that can be used, by name. `entries` are what else the registry has.
+    A call raises UnknownEnvironment, or Unavailable if the environment cannot be used because of a mistake in its file.
+    `list` returns the usable environments, by name. `entries` holds the other kinds of entries of the registry.
     """
 
     @property

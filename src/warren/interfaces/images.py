@@ -11,9 +11,9 @@ from warren.model.spec import USER_UID
 
 @dataclass(frozen=True, slots=True)
 class RootFs:
-    """A prepared root filesystem. With `host_usr` its /usr is empty and the host's is mounted there, read-only.
-    `layers` lie above it, the uppermost first, in the form of overlayfs. `uid` is that of the user whom commands run
-    as unless they name one. `seeded` are the writable directories (model.spec.WRITABLE) in which it has files."""
+    """A prepared root filesystem. `host_usr`: its /usr is empty, and the host's is mounted there, read-only. `layers`:
+    lie above it, the uppermost first, as overlayfs takes them. `uid`: the user that commands run as by default.
+    `seeded`: the writable directories (model.spec.WRITABLE) in which the image has files."""
 
     path: Path
     host_usr: bool
@@ -48,7 +48,7 @@ class ImageInfo:
 
 @dataclass(frozen=True, slots=True)
 class ImageVersion(ImageInfo):
-    """`current`: the name points to it. `sandboxes`: how many use it, with those that wait in pools."""
+    """`current`: the name points to this version. `sandboxes`: how many use it, including those that wait in pools."""
 
     version: str = ""
     current: bool = True
@@ -57,7 +57,7 @@ class ImageVersion(ImageInfo):
 
 @dataclass(frozen=True, slots=True)
 class ImageOffer:
-    """An image that another machine can have: `content` is the digest of its files."""
+    """An image that other machines may copy. `content` is the digest of its files."""
 
     name: str
     content: str
@@ -67,11 +67,11 @@ class ImageOffer:
 
 
 class SharedImages(Protocol):
-    """Images that go from machine to machine; all of these take their time, and are called in threads.
+    """Images that are copied between machines. All methods may take long and are called in threads.
 
-    `offers` returns the current versions that can be had elsewhere. `send` writes the files of such a version as a tar
-    whose digest is its content; it raises ImageNotFound if there is no such version any more. `receive` makes a version
-    of that name of the tar; it raises InvalidRequest, and nothing changes, if the tar is not what was offered.
+    `offers` returns the current versions that others may copy. `send` writes the files of an offered version as a tar,
+    whose digest is its content; it raises ImageNotFound if the version is gone. `receive` reads such a tar and makes a
+    version of it; if the tar is not what was offered, it raises InvalidRequest and changes nothing.
     """
 
     def offers(self) -> Sequence[ImageOffer]: ...
@@ -80,7 +80,7 @@ class SharedImages(Protocol):
 
 
 class ImageList(Protocol):
-    """`list` returns all versions of all images, by name and the newest first."""
+    """`list` returns all versions of all images, by name, and the newest version first."""
 
     def list(self) -> Sequence[ImageVersion]: ...
 

@@ -1,4 +1,4 @@
-"""What operators see of a machine that runs sandboxes: what its doctor says, and the builds of its images."""
+"""What operators see of a machine that runs sandboxes: the report of its doctor, and the builds of its images."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,15 +8,17 @@ from warren.model.image import Recipe
 
 
 class Doctor(Protocol):
-    """`report` gives `checks` and `counts`, as `warren doctor --json` prints them, `at` (a time of day), and `attack`:
-    what the last `warren doctor --attack` has found, or None. Raises Unavailable if the checks cannot be made."""
+    """`report` returns `checks` and `counts`, as `warren doctor --json` prints them, `at` (a wall-clock time), and
+    `attack`, the report of the last `warren doctor --attack` or None. It raises Unavailable if the checks cannot
+    run."""
 
     async def report(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class BuildStatus:
-    """`state` is building, done, failed or cancelled. `lines` are the last that it wrote. Times are times of day."""
+    """`state`: building, done, failed or cancelled. `lines`: the last lines of the build's output. Times are wall-clock
+    times."""
 
     image: str
     state: str
@@ -28,9 +30,9 @@ class BuildStatus:
 
 
 class ImageBuildControl(Protocol):
-    """`statuses` has the builds that run, and the last of each image that has ended. `start` builds an image by its
-    own recipe, or that of its environment; one that is being built goes on. It raises InvalidRequest if there is no
-    recipe. `cancel` waits until the build has cleaned up, and raises NotFound if none runs."""
+    """`statuses` returns the running builds, and the last finished build of each image. `start` builds an image by its
+    own recipe, or by that of its environment, and joins a build that is running already. It raises InvalidRequest if
+    there is no recipe. `cancel` waits until the build has cleaned up, and raises NotFound if none is running."""
 
     def statuses(self) -> Sequence[BuildStatus]: ...
     def start(self, image: str, recipe: Recipe | None) -> BuildStatus: ...

@@ -1,4 +1,4 @@
-"""What sessions ask of tenancy: to meter what a sandbox is used for, and to count new sessions."""
+"""What sessions need from tenancy: metering of sandboxes, and counts of new sessions."""
 
 from collections.abc import Coroutine
 from typing import Any, Protocol
@@ -9,26 +9,26 @@ from warren.model.session import Session
 
 
 class Metering(Protocol):
-    """Nothing here is called with a caller other than the one whose request is being served."""
+    """Every method is called only with the caller whose request is being served."""
 
     def sandbox(self, session: Session, sandbox: Sandbox) -> Sandbox:
-        """The sandbox as the session's caller may use it: policies, quotas and turns apply to its commands."""
+        """Wraps the sandbox for the session's caller: policies, quotas and turns apply to its commands."""
         ...
 
     async def count_create(self, caller: Caller) -> None:
-        """Raises RateLimited when the caller has made too many sessions of late."""
+        """Counts a new session. Raises RateLimited if the caller has made too many recently."""
         ...
 
     async def check_network(self, caller: Caller) -> None:
-        """Raises QuotaExceeded when the bytes that the caller's sandboxes may exchange on this day are used up."""
+        """Raises QuotaExceeded if the caller's sandboxes have used up the bytes that they may exchange today."""
         ...
 
     def report_limit(self, caller: Caller, quota: str) -> None:
-        """The caller was refused because of this quota."""
+        """Publishes that the caller was refused because of this quota."""
         ...
 
     async def take_over(self, session: Session, sandbox: Sandbox) -> None:
-        """After a restart: meters the commands that still run in the session."""
+        """Meters the commands that still run in the session after a restart."""
         ...
 
     def follow(self, work: Coroutine[Any, Any, None], name: str) -> None:

@@ -1,4 +1,4 @@
-"""What parts of a process report as it happens, for /metrics (warren.governance.metrics). By default nobody listens."""
+"""What parts of a process report for /metrics (warren.governance.metrics). By default nobody listens."""
 
 from typing import Final, Protocol
 
@@ -6,15 +6,14 @@ from warren.model.network import NetworkUse
 
 
 class Recorder(Protocol):
-    """Nothing here waits or raises, and all of it costs microseconds. Times are in seconds.
+    """No method waits or raises, and each costs microseconds. Times are in seconds.
 
-    `creation_ended`: an attempt to give a new session its sandbox; `source` is pool, cold or none, `outcome` created,
-    no_capacity, cancelled or failed. `sandbox_claimed`: how long a claim took that got one. `sandbox_made` and
-    `sandbox_destroyed`: how long the provider took. `sandbox_lost`: the reason as the session tells it. `machine_full`:
-    what there was too little of for one more sandbox. `queue_left`: how long a claim stood in a pool's queue, whether
-    it got a sandbox or not. `command_ended`: with `overhead_s`, what Warren added to the command's own time; None
-    where nobody waited for the result. `request_ended`: `route` as in the log. `network_used`: what is new of one
-    sandbox.
+    `creation_ended`: an attempt to give a new session its sandbox ended; `source` is pool, cold or none, `outcome`
+    created, no_capacity, cancelled or failed. `sandbox_claimed`: the time of a successful claim. `sandbox_made`,
+    `sandbox_destroyed`: the time that the provider took. `sandbox_lost`: the reason that the session shows.
+    `machine_full`: what was lacking for one more sandbox. `queue_left`: the time that a claim, served or not, waited in
+    a pool's queue. `command_ended`: `overhead_s` is what Warren added to the command's own time; None if nobody waited
+    for the result. `request_ended`: `route` as in the log. `network_used`: one sandbox's use since the last report.
     """
 
     def creation_ended(self, environment: str, source: str, outcome: str) -> None: ...

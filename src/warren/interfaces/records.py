@@ -1,4 +1,4 @@
-"""Where everything is kept that is neither a session nor a sandbox: keys, tenants, webhooks, what waits to be sent."""
+"""The store of everything but sessions and sandboxes: keys, tenants, webhooks, and what waits to be sent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """`value` is text the store does not look into. `group` is for listing, `due` (a time of day) for queues."""
+    """`value`: text that the store does not interpret. `group`: for listing. `due`: for queues, a wall-clock time."""
 
     kind: str
     id: str
@@ -21,14 +21,15 @@ class Record:
 
 
 class RecordStore(Protocol):
-    """Records by kind and id. Every operation is atomic, also between processes that share it; what was
-    acknowledged is there after kill -9 (not in memory). Raises NoSpace or Unavailable when it cannot work; then nothing
-    was changed.
+    """Records by kind and id. Every operation is atomic, also between processes that share the store. Acknowledged
+    changes survive kill -9 (except in the store in memory). Every call raises NoSpace or Unavailable when the store
+    cannot work; then nothing was changed.
 
-    `put` stores a new record (version 1) if there is none of that kind and id, or a change over the version
-    it was made from; it says whether it did. `delete` says whether there was one. `list` gives those of a kind, and
-    perhaps of a group, in the order of their ids (by code points), after the id `after`. `due` gives those whose time
-    has come, the longest overdue first. `count` counts those of a kind, and perhaps of a group.
+    `put` stores a new record (version 1) if none of that kind and id exists, or a change if the stored version is the
+    one it was made from; it returns whether it did. `delete` returns whether the record existed. `list` returns the
+    records of a kind (and group, if given) in the order of their ids by code points, after the id `after`. `due`
+    returns the records whose time has come, the longest overdue first. `count` counts the records of a kind (and group,
+    if given).
     """
 
     async def get(self, kind: str, record_id: str) -> Record | None: ...

@@ -4,7 +4,7 @@ import socket
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
-from warren.model.figures import Figures
+from warren.model.metrics import SandboxMetrics
 from warren.model.network import EgressBound, ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import (
     Chunk,
@@ -28,11 +28,11 @@ class Process(Protocol):
     It lives in the sandbox. If this object or the program that holds it goes away, the command runs on, and
     `Sandbox.process` finds it again by `id`.
 
-    `output` yields the output from `offset` on and ends when the command has ended and all of its output was
-    yielded; reading slowly slows the command down. `pid` is that of a command that was just started, inside of the
-    sandbox, and 0 of one that was found again. `wait` gives the result with the output that the sandbox kept.
-    `ended` gives the result without output, and does not count as reading. `kill` ends the whole tree of processes,
-    and the result says how many there were. `write` and `close_stdin` do nothing after the end of the command.
+    `output` yields the output from `offset` on, and ends when the command has ended and all of its output was yielded.
+    Reading slowly slows the command down. `pid`: the process id inside the sandbox of a command that was just started;
+    0 for one that was found again. `wait` returns the result with the output that the sandbox kept. `ended` returns the
+    result without output, and does not count as reading. `kill` ends the whole tree of processes; the result says how
+    many there were. `write` and `close_stdin` do nothing after the command has ended.
     """
 
     @property
@@ -50,10 +50,10 @@ class Process(Protocol):
 
 
 class FileWatch(Protocol):
-    """The changes below a directory, as they happen; it begins to watch when it is first iterated.
+    """Yields the changes below a directory as they happen. Watching begins with the first iteration.
 
-    `sync` returns when whoever iterates has been given every change that was made before the call, and asks for the
-    next. It raises Conflict before the watch has begun and after its end.
+    `sync` returns when the iterating task has received every change made before the call, and asks for the next one. It
+    raises Conflict before the watch has begun and after it has ended.
     """
 
     def __aiter__(self) -> AsyncIterator[FileEvent]: ...
@@ -66,10 +66,10 @@ class Sandbox(Protocol):
     """One isolated computer.
 
     Commands: `exec` runs a command to its end. A non-zero exit, a signal, a time-out or running out of memory is a
-    result, not an error; an unknown user or directory raises. When the sandbox dies, `exec` and `wait` give a result
+    result, not an error; an unknown user or directory raises. When the sandbox dies, `exec` and `wait` return a result
     with the reason `sandbox_lost`, and everything else raises SandboxLost at once. Cancelling `exec` ends the command
-    and its children before the cancellation continues. If the caller gives a `process_id`, `exec` raises Conflict if
-    that process exists, and the sandbox keeps the result and the output until the caller forgets the process.
+    and its children before the cancellation continues. With a `process_id`, `exec` raises Conflict if that process
+    exists, and the sandbox keeps the result and the output until the caller forgets the process.
     `start` returns while the command runs; if a process with that id exists, it raises Conflict and starts nothing.
     With `follow` the command waits for its first reader, so that no output is lost. Commands do not wait for each
     other.
@@ -98,20 +98,20 @@ class Sandbox(Protocol):
     FileNotFound. Leaving the iteration ends the search. A sandbox that an older release made may not be able to
     search; then `search` raises Conflict.
 
-    `set_network` replaces at once all that the sandbox may reach outside; when it returns, connections that are no
-    longer allowed are cut. NO_NETWORK closes it. If it raises, the sandbox reaches nothing. A sandbox that was adopted
-    has no network until it is set again. The last `bounds` that were given for an owner hold for all of its sandboxes
-    together; connections that are open stay. `network_use` counts all it ever had in this process.
-    Both raise InvalidRequest, which names the capability, where a provider has none.
+    `set_network` replaces the rules about what the sandbox may reach; when it returns, connections that are no longer
+    allowed are cut. NO_NETWORK closes the network. If it raises, the sandbox reaches nothing. An adopted sandbox has no
+    network until it is set again. The last `bounds` given for an owner apply to all of its sandboxes together; open
+    connections stay. `network_use` counts since this process made or adopted the sandbox.
+    Both raise an InvalidRequest that names the capability if the provider lacks it.
 
-    Ports: `ports` gives the TCP ports on which servers inside listen. `dial` connects to a port of the sandbox's own
-    loopback, 127.0.0.1 and then ::1, and gives a non-blocking socket that the caller closes; it raises PortClosed if
-    nothing listens there. A provider without the capability refuses it.
+    Ports: `ports` returns the TCP ports on which servers inside listen. `dial` connects to a port on the sandbox's own
+    loopback, 127.0.0.1 and then ::1, and returns a non-blocking socket that the caller closes; it raises PortClosed if
+    nothing listens there. A provider without the capability refuses both.
 
-    `figures` gives what the sandbox uses now, as the host's kernel or the far side counts it: nothing runs in the
-    sandbox for it, and programs inside can neither change nor delay it. `at` and `cpus` are 0: whoever compares two
-    readings knows them. `cpu_s` never falls while the sandbox lives; a far side's is counted from the first reading on.
-    It raises SandboxLost when the sandbox is gone, and ProviderUnavailable when it cannot be told.
+    `metrics` returns what the sandbox uses now, as the host's kernel or the far side counts it: nothing runs in the
+    sandbox for it, so programs inside can neither change nor delay it. `at` and `cpus` are 0; the caller computes them
+    from two readings. `cpu_s` never falls while the sandbox lives; a far side's is counted from the first reading on.
+    It raises SandboxLost when the sandbox is gone, and ProviderUnavailable when the metrics cannot be read.
 
     `when_lost` calls back once, with the reason, when the sandbox has died or cannot be reached any more (at once if
     that has happened already), but not after `close`. `close` disconnects from the sandbox and leaves it running.
@@ -165,7 +165,7 @@ class Sandbox(Protocol):
     async def ports(self) -> Sequence[ListeningPort]: ...
     async def dial(self, port: int) -> socket.socket: ...
 
-    async def figures(self) -> Figures: ...
+    async def metrics(self) -> SandboxMetrics: ...
     async def ping(self) -> None: ...
     def when_lost(self, call: Callable[[str], None]) -> None: ...
     async def close(self) -> None: ...

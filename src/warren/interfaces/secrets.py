@@ -1,4 +1,4 @@
-"""Where sessions get the secrets that they name."""
+"""The source of the secrets that sessions name."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,17 +7,16 @@ from warren.model.secrets import BoundSecret
 
 
 class SecretSource(Protocol):
-    """`find` gives the secrets of a tenant that have these names, in the same order; those that do not exist, have
-    expired or cannot be read with this server's key are left out. `versions` gives of each that exists a text that
-    changes whenever the secret does. Both raise Unavailable while the store is away.
-    """
+    """`find` returns the tenant's secrets with these names, in the same order. It leaves out those that do not exist,
+    have expired, or cannot be decrypted with this server's key. `versions` maps the name of each existing secret to a
+    text that changes whenever the secret changes. Both raise Unavailable while the store cannot be reached."""
 
     async def find(self, tenant: str, names: Sequence[str]) -> Sequence[BoundSecret]: ...
     async def versions(self, tenant: str, names: Sequence[str]) -> dict[str, str]: ...
 
 
 class NoSecrets:
-    """For a server that keeps none."""
+    """The source of a server without secrets."""
 
     async def find(self, tenant: str, names: Sequence[str]) -> Sequence[BoundSecret]:
         return ()

@@ -1,4 +1,4 @@
-"""Where sessions and idempotency keys are kept."""
+"""The store of sessions and idempotency keys."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ from warren.model.session import Session, SessionState
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """An Idempotency-Key of a caller. `scope` is "create", or the session of an exec.
+    """An Idempotency-Key of a caller. `scope` is "create", or the id of the session of an exec.
 
-    `fingerprint` tells one request from another that came with the same key.
+    `fingerprint` tells apart different requests that came with the same key.
     """
 
     tenant: str
@@ -23,7 +23,7 @@ class Key:
 
 
 class Added(StrEnum):
-    """Which session `add` gives: the new one, the one of its key, or the one of its thread."""
+    """Which session `add` returned: the new one, the one of its key, or the one of its thread."""
 
     NEW = "new"
     KEY = "key"
@@ -38,7 +38,7 @@ SHORT_ANSWER = 8
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """A known key. `answer` is empty until the work of the first request is done, and may be ANSWER_GONE later."""
+    """A known key. `answer` is empty until the first request is done, and may later become ANSWER_GONE."""
 
     fingerprint: str
     answer: str = ""
@@ -46,7 +46,8 @@ class KeyRecord:
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """How many claimed keys, and how many bytes of their answers, a store keeps for a tenant and in all."""
+    """How many keys, and how many bytes of their answers, a store keeps: for one tenant, and for all tenants
+    together."""
 
     keys: int = 100_000
     answer_bytes: int = 16 * 1024 * 1024
@@ -56,7 +57,7 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """How much a tenant, and one key of it, may hold at once; None is no bound."""
+    """How much a tenant, and one key of the tenant, may hold at once; None means no bound."""
 
     sessions: int | None = None
     disk_mb: int | None = None
@@ -70,7 +71,7 @@ NO_CAPS = Caps()
 
 
 class Held(NamedTuple):
-    """What sessions take up that hold a sandbox: how many there are, their disk, their graphics processors."""
+    """What the sessions that hold a sandbox take up: their number, their disk, their graphics processors."""
 
     sessions: int
     disk_mb: int
@@ -79,8 +80,8 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Selects sessions, newest first, after the session id `after`. `search` is a text in the id, the thread id, or the
-    names and values of the metadata, in upper or lower case."""
+    """Selects sessions, newest first, after the session id `after`. `search` finds a text, in upper or lower case, in
+    the id, the thread id, and the names and values of the metadata."""
 
     states: frozenset[SessionState] = frozenset(state for state in SessionState if state.is_active)
     thread_id: str = ""
@@ -94,39 +95,41 @@ class Page:
 
 
 class SessionStore(Protocol):
-    """The sessions and keys of all tenants. Every operation is atomic, also between processes that share it.
+    """The sessions and keys of all tenants. Every operation is atomic, also between processes that share the store.
 
-    Acknowledged changes survive kill -9 of the process (not in the store in memory). A tenant never sees sessions or
-    keys of another. Every call raises NoSpace when it cannot write for want of space, and Unavailable when it cannot
-    work for another reason; then nothing was changed, except that a store over the network may raise Unavailable for a
-    change that it made and whose answer got lost (see stores/redis_link.py). A shared store that has lost its data
-    refuses `add` with Unavailable until workers have had the time to restore their sessions: otherwise a thread could
-    get a second sandbox. Meanwhile `get` and `of_thread` raise Unavailable for a session that they do not find.
+    Acknowledged changes survive kill -9 of the process (except in the store in memory). A tenant never sees sessions or
+    keys of another. Every call raises NoSpace when there is no space to write, and Unavailable when the store cannot
+    work for another reason. Then nothing was changed, with one exception: a store over the network may raise
+    Unavailable for a change that it made but whose reply was lost (see stores/redis_link.py). A shared store that has
+    lost its data refuses `add` with Unavailable until workers have had the time to restore their sessions; otherwise a
+    thread could get a second sandbox. Meanwhile `get` and `of_thread` raise Unavailable for a session that they do not
+    find.
 
-    `add` stores a new session, unless there is one already. A known key gives its session (also an ended one). Else an
-    active session of the same thread is given, and gets the key if its state `is_usable`. A key with another
-    fingerprint raises KeyReused; a key is unknown if its session came to nothing or was purged. A new session that
-    would take its tenant, or its key (`key_id`), over `caps` raises QuotaExceeded: however many are added at once, the
-    sessions in a state that `holds_sandbox`, the sum of their `disk_mb` and their `gpus` never exceed the caps.
-    `get` gives a session of the tenant, also an ended one; `of_thread` the thread's active one, else the newest ended.
-    `find` gives a session of any tenant, for the server itself: no caller sees it.
-    `swap` stores a change (`session.version` is one more than that of the session it was made from) and gives True,
-    unless another change was faster or the session is unknown.
-    `list` gives a page, newest first (by creation, then by id); a page after an unknown id is empty. ANY_TENANT stands
-    for all tenants, for operators: then all states of the page must be active.
-    `active` gives all active sessions of all tenants, `active_ids` their ids; `due` those in a state that `expires`
-    whose deadline has passed, the longest overdue first; `count` the number of sessions in each state. `held` gives
-    what a tenant, and one key of it, hold of their caps.
+    `add` stores a new session, unless there is one already. For a known key it returns the key's session, even an ended
+    one. Else it returns the active session of the same thread, which gets the key if its state `is_usable`. A key with
+    another fingerprint raises KeyReused; a key is unknown if its session came to nothing or was purged. A new session
+    that would take its tenant, or its key (`key_id`), over `caps` raises QuotaExceeded: however many are added at once,
+    the number of sessions in a state that `holds_sandbox`, and the sums of their `disk_mb` and `gpus`, never exceed the
+    caps.
+    `get` returns a session of the tenant, even an ended one; `of_thread` the thread's active session, else its newest
+    ended one. `find` returns a session of any tenant, for the server itself: no caller sees it.
+    `swap` stores a change, whose `session.version` is one more than that of the session it was made from. It returns
+    False if another change came first or the session is unknown.
+    `list` returns a page, newest first (by creation, then by id); a page after an unknown id is empty. ANY_TENANT
+    stands for all tenants, for operators; then all states of the page must be active.
+    `active` returns all active sessions of all tenants, `active_ids` their ids. `due` returns the sessions in a state
+    that `expires` whose deadline has passed, the longest overdue first. `count` returns the number of sessions in each
+    state. `held` returns what a tenant, and one key of the tenant, hold of their caps.
     `purge` deletes sessions that ended, and keys that were made, before `before` or in another epoch. A key stays as
     long as its session.
-    `claim_key` stores a new key and gives None, or gives what is known of the key. A known key with another fingerprint
-    raises KeyReused. `answer_key` adds the answer, `release_key` deletes the key; both do nothing for an unknown key.
-    A new key beyond `key_limits` raises QuotaExceeded. An answer beyond them takes the place of the oldest answers of
-    its own tenant, which become ANSWER_GONE; if that is not enough it becomes ANSWER_GONE itself. The keys stay known:
-    no work is done twice.
+    `claim_key` stores a new key and returns None, or returns what is known of the key. A known key with another
+    fingerprint raises KeyReused. `answer_key` adds the answer, `release_key` deletes the key; both do nothing for an
+    unknown key. A new key beyond `key_limits` raises QuotaExceeded. An answer beyond them displaces the oldest answers
+    of its own tenant, which become ANSWER_GONE; if that is not enough, the answer itself becomes ANSWER_GONE. The keys
+    stay known, so no work is done twice.
     `records` keeps everything else, in the same place.
-    `revision` is another value after every change, whoever made it, and may be without one; None where that cannot be
-    told at once.
+    `revision` changes with every change, whoever made it, and perhaps without one. It is None if it cannot be read at
+    once.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""What owns the sandboxes of one host."""
+"""The owner of the sandboxes of one host."""
 
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
@@ -12,10 +12,11 @@ from warren.model.spec import Layer, Limits
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A request for a sandbox of an environment, by default made by the environment's provider or the worker's first.
+    """A request for a sandbox of an environment. `provider` is by default that of the environment, else the worker's
+    first.
 
-    Only a claim without an `image`, without other `limits` than the environment's and without graphics processors can
-    be met from a pool. `gpus` None: what the environment says.
+    A pool can serve only a claim without an `image`, with the environment's own `limits`, and without graphics
+    processors. `gpus` None means those of the environment.
     """
 
     environment: str
@@ -43,9 +44,9 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """`discarded` counts sandboxes that died before a caller had them. Latencies are those of recent claims.
-    `learned_burst` is how many claims came faster than sandboxes could be made, at the worst, as far as the pool
-    remembers it; `claim_rate` is how many came per second in the last minute, on average."""
+    """`discarded`: sandboxes that died before a caller had them. Latencies are those of recent claims. `learned_burst`:
+    the most claims that came faster than sandboxes could be made, as far as the pool remembers. `claim_rate`: claims
+    per second, averaged over the last minute."""
 
     ready: int = 0
     creating: int = 0
@@ -70,8 +71,8 @@ class PoolStats:
 
 @dataclass(frozen=True, slots=True)
 class GuardStats:
-    """What the machine has free, and what of it must stay free. `pressure`: it is close to full.
-    `pool_ceiling`: how many sandboxes its pools may hold together when they grow beyond their sizes."""
+    """What the machine has free, and what of that must stay free. `pressure`: the machine is nearly full.
+    `pool_ceiling`: the most sandboxes that its pools may hold together when they grow beyond their sizes."""
 
     memory_free_mb: int = 0
     memory_reserve_mb: int = 0
@@ -84,10 +85,10 @@ class GuardStats:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
-    """`pools` has the name of the environment for the provider that it gets by default, and
-    `environment@provider` for any other. `destroying` includes sandboxes whose destruction failed so far. `leaks`
-    counts those, and sandboxes of this worker that it does not know although they have been there for minutes. `gpus`
-    counts the graphics processors that sandboxes may have; `gpus_free` are the ids of those that no sandbox has."""
+    """`pools`: by the environment's name, for its default provider, and by `environment@provider` for others.
+    `destroying`: includes sandboxes that could not be destroyed so far. `leaks`: counts those, and sandboxes of this
+    worker that it has not known for minutes. `gpus`: the number of graphics processors for sandboxes. `gpus_free`: the
+    ids of those that no sandbox has."""
 
     sandboxes: int = 0
     claimed: int = 0
@@ -100,7 +101,7 @@ class WorkerStats:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "WorkerStats":
-        """Also what a worker of another version wrote: unknown figures are ignored, missing ones are zero."""
+        """Reads figures, also those of a worker of another version: unknown ones are ignored, missing ones are zero."""
         pools = {name: PoolStats(**_known(PoolStats, pool)) for name, pool in values.get("pools", {}).items()}
         guard = GuardStats(**_known(GuardStats, values.get("guard", {})))
         free = tuple(values.get("gpus_free", ()))
@@ -112,23 +113,25 @@ def _known(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Worker(Protocol):
-    """Owns the sandboxes of one host, and the pools of those made ahead.
+    """Owns the sandboxes of one host, and the pools of sandboxes made ahead.
 
-    `providers` are its providers by name, the default first, with their capabilities.
-    `prepare` comes before a claim for a new session. It raises ImageBuilding while the image of such a claim is missing
-    and being built, which it starts if need be; an outdated image is made anew behind it. It costs hardly anything.
-    `image_state` says of an environment's image: ready, missing, outdated or building; None if nobody can tell.
-    `claim` returns a live sandbox that nobody has used, and never the same one twice. Waiting claims are served first
-    come, first served, per provider and environment, and tenants in turn; a claim that is not served in time raises
-    NoCapacity with its position in the queue. A claim that fails or is cancelled leaves nothing behind.
-    It raises InvalidRequest for a provider that the worker does not have or that lacks a capability which the
-    environment needs, MachineFull when memory or disk of the host run out, and what the provider's `create` raises.
-    `check` raises Unavailable while no sandbox of the default environment can be made, with the reason.
-    `sandbox` returns a claimed sandbox, also one claimed before a restart: SandboxNotFound, SandboxLost.
+    `providers`: its providers by name, the default first, with their capabilities.
+    `prepare` is called before the claim for a new session. It raises ImageBuilding while the image of such a claim is
+    missing and being built, and starts that build if need be. An outdated image is rebuilt in the background. It is
+    cheap.
+    `image_state` returns the state of an environment's image: ready, missing, outdated or building; None if it is
+    unknown.
+    `claim` returns a live sandbox that nobody has used, and never the same one twice. For each provider and
+    environment, waiting claims are served in their order, and tenants in turn. A claim that is not served in time
+    raises NoCapacity with its position in the queue. A claim that fails or is cancelled leaves nothing behind. It
+    raises InvalidRequest if the worker does not have the provider, or the provider lacks a capability that the
+    environment needs; MachineFull when memory or disk of the host run out; and whatever the provider's `create` raises.
+    `check` raises Unavailable, with the reason, while no sandbox of the default environment can be made.
+    `sandbox` returns a claimed sandbox, also one claimed before a restart. It raises SandboxNotFound or SandboxLost.
     `destroy` is idempotent. `recover`, called once before the first claim, takes over from an earlier worker: it
-    connects to the sandboxes in `known` and destroys every other one that this worker made; for those that cannot be
-    taken over it returns the reasons.
-    `losses` reports claimed sandboxes that have died by themselves, each once; it has one reader.
+    connects to the sandboxes in `known`, destroys all others that this worker made, and returns why some could not be
+    taken over.
+    `losses` yields claimed sandboxes that died by themselves, each once; it has one reader.
     `drain` stops making sandboxes ahead and destroys those of the pools; claims then raise Unavailable. `close`
     releases everything without destroying a claimed sandbox.
     """

@@ -1,1 +1,1 @@
-"""What every part stands on and what knows nothing of sandboxes: time, logs, traces, pacing, bounded memory."""
+"""What all parts build on and what knows nothing of sandboxes: time, logs, traces, pacing, bounded memory."""

@@ -38,7 +38,7 @@ class AnswerMemory:
         return tenant not in self._waiting and self._held.try_take(tenant, size)
 
     async def take(self, tenant: str, size: int) -> bool:
-        """Waits for room. Gives False if there was none for so long."""
+        """Waits for room, up to `wait_s`. Returns whether it got it."""
         if self.take_now(tenant, size):
             return True
         given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -46,17 +46,17 @@ class AnswerMemory:
         try:
             await asyncio.wait([given], timeout=self._wait_s)
         except asyncio.CancelledError:
-            if given.done():
+            if given.done():  # the room came together with the cancellation: nobody will use it
                 self.give_back(tenant, size)
             raise
         finally:
             if not given.done():
                 self._waiting.remove(tenant, (size, given))
-                self._admit()
+                self._admit()  # a smaller request that waited behind this one may fit
         return given.done()
 
     def count(self, tenant: str, size: int) -> None:
-        """Counts what is held already, whether there is room for it or not."""
+        """Counts what is held already, even if there is no room for it."""
         self._held.take(tenant, size)
 
     def give_back(self, tenant: str, size: int) -> None:
@@ -65,7 +65,8 @@ class AnswerMemory:
             self._admit()
 
     def _admit(self) -> None:
-        """Gives room to those who wait: first to the tenants that hold the least, and to each in turn."""
+        """Gives room to waiting requests: first to the tenants that hold the least, and to the requests of each in
+        turn."""
         for tenant in self._held.smallest_first(self._waiting):
             while tenant in self._waiting and self._held.try_take(tenant, self._waiting.of(tenant)[0][0]):
                 _, given = self._waiting.take(tenant)
@@ -73,7 +74,7 @@ class AnswerMemory:
 
 
 class AnswerRoom:
-    """The room that one request has taken. After `release` it gets no more."""
+    """The room that one request has taken. After `release` the request gets no more."""
 
     __slots__ = ("_memory", "_size", "_tenant", "waits")
 
@@ -119,7 +120,7 @@ class AnswerRoom:
         return AnswerRoom(self._memory, self._tenant)
 
     def _own(self, size: int) -> None:
-        if self._size is None:  # the request has ended meanwhile
+        if self._size is None:  # the request ended while it waited: nobody else would give this back
             self._memory.give_back(self._tenant, size)
         else:
             self._size += size
@@ -133,20 +134,20 @@ def set_answer_room(room: AnswerRoom) -> None:
 
 
 async def make_room(size: int) -> bool:
-    """Whether the answer to this request may hold so much more. Waits for it if others hold too much."""
+    """Returns whether the answer to this request may hold `size` more bytes. Waits if other answers hold too much."""
     room = _room.get()
     return room is None or await room.make(size)
 
 
 def give_back_room(size: int) -> None:
-    """Gives back what `make_room` gave and the answer does not need."""
+    """Gives back room from `make_room` that the answer does not need."""
     room = _room.get()
     if room is not None:
         room.give_back(size)
 
 
 def require_room(size: int) -> None:
-    """For an answer that can be asked for again: raises NoCapacity if there is no room for it now."""
+    """Raises NoCapacity if there is no room now; for answers that the caller can ask for again."""
     room = _room.get()
     if size > SHORT_BYTES and room is not None and not room.make_now(size):
         raise NoCapacity(
@@ -157,7 +158,7 @@ def require_room(size: int) -> None:
 
 
 def count_held(size: int) -> None:
-    """Counts something that another task has collected for this request."""
+    """Counts what another task has collected for this request."""
     room = _room.get()
     if size > SHORT_BYTES and room is not None:
         room.count(size)
@@ -170,7 +171,7 @@ def waits_for_room() -> bool:
 
 @contextmanager
 def separate_room() -> Iterator[None]:
-    """For a task that goes on when the request that began it has ended: gives it room of its own, until its end."""
+    """Gives a task that outlives its request room of its own, for the duration of the block."""
     first = _room.get()
     if first is None:
         yield

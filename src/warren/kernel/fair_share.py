@@ -1,8 +1,8 @@
-"""Shares what there is between tenants, or between whoever else owns a part of it.
+"""Shares something between tenants, or between other owners.
 
-`FairShare` decides how much of something one owner may hold: memory, connections, slots. `Turns` decides whose turn it
-is: items wait in a queue for each owner, and owners are served one after the other. Both only decide and count. What
-happens at the bound (refuse, wait, make room) is the caller's affair, and its docstring says it.
+`FairShare` decides how much one owner may hold: memory, connections, slots. `Turns` decides whose turn it is: items
+wait in a queue for each owner, and owners are served one after the other. Both only decide and count. The caller's
+docstring says what happens at the bound (refuse, wait, make room).
 
 Rates, such as bytes a second, are another matter: sandboxes/egress/rate.py.
 """
@@ -18,8 +18,8 @@ T = TypeVar("T")
 class FairShare:
     """How much of `total` each owner holds.
 
-    One owner may hold `each` at most, and at most `of_rest` times what it leaves free. With `of_rest=1` an owner that
-    is alone gets a half, two get a third each, and whoever comes later finds something.
+    One owner may hold at most `each`, and at most `of_rest` times what it leaves free. With `of_rest=1` a single owner
+    gets a half, two get a third each, and an owner that comes later always finds something.
     """
 
     __slots__ = ("_held", "_of_rest", "each", "in_all", "total")
@@ -29,7 +29,7 @@ class FairShare:
         self.in_all = 0
         self.each = each
         self._of_rest = of_rest
-        self._held: dict[str, int] = {}  # of owners that hold something
+        self._held: dict[str, int] = {}  # without owners that hold nothing
 
     def __repr__(self) -> str:
         return f"<FairShare: {self.in_all} of {self.total:g} held by {len(self._held)}>"
@@ -46,14 +46,14 @@ class FairShare:
         return rest >= 0 and held <= self.each and (self._of_rest is None or held <= self._of_rest * rest)
 
     def try_take(self, owner: str, amount: int = 1) -> bool:
-        """Takes it if the owner may; says whether."""
+        """Takes the amount if the owner may; returns whether."""
         if not self.may_take(owner, amount):
             return False
         self.take(owner, amount)
         return True
 
     def take(self, owner: str, amount: int = 1) -> None:
-        """Counts it, whether the owner may take it or not."""
+        """Counts the amount, whether the owner may take it or not."""
         self._held[owner] = self._held.get(owner, 0) + amount
         self.in_all += amount
 
@@ -66,25 +66,26 @@ class FairShare:
             del self._held[owner]
 
     def largest(self, among: Iterable[str] | None = None) -> str:
-        """Who gives something up first: the owner that holds the most."""
+        """Returns the owner that holds the most, which should give something up first."""
         return max(self._held if among is None else among, key=self.held)
 
     def smallest_first(self, among: Iterable[str]) -> list[str]:
-        """Who gets something first."""
+        """Returns the owners, those that hold the least first."""
         return sorted(among, key=self.held)
 
     def has_more_than_others(self, owner: str) -> bool:
-        """Whether it holds more than an equal part of what is held; one that is alone counts as one of two."""
+        """Returns whether the owner holds more than an equal part of what is held; a single owner counts as one of
+        two."""
         return self.held(owner) * max(2, len(self._held)) > self.in_all
 
 
 class Turns(Generic[T]):
-    """Items that wait, by owner. The owner that was served longest ago is next; its items are served in order."""
+    """Waiting items, by owner. The owner that was served longest ago is next; its items are served in order."""
 
     __slots__ = ("_count", "_queues")
 
     def __init__(self) -> None:
-        self._queues: OrderedDict[str, deque[T]] = OrderedDict()  # none is empty; the first is next
+        self._queues: OrderedDict[str, deque[T]] = OrderedDict()  # never an empty queue; the first owner is next
         self._count = 0
 
     def __len__(self) -> int:
@@ -101,7 +102,7 @@ class Turns(Generic[T]):
         return len(self._queues)
 
     def of(self, owner: str) -> deque[T]:
-        """The items of one owner, for reading."""
+        """Returns the items of one owner. They must not be changed."""
         return self._queues.get(owner) or deque()
 
     def firsts(self) -> Iterable[T]:
@@ -114,7 +115,8 @@ class Turns(Generic[T]):
         self._count += 1
 
     def next(self) -> tuple[str, T]:
-        """Takes the first item of the owner whose turn it is, which then comes last. Raises KeyError if none waits."""
+        """Removes and returns the first item of the owner whose turn it is, which then comes last. Raises KeyError if
+        none waits."""
         owner, queue = self._queues.popitem(last=False)
         item = queue.popleft()
         self._count -= 1
@@ -123,7 +125,7 @@ class Turns(Generic[T]):
         return owner, item
 
     def take(self, owner: str, *, newest: bool = False) -> T:
-        """Takes an item of this owner, out of turn."""
+        """Removes and returns an item of this owner, out of turn."""
         queue = self._queues[owner]
         item = queue.pop() if newest else queue.popleft()
         self._taken(owner, queue)

@@ -46,11 +46,11 @@ class EventLog:
         self._write(logging.WARNING, event, fields)
 
     def error(self, event: str, /, *, exc: BaseException | None = None, **fields: object) -> None:
-        """With `exc` the traceback follows the line."""
+        """Writes the line; with `exc`, its traceback follows."""
         self._write(logging.ERROR, event, fields, exc)
 
     def writes(self, level: int) -> bool:
-        """Whether lines of this level are written: for callers that would have to work for their fields."""
+        """Returns whether lines of this level are written, for callers whose fields are costly to make."""
         return self._logger.isEnabledFor(level)
 
     def _write(self, level: int, event: str, fields: dict[str, object], exc: BaseException | None = None) -> None:
@@ -59,7 +59,7 @@ class EventLog:
         if exc is None and _handlers and logging.root.handlers == _handlers:
             _handlers[0].write_line(self._logger.name, level, event, fields)
             return
-        # `Logger.log` would look for the caller's line on the stack, which costs more than all the rest.
+        # `Logger.log` would search the stack for the caller's line, which costs more than everything else here.
         traceback = (type(exc), exc, exc.__traceback__) if exc is not None else None
         record = logging.LogRecord(self._logger.name, level, "", 0, event, (), traceback)
         record.fields = fields
@@ -81,9 +81,9 @@ def set_up_logs(
     file: Path | None = None,
     trace_id: Callable[[], str] = _nothing,
 ) -> None:
-    """Writes the log to stderr, or to a file, whose older parts are then in FILE.1 to FILE.4.
+    """Writes the log to stderr, or to a file that is rotated: its older parts are FILE.1 to FILE.4.
 
-    `request_id` and `trace_id` tell which request a line belongs to. Raises OSError if the file cannot be written.
+    `request_id` and `trace_id` return what a line belongs to. Raises OSError if the file cannot be written.
     """
     lines = (JsonLines if form == "json" else TextLines)(request_id, trace_id)
     handler = _Handler(lines, sys.stderr if file is None else RotatingFile(file))
@@ -160,7 +160,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 class RotatingFile:
-    """A file for the log that is renamed when it is full; only its owner can read it."""
+    """A log file that only its owner can read, and that is renamed when it is full."""
 
     def __init__(self, path: Path, most_bytes: int = 10 * 1024 * 1024, kept: int = 5) -> None:
         self._path, self._most_bytes, self._kept = path, most_bytes, kept
@@ -184,7 +184,7 @@ class RotatingFile:
         return file
 
     def _rotate(self) -> None:
-        """A file that cannot be renamed grows on: the log is more than its size."""
+        """Renames the parts. If that fails, the file keeps growing: losing lines would be worse."""
         with contextlib.suppress(OSError):
             for number in range(self._kept - 1, 0, -1):
                 older = self._part(number - 1)

@@ -18,7 +18,7 @@ class OwnedTasks:
     def run(
         self, work: Coroutine[Any, Any, T], name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[T]:
-        """Starts a task and returns it. Whoever awaits the task gets its error; without an awaiter nobody needs it."""
+        """Starts a task and returns it. An error goes to whoever awaits the task; if nobody does, it is dropped."""
         task = asyncio.create_task(work, name=name, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._remove)
@@ -27,15 +27,15 @@ class OwnedTasks:
     def _remove(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # marks it as retrieved
+            task.exception()  # marks it as retrieved: asyncio would log it otherwise
 
     async def wait(self) -> None:
-        """Waits until none is left, also of those that are started meanwhile."""
+        """Waits until no task is left, including tasks that are started meanwhile."""
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
     async def cancel(self) -> None:
-        """Cancels those that run now, and waits for their ends."""
+        """Cancels the tasks that run now, and waits until they have ended."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""Long work on the event loop, in turns with everything else that runs there."""
+"""Divides long work on the event loop into turns, so that other tasks can run in between."""
 
 import asyncio
 import time
@@ -9,8 +9,8 @@ TURN_S: Final = 0.004
 
 
 class Pace:
-    """`await pace.give_way()` between two small steps: it returns at once until a turn is over, and then lets others
-    run."""
+    """Call `await pace.give_way()` between two small steps: it returns at once until a turn is over, and then lets
+    others run."""
 
     __slots__ = ("_began",)
 

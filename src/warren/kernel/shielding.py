@@ -1,4 +1,4 @@
-"""Awaits work to its end although the caller is cancelled."""
+"""Runs work to its end even if the caller is cancelled."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 async def run_shielded(work: Coroutine[Any, Any, T]) -> T:
-    """Awaits `work` to its end; raises a cancellation that came meanwhile afterwards."""
+    """Awaits `work` to its end and returns its result; a cancellation that came meanwhile is raised afterwards."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
-    # The shield keeps an enclosing scope from cancelling this task again and again.
+    # Without the shield, a cancelled scope around us would cancel this task again in every turn of the loop.
     with anyio.CancelScope(shield=True):
         while not task.done():
             try:

@@ -20,7 +20,7 @@ class Signer:
         self._mac_bytes = mac_bytes
 
     def macs(self, message: bytes) -> list[bytes]:
-        """All signatures of the message that are accepted. The first is the one to give out."""
+        """Returns all accepted signatures of the message. The first is the one to give out."""
         return [hmac.digest(key, message, hashlib.sha256)[: self._mac_bytes] for key in self._keys]
 
     def accepts(self, mac: bytes, message: bytes) -> bool:
@@ -28,7 +28,7 @@ class Signer:
 
 
 def to_text(data: bytes) -> str:
-    """Base64 for URLs, without padding."""
+    """Returns the bytes as base64 for URLs, without padding."""
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 

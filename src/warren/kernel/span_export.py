@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PATH: Final = "/v1/traces"
 MOST_WAITING: Final = 4096
-BATCH: Final = 128  # turning more of them into bytes would keep the event loop waiting for Python's lock
+BATCH: Final = 128  # encoding more at once would keep the event loop waiting for the GIL
 INTERVAL_S: Final = 1.0
 SEND_TIMEOUT_S: Final = 5.0
 STOP_S: Final = 3.0
@@ -80,7 +80,7 @@ class SpanExporter:
 
     @property
     def lost(self) -> int:
-        """How many spans nobody will see."""
+        """How many spans were not sent and will not be."""
         return self._refused + self._unsent
 
     def start(self) -> None:
@@ -96,12 +96,12 @@ class SpanExporter:
             self._wake.set()
 
     async def close(self) -> None:
-        """Sends what waits, for a few seconds at most."""
+        """Sends the waiting spans, for a few seconds at most."""
         self._stopping = True
         self._wake.set()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, self._stop_s)
-        self._sender.shutdown()  # type: ignore[no-untyped-call]  # what is being sent is given up
+        self._sender.shutdown()  # type: ignore[no-untyped-call]  # gives up what is being sent
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, _GIVE_UP_S)
         self._unsent += len(self._waiting) + (self._sending if self._thread.is_alive() else 0)
@@ -110,7 +110,7 @@ class SpanExporter:
     def _run(self) -> None:
         library = logging.getLogger(_LIBRARY)
         library.addHandler(self._complaints)
-        library.propagate = False  # it has a line for every attempt; ours has one a minute
+        library.propagate = False  # it logs every attempt; we log once a minute
         try:
             self._send_all()
         finally:
@@ -135,7 +135,7 @@ class SpanExporter:
         try:
             spans = [self._readable(span) for span in batch]
             return self._sender.export(spans).name == "SUCCESS"
-        except Exception as exc:  # the thread must go on: what it cannot send is lost
+        except Exception as exc:  # the thread must go on; these spans are lost
             self._complaints.text = f"{type(exc).__name__}: {exc}"
             return False
 
@@ -176,13 +176,13 @@ class SpanExporter:
 
 
 def traces_url(endpoint: str) -> str:
-    """Where a collector with this address takes traces."""
+    """Returns the URL at which the collector takes traces."""
     base = endpoint.rstrip("/")
     return base if base.endswith(PATH) else base + PATH
 
 
 class _LastLine(logging.Handler):
-    """Keeps the last complaint of the library, to be told with the number of spans."""
+    """Keeps the last complaint of the library, which is logged with the number of lost spans."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -7,7 +7,8 @@ from typing import Any
 
 
 class ThreadReader(io.RawIOBase):
-    """Read in a thread; `read` runs in the event loop that made this, and returns at most as many bytes as asked."""
+    """A stream that a thread reads. `read` runs in the event loop that made this, and returns at most as many bytes as
+    asked."""
 
     def __init__(self, read: Callable[[int], Awaitable[bytes]]) -> None:
         self._read, self._loop = read, asyncio.get_running_loop()
@@ -22,8 +23,8 @@ class ThreadReader(io.RawIOBase):
 
 
 class ThreadWriter(io.RawIOBase):
-    """Written to in a thread; `write` runs in the event loop that made this. After `give_up` writing raises OSError, so
-    a thread whose reader has gone ends soon."""
+    """A stream that a thread writes to. `write` runs in the event loop that made this. After `give_up` writing raises
+    OSError, so a thread whose reader has gone ends soon."""
 
     def __init__(self, write: Callable[[bytes], Awaitable[None]]) -> None:
         self._write, self._loop, self._given_up = write, asyncio.get_running_loop(), False

@@ -48,7 +48,7 @@ class TraceContext(NamedTuple):
 
 
 def read_trace_context(headers: Sequence[Header]) -> TraceContext | None:
-    """What the headers of a request say; None if they say nothing, or something that is not valid."""
+    """Reads the headers of a request. Returns None if they name no trace, or are not valid."""
     parents = [value for name, value in headers if name == TRACEPARENT]
     match = _PARENT.fullmatch(parents[0]) if len(parents) == 1 else None
     if match is None:
@@ -61,7 +61,7 @@ def read_trace_context(headers: Sequence[Header]) -> TraceContext | None:
 
 
 def _checked_state(state: bytes) -> str:
-    """The vendors' part, as it came; empty if it is not valid, or too long to be passed on."""
+    """Returns the vendors' part as it came; empty if it is not valid, or too long to pass on."""
     if not state or len(state) > _MOST_STATE:
         return ""
     members = [member.strip(" \t") for member in state.decode("latin-1").split(",")]
@@ -70,14 +70,14 @@ def _checked_state(state: bytes) -> str:
 
 
 class Recorder(Protocol):
-    """Takes spans that have ended. `record` neither waits nor raises: what it cannot keep is lost."""
+    """Takes spans that have ended. `record` neither waits nor raises: a span that it cannot keep is lost."""
 
     def record(self, span: "Span") -> None: ...
 
 
 class Span:
-    """A part of a request, from `__enter__` to `__exit__`; what is traced in between is below it. `start` and `end` do
-    the same for work that outlives a block, and nothing is below that.
+    """A part of a request, from `__enter__` to `__exit__`. Spans begun in between become its children. `start` and
+    `end` do the same for work that outlives a block, but such a span gets no children.
 
     Without a recorder it records nothing, and only carries the trace.
     """
@@ -126,7 +126,7 @@ class Span:
         return Span(name, context, self._recorder, self.context.span_id, attributes)
 
     def drop(self) -> None:
-        """Nothing is recorded of it."""
+        """Makes sure that nothing is recorded of this span."""
         self._recorder = None
 
     def start(self) -> "Span":
@@ -135,7 +135,7 @@ class Span:
         return self
 
     def end(self, exc: BaseException | None = None) -> None:
-        """May be called again, which changes nothing."""
+        """Records the span. A second call does nothing."""
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return
@@ -160,13 +160,13 @@ class Span:
 
 
 NO_SPAN: Final = Span("", TraceContext("", "", sampled=False))
-"""Of what belongs to no trace, or to one that is not recorded."""
+"""The span of work that belongs to no trace, or to one that is not recorded."""
 _current: ContextVar[Span | None] = ContextVar("span", default=None)
 
 
 class Tracing:
-    """Begins the spans of requests, and traces of their own. Without a recorder it is off. `sample` is the share of
-    the traces that begin here and are recorded."""
+    """Begins the spans of requests, and traces of its own. Without a recorder it is off. `sample` is the share of the
+    traces begun here that are recorded."""
 
     __slots__ = ("_recorder", "_sample")
 
@@ -175,8 +175,8 @@ class Tracing:
         self._sample = sample
 
     def request(self, headers: Sequence[Header], known: Mapping[bytes, bytes], *, may_begin: bool = True) -> Span:
-        """The span of a request with these headers; `known` are the same by name. With `may_begin` False only a caller
-        who names a trace gets one."""
+        """Returns the span of a request with these headers; `known` has the same headers by name. With `may_begin`
+        False, only a request that names a trace gets one."""
         parent = read_trace_context(headers) if TRACEPARENT in known else None
         if parent is None:
             begins = may_begin and self._recorder is not None
@@ -187,12 +187,13 @@ class Tracing:
         return Span("request", context, self._recorder, parent.span_id, is_server=True)
 
     def distrust(self, span: Span) -> None:
-        """Whoever sent the request is nobody's caller, and does not decide that it is recorded: `sample` does."""
+        """Applies `sample` to a request whose sender was not authenticated: a stranger's headers must not decide what
+        is recorded."""
         if span.parent_id and random.random() >= self._sample:
             span.drop()
 
     def span(self, name: str, **attributes: Value) -> Span:
-        """Below the span that goes on, or the beginning of a trace where none does."""
+        """Returns a child of the current span, or the first span of a new trace."""
         current = _current.get()
         if current is not None:
             return current.child(name, attributes)
@@ -209,32 +210,32 @@ OFF: Final = Tracing()
 
 
 def traced(name: str, **attributes: Value) -> Span:
-    """A span below the one that goes on; where none does, nothing."""
+    """Returns a child of the current span; without a current span, one that records nothing."""
     current = _current.get()
     return NO_SPAN if current is None else current.child(name, attributes)
 
 
 def is_traced() -> bool:
-    """Whether spans are recorded now: for callers that would have to work for theirs."""
+    """Returns whether spans are recorded now, for callers whose attributes are costly to make."""
     current = _current.get()
     return current is not None and current.is_recorded
 
 
 def note_trace(**attributes: Value) -> None:
-    """Adds to the span that goes on, if one does."""
+    """Adds attributes to the current span, if there is one."""
     current = _current.get()
     if current is not None:
         current.note(**attributes)
 
 
 def trace_id() -> str:
-    """The trace that goes on, or an empty text."""
+    """Returns the id of the current trace, or an empty text."""
     current = _current.get()
     return "" if current is None else current.context.trace_id
 
 
 def trace_headers() -> list[Header]:
-    """What tells another process of the trace that goes on."""
+    """Returns the headers that tell another process of the current trace."""
     current = _current.get()
     return [] if current is None else current.context.headers()
 

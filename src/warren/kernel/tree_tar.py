@@ -1,7 +1,7 @@
 """Writes a root filesystem as a tar that depends on nothing but its files.
 
 Names are sorted, owners are numbers, and only regular files have a time. So the digest of the tar is the digest of the
-image's content: the same on every machine, and again after an export and an import. Hard links stay hard links;
+image's content: it is the same on every machine, and after an export and an import. Hard links stay hard links;
 extended attributes, devices and sockets are left out, as an import leaves them out.
 """
 
@@ -27,7 +27,7 @@ def write_tar(root: Path, out: IO[bytes]) -> str:
 
 
 def digest_of(root: Path) -> str:
-    """What `write_tar` would return."""
+    """Returns what `write_tar` would return."""
     digest = hashlib.sha256()
     for part in tar_parts(root):
         digest.update(part)
@@ -35,7 +35,7 @@ def digest_of(root: Path) -> str:
 
 
 def tar_parts(root: Path) -> Iterator[bytes]:
-    """The tree as a tar, in parts of about a mebibyte."""
+    """Yields the tree as a tar, in parts of about a mebibyte."""
     buffer = bytearray()
     for piece in _pieces(os.fspath(root)):
         buffer += piece
@@ -46,7 +46,7 @@ def tar_parts(root: Path) -> Iterator[bytes]:
 
 
 def _pieces(root: str) -> Iterator[bytes]:
-    first: dict[tuple[int, int], str] = {}  # by inode, the name under which a file with several was written
+    first: dict[tuple[int, int], str] = {}  # by device and inode: the first name of a file with several names
     for name, found in _entries(root):
         member = _member(root, name, found)
         if member is None:
@@ -61,7 +61,7 @@ def _pieces(root: str) -> Iterator[bytes]:
 
 
 def _entries(root: str) -> Iterator[tuple[str, os.stat_result]]:
-    """All below the root, a directory before what it holds, however deep."""
+    """Yields everything below the root, a directory before its contents. It does not recurse, so any depth works."""
     ahead = _names(root, "")
     while ahead:
         name = ahead.pop()
@@ -72,7 +72,7 @@ def _entries(root: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _names(root: str, directory: str) -> list[str]:
-    """The last one first."""
+    """Returns the names in the directory in reverse order, because `_entries` takes them from the end."""
     names = sorted(os.listdir(f"{root}/{directory}"), key=os.fsencode, reverse=True)
     return [f"{directory}/{name}" for name in names] if directory else names
 

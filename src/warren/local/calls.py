@@ -21,7 +21,7 @@ from warren.sessions.operations.call import (
     Call,
     Handler,
     OperationContext,
-    Reply,
+    OperationReply,
     Values,
     perform,
     perform_stream,
@@ -49,7 +49,7 @@ class LocalCalls:
         # A key is for repeating a create after a broken connection, and here no connection can break.
         call = self._new_call(handler, session_id, arguments, "" if operation == "create_session" else key)
         result = await perform(handler, call, *_arguments(handler, arguments))
-        values: Values | None = result.values if isinstance(result, Reply) else result
+        values: Values | None = result.values if isinstance(result, OperationReply) else result
         if values is not None:
             values = await resolved(values)
         if operation == "create_session" and values is not None and not values["thread_id"]:

@@ -1,8 +1,8 @@
 """Callers, their scopes and their quotas.
 
-Keys belong to a tenant, and so do sessions, processes and files. A caller is the verified identity of one request: a
-tenant, the key (or token) of the request, and the scopes of that key. Quotas bound a tenant, or one key of it; None is
-no bound.
+A key belongs to a tenant, as do sessions, processes and files. A caller is the verified identity of one request: its
+tenant, its key (or token), and the scopes of that key. A quota bounds a tenant, or one key of a tenant; None means no
+bound.
 """
 
 import math
@@ -18,7 +18,7 @@ from warren.model.errors import InvalidRequest
 from warren.model.session import DEFAULT_TENANT, LONGEST_S
 from warren.model.spec import Limits
 
-ANY_TENANT: Final = "*"  # what its record says holds for every tenant that has none
+ANY_TENANT: Final = "*"  # the record of this name applies to every tenant without a record
 _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LIMITS: Final = frozenset(each.name for each in fields(Limits))
 
@@ -41,16 +41,19 @@ class Scope(StrEnum):
 ALL_SCOPES: Final = frozenset(Scope)
 OPERATORS_SCOPES: Final = frozenset(
     {Scope.ADMIN, Scope.AUDIT, Scope.METRICS}
-)  # what they allow reaches beyond the key's tenant
+)  # these reach beyond the tenant of the key
 USUAL_SCOPES: Final = ALL_SCOPES - OPERATORS_SCOPES
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What a tenant, or one key, may have at once or in a time. `environments` empty: all; `limits`: the most that a
-    session may ask for, by the names of Limits; `egress`: the most that it may open of the network (Ceiling);
-    `gpus`: how many graphics processors its sessions may have together; `artifacts_mb`: how much the tenant's artifacts
-    may have in all (a key's bounds what its sessions add)."""
+    """What a tenant, or one key, may have at once or within a period.
+
+    `environments`: the names that sessions may use; empty allows all. `limits`: the most that one session may ask for,
+    by the names of Limits. `egress`: the most network access that one session may ask for, see Ceiling. `gpus`:
+    graphics processors of all sessions together. `artifacts_mb`: the size of all artifacts of the tenant; for a key, of
+    those that its sessions saved.
+    """
 
     sessions: int | None = None
     disk_mb: int | None = None
@@ -104,7 +107,7 @@ class Quota:
         return cls(**{**values, "environments": tuple(environments), "egress": egress})
 
     def as_mapping(self) -> dict[str, Any]:
-        """Contains only what it bounds."""
+        """Returns only the bounds that are set."""
         return {name: value for name, value in asdict(self).items() if value not in (None, (), {})}
 
 
@@ -126,7 +129,8 @@ NO_QUOTA: Final = Quota()
 
 @dataclass(frozen=True)
 class Caller:
-    """A verified identity. `key_id` names the key or token; `quota` is the tenant's, `key_quota` the key's."""
+    """A verified identity. `key_id` names its key or token. `quota` is the quota of the tenant, `key_quota` that of the
+    key."""
 
     tenant: str = DEFAULT_TENANT
     key_id: str = ""
@@ -142,12 +146,13 @@ class Caller:
 
     @cached_property
     def quota_levels(self) -> tuple[tuple[str, Quota], ...]:
-        """The key's quota comes first: a request that it refuses does not count for the tenant and its other keys."""
+        """Returns the quotas that apply, each with its owner. The key comes first: a request that the key's quota
+        refuses does not count for the tenant and its other keys."""
         return (f"key:{self.key_id}", self.key_quota), (f"tenant:{self.tenant}", self.quota)
 
     @cached_property
     def bounds(self) -> Mapping[str, tuple[tuple[str, int], ...]]:
-        """By the name of a count: whose quotas bound it, and to how much."""
+        """Returns the bounds of each count by its name, as pairs of owner and maximum."""
         levels = self.quota_levels
         return {
             name: tuple((whose, most) for whose, quota in levels if (most := getattr(quota, name)) is not None)
@@ -157,7 +162,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key as it is stored: with a salted hash of its secret. Times are times of day."""
+    """A key as it is stored, with a salted hash of its secret. Times are wall-clock times."""
 
     id: str
     name: str
@@ -184,7 +189,7 @@ def check_tenant(name: str) -> str:
 
 
 def read_scopes(names: Any) -> frozenset[Scope]:
-    """Scopes by their names: a list, or text with spaces or commas between them."""
+    """Reads names of scopes from a list, or from text separated by spaces or commas. Raises InvalidRequest."""
     given = re.split(r"[\s,]+", names.strip()) if isinstance(names, str) else list(names)
     try:
         return frozenset(Scope(name) for name in given if name)

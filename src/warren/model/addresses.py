@@ -1,10 +1,10 @@
-"""What an address tells: whether it can only be reached from this machine, and whether it is of the public Internet.
+"""Classifies addresses: which are loopback, and which belong to the public Internet.
 
-Tenants name hosts that Warren connects to, from a place next to cloud metadata, databases and other people's routers.
-So it connects to public unicast addresses only, and to what the operator allows. For IPv4 a table lists what is not
-public; for IPv6 it names the public range and its exceptions. An address that carries an IPv4 address counts as that
-one if machines route it there (mapped, NAT64), and is refused if that way is unused today (compatible, 6to4, Teredo,
-local NAT64).
+Tenants name hosts that Warren connects to, and Warren runs next to cloud metadata services, databases and routers. So
+it connects only to public unicast addresses and to networks that the operator allows. For IPv4 a table lists the ranges
+that are not public; for IPv6 it lists the public range and its exceptions. An IPv6 address that contains an IPv4
+address is judged as that address if packets are routed there (mapped, NAT64). Forms that are out of use (compatible,
+6to4, Teredo, local NAT64) are refused.
 """
 
 import re
@@ -24,7 +24,7 @@ _REFUSED_4: Final = tuple(
         ("10.0.0.0/8", "a private address"),
         ("100.64.0.0/10", "an address behind a carrier's NAT"),
         ("127.0.0.0/8", "a loopback address"),
-        ("168.63.129.16/32", "a cloud's own service"),  # public by its number, but answered by the machine's host
+        ("168.63.129.16/32", "a cloud's own service"),  # a public number, but the hypervisor answers it
         ("169.254.0.0/16", "a link-local address"),
         ("172.16.0.0/12", "a private address"),
         ("192.0.0.0/24", "a reserved address"),
@@ -40,7 +40,7 @@ _REFUSED_4: Final = tuple(
     )
 )
 _PUBLIC_6: Final = IPv6Network("2000::/3")
-# First those that are not in the public range, for the sake of their names.
+# The first lines lie outside of the public range anyway; they are listed for the name in the error.
 _REFUSED_6: Final = tuple(
     (IPv6Network(network), kind)
     for network, kind in (
@@ -67,7 +67,8 @@ _NAT64: Final = IPv6Network("64:ff9b::/96")
 
 
 def is_loopback(host: str | IPv4Address | IPv6Address) -> bool:
-    """`localhost` and the names below it, and the addresses of loopback, IPv6 with or without its brackets."""
+    """Returns whether the host is `localhost`, a name below it, or a loopback address (IPv6 with or without
+    brackets)."""
     if isinstance(host, str):
         name = host.lower().removesuffix(".")
         if name == "localhost" or name.endswith(".localhost"):
@@ -81,8 +82,8 @@ def is_loopback(host: str | IPv4Address | IPv6Address) -> bool:
 
 
 def canonical_origin(text: str) -> str | None:
-    """An origin of web pages (`https://app.example.com:8443`) in its one spelling, which is safe in a header; None for
-    anything else."""
+    """Returns the canonical spelling of a web origin (`https://app.example.com:8443`), which is safe in a header, or
+    None if the text is not an origin."""
     match = _ORIGIN.fullmatch(text.lower())
     if match is None or len(text) > _MAX_ORIGIN or int(match[3] or 0) > 65535:
         return None
@@ -97,7 +98,8 @@ def canonical_origin(text: str) -> str | None:
 
 
 def read_networks(texts: Iterable[str]) -> tuple[Network, ...]:
-    """Reads the operator's list. Raises InvalidRequest for a network whose address has bits outside of its mask."""
+    """Reads networks that the operator lists. Raises InvalidRequest for one whose address has bits outside of its
+    mask."""
     return tuple(_network(text) for text in texts)
 
 
@@ -111,7 +113,7 @@ def _network(text: str) -> Network:
 
 
 def why_refused(address: Address, allowed: Iterable[Network] = ()) -> str:
-    """Says why Warren connects to no such address for a tenant; empty if it does."""
+    """Returns why Warren does not connect to this address for a tenant; empty if it does."""
     networks = tuple(allowed)
     if isinstance(address, IPv4Address):
         return "" if _is_within(address, networks) else _kind(address, _REFUSED_4)

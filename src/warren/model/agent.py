@@ -1,6 +1,6 @@
-"""An agent as the registry has it: which environment, tools and prompt somebody's program works with.
+"""An agent in the registry: the environment, tools and prompt that somebody's program works with.
 
-Warren runs no agent. An entry says what a session of one is like, and what the integrations make tools of.
+Warren runs no agent. An entry describes the sessions of an agent, and the integrations make tools from it.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,8 +24,8 @@ _LIMITS: Final = tuple(each.name for each in fields(Limits))
 
 @dataclass(frozen=True, slots=True)
 class AgentPrompt:
-    """The name of a prompt, or a template of the agent's own. `variables` are values for it; others must be given when
-    it is rendered."""
+    """The name of a prompt, or a template of the agent's own. `variables` are values for it; the caller must give the
+    others when it renders the prompt."""
 
     name: str = ""
     template: str = ""
@@ -51,7 +51,8 @@ class AgentPrompt:
         return {**which, "variables": dict(self.variables)}
 
     def render(self, find: Callable[[str], Prompt], given: Mapping[str, str]) -> str:
-        """Raises InvalidRequest for a variable that is unknown or has no value, and what `find` raises."""
+        """Returns the text. Raises InvalidRequest for a variable that is unknown or has no value, and whatever `find`
+        raises."""
         values = {**self.variables, **given}
         if self.name:
             return find(self.name).render(values)
@@ -60,9 +61,9 @@ class AgentPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """`tools` are names of tools of the registry, or tools of its own. `limits` change those of the environment. The
-    values of `env` may be secrets: only the names are ever shown. `type` and `metadata` are for whoever reads the
-    entry: what kind of agent it is, the model that it is meant for."""
+    """`tools`: names of tools in the registry, or tools of the agent's own. `limits`: override those of the
+    environment. `env`: the values may be secrets, so only the names are ever shown. `type` and `metadata`: for readers
+    of the entry, such as the kind of agent or the model it is meant for."""
 
     name: str = ""
     description: str = ""
@@ -78,7 +79,7 @@ class Agent:
 
     @classmethod
     def from_mapping(cls, values: Any) -> "Agent":
-        """Raises InvalidEntry."""
+        """Reads an entry. Raises InvalidEntry."""
         given = Fields(values, _KEYS)
         tools = given.items("tools", _read_tool)
         _check_names(tools)
@@ -98,7 +99,7 @@ class Agent:
 
     @classmethod
     def inline(cls, values: Mapping[str, Any]) -> "Agent":
-        """An agent that came with a request. Raises InvalidEntry, and TooLarge."""
+        """Reads an agent that came with a request. Raises InvalidEntry, or TooLarge."""
         if size_of(values, MAX_INLINE) > MAX_INLINE:
             raise TooLarge(f"an agent_config may have {MAX_INLINE} bytes", remedy="put it into the registry")
         try:
@@ -107,7 +108,7 @@ class Agent:
             raise InvalidEntry(f"agent_config: {exc.message}", exc.place, remedy=exc.remedy) from exc
 
     def as_mapping(self) -> dict[str, Any]:
-        """As JSON shows it; `env_names` instead of the values."""
+        """Returns the agent as JSON shows it, with `env_names` in place of the variables' values."""
         return {
             "name": self.name,
             "description": self.description,
@@ -124,7 +125,7 @@ class Agent:
 
     @classmethod
     def of_shown(cls, values: Mapping[str, Any]) -> "Agent":
-        """An agent from what `as_mapping` gave; without the values of its variables."""
+        """Makes an agent from what `as_mapping` returned, without its environment variables."""
         return cls.from_mapping({key: value for key, value in values.items() if key in _KEYS and value is not None})
 
 

@@ -1,6 +1,6 @@
-"""Artifacts: files that outlive the sandbox they were made in. What is known about one, and the rules of their names.
+"""Artifacts, files that outlive the sandbox they were made in: what is known of one, and the rules for names.
 
-An id counts the time backwards, so that ids in their order are the newest first.
+Ids begin with a time that counts backwards, so sorted ids list the newest artifacts first.
 """
 
 import mimetypes
@@ -25,10 +25,10 @@ _MOST_SHOWN: Final = 200
 _LAST_MS: Final = (1 << 44) - 1
 _ID: Final = re.compile(r"art_[0-9a-f]{27}")
 _MIME: Final = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+-]{1,127}")
-_TYPES: Final = mimetypes.MimeTypes(filenames=())  # not those of this machine: every server says the same
+_TYPES: Final = mimetypes.MimeTypes(filenames=())  # without this machine's own table: all servers agree
 BINARY: Final = "application/octet-stream"
 
-# Whatever else a browser might run as a page of this server is sent as plain bytes.
+# A browser might run anything else as a page of this server, so other types are sent as plain bytes.
 _HARMLESS: Final = frozenset(
     {"image/png", "image/jpeg", "image/gif", "image/webp", "text/plain", "text/csv", "application/json"}
     | {"application/pdf", "application/zip", "application/gzip", "application/x-tar", "audio/mpeg", "video/mp4"}
@@ -37,8 +37,8 @@ _HARMLESS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """`path` is where it was in the sandbox, empty if it was no file there. `place` is the worker that keeps its
-    content; empty: every process reaches it. Times are times of day."""
+    """`path`: where it was in the sandbox; empty if it was not a file there. `place`: the worker that keeps its
+    content; empty if every process can read it. Times are wall-clock times."""
 
     id: str
     tenant: str
@@ -58,19 +58,20 @@ class Artifact:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "Artifact":
-        """Also what another version wrote: what it does not know is left out."""
+        """Reads an artifact. Fields that this version does not know are ignored: another version may have written
+        them."""
         known = {each.name for each in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in known})
 
     @property
     def sent_as(self) -> str:
-        """The content type under which a browser does nothing with it but save or show it."""
+        """Returns a content type that makes a browser only save or show the artifact, never run it."""
         return self.mime if self.mime in _HARMLESS else BINARY
 
 
 @dataclass(frozen=True, slots=True)
 class ArtifactRules:
-    """How much one session may save, in all its life, and how long it is kept."""
+    """How much one session may save during its whole life, and how long artifacts are kept."""
 
     max_bytes: int = 1024 * MIB
     max_count: int = 1000
@@ -85,7 +86,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What came of saving: the artifacts, and what was left out (`left_out` names the first of `left_out_count`)."""
+    """The result of saving: the artifacts, and the first of the `left_out_count` files that were not saved."""
 
     artifacts: Sequence[Artifact] = ()
     left_out: Sequence[LeftOut] = ()
@@ -94,7 +95,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class SavedAtEnd:
-    """What became of the files below /workspace/artifacts when their session ended, as its row keeps it."""
+    """What was saved of /workspace/artifacts when the session ended, as the session's row keeps it."""
 
     saved: int = 0
     bytes: int = 0
@@ -111,7 +112,7 @@ def is_artifact_id(text: str) -> bool:
 
 
 def name_of(path: str) -> str:
-    """The name of a file's artifact: its path below the directory of artifacts, the workspace, or the root."""
+    """Returns the artifact's name for a file: its path below the directory of artifacts, the workspace, or the root."""
     path = posixpath.normpath(path)
     for base in (ARTIFACTS_DIR, WORKSPACE):
         if path.startswith(f"{base}/"):
@@ -120,7 +121,8 @@ def name_of(path: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """A relative path of at most 1024 bytes. Its bytes may be any but NUL: it never becomes a path of the server."""
+    """Returns the name, a relative path of at most 1024 bytes, or raises InvalidRequest. Any byte but NUL is allowed,
+    because the name never becomes a path on the server."""
     size = len(name.encode(errors="surrogateescape"))
     if not name or size > MAX_NAME_BYTES or "\0" in name or posixpath.normpath(name) != name or name[0] in "/":
         raise InvalidRequest(
@@ -152,7 +154,7 @@ def check_patterns(patterns: Sequence[str]) -> Sequence[str]:
 
 
 class Filter(NamedTuple):
-    """Which artifacts are asked for. `name` is made of a glob, in which * also stands for slashes."""
+    """Selects artifacts. `name` is compiled from a glob in which * also matches slashes."""
 
     session_id: str = ""
     thread_id: str = ""
@@ -160,7 +162,7 @@ class Filter(NamedTuple):
 
     @classmethod
     def of(cls, *, session_id: str = "", thread_id: str = "", name: str = "") -> "Filter":
-        # fnmatch itself would keep tens of thousands of callers' globs in memory.
+        # `fnmatch.fnmatch` would cache tens of thousands of globs that callers sent.
         return cls(session_id, thread_id, re.compile(translate(name)) if name else None)
 
     def fits(self, artifact: Artifact) -> bool:

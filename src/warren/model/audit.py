@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-COMMAND: Final = "command"  # under this name `detail` holds what was run: a text, or the list of its arguments
-DROPPED: Final = "audit.dropped"  # the action of an entry that reports how many others were lost
+COMMAND: Final = "command"  # the key of `detail` for what was run: a shell line, or a list of arguments
+DROPPED: Final = "audit.dropped"  # the action of an entry that counts lost entries
 
-REFUSED: Final = "audit.refused"  # the action of an entry that reports how many requests were refused beside those told
+REFUSED: Final = "audit.refused"  # the action of an entry that counts refused requests without an entry of their own
 
 
 class CommandText(StrEnum):
-    """What entries keep of commands. NONE: nothing. REDACTED: the text, without the secrets found in it."""
+    """What entries keep of commands. NONE: nothing. REDACTED: the text, with the secrets found in it removed."""
 
     NONE = "none"
     REDACTED = "redacted"
@@ -20,9 +20,9 @@ class CommandText(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """`at` is the time of day. `action` is the operation's id ("run_command") or an event's kind ("session.expired");
-    `status` the HTTP status, 0 where there was none; `result` one short word; `client` the address it came from.
-    `detail` is JSON (exit_code, reason, path, bytes, command …) and is not changed after the entry was recorded."""
+    """`at`: wall-clock time. `action`: the operation's id ("run_command") or an event's kind ("session.expired").
+    `status`: the HTTP status, 0 if there was none. `result`: one short word. `client`: the address of the caller.
+    `detail`: JSON (exit_code, reason, path, bytes, command …), which must not change after the entry was recorded."""
 
     at: float
     action: str
@@ -38,8 +38,8 @@ class AuditEntry:
 
 
 class RequestRecord(NamedTuple):
-    """What is known of a request when it is over. The entry is made of it later, in the thread that writes entries:
-    that leaves the event loop next to nothing to do. `notes` is not changed after the record was handed over."""
+    """What is known of a finished request. The thread that writes entries makes the entry from it, so that the event
+    loop has almost nothing to do. `notes` must not change after the record was handed over."""
 
     at: float
     action: str

@@ -27,7 +27,8 @@ Providers = Mapping[str, frozenset[Capability]]
 
 
 def choose_provider(providers: Providers, name: str = "", needs: Collection[Capability] = ()) -> str:
-    """The provider `name`, or the default one. Raises InvalidRequest if it is not there or lacks what is needed."""
+    """Returns `name`, or the default provider. Raises InvalidRequest if there is no such provider or it lacks a
+    need."""
     chosen = name or next(iter(providers))
     if chosen not in providers:
         raise InvalidRequest(
@@ -46,7 +47,7 @@ def network_needs(rules: NetworkRules) -> frozenset[Capability]:
 
 
 def lacks(provider: str, capability: str, others: Collection[str] = ()) -> InvalidRequest:
-    """The refusal of what a provider cannot do; `others` are providers that can."""
+    """Makes the error for a capability that the provider lacks; `others` are providers that have it."""
     remedy = f"use a provider that has it: {', '.join(others)}" if others else "no provider of this server has it"
     if capability == Capability.GPU and not others:
         remedy += "; the operator allows GPUs with the option gpus, see docs/gpu.md"

@@ -1,9 +1,9 @@
 """Code contexts: interpreters that live in a sandbox and keep their state from one cell to the next.
 
-A cell is a command like any other: a small program of the agent's (`AGENT cell`) hands the code to the context's keeper
-and writes what comes back to its stdout, as frames. `CellReader` makes events of the frames, `Execution` collects the
-events. What user code forges can spoil the results of its own cell, and of later ones in its context, and nothing else:
-events that are not what they should be are left out and counted.
+A cell is a command like any other: a small program of the agent (`AGENT cell`) hands the code to the context's keeper
+and writes what comes back to its stdout, as frames. `CellReader` turns the frames into events, `Execution` collects the
+events. User code can forge frames. That spoils the results of its own cell and of later cells in its context, and
+nothing else: malformed events are dropped and counted.
 """
 
 import codecs
@@ -18,7 +18,7 @@ from warren.model.strict_json import count_values, read_in_steps
 
 AGENT: Final = "/.warren/agent"
 RUNNERS: Final = "/.warren/runners"
-# Without these checks Node survives that a callback of a timer is interrupted.
+# With these checks Node would exit when a timer's callback is interrupted.
 _NODE: Final = ("node", "--no-force-async-hooks-checks", f"{RUNNERS}/javascript/main.js")
 PREFIX: Final = "ctx_"
 CELL_PREFIX: Final = "cell_"
@@ -26,13 +26,13 @@ MOST_CONTEXTS: Final = 16
 CONTEXT_IDLE_S: Final = 3600.0
 
 MAX_FRAME: Final = 32 * 1024 * 1024
-MAX_VALUES: Final = 100_000  # in all results of a cell: each takes far more memory than its bytes
-_MOST_PIECES: Final = 1000  # of a log; later ones are joined
+MAX_VALUES: Final = 100_000  # in all results of a cell: a value takes far more memory than its JSON
+_MOST_PIECES: Final = 1000  # of stdout or stderr; later ones are joined
 _JOINED: Final = 64 * 1024
 _LARGEST: Final = 1 << 53
 _HEAD: Final = 5
 
-# How the program that runs one cell ends.
+# Exit codes of the program that runs one cell.
 CELL_NO_KEEPER: Final = 69
 CELL_LOST: Final = 70
 CELL_BUSY: Final = 75
@@ -41,8 +41,8 @@ NO_PROGRAM: Final = 127
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """`argv` starts its runner; `also` are other names for it; `program` is what the image must have, and `needs` what
-    that must be if not every version will do."""
+    """`argv`: starts its runner. `also`: other names for the language. `program`: what the image must contain. `needs`:
+    which version of the program, if not every version will do."""
 
     name: str
     program: str
@@ -56,7 +56,7 @@ class Language:
 
     @property
     def judged_start(self) -> tuple[str, ...]:
-        """What policies judge when its interpreter is started: one that has nothing to run yet."""
+        """Returns the command that policies judge when the interpreter is started: one without code."""
         return (self.program, self._option, ":" if self.name == "bash" else "")
 
     @property
@@ -64,7 +64,7 @@ class Language:
         return "-c" if self.name in ("python", "bash") else "-e"
 
     def judged_as(self, code: str) -> str | tuple[str, ...]:
-        """The command that policies judge, and that the audit record shows, for a cell with this code."""
+        """Returns the command that policies judge, and that the audit record shows, for a cell with this code."""
         if self.name == "bash":
             return code or ":"
         return (self.program, self._option, code)
@@ -92,13 +92,13 @@ def find_language(name: str) -> Language:
 
 
 def language_of(context_id: str) -> Language | None:
-    """The language of a context with this id; None if no context can have it."""
+    """Returns the language of a context with this id, or None if the id cannot be a context's."""
     found = _ID.fullmatch(context_id)
     return LANGUAGES[found[1]] if found else None
 
 
 def is_context(process_id: str) -> bool:
-    """Whether this is the id of a context's keeper. Callers cannot give it to processes of their own."""
+    """Returns whether this is the id of a context's keeper. Callers cannot give such an id to their own processes."""
     return process_id.startswith(PREFIX) and _ID.fullmatch(process_id) is not None
 
 
@@ -111,7 +111,7 @@ def check_not_reserved(process_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CodeContext:
-    """`state` is idle, busy or lost; `lost_reason` says why it is lost: oom, killed or exited."""
+    """`state`: idle, busy or lost. `lost_reason`: oom, killed or exited."""
 
     id: str
     language: str
@@ -139,7 +139,7 @@ _ANY: Final = ("json", "data", "chart")
 
 
 def read_result(values: dict[str, Any]) -> CodeResult | None:
-    """The result in an event of a runner's; None if a field has a wrong type."""
+    """Reads the result in an event of a runner; returns None if a field has a wrong type."""
     result: CodeResult = {"is_main_result": values.get("is_main_result", False)}
     if not isinstance(result["is_main_result"], bool):
         return None
@@ -168,18 +168,18 @@ class Frame(NamedTuple):
 
 
 class BadFrames(Exception):
-    """These bytes are no frames."""
+    """The bytes are not frames."""
 
 
 class FrameReader:
-    """Takes bytes in pieces of any size and gives the frames that are complete."""
+    """Takes bytes in pieces of any size and yields complete frames."""
 
     def __init__(self, kinds: str = "boercxlh") -> None:
         self._kinds = kinds.encode()
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Raises BadFrames where something else than a frame begins."""
+        """Yields the frames that are now complete. Raises BadFrames at the first byte that does not begin a frame."""
         buffer, at = self._data, 0
         buffer += data
         try:
@@ -199,7 +199,7 @@ class FrameReader:
             del buffer[:at]
 
     def _take(self, kind: int, begin: int, end: int) -> Frame:
-        """A long frame, which is not held here while its taker works on it."""
+        """Returns a long frame after removing its bytes from the buffer, so that they are in memory only once."""
         taken = Frame(chr(kind), bytes(memoryview(self._data)[begin:end]))
         del self._data[:end]
         return taken
@@ -210,7 +210,7 @@ def frame(kind: str, data: bytes) -> bytes:
 
 
 class CellEvent(NamedTuple):
-    """`kind`: begin, stdout, stderr, result or clear_output. `size` is what it takes in an answer, about."""
+    """`kind`: begin, stdout, stderr, result or clear_output. `size`: about how many bytes it adds to an answer."""
 
     kind: str
     values: dict[str, Any]
@@ -218,10 +218,10 @@ class CellEvent(NamedTuple):
 
 
 class CellReader:
-    """Makes events of the output of one cell's program.
+    """Turns the output of a cell's program into events.
 
-    `ended`: the runner has said so; `execution_count` and `error` are what it said. `lost`: why the context is gone, as
-    the keeper says it (`signal 9`, `exit 3`, `gone`). Behind bytes that are no frames nothing is read any more.
+    `ended`: the runner reported the end, with `execution_count` and `error`. `lost`: why the context is gone, in the
+    keeper's words (`signal 9`, `exit 3`, `gone`). After bytes that are not frames it reads nothing more.
     """
 
     def __init__(self) -> None:
@@ -238,13 +238,14 @@ class CellReader:
         self.dropped_events = 0
 
     def events(self, data: bytes) -> Iterator[CellEvent | None]:
-        """The events in the next piece of output. None is a good moment for others to have their turn."""
+        """Yields the events in the next piece of output. A None marks a point where the caller may let other tasks
+        run."""
         if self._broken:
             return
         try:
             for found in self._frames.feed(data):
                 steps = self._read_event(found.data) if found.kind == "r" else self._read(*found)
-                del found  # a long one is held once only
+                del found  # keeps a long frame from being in memory twice
                 yield from steps
         except BadFrames:
             self._broken = True
@@ -266,11 +267,11 @@ class CellReader:
             self._read_cut(payload)
 
     def break_off(self) -> None:
-        """A part of the output is missing: what follows cannot be read."""
+        """Stops reading: a part of the output is missing, so the rest makes no sense."""
         self._broken = True
 
     def finish(self) -> Iterator[CellEvent]:
-        """What is left when nothing more comes: a character of which only a part came."""
+        """Yields what is left at the end of the output: a replacement for a character that came only in part."""
         for kind, decoder in self._decoders.items():
             if text := decoder.decode(b"", final=True):
                 yield CellEvent("stdout" if kind == "o" else "stderr", {"text": text}, len(text))
@@ -333,9 +334,9 @@ def _text(value: object) -> str:
 
 @dataclass(slots=True)
 class Execution:
-    """What came of a cell. `reason`: exited, timeout, cancelled, context_lost, refused, sandbox_lost, or running.
+    """The result of a cell. `reason`: exited, timeout, cancelled, context_lost, refused, sandbox_lost, or running.
 
-    `room` is how much it may hold; what is more is counted as dropped. `size` is how much it holds, about.
+    `size`: about how many bytes it holds. `room`: how many it may hold; what does not fit is counted as dropped.
     """
 
     id: str
@@ -375,14 +376,15 @@ class Execution:
             log.append(text)
 
     def note(self, reader: CellReader) -> None:
-        """Adds what the reader knows beside the events."""
+        """Copies what the reader knows apart from events: the error, the count, and how much was dropped."""
         self.error, self.execution_count = reader.error, reader.execution_count
         self.dropped_text += reader.dropped_text
         self.dropped_events += reader.dropped_events
         self.truncated = bool(self.dropped_text or self.dropped_events)
 
     def close(self, reader: CellReader, ended: ExecResult, said: str, lost: str | None) -> None:
-        """Adds how it ended. `said`: the stderr of the cell's program; `lost`: why the context is gone, if it is."""
+        """Records how the cell ended. `said`: the stderr of the cell's program. `lost`: why the context is gone, if it
+        is."""
         self.note(reader)
         self.duration_ms = round(ended.duration_ms, 3)
         self.context_lost = lost
@@ -413,7 +415,7 @@ def _outcome(execution: Execution, reader: CellReader, ended: ExecResult, said: 
 
 
 def read_execution(execution: Execution, reader: CellReader, pieces: Iterable[bytes]) -> Iterator[None]:
-    """Adds what the reader finds in the output of the cell's program. Each pause is a good moment for others."""
+    """Adds the events in the output of the cell's program. At each yield the caller may let other tasks run."""
     for piece in pieces:
         for event in reader.events(piece):
             if event is not None:

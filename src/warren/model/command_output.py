@@ -1,7 +1,7 @@
-"""What a command wrote, as far as it was kept: bytes that become text when somebody reads it.
+"""The kept output of a command: bytes that are decoded when somebody reads them.
 
-A result may hold 32 MiB of output, in millions of tiny pieces or in bytes that are no text. As text that would be many
-times as much, so it is decoded piece by piece, on its way into an answer.
+A result may hold 32 MiB of output, in millions of tiny pieces or in bytes that are not text. As text it would take many
+times that memory, so it is decoded piece by piece while it is written into an answer.
 """
 
 import base64
@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 
 STDERR: Final = 2
 """The number of stderr among the streams of a command; all others are shown as stdout."""
-_SMALL: Final = 1024  # shorter pieces are packed together, with a head of four bytes each
+_SMALL: Final = 1024  # shorter pieces are packed together, each after a header of four bytes
 _BLOCK: Final = 64 * 1024
-_DECODED: Final = 64 * 1024  # bytes that are decoded at once
+_DECODED: Final = 64 * 1024  # bytes decoded in one step
 _FEW: Final = 1000  # pieces
 _LENGTH: Final = (1 << 30) - 1
 _GAP: Final = -1
@@ -30,14 +30,14 @@ class Piece(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Small pieces without a gap between them, each with a head."""
+    """Small pieces without gaps between them, each after a header."""
 
     offset: int
     block: bytearray
 
 
 class Shown(StrEnum):
-    """The three texts of a result: what came on stdout, what came on stderr, and both in the order they came."""
+    """The three texts of a result: stdout, stderr, and both in the order in which they were written."""
 
     STDOUT = "stdout"
     STDERR = "stderr"
@@ -45,11 +45,11 @@ class Shown(StrEnum):
 
 
 class CommandOutput:
-    """`add` takes the pieces in their order. `total` says how much the command wrote; the rest was not kept.
+    """`add` takes the pieces in order. `total` counts the bytes that the command wrote, `kept` those that were kept.
 
-    The texts have a line where output is missing. Nobody knows how much of a gap belongs to which stream, so stdout
-    and stderr both show the whole gap. A character that was split between two writes is joined again, also if the
-    other stream wrote in between. `note` is added to stderr and output.
+    The texts contain a line where output is missing. The gap is not divided by stream, so stdout and stderr both show
+    all of it. A character that was split between two writes is joined again, even if the other stream wrote in between.
+    `note` is appended to stderr and output.
     """
 
     __slots__ = ("_count", "_exact", "_note", "_parts", "_streams", "_texts", "end", "kept", "total")
@@ -59,7 +59,7 @@ class CommandOutput:
         self._streams: set[int] = set()
         self._count = 0
         self._texts: tuple[str, str, str] | None = None
-        self._exact: tuple[str, str] = "", ""  # as base64, of output that is known as text
+        self._exact: tuple[str, str] = "", ""  # stdout and stderr as base64, if the texts were given
         self._note = note
         self.end = 0
         self.kept = 0
@@ -75,7 +75,7 @@ class CommandOutput:
 
     @property
     def is_long(self) -> bool:
-        """Whether making a text of it takes so long that others would wait for it."""
+        """Whether decoding takes so long that it must not be done in one step of the event loop."""
         return self.kept > _DECODED or self._count > _FEW
 
     def add(self, stream: int, offset: int, data: bytes) -> None:
@@ -93,14 +93,13 @@ class CommandOutput:
         self.total = max(self.total, self.end)
 
     def _block_for(self, offset: int) -> bytearray:
-        """The block that the next small piece is packed into: pieces without a gap between them share one."""
+        """Returns the block for the next small piece: pieces without a gap between them share one."""
         last = self._parts[-1]
         if not isinstance(last, Packed) or len(last.block) >= _BLOCK or offset != self.end:
             self._parts.append(last := Packed(offset, bytearray()))
         return last.block
 
     def with_note(self, note: str) -> "CommandOutput":
-        """The same output, with a note at the end."""
         other = CommandOutput(self._note + note)
         other._parts, other._streams = self._parts, self._streams
         other._count, other._texts, other._exact = self._count, self._texts, self._exact
@@ -123,7 +122,7 @@ class CommandOutput:
                 at += size
 
     def texts(self) -> tuple[str, str, str]:
-        """stdout, stderr, and both in order."""
+        """Returns stdout, stderr, and both in the order in which they were written."""
         if not self.total and not self._note and self._texts is None:
             return "", "", ""
         if len(self._parts) == 1 and self.kept == self.total:
@@ -138,7 +137,7 @@ class CommandOutput:
         return "".join(self.text_pieces(shown))
 
     def text_pieces(self, shown: Shown) -> Iterator[str]:
-        """The text in pieces of a bounded length; some are empty."""
+        """Yields the text in pieces of bounded length; a piece may be empty."""
         streams = self._shown_streams(shown)
         if self._texts is not None:
             yield from _split(self._texts[list(Shown).index(shown)])
@@ -166,7 +165,7 @@ class CommandOutput:
         yield from _end_characters(decoders)
 
     def _bytes(self, streams: set[int]) -> Iterator[tuple[int, bytes]]:
-        """The kept bytes of these streams, not too many at once, and the lines that stand for gaps."""
+        """Yields the kept bytes of these streams in pieces of bounded length, and a line for each gap."""
         at = 0
         for piece in self.pieces():
             if piece.offset > at:
@@ -179,9 +178,9 @@ class CommandOutput:
             yield _GAP, gap_line(self.total - at).encode()
 
     def base64_if_broken(self, shown: Shown) -> Iterator[str]:
-        """The bytes of stdout or stderr, as base64 in pieces of a bounded length; nothing if they are valid UTF-8.
+        """Yields the bytes of stdout or stderr as base64, in pieces of bounded length; nothing if they are valid UTF-8.
 
-        Has the same lines for gaps, and the same note, as the text.
+        The bytes contain the same lines for gaps, and the same note, as the text.
         """
         streams = self._shown_streams(shown)
         if self._texts is not None:
@@ -223,7 +222,7 @@ def _split(text: str) -> Iterator[str]:
 def output_of(
     stdout: str = "", stderr: str = "", output: str = "", *, stdout_base64: str = "", stderr_base64: str = ""
 ) -> CommandOutput:
-    """Output that is known as text; `output` may be left out if only one of the others has text."""
+    """Makes an output from texts. `output` may be left out if only one of stdout and stderr has text."""
     known = CommandOutput()
     known._exact = stdout_base64, stderr_base64
     known._texts = stdout, stderr, output or stdout + stderr

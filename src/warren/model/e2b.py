@@ -38,7 +38,7 @@ class Plane(StrEnum):
 
 
 class InnerPath(NamedTuple):
-    """`path` is what E2B's clients asked for."""
+    """`path` is the path that the E2B client asked for."""
 
     plane: Plane
     session_id: str
@@ -50,12 +50,12 @@ def sandbox_id_of(session_id: str) -> str:
 
 
 def sandbox_env(session_id: str, template: str) -> dict[str, str]:
-    """The variables by which programs find out that they run in a sandbox, and in which."""
+    """Returns the variables that tell programs that they run in a sandbox, and in which one."""
     return {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": sandbox_id_of(session_id), "E2B_TEMPLATE_ID": template}
 
 
 def session_id_of(sandbox_id: str) -> str:
-    """Raises SessionNotFound for what is no id of a sandbox."""
+    """Returns the session of a sandbox. Raises SessionNotFound if the text is not an id of a sandbox."""
     if not _SANDBOX_ID.fullmatch(sandbox_id):
         raise SessionNotFound(f"there is no sandbox {sandbox_id[:80]!r}")
     return SESSION_PREFIX + sandbox_id
@@ -70,7 +70,7 @@ def read_inner_path(path: str) -> InnerPath | None:
 
 
 def named_session(path: str) -> str:
-    """The id of the session that a request of the inner form is about, or ""."""
+    """Returns the id of the session that an inner path names, or ""."""
     inner = _INNER.fullmatch(path)
     if inner is not None:
         return inner[2]

@@ -1,7 +1,7 @@
-"""What the operator lets sessions open of the network: a ceiling for everybody, one for each tenant, and presets.
+"""Ceilings and presets of the network: what the operator lets sessions open.
 
-A session's rules may name only what each ceiling contains. What a sandbox reaches is bounded once more, connection by
-connection, by what is denied to all and by the addresses that are not public.
+There is a ceiling for everybody and one for each tenant; a session's rules may name only what both contain. Each
+connection of a sandbox is checked once more, against what is denied to all and against addresses that are not public.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,14 @@ NOTHING: Final = "none"
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """`texts` are rules and presets; `internet` alone stands for everything, `none` alone for nothing. Empty: no
-    ceiling."""
+    """`texts` are rules and names of presets. A single `internet` allows everything, a single `none` nothing. Without
+    texts there is no ceiling."""
 
     texts: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, texts: Any) -> "Ceiling":
-        """Raises InvalidRequest."""
+        """Reads a ceiling from JSON or YAML. Raises InvalidRequest."""
         if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(one, str) for one in texts):
             raise InvalidRequest("what may be opened must be a list of rules", remedy=f"or [{NOTHING!r}] for nothing")
         if len(texts) > MAX_RULES:
@@ -39,7 +39,7 @@ class Ceiling:
         return cls(tuple(text if text in PRESETS else str(parse_rule(text)) for text in chosen))
 
     def check(self, rules: NetworkRules, presets: "Presets", whose: str, remedy: str) -> None:
-        """Raises Forbidden if the rules open more. `whose` says in the sentence who has set it."""
+        """Raises Forbidden if the rules open more than the ceiling. `whose` names its owner in the error's text."""
         if not rules.is_open or self.texts in ((), (EVERYTHING,)):
             return
         shown = ", ".join(self.texts[:8]) + (" …" if len(self.texts) > 8 else "")
@@ -60,7 +60,7 @@ NO_CEILING: Final = Ceiling()
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """The rules that a preset's name stands for, and the variables by which a sandbox's programs use what they open."""
+    """The rules that a preset's name stands for, and the variables that tell programs to use the hosts it opens."""
 
     allow: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
@@ -68,13 +68,13 @@ class Preset:
 
 @dataclass(frozen=True, slots=True)
 class Presets:
-    """Those that are known on this machine; `problems` says for each of the others why it is not."""
+    """`known`: the presets that can be used on this machine. `problems`: why each of the others cannot."""
 
     known: Mapping[str, Preset] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, name: str) -> Preset:
-        """Raises InvalidRequest."""
+        """Returns the preset. Raises InvalidRequest if it cannot be used on this machine."""
         if (preset := self.known.get(name)) is None:
             why = self.problems.get(name) or "nothing says what it stands for"
             raise InvalidRequest(
@@ -84,7 +84,7 @@ class Presets:
         return preset
 
     def expanded(self, texts: Sequence[str]) -> tuple[str, ...]:
-        """The rules, with those of the presets in place of their names."""
+        """Returns the rules, with the name of each preset replaced by its rules."""
         found = (self.of(text).allow if text in PRESETS else (text,) for text in texts)
         return tuple(dict.fromkeys(rule for rules in found for rule in rules))
 

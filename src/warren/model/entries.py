@@ -1,4 +1,4 @@
-"""Reads entries of the registry from JSON or YAML, key by key, and says of a mistake where it is."""
+"""Reads entries of the registry from JSON or YAML, key by key; errors name the place of the mistake."""
 
 import contextlib
 import re
@@ -18,7 +18,7 @@ Place = tuple[str | int, ...]
 
 
 class InvalidEntry(InvalidRequest):
-    """`place` are the keys that lead to what is wrong."""
+    """An entry is wrong. `place` holds the keys that lead to the mistake."""
 
     def __init__(self, message: str, place: Place, *, remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)
@@ -27,7 +27,7 @@ class InvalidEntry(InvalidRequest):
 
 @contextlib.contextmanager
 def mistakes_at(*place: str | int) -> Iterator[None]:
-    """Says of what is wrong in the block where it is."""
+    """Turns an InvalidRequest raised in the block into an InvalidEntry for this place."""
     try:
         yield
     except InvalidRequest as exc:
@@ -35,7 +35,8 @@ def mistakes_at(*place: str | int) -> Iterator[None]:
 
 
 class Fields:
-    """The keys of an entry, or of a part of one that lies at `place`; `known` are those that it may have."""
+    """The keys of an entry, or of the part of an entry at `place`. Raises InvalidEntry for a key that is not in
+    `known`."""
 
     def __init__(self, values: Any, known: Collection[str], place: Place = ()) -> None:
         self.place = place
@@ -76,7 +77,7 @@ class Fields:
             return check(dotted((*self.place, key)), value)
 
     def texts(self, key: str, most: int = MAX_TEXT) -> dict[str, str]:
-        """A mapping of names to texts."""
+        """Returns a mapping of names to texts."""
         return {
             str(name): self._text(value, f"{key}.{name}", most, (*self.place, key, str(name)))
             for name, value in self.mapping(key).items()
@@ -91,7 +92,7 @@ class Fields:
         return value
 
     def items(self, key: str, read: Callable[[Any, Place], T]) -> tuple[T, ...]:
-        """A list, each item of which `read` reads."""
+        """Returns a list as a tuple, each item read by `read`."""
         value = self.values.get(key, ())
         if not isinstance(value, list | tuple):
             raise self.error(key, f"is {shown(value)}, it must be a list")
@@ -123,7 +124,7 @@ def _is_text(value: str) -> bool:
 
 
 def size_of(value: Any, most: int = 1 << 40) -> int:
-    """About the length of a value as JSON; it is counted only up to `most`."""
+    """Returns about the length of the value as JSON. Counting stops at `most`."""
     size, left = 0, [value]
     while left and size <= most:
         each = left.pop()
@@ -141,6 +142,6 @@ def dotted(place: Place) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it."""
+    """Returns the value as error messages show it."""
     text = ascii(value) if not isinstance(value, Mapping | list | tuple) else type(value).__name__
     return text if len(text) <= 80 else f"{text[:80]}…"

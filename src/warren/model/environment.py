@@ -1,4 +1,4 @@
-"""A named recipe for sandboxes, as the registry has it."""
+"""An environment in the registry: a named recipe for sandboxes."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -6,9 +6,9 @@ from typing import Final
 from warren.model.capability import Capability
 from warren.model.code import find_language
 from warren.model.errors import InvalidRequest
-from warren.model.figures import DEFAULT_ALERTS, AlertThresholds
 from warren.model.gpus import check_gpus
 from warren.model.image import Recipe
+from warren.model.metrics import DEFAULT_ALERTS, AlertThresholds
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.policy import Policy
 from warren.model.secrets import check_names
@@ -23,10 +23,10 @@ USER_HOMES: Final = {"user": "/home/user"}
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """How many sandboxes are made ahead: `size` in quiet times, up to `max` where bursts of callers have come.
+    """How many sandboxes are made ahead: `size` in quiet times, up to `max` after bursts of callers.
 
-    Below `min` the pool is refilled at full speed also while callers are busy, and it never shrinks below
-    it when memory is short.
+    Below `min` the pool is refilled at full speed even while callers are busy, and it does not shrink below `min` when
+    memory is short.
     """
 
     size: int = 5
@@ -46,15 +46,20 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """`pool`, `idle_timeout_s` and `max_lifetime_s` of an environment win over the server's settings. `policy` says
-    which commands its sessions may run. `provider` is the one that makes its sandboxes unless the session names
-    another; empty: the server's default. `io` says how fast its sandboxes may use their disks. `needs` are the
-    capabilities that the provider must have. `network` is what its sessions may reach unless they ask for something
-    else. `writable_root` and `sudo` are those of SandboxSpec; no request can ask for them. `gpus` are the graphics
-    processors that each of its sandboxes has for itself: ids, or `any`. `contexts` are the languages whose default
-    code context is started in a sandbox that is made ahead, before anybody gets it. `user` is another name for the
-    sandbox user; empty: none. `recipe` is how its image is made, if its file says that. `alerts` are
-    the shares of its limits from which on an event is published."""
+    """A recipe. Requests cannot ask for `writable_root` and `sudo`, which are explained at SandboxSpec.
+
+    `pool`, `idle_timeout_s`, `max_lifetime_s`: override the server's settings.
+    `policy`: the commands that its sessions may run.
+    `provider`: the default provider of its sessions; empty for the server's default. `needs`: what it must be capable
+    of.
+    `io`: how fast its sandboxes may use their disks.
+    `network`: what its sessions may reach, unless they ask for something else.
+    `gpus`: the graphics processors that each of its sandboxes gets for itself: ids, or `any`.
+    `contexts`: the languages whose default code context is started ahead of time, in sandboxes of the pool.
+    `user`: another name for the sandbox user; empty for none.
+    `recipe`: how its image is made, if its file says so.
+    `alerts`: the percentages of its limits at which an event is published.
+    """
 
     name: str
     image: str
@@ -96,10 +101,10 @@ class Environment:
 
     @property
     def home(self) -> str:
-        """The home of the user that it names; empty if it names none."""
+        """The home directory of `user`; empty if there is none."""
         return USER_HOMES.get(self.user, "")
 
     @property
     def user_env(self) -> dict[str, str]:
-        """The variables that tell a command which user that is."""
+        """The variables that tell a command which user it runs as."""
         return {"HOME": self.home, "USER": self.user, "LOGNAME": self.user} if self.user else {}

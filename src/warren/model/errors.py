@@ -6,13 +6,13 @@ WarrenError
 │   ├── UnknownEntry               the registry has no such agent, tool or prompt
 │   ├── UnknownUser
 │   ├── InvalidPath
-│   ├── RangeNotSatisfiable        a part of a file that it does not have
+│   ├── RangeNotSatisfiable        the file does not have the requested part
 │   ├── KeyReused                  an Idempotency-Key came again with another request
 │   ├── InvalidJson
 │   ├── InvalidHttp
 │   ├── HostNotAllowed             addressed by a name the server does not go by
 │   ├── OriginNotAllowed           sent by a web page from elsewhere
-│   ├── TooLarge                   more than is taken in one request
+│   ├── TooLarge                   more than one request may have
 │   │   └── HeadTooLarge
 │   ├── BuildFailed                a step of an image's recipe failed
 │   └── LanguageMissing            the image lacks the program of a code context
@@ -22,17 +22,17 @@ WarrenError
 │   ├── ProcessNotFound
 │   ├── ContextNotFound
 │   ├── ImageNotFound
-│   ├── EntryNotFound              asked for an entry that the registry does not have
+│   ├── EntryNotFound              the registry has no entry of the requested name
 │   └── FileNotFound
 ├── Unauthorized                   no key, or not the right one
 ├── Forbidden                      the key may not do this
 │   └── CommandRefused             a command policy does not allow it
-├── QuotaExceeded                  the tenant, or the key, has had what it may have
+├── QuotaExceeded                  the tenant, or the key, has used up a quota
 │   └── RateLimited                too many requests in too short a time
 ├── Conflict
 │   ├── FileExists
 │   └── ContextLost                the interpreter of a code context has ended, and what it held with it
-├── FileProblem                    the sandbox's file system said no
+├── FileProblem                    the file system of the sandbox refused
 │   ├── PermissionDenied
 │   ├── IsDirectory
 │   ├── NotADirectory
@@ -43,23 +43,22 @@ WarrenError
 ├── RequestTimedOut                the client sent too slowly
 ├── PortClosed                     nothing listens on that port of the sandbox
 ├── PortFailed                     the server on that port did not answer properly, or in time
-├── ProtocolError                  the agent said something it must not say
-├── Interrupted                    the worker went away over it: nobody knows whether it was done
+├── ProtocolError                  the agent broke the protocol
+├── Interrupted                    the worker was lost meanwhile: nobody knows whether it was done
 └── Unavailable                    this machine cannot do it now
     ├── ProviderUnavailable
-    ├── StoreAway                  what sessions are kept in cannot be reached
+    ├── StoreAway                  the store of sessions cannot be reached
     ├── ServerUnreachable          the client cannot reach the server, or lost it
     ├── NoCapacity                 nothing became free in time
     │   └── MachineFull            memory or disk of the host would run out
     ├── Stopping                   the server is being stopped
-    ├── Misdirected                the session is another worker's
+    ├── Misdirected                the session belongs to another worker
     ├── ImageBuilding              the environment's image is being built
-    ├── ImageBuildFailed           it could not be built a moment ago
+    ├── ImageBuildFailed           the environment's image could not be built a moment ago
     └── IsolationUnavailable       a layer of isolation cannot be had: nothing was started
 
-A class carries its stable `code`, the HTTP status it becomes and whether trying again can help.
-The message says what was wrong; `remedy`, where there is one, says what to do about it, and
-`retry_after_s` when it makes sense to try again.
+A class carries its stable `code`, its HTTP status, and whether trying again can help. The message says what was wrong,
+`remedy` (if set) what to do about it, and `retry_after_s` (if set) when it makes sense to try again.
 """
 
 from typing import ClassVar
@@ -139,7 +138,7 @@ class HeadTooLarge(TooLarge):
 
 
 class BuildFailed(InvalidRequest):
-    """`last_lines` are what the step wrote last."""
+    """`last_lines` are the last lines that the step wrote."""
 
     code = "build_failed"
 
@@ -284,13 +283,13 @@ class ProviderUnavailable(Unavailable):
 
 
 class StoreAway(Unavailable):
-    """Where the store is concerns its operator: callers hear no more than that it is away."""
+    """Callers are told only `public`: the address of the store, and its errors, concern the operator alone."""
 
     public: ClassVar[str] = "the store of this server does not answer"
 
 
 class ServerUnreachable(Unavailable):
-    """`execution_id`, if code was running: what `get_execution` takes to read what came of it."""
+    """If code was running, `get_execution(execution_id)` returns its result."""
 
     code = "server_unreachable"
     execution_id: str = ""
@@ -302,7 +301,7 @@ class NoCapacity(Unavailable):
 
 class MachineFull(NoCapacity):
     code = "machine_full"
-    what = "provider"  # what there is too little of: sandboxes, memory, files, disk, or what the provider counts
+    what = "provider"  # what has run out: sandboxes, memory, files, disk, or what the provider counts
 
 
 class Stopping(Unavailable):
@@ -310,7 +309,7 @@ class Stopping(Unavailable):
 
 
 class Misdirected(Unavailable):
-    """`worker` is whose session it is: a coordinator asks there instead."""
+    """`worker` is the worker that has the session: a coordinator sends the request there instead."""
 
     code = "misdirected"
 
@@ -320,7 +319,7 @@ class Misdirected(Unavailable):
 
 
 class ImageBuilding(Unavailable):
-    """`step` and `fraction` say how far the build is, `about` how long the whole takes, as people say it."""
+    """`step` and `fraction`: how far the build is. `about`: how long the whole build takes, in words."""
 
     code = "image_building"
 

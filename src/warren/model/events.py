@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-_RUN: Final = f"evt_{secrets.token_hex(12)}"  # of this process; an id must be unique, not a secret
+_RUN: Final = f"evt_{secrets.token_hex(12)}"  # one per process: ids must be unique, but not secret
 _numbers = itertools.count(1)
 
 
@@ -35,7 +35,7 @@ class SessionCreatedData:
 
 @dataclass(frozen=True, slots=True)
 class SessionChangedData:
-    """`changed` are the names of what a caller set: time-outs, metadata, network. Using a session is no change."""
+    """`changed` names what a caller has set: time-outs, metadata, network. Using a session does not change it."""
 
     thread_id: str | None
     changed: tuple[str, ...]
@@ -43,7 +43,7 @@ class SessionChangedData:
 
 @dataclass(frozen=True, slots=True)
 class SessionEndedData:
-    """Also of a session that expired."""
+    """Data of a session that was ended, or that expired."""
 
     thread_id: str | None
     memory_mb: int
@@ -60,7 +60,7 @@ class SessionLostData:
 
 @dataclass(frozen=True, slots=True)
 class CommandEndedData:
-    """Also of a command that was refused. `background`: no request waited for its end."""
+    """Data of a command that ended or was refused. `background`: no request waited for its end."""
 
     process_id: str
     exit_code: int
@@ -79,7 +79,8 @@ class QuotaReachedData:
 
 @dataclass(frozen=True, slots=True)
 class NetworkRefusedData:
-    """The last of `count` refusals since the event before. `rule` would allow it; empty if none of a session can."""
+    """The last of `count` refusals since the previous event. `rule` would allow the destination; empty if no rule of a
+    session can."""
 
     name: str
     address: str
@@ -91,8 +92,8 @@ class NetworkRefusedData:
 
 @dataclass(frozen=True, slots=True)
 class ResourceHighData:
-    """`used` and `limit` are bytes, processes or cores, as the resource is; `percent` is the one of the other, and
-    `threshold` what it reached."""
+    """`used` and `limit` are in bytes, processes or cores, depending on the resource. `percent` is `used` in percent of
+    `limit`, and `threshold` the alert that it reached."""
 
     resource: str
     used: float
@@ -114,7 +115,7 @@ class ArtifactCreatedData:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactsLeftOutData:
-    """`count` files were not saved; `path` is the first of them, and `why` says what was wrong with it."""
+    """`count` files were not saved. `path` is the first of them, and `why` the reason."""
 
     count: int
     path: str
@@ -138,7 +139,7 @@ EventData = (
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`at` is the time of day. `data` holds no secret and no output of a command."""
+    """`at` is a wall-clock time. `data` contains no secrets and no output of commands."""
 
     kind: EventKind
     tenant: str

@@ -1,7 +1,7 @@
 """How a request names the graphics processors that it wants.
 
-`gpus: 2` wants any two, `gpus: ["0", "GPU-5c3a…"]` these. Either becomes a tuple with one entry for each processor, so
-that its length is what quotas and placement count.
+`gpus: 2` asks for any two, `gpus: ["0", "GPU-5c3a…"]` for these. Both become a tuple with one entry for each processor,
+so its length is the number that quotas and placement count.
 """
 
 import re
@@ -16,7 +16,7 @@ _REMEDY: Final = 'a number such as 1, or a list of ids such as ["0"]'
 
 
 def read_gpus(value: Any) -> tuple[str, ...]:
-    """Raises InvalidRequest."""
+    """Reads the value of a request. Raises InvalidRequest."""
     if isinstance(value, int) and not isinstance(value, bool):
         if not 0 <= value <= MOST:
             raise InvalidRequest(f"gpus is {value}, it must be between 0 and {MOST}")
@@ -27,7 +27,7 @@ def read_gpus(value: Any) -> tuple[str, ...]:
 
 
 def check_gpus(gpus: tuple[str, ...]) -> tuple[str, ...]:
-    """Raises InvalidRequest for what `read_gpus` cannot give."""
+    """Returns the tuple. Raises InvalidRequest for one that `read_gpus` cannot return."""
     if len(gpus) > MOST:
         raise InvalidRequest(f"gpus names {len(gpus)}, a sandbox can have {MOST} at most")
     for each in gpus:
@@ -39,7 +39,7 @@ def check_gpus(gpus: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def parse_gpus(text: str) -> tuple[str, ...]:
-    """As the command line has it: `1`, or ids with commas between them and `id:` before, as in `id:0,1`."""
+    """Reads the option of the command line: a number such as `1`, or ids such as `id:0,1`. Raises InvalidRequest."""
     if text.startswith("id:"):
         return read_gpus([part.strip() for part in text.removeprefix("id:").split(",")])
     if not text.isascii() or not text.isdigit():
@@ -48,7 +48,7 @@ def parse_gpus(text: str) -> tuple[str, ...]:
 
 
 def gpus_value(text: str) -> int | list[str] | None:
-    """The same for a request; None for an empty text."""
+    """Returns the option of the command line as a request has it; None for an empty text."""
     found = parse_gpus(text) if text else None
     return None if found is None else len(found) if set(found) <= {ANY} else list(found)
 

@@ -1,7 +1,7 @@
-"""What an image says about itself, and how one is made: a recipe of stages and steps.
+"""What an image says about itself, and the recipe that makes one: stages and their steps.
 
 A recipe comes from a Dockerfile, from the `image:` block of an environment's file, or from the options of `warren image
-build`. It holds no logic: worker/images builds it.
+build`. It is only data; warren.images builds it.
 """
 
 from collections.abc import Mapping
@@ -11,8 +11,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
-    """`env`, `workdir` and `user` hold for commands in a sandbox of the image; the rest is kept and shown. `digest` is
-    that of the manifest it was pulled by, with its algorithm, or the id that a Docker engine knows it by."""
+    """`env`, `workdir` and `user` apply to commands in a sandbox of the image; the other fields are only kept and
+    shown. `digest`: the digest of the manifest it was pulled by, with its algorithm, or the id that a Docker engine
+    gave it."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     workdir: str = ""
@@ -30,8 +31,9 @@ NO_CONFIG = ImageConfig()
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A command, with its shell already in `argv`. `text` is how it was written, `line` where; 0: in no file. `env`
-    holds for this command alone, beside the image's own; `user` too, in place of the image's."""
+    """A command, with its shell already in `argv`. `text`: the command as it was written. `line`: its line in the file;
+    0 if there is no file. `env` and `user` apply to this command only: `env` is added to the image's, `user` replaces
+    it."""
 
     argv: tuple[str, ...]
     text: str
@@ -42,8 +44,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """`sources` are patterns below the build's directory, or paths in the root of `stage` (a stage's name or number, or
-    an image). `unpack`: local tar archives are unpacked, as ADD does."""
+    """`sources`: patterns below the directory of the build, or paths in the root of `stage` (a stage's name or number,
+    or an image). `unpack`: local tar archives are unpacked, as ADD does."""
 
     sources: tuple[str, ...]
     target: str
@@ -57,8 +59,8 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """Changes what the image says about itself, for the steps that follow and for its sandboxes. `key` is a field of
-    ImageConfig. Values of `env` and `labels` are added to those there are; others replace."""
+    """Changes what the image says about itself, for the following steps and for its sandboxes. `key` is a field of
+    ImageConfig. Values of `env` and `labels` are added to the existing ones, other values replace them."""
 
     key: str
     value: Any
@@ -67,12 +69,12 @@ class Configure:
 
 
 Step = Run | Copy | Configure
-RECIPE = "recipe"  # with a digest after it, the source of an image whose recipe is a block of YAML
+RECIPE = "recipe"  # `recipe DIGEST` is the source of an image that was built from a block of YAML
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`base` is an image of this machine, `scratch`, an earlier stage, `docker:REF`, `oci:REF`, or a name such as
+    """`base` is an image on this machine, `scratch`, an earlier stage, `docker:REF`, `oci:REF`, or a name such as
     `debian:bookworm`."""
 
     base: str
@@ -83,15 +85,15 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The last stage is the image. `source` says where the recipe came from, in a word or two; `about` how long
-    building it takes, as people say it."""
+    """The last stage is the image. `source`: where the recipe came from, in a word or two. `about`: how long building
+    it takes, in words."""
 
     stages: tuple[Stage, ...]
     source: str = ""
     about: str = ""
 
     def made_another(self, source: str) -> bool:
-        """Whether an image of this source was built from another recipe of its kind; one that was made by hand, or from
-        a Dockerfile, was not."""
+        """Returns whether an image with this source was built from a different recipe in YAML. Images made by hand or
+        from a Dockerfile were not."""
         kind = self.source.partition(" ")[0]
         return kind == RECIPE and source.startswith(f"{RECIPE} ") and source != self.source

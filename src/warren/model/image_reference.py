@@ -1,7 +1,7 @@
 """Names of images in registries: HOST[:PORT]/PATH[:TAG][@DIGEST]. Pure.
 
-The first part of a name is a host if it has a dot or a port or is `localhost`, as everywhere. A name without a host is
-looked for in the registry that the operator has set.
+The first part of a name is a host if it contains a dot or a port or is `localhost`, as in other tools. A name without a
+host refers to the registry that the operator has set.
 """
 
 import re
@@ -20,7 +20,7 @@ _REMEDY: Final = "write it like registry.example.com/team/image:tag, or with @sh
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """`host` has the port, if one was written. Without a tag and a digest the tag is `latest`."""
+    """`host` includes the port, if one was written. Without a tag and a digest the tag is `latest`."""
 
     host: str
     path: str
@@ -29,7 +29,7 @@ class Reference:
 
     @property
     def wanted(self) -> str:
-        """What the registry is asked for."""
+        """The tag or digest to request from the registry."""
         return self.digest or self.tag or "latest"
 
     def __str__(self) -> str:
@@ -38,8 +38,11 @@ class Reference:
 
 
 def read_reference(text: str, registry: str = "") -> Reference:
-    """`registry` is HOST[:PORT][/PATH], for names without a host. Its path goes before names of one part only: a name
-    such as `team/image` says by itself where it is."""
+    """Reads a name. Raises InvalidRequest.
+
+    `registry` is HOST[:PORT][/PATH], for names without a host. Its path is put before names of one part only: a name
+    such as `team/image` already says where it is.
+    """
     name, _, digest = text.partition("@")
     name, tag = _without_tag(name)
     host, path = _without_host(name)

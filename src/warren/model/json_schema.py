@@ -1,7 +1,7 @@
-"""The part of JSON Schema that parameters of tools are described with.
+"""The part of JSON Schema that describes the parameters of tools.
 
-What is not known here is refused when the schema is read: a rule that nobody checks would be worse than none.
-Arguments that a schema does not name are refused too, unless it says `additionalProperties: true`.
+Reading a schema refuses keywords that are not known here: an unchecked rule would be worse than none. Arguments that a
+schema does not name are refused too, unless it says `additionalProperties: true`.
 """
 
 import math
@@ -34,7 +34,7 @@ _KEYWORDS: Final = (
 
 
 def read_schema(values: Any, place: Place) -> dict[str, Any]:
-    """The schema of an object. Raises InvalidEntry."""
+    """Reads the schema of an object. Raises InvalidEntry."""
     found = _read(values, place)
     if found.get("type") != "object":
         raise InvalidEntry(f"{dotted(place)}.type must be object: a tool takes named arguments", (*place, "type"))
@@ -99,7 +99,7 @@ def _check_required(fields: Fields, found: dict[str, Any]) -> None:
 
 
 def _check_json(value: Any, place: Place, depth: int = 0) -> None:
-    """Dates, for example, are values of YAML but not of JSON."""
+    """Raises InvalidEntry for a value that JSON does not have: YAML, for example, has dates."""
     if depth > _MAX_DEPTH or not isinstance(value, str | int | float | list | dict | type(None)):
         raise InvalidEntry(f"{dotted(place)} has the value {shown(value)}, which JSON has not", place)
     if isinstance(value, str):
@@ -113,8 +113,8 @@ def _check_json(value: Any, place: Place, depth: int = 0) -> None:
 
 
 def read_arguments(schema: Mapping[str, Any], given: Any, tool: str) -> dict[str, Any]:
-    """The arguments of a call, with defaults; null is the same as an optional argument that was left out. Raises
-    InvalidRequest, in words that the caller can act on."""
+    """Returns the arguments of a call, with defaults; null stands for an optional argument that was left out. Raises
+    InvalidRequest with a message that the caller, often a model, can act on."""
     if not isinstance(given, Mapping):
         raise InvalidRequest(f"the arguments of the tool {tool} must be an object")
     defaults = {name: each["default"] for name, each in schema["properties"].items() if "default" in each}
@@ -195,5 +195,5 @@ def _is_kind(value: Any, kind: str) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """In Python, unlike in JSON, True is equal to 1."""
+    """Returns whether two values are equal in JSON. In Python True equals 1."""
     return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)

@@ -1,8 +1,8 @@
-"""What a sandbox may reach outside: the rules of a session, and how a destination is judged by them.
+"""The network rules of a session, and how they judge a destination.
 
 A rule is a name (`api.example.com`), all names below one (`*.example.com`, which does not cover `example.com` itself),
-or a network (`10.1.2.0/24`); each may end in a port (`db.example.com:5432`), and without one it holds for all. An
-empty list allows nothing.
+or a network (`10.1.2.0/24`). Each may end in a port (`db.example.com:5432`); without one it covers all ports. An empty
+list allows nothing.
 """
 
 import re
@@ -32,7 +32,7 @@ Address = IPv4Address | IPv6Address
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Either `name` is set, without a leading `*.`, or `network`. `port` 0 is any."""
+    """Either `name` (without a leading `*.`) or `network` is set. `port` 0 covers all ports."""
 
     name: str = ""
     is_wildcard: bool = False
@@ -45,7 +45,7 @@ class Rule:
         return name.endswith(f".{self.name}") if self.is_wildcard else name == self.name
 
     def contains(self, other: "Rule") -> bool:
-        """Whether everything that the other rule covers is covered by this one too."""
+        """Returns whether this rule covers everything that the other rule covers."""
         if self.port not in (0, other.port):
             return False
         if self.network is not None and other.network is not None:
@@ -75,7 +75,8 @@ class Rule:
 
 
 def canonical_name(text: str) -> str:
-    """A name as it is compared: in lower case, international names in ASCII. Raises InvalidRequest."""
+    """Returns the spelling of a name that is compared: in lower case, international names in ASCII. Raises
+    InvalidRequest."""
     name = text.removesuffix(".")
     try:
         name = name.lower() if name.isascii() else name.encode("idna").decode().lower()
@@ -88,7 +89,7 @@ def canonical_name(text: str) -> str:
 
 @lru_cache(4096)
 def parse_rule(text: str) -> Rule:
-    """Raises InvalidRequest."""
+    """Reads a rule. Raises InvalidRequest."""
     if not text or len(text) > MAX_RULE:
         raise InvalidRequest(f"a rule has 1 to {MAX_RULE} characters", remedy=_REMEDY)
     host, port = _split_port(text)
@@ -124,9 +125,10 @@ def _read_port(text: str, rule: str) -> int:
 
 @dataclass(frozen=True)
 class NetworkRules:
-    """`allow` wins over `deny`, and `deny` over `internet`. The operator's own limits stand above all of it.
+    """`allow` wins over `deny`, and `deny` over `internet`. The operator's own limits (EgressPolicy) win over all of
+    them.
 
-    `allow` may name presets; they were replaced by rules before a sandbox gets them (`expanded`).
+    `allow` may name presets, which are replaced by their rules before a sandbox gets them (`Presets.expanded`).
     """
 
     internet: bool = False
@@ -145,7 +147,7 @@ class NetworkRules:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "NetworkRules":
-        """Reads rules from JSON or YAML."""
+        """Reads rules from JSON or YAML. Raises InvalidRequest."""
         unknown = set(values) - {"internet", "allow", "deny"}
         if unknown:
             raise InvalidRequest(
@@ -162,7 +164,7 @@ class NetworkRules:
 
     @classmethod
     def stored(cls, values: Mapping[str, Any]) -> "NetworkRules":
-        """Rules that were checked before they were stored: checking long lists takes a good part of a second."""
+        """Reads rules from a store without checking them again: checking long lists takes a good part of a second."""
         rules = object.__new__(cls)
         lists = {name: tuple(values.get(name, ())) for name in ("allow", "deny")}
         rules.__dict__.update(internet=bool(values.get("internet")), **lists)
@@ -174,7 +176,7 @@ class NetworkRules:
         return shown or "nothing"
 
     def as_mapping(self) -> dict[str, Any]:
-        """The rules as JSON has them."""
+        """Returns the rules as JSON has them."""
         return {"internet": self.internet, "allow": list(self.allow), "deny": list(self.deny)}
 
     @property
@@ -196,13 +198,14 @@ class NetworkRules:
         return tuple(parse_rule(text) for text in self.deny)
 
     def knows_name(self, name: str) -> bool:
-        """Whether a look-up of the name is answered: some port of it may be allowed."""
+        """Returns whether a look-up of the name is answered, which is so if the rules may allow some port of it."""
         if any(rule.covers_name(name) for rule in self._allow):
             return True
         return self.internet and not any(rule.covers_name(name) and not rule.port for rule in self._deny)
 
     def allows(self, name: str, address: Address | None, port: int) -> bool:
-        """`name` is empty for a destination that was given as an address; `address` is None if it is not known yet."""
+        """Returns whether the destination is allowed. `name` is empty if it was given as an address; `address` is None
+        if the name was not looked up yet."""
         if _any_covers(self._allow, name, address, port):
             return True
         return self.internet and not _any_covers(self._deny, name, address, port)
@@ -217,11 +220,11 @@ def _any_covers(rules: Iterable[Rule], name: str, address: Address | None, port:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Something that a sandbox wanted to reach and could not.
+    """A destination that a sandbox could not reach.
 
-    `at` is a time of the clock in seconds. `name` is empty for a destination that was given as an address, `address`
-    for a name that was only looked up, whose `port` is 0. `rule` would allow it; empty if none of a session can.
-    `count`: it came so often in a row, the last time at `at`.
+    `at`: the time of the last attempt, by the clock. `count`: the number of attempts in a row. `name`: empty if the
+    destination was given as an address. `address`: empty, and `port` 0, if the name was only looked up. `rule`: would
+    allow the destination; empty if no rule of a session can.
     """
 
     at: float
@@ -235,8 +238,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A connection of a sandbox that was allowed and has ended, at the time `at`. `name` is empty for a destination
-    that was given as an address, and `address` otherwise."""
+    """A connection of a sandbox that was allowed and ended at the time `at`. Its destination is either in `name` or, if
+    the program gave an address, in `address`."""
 
     at: float
     name: str
@@ -248,8 +251,8 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class NetworkUse:
-    """What a sandbox did with its network since it was given one. `refusals` are the last ones, oldest first, and
-    `ended` the last connections that have ended."""
+    """What a sandbox did with its network since it was given one. `refusals`: the last ones, oldest first. `ended`: the
+    last connections that have ended."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -262,12 +265,12 @@ class NetworkUse:
 
 @dataclass(frozen=True, slots=True)
 class EgressPolicy:
-    """What the operator says about all sandboxes; no rules of a session can change it.
+    """What the operator sets for all sandboxes; no rules of a session can change it.
 
-    `networks` may be reached although they are not public. `denied` may be reached by nobody. If there are `allowed`,
-    nothing else may be reached. `connections` are open at the same time for one sandbox at most, and `mbps` is how
-    many megabits a second one sandbox may send and receive; 0 is no limit. `authorities`, in PEM, vouch for hosts of
-    secrets beside those of the system.
+    `networks`: may be reached although they are not public. `denied`: may not be reached by anybody. `allowed`: if not
+    empty, nothing else may be reached. `connections`: the most that one sandbox may have open. `mbps`: megabits a
+    second that one sandbox may send and receive; 0 means no limit. `authorities`: certificates in PEM that are trusted,
+    beside those of the system, for the hosts of secrets.
     """
 
     networks: tuple[str, ...] = ()
@@ -280,8 +283,8 @@ class EgressPolicy:
 
 @dataclass(frozen=True, slots=True)
 class EgressBound:
-    """What all sandboxes of one `owner`, a tenant or a key, may have together on a worker: open connections, and
-    megabits a second that they send and receive. None is no bound."""
+    """What all sandboxes of one `owner` (a tenant or a key) may have together on a worker: open connections, and
+    megabits a second sent and received. None means no bound."""
 
     owner: str
     connections: int | None = None
@@ -290,7 +293,8 @@ class EgressBound:
 
 @dataclass(frozen=True, slots=True)
 class ListeningPort:
-    """A TCP port on which a server inside a sandbox listens. `address` is what it is bound to; 0.0.0.0 or :: is all."""
+    """A TCP port on which a server in a sandbox listens. `address`: the address it is bound to; 0.0.0.0 or :: for
+    all."""
 
     port: int
     address: str

@@ -1,7 +1,7 @@
 """Manifests, indexes and configs of container images: the JSON of OCI and of Docker (schema 2), read strictly. Pure.
 
-`read_manifest` returns which layers an image has, `choose` picks the image for a platform from an index, `read_config`
-returns what the image says of itself, `config_json` and `manifest_json` are the way back.
+`read_manifest` returns the layers of an image, `choose` picks the image for a platform from an index, `read_config`
+returns what the image says of itself. `config_json` and `manifest_json` write the same documents.
 """
 
 import json
@@ -68,7 +68,7 @@ class Platform:
 
 @dataclass(frozen=True, slots=True)
 class ReadConfig:
-    """`diff_ids` are the digests of the layers when they are unpacked."""
+    """`diff_ids` are the digests of the unpacked layers."""
 
     config: ImageConfig
     diff_ids: tuple[str, ...]
@@ -76,7 +76,7 @@ class ReadConfig:
 
 
 def read_platform(text: str) -> Platform:
-    """OS/ARCHITECTURE[/VARIANT]; this machine's if empty."""
+    """Reads OS/ARCHITECTURE[/VARIANT]. An empty text gives the platform of this machine. Raises InvalidRequest."""
     if not text:
         machine = os.uname().machine
         return Platform("linux", _ARCHITECTURES.get(machine, machine))
@@ -98,7 +98,7 @@ def is_index(data: bytes, content_type: str = "") -> bool:
 
 
 def choose(data: bytes, platform: Platform) -> Descriptor:
-    """The manifest, or a further index, for this platform."""
+    """Returns the manifest for this platform, or a further index that contains it."""
     values = _object(_parse(data, "the index"), "the index")
     others = []
     for entry in _list(values.get("manifests"), "the index has no list of manifests"):
@@ -113,7 +113,7 @@ def choose(data: bytes, platform: Platform) -> Descriptor:
 
 
 def entries_of(data: bytes, platform: Platform) -> list[Descriptor]:
-    """The images in the index of a layout, less those that say they are for another platform."""
+    """Returns the images in the index of a layout, without those that name another platform."""
     values = _object(_parse(data, "the index"), "the index")
     found = []
     for entry in _list(values.get("manifests"), "the index has no list of manifests"):
@@ -125,7 +125,7 @@ def entries_of(data: bytes, platform: Platform) -> list[Descriptor]:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """An image in what `docker save` writes: the names of its files."""
+    """An image in an archive that `docker save` wrote: the names of its files."""
 
     config: str
     layers: tuple[str, ...]
@@ -187,7 +187,7 @@ def read_config(data: bytes, *, digest: str = "") -> ReadConfig:
 
 
 def engine_config(said: Mapping[str, Any]) -> ImageConfig:
-    """From the words that Docker has for it: `Env`, `WorkingDir`, `User` and so on."""
+    """Reads the config of an image in Docker's words: `Env`, `WorkingDir`, `User` and so on. Raises InvalidRequest."""
     try:
         size = len(json.dumps(said, default=str, ensure_ascii=False).encode())
     except (UnicodeError, RecursionError) as exc:
@@ -210,7 +210,7 @@ def engine_config(said: Mapping[str, Any]) -> ImageConfig:
 
 
 def _env(pairs: Sequence[str]) -> dict[str, str]:
-    """Names that no shell can use are left out."""
+    """Reads variables. Those whose names no shell can use are left out."""
     env = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -227,7 +227,7 @@ def _workdir(text: str) -> str:
     return posixpath.normpath(f"/{text.lstrip('/')}") if text else ""
 
 
-# -- the way back
+# -- writing
 
 
 def engine_words(config: ImageConfig) -> dict[str, Any]:
@@ -280,7 +280,7 @@ def _dumped(values: Mapping[str, Any]) -> bytes:
     return json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
 
 
-# -- strictness
+# -- strict readers of single values
 
 
 def _parse(data: bytes, what: str) -> Any:

@@ -1,4 +1,4 @@
-"""What can be done in a sandbox, and what comes back."""
+"""The operations in a sandbox, and their results."""
 
 import re
 from collections.abc import Mapping
@@ -46,13 +46,13 @@ class TerminalSize:
 class Command:
     """A command line for the shell (`shell`) or a program with its arguments (`argv`).
 
-    With `carry_state` a shell command starts with the directory and the exported variables that the last one of this
-    sandbox left, and leaves its own to the next one. Variables of `env` override exported ones, those of `base_env`
-    do not. `terminal` gives the command a terminal of that size. `keep_bytes` limits the output that is kept, half
-    from its beginning and half from its end. `judged_as`, a shell line or an argv, is what policies judge and the audit
-    record shows in place of the command: the code of a caller that a program of Warren's own runs. Without `stdin` the
-    input of a started command is empty. With `until_closed` a command does not end while a process that it has left in
-    the background can write to its output, unless it gets a signal KILL or TERM.
+    `carry_state`: a shell command starts with the directory and the exported variables that the last one of this
+    sandbox left, and leaves its own to the next. `env`: overrides exported variables; `base_env` does not. `terminal`:
+    gives the command a terminal of that size. `keep_bytes`: how much output is kept, half from its beginning and half
+    from its end. `judged_as`: a shell line or an argv that policies judge, and the audit record shows, in place of the
+    command; it is the caller's code if a program of Warren runs that. `stdin`: without it, the input of a started
+    command is empty. `until_closed`: the command does not end while a process that it left in the background can write
+    to its output, unless the command gets a signal KILL or TERM.
     """
 
     argv: tuple[str, ...] = ()
@@ -106,12 +106,12 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """How a command ended and what it wrote (`written`).
+    """How a command ended, and what it wrote (`written`).
 
-    `output` is stdout and stderr in the order they were written. If the command wrote more than is kept
-    (`truncated`), a line between the beginning and the end says how much is missing. `killed` counts the processes
-    that a time-out or a cancellation had to end; `survivors` counts those that could not be killed. `background`
-    counts the processes that the command left running on purpose.
+    `output`: stdout and stderr in the order in which they were written. `truncated`: the command wrote more than is
+    kept; a line between the beginning and the end says how much is missing. `killed`: the number of processes that a
+    time-out or a cancellation ended. `survivors`: those that could not be killed. `background`: those that the command
+    left running on purpose.
     """
 
     exit_code: int
@@ -148,7 +148,7 @@ class Stream(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of output. Where `offset` jumps, the output in between was not kept."""
+    """A piece of output. If `offset` is beyond the end of the previous piece, the output in between was not kept."""
 
     stream: Stream
     offset: int
@@ -180,10 +180,9 @@ class FileKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """`target` is what a link says. The fields after it are the details, which are found out only if asked for: the
-    names of owner and group (their numbers as text if they have none), the `metadata` of the file, and of a link that
-    leads somewhere the path, kind and mode of what it leads to. The `size` of what is no file is a detail too.
-    """
+    """`target`: the text of a link. The fields after it are details, which are filled in only on request: the names of
+    owner and group (their numbers if they have no names), the `metadata` of the file, and, for a link that does not
+    dangle, the path, kind and mode of what it leads to. The `size` of anything but a file is a detail too."""
 
     path: str
     kind: FileKind
@@ -206,8 +205,8 @@ class FileInfo:
 
 
 class Change(StrEnum):
-    """WATCHING comes first, and once. From then on every change is reported, or an OVERFLOW if some were lost. Whoever
-    does not ask for changes of ATTRIBUTES (modes, owners, metadata) gets them as MODIFIED."""
+    """WATCHING comes first, and once. From then on every change is reported, or an OVERFLOW if some were lost. A watch
+    that did not ask for ATTRIBUTES (modes, owners, metadata) reports such changes as MODIFIED."""
 
     WATCHING = "watching"
     CREATED = "created"
@@ -234,11 +233,11 @@ class Search:
     file in which the pattern is found is a match. `path` may also be a single file.
 
     `glob` knows `*`, `?`, `[a-z]`, `[!a-z]`, `{one,two}`, a backslash before what is meant literally, and `**` for
-    any number of directories. Without a slash it is matched with the name, in any directory (`*.py`); with one, with
-    the whole path from `path` on (`src/**/*.py`, `/*.md`).
+    any number of directories. Without a slash it is matched against the name, in any directory (`*.py`); with a slash,
+    against the whole path below `path` (`src/**/*.py`, `/*.md`).
 
-    `pattern` is a POSIX extended regular expression (`[[:digit:]]+`, not `\\d+`). It is matched with one line at a
-    time, without its line end. `ignore_case` applies to `glob` and `pattern`.
+    `pattern` is a POSIX extended regular expression (`[[:digit:]]+`, not `\\d+`). It is matched against one line at
+    a time, without its line end. `ignore_case` applies to `glob` and `pattern`.
 
     A search does not follow links, skips names that begin with a dot unless `hidden`, and does not enter /proc and
     /sys from above. It does not search the contents of binary files (those with a NUL byte), of files larger than
@@ -295,10 +294,10 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class SearchMatch:
-    """A name that fits (`line` is 0), or a line in which the pattern was found.
+    """A name that matches (`line` is 0), or a line in which the pattern was found.
 
-    `line` and `column` count from 1, `column` in bytes, at the first match of the line. `text` is the line without
-    its line end; of a long one it is a part around the match, and `text_truncated` says so.
+    `line` and `column` count from 1; `column` is the byte at which the first match begins. `text` is the line without
+    its line end. Of a long line it is the part around the match, and `text_truncated` is set.
     """
 
     path: str
@@ -318,10 +317,9 @@ class SearchLimit(StrEnum):
 class SearchSummary:
     """The end of a search: what was found and everything that was left out.
 
-    `truncated_by` is the limit that ended the search early, or None if it saw everything. `files_searched` counts
-    files whose contents were searched; `binary`, `too_large` and `unreadable` those that were not (also directories
-    that could not be read), `hidden` the names with a dot, and `long_lines` lines of which only the beginning was
-    searched.
+    `truncated_by`: the limit that ended the search early, or None. `files_searched`: files whose contents were
+    searched. `binary`, `too_large`, `unreadable`: files (and unreadable directories) that were not. `hidden`: skipped
+    names that begin with a dot. `long_lines`: lines of which only the beginning was searched.
     """
 
     matches: int
@@ -339,7 +337,7 @@ class SearchSummary:
 
 
 def check_path(path: str) -> str:
-    """The path as it is used in the sandbox: a relative path starts in the workspace."""
+    """Returns the absolute path; a relative one starts in the workspace. Raises InvalidPath."""
     if not path:
         raise InvalidPath("the path is empty")
     if "\0" in path:
@@ -350,7 +348,7 @@ def check_path(path: str) -> str:
 
 
 def check_metadata(metadata: Mapping[str, str]) -> Mapping[str, str]:
-    """Text that can be kept as attributes of a file."""
+    """Returns the metadata, or raises InvalidRequest if a file's attributes cannot hold it."""
     size = 0
     for key, value in metadata.items():
         if not key or "=" in key or "\0" in f"{key}{value}":
@@ -368,7 +366,7 @@ def check_metadata(metadata: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def check_user(user: str) -> str:
-    """Checks only whether this can be a name; the sandbox decides whether it has such a user."""
+    """Returns the name, or raises UnknownUser if no user can have it. The sandbox decides whether the user exists."""
     if "\0" in user or len(user.encode(errors="surrogateescape")) > 255:
         raise UnknownUser(f"{user[:80]!r} cannot be the name of a user")
     return user

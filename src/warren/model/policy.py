@@ -1,8 +1,7 @@
-"""Which commands may be run: lists of rules, and how strictly they are taken.
+"""Command policies: lists of rules, and how strictly they are applied.
 
-A rule is a text. Its first word names programs: `curl` by name, `/usr/sbin/*` by path. More words are the
-arguments a command must begin with: `git push`, `pip install`. In every word `*` and `?` stand for any
-characters and for one.
+A rule is a text. Its first word names programs: `curl` by name, `/usr/sbin/*` by path. More words are the arguments
+that a command must begin with: `git push`, `pip install`. In every word `*` stands for any characters and `?` for one.
 """
 
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ _SHELL_SIGNS = frozenset("|&;<>()$`\"'\\{}\n\r\t")
 
 
 class PolicyMode(StrEnum):
-    """OFF judges nothing, AUDIT only says what it would refuse, ENFORCE refuses."""
+    """OFF judges nothing. AUDIT only reports what it would refuse. ENFORCE refuses."""
 
     OFF = "off"
     AUDIT = "audit"
@@ -27,7 +26,7 @@ class PolicyMode(StrEnum):
 
 
 class Unknown(StrEnum):
-    """What becomes of a command that cannot be known before it runs."""
+    """What happens to a command that cannot be known before it runs."""
 
     REFUSE = "refuse"
     ALLOW = "allow"
@@ -35,8 +34,6 @@ class Unknown(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule, as written."""
-
     text: str
 
     def __post_init__(self) -> None:
@@ -65,8 +62,8 @@ class Rule:
 class Policy:
     """The deny list wins over the allow list. An empty allow list allows whatever is not denied.
 
-    `unknown` decides about commands that cannot be known when there is no allow list; where there is one, they
-    are refused.
+    `unknown` applies to commands that cannot be known before they run, if the allow list is empty. With an allow list
+    they are always refused.
     """
 
     mode: PolicyMode = PolicyMode.OFF
@@ -95,7 +92,7 @@ class Policy:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "Policy":
-        """The policy that YAML or JSON describes; the mode is `enforce` if nothing is said."""
+        """Reads a policy from YAML or JSON; the mode is `enforce` unless it is given. Raises InvalidRequest."""
         if not isinstance(values, Mapping):
             raise InvalidRequest("a policy must be keys and values", remedy=f"the keys are {', '.join(_KEYS)}")
         for key in values:

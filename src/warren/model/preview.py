@@ -1,8 +1,8 @@
 """Addresses of previews: how a request names a port of a session's sandbox.
 
-By path it is `/api/sessions/{id}/ports/{port}/…`. By host it is `{port}-{label}.{domain}`, where the label is the
-session's id without its prefix: `_` is not allowed in the names of hosts. `localhost` is always such a domain. A port
-has one spelling, without zeros in front; what is compared later is the number.
+By path: `/api/sessions/{id}/ports/{port}/…`. By host: `{port}-{label}.{domain}`, where the label is the session's id
+without its prefix, because host names cannot contain `_`. `localhost` is always such a domain. A port has only one
+spelling, without leading zeros, so that comparing numbers later is safe.
 """
 
 import json
@@ -19,9 +19,9 @@ TOKEN_HEADER: Final = b"x-warren-preview-token"
 HOST_HEADER: Final = b"x-warren-host-header"
 TOKEN_PARAMETER: Final = b"warren_token"
 CHECKED_HEADER: Final = b"x-warren-preview"
-"""With which a coordinator tells a worker what it has checked."""
+"""A coordinator tells a worker in this header what it has checked."""
 SANDBOX_HEADER: Final = b"x-warren-sandbox"
-"""With which a worker tells a coordinator that the answer is a sandbox's."""
+"""A worker tells a coordinator in this header that the answer came from a sandbox."""
 _PORT: Final = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
 _LABEL: Final = re.compile(r"([1-9][0-9]{0,4})-([0-9a-f]{32})", re.ASCII)
 _ATTEMPT: Final = re.compile(r"[0-9]+-.*", re.ASCII)
@@ -29,7 +29,7 @@ _PATH: Final = re.compile(rb"/api/sessions/(ses_[0-9a-f]{32})/ports/([1-9][0-9]{
 
 
 def read_port(text: str) -> int:
-    """Raises InvalidRequest for anything but the usual spelling of a number from 1 to 65535."""
+    """Reads a port. Raises InvalidRequest for anything but the usual spelling of a number from 1 to 65535."""
     if not _PORT.fullmatch(text) or int(text) > 65535:
         raise InvalidRequest(f"{text[:20]!r} is not a port", remedy="give a number from 1 to 65535")
     return int(text)
@@ -42,8 +42,8 @@ def check_port(port: int) -> int:
 
 
 class Way(StrEnum):
-    """What lets a request in: a key of the API, a link, that the port is public, or the traffic token of the sandbox,
-    which E2B's clients send."""
+    """What admits a request: an API key, a link, a public port, or the sandbox's traffic token, which E2B's clients
+    send."""
 
     KEY = "key"
     LINK = "link"
@@ -53,9 +53,10 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a request asks of which port. `by_host`: named by the host, so the page has an origin of its own.
+    """The port that a request asks for. `by_host`: the host names it, so the page has an origin of its own.
 
-    `generation` is the one that a link was made in. With `local_host` the server inside sees `localhost` as the host.
+    `generation`: the one in which the link was made. `local_host`: the server in the sandbox sees `localhost` as the
+    host.
     """
 
     session_id: str
@@ -67,14 +68,14 @@ class Preview:
 
     @property
     def prefix(self) -> bytes:
-        """Of the path form; the rest of the path, with its slash, is for the server inside."""
+        """The prefix of the path form. The rest of the path, from its slash on, goes to the server in the sandbox."""
         return f"/api/sessions/{self.session_id}/ports/{self.port}".encode()
 
     def let_in(self, way: Way, generation: int = 0, *, local_host: bool = False) -> "Preview":
         return replace(self, way=way, generation=generation, local_host=local_host or self.local_host)
 
     def encode(self) -> bytes:
-        """For the header with which a coordinator tells a worker what it has checked."""
+        """Returns the value of the header in which a coordinator tells a worker what it has checked."""
         return json.dumps([self.by_host, self.way, self.generation, self.local_host]).encode()
 
     def with_checked(self, text: bytes) -> "Preview":
@@ -83,7 +84,8 @@ class Preview:
 
 
 def preview_of_path(raw_path: bytes) -> Preview | None:
-    """Judges the path as it was sent: nothing that is encoded can change which session and port are meant."""
+    """Returns the preview that a path names, or None. Reads the path as it was sent, so no percent-encoding can change
+    which session and port are meant."""
     match = _PATH.fullmatch(raw_path)
     if match is None or int(match[2]) > 65535:
         return None
@@ -91,7 +93,8 @@ def preview_of_path(raw_path: bytes) -> Preview | None:
 
 
 def preview_of_host(host: str, domain: str) -> Preview | None:
-    """None for a host that is no preview's; raises NotFound for one below the domain that names none properly."""
+    """Returns the preview that a host names, or None if it is not a preview's host. Raises NotFound for a malformed one
+    below the domain."""
     label, _, parent = host.partition(".")
     is_below_domain = bool(domain) and host.endswith(f".{domain}")
     if not is_below_domain and not (parent == LOCALHOST and _ATTEMPT.fullmatch(label)):
@@ -108,11 +111,12 @@ def preview_host(session_id: str, port: int, domain: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PreviewRules:
-    """Of one session: links of an older `generation` are revoked, `public` ports need no link, and the servers on the
-    ports `local_host` see `localhost` as the host of every request.
+    """The rules of one session. `generation`: links of an older one are revoked. `public`: ports that need no link.
+    `local_host`: ports whose servers see `localhost` as the host of every request.
 
-    Sessions that E2B's clients make have one of the last two: with `everything` all ports are public, with `by_token`
-    the sandbox's traffic token opens them."""
+    Sessions that E2B's clients make set one of the last two: with `everything` all ports are public, with `by_token`
+    the sandbox's traffic token opens them.
+    """
 
     generation: int = 0
     public: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""A text with variables, as the registry has it: `{{name}}` is replaced, and nothing else happens."""
+"""A prompt in the registry: a text in which `{{name}}` is replaced by a variable. Nothing else in it has a meaning."""
 
 import re
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _KEYS: Final = ("name", "description", "template", "variables")
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """`default` None: it has none, and if it is `required` the caller must give a value; else it is empty."""
+    """If `default` is None, the caller must give a value of a `required` variable, and others are empty."""
 
     description: str = ""
     default: str | None = None
@@ -57,7 +57,7 @@ class Prompt:
         }
 
     def render(self, given: Mapping[str, str]) -> str:
-        """Raises InvalidRequest for a variable that is unknown, or required and missing."""
+        """Returns the text. Raises InvalidRequest for a variable that is unknown, or required and missing."""
         defaults = {name: each.default or "" for name, each in self.variables.items() if not each.required}
         return render(self.template, {**defaults, **given}, tuple(self.variables))
 
@@ -80,12 +80,12 @@ def _read_variable(values: Any, place: Place) -> Variable:
 
 
 def names_in(template: str) -> tuple[str, ...]:
-    """The variables that a template has, each once."""
+    """Returns the names of a template's variables, each once."""
     return tuple(dict.fromkeys(match[2] for match in _VARIABLE.finditer(template) if not match[1]))
 
 
 def check_variables(template: str, known: Mapping[str, object], place: Place) -> None:
-    """Raises for a variable of the template that is not described, and for one that is described but not used."""
+    """Raises InvalidEntry for a variable of the template that is not described, or a described one that is not used."""
     used = names_in(template)
     for name in used:
         if name not in known:

@@ -1,7 +1,7 @@
-"""Secrets that sandboxes use without having them: to which hosts a secret is bound, and how a request carries it.
+"""Secrets that sandboxes use without having them: the hosts a secret is bound to, and how a request carries it.
 
-A secret is set once and never shown. The broker outside of the sandbox adds it to requests for the bound hosts, and to
-no others. `broker_variables` gives what programs inside need to send their requests that way.
+A secret is set once and never shown. The broker, outside of the sandbox, adds it to requests for the bound hosts and to
+no others. `broker_variables` returns the variables that make programs inside send their requests to the broker.
 """
 
 import base64
@@ -19,7 +19,7 @@ from warren.model.spec import HOME
 MAX_SECRETS: Final = 100  # of a tenant
 MAX_OF_SESSION: Final = 20
 MAX_HOSTS: Final = 10
-MIN_VALUE: Final = 8  # a shorter value would be found by chance in answers, and by trying
+MIN_VALUE: Final = 8  # a shorter one could be guessed, and would occur in answers by chance
 MAX_VALUE: Final = 8192
 MAX_NAME: Final = 40
 MAX_FORMAT: Final = 200
@@ -27,7 +27,7 @@ MAX_PATH: Final = 200
 
 BROKER_DOMAIN: Final = "broker.internal"
 CA_BUNDLE: Final = f"{HOME}/.warren/ca-bundle.crt"
-"""The authorities of the image and that of the sandbox's broker, inside the sandbox."""
+"""A file in the sandbox: the certificate authorities of the image and that of the sandbox's broker."""
 FAKE_KEY: Final = "the-broker-adds-the-key"
 
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?", re.ASCII)
@@ -36,7 +36,7 @@ _PARAMETER: Final = re.compile(r"[A-Za-z0-9._~-]{1,100}", re.ASCII)
 _PATH: Final = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*", re.ASCII)
 _PLACEHOLDER: Final = re.compile(r"\{(?:base64)?\}")
 _PRINTABLE: Final = re.compile(r"[\x20-\x7e]*")
-# What frames a request, says where it goes, or belongs to one connection.
+# Headers that frame a request, say where it goes, or belong to one connection: a secret must not replace them.
 _RESERVED: Final = frozenset(
     {"accept-encoding", "connection", "content-encoding", "content-length", "content-type", "date", "expect"}
     | {"forwarded", "host", "http2-settings", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "via"}
@@ -45,7 +45,7 @@ _RESERVED_PREFIXES: Final = ("proxy-", "sec-")
 
 
 class SecretKind(StrEnum):
-    """What the secret is for, if programs inside can be told of it by variables."""
+    """The service a secret is for, if variables can tell programs in the sandbox how to use it."""
 
     NONE = ""
     OPENAI = "openai"
@@ -55,7 +55,7 @@ class SecretKind(StrEnum):
     GIT = "git"
 
 
-# Of each kind: the header, its format, and the path below which its service is.
+# For each kind: the header, its format, and the path of the service.
 _USUAL: Final[Mapping[SecretKind, tuple[str, str, str]]] = {
     SecretKind.OPENAI: ("Authorization", "Bearer {}", "/v1"),
     SecretKind.ANTHROPIC: ("x-api-key", "{}", "/"),
@@ -67,10 +67,10 @@ _USUAL: Final[Mapping[SecretKind, tuple[str, str, str]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretBinding:
-    """Everything about a secret but its value. Either `header` or `query` is set.
+    """Everything about a secret but its value. Either `header` or `query` is set. Raises InvalidRequest.
 
-    `format` has one place for the value: `{}`, or `{base64}` for its encoding. `path` is where the service of `kind`
-    begins. With `scrub` the value is also taken out of answers. `expires_at` is a time of day. Raises InvalidRequest.
+    `format`: contains the value once, as `{}` or, encoded, as `{base64}`. `path`: where the service of `kind` begins.
+    `scrub`: the value is also removed from answers. `expires_at`: a wall-clock time.
     """
 
     name: str
@@ -112,13 +112,13 @@ class SecretBinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundSecret(SecretBinding):
-    """A secret with its value, as a broker gets it."""
+    """A secret with its value, as the broker gets it."""
 
-    value: str = field(repr=False)
+    value: str = field(repr=False)  # keeps it out of logs and tracebacks
 
     @property
     def carried(self) -> str:
-        """What the header holds, or the query parameter before it is encoded."""
+        """The content of the header, or of the query parameter before it is encoded."""
         encoded = base64.b64encode(self.value.encode()).decode()
         return (
             self.format.replace("{base64}", encoded)
@@ -128,14 +128,15 @@ class BoundSecret(SecretBinding):
 
     @property
     def traces(self) -> tuple[bytes, ...]:
-        """The texts by which an answer would give the value away."""
+        """The spellings of the value that are removed from answers, longest first."""
         encoded = base64.b64encode(self.value.encode()).decode()
         texts = {self.value, encoded, quote(self.value, safe="")}
         return tuple(sorted((text.encode() for text in texts), key=len, reverse=True))
 
 
 def new_binding(name: str, hosts: Iterable[str], **values: Any) -> SecretBinding:
-    """A binding as a caller asks for it: hosts in any case, and what the kind makes usual left out."""
+    """Makes a binding from what a caller gave. Hosts may be in any case, and the kind has defaults. Raises
+    InvalidRequest."""
     kind = read_kind(values.pop("kind", "") or "")
     header, form, path = _USUAL.get(kind, ("", "{}", "/"))
     if values.get("query"):
@@ -164,7 +165,7 @@ def check_secret_name(name: str) -> str:
 
 
 def check_value(value: str) -> str:
-    """No message of an error holds any of it."""
+    """Returns the value or raises InvalidRequest. No error contains any part of the value."""
     if not MIN_VALUE <= len(value) <= MAX_VALUE:
         raise InvalidRequest(f"the value of a secret has {MIN_VALUE} to {MAX_VALUE} characters")
     if not _PRINTABLE.fullmatch(value) or value != value.strip():
@@ -176,7 +177,7 @@ def check_value(value: str) -> str:
 
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
-    """The names of the secrets that a session asks for, each once."""
+    """Returns the names of the secrets that a session asks for, each once. Raises InvalidRequest."""
     wanted = tuple(dict.fromkeys(names))
     if len(wanted) > MAX_OF_SESSION:
         raise InvalidRequest(f"a session has at most {MAX_OF_SESSION} secrets, not {len(wanted)}")
@@ -186,7 +187,7 @@ def check_names(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_together(secrets: Iterable[SecretBinding]) -> None:
-    """Raises InvalidRequest if two of them would be carried by the same header or parameter to one host."""
+    """Raises InvalidRequest if two secrets would use the same header or parameter for the same host."""
     seen: dict[tuple[str, str, str], str] = {}
     for secret in secrets:
         for host in secret.hosts:
@@ -208,7 +209,7 @@ CA_VARIABLES: Final = (
 
 
 def broker_variables(secrets: Sequence[SecretBinding]) -> dict[str, str]:
-    """Variables of every command in a sandbox with these secrets. None holds a value."""
+    """Returns the variables of every command in a sandbox with these secrets. They contain no value of a secret."""
     if not secrets:
         return {}
     found = dict.fromkeys(CA_VARIABLES, CA_BUNDLE)

@@ -1,7 +1,7 @@
-"""A session is a caller's claim on a sandbox: its states and their rules, its deadlines.
+"""A session, a caller's claim on a sandbox: its states, their rules, and its deadlines.
 
-Times are of two kinds. `created_at` is the time of day, to be shown. `started`, `used` and `ended` are counted by the
-clock of warren.kernel.clock and mean something only within `epoch`.
+Times are of two kinds. `created_at` is a wall-clock time, for people. `started`, `used` and `ended` are times of the
+clock (warren.kernel.clock) and can be compared only within the same `epoch`.
 """
 
 import secrets
@@ -23,12 +23,12 @@ LONGEST_S: Final = 30 * 86400.0
 MAX_METADATA: Final = 64
 MAX_THREAD_ID: Final = 255
 MAX_KEY: Final = 255
-CREATING_S: Final = 600.0  # longer than any claim may wait: the process that creates it has died
+CREATING_S: Final = 600.0  # longer than any creation takes: after this, the process that creates it has died
 
 
 class SessionState(StrEnum):
-    """CREATING: its sandbox is being made. RUNNING: it has one. LOST: the sandbox died by itself.
-    STOPPING: the sandbox is being destroyed. ENDED: nothing is left but the memory of it."""
+    """CREATING: the sandbox is being made. RUNNING: it exists. LOST: it died by itself. STOPPING: it is being
+    destroyed. ENDED: only the row is left."""
 
     CREATING = "creating"
     RUNNING = "running"
@@ -91,7 +91,7 @@ class StateRules:
 
 _S = SessionState
 
-# The only place that tells states apart by kind: stores make their SQL and Lua from it.
+# The only place that classifies states. Stores generate their SQL and Lua from it, so they cannot disagree with it.
 STATES: Final[Mapping[SessionState, StateRules]] = {
     _S.CREATING: StateRules(
         next=frozenset({_S.RUNNING, _S.STOPPING, _S.ENDED}),
@@ -127,13 +127,13 @@ class EndReason(StrEnum):
     SHUTDOWN = "shutdown"
 
 
-# The sandbox was never handed out: the Idempotency-Key may be used again.
+# No caller ever got the sandbox, so the Idempotency-Key may be used again.
 FAILED_CREATIONS: Final = frozenset({EndReason.FAILED, EndReason.UNDONE})
 
 
 @dataclass(frozen=True, slots=True)
 class Previous:
-    """The session that a thread had before, and how it ended: its files are gone."""
+    """The thread's previous session, whose files are gone, and how it ended."""
 
     session_id: str
     reason: EndReason
@@ -142,15 +142,19 @@ class Previous:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """`version` counts the changes; a store accepts a change only of the version it was made from.
+    """`version` counts the changes: a store accepts a change only if it was made from the stored version.
 
-    `image` and `require` are what the caller asked for beyond the environment (empty: nothing). `limits` are those in
-    force; None, in rows of older versions: the environment's. `network` is what its sandbox may reach, presets by name.
-    `reason` and `detail` say why it was lost or ended. `key_id` names the key that created it; `disk_mb` and
-    `memory_mb` are the most that it may use. The values of `env` may be secrets: only the names are ever shown.
-    `secrets` are the names of those that the sandbox's broker adds to its requests. `agent_config` is the agent that it
-    was made for, as it was then, and `agent` its name in the registry; empty: none. `gpus` are the ids of its graphics
-    processors, or `any` for each until it has its sandbox. `artifacts` says what was saved when it ended.
+    `image`, `require`: what the caller asked for beyond the environment; empty for nothing.
+    `limits`: those in force; None, in rows of older versions, means those of the environment.
+    `disk_mb`, `memory_mb`: the most that it may use.
+    `network`: what its sandbox may reach; presets are named, not expanded.
+    `reason`, `detail`: why it was lost or ended.
+    `key_id`: the key that created it.
+    `env`: the values may be secrets, so only the names are ever shown.
+    `secrets`: the names of the secrets that the sandbox's broker adds to its requests.
+    `agent_config`: a copy of the agent it was made for; `agent`: the agent's name in the registry. Empty for none.
+    `gpus`: the ids of its graphics processors; before it has its sandbox, `any` for each.
+    `artifacts`: what was saved when it ended.
     """
 
     id: str
@@ -191,7 +195,7 @@ class Session:
 
     @property
     def opens_network(self) -> bool:
-        """Whether its sandbox reaches anything outside."""
+        """Whether its sandbox can reach anything outside."""
         return self.network.is_open or bool(self.secrets)
 
     @property
@@ -200,7 +204,8 @@ class Session:
 
     @property
     def slack_s(self) -> float:
-        """How often use is written to the store; so much longer than its idle time-out a session may live."""
+        """The least time between two writes of `used` to the store. A session may outlive its idle time-out by this
+        much."""
         return min(5.0, self.idle_timeout_s / 10)
 
     @property
@@ -215,7 +220,7 @@ class Session:
         return self.used + self.idle_timeout_s + self.slack_s
 
     def expiry(self, now: float) -> EndReason | None:
-        """Gives why the session has expired, if it has."""
+        """Returns why the session has expired, or None if it has not."""
         if now < self.deadline:
             return None
         if self.state is SessionState.CREATING:
@@ -228,7 +233,7 @@ class Session:
         return replace(self, state=state, version=self.version + 1, **changes)
 
     def changed(self, **changes: Any) -> "Session":
-        """Gives the session in the same state with other values."""
+        """Returns the session in the same state with other values."""
         return self.moved_to(self.state, **changes)
 
 

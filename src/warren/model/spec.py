@@ -1,4 +1,4 @@
-"""What a sandbox is to be: limits, image, layers of isolation that must be in force."""
+"""The specification of a sandbox: its image, its limits, and the layers of isolation it requires."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from warren.model.errors import InvalidRequest
 from warren.model.gpus import check_gpus
 
 MIB = 1024 * 1024
-MAX_VARIABLE = 128 * 1024 - 2  # what the kernel takes of one, name and value
+MAX_VARIABLE = 128 * 1024 - 2  # the kernel's limit for name and value together
 MAX_ENV = MIB
 
 USER = "sandboxuser"
@@ -17,10 +17,10 @@ USER_UID = 1000
 HOME = "/home/sandboxuser"
 WORKSPACE = "/workspace"
 AGENT_PROGRAM = "/.warren/agent"
-RUNNERS = "/.warren/runners"  # the programs of code contexts, a directory for each language
+RUNNERS = "/.warren/runners"  # the programs of code contexts, one directory per language
 SEARCH_PATH = "/home/sandboxuser/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# Directories of the sandbox's disk, with their modes. The last line holds what agent frameworks write to.
+# Directories on the sandbox's disk, with their modes. Agent frameworks write to those from /mnt/data on.
 WRITABLE: dict[str, int] = {
     WORKSPACE: 0o755,
     HOME: 0o755,
@@ -36,7 +36,7 @@ WRITABLE: dict[str, int] = {
 
 
 class Layer(StrEnum):
-    """A layer of isolation, as read back from the kernel once the sandbox runs. NO_NETWORK holds until the session's
+    """A layer of isolation, read back from the kernel once the sandbox runs. NO_NETWORK applies until the session's
     rules open the network."""
 
     USER_NAMESPACE = "user_namespace"
@@ -87,8 +87,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """The most that a caller may ask for, whatever its quota; None is no ceiling. `files` bounds the open files of all
-    processes of a sandbox together. What the environment itself has is always allowed."""
+    """The most that any caller may ask for, regardless of its quota; None means no ceiling. What the environment itself
+    specifies is always allowed. `files`: open files of all processes of a sandbox together."""
 
     memory_mb: int | None = None
     cpus: float | None = None
@@ -103,7 +103,7 @@ NO_CEILINGS = Ceilings()
 
 @dataclass(frozen=True, slots=True)
 class IoLimits:
-    """How fast a sandbox may use its disk: MiB and operations a second, of reads and of writes each; 0 is no limit."""
+    """How fast a sandbox may read from its disk, and write to it: MiB and operations a second; 0 means no limit."""
 
     mbps: int = 0
     iops: int = 0
@@ -118,12 +118,12 @@ class IoLimits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """What the caller asks of a provider.
+    """What a provider is asked to make.
 
-    `require` names layers without which nothing is started. An `ephemeral` sandbox ends by itself when
-    the process that made it is gone. `writable_root`: the root can be written to, and what is written lies on the
-    sandbox's disk. `sudo`: commands may run as the root of the sandbox's user namespace. `gpus` are the ids of graphics
-    processors that the sandbox has for itself; `any` stands for one that is free.
+    `require`: if the sandbox would lack one of these layers, it is not started. `ephemeral`: the sandbox ends by itself
+    when the process that made it is gone. `writable_root`: the root can be written to; the changes lie on the sandbox's
+    disk. `sudo`: commands may run as root of the sandbox's user namespace. `gpus`: the ids of graphics processors that
+    the sandbox gets for itself; `any` stands for a free one.
     """
 
     image: str = "base"
@@ -147,8 +147,8 @@ class SandboxSpec:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """The isolation really in force, each layer with the evidence the kernel gave. `gpus` are the graphics processors
-    that are open to the sandbox, with their device nodes and the rules that open them."""
+    """The isolation that is really in force: each layer with the evidence from the kernel. `gpus`: the graphics
+    processors that the sandbox can open, with their device nodes and the rules that open them."""
 
     provider: str
     runtime: str

@@ -1,7 +1,7 @@
-"""JSON read strictly.
+"""Reads JSON strictly.
 
-NaN, numbers that are too large or too long, lone surrogates, nesting without end and lists without end are refused
-before anything is made of them: each would break an answer or a handler later on, or cost everybody time.
+NaN, numbers that are too large or too long, lone surrogates, deep nesting and very long lists are refused before values
+are made from them: each would break an answer or a handler later, or take the event loop's time from everybody.
 """
 
 import json
@@ -16,23 +16,23 @@ from warren.model.errors import InvalidJson, TooLarge
 MAX_DEPTH = 100
 MAX_VALUES = 25_000
 MAX_ESCAPES = 400_000
-MAX_BARE = 2 * 1024 * 1024  # bytes outside of texts: numbers take the longest to be read
-MAX_DIGITS = 128  # of a number, where there is room for many
+MAX_BARE = 2 * 1024 * 1024  # bytes outside of texts: numbers take the longest to parse
+MAX_DIGITS = 128  # of a number, if the body could hold many numbers
 _FEW = 64 * 1024
 _SHOWN = 60
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_json(body: bytes) -> Any:
-    """The value, or `InvalidJson` saying what is wrong and where."""
+    """Returns the value. Raises InvalidJson, which says what is wrong and where, or TooLarge."""
     *_, value = read_in_steps(body)
     return value
 
 
 def read_in_steps(body: bytes, most: int = MAX_VALUES) -> Iterator[Any]:
-    """As `read_json`, with a pause after each step, because each takes its time for a body of some MiB. The last thing
-    it yields is the value; `most` is how many values there may be."""
-    if len(body) > MAX_DEPTH:  # a shorter one cannot hold too much
+    """Reads JSON in steps that each take a while for a body of some MiB: yields None after each step, and at last the
+    value. `most` bounds the number of values. Raises what `read_json` raises."""
+    if len(body) > MAX_DEPTH:  # a shorter body cannot be too deep or hold too many values
         rest = _without_escapes(body)
         yield None
         _refuse_too_much(rest, most)
@@ -56,13 +56,13 @@ def read_in_steps(body: bytes, most: int = MAX_VALUES) -> Iterator[Any]:
 
 
 def count_values(body: bytes) -> int:
-    """How many values valid JSON holds, about."""
+    """Returns about how many values valid JSON contains."""
     bare = _without_texts(_without_escapes(body))
     return 1 + max(bare.count(b","), bare.count(b"[") + bare.count(b"{"))
 
 
 def _without_escapes(body: bytes) -> bytes:
-    """The body without escaped backslashes and quotes, so that every quote in it begins or ends a text."""
+    """Returns the body without escaped backslashes and quotes, so that every quote in it begins or ends a text."""
     if b"\\" not in body:
         return body
     if body.count(b"\\") > MAX_ESCAPES:
@@ -73,8 +73,9 @@ def _without_escapes(body: bytes) -> bytes:
 
 
 def _refuse_too_much(body: bytes, most: int) -> None:
-    """Before anything is made of it, and soon: everybody waits. Text may hold any number of commas and brackets."""
-    if body.count(b'"') > 4 * (most + 1):  # each value may be a text and have a name
+    """Raises TooLarge or InvalidJson before the decoder allocates anything. It must be fast, because the event loop
+    waits. Texts may contain any number of commas and brackets."""
+    if body.count(b'"') > 4 * (most + 1):  # a value and its name have two quotes each
         raise too_deep() if _is_deep(_without_texts(body[: 64 * MAX_DEPTH]), most) else _too_many(most)
     bare = _without_texts(body)
     if bare.count(b",") >= most or bare.count(b"[") + bare.count(b"{") > most:
@@ -90,7 +91,7 @@ def _refuse_too_much(body: bytes, most: int) -> None:
 
 
 def _without_texts(body: bytes) -> bytes:
-    """What stands between quotes is left out."""
+    """Returns the body without what stands between quotes."""
     return b"".join(body.split(b'"')[::2])
 
 
@@ -99,7 +100,7 @@ def _too_many(most: int) -> TooLarge:
 
 
 def _is_deep(bare: bytes, most: int) -> bool:
-    """As far as there are not too many values anyway."""
+    """Returns whether brackets nest too deeply. Looks only at as many brackets as `most` values can have."""
     brackets = bare.translate(None, _NO_BRACKETS)[: 2 * most + 2]
     return any(map(MAX_DEPTH.__lt__, accumulate(map(_STEPS.__getitem__, brackets))))
 

@@ -1,11 +1,11 @@
-"""What somebody may have meant who wrote a name that there is not."""
+"""Suggests a known name for a misspelled one."""
 
 from collections.abc import Iterable
 
 
 def suggest(given: object, known: Iterable[str]) -> str:
-    """The beginning of a remedy, such as "did you mean X? "; nothing if no known name is spelled much like this one."""
-    import difflib  # clients load this module with the model, and hardly ever need it
+    """Returns the beginning of a remedy, such as "did you mean X? "; empty if no known name is spelled similarly."""
+    import difflib  # imported late: clients load this module, and rarely need it
 
     by_folded = {name.casefold(): name for name in known}
     close = difflib.get_close_matches(str(given)[:64].casefold(), by_folded, n=1, cutoff=0.8)

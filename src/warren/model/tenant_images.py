@@ -1,4 +1,4 @@
-"""Images that belong to one tenant: those of the templates that it has built. The name of an image says whose it is."""
+"""Images that belong to one tenant, made by building its templates. The name of such an image contains its tenant."""
 
 import hashlib
 from typing import Final
@@ -11,12 +11,12 @@ def tenant_image(tenant: str, template: str, build_id: str) -> str:
 
 
 def template_in(image: str) -> str:
-    """The name of the template that an image belongs to, or ""."""
+    """Returns the name of the template that an image belongs to, or ""."""
     return image.split("/")[2] if image.startswith(TENANT_IMAGES) else ""
 
 
 def may_use_image(tenant: str, image: str) -> bool:
-    """Images that belong to nobody are for everybody."""
+    """Returns whether the tenant may use the image: an image without an owner may be used by every tenant."""
     return not image.startswith(TENANT_IMAGES) or is_image_of(tenant, image)
 
 
@@ -25,7 +25,7 @@ def is_image_of(tenant: str, image: str) -> bool:
 
 
 def tenant_mark(tenant: str) -> str:
-    """What stands for the tenant in names of images and directories."""
+    """Returns what stands for the tenant in names of images and directories."""
     return hashlib.sha256(tenant.encode()).hexdigest()[:16]
 
 

@@ -1,8 +1,8 @@
-"""A tool for models, as the registry has it: a command of the sandbox, or a tool of an MCP server that runs in it.
+"""A tool for models, as the registry has it: a command in the sandbox, or a tool of an MCP server that runs there.
 
-Arguments never become part of a command line. A command that is a text is a line for bash, and finds each argument in
-a variable of its name: `grep -n -- "$pattern" "$path"`. A command that is a list is a program with its arguments, and
-`{pattern}` in one of them is replaced; an argument that names a parameter without a value is left out.
+Arguments never become part of a command line. A command that is a text is a line for bash, which finds each argument in
+a variable of its name: `grep -n -- "$pattern" "$path"`. A command that is a list is a program with its arguments, in
+which `{pattern}` is replaced; an argument that names a parameter without a value is left out.
 """
 
 import json
@@ -28,8 +28,8 @@ _TAKEN: Final = frozenset({"http_proxy", "https_proxy", "no_proxy", "all_proxy",
 
 @dataclass(frozen=True, slots=True)
 class McpServer:
-    """`command` starts it in the sandbox, and it speaks on its standard input and output; or it is elsewhere, at
-    `url`. `tool` is the server's name for the tool; empty: the same as the entry's."""
+    """`command` starts it in the sandbox, where it speaks on its standard input and output; or it runs elsewhere, at
+    `url`. `tool`: the server's name for the tool; empty if it is the entry's name."""
 
     command: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class McpServer:
 
 @dataclass(frozen=True, slots=True)
 class ToolCommand:
-    """What is run for a call of a tool."""
+    """The command that runs for a call of a tool."""
 
     command: str | tuple[str, ...]
     env: dict[str, str]
@@ -68,7 +68,7 @@ class ToolCommand:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """`parameters` is the JSON schema of its arguments. Exactly one of `command` and `mcp` is set."""
+    """`parameters` is the JSON schema of the arguments. Exactly one of `command` and `mcp` is set."""
 
     name: str
     description: str = ""
@@ -109,11 +109,12 @@ class Tool:
         }
 
     def read_arguments(self, given: Any) -> dict[str, Any]:
-        """The arguments with defaults. Raises InvalidRequest if they are not as the schema says."""
+        """Returns the arguments, with defaults. Raises InvalidRequest if they do not match the schema."""
         return read_arguments(self.parameters, given, self.name)
 
     def command_for(self, given: Any) -> ToolCommand:
-        """Raises InvalidRequest if the arguments are not as the schema says, or no program could be given them."""
+        """Returns the command for a call. Raises InvalidRequest if the arguments do not match the schema, or cannot be
+        passed to a program."""
         arguments = self.read_arguments(given)
         known = self.parameters["properties"]
         if isinstance(self.command, tuple):
@@ -166,7 +167,8 @@ def _read_command(fields: Fields, parameters: Mapping[str, Any]) -> str | tuple[
 
 
 def _fill(part: str, texts: Mapping[str, tuple[str, ...] | None]) -> tuple[str, ...]:
-    """An argument of the program with its placeholders replaced; a list that stands alone becomes several arguments."""
+    """Returns an argument of the program with its placeholders replaced. A placeholder that stands alone for a list
+    becomes several arguments."""
     alone = _PLACEHOLDER.fullmatch(part)
     if alone and alone[1] in texts:
         return texts[alone[1]] or ()
@@ -176,7 +178,6 @@ def _fill(part: str, texts: Mapping[str, tuple[str, ...] | None]) -> tuple[str, 
 
 
 def _texts(name: str, value: Any) -> tuple[str, ...]:
-    """A value as arguments of a program."""
     found = tuple(map(_text, value if isinstance(value, list) else [value]))
     for text in found:
         read_text(text, (name,), MAX_VARIABLE)

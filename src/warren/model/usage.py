@@ -1,4 +1,4 @@
-"""What a tenant has used: numbers that can be added."""
+"""The usage of a tenant: numbers that can be added."""
 
 import math
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`memory_mb_s` is what was set aside, not what was touched: a sandbox's memory limit in MB times the seconds it
-    lived. `cpu_s` is processor time, `session_s` the time sessions lived, `exec_s` the time commands ran; `bytes_in`
-    went to the sandboxes, `bytes_out` came from them. `egress_bytes` are what sandboxes sent and received over their
-    networks. Nothing is ever negative."""
+    """Nothing is ever negative. `cpu_s`: processor time. `memory_mb_s`: reserved, not touched memory, the limit of each
+    sandbox in MB times the seconds it lived. `session_s`: the time that sessions lived. `exec_s`: the time that
+    commands ran. `bytes_in`: sent to sandboxes. `bytes_out`: received from them. `egress_bytes`: sent and received by
+    sandboxes over their networks."""
 
     sessions: int = 0
     commands: int = 0

@@ -21,7 +21,7 @@ from warren.model.strict_json import read_json
 _START_S: Final = 30.0
 _KEEP: Final = 64 * 1024
 _LONGEST_HELLO: Final = 512 * 1024
-_MOST_NAMES: Final = 16 * 1024  # bytes
+_MAX_NAMES: Final = 16 * 1024  # bytes
 _WRONG_USE: Final = 64
 _OLDER: Final = "warren-agent --listen-fd"  # how an agent begins that knows no contexts
 
@@ -53,7 +53,7 @@ async def start_keeper(
     """
     options = ["--idle-s", str(max(1, round(idle_s)))] if idle_s else []
     named = [word for name in env or () for word in ("--env", name)]
-    if sum(map(len, named)) > _MOST_NAMES:
+    if sum(map(len, named)) > _MAX_NAMES:
         named = []
     command = Command(
         argv=(AGENT, "context", "--id", context_id, *options, *named, "--", *language.argv),

@@ -6,7 +6,7 @@ from typing import Any
 
 from warren.kernel.owned_tasks import OwnedTasks
 from warren.model.session import Session
-from warren.sessions.figures import FiguresMeter
+from warren.sessions.metrics import MetricsMeter
 
 SessionTask = asyncio.Task[Session]
 
@@ -15,38 +15,35 @@ class SessionActivity:
     """`starting` and `ending` have the tasks that make and destroy sandboxes, by session id. `owners` says which
     tenant and session have a sandbox, by its id. `unsaved_ends` are the ends that the store could not save yet."""
 
-    def __init__(self, figures: FiguresMeter) -> None:
+    def __init__(self, metrics: MetricsMeter) -> None:
         self.tasks = OwnedTasks()
         self.starting: dict[str, SessionTask] = {}
         self.ending: dict[str, SessionTask] = {}
         self.owners: dict[str, tuple[str, str]] = {}
         self.unsaved_ends: dict[str, Session] = {}
-        self._figures = figures
+        self._metrics = metrics
 
     def __repr__(self) -> str:
         return f"{len(self.owners)} running, {len(self.starting)} creating, {len(self.tasks)} tasks"
 
     def begin_start(self, session: Session, work: Coroutine[Any, Any, Session]) -> SessionTask:
-        return self._begin(self.starting, session, work, "starting")
+        task = self.starting[session.id] = self.tasks.run(work, f"starting {session.id}")
+        task.add_done_callback(lambda _: self.starting.pop(session.id, None))
+        return task
 
     def begin_end(self, session: Session, work: Coroutine[Any, Any, Session]) -> SessionTask:
-        return self._begin(self.ending, session, work, "ending")
-
-    def _begin(
-        self, running: dict[str, SessionTask], session: Session, work: Coroutine[Any, Any, Session], doing: str
-    ) -> SessionTask:
-        task = running[session.id] = self.tasks.run(work, f"{doing} {session.id}")
-        task.add_done_callback(lambda _: running.pop(session.id, None))
+        task = self.ending[session.id] = self.tasks.run(work, f"ending {session.id}")
+        task.add_done_callback(lambda _: self.ending.pop(session.id, None))
         return task
 
     def track(self, session: Session) -> None:
         """Remembers which session has the sandbox, after a claim or after a restart."""
         self.owners[session.sandbox_id] = (session.tenant, session.id)
-        self._figures.follow(session)
+        self._metrics.follow(session)
 
     def forget(self, tenant: str, session_id: str, sandbox_id: str) -> None:
         self.owners.pop(sandbox_id, None)
-        self._figures.forget(tenant, session_id)
+        self._metrics.forget(tenant, session_id)
 
     def is_ending(self, session: Session) -> bool:
         return session.id in self.ending

@@ -16,7 +16,7 @@ from warren.sessions.output_events import close_source
 
 _MAGIC: Final = frozenset("*?[{\\")
 _DEPTH: Final = 64
-_MOST_LOOKED_AT: Final = 20_000
+_MAX_LOOKED_AT: Final = 20_000
 _SEARCH_S: Final = 30.0
 
 
@@ -50,7 +50,7 @@ def _search_for(glob: str) -> Search:
         if not glob.startswith(f"{WORKSPACE}/"):
             raise InvalidRequest(f"the glob {glob[:80]!r} leads out of {WORKSPACE}", remedy="name the file itself")
         glob = glob[len(WORKSPACE) :]
-    return Search(WORKSPACE, glob, max_matches=_MOST_LOOKED_AT, timeout_s=_SEARCH_S)
+    return Search(WORKSPACE, glob, max_matches=_MAX_LOOKED_AT, timeout_s=_SEARCH_S)
 
 
 async def named_files(sandbox: Sandbox, paths: Sequence[str], tally: Tally) -> AsyncGenerator[FileInfo, None]:
@@ -82,8 +82,8 @@ async def files_below(sandbox: Sandbox, directory: str, tally: Tally) -> AsyncGe
     try:
         async for info in entries:
             looked_at += 1
-            if looked_at > _MOST_LOOKED_AT:
-                tally.leave_out(directory, f"it has more than {_MOST_LOOKED_AT} entries: the others were not looked at")
+            if looked_at > _MAX_LOOKED_AT:
+                tally.leave_out(directory, f"it has more than {_MAX_LOOKED_AT} entries: the others were not looked at")
                 return
             if info.kind is not FileKind.DIRECTORY:
                 yield info

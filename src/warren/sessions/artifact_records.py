@@ -19,7 +19,7 @@ from warren.model.errors import NotFound, Unavailable, WarrenError
 PAGE: Final = 200
 _KIND: Final = "artifact"
 _USE: Final = "artifact_use"
-_MOST_SCANNED: Final = 5000
+_MAX_SCANNED: Final = 5000
 _TRIES: Final = 50
 
 _log = get_log(__name__)
@@ -74,7 +74,7 @@ class ArtifactRecords:
         source = self.of_session(tenant, session_id, after) if session_id else self.of_tenant(tenant, after)
         async with contextlib.aclosing(source):
             async for artifact in source:
-                if len(found) == limit or scanned == _MOST_SCANNED:
+                if len(found) == limit or scanned == _MAX_SCANNED:
                     return found, last
                 scanned, last = scanned + 1, artifact.id
                 if wanted.fits(artifact):

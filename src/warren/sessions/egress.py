@@ -18,7 +18,7 @@ async def _no_presets() -> Presets:
     return NO_PRESETS
 
 
-class Egress:
+class EgressRules:
     """`enabled`: sessions may have a network at all. `find_presets` tells what presets stand for on this machine; it is
     asked only if one is named."""
 

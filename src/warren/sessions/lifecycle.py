@@ -15,11 +15,11 @@ from warren.interfaces.secrets import NoSecrets, SecretSource
 from warren.sessions.activity import SessionActivity
 from warren.sessions.artifacts import Artifacts
 from warren.sessions.basis import SessionBasis
-from warren.sessions.egress import Egress
+from warren.sessions.egress import EgressRules
 from warren.sessions.ending import SessionEnding
 from warren.sessions.event_hub import EventHub
-from warren.sessions.figures import FiguresMeter
 from warren.sessions.losses import SessionLosses
+from warren.sessions.metrics import MetricsMeter
 from warren.sessions.network_meter import NetworkMeter
 from warren.sessions.networks import SessionNetworks
 from warren.sessions.reports import SessionReports
@@ -35,9 +35,9 @@ class LifecycleOptions:
 
     waits: StartWaits = field(default_factory=StartWaits)
     events: EventHub = field(default_factory=EventHub)
-    egress: Egress = field(default_factory=Egress)
+    egress: EgressRules = field(default_factory=EgressRules)
     network_meter: NetworkMeter | None = None
-    figures: FiguresMeter | None = None
+    metrics: MetricsMeter | None = None
     secrets: SecretSource = field(default_factory=NoSecrets)
     artifacts: Artifacts | None = None
 
@@ -47,8 +47,8 @@ class Lifecycle:
         self.basis = basis
         self.secrets = options.secrets
         self.artifacts = options.artifacts
-        self.figures = options.figures or FiguresMeter(basis.clock, basis.sandbox_of)
-        self.activity = SessionActivity(self.figures)
+        self.metrics = options.metrics or MetricsMeter(basis.clock, basis.sandbox_of)
+        self.activity = SessionActivity(self.metrics)
         self.reports = SessionReports(options.events, basis.clock, basis.recorder)
         meter = options.network_meter or NetworkMeter(basis.clock)
         self.networks = SessionNetworks(basis, self.activity.tasks, options.egress, meter, options.secrets)

@@ -40,7 +40,7 @@ async def _unbounded(session: Session) -> Bounds:
 
 
 @dataclass(slots=True)
-class _Followed:
+class _MeteredNetwork:
     session: Session
     sandbox: Sandbox
     bounds: Bounds = ()
@@ -65,13 +65,13 @@ class NetworkMeter:
         self._recorder = recorder
         self.bounds_of = bounds_of
         self._read_s = read_s
-        self._followed: dict[str, _Followed] = {}  # by sandbox id
+        self._followed: dict[str, _MeteredNetwork] = {}  # by sandbox id
 
     def __repr__(self) -> str:
         return f"<NetworkMeter: {len(self._followed)} followed>"
 
     def follow(self, session: Session, sandbox: Sandbox, bounds: Bounds = ()) -> None:
-        known = self._followed.setdefault(sandbox.id, _Followed(session, sandbox))
+        known = self._followed.setdefault(sandbox.id, _MeteredNetwork(session, sandbox))
         known.session, known.sandbox, known.bounds, known.opens_at = session, sandbox, bounds, 0.0
 
     def is_closed(self, sandbox_id: str) -> bool:
@@ -102,7 +102,7 @@ class NetworkMeter:
                     # Quotas of all tenants depend on this loop: it must survive whatever one sandbox raises.
                     _log.warning("network_not_read", session=followed.session.id, error=exc)
 
-    async def _look_at(self, followed: _Followed, reopen: Reopen) -> None:
+    async def _look_at(self, followed: _MeteredNetwork, reopen: Reopen) -> None:
         now = self._clock.now()
         if followed.opens_at:
             if now >= followed.opens_at:
@@ -114,14 +114,16 @@ class NetworkMeter:
             followed.opens_at = now + closed_s
             await followed.sandbox.set_network(NO_NETWORK)
 
-    async def _look_at_bounds(self, followed: _Followed, known: dict[tuple[str, str], Bounds], reopen: Reopen) -> None:
+    async def _look_at_bounds(
+        self, followed: _MeteredNetwork, known: dict[tuple[str, str], Bounds], reopen: Reopen
+    ) -> None:
         whose = followed.session.tenant, followed.session.key_id
         if whose not in known:
             known[whose] = await self.bounds_of(followed.session)
         if known[whose] != followed.bounds and not followed.opens_at:
             reopen(followed.session)
 
-    async def _read(self, followed: _Followed) -> float:
+    async def _read(self, followed: _MeteredNetwork) -> float:
         async with followed.reading:
             use = await followed.sandbox.network_use()
             new, followed.last = _difference(use, followed.last), use

@@ -17,7 +17,7 @@ from warren.kernel.owned_tasks import OwnedTasks
 from warren.model.errors import SandboxLost, SandboxNotFound, WarrenError
 from warren.model.session import Session
 from warren.sessions.basis import SessionBasis
-from warren.sessions.egress import Egress
+from warren.sessions.egress import EgressRules
 from warren.sessions.network_meter import NetworkMeter
 
 RETRY_S: Final = 5.0
@@ -40,7 +40,7 @@ class SessionNetworks:
     """`secret_users` are the sessions whose sandboxes are here and have secrets, by session id."""
 
     def __init__(
-        self, basis: SessionBasis, tasks: OwnedTasks, egress: Egress, meter: NetworkMeter, secrets: SecretSource
+        self, basis: SessionBasis, tasks: OwnedTasks, egress: EgressRules, meter: NetworkMeter, secrets: SecretSource
     ) -> None:
         self._basis = basis
         self._tasks = tasks

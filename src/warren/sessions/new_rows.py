@@ -47,15 +47,23 @@ class NewRows:
         request = with_agent(request, agent) if agent else request
         environment = self._offer.environments(request.environment or self._offer.defaults.environment)
         rules = environment.network if request.network is None else request.network
-        presets = await self.check_network(rules, caller, environment.network)
-        secrets = await self._find_secrets(tenant, environment, request, caller)
-        variables = {**presets.env(rules.allow), **broker_variables(secrets)} if rules.allow or secrets else {}
+        is_open, variables = rules.is_open, dict[str, str]()
+        secrets: Sequence[BoundSecret] = ()
+        if is_open:
+            variables = (await self.check_network(rules, caller, environment.network)).env(rules.allow)
+        if environment.secrets or request.secrets:
+            secrets = await self._find_secrets(tenant, environment, request, caller)
+            variables |= broker_variables(secrets)
         _check_parts(tenant, request)
         provider = request.provider or environment.provider
         gpus = environment.gpus if request.gpus is None else request.gpus
         needs = environment.needs | network_needs(rules) | ({Capability.EGRESS} if secrets else set())
         self._lifecycle.starting.check_provider(provider, needs | ({Capability.GPU} if gpus else set()))
-        _check_no_network(request, rules, secrets)
+        if (is_open or secrets) and Layer.NO_NETWORK in request.require:
+            raise InvalidRequest(
+                f"the session requires no_network, and its rules open: {rules if is_open else 'secrets'}",
+                remedy="leave no_network out of require, or send an empty network",
+            )
         in_force = changed_limits(environment.limits, request.limits)
         check_ceilings(self._offer.ceilings, in_force, environment.limits)
         sources = (request, environment) if agent is None else (request, agent, environment)
@@ -124,8 +132,6 @@ class NewRows:
         """Those that the environment and the request name. Raises InvalidRequest if the tenant does not have one, and
         Forbidden if the caller may not reach the hosts of one."""
         names = check_names((*environment.secrets, *request.secrets))
-        if not names:
-            return ()
         found = await self._lifecycle.secrets.find(tenant, names)
         missing = sorted(set(names) - {secret.name for secret in found})
         if missing:
@@ -153,14 +159,7 @@ def _check_parts(tenant: str, request: NewSession) -> None:
         check_image_name(request.image)
         if not may_use_image(tenant, request.image):
             raise ImageNotFound(f"there is no image {request.image!r}")
-    for name, value in request.env.items():
-        check_env(name, value)
-    check_env_size(request.env)
-
-
-def _check_no_network(request: NewSession, rules: NetworkRules, secrets: Sequence[BoundSecret]) -> None:
-    if (rules.is_open or secrets) and Layer.NO_NETWORK in request.require:
-        raise InvalidRequest(
-            f"the session requires no_network, and its rules open: {rules if rules.is_open else 'secrets'}",
-            remedy="leave no_network out of require, or send an empty network",
-        )
+    if request.env:
+        for name, value in request.env.items():
+            check_env(name, value)
+        check_env_size(request.env)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 ENCODINGS: Final = ("text", "base64")
 
 
-class Event(NamedTuple):
+class OutputEvent(NamedTuple):
     """`id` lets a caller whose stream broke go on after this event."""
 
     kind: str
@@ -30,7 +30,7 @@ class Event(NamedTuple):
     id: int | None = None
 
 
-Events = AsyncGenerator[Event | None, None]
+Events = AsyncGenerator[OutputEvent | None, None]
 """Events as they happen; None is a keep-alive."""
 
 
@@ -83,16 +83,16 @@ async def process_events(
 ) -> Events:
     """Yields `started`, an `output` for each chunk, and `result`; calls `ended` before it yields the result."""
     encoder = Encoder(encoding)
-    yield Event("started", {"process_id": process.id})
+    yield OutputEvent("started", {"process_id": process.id})
     async for chunk in with_keepalives(process.output(offset), keepalive_s):
         if chunk is None:
             yield None
         else:
             shown = encoder.show(chunk)
-            yield Event("output", shown, shown["next_offset"])
+            yield OutputEvent("output", shown, shown["next_offset"])
     result = await process.ended()
     ended(result)
-    yield Event("result", end_view(result))
+    yield OutputEvent("result", end_view(result))
 
 
 async def with_keepalives(source: AsyncIterator[T], every_s: float) -> AsyncIterator[T | None]:

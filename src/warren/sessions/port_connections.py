@@ -7,11 +7,11 @@ from typing import Final
 from warren.kernel.fair_share import FairShare
 from warren.model.errors import LimitReached
 
-MOST_CONNECTIONS: Final = 128
+MAX_CONNECTIONS: Final = 128
 
 
 class PortConnections:
-    def __init__(self, most: int = MOST_CONNECTIONS) -> None:
+    def __init__(self, most: int = MAX_CONNECTIONS) -> None:
         self._open = FairShare(each=most)
 
     def __repr__(self) -> str:

@@ -27,9 +27,6 @@ class SessionReports:
         self._clock = clock
         self._recorder = recorder
 
-    def claimed(self, seconds: float) -> None:
-        self._recorder.sandbox_claimed(seconds)
-
     def created(self, session: Session, ms: float) -> None:
         _log.info(
             "session_created",

@@ -11,12 +11,12 @@ from typing import Any, Final
 from warren.model.access import Caller
 from warren.model.operations import Command, ExecResult
 
-SECRETS_MOST: Final = 256
+MAX_SECRETS: Final = 256
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """`secrets` is None if there are more than SECRETS_MOST: then the audit record keeps no texts of the request.
+    """`secrets` is None if there are more than MAX_SECRETS: then the audit record keeps no texts of the request.
     `if_undelivered` is called if the answer does not reach the caller."""
 
     caller: Caller = field(default_factory=Caller)
@@ -81,7 +81,7 @@ def keep_secret(values: Collection[str]) -> None:
     request_context = _request_context.get()
     if request_context is _NO_REQUEST or request_context.secrets is None:
         return
-    if len(values) + len(request_context.secrets) > SECRETS_MOST:
+    if len(values) + len(request_context.secrets) > MAX_SECRETS:
         request_context.secrets = None
     else:
         request_context.secrets.update(values)

@@ -171,7 +171,7 @@ class SessionStarting:
                 )
             )
             span.note(pooled=claimed.pooled, provider=claimed.provider)
-        self._reports.claimed(time.perf_counter() - began)
+        self._basis.recorder.sandbox_claimed(time.perf_counter() - began)
         return claimed
 
     async def _open_network(self, session: Session, claimed: Claimed) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 from warren.model.errors import RateLimited
 from warren.model.operations import TerminalSize
 
-MOST_VIEWERS: Final = 64
+MAX_VIEWERS: Final = 64
 
 
 class TerminalViewer:
@@ -39,7 +39,7 @@ class TerminalViewers:
     """All viewers that this process serves, at most `most` of one terminal: what happens there costs time for each of
     them. A terminal is forgotten with its last viewer."""
 
-    def __init__(self, most: int = MOST_VIEWERS) -> None:
+    def __init__(self, most: int = MAX_VIEWERS) -> None:
         self._most = most
         self._viewers: dict[tuple[str, str], set[TerminalViewer]] = {}
 

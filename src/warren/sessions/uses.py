@@ -119,7 +119,7 @@ class SandboxUses:
 class SandboxUse:
     """One operation in a session's sandbox. `session` and `sandbox` are set inside the `async with` block."""
 
-    __slots__ = ("_begun", "_counts", "_name", "_uses", "sandbox", "session")
+    __slots__ = ("_begun", "_counts", "_name", "_slack_s", "_uses", "sandbox", "session")
 
     session: Session
     sandbox: Sandbox
@@ -133,8 +133,8 @@ class SandboxUse:
             uses.check_open()
         session = await uses.usable(*self._name)
         note_trace(session=session.id, environment=session.environment)
-        self._begun = basis.clock.now()
-        if self._counts and self._begun - session.used >= session.slack_s:
+        self._begun, self._slack_s = basis.clock.now(), session.slack_s
+        if self._counts and self._begun - session.used >= self._slack_s:
             session = await uses.record_of(session)
         try:
             sandbox = await basis.worker_of(session).sandbox(session.sandbox_id)
@@ -161,7 +161,7 @@ class SandboxUse:
                     del uses.running[self._name]
                 if not uses.running:
                     uses.idle.set()
-                if uses.basis.clock.now() - self._begun >= self.session.slack_s:
+                if uses.basis.clock.now() - self._begun >= self._slack_s:
                     await run_shielded(self._save_end_of_use())
 
     async def _save_end_of_use(self) -> None:

@@ -1,8 +1,7 @@
 """Contents of artifacts as files: DIRECTORY/TENANT/ARTIFACT_ID.
 
-A content is written to a file in DIRECTORY/.saving, synced, and renamed to its place. The file in .saving is locked
-while it is written; `open` removes those that nobody has locked, which a crash has left. All file operations run in
-threads.
+A content is written to a file in DIRECTORY/.saving, synced, and renamed to its place. The writer holds a lock on the
+file in .saving; `open` removes unlocked ones, which a crash has left. All file operations run in threads.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class DirectoryArtifacts:
-    """`min_free_mb` is what must stay free of its file system. `fault` is called with each step, for crash tests."""
+    """The store. `min_free_mb` must stay free on its file system. `fault` is called with each step, for crash tests."""
 
     def __init__(
         self,
@@ -47,7 +46,7 @@ class DirectoryArtifacts:
         return f"<DirectoryArtifacts {self._directory}>"
 
     async def open(self) -> "DirectoryArtifacts":
-        """Makes the directory, and removes what a crash has left of contents that were being written."""
+        """Makes the directory, and removes unfinished contents that a crash has left."""
         await asyncio.to_thread(self._open)
         return self
 
@@ -66,6 +65,7 @@ class DirectoryArtifacts:
     async def put(self, tenant: str, artifact_id: str, data: AsyncIterable[bytes]) -> Content:
         writing = _Writing(self._path(tenant, artifact_id), self._directory / _SAVING, self._min_free, self._fault)
         try:
+            # Writes are shielded: a thread cannot be cancelled, and `undo` must not run beside it.
             buffer = bytearray()
             async for part in data:
                 buffer += part
@@ -157,11 +157,13 @@ class _Writing:
         self.write(data)
         with _our_errors():
             self._fault("content written")
+            # Synced before it gets its name: after a crash a name never leads to half a content.
             os.fsync(self._fd)
             self._fault("content synced")
             for _ in range(10):
                 _make_directory(self._path.parent)
-                with contextlib.suppress(FileNotFoundError):  # its last artifact was deleted just now, and it with it
+                # deleting the tenant's last artifact has just removed the directory
+                with contextlib.suppress(FileNotFoundError):
                     os.rename(self._part, self._path)
                     break
             else:
@@ -205,7 +207,7 @@ def _sync_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def _our_errors() -> Iterator[None]:
-    """Without paths of this machine."""
+    """Translates errors of the file system into ours, without paths of this machine."""
     try:
         yield
     except (FileNotFoundError, BlockingIOError):

@@ -1,8 +1,8 @@
 """Contents of artifacts as objects of an S3-compatible service: PREFIX/TENANT/ARTIFACT_ID, by the client `obstore`.
 
-An object appears whole or not at all; a large one is sent in parts. Parts that a crash has left are invisible; a rule
-of the bucket that ends incomplete uploads removes them. Credentials come from where S3 clients look for them: AWS_
-variables, or the machine.
+An object appears whole or not at all; a large one is sent in parts. Parts that a crash has left are invisible; a
+lifecycle rule of the bucket should remove incomplete uploads. Credentials come from the usual places of S3 clients:
+AWS_ variables, or the machine.
 """
 
 import hashlib
@@ -25,7 +25,8 @@ _TIMEOUT: Final = timedelta(seconds=60)
 
 
 def open_s3(url: str, endpoint: str = "") -> "S3Artifacts":
-    """`url` is s3://BUCKET or s3://BUCKET/PREFIX; `endpoint` the address of a service other than Amazon's."""
+    """Opens the store. `url` is s3://BUCKET or s3://BUCKET/PREFIX; `endpoint` is the address of a service other than
+    Amazon's. Raises InvalidRequest if obstore is not installed."""
     try:
         from obstore.store import S3Store
     except ImportError as exc:
@@ -92,7 +93,7 @@ class S3Artifacts:
         try:
             await self._client.delete_async(self._store, key)
         except self._error:
-            return  # without a record it is removed later
+            return  # without a record the object is removed later
 
     async def read(self, tenant: str, artifact_id: str, start: int, end: int) -> AsyncGenerator[bytes, None]:
         key = _key(tenant, artifact_id)
@@ -136,7 +137,8 @@ def _key(tenant: str, artifact_id: str) -> str:
 
 
 def _away(exc: BaseException) -> Unavailable:
-    """The client's words may name addresses and keys of the service: the log has them, a caller does not."""
+    """Returns the error for the caller. The client's own words may name addresses and keys of the service, so they only
+    go to the log."""
     return Unavailable(
         f"the store of the artifacts did not answer properly ({type(exc).__name__})",
         remedy="try again; if it stays so, the operator sees why: `artifact_store` in the settings",

@@ -1,4 +1,4 @@
-"""Decisions that all stores share. Pure, over values that the store has read."""
+"""Decisions that all stores share: pure functions of values that the store has read."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ EVICTED_AT_ONCE: Final = 1000
 
 
 class KeySums:
-    """How many claimed keys the tenants have, and how long the answers to them are together."""
+    """How many claimed keys the tenants have, and the total length of the answers to them."""
 
     def __init__(self, sums: Iterable[tuple[str, int, int]] = ()) -> None:
         self._keys: Counter[str] = Counter()
@@ -33,7 +33,7 @@ class KeySums:
         check_keys(self._keys[tenant], self._all_keys, limits)
 
     def excess(self, tenant: str, size: int, limits: KeyLimits) -> int:
-        """How many bytes too many there are with `size` more."""
+        """Returns by how many bytes the answers would exceed a limit with `size` more."""
         return max(
             self._bytes[tenant] + size - limits.answer_bytes, self._all_bytes + size - limits.all_answer_bytes, 0
         )
@@ -44,7 +44,7 @@ def counted_size(answer: str) -> int:
 
 
 def check_keys(of_tenant: int, of_all: int, limits: KeyLimits) -> None:
-    """Raises QuotaExceeded if one key more is too much."""
+    """Raises QuotaExceeded if one more key is too many."""
     for number, most, whose in ((of_tenant, limits.keys, "this tenant has"), (of_all, limits.all_keys, "there are")):
         if number >= most:
             raise QuotaExceeded(
@@ -63,7 +63,7 @@ def check_fingerprint(same: bool, key: Key) -> None:
 
 
 def check_caps(caps: Caps, session: Session, held: Held, held_by_key: Held) -> None:
-    """Raises QuotaExceeded if one session more is too much for what the tenant and the key hold already."""
+    """Raises QuotaExceeded if one more session is too much for what the tenant and the key already hold."""
     for most, value, whose, what in (
         (caps.sessions, held.sessions + 1, "tenant", "sessions"),
         (caps.disk_mb, held.disk_mb + session.disk_mb, "tenant", "MB of disk"),
@@ -81,24 +81,25 @@ def check_caps(caps: Caps, session: Session, held: Held, held_by_key: Held) -> N
 
 
 def frees_key(session: Session | None) -> bool:
-    """Whether the session came to nothing, so that its Idempotency-Key may be used again."""
+    """Returns whether the session's creation failed, so that its Idempotency-Key may be used again."""
     return session is not None and session.reason in FAILED_CREATIONS
 
 
 def end_time(session: Session) -> float | None:
-    """None while the session is active. An ended one always has a time, or it would never be purged."""
+    """Returns when the session ended; None while it is active. An ended session always has a time, or it would never be
+    purged."""
     if session.active:
         return None
     return session.used if session.ended is None else session.ended
 
 
 def list_position(session: Session) -> tuple[float, str]:
-    """Sorts the sessions of a tenant, oldest first. Never changes."""
+    """Returns the sort key of a tenant's sessions, oldest first. It never changes."""
     return session.created_at, session.id
 
 
 def matches_page(page: Page, session: Session) -> bool:
-    """Whether the session fits the filters of the page."""
+    """Returns whether the session matches the filters of the page."""
     return (
         session.state in page.states
         and page.thread_id in ("", session.thread_id)

@@ -34,7 +34,7 @@ class Encryption:
         return base64.b64encode(nonce + encrypted).decode()
 
     def decrypt(self, encrypted: str, purpose: str) -> str:
-        """Raises Unavailable for a text that was encrypted with another key, or for another purpose."""
+        """Returns the text. Raises Unavailable if it was encrypted with another key, or for another purpose."""
         from cryptography.exceptions import InvalidTag
 
         raw = base64.b64decode(encrypted)
@@ -47,7 +47,7 @@ class Encryption:
         raise Unavailable("stored secrets cannot be read with this server's key", remedy=_REMEDY)
 
     def renew(self, encrypted: str, purpose: str) -> str:
-        """Gives the text as the first key encrypts it: the same if that one has encrypted it already."""
+        """Returns the text as the first key encrypts it: unchanged if it was encrypted with that key."""
         from cryptography.exceptions import InvalidTag
 
         raw = base64.b64decode(encrypted)
@@ -65,7 +65,7 @@ def decrypt(encryption: Encryption | None, encrypted: str, purpose: str) -> str:
 
 
 def read_key(text: str) -> bytes:
-    """Reads a key as it is configured: 64 hexadecimal digits."""
+    """Parses a key as it is configured: 64 hexadecimal digits. Raises InvalidRequest."""
     try:
         key = bytes.fromhex(text)
     except ValueError:
@@ -78,6 +78,7 @@ def read_key(text: str) -> bytes:
 def key_in(path: Path) -> bytes:
     """Reads the key from a file that only this user can read; makes the file if there is none."""
     try:
+        # O_EXCL: of two processes that start at once only one makes the key; the other reads it.
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         return read_key(path.read_text().strip())

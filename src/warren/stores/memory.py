@@ -1,4 +1,5 @@
-"""Sessions and records in memory: gone when the process ends. No operation awaits anything, so each is atomic."""
+"""Sessions and records in memory, which are lost when the process ends. No operation awaits anything, so each is
+atomic."""
 
 import heapq
 from collections import Counter
@@ -27,7 +28,7 @@ _Name = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A key. It stands for a session, or it was claimed at the time `made` of `epoch`."""
+    """A key. It stands for a session, or was claimed at the time `made` of `epoch`."""
 
     fingerprint: str
     session_id: str = ""
@@ -73,7 +74,7 @@ class MemoryRecords:
 class MemoryStore:
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
-        self._threads: dict[tuple[str, str], str] = {}  # the active session of each
+        self._threads: dict[tuple[str, str], str] = {}  # (tenant, thread) -> its active session
         self._keys: dict[_Name, _Kept] = {}
         self._key_sums = KeySums()
         self.key_limits = KeyLimits()
@@ -215,7 +216,7 @@ class MemoryStore:
             self._threads[session.tenant, session.thread_id] = session.id
 
     def _standing_for(self, key: Key) -> Session | None:
-        """The session a key gives, if it is known."""
+        """Returns the session that a known key stands for. Raises KeyReused."""
         kept = self._keys.get(_name(key))
         if kept is None or frees_key(session := self._sessions.get(kept.session_id)):
             return None

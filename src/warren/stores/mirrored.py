@@ -1,12 +1,12 @@
-"""The store of a worker: the store that the cluster shares, and copies of the rows of the worker's own sessions.
+"""The store of a worker: the store that the cluster shares, with copies of the rows of the worker's own sessions.
 
-While a worker has its lease no other process ends its sessions. So it reads its own rows from the copies, and goes on
-serving them while Redis is away. It makes every change in the shared store first; a change that fails there has not
-happened. A file keeps the copies too: a Redis that has lost its data gets them back.
+While a worker has its lease no other process ends its sessions. So it reads its own rows from the copies, and continues
+to serve them while Redis is away. It makes every change in the shared store first; a change that fails there has not
+happened. The copies are also in a file, from which a Redis that has lost its data is restored.
 
-If the shared store fails during a change, or the caller goes away, the change may have been made or not: it is in
-doubt. When the store is back the worker finds out; `due` gives the sessions whose doubtful change was made, so that the
-reaper acts on it as after a restart.
+If the shared store fails during a change, or the caller goes away, the change may or may not have been made: it is in
+doubt. When the store is back the worker finds out; `due` then returns the sessions whose doubtful change was made, so
+that the reaper acts on it as after a restart.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ from warren.stores.session_json import decode_session, encode_session
 
 _KIND: Final = "copy"
 _PAGE: Final = 1000
-_IN_FLIGHT_S: Final = 3.0  # longer than a change may be on its way
+_IN_FLIGHT_S: Final = 3.0  # longer than a change may take to arrive
 _MAX_DOUBTS: Final = 10_000
 _log = get_log(__name__)
 
 
 class SharedStore(SessionStore, Protocol):
-    """`restore` stores a session as its worker has it, if the store has none or an older one and its thread has no
-    other; it gives whether the store has it now."""
+    """A store with `restore`, which stores a session as its worker has it, if the store has none or an older one and
+    the session's thread has no other. It returns whether the store has it now."""
 
     async def restore(self, session: Session) -> bool: ...
 
 
 class MirroredStore:
-    """No other process uses `copies`. Call `load` before anything else."""
+    """The store of one worker. No other process uses `copies`. Call `load` before anything else."""
 
     def __init__(
         self, shared: SharedStore, copies: RecordStore, worker: str, encryption: Encryption | None = None
@@ -48,7 +48,7 @@ class MirroredStore:
         self._encryption = encryption
         self._rows: dict[str, Session] = {}
         self._records: dict[str, Record] = {}
-        self._doubts: dict[str, tuple[Session, float]] = {}  # changes in doubt, and since when the store is back
+        self._doubts: dict[str, tuple[Session, float]] = {}  # changes in doubt, and since when the store has been back
 
     def __repr__(self) -> str:
         return f"<MirroredStore of {self._worker}: {len(self._rows)} sessions, {self._shared!r}>"
@@ -83,10 +83,10 @@ class MirroredStore:
         return self._rows.values()
 
     async def reconcile(self) -> Collection[Session]:
-        """Compares the copies with the shared store after one was without the other: changes in the shared store win,
-        and sessions that it has lost are restored. Gives the sessions that are no longer this worker's.
+        """Compares the copies with the shared store after an outage: changes in the shared store win, and sessions that
+        it has lost are restored. Returns the sessions that no longer belong to this worker.
 
-        Sessions change meanwhile. A copy that was changed since it was compared is later than what was read.
+        Sessions change meanwhile: a copy that has changed since `before` is newer than what was read.
         """
         before = dict(self._rows)
         theirs = {session.id: session for session in await self._shared.active() if session.worker == self._worker}
@@ -111,14 +111,15 @@ class MirroredStore:
         return theirs.state.can_be_lost or not mine.state.can_be_lost
 
     async def _restored(self, mine: Session) -> Session | None:
-        """Restores a session that the shared store does not list for this worker, if it has a sandbox; gives what the
-        shared store has then."""
+        """Restores a session that the shared store does not list for this worker, if it has a sandbox. Returns what the
+        shared store has afterwards."""
         if not mine.state.can_be_lost:
             return None
         return mine if await self._shared.restore(mine) else await self._shared.get(mine.tenant, mine.id)
 
     async def _remember_read(self, current: Session, before: Session | None) -> None:
-        """Remembers what was read, unless the copy, which was `before` then, has got a later change meanwhile."""
+        """Keeps a row that was read, unless the copy, which was `before` then, has changed to a later version
+        meanwhile."""
         kept = self._rows.get(current.id)
         if kept is before or (kept is not None and kept.version <= current.version):
             await self._remember(current)
@@ -154,7 +155,7 @@ class MirroredStore:
         return self._check_doubt(found), added
 
     async def get(self, tenant: str, session_id: str) -> Session | None:
-        """Any worker may end a session that holds no sandbox: of such a session the copy may be out of date."""
+        """Reads the copy, or the shared row of a session without a sandbox: any worker may have ended that."""
         mine = self._rows.get(session_id)
         if mine is None or mine.tenant != tenant:
             return await self._shared.get(tenant, session_id)
@@ -229,7 +230,7 @@ class MirroredStore:
             raise
 
     async def _settle_doubts(self, now: float) -> Sequence[Session]:
-        """Gives the sessions whose doubtful change was made."""
+        """Finds out about doubtful changes, and returns the sessions whose change was made."""
         found = []
         for tried, since in list(self._doubts.values()):
             if tried.id not in self._doubts:

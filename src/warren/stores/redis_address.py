@@ -1,14 +1,14 @@
-"""Parses the URL of a Redis. What `str` and `repr` give never contains a password.
+"""Parses the URL of a Redis. `str` and `repr` of an address never contain a password.
 
     redis://user:password@host:port/db              one server; rediss:// for TLS
     unix://user:password@/path/of/the.sock?db=0     one server, through its socket
     redis+sentinel://…@host:port,host:port/service/db    whichever server the Sentinels call the primary
     redis+cluster://…@host:port,host:port           a cluster, by some of its nodes
 
-Sentinel and Cluster speak TLS as rediss+sentinel:// and rediss+cluster://. What is not plain text in a user name, a
-password or a path is written as %XX. After a question mark there may be: `db`; for TLS `ssl_ca_certs`,
-`ssl_certfile`, `ssl_keyfile` (paths) and `ssl_cert_reqs` (required or none); `sentinel_username` and
-`sentinel_password`, for what the Sentinels themselves ask for.
+Sentinel and Cluster speak TLS as rediss+sentinel:// and rediss+cluster://. Special characters in a user name, a
+password or a path are written as %XX. After a question mark there may be: `db`; for TLS `ssl_ca_certs`, `ssl_certfile`,
+`ssl_keyfile` (paths) and `ssl_cert_reqs` (required or none); `sentinel_username` and `sentinel_password`, for what the
+Sentinels themselves ask for.
 """
 
 from dataclasses import dataclass, field
@@ -45,7 +45,8 @@ _SCHEMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """`hosts` is empty for a socket, which has a `path`; `service` is what the Sentinels call it."""
+    """The address of a Redis. `hosts` is empty for a socket, which has a `path`; `service` is its name among the
+    Sentinels."""
 
     kind: RedisKind
     hosts: tuple[tuple[str, int], ...] = ()
@@ -65,7 +66,8 @@ class RedisAddress:
 
 
 def read_address(url: str) -> RedisAddress:
-    """Raises InvalidRequest with a message that quotes nothing of the URL: it could be a part of the password."""
+    """Parses a URL. Raises InvalidRequest, with a message that quotes nothing of the URL: it could be part of the
+    password."""
     scheme, found, rest = url.partition("://")
     if not found or scheme not in _SCHEMES:
         raise _wrong(f"it must begin with one of {', '.join(f'{name}://' for name in _SCHEMES)}")
@@ -117,7 +119,7 @@ def _login(user: str) -> tuple[str, str]:
 
 
 def _service(kind: RedisKind, path: str) -> tuple[str, str]:
-    """The service a Sentinel is asked for, and the rest."""
+    """Returns the service to ask the Sentinels for, and the rest of the path."""
     if kind is not RedisKind.SENTINEL:
         return "", path
     service, _, rest = path.partition("/")

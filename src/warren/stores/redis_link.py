@@ -1,10 +1,11 @@
 """The connection to Redis: runs scripts within a deadline and translates errors into ours.
 
 A dropped connection (Redis was restarted, another server became the primary) shows only when it is used; the link then
-runs the script once more, over a new connection. The first run may have been done: both carry the same token, by which
-the script recognises it and answers as it did then. A script also carries its deadline, by Redis' own clock, which
-every answer tells: a frozen Redis does not do late what nobody waits for any more. What remains is a change whose
-answer was lost twice, or still on its way at the deadline: `run` raises Unavailable, though it may have been made.
+runs the script once more, over a new connection. The first run may have succeeded: both carry the same token, by which
+the script recognises the repetition and answers as before. A script also carries its deadline by Redis' own clock,
+which every answer contains: a frozen Redis does not do late what nobody waits for any more. One case remains: if the
+answer was lost twice, or is still on its way at the deadline, `run` raises Unavailable although the change may have
+been made.
 """
 
 import asyncio
@@ -24,20 +25,20 @@ from warren.stores.redis_lua import TOKEN_BYTES, Script
 
 TIMEOUT_S: Final = 2.0
 _RETRY_AFTER_S: Final = 1.0
-_AT_ONCE: Final = 64  # connections, and so scripts on their way
-_STOOD_STILL_S: Final = 0.25  # if a deadline is noticed so late, this process stood still: that says nothing of Redis
-_CLUSTER_TRIES: Final = 2  # the first may go to a node that has moved
+_AT_ONCE: Final = 64  # connections, and so concurrent scripts
+_STOOD_STILL_S: Final = 0.25  # a deadline noticed this late means that this process stood still, not Redis
+_CLUSTER_TRIES: Final = 2  # the first try may go to a node that has moved
 
-# Trying again at once does not help against these connection errors.
+# An immediate retry does not help against these connection errors.
 _FINAL: Final = (theirs.AuthenticationError, theirs.AuthorizationError, theirs.BusyLoadingError)
 
 Value = str | bytes | int | float | None
 
 
 def connect(url: str, *, timeout_s: float = TIMEOUT_S, namespace: str = "warren") -> "RedisLink":
-    """Makes a link; it connects with the first script. Raises InvalidRequest for a URL that is none.
+    """Makes a link, which connects with the first script. Raises InvalidRequest for a wrong URL.
 
-    Every key begins with `namespace` in braces: several Warrens may share a Redis under different ones.
+    Every key begins with `namespace` in braces: several Warrens may share a Redis under different namespaces.
     """
     return RedisLink(read_address(url), timeout_s, f"{{{namespace}}}")
 
@@ -57,11 +58,11 @@ class RedisLink:
         return f"<RedisLink {self.address}{' closed' if self._closed else ''}>"
 
     async def run(self, script: Script, *values: Value) -> Any:
-        """Gives the result of the script. Raises Unavailable or NoSpace."""
+        """Returns the result of the script. Raises Unavailable or NoSpace."""
         if self._closed:
             raise Unavailable(f"the connection to Redis at {self.address} is closed")
         if self._is_away and self._is_tried:
-            raise self._silent()  # another caller waits for Redis already: one is enough
+            raise self._silent()  # another caller already waits for Redis, and one is enough
         packed = (secrets.token_hex(TOKEN_BYTES // 2), *map(_encode, values))
         self._is_tried = True
         try:
@@ -82,12 +83,12 @@ class RedisLink:
                 self._is_away = True
             raise self._silent() from exc
         except theirs.RedisClusterException as exc:
-            raise self._ours_of_cluster(exc) from None  # its text may hold what was to be stored
+            raise self._ours_of_cluster(exc) from None  # the text of the error may contain what was to be stored
         except (theirs.RedisError, OSError) as exc:
             raise self._ours(exc) from exc
 
     def time_of_day(self) -> float:
-        """The time by Redis' clock, from its last answer."""
+        """Returns the time by Redis' clock, from its last answer. Raises Unavailable before the first one."""
         if self._ahead_s is None:
             raise Unavailable(f"Redis at {self.address} has not told the time yet")
         return asyncio.get_running_loop().time() + self._ahead_s
@@ -98,7 +99,7 @@ class RedisLink:
             await self._close()
 
     async def _run_in_time(self, script: Script, values: tuple[Any, ...], deadline: float) -> Any:
-        """An answer without a result says that the script came too late, by a clock that we knew wrong."""
+        """Runs the script until it is in time: without a result, it came too late by a clock that we knew wrongly."""
         while True:
             not_after = b"" if self._ahead_s is None else repr(deadline + self._ahead_s).encode()
             time_of_day, *result = await self._run_twice(script, (not_after, *values))
@@ -107,18 +108,19 @@ class RedisLink:
                 return result[0]
 
     async def _run_twice(self, script: Script, values: tuple[Any, ...]) -> Any:
-        """Runs it again if the connection was dropped."""
+        """Runs the script, and again if the connection was dropped."""
         try:
             return await self._evaluate(script, values)
         except (theirs.ConnectionError, theirs.ReadOnlyError) as exc:
             if isinstance(exc, _FINAL):
                 raise
         if isinstance(self._client, Redis):
-            await self._client.connection_pool.disconnect(inuse_connections=False)  # these will be dropped too
+            # the idle connections were dropped too
+            await self._client.connection_pool.disconnect(inuse_connections=False)
         return await self._evaluate(script, values)
 
     async def _evaluate(self, script: Script, values: tuple[Any, ...]) -> Any:
-        """A restarted Redis has forgotten the scripts; then it gets the text again."""
+        """Runs the script by its hash; sends its text if Redis does not know it, as after a restart."""
         try:
             return await self._client.execute_command("EVALSHA", script.sha, 1, self._tag, *values)
         except theirs.NoScriptError:
@@ -187,10 +189,10 @@ def _encode(value: Value) -> bytes | int:
 
 
 def new_client(address: RedisAddress, timeout_s: float) -> tuple[Any, Callable[[], Awaitable[None]]]:
-    """Gives a client and what closes it. The client tries nothing twice: the link decides about that.
+    """Returns a client and a function that closes it. The client repeats nothing: the link decides about that.
 
-    Only for a cluster and for Sentinels, where another node may answer, does it have a time-out for sending and
-    reading. `run` has one, and with another inside the client may not notice that it is cancelled (Python 3.11:
+    It has a time-out for sending and reading only with a cluster or Sentinels, where another node may answer. `run` has
+    one anyway, and with a second one inside the client may not notice its cancellation (Python 3.11:
     `asyncio.wait_for`).
     """
     settings: dict[str, Any] = {
@@ -221,7 +223,7 @@ def new_client(address: RedisAddress, timeout_s: float) -> tuple[Any, Callable[[
 def _by_sentinel(
     address: RedisAddress, timeout_s: float, settings: dict[str, Any]
 ) -> tuple[Any, Callable[[], Awaitable[None]]]:
-    """Shares the time-out: a Sentinel that does not answer must leave time for the next one, and for Redis itself."""
+    """Divides the time-out: a Sentinel that does not answer must leave time for the next one, and for Redis itself."""
     share = timeout_s / (len(address.hosts) + 1)
     sentinel_settings = {
         **settings,

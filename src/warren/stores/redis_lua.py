@@ -1,4 +1,4 @@
-"""The parts that all Lua scripts share. A script is one operation of a store, and atomic.
+"""The parts that all Lua scripts share. A script is one atomic operation of a store.
 
 Every key begins with the name in braces in KEYS[1], so in a Redis Cluster all keys are on the same node and a script
 may use any of them. The rest of a key contains lengths, so that no two texts can be mixed up. The keys are:
@@ -37,7 +37,7 @@ TOKEN_BYTES: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Redis knows a script that it has seen by its `sha`."""
+    """A script. Redis knows one that it has seen by its `sha`."""
 
     text: str
     sha: str

@@ -106,7 +106,7 @@ class RedisRecords:
 
 
 def _row(record: Record) -> tuple[str | int | float | None, ...]:
-    """In the order of `_FIELDS`."""
+    """Returns the record's values in the order of `_FIELDS`."""
     due = None if record.due is None else float(record.due)
     return record.kind, record.id, record.value, record.version, record.group, due
 

@@ -5,8 +5,8 @@
     coordinators    hash: id -> when it was last heard of, and its address
     settling        since when Redis has been empty
 
-A Redis that has lost its data has no version under the name in braces. No session is added to it then, until the
-workers have had the time of a lease to publish theirs again: otherwise a thread could get a second sandbox.
+A Redis that has lost its data has no version under the name in braces. Then no session is added until the workers have
+had the time of a lease to publish theirs again: otherwise a thread could get a second sandbox.
 """
 
 from typing import Final
@@ -15,7 +15,9 @@ from warren.stores.redis_lua import script
 from warren.stores.redis_scripts import SESSIONS, SWAPPING, VERSION
 
 LEASE_S: Final = 8.0
-"""After so long without a heartbeat coordinators give a worker up. It knows that, and serves nobody before the next."""
+"""Seconds without a heartbeat after which coordinators give a worker up. The worker counts too, and then serves nobody
+until its next heartbeat succeeds.
+"""
 
 COORDINATOR_S: Final = 15.0
 
@@ -64,7 +66,7 @@ local function run_id()
 end
 """
 
-# {'ok', epoch} or {'taken', report}: ID, home, report, the last epoch that the worker knows of.
+# Arguments: ID, home, report, the last epoch that the worker knows. Returns {'ok', epoch} or {'taken', report}.
 ENTER: Final = script(
     _ROSTER,
     body="""
@@ -82,7 +84,8 @@ return {'ok', string.format('%d', epoch)}
 """,
 )
 
-# {'ok', run id, coordinators...}, or {'unknown'}, {'lapsed'}, {'superseded'}: ID, epoch, report (empty: as before).
+# Arguments: ID, epoch, report (empty: unchanged). Returns {'ok', run id, coordinators...}, {'unknown'}, {'lapsed'} or
+# {'superseded'}.
 BEAT: Final = script(
     _ROSTER,
     body="""
@@ -99,7 +102,7 @@ return {'ok', run_id(), unpack(coordinators(now))}
 """,
 )
 
-# A worker that stops in order: nothing is taken from it for so many seconds, in which it may come back.
+# For a worker that stops in order. Its sessions are not taken for ARGV[6] seconds, in which it may come back.
 LEAVE: Final = script(
     _ROSTER,
     body="""
@@ -111,8 +114,8 @@ return 1
 """,
 )
 
-# {settled, run id, how many coordinators, the time, {report, epoch, seconds left, draining}...}: ID and address of the
-# coordinator that looks.
+# Arguments: ID and address of the coordinator. Returns {settled, run id, number of coordinators, time, {report, epoch,
+# seconds left, draining}...}.
 WATCH: Final = script(
     _ROSTER,
     body="""
@@ -133,7 +136,7 @@ return found
 
 GO: Final = script(body="call('HDEL', key('coordinators'), ARGV[3])\nreturn 1")
 
-# 1 if there is such a worker: ID, '1' or ''.
+# Arguments: ID, '1' or ''. Returns 1 if there is such a worker.
 DRAIN: Final = script(
     body="""
 if call('EXISTS', key('worker', ARGV[3])) == 0 then return 0 end
@@ -142,7 +145,7 @@ return 1
 """
 )
 
-# 'gone', 'unknown', or 'alive' while its lease lasts.
+# Returns 'gone', 'unknown', or 'alive' while the worker's lease lasts.
 REMOVE: Final = script(
     _ROSTER,
     body="""
@@ -158,8 +161,9 @@ return 'gone'
 """,
 )
 
-# A session's row, its worker, and the coordinator that takes it. Nothing is taken from a worker whose lease lasts, by
-# the clock of the same step, nor by a coordinator that the worker would not ask before it goes on without Redis.
+# Arguments: a session's row, its worker, and the coordinator that takes it. Nothing is taken while the worker's lease
+# lasts, by the clock of this very step, nor by a coordinator that the worker does not ask before it goes on without
+# Redis.
 SWAP_OF_DEAD: Final = script(
     _ROSTER,
     SESSIONS,

@@ -117,7 +117,7 @@ end
 """
 )
 
-# With '1' an empty Redis is taken into use at once.
+# With '1', an empty Redis is initialized at once.
 OPEN: Final = script(
     body=f"""
 if ARGV[3] == '1' and call('EXISTS', KEYS[1]) == 0 then call('SET', KEYS[1], {VERSION}) end
@@ -127,7 +127,7 @@ return {{call('GET', KEYS[1]) or '', policy}}
 """
 )
 
-# Gives {which, session}; {'quota', sums} when it would be too much; {'blank'} when Redis has lost its data.
+# Returns {which, session}; {'quota', sums} if it would be too much; {'blank'} if Redis has lost its data.
 ADD: Final = script(
     SESSIONS,
     _KEYS,
@@ -180,7 +180,7 @@ return {'new'}
 """,
 )
 
-# Gives the session, nothing, or {'blank'} if that is not known because Redis has lost its data.
+# Returns the session, nothing, or {'blank'} if that is unknown because Redis has lost its data.
 _FOUND: Final = """
 return found or (call('EXISTS', KEYS[1]) == 0 and {'blank'})
 """
@@ -230,7 +230,7 @@ return 1
 """
 SWAP: Final = script(SESSIONS, body=SWAPPING)
 
-# Gives 1 if the session was stored: it was missing, or older, and its thread had no other.
+# Returns 1 if the session was stored: it was missing or older, and its thread had no other.
 RESTORE: Final = script(
     SESSIONS,
     body="""
@@ -249,8 +249,8 @@ return 1
 """,
 )
 
-# One step through an index, newest first: {where it came to, its creation, sessions}. Looks at no more than so many, or
-# at some MiB of them: everybody waits for a script. Metadata is only looked for as text.
+# One step through an index, newest first. Returns {last id, its creation, sessions}. Examines a bounded number of
+# sessions, and of MiB, because every client of Redis waits for a script. Metadata is compared as text only.
 WALK: Final = script(
     body="""
 local MOST_BYTES, size = 4194304, 0
@@ -316,7 +316,7 @@ return found
 
 ACTIVE_IDS: Final = script(body="return call('ZREVRANGE', key('active'), 0, -1)")
 
-# The sessions, disk and graphics processors of a tenant, then of one key of it.
+# Returns the sessions, disk and GPUs of a tenant, then those of one of its keys.
 HELD: Final = script(
     body="""
 local sums = call('HMGET', key('held', ARGV[3]), 'sessions', 'disk', 'gpus')
@@ -329,7 +329,7 @@ return sums
 
 COUNT: Final = script(body="return call('HGETALL', key('counts'))")
 
-# One step: {sessions forgotten, whether there may be more}.
+# One step. Returns {sessions removed, whether there may be more}.
 PURGE: Final = script(
     SESSIONS,
     _KEYS,
@@ -367,8 +367,8 @@ return {gone, left <= 0 and 1 or 0}
 """,
 )
 
-# The name of a key is in 3 to 5, its fingerprint in 6.
-# Of a new key 9 and 10 are how many the tenant and all may have; gives {'quota', theirs, all} when there are so many.
+# ARGV 3 to 5 name the key, 6 is its fingerprint. For a new key, 9 and 10 are the maxima for the tenant and for all;
+# returns {'quota', theirs, all} when one is reached.
 CLAIM_KEY: Final = script(
     _KEYS,
     body="""
@@ -389,7 +389,7 @@ return {'new'}
 """,
 )
 
-# 8 and 9 are how many bytes of answers the tenant and all may have; the tenant's oldest make room.
+# ARGV 8 and 9 are the maximal bytes of answers for the tenant and for all; the tenant's oldest answers make room.
 ANSWER_KEY: Final = script(
     _KEYS,
     body=f"""

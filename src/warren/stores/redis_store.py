@@ -2,7 +2,7 @@
 
 Every operation is one Lua script (redis_lua.py lists the keys), so it is atomic whoever else uses the same Redis. Only
 `list`, `active` and `purge` take several scripts when there is much to do, so as not to keep others waiting. All keys
-begin with the same name in braces: in a Redis Cluster they are on one node, which gains a replica and no more room.
+begin with the same name in braces: a Redis Cluster keeps them on one node, so it adds replicas but no room.
 Acknowledged changes are as durable as Redis makes them: `appendfsync always` loses nothing, `everysec` a second when
 the machine dies (nothing when only Redis does). When a replica takes over, changes that had not reached it are lost.
 """
@@ -31,13 +31,13 @@ from warren.stores.redis_records import RedisRecords
 from warren.stores.redis_roster_scripts import SWAP_OF_DEAD
 from warren.stores.session_json import decode_session, encode_session, metadata_text
 
-STEP: Final = 1000  # sessions that one script looks at, or purges
+STEP: Final = 1000  # sessions that one script examines or purges
 
 _log = get_log(__name__)
 
 
 class RedisStore:
-    """Use `open`. With `encryption` the values of sessions' variables are encrypted."""
+    """The store. Use `open`. With `encryption` the values of sessions' variables are encrypted."""
 
     @classmethod
     async def open(
@@ -97,12 +97,13 @@ class RedisStore:
         return bool(await self._run(scripts.SWAP, *self._row(session)))
 
     async def restore(self, session: Session) -> bool:
-        """Stores a session as its worker has it, if there is none or an older one and its thread has no other. Gives
-        whether it is stored now."""
+        """Stores a session as its worker has it, if there is none or an older one and its thread has no other. Returns
+        whether it was stored."""
         return bool(await self._run(scripts.RESTORE, *self._row(session)))
 
     async def swap_of_dead(self, session: Session, coordinator_id: str) -> bool:
-        """Does `swap` only if the lease of the session's worker has expired and this coordinator may give it up."""
+        """Does `swap` only if the lease of the session's worker has expired and this coordinator may take the
+        session."""
         return bool(await self._run(SWAP_OF_DEAD, *self._row(session), session.worker, coordinator_id))
 
     async def list(self, tenant: str, page: Page) -> Sequence[Session]:
@@ -129,7 +130,7 @@ class RedisStore:
         return Held(*sums[:3]), Held(*sums[3:])
 
     async def purge(self, epoch: str, before: float) -> int:
-        """The number may be too low if a script had to be run twice."""
+        """Removes old sessions and keys. The returned number may be too low if a script had to be run twice."""
         total, more = 0, 1
         while more:
             gone, more = await self._run(scripts.PURGE, epoch, float(before), self._step)
@@ -155,7 +156,7 @@ class RedisStore:
         await self._link.close()
 
     async def _walk(self, index: str, tenant: str, page: Page) -> Sequence[Session]:
-        """Reads an index, newest first, a step at a time."""
+        """Reads an index, newest first, one step at a time."""
         texts = [metadata_text(name, value) for name, value in page.metadata.items()]
         found: list[Session] = []
         after: Value = page.after
@@ -170,7 +171,7 @@ class RedisStore:
         return found
 
     def _row(self, session: Session) -> tuple[Value, ...]:
-        """In the order of `scripts.FIELDS`."""
+        """Returns the session's values in the order of `scripts.FIELDS`."""
         return (
             session.id,
             session.tenant,
@@ -210,15 +211,15 @@ def _name(key: Key) -> tuple[str, str, str, str]:
 
 
 def _index(page: Page) -> str:
-    """Gives the shortest index that contains the whole page."""
+    """Returns the shortest index that contains the whole page."""
     if page.thread_id:
         return "thread"
     return "live" if all(state.is_active for state in page.states) else "listed"
 
 
 async def check_it_is_ours(link: RedisLink, *, take: bool) -> None:
-    """Raises Unavailable if another version wrote the store. With `take` an empty Redis is taken into use at once; in a
-    cluster that waits for what workers may have."""
+    """Raises Unavailable if another version wrote the store. With `take` an empty Redis is initialized at once; in a
+    cluster, workers first get time to publish their sessions."""
     version, policy = await link.run(scripts.OPEN, "1" if take else "")
     if version != str(scripts.VERSION).encode() and (take or version):
         raise Unavailable(

@@ -1,8 +1,8 @@
 """Sessions as JSON, for the stores that keep text.
 
 Only fields that differ from their default are written, so a version with more fields can read the rows of this one.
-Text is kept exactly, lone surrogates included: such JSON cannot be encoded as UTF-8 and is kept as bytes
-("surrogatepass"), which `json.loads` takes as they are.
+Text is kept exactly, lone surrogates included: such JSON cannot be encoded as UTF-8 and is stored as bytes
+("surrogatepass"), which `json.loads` accepts.
 """
 
 import json
@@ -27,7 +27,7 @@ _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, sep
 
 
 def encode_session(session: Session, encryption: Encryption | None = None) -> str:
-    """Encrypts the values of its variables for this session, if there is a key."""
+    """Returns the session as JSON. With a key, the values of its variables are encrypted for this session alone."""
     values: dict[str, Any] = {
         name: value
         for name, value, default in zip(_NAMES, _VALUES(session), _DEFAULTS, strict=True)
@@ -84,12 +84,12 @@ def _frozen(value: Any) -> Any:
 
 
 def metadata_text(name: str, value: str) -> str:
-    """The text that the JSON of every session with this metadata contains; others may contain it too."""
+    """Returns a text that the JSON of every session with this metadata contains; other sessions may contain it too."""
     return _ENCODER.encode({name: value})[1:-1]
 
 
 def to_storable(value: Any) -> Any:
-    """Text that is not UTF-8 becomes bytes, which SQLite never takes for equal to any text."""
+    """Turns text that is not UTF-8 into bytes, which SQLite never considers equal to any text."""
     if isinstance(value, str):
         try:
             value.encode()

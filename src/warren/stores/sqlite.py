@@ -1,8 +1,8 @@
 """Sessions and records in one SQLite file: the store of a single machine.
 
-Every call works on the event loop itself: it takes some tens of microseconds, less than a thread would
-(docs/adr/0006). Between BEGIN and COMMIT nothing awaits. The task `_keep_log_short` lets a thread copy the log into the
-file every few seconds; writers wait for the short last part of that, readers never.
+Every call runs on the event loop itself: it takes some tens of microseconds, less than a thread would (docs/adr/0006).
+Between BEGIN and COMMIT nothing awaits. The task `_keep_log_short` lets a thread copy the log into the file every few
+seconds; writers wait for the short last part of that, readers never.
 """
 
 import asyncio
@@ -50,12 +50,12 @@ from warren.stores.sqlite_file import ACTIVE_SQL, INACTIVE_SQL, SqliteFile, sql_
 
 CHECKPOINT_S: Final = 2.0
 _PATIENCE_S: Final = 10.0
-_LOOKED_AT: Final = 20  # answers at once, to find the oldest
-_DECODED_ROWS: Final = 256  # rows that are not decoded again while they do not change
+_LOOKED_AT: Final = 20  # answers read at once to find the oldest
+_DECODED_ROWS: Final = 256  # rows that are not decoded again until they change
 _DECODED_LONG_ROWS: Final = 8
 _LONG_ROW: Final = 8 * 1024
 _IDS_AT_ONCE: Final = 100
-_ROWS_IN_MEMORY: Final = 4096  # none of them long
+_ROWS_IN_MEMORY: Final = 4096  # long rows are not kept in memory
 
 _EXPIRING: Final = sql_list(state for state in SessionState if state.expires)
 _HOLDING: Final = sql_list(state for state in SessionState if state.holds_sandbox)
@@ -94,7 +94,7 @@ _COUNT: Final = f"SELECT {', '.join(_COUNT_COLUMNS.values())} FROM sessions WHER
 _HELD: Final = f"""SELECT count(*), total(disk_mb), count(*) FILTER (WHERE key_id = ?),
     total(disk_mb) FILTER (WHERE key_id = ?) FROM sessions
     WHERE tenant = ? AND {ACTIVE_SQL} AND state IN ({_HOLDING})"""
-# Sessions with a graphics processor are few, and no column has them.
+# Sessions with a GPU are few, and have no column of their own.
 _HOLDERS_OF_GPUS: Final = f"""SELECT data FROM sessions
     WHERE tenant = ? AND {ACTIVE_SQL} AND state IN ({_HOLDING}) AND instr(data, '"gpus":')"""
 _PURGE_SESSIONS: Final = f"DELETE FROM sessions WHERE {INACTIVE_SQL} AND (epoch != ? OR ended < ?)"
@@ -122,7 +122,7 @@ _log = get_log(__name__)
 
 
 class SqliteRecords:
-    """Awaits `writable` before each change: it returns when the file may be written to."""
+    """Records in the file. `writable` is awaited before each change, and returns when the file may be written."""
 
     def __init__(self, file: SqliteFile, writable: Callable[[], Awaitable[None]]) -> None:
         self._run = file.run
@@ -157,9 +157,9 @@ class SqliteRecords:
 
 
 class SqliteStore:
-    """Use `open`: it makes the file if there is none; the directory must exist. With `encryption` the values of
-    sessions' variables are encrypted. `alone`: no other process writes sessions to the file, so those that are in use
-    are kept in memory too."""
+    """The store. Use `open`, which makes the file if there is none; the directory must exist. With `encryption` the
+    values of sessions' variables are encrypted. `alone` means that no other process writes sessions to the file, so
+    active ones are kept in memory too."""
 
     @classmethod
     async def open(
@@ -172,7 +172,7 @@ class SqliteStore:
     ) -> None:
         self._file = file
         self._alone = alone
-        self._in_memory = LruDict[str, Session](_ROWS_IN_MEMORY)  # by id, of those that are active
+        self._in_memory = LruDict[str, Session](_ROWS_IN_MEMORY)  # active sessions by id
         self._encryption = encryption
         self.records = SqliteRecords(file, self._writable)
         self._run = file.run
@@ -248,13 +248,13 @@ class SqliteStore:
         return swapped
 
     def _remember(self, session: Session, data: str | bytes) -> None:
-        """`data` is what the file has of it."""
+        """Keeps an active session in memory. `data` is its row in the file."""
         self._in_memory.pop(session.id, None)
         if self._alone and session.state.is_active and len(data) < _LONG_ROW:
             self._in_memory[session.id] = session
 
     async def list(self, tenant: str, page: Page) -> Sequence[Session]:
-        """Looks at one row at a time, in turns with other work: there may be very many, and each may be long."""
+        """Reads one row at a time, in turns with other work: there may be very many, and each may be long."""
         found: list[Session] = []
         sql, values = _query(tenant, page)
         pace = Pace()
@@ -268,7 +268,8 @@ class SqliteStore:
         return found
 
     def _ids(self, tenant: str, page: Page) -> Iterator[str]:
-        """The sessions in the states of the page, newest first, from where it begins. Looks no further than asked."""
+        """Yields the ids of sessions in the page's states, newest first, from where the page begins. Reads no more than
+        needed."""
         place: tuple[float, str] = (math.inf, "")
         of_tenant = _of_tenant(tenant)
         if not page.states:
@@ -279,7 +280,7 @@ class SqliteStore:
                 return
             place = found
         active = all(state.is_active for state in page.states)
-        # Else SQLite would walk through all ended sessions of a day, which may be very many.
+        # Without the index, SQLite would walk through all ended sessions of a day, which may be very many.
         sql = _IDS.format(
             f"sessions INDEXED BY {'active' if active else 'listed'}",
             of_tenant,
@@ -350,7 +351,7 @@ class SqliteStore:
         self._key_sums.add(key.tenant, 0, size - known + change)
 
     def _evict(self, key: Key, excess: int) -> int:
-        """Drops the tenant's oldest answers; gives how many bytes they had. The answer of `key` is not one of them."""
+        """Drops the tenant's oldest answers, but not that of `key`. Returns how many bytes it freed."""
         freed = 0
         for _ in range(0, EVICTED_AT_ONCE, _LOOKED_AT):
             for rowid, length in self._run(_OLDEST_ANSWERS, key.tenant, *_name(key)).fetchall():
@@ -375,6 +376,7 @@ class SqliteStore:
         async with self._checkpointing:
             self._wrote = False
             await self._in_thread(self._file.copy_log)
+            # The first write to a restarted log waits for the disk, so `restart_log` makes it, and not the event loop.
             self._may_write.clear()
             try:
                 await self._in_thread(self._file.restart_log)
@@ -420,7 +422,7 @@ class SqliteStore:
             return
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                while not self._may_write.is_set():  # it may be closed again before this task runs
+                while not self._may_write.is_set():  # another checkpoint may begin before this task runs
                     await self._may_write.wait()
         except TimeoutError:
             raise Unavailable(
@@ -452,7 +454,8 @@ class SqliteStore:
             check_caps(caps, session, Held(sessions, disk, gpus[0]), Held(of_key, disk_of_key, gpus[1]))
 
     def _held_gpus(self, caps: Caps, session: Session) -> tuple[int, int]:
-        """How many the tenant has, and its key. Looked up only for a session that wants one and is bound in it."""
+        """Returns the GPUs of the tenant and of its key. Queries only for a session that wants a GPU and has a
+        limit."""
         if not session.gpus or caps.gpus is caps.key_gpus is None:
             return 0, 0
         return self._count_gpus(session.tenant, session.key_id)
@@ -470,7 +473,7 @@ class SqliteStore:
         return None if row is None else self._decoded(row[0])
 
     def _standing_for(self, key: Key) -> Session | None:
-        """Gives the session that a known key stands for."""
+        """Returns the session that a known key stands for. Raises KeyReused."""
         row = self._run(_SESSION_OF_KEY, key.fingerprint, *_name(key)).fetchone()
         if row is None or frees_key(session := self._decoded(row[1]) if row[1] is not None else None):
             return None
@@ -499,7 +502,7 @@ def _of_tenant(tenant: str) -> str:
 
 
 def _query(tenant: str, page: Page) -> tuple[str, tuple[Any, ...]]:
-    """Reads a session if it may fit the page: metadata is compared as text only."""
+    """Returns the query for a session that may match the page: metadata is compared as text only."""
     wanted, values = ["id = ?", _of_tenant(tenant)], [tenant]
     for column, value in (("thread_id", page.thread_id), ("environment", page.environment)):
         if value:

@@ -1,4 +1,4 @@
-"""The SQLite file of the session store: opens it, translates errors into ours, moves the log into the file.
+"""The SQLite file of the session store: opens it, translates errors into ours, copies the log into the file.
 
 There are two connections. `run` and `transaction` use the first, on the event loop: in WAL mode with synchronous=NORMAL
 a commit writes to the page cache and waits for no disk. `copy_log` and `restart_log`, which wait for the disk, use the
@@ -19,7 +19,7 @@ from warren.model.session import SessionState
 from warren.stores.session_json import to_storable
 
 VERSION: Final = 1
-_OURS: Final = 0x57_41_52_4E  # "WARN": application_id, tells our files from those of other programs
+_OURS: Final = 0x57_41_52_4E  # "WARN": application_id, which tells our files from those of other programs
 _BUSY_S: Final = 10.0  # how long opening waits for another program
 _BUSY_ON_LOOP_S: Final = 0.25
 _BUSY_IN_THREAD_S: Final = 1.0
@@ -84,7 +84,8 @@ _REMEDIES: Final = {
 
 
 class SqliteFile:
-    """Blocks, except in `run` and `transaction`, which wait for no disk. Raises only errors of ours."""
+    """The open file. Its methods block, except `run` and `transaction`, which wait for no disk. Raises only errors of
+    ours."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -97,7 +98,7 @@ class SqliteFile:
             _wait_for_others(self._loop, _BUSY_ON_LOOP_S)
             _wait_for_others(self._side, _BUSY_IN_THREAD_S)
             undo.pop_all()
-        self._name = path.name  # errors from now on reach callers, which must not see paths of this machine
+        self._name = path.name  # later errors reach callers, who must not see paths of this machine
 
     def run(self, sql: str, *values: Any) -> sqlite3.Cursor:
         try:
@@ -109,11 +110,12 @@ class SqliteFile:
 
     @property
     def revision(self) -> tuple[int, int]:
-        """Another value after every change, by this process or another."""
+        """A value that changes with every change, by this process or another."""
         return self._loop.total_changes, self.run("PRAGMA data_version").fetchone()[0]
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
+        # IMMEDIATE takes the write lock now: taken later, after a read, it could fail with SQLITE_BUSY.
         self.run("BEGIN IMMEDIATE")
         try:
             yield
@@ -124,7 +126,7 @@ class SqliteFile:
             raise
 
     def copy_log(self) -> None:
-        """Copies what was written so far into the file; others may go on writing."""
+        """Copies what was written so far into the file; others may continue to write."""
         with self._our_errors():
             self._side.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
@@ -133,6 +135,7 @@ class SqliteFile:
         mode = "TRUNCATE" if self.log_bytes() > _LARGE_LOG else "PASSIVE"
         with self._our_errors():
             self._side.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+            # Any write starts the log again and waits for the disk; this one changes nothing.
             self._side.execute(f"PRAGMA user_version = {VERSION}")
 
     def log_bytes(self) -> int:
@@ -142,11 +145,12 @@ class SqliteFile:
             return 0
 
     def refuse(self) -> None:
-        """Lets `run` raise Unavailable from now on. Waits for no disk: the other connection is still open."""
+        """Makes `run` raise Unavailable from now on. Waits for no disk: the other connection is still open."""
         self._loop.close()
 
     def close(self) -> None:
-        """Call `refuse` before. Closing the last connection copies the log into the file and removes the log."""
+        """Closes the file; call `refuse` before. Closing the last connection copies the log into the file and removes
+        the log."""
         with self._our_errors():
             self._side.close()
 
@@ -164,7 +168,7 @@ class SqliteFile:
             self._make_indexes()
 
     def _make_indexes(self) -> None:
-        """Makes indexes again whose definition has changed: some contain which states are active."""
+        """Remakes the indexes whose definition has changed: some contain which states are active."""
         present = dict(self._loop.execute("SELECT name, sql FROM sqlite_master WHERE type = 'index'").fetchall())
         for name, statement in _INDEXES.items():
             if present.get(name) != statement:
@@ -206,11 +210,12 @@ class SqliteFile:
 
 
 def _make_new(path: Path) -> None:
-    """Makes the file private from the start: sessions hold secrets. SQLite gives the files next to it the same mode."""
+    """Makes the file private from the start, because sessions hold secrets. SQLite gives the files next to it the same
+    mode."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except FileExistsError:
-        if 0 < path.stat().st_size < _SMALLEST:  # SQLite would take it for empty and write over it
+        if 0 < path.stat().st_size < _SMALLEST:  # SQLite would take it for empty and overwrite it
             error = sqlite3.DatabaseError("file is not a database")
             error.sqlite_errorcode = sqlite3.SQLITE_NOTADB
             raise error from None

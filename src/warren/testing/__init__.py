@@ -1,1 +1,1 @@
-"""What only tests and examples use: the fake provider, a clock that is turned by hand, an audit record in memory."""
+"""Parts for tests and examples: the fake provider, a clock that tests advance, an audit record in memory."""

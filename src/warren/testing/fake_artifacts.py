@@ -1,4 +1,5 @@
-"""Contents of artifacts in memory: keeps the contract of interfaces/artifacts.py, and forgets them with its process."""
+"""Contents of artifacts in memory. It keeps the contract of interfaces/artifacts.py, but nothing outlives the
+process."""
 
 import hashlib
 import time

@@ -1,4 +1,4 @@
-"""Code contexts of the fake sandbox: its small shell is every interpreter, and keeps its state between cells."""
+"""Code contexts of the fake sandbox: its small shell plays every interpreter, and keeps its state between cells."""
 
 import asyncio
 import itertools
@@ -7,17 +7,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from warren.model.code import CELL_LOST, CELL_NO_KEEPER, NO_PROGRAM, frame
-from warren.testing.fake_shell import Shell, Terminal
+from warren.testing.fake_shell import FakeShell, FakeTerminal
 
 
-class AgentProcess(Terminal, Protocol):
+class FakeKeeper(FakeTerminal, Protocol):
     handlers: dict[int, Callable[[], object]]
 
 
 class FakeContext:
     """A shell, and the cell that runs in it."""
 
-    def __init__(self, pid: int, shell: Shell) -> None:
+    def __init__(self, pid: int, shell: FakeShell) -> None:
         self.pid, self.shell = pid, shell
         self.turn = asyncio.Lock()
         self.cell: asyncio.Task[int] | None = None
@@ -30,9 +30,9 @@ class FakeContext:
 
 
 class _CellTerminal:
-    """Output of a cell's shell, as frames of the cell's process."""
+    """Wraps the output of a cell's shell in frames, and passes them to the cell's process."""
 
-    def __init__(self, process: AgentProcess) -> None:
+    def __init__(self, process: FakeKeeper) -> None:
         self._process = process
         self.pid, self.ignored = process.pid, process.ignored
 
@@ -50,9 +50,9 @@ class _CellTerminal:
 
 
 class FakeAgent:
-    """The agent's program as a command: `context` keeps a shell, `cell` runs code in it."""
+    """Plays the agent's program as a command: `context` keeps a shell, `cell` runs code in it."""
 
-    def __init__(self, contexts: dict[str, FakeContext], process: AgentProcess, shell: Shell) -> None:
+    def __init__(self, contexts: dict[str, FakeContext], process: FakeKeeper, shell: FakeShell) -> None:
         self._contexts, self._process, self._shell = contexts, process, shell
         self.user = shell.user
 
@@ -61,7 +61,7 @@ class FakeAgent:
 
     async def _keep(self, argv: list[str]) -> int:
         context_id, program = argv[argv.index("--id") + 1], argv[argv.index("--") + 1]
-        if program not in ("bash", "python3"):  # both are the small shell
+        if program not in ("bash", "python3"):  # the small shell plays both
             await self._process.emit(2, f"{program}: not found\n".encode())
             return NO_PROGRAM
         context = self._contexts[context_id] = FakeContext(self._process.pid, self._shell)
@@ -105,7 +105,7 @@ class FakeAgent:
                 error = {"name": "FakeError", "value": repr(cell.exception()), "traceback": ""}
             elif cell.result():
                 error = {"name": "ExitStatus", "value": str(cell.result()), "traceback": ""}
-        except asyncio.CancelledError:  # a time-out, or its caller has gone
+        except asyncio.CancelledError:  # a time-out, or the caller has left
             cell.cancel()
             await self._end(context, {"name": "Interrupted", "value": "", "traceback": ""})
             raise

@@ -1,6 +1,6 @@
 """The file system of the fake sandbox: a tree of nodes in memory, with owners and modes.
 
-It has only what the contract needs: no hard links, no times but the modification time, and only the rights of the
+It has only what the contract needs: no hard links, no times but the modification time, and no rights but those of the
 owner and of everybody. It never touches the host.
 """
 
@@ -28,14 +28,14 @@ _MAX_LINKS = 40
 
 
 @dataclass
-class Node:
+class FakeNode:
     kind: FileKind
     uid: int
     mode: int
     data: bytes = b""
     target: str = ""
     modified: float = field(default_factory=time.time)
-    children: dict[str, "Node"] = field(default_factory=dict)
+    children: dict[str, "FakeNode"] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
 
     def allows(self, uid: int, right: int) -> bool:
@@ -43,7 +43,7 @@ class Node:
 
 
 class FakeFiles:
-    """Maps paths to nodes and raises typed errors. Calls every one of `watchers` with each change."""
+    """Maps paths to nodes and raises typed errors. Calls each of `watchers` with every change."""
 
     def __init__(self, disk_mb: int) -> None:
         self._root = _new_directory(0, 0o755)
@@ -61,7 +61,7 @@ class FakeFiles:
             node = node.children.setdefault(name, _new_directory(0, 0o755))
         node.uid, node.mode = uid, mode
 
-    def find(self, path: str, uid: int, *, follow: bool = True) -> Node:
+    def find(self, path: str, uid: int, *, follow: bool = True) -> FakeNode:
         parent, name = self.parent(path, uid)
         node = parent.children.get(name) if name else parent
         if node is None:
@@ -70,8 +70,9 @@ class FakeFiles:
             return self.find(_link_target(path, node.target), uid)
         return node
 
-    def parent(self, path: str, uid: int, links: int = 0) -> tuple[Node, str]:
-        """The directory a path's last name is in. The root is its own parent, without a name."""
+    def parent(self, path: str, uid: int, links: int = 0) -> tuple[FakeNode, str]:
+        """Returns the directory that contains a path's last name, and that name. The root is its own parent, with no
+        name."""
         parts = _parts(path)
         node, walked = self._root, ""
         for at, name in enumerate(parts[:-1]):
@@ -93,7 +94,7 @@ class FakeFiles:
         node = self.find(path, uid, follow=False)
         return self._detailed(path, node, uid) if details else _file_info(path, node)
 
-    def _detailed(self, path: str, node: Node, uid: int) -> FileInfo:
+    def _detailed(self, path: str, node: FakeNode, uid: int) -> FileInfo:
         name, info = _NAMES.get(node.uid, str(node.uid)), _file_info(path, node)
         info = replace(info, owner=name, group=name, metadata=dict(node.metadata))
         if node.kind is not FileKind.SYMLINK:
@@ -104,7 +105,7 @@ class FakeFiles:
             return info
         return replace(info, target_path=at, target_kind=target.kind, target_mode=target.mode)
 
-    def _follow(self, path: str, uid: int) -> tuple[str, Node]:
+    def _follow(self, path: str, uid: int) -> tuple[str, FakeNode]:
         node = self.find(path, uid, follow=False)
         if node.kind is FileKind.SYMLINK:
             return self._follow(_link_target(path, node.target), uid)
@@ -143,7 +144,7 @@ class FakeFiles:
             raise PermissionDenied(f"{path!r} is not yours to write")
         self._reserve(len(data) - (len(old.data) if old else 0))
         kept = mode if mode is not None else old.mode if old else 0o644
-        node = Node(FileKind.FILE, uid, kept, data)
+        node = FakeNode(FileKind.FILE, uid, kept, data)
         node.metadata = dict(metadata or (old.metadata if old and in_place and metadata is None else {}))
         parent.children[name] = node
         if in_place:
@@ -152,8 +153,9 @@ class FakeFiles:
             self._notify(Change.MODIFIED if old else Change.CREATED, path, False)
         return self.stat(path, uid, details=details)
 
-    def _notify_steps(self, path: str, old: Node | None, new: Node) -> None:
-        """It is created, or given to the user and emptied; then written; then its metadata is set."""
+    def _notify_steps(self, path: str, old: FakeNode | None, new: FakeNode) -> None:
+        """Reports the steps of writing in place: the file is created, or given to the user and emptied; then it is
+        written; then its metadata is set."""
         steps = [Change.CREATED, Change.ATTRIBUTES] if old is None else [Change.ATTRIBUTES]
         if new.data or (old is not None and old.data):
             steps.append(Change.MODIFIED)
@@ -176,9 +178,9 @@ class FakeFiles:
         self._add(path, _new_directory(uid, mode), uid)
 
     def link(self, path: str, target: str, uid: int) -> None:
-        self._add(path, Node(FileKind.SYMLINK, uid, 0o777, target=target), uid)
+        self._add(path, FakeNode(FileKind.SYMLINK, uid, 0o777, target=target), uid)
 
-    def _add(self, path: str, node: Node, uid: int) -> None:
+    def _add(self, path: str, node: FakeNode, uid: int) -> None:
         parent, name = self.parent(path, uid)
         if not name or name in parent.children:
             raise FileExists(f"{path!r} exists")
@@ -220,7 +222,7 @@ class FakeFiles:
         self._notify(Change.MOVED_FROM, source, node.kind is FileKind.DIRECTORY)
         self._notify(Change.MOVED_TO, target, node.kind is FileKind.DIRECTORY)
 
-    def walk(self, path: str, depth: int, uid: int, *, details: bool = False) -> list[tuple[FileInfo, Node]]:
+    def walk(self, path: str, depth: int, uid: int, *, details: bool = False) -> list[tuple[FileInfo, FakeNode]]:
         node = self.find(path, uid)
         if node.kind is not FileKind.DIRECTORY:
             raise NotADirectory(f"{path!r} is not a directory")
@@ -248,12 +250,12 @@ def uid_of(user: str) -> int:
 
 
 def normalize_path(path: str) -> str:
-    """The absolute path without `.` and `..`; keeps a slash at the end."""
+    """Returns the absolute path without `.` and `..`; keeps a slash at its end."""
     return "/" + "/".join(_parts(check_path(path))) + ("/" if path.endswith("/") and path.strip("/") else "")
 
 
-def _new_directory(uid: int, mode: int) -> Node:
-    return Node(FileKind.DIRECTORY, uid, mode)
+def _new_directory(uid: int, mode: int) -> FakeNode:
+    return FakeNode(FileKind.DIRECTORY, uid, mode)
 
 
 def _parts(path: str) -> list[str]:
@@ -270,7 +272,7 @@ def _link_target(path: str, target: str) -> str:
     return target if target.startswith("/") else f"{path.rsplit('/', 1)[0]}/{target}"
 
 
-def _child(node: Node, name: str, path: str, uid: int) -> Node:
+def _child(node: FakeNode, name: str, path: str, uid: int) -> FakeNode:
     if node.kind is not FileKind.DIRECTORY:
         raise NotADirectory(f"{path!r} goes through a file")
     if not node.allows(uid, 1):
@@ -280,13 +282,13 @@ def _child(node: Node, name: str, path: str, uid: int) -> Node:
     return node.children[name]
 
 
-def _walk(path: str, node: Node, depth: int) -> Iterator[tuple[str, Node]]:
+def _walk(path: str, node: FakeNode, depth: int) -> Iterator[tuple[str, FakeNode]]:
     for name, child in sorted(node.children.items()):
         yield f"{path}/{name}", child
         if child.kind is FileKind.DIRECTORY and depth > 1:
             yield from _walk(f"{path}/{name}", child, depth - 1)
 
 
-def _file_info(path: str, node: Node) -> FileInfo:
+def _file_info(path: str, node: FakeNode) -> FileInfo:
     size = len(node.data) if node.kind is FileKind.FILE else len(node.target)
     return FileInfo(path.rstrip("/") or "/", node.kind, size, node.mode, node.uid, node.uid, node.modified, node.target)

@@ -12,10 +12,10 @@ from dataclasses import replace
 from warren.model.command_output import CommandOutput
 from warren.model.errors import InvalidRequest, SandboxLost, WarrenError
 from warren.model.operations import Chunk, Command, ExecResult, ProcessInfo, Reason, Stream, TerminalSize
+from warren.sandboxes.agent.channel import Output
 from warren.sandboxes.agent.command_result import lost_result
-from warren.sandboxes.agent.link import Output
 from warren.testing.fake_contexts import FakeAgent
-from warren.testing.fake_shell import Exit, Shell, Signalled
+from warren.testing.fake_shell import Exit, FakeShell, Signalled
 
 _LAG_BYTES = 256 * 1024
 _HARMLESS = {17, 18, 23, 28}
@@ -61,7 +61,7 @@ class FakeProcess:
     def __init__(self, process_id: str, pid: int, command: Command, lost: Callable[[], WarrenError | None]) -> None:
         self._id, self.pid, self._command = process_id, pid, command
         self.ignored: set[int] = set()
-        self.handlers: dict[int, Callable[[], object]] = {}  # of signals
+        self.handlers: dict[int, Callable[[], object]] = {}  # by signal
         self.children: dict[int, asyncio.Future[object]] = {}
         self.log = Log(command.keep_bytes)
         self.user = ""
@@ -86,23 +86,23 @@ class FakeProcess:
 
     # For the sandbox.
 
-    def begin(self, shell: Shell | FakeAgent, at_end: Callable[[], None]) -> None:
+    def begin(self, shell: FakeShell | FakeAgent, at_end: Callable[[], None]) -> None:
         self.user = shell.user
         self._main = asyncio.get_running_loop().create_task(self._run(shell, at_end))
         self._main.add_done_callback(self._main_ended)
 
     def _main_ended(self, main: asyncio.Task[None]) -> None:
-        if main.cancelled():  # perhaps before its first step
+        if main.cancelled():  # `_run` cannot do this: it may not have begun
             reason, signal = self._ending or (Reason.SIGNAL, 9)
             self._finish(128 + (signal or 9), signal, reason)
 
-    async def _run(self, shell: Shell | FakeAgent, at_end: Callable[[], None]) -> None:
+    async def _run(self, shell: FakeShell | FakeAgent, at_end: Callable[[], None]) -> None:
         timer = None
         if self._command.timeout_s is not None:
             timer = asyncio.get_running_loop().call_later(self._command.timeout_s, self.end, Reason.TIMEOUT)
         code, signal, reason = 0, None, Reason.EXITED
         try:
-            if isinstance(shell, Shell) and self._command.shell:
+            if isinstance(shell, FakeShell) and self._command.shell:
                 code = await shell.run(self._command.shell)
                 at_end()
             else:
@@ -111,7 +111,7 @@ class FakeProcess:
             code = exc.code
         except Signalled as exc:
             code, signal, reason = 128 + exc.number, exc.number, Reason.SIGNAL
-        except Exception as exc:  # the small shell cannot do this; the command must still end
+        except Exception as exc:  # whatever the small shell cannot do, the command must end
             code = 2
             await self.emit(2, f"the fake cannot run this: {exc!r}\n".encode(errors="replace"))
         finally:
@@ -182,7 +182,7 @@ class FakeProcess:
     # For the caller.
 
     def hold(self) -> None:
-        """Behaves as if the first reader were there already, so that no output is dropped before it comes."""
+        """Counts a reader until the first one comes, so that no output is dropped before that."""
         self.log = Log(max(self._command.keep_bytes, 4 * _LAG_BYTES))
         self._readers[self] = 0
 

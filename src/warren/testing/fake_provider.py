@@ -1,8 +1,8 @@
 """A provider whose sandboxes are objects in memory. It isolates nothing and never touches the host.
 
-Tests control it: it knows `images`, each with its version, and `capabilities`, the next `fail_next` creates fail, each
-create takes `delay_s`, `lose` kills a sandbox, and its sandboxes may have the graphics processors `gpus`. Its sandboxes
-stay in `machines`; a second provider that gets these machines behaves as after a restart.
+Tests control it. `images` and `capabilities` are what it has, and its sandboxes may have the graphics processors
+`gpus`. The next `fail_next` creates fail, each create takes `delay_s`, and `lose` kills a sandbox. Its sandboxes are in
+`machines`: a second provider with the same machines behaves like one after a restart.
 """
 
 import asyncio

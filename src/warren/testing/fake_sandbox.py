@@ -24,7 +24,7 @@ from warren.model.errors import (
     SandboxLost,
     WarrenError,
 )
-from warren.model.figures import Figures
+from warren.model.metrics import SandboxMetrics
 from warren.model.network import NO_NETWORK, EgressBound, ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import (
     Change,
@@ -45,12 +45,12 @@ from warren.model.spec import HOME, USER, WORKSPACE, Isolation, SandboxSpec
 from warren.sandboxes.agent.command_result import lost_result
 from warren.sandboxes.agent.files import check_mode
 from warren.sandboxes.agent.process import check_id, new_id
-from warren.sandboxes.agent.tar_stream import Member, TarReader, header, padding, trailer
+from warren.sandboxes.agent.tar_stream import TarMember, TarReader, header, padding, trailer
 from warren.testing.fake_contexts import FakeAgent, FakeContext
 from warren.testing.fake_files import FakeFiles, normalize_path, uid_of
 from warren.testing.fake_process import FakeProcess
 from warren.testing.fake_search import FakeSearch
-from warren.testing.fake_shell import Shell
+from warren.testing.fake_shell import FakeShell
 
 CHUNK = 64 * 1024
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class FakeMachine:
         self.next_pid = 2
         self.network, self.network_use = NO_NETWORK, NetworkUse()
         self.network_bounds: tuple[EgressBound, ...] = ()
-        self.figures = Figures()  # what it uses beside its files and commands, as a test says
+        self.metrics = SandboxMetrics()  # set by tests: what it uses apart from its files and commands
         self.lost = asyncio.Event()
         self.why = ""
         self.when_lost: list[tuple[FakeSandbox, Callable[[str], None]]] = []
@@ -178,7 +178,7 @@ class FakeSandbox:
         }
         machine.next_pid += 1
         process = FakeProcess(process_id, machine.next_pid, command, machine.loss)
-        shell = Shell(self._files, process, uid, command.user or USER, cwd, {**base, **command.env})
+        shell = FakeShell(self._files, process, uid, command.user or USER, cwd, {**base, **command.env})
         shell.exported = {*base, *command.env}
 
         def carry_state() -> None:
@@ -291,7 +291,7 @@ class FakeSandbox:
         base = normalize_path(path).rstrip("/")
         for info, node in self._files.walk(base, 1000, uid_of(user)):
             size = len(node.data)
-            member = Member(
+            member = TarMember(
                 info.path[len(base) + 1 :],
                 info.kind,
                 size,
@@ -315,7 +315,7 @@ class FakeSandbox:
             count += 1
         return count
 
-    def _unpack_member(self, path: str, member: Member, data: bytes, uid: int) -> None:
+    def _unpack_member(self, path: str, member: TarMember, data: bytes, uid: int) -> None:
         self._files.make_parents(path, uid)
         if member.kind is FileKind.FILE:
             self._files.write(path, data, member.mode, uid)
@@ -389,7 +389,7 @@ class FakeSandbox:
         return self._networked().network_use
 
     def _networked(self) -> FakeMachine:
-        """Only a provider that was given the capability remembers rules, and enforces none."""
+        """Returns the machine if its provider has the capability. It then remembers rules, and enforces none."""
         machine = self._check_alive()
         if Capability.EGRESS not in machine.capabilities:
             raise lacks(machine.isolation.provider, Capability.EGRESS)
@@ -402,10 +402,10 @@ class FakeSandbox:
     async def dial(self, port: int) -> socket.socket:
         raise lacks(self._check_alive().isolation.provider, Capability.PORTS)
 
-    async def figures(self) -> Figures:
+    async def metrics(self) -> SandboxMetrics:
         machine = self._check_alive()
         running = sum(process.running + len(process.children) for process in machine.processes.values())
-        use, base = machine.network_use, machine.figures
+        use, base = machine.network_use, machine.metrics
         return replace(
             base,
             disk_bytes=base.disk_bytes + self._files.used,
@@ -431,7 +431,7 @@ class FakeSandbox:
 
 
 class FakeWatch(AsyncGenerator[FileEvent, None]):
-    """Changes and requests to sync come through one queue."""
+    """Changes and requests to sync come through one queue, so a sync is answered after all changes before it."""
 
     def __init__(
         self,
@@ -466,7 +466,7 @@ class FakeWatch(AsyncGenerator[FileEvent, None]):
         while not self._events.empty():
             if isinstance(left := self._events.get_nowait(), asyncio.Future) and not left.done():
                 left.set_exception(why)
-                left.exception()  # marks it as retrieved: perhaps no task waits for it
+                left.exception()  # marks it as retrieved: no task may be waiting for it
 
     async def sync(self) -> None:
         if not self._watching:

@@ -1,6 +1,6 @@
-"""Search in the fake's file system: the rules of agent/search.c, with Python's expressions.
+"""Search in the fake's file system: the rules of agent/search.c, but with Python's regular expressions.
 
-An expression that means the same to Python and to POSIX finds the same; time never runs out.
+An expression that means the same to Python and to POSIX finds the same. A search never runs out of time.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from warren.model.errors import InvalidRequest, PermissionDenied
 from warren.model.operations import FileKind, Search, SearchLimit, SearchMatch, SearchSummary
-from warren.testing.fake_files import FakeFiles, Node, normalize_path, uid_of
+from warren.testing.fake_files import FakeFiles, FakeNode, normalize_path, uid_of
 
 _LINE_BYTES = 1024 * 1024
 _TEXT_BYTES = 500
@@ -24,7 +24,7 @@ _CLASSES = {
 
 
 class FakeSearch:
-    """One search; `run` gives its matches and then the summary."""
+    """One search. `run` yields its matches and then the summary."""
 
     def __init__(self, files: FakeFiles, query: Search) -> None:
         self._files, self._query = files, query
@@ -54,7 +54,7 @@ class FakeSearch:
         else:
             raise PermissionDenied(f"{self._query.path!r} is not yours to read")
 
-    def _directory(self, path: str, node: Node) -> Iterator[SearchMatch]:
+    def _directory(self, path: str, node: FakeNode) -> Iterator[SearchMatch]:
         for name, child in sorted(node.children.items()):
             if name.startswith(".") and not self._query.hidden:
                 self._counts["hidden"] += 1
@@ -67,7 +67,7 @@ class FakeSearch:
                 else:
                     self._counts["unreadable"] += 1
 
-    def _entry(self, path: str, relative: str, node: Node) -> Iterator[SearchMatch]:
+    def _entry(self, path: str, relative: str, node: FakeNode) -> Iterator[SearchMatch]:
         name = relative.rsplit("/", 1)[-1]
         if self._globs and not any(glob.fullmatch(relative if whole else name) for glob, whole in self._globs):
             return
@@ -76,7 +76,7 @@ class FakeSearch:
         elif node.kind is FileKind.FILE:
             yield from self._contents(path, node, self._pattern)
 
-    def _contents(self, path: str, node: Node, pattern: re.Pattern[str]) -> Iterator[SearchMatch]:
+    def _contents(self, path: str, node: FakeNode, pattern: re.Pattern[str]) -> Iterator[SearchMatch]:
         if len(node.data) > self._query.max_file_bytes:
             self._counts["too_large"] += 1
         elif not node.allows(self._uid, 4):
@@ -110,7 +110,7 @@ def _compile(pattern: str, case: int) -> re.Pattern[str]:
 
 
 def _translate(glob: str) -> str:
-    """A glob as a regular expression over the relative path."""
+    """Returns a glob as a regular expression for the relative path."""
     parts = glob.removeprefix("/").split("/")
     whole = ""
     for number, part in enumerate(parts):

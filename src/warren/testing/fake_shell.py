@@ -1,6 +1,6 @@
-"""A small shell with just what the contract tests use. It runs no program of the host.
+"""A small shell that has just what the contract tests use. It runs no program of the host.
 
-It knows words with quotes and $NAME; `;` `&` `&&` `||`; `> file`, `>> file`, `>&2`, `< file`; and the commands in
+It understands words with quotes and $NAME; `;` `&` `&&` `||`; `> file`, `>> file`, `>&2`, `< file`; and the commands in
 `BUILTINS`. A background command (`&`) is a task of its own, which is counted and ended with its process.
 """
 
@@ -33,8 +33,8 @@ class Signalled(Exception):
         self.number = number
 
 
-class Terminal(Protocol):
-    """What a process of the fake gives its shell: output, input and signals."""
+class FakeTerminal(Protocol):
+    """What a fake process offers its shell: output, input and signals."""
 
     pid: int
     ignored: set[int]
@@ -46,9 +46,9 @@ class Terminal(Protocol):
 
 
 @dataclass
-class Shell:
+class FakeShell:
     files: FakeFiles
-    process: Terminal
+    process: FakeTerminal
     uid: int
     user: str
     cwd: str
@@ -160,7 +160,8 @@ class Shell:
 
 
 def _commands(text: str) -> list[tuple[str, list[str], bool]]:
-    """The connector before each command, its words and redirections, and whether it runs in the background."""
+    """Returns, for each command, the connector before it, its words and redirections, and whether it runs in the
+    background."""
     found: list[tuple[str, list[str], bool]] = []
     connector, words, at = "", list[str](), 0
     while (match := _TOKEN.match(text, at)) is not None:
@@ -179,7 +180,7 @@ def _commands(text: str) -> list[tuple[str, list[str], bool]]:
     return found
 
 
-async def _echo(shell: Shell, args: list[str]) -> int:
+async def _echo(shell: FakeShell, args: list[str]) -> int:
     newline = not (args and args[0] == "-n")
     await shell.say(
         (" ".join(args if newline else args[1:]) + ("\n" if newline else "")).encode(errors="surrogateescape")
@@ -187,7 +188,7 @@ async def _echo(shell: Shell, args: list[str]) -> int:
     return 0
 
 
-async def _printf(shell: Shell, args: list[str]) -> int:
+async def _printf(shell: FakeShell, args: list[str]) -> int:
     text = args[0].replace("%s", args[1] if len(args) > 1 else "")
     parts = re.split(r"\\(x[0-9a-fA-F]{2}|[nt\\0])", text)
     data = b"".join(
@@ -198,7 +199,7 @@ async def _printf(shell: Shell, args: list[str]) -> int:
     return 0
 
 
-async def _cat(shell: Shell, args: list[str]) -> int:
+async def _cat(shell: FakeShell, args: list[str]) -> int:
     for path in args or ([shell.source] if shell.source else []):
         await shell.say(shell.files.read(shell._path(path), shell.uid))
     if not args and not shell.source:
@@ -207,7 +208,7 @@ async def _cat(shell: Shell, args: list[str]) -> int:
     return 0
 
 
-async def _wc(shell: Shell, args: list[str]) -> int:
+async def _wc(shell: FakeShell, args: list[str]) -> int:
     count = 0
     while data := await shell.input():
         count += len(data)
@@ -215,7 +216,7 @@ async def _wc(shell: Shell, args: list[str]) -> int:
     return 0
 
 
-async def _head(shell: Shell, args: list[str]) -> int:
+async def _head(shell: FakeShell, args: list[str]) -> int:
     """`head -c N /dev/zero`"""
     left = int(args[1])
     while left:
@@ -224,18 +225,18 @@ async def _head(shell: Shell, args: list[str]) -> int:
     return 0
 
 
-async def _yes(shell: Shell, args: list[str]) -> int:
+async def _yes(shell: FakeShell, args: list[str]) -> int:
     while True:
         await shell.say(ENDLESS)
         await asyncio.sleep(0)
 
 
-async def _sleep(shell: Shell, args: list[str]) -> int:
+async def _sleep(shell: FakeShell, args: list[str]) -> int:
     await asyncio.sleep(float(args[0]))
     return 0
 
 
-async def _cd(shell: Shell, args: list[str]) -> int:
+async def _cd(shell: FakeShell, args: list[str]) -> int:
     path = shell._path(args[0] if args else shell.env.get("HOME", "/"))
     if shell.files.find(path, shell.uid).kind is not FileKind.DIRECTORY:
         raise FileNotFound(f"{path} is not a directory")
@@ -243,12 +244,12 @@ async def _cd(shell: Shell, args: list[str]) -> int:
     return 0
 
 
-async def _pwd(shell: Shell, args: list[str]) -> int:
+async def _pwd(shell: FakeShell, args: list[str]) -> int:
     await shell.say(f"{shell.cwd}\n".encode(errors="surrogateescape"))
     return 0
 
 
-async def _export(shell: Shell, args: list[str]) -> int:
+async def _export(shell: FakeShell, args: list[str]) -> int:
     for arg in args:
         name, equals, value = arg.partition("=")
         shell.exported.add(name)
@@ -257,18 +258,18 @@ async def _export(shell: Shell, args: list[str]) -> int:
     return 0
 
 
-async def _printenv(shell: Shell, args: list[str]) -> int:
+async def _printenv(shell: FakeShell, args: list[str]) -> int:
     if args[0] not in shell.env:
         return 1
     await shell.say(f"{shell.env[args[0]]}\n".encode(errors="surrogateescape"))
     return 0
 
 
-async def _exit(shell: Shell, args: list[str]) -> int:
+async def _exit(shell: FakeShell, args: list[str]) -> int:
     raise Exit(int(args[0]) & 255 if args else shell.status)
 
 
-async def _kill(shell: Shell, args: list[str]) -> int:
+async def _kill(shell: FakeShell, args: list[str]) -> int:
     number = int(args[0][1:]) if args[0].startswith("-") else 15
     if int(args[-1]) == shell.process.pid:
         if number not in shell.process.ignored:
@@ -277,44 +278,44 @@ async def _kill(shell: Shell, args: list[str]) -> int:
     return 0 if shell.process.signal_pid(int(args[-1]), number) else 1
 
 
-async def _trap(shell: Shell, args: list[str]) -> int:
+async def _trap(shell: FakeShell, args: list[str]) -> int:
     """`trap '' TERM`"""
     shell.process.ignored.add(15)
     return 0
 
 
-async def _whoami(shell: Shell, args: list[str]) -> int:
+async def _whoami(shell: FakeShell, args: list[str]) -> int:
     await shell.say(f"{shell.user}\n".encode())
     return 0
 
 
-async def _id(shell: Shell, args: list[str]) -> int:
+async def _id(shell: FakeShell, args: list[str]) -> int:
     await shell.say(f"{shell.uid}\n".encode())
     return 0
 
 
-async def _mkdir(shell: Shell, args: list[str]) -> int:
+async def _mkdir(shell: FakeShell, args: list[str]) -> int:
     shell.files.mkdir(shell._path(args[-1]), 0o755, shell.uid)
     return 0
 
 
-async def _rm(shell: Shell, args: list[str]) -> int:
+async def _rm(shell: FakeShell, args: list[str]) -> int:
     shell.files.remove(shell._path(args[-1]), args[0].startswith("-r"), shell.uid)
     return 0
 
 
-async def _ln(shell: Shell, args: list[str]) -> int:
+async def _ln(shell: FakeShell, args: list[str]) -> int:
     """`ln -s TARGET NAME`"""
     shell.files.link(shell._path(args[2]), args[1], shell.uid)
     return 0
 
 
-async def _chmod(shell: Shell, args: list[str]) -> int:
+async def _chmod(shell: FakeShell, args: list[str]) -> int:
     shell.files.find(shell._path(args[1]), shell.uid).mode = int(args[0], 8)
     return 0
 
 
-async def _test(shell: Shell, args: list[str]) -> int:
+async def _test(shell: FakeShell, args: list[str]) -> int:
     """`test -e PATH`"""
     try:
         shell.files.find(shell._path(args[1]), shell.uid)
@@ -323,20 +324,20 @@ async def _test(shell: Shell, args: list[str]) -> int:
     return 0
 
 
-async def _true(shell: Shell, args: list[str]) -> int:
+async def _true(shell: FakeShell, args: list[str]) -> int:
     return 0
 
 
-async def _false(shell: Shell, args: list[str]) -> int:
+async def _false(shell: FakeShell, args: list[str]) -> int:
     return 1
 
 
-async def _sh(shell: Shell, args: list[str]) -> int:
+async def _sh(shell: FakeShell, args: list[str]) -> int:
     """`sh -c TEXT`, `bash -l -c TEXT`"""
     return await replace(shell, env=dict(shell.env)).run(args[-1])
 
 
-BUILTINS: dict[str, Callable[[Shell, list[str]], Awaitable[int]]] = {
+BUILTINS: dict[str, Callable[[FakeShell, list[str]], Awaitable[int]]] = {
     "echo": _echo, "printf": _printf, "cat": _cat, "wc": _wc, "head": _head, "yes": _yes, "sleep": _sleep, "cd": _cd,
     "pwd": _pwd, "export": _export, "printenv": _printenv, "exit": _exit, "kill": _kill, "trap": _trap, "id": _id,
     "whoami": _whoami, "mkdir": _mkdir, "rm": _rm, "ln": _ln, "chmod": _chmod, "test": _test, "true": _true,

@@ -6,7 +6,7 @@ import itertools
 
 
 class ManualClock:
-    """Stands still until `advance`; sleepers wake in the order of their deadlines."""
+    """Time passes only in `advance`; sleepers wake in the order of their deadlines."""
 
     def __init__(self, now: float = 1000.0, *, epoch: str = "boot-1", wall: float = 1_800_000_000.0) -> None:
         self._now = now
@@ -43,7 +43,7 @@ class ManualClock:
         await woken
 
     async def advance(self, seconds: float) -> None:
-        """Moves the time forward, wakes sleepers one by one and lets each one run until it waits again."""
+        """Moves time forward, wakes sleepers one by one, and lets each run until it waits again."""
         end = self._now + seconds
         while self._sleepers and self._sleepers[0][0] <= end:
             at, _, woken = heapq.heappop(self._sleepers)

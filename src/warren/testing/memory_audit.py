@@ -1,4 +1,4 @@
-"""The audit record in memory: the newest entries, gone when the process ends. Passes the same contract as the files."""
+"""The audit record in memory: the newest entries, gone when the process ends. It passes the contract of the files."""
 
 from collections import deque
 from collections.abc import Collection
@@ -28,7 +28,7 @@ class MemoryAudit:
         try:
             entry = entry.as_entry() if isinstance(entry, RequestRecord) else entry
             line = encode_redacted(entry, secrets, self._commands)
-        except Exception:  # whatever somebody put into it: the contract is never to raise
+        except Exception:  # whatever the entry contains: the contract is never to raise
             tenant = entry.tenant if isinstance(entry.tenant, str) else ""
             line = encode_entry(AuditEntry(0.0, DROPPED, tenant, result="lost", detail={"count": 1}))
         self._lines.append((self._next, line))

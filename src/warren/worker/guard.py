@@ -25,8 +25,8 @@ _FRESH_S: Final = 0.2
 _RETRY_S: Final = 5.0
 _FILES_SHARE: Final = 0.8
 _POOLS_SHARE: Final = 4
-_MOST_PIDS: Final = 8192
-_MOST_OPEN_FILES: Final = 65536
+_MAX_PIDS: Final = 8192
+_MAX_OPEN_FILES: Final = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +131,9 @@ def default_ceilings(room: Room, cores: int, processes: int) -> Ceilings:
     return Ceilings(
         memory_mb=max(usual.memory_mb, room.memory_total // 2),
         cpus=max(2.0, float(cores)),
-        pids=max(1024, min(_MOST_PIDS, processes // 8)),
+        pids=max(1024, min(_MAX_PIDS, processes // 8)),
         disk_mb=max(usual.disk_mb, room.disk_total // 2),
-        open_files=_MOST_OPEN_FILES,
+        open_files=_MAX_OPEN_FILES,
         files=max(usual.open_files * usual.pids, room.files_total // 4),
     )
 

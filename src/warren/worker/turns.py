@@ -17,12 +17,12 @@ ACTIVE_S: Final = 60.0
 _MAX_TENANTS: Final = 10_000
 
 
-class Waiting(Protocol):
+class TenantWaiter(Protocol):
     @property
     def tenant(self) -> str: ...
 
 
-W = TypeVar("W", bound=Waiting)
+W = TypeVar("W", bound=TenantWaiter)
 
 
 class TenantTurns:
@@ -63,16 +63,16 @@ class TenantTurns:
         self._forget_old(now)
         return self._counts.held(tenant) >= self._share and self._counts.has_more_than_others(tenant)
 
-    def all_greedy(self, waiting: Iterable[Waiting], now: float) -> bool:
+    def all_greedy(self, waiting: Iterable[TenantWaiter], now: float) -> bool:
         """Whether there are waiters and all of them can wait a little longer for the sake of other tenants."""
         tenants = {waiter.tenant for waiter in waiting}
         return bool(tenants) and all(self.is_greedy(tenant, now) for tenant in tenants)
 
-    def may_take(self, tenant: str, ready: int, waiting: Iterable[Waiting], now: float) -> bool:
+    def may_take(self, tenant: str, ready: int, waiting: Iterable[TenantWaiter], now: float) -> bool:
         """Whether a new claim gets a ready sandbox before those who wait already."""
         if self.is_greedy(tenant, now):
             return ready > self.reserve and not any(True for _ in waiting)
-        return all(self.is_greedy(waiter.tenant, now) for waiter in waiting)
+        return not waiting or all(self.is_greedy(waiter.tenant, now) for waiter in waiting)
 
     def choose(self, waiting: Iterable[W], ready: int, now: float) -> W | None:
         """The waiter that gets a new sandbox; None if it stays ready for another tenant. `waiting` is in order."""

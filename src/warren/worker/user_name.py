@@ -18,14 +18,14 @@ _GROUP: Final = "/etc/group"
 _PROFILE: Final = "/etc/profile.d/own-programs.sh"
 _OWN_PROGRAMS: Final = b'if [ -d "$HOME/.local/bin" ]; then PATH="$HOME/.local/bin:$PATH"; fi\n'
 _MAX_NAMES: Final = 1024 * 1024
-_MOST_KEPT: Final = 64
+_MAX_KEPT: Final = 64
 
 
 class UserNames:
     """Remembers for each version of an image what to write: most sandboxes are of an image that was seen before."""
 
     def __init__(self) -> None:
-        self._kept = LruDict[tuple[str, ...], dict[str, bytes]](_MOST_KEPT)
+        self._kept = LruDict[tuple[str, ...], dict[str, bytes]](_MAX_KEPT)
 
     async def add(self, sandbox: Sandbox, name: str, home: str, image: tuple[str, ...] = ()) -> None:
         """Needs a sandbox whose root is writable and which allows root. `image` identifies what its image has; empty

@@ -23,7 +23,7 @@ from redis_server import RedisServer
 from server_process import ServerProcess
 
 from warren.cluster.roster import HEARTBEAT_S, LEASE_S, PROTOCOL
-from warren.sandboxes.providers.record import Record
+from warren.sandboxes.host.record import SandboxRecord
 
 FLAGS: Final = ("--container-image", "host", "--cpus", "1")
 POOL: Final = {"POOL_SIZE": "1", "POOL_MIN": "1", "MAX_POOL_SIZE": "2"}
@@ -189,7 +189,7 @@ class ClusterWorld:
 def inside(state_dir: Path, sandbox_id: str, name: str) -> str:
     """A file in the workspace of a sandbox, seen from the host; empty if it is not there."""
     with contextlib.suppress(OSError, ValueError):
-        record = Record.load(state_dir / "sandboxes" / sandbox_id)
+        record = SandboxRecord.load(state_dir / "sandboxes" / sandbox_id)
         if record is not None and record.alive():
             return Path(f"/proc/{record.pid}/root/workspace/{name}").read_text()
     return ""

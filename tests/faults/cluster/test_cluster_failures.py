@@ -20,9 +20,9 @@ from faults.host_view import sandboxes
 from faults.world import until
 from server_process import ServerProcess
 
-from warren.sandboxes.providers.record import Record
+from warren.sandboxes.host.record import SandboxRecord
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240), pytest.mark.extended]
 
 AGAIN_S: Final = 30.0  # after which a Redis without data takes new sessions; a lease, on a busy machine
 
@@ -68,7 +68,6 @@ async def check_there(caller: ClusterCaller, sessions: dict[str, dict[str, Any]]
             assert (again["session_id"], again["created"]) == (session["session_id"], False)
 
 
-@pytest.mark.extended
 async def test_a_redis_that_was_restarted_with_its_data_has_every_session(
     world: ClusterWorld, caller: ClusterCaller
 ) -> None:
@@ -81,7 +80,6 @@ async def test_a_redis_that_was_restarted_with_its_data_has_every_session(
 
 
 @pytest.mark.parametrize("is_flushed", [False, True], ids=["restarted", "flushed"])
-@pytest.mark.extended
 async def test_a_redis_without_its_data_gets_every_session_again(
     world: ClusterWorld, caller: ClusterCaller, *, is_flushed: bool
 ) -> None:
@@ -112,7 +110,6 @@ async def created_at_last(caller: ClusterCaller, **body: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.extended
 async def test_a_hundred_creates_of_one_thread_through_three_coordinators_give_one_session(
     world: ClusterWorld, caller: ClusterCaller
 ) -> None:
@@ -122,7 +119,6 @@ async def test_a_hundred_creates_of_one_thread_through_three_coordinators_give_o
     assert sum(answer.status == 201 for answer in answers) == 1
 
 
-@pytest.mark.extended
 async def test_a_machine_that_was_restarted_has_lost_its_sessions_and_says_so(
     world: ClusterWorld, caller: ClusterCaller
 ) -> None:
@@ -146,7 +142,7 @@ def pretend_a_reboot(state_dir: Path) -> None:
     clock = state_dir / "clock.json"
     clock.write_text(json.dumps({**json.loads(clock.read_text()), "boot": "another boot"}))
     for name in sandboxes(state_dir):
-        record = Record.load(state_dir / "sandboxes" / name)
+        record = SandboxRecord.load(state_dir / "sandboxes" / name)
         if record is not None and record.alive():
             os.kill(record.pid, signal.SIGKILL)
 
@@ -191,7 +187,6 @@ async def undisturbed(caller: ClusterCaller, sessions: list[dict[str, Any]]) -> 
             over.set()
 
 
-@pytest.mark.extended
 class TestClocksThatDiffer:
     """One worker and one coordinator believe that it is three days later.
 

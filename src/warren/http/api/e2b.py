@@ -30,7 +30,7 @@ from warren.sessions.long_values import HasLongValues, LongText, encode
 from warren.sessions.operations import code, files
 from warren.sessions.operations.call import Call, Handler, Values, perform, perform_stream
 from warren.sessions.operations.commands import EVENTS
-from warren.sessions.output_events import Event, Events, close_source
+from warren.sessions.output_events import Events, OutputEvent, close_source
 from warren.sessions.request_context import note
 from warren.sessions.schemas import (
     MAX_VARIABLES,
@@ -203,13 +203,13 @@ async def stream_execute(call: Call, body: RunBody) -> Events:
                     yield event
                     continue
                 async for info in _new_files(sandbox, before):
-                    yield Event("artifact", _show(call, info))
+                    yield OutputEvent("artifact", _show(call, info))
                 more = {
                     "exit_code": _exit_code(event.values["language"], event.values["error"]),
                     "session_id": session.id,
                     "notice": notice,
                 }
-                yield Event("end", {**event.values, **more})
+                yield OutputEvent("end", {**event.values, **more})
         finally:
             await close_source(source)
 

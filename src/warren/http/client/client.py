@@ -19,7 +19,7 @@ from warren.http.client.pool import CONNECT_TIMEOUT_S, ConnectionPool, Dial
 
 Body = bytes | AsyncIterator[bytes]
 WaitForDisconnect = Callable[[], Awaitable[None]]
-"""Returns or raises when the client, for whom the request is made, has disconnected."""
+"""Returns or raises when the client for whom the request is made has disconnected."""
 
 _MAX_SINGLE_WRITE: Final = 64 * 1024
 _SAFE_TO_REPEAT: Final = frozenset({"GET", "HEAD"})
@@ -110,11 +110,11 @@ class WorkerResponse:
         return self._connection is not None and self._connection.is_fully_read
 
     def header(self, name: bytes) -> bytes | None:
-        """The value of the first header of this name, which is given in lower case."""
+        """Returns the value of the first header of this name, which must be in lower case; None if there is none."""
         return next((value for header_name, value in self.headers if header_name == name), None)
 
     async def read(self) -> bytes:
-        """What has arrived of the body since the last call, at least a byte; empty at its end.
+        """Returns what has arrived of the body since the last call, at least a byte; empty at the end.
 
         Raises `Broken` if the response breaks off.
         """
@@ -123,7 +123,7 @@ class WorkerResponse:
         return await self._connection.read()
 
     async def read_all(self, limit: int) -> bytes:
-        """The whole body. Raises `Broken` if it is longer than `limit` bytes or breaks off."""
+        """Returns the whole body. Raises `Broken` if it is longer than `limit` bytes or breaks off."""
         pieces, size = [], 0
         while piece := await self.read():
             pieces.append(piece)
@@ -138,7 +138,7 @@ class WorkerResponse:
 
 
 class _Exchange:
-    """One request and its response; `WorkerClient.request` says what holds."""
+    """One request and its response, as `WorkerClient.request` describes them."""
 
     def __init__(
         self,
@@ -185,12 +185,13 @@ class _Exchange:
         await self._finish()
 
     async def _try(self, *, new_connection: bool) -> bool:
-        """Returns False if a kept connection was closed already and the request should go over a new one."""
+        """Tries one connection. Returns False if a kept connection was already closed and a new one is needed."""
         connection = self._connection = await self._pool.acquire(self._address, new=new_connection, dial=self._dial)
         self._start_sending(connection)
         try:
             await self._wait_for_head(connection)
         except Broken:
+            # A kept connection may close at any moment: a GET or HEAD that got no byte back is repeated on a new one.
             if connection.is_new or connection.has_received or not self._may_repeat:
                 raise
             await self._finish()
@@ -279,6 +280,7 @@ class _Exchange:
             self._side_task_timer.cancel()
         if self._response is not None:
             self._response.detach()
+        # A connection with an unfinished request cannot be reused: the next request would be read as its body.
         if connection is not None:
             if self._is_sent:
                 self._pool.release(connection)

@@ -33,7 +33,7 @@ class Phase(Enum):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Call `start_request`, `write`, `wait_for_head`, and then `read` until it returns nothing.
+    """One connection. Call `start_request`, `write`, `wait_for_head`, and then `read` until it returns nothing.
 
     Afterwards `become_idle` says whether the connection can be used again. `fail` closes it with an exception for the
     task that waits. `on_close` is called when it is closed.
@@ -90,14 +90,15 @@ class Connection(asyncio.BufferedProtocol):
             await self._write_waiter
 
     async def wait_for_head(self) -> None:
-        """Returns when `status` and `headers` are set."""
+        """Returns when `status` and `headers` are set. Raises the failure if there is no response."""
         while self.phase is Phase.HEAD:
             await self._wait_for_change()
         if self._failure is not None:
             raise self._failure
 
     async def read(self) -> bytes:
-        """What has arrived of the body since the last call, at least a byte; empty at its end."""
+        """Returns what has arrived of the body since the last call, at least a byte; empty at the end. Raises
+        Broken."""
         while not self._pieces:
             if self._failure is not None:
                 raise self._failure
@@ -136,7 +137,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_of_input(exc)
-        self._parser = None  # breaks the reference cycle, which only the garbage collector would free
+        self._parser = None  # breaks a reference cycle that only the garbage collector would free
         self._on_close(self)
 
     def eof_received(self) -> None:
@@ -154,7 +155,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         if self.phase not in (Phase.HEAD, Phase.BODY):
-            self.abort()  # bytes that no request asked for
+            self.abort()  # no request asked for these bytes
             return
         assert self._parser is not None
         self.has_received = True
@@ -167,7 +168,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._bytes_without_progress > MAX_HEAD:
                 self.fail(Broken("the head of its response is too large"))
         if self._is_head and self.is_fully_read:
-            self._parser = None  # it waits for a body that will not come
+            self._parser = None  # the parser would wait for a body that never comes
 
     # Called by the parser.
 
@@ -233,7 +234,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _no_response_error(self, exc: Exception | None) -> Exception:
         if isinstance(exc, ssl.SSLError) and self.is_new and not self.has_received:
-            return Unreachable("no trusted TLS connection came about")  # TLS 1.3 reports a refusal only now
+            return Unreachable("no trusted TLS connection came about")  # TLS 1.3 reports a refused certificate only now
         return Broken("it closed the connection without a response")
 
     def _clear_buffered(self) -> None:

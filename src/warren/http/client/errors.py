@@ -1,13 +1,12 @@
-"""How a request to a worker, or to a server in a sandbox, fails. What matters to the caller is whether it may send the
-request again.
+"""How a request to a worker, or to a server in a sandbox, fails. The classes say whether it may be sent again.
 
 These are not WarrenErrors, because no client sees them: the router and `PeerCalls` translate them.
 """
 
 
 class ForwardingFailed(Exception):
-    """`reason` is a short sentence for logs and responses, in which "it" is whoever was asked: the caller says who that
-    is. It names no address and no header."""
+    """A request failed. `reason` is a short sentence for logs and responses, in which "it" is the server that was
+    asked: the caller says which. It names no address and no header."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -19,7 +18,7 @@ class Unreachable(ForwardingFailed):
 
 
 class Broken(ForwardingFailed):
-    """The connection ended after at least a part of the request was sent: the worker may have done it or not.
+    """The connection ended after a part of the request was sent: the worker may or may not have carried it out.
 
     Also raised when the response is not valid HTTP, or breaks off.
     """

@@ -1,6 +1,6 @@
-"""The bytes before a request's body, and which headers pass between client and worker.
+"""Writes the bytes before a request's body, and decides which headers pass between client and worker.
 
-`client` writes request heads with it, `proxy/http_requests` filters headers, and `proxy/websockets` does both.
+`client` writes request heads with it, `forwarding.http_requests` filters headers; `forwarding.websockets` does both.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,9 +32,9 @@ _METHODS_WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
 
 
 def request_head(method: str, target: bytes, headers: Iterable[Header], framing: Header | None) -> bytes:
-    """Everything before the body. `framing` replaces whatever the headers say about the body's length.
+    """Returns everything before the body. `framing` replaces whatever the headers say about the body's length.
 
-    Raises `InvalidRequest` if a line break or a space would turn it into more than one request, or another one.
+    Raises `InvalidRequest` if a line break or a space would turn it into another request, or into several.
     """
     lines = [b"%s %s HTTP/1.1" % (method.encode("ascii"), target)]
     lines += [b"%s: %s" % header for header in headers if header[0] not in _FRAMING]
@@ -48,14 +48,15 @@ def request_head(method: str, target: bytes, headers: Iterable[Header], framing:
 
 
 def framing_of(method: str, body: bytes) -> Header | None:
-    """The header that frames a complete body; None for an empty one where no body is expected."""
+    """Returns the header that frames a complete body; None for an empty body where none is expected."""
     if not body and method not in _METHODS_WITH_BODY:
         return None
     return b"content-length", b"%d" % len(body)
 
 
 def content_length(headers: Iterable[Header]) -> int | None:
-    """The content-length among the headers; None means that the body is sent in chunks."""
+    """Returns the content-length among the headers; None means that the body is sent in chunks. Raises
+    `InvalidRequest`."""
     for name, value in headers:
         if name == b"content-length":
             if not value.isdigit():
@@ -80,10 +81,10 @@ def headers_for_worker(
     without: frozenset[bytes] = frozenset(),
     passes: Passes = Passes.USUAL,
 ) -> list[Header]:
-    """The client's headers that a worker may see, Host first, then `added`, which replace the client's."""
+    """Returns the client's headers that a worker may see, Host first, then `added`, which replace the client's."""
     left_out = passes.value | without | {name for name, _ in added}
     if TRACEPARENT in left_out:
-        left_out |= {TRACESTATE}  # it belongs to the one that is replaced
+        left_out |= {TRACESTATE}  # tracestate belongs to the traceparent that is replaced
     headers: list[Header] = scope["headers"]
     left_out |= named_in_connection(headers)
     kept = [
@@ -96,8 +97,8 @@ def headers_for_worker(
 
 
 def headers_for_client(status: int, headers: Iterable[Header], *, of_sandbox: bool = False) -> list[Header]:
-    """The worker's headers without those that the coordinator's server adds itself, and without x-warren-*. It adds
-    none to what a sandbox answers."""
+    """Returns the worker's headers without x-warren-* and without those that the coordinator's server adds itself. The
+    server adds only a date to a sandbox's response."""
     left_out = _DATE if of_sandbox else _SET_BY_COORDINATOR
     if status in STATUSES_WITHOUT_BODY:
         left_out |= {b"content-length"}  # the server would wait for that many bytes
@@ -105,13 +106,13 @@ def headers_for_client(status: int, headers: Iterable[Header], *, of_sandbox: bo
 
 
 def request_target(scope: Scope) -> bytes:
-    """Path and query of the request, byte for byte as the client sent them."""
+    """Returns path and query of the request, byte for byte as the client sent them."""
     path: bytes = scope["raw_path"] or b"/"
     query: bytes = scope["query_string"]
     return path + b"?" + query if query else path
 
 
 def named_in_connection(headers: Iterable[Header]) -> set[bytes]:
-    """The headers that the client's Connection header limits to this connection."""
+    """Returns the headers that the client's Connection header limits to this connection."""
     values = [value for name, value in headers if name == b"connection"]
     return {token.strip().lower() for value in values for token in value.split(b",")} - _ALWAYS_FORWARDED

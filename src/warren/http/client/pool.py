@@ -1,6 +1,6 @@
 """The connections to all workers: those in use, and those kept for the next request. `client` uses it.
 
-The functions for addresses and connecting also serve `proxy/websockets`, which has connections of its own.
+The functions for addresses and connecting also serve `forwarding/websockets`, which has connections of its own.
 """
 
 import asyncio
@@ -20,18 +20,18 @@ CONNECT_TIMEOUT_S: Final = 2.0
 _CLOSE_TIMEOUT_S: Final = 5.0
 _Protocol = TypeVar("_Protocol", bound=asyncio.BaseProtocol)
 Dial = Callable[[], Awaitable[socket.socket]]
-"""Gives a connected socket, for a server that no address leads to. What it raises reaches the caller."""
+"""Returns a connected socket, for a server without an address. What it raises reaches the caller."""
 
 
 class Address(NamedTuple):
     host: str
     port: int
-    scheme: str  # empty if the address names none
+    scheme: str  # empty if the address has no scheme
 
 
 @lru_cache(maxsize=1024)
 def parse_address(text: str) -> Address:
-    """Reads `host:port`, an IPv6 host in brackets, with or without a scheme. Raises `Unreachable` for anything else."""
+    """Parses `host:port`, with an IPv6 host in brackets, with or without a scheme. Raises `Unreachable` otherwise."""
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 < int(match[4]) < 65536:
         raise Unreachable("its address is not a host and a port")
@@ -39,7 +39,7 @@ def parse_address(text: str) -> Address:
 
 
 def tls_for(address: Address, tls: ssl.SSLContext | None) -> ssl.SSLContext | None:
-    """The TLS context to use for an address; a scheme in the address decides."""
+    """Returns the TLS context for an address; its scheme decides. Raises `Unreachable` if TLS is not set up."""
     if address.scheme == "http":
         return None
     if address.scheme == "https" and tls is None:
@@ -48,7 +48,7 @@ def tls_for(address: Address, tls: ssl.SSLContext | None) -> ssl.SSLContext | No
 
 
 def connect_error(exc: Exception) -> Unreachable:
-    """Says why no connection was made, without naming the address."""
+    """Returns why no connection was made, without naming the address."""
     if isinstance(exc, ssl.SSLError):
         return Unreachable("no trusted TLS connection came about")
     if isinstance(exc, TimeoutError):
@@ -81,7 +81,7 @@ async def open_connection(
 
 
 async def use_socket(new_protocol: Callable[[], _Protocol], connected: socket.socket) -> _Protocol:
-    """Gives a connected socket its protocol. Raises `Unreachable`."""
+    """Attaches a protocol to a connected socket. Raises `Unreachable`, and closes the socket if it fails."""
     try:
         _, protocol = await asyncio.get_running_loop().create_connection(new_protocol, sock=connected)
     except BaseException as exc:
@@ -93,7 +93,7 @@ async def use_socket(new_protocol: Callable[[], _Protocol], connected: socket.so
 
 
 class ConnectionPool:
-    """Hands out each connection for one exchange: the most recently used first, so that surplus ones grow old."""
+    """Hands out each connection for one exchange, the most recently used first, so that surplus ones grow old."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class ConnectionPool:
         return "; ".join(counts) or "no connections"
 
     async def acquire(self, address: str, *, new: bool, dial: Dial | None = None) -> Connection:
-        """A connection that carries no request; one that `dial` makes is new. Raises `Unreachable`."""
+        """Returns a connection that carries no request; one from `dial` is always new. Raises `Unreachable`."""
         if self._is_closed:
             raise Unreachable("this process is stopping")
         if dial is not None:

@@ -26,7 +26,7 @@ from warren.sessions.contexts import Beginning
 from warren.sessions.long_values import LongObject, LongText, json_pieces
 from warren.sessions.operations.call import Call
 from warren.sessions.operations.code import cell_events, started_cell
-from warren.sessions.output_events import Event, Events, close_source
+from warren.sessions.output_events import Events, OutputEvent, close_source
 from warren.sessions.request_context import note
 from warren.sessions.schemas import MAX_VARIABLES, CodeBody
 
@@ -163,7 +163,7 @@ async def _events(call: Call, body: CodeBody) -> Events:
                 raise
 
 
-def _line(event: Event | None) -> bytes:
+def _line(event: OutputEvent | None) -> bytes:
     if event is None:
         return _encode({"type": "keepalive"})
     values = event.values

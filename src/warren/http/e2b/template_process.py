@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from warren.http.e2b.template_steps import Made, TemplateStep, as_json, from_json, make_recipe
-from warren.images.store.tree import Tree
-from warren.images.transfer.import_tree import Caps, unpack_tar
+from warren.images.transfer.import_tree import ImportCaps, unpack_tar
+from warren.images.trees.tree import Tree
 from warren.model.errors import InvalidRequest
 from warren.model.image import ImageConfig
 
@@ -74,6 +74,6 @@ def _unpack(directory: Path, steps: Sequence[TemplateStep], most_bytes: int) -> 
         place.mkdir(mode=0o755)
         with open(directory / step.files_hash, "rb") as archive, Tree(place) as tree:
             try:
-                unpack_tar(archive, tree, Caps(members=_MOST_FILES, size=most_bytes))
+                unpack_tar(archive, tree, ImportCaps(members=_MOST_FILES, size=most_bytes))
             except InvalidRequest as exc:
                 raise InvalidRequest(f"the files of COPY {step.args[0]} cannot be unpacked: {exc.message}") from exc

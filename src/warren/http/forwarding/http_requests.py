@@ -55,7 +55,8 @@ class RequestBody(AsyncIterator[bytes]):
         return b"".join(self._pieces)
 
     async def whole_if_received(self) -> bytes | None:
-        """The whole body if its first piece is all of it or all of it was fetched; otherwise None: iterate."""
+        """Returns the whole body if one piece is all of it, or all of it was fetched. Otherwise returns None:
+        iterate."""
         if not self._pieces and not self.is_received:
             await self.fetch()
         if self.is_received and self._can_rewind and not self._position:
@@ -76,13 +77,13 @@ class RequestBody(AsyncIterator[bytes]):
         return piece
 
     def rewind(self) -> bool:
-        """Starts again at the beginning; returns False if too much was read to have kept all of it."""
+        """Goes back to the beginning. Returns False if too much was read to keep all of it."""
         if self._can_rewind:
             self._position = 0
         return self._can_rewind
 
     def replay(self) -> Receive:
-        """A `receive` for the coordinator's own app, which sees what was fetched once more."""
+        """Returns a `receive` for the coordinator's own app, which yields what was fetched once more."""
         fetched: list[Message] = []
         if self._pieces or self.is_received:
             body = b"".join(self._pieces)
@@ -94,7 +95,7 @@ class RequestBody(AsyncIterator[bytes]):
         return receive
 
     async def wait_for_disconnect(self) -> None:
-        """Raises `ClientDisconnect` when the client disconnects. To be called after the body was read."""
+        """Raises `ClientDisconnect` when the client disconnects. Call it after the body was read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         raise ClientDisconnect
@@ -130,18 +131,18 @@ async def forward_request(
 
 
 async def forward_response(response: WorkerResponse, send: Send, *, of_sandbox: bool = False) -> None:
-    """Sends the worker's response to the client as it arrives; with `of_sandbox` with the headers that a sandbox set.
+    """Sends the worker's response to the client as it arrives; with `of_sandbox`, with the headers that a sandbox set.
 
-    Raises `Broken` if it breaks off, with the client's response incomplete. The caller must let that pass: the server
-    then breaks the client's connection, so that the client does not take a part for the whole.
+    Raises `Broken` if the response breaks off. The caller must not catch it: the server then breaks the client's
+    connection, so that the client does not take a part for the whole.
     """
     headers = headers_for_client(response.status, response.headers, of_sandbox=of_sandbox)
     await send_pieces(response, headers, send, bare=of_sandbox)
 
 
 async def send_pieces(response: WorkerResponse, headers: Sequence[Header], send: Send, *, bare: bool = False) -> None:
-    """Sends the response with these headers, `bare` or not, and its body as it arrives. Raises `Broken` as
-    `forward_response` does."""
+    """Sends the response with these headers, and its body as it arrives. `bare` keeps the server from adding headers.
+    Raises `Broken` as `forward_response` does."""
     await send({"type": "http.response.start", "status": response.status, "headers": headers, BARE: bare})
     while piece := await response.read():
         is_last = response.is_complete
@@ -152,7 +153,7 @@ async def send_pieces(response: WorkerResponse, headers: Sequence[Header], send:
 
 
 async def send_response(response: WorkerResponse, body: bytes, send: Send) -> None:
-    """Sends a response whose body was read already."""
+    """Sends a response whose body was already read."""
     headers = headers_for_client(response.status, response.headers)
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -1,4 +1,4 @@
-"""Connects a client's WebSocket to one of a worker. The router uses it.
+"""Connects a client's WebSocket to a worker's. The router uses it.
 
 Two tasks relay messages, one for each direction. Each reads a message only when the other side has taken the one
 before, so neither side can fill the coordinator's memory. When one side closes, the other is closed with the same
@@ -80,7 +80,7 @@ async def forward_websocket(
     instead. `Refused`, `Unreachable` (nothing was sent to the worker) and `Broken` are raised only before the client
     has a response, so that another worker can be tried. If the worker is lost later, the client is closed with 1011.
 
-    With `dialled` the other side is not a worker at `address` but whom it connects to.
+    With `dialled`, the other side is that connection, and `address` is not used.
     """
     if dialled is not None:
         worker = await use_socket(lambda: _new_connection(dialled.handshake(scope), dialled.max_queue), dialled.socket)
@@ -101,8 +101,8 @@ async def forward_websocket(
 
 @dataclass(frozen=True, slots=True)
 class Dialled:
-    """A connection to another server than a worker, with the head of the request that it gets. `headers` may contain
-    those of the client's handshake, which are replaced."""
+    """A connection to a server other than a worker, and the head of the request for it. `headers` may contain those of
+    the client's handshake, which are replaced."""
 
     socket: socket.socket
     target: bytes
@@ -156,7 +156,8 @@ def _new_connection(protocol: _Handshake, max_queue: int = _MAX_QUEUED_MESSAGES)
 
 
 async def _shake_hands(worker: ClientConnection) -> Response | None:
-    """None if the worker accepts the WebSocket, otherwise its refusal."""
+    """Performs the handshake. Returns None if the worker accepts the WebSocket, otherwise its refusal. Raises
+    `Unreachable`, `Broken`."""
     try:
         async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
             await worker.handshake(user_agent_header=None)
@@ -166,7 +167,7 @@ async def _shake_hands(worker: ClientConnection) -> Response | None:
         raise Broken(f"it did not respond within {_HANDSHAKE_TIMEOUT_S:g} s") from None
     except (InvalidHandshake, ConnectionClosed, EOFError, OSError) as exc:
         if isinstance(worker.connection_exc, ssl.SSLError):
-            raise connect_error(worker.connection_exc) from exc  # TLS 1.3 reports a refusal only now
+            raise connect_error(worker.connection_exc) from exc  # TLS 1.3 reports a refused certificate only now
         raise Broken("its response to the WebSocket handshake is not valid") from exc
     return None
 
@@ -179,7 +180,7 @@ async def _relay(worker: ClientConnection, receive: Receive, send: Send) -> None
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         client_close = to_worker.result() if to_worker.done() else None
         if client_close is None:
-            await asyncio.wait([to_client])  # messages from before the worker closed still reach the client
+            await asyncio.wait([to_client])  # messages that the worker sent before it closed still reach the client
             to_client.result()
             await _close_client(worker, send)
         else:
@@ -218,7 +219,7 @@ async def _relay_to_client(worker: ClientConnection, send: Send) -> None:
 
 
 async def _close_worker(worker: ClientConnection, close: Close, to_client: "asyncio.Task[None]") -> None:
-    """Closes as the client did: with its code, without one, or without a close frame, by the caller's abort.
+    """Closes the worker's side as the client closed: with its code, without one, or by the caller's abort.
 
     Servers report a vanished client as one that gave no code; so the worker sees what it would see of the client.
     """
@@ -226,7 +227,8 @@ async def _close_worker(worker: ClientConnection, close: Close, to_client: "asyn
     await asyncio.wait([to_client])
     if close.code != _NO_CLOSE_FRAME:
         code, reason = (cast(int, None), "") if close.code == _NO_CODE else sendable(close)
-        discarding = asyncio.create_task(_discard_messages(worker))  # the worker's close frame is behind them
+        # the worker's close frame comes after its unread messages
+        discarding = asyncio.create_task(_discard_messages(worker))
         with suppress(ConnectionClosed):
             await worker.close(code, reason)
         await discarding
@@ -247,7 +249,7 @@ async def _close_client(worker: ClientConnection, send: Send) -> None:
 
 
 def sendable(close: Close) -> tuple[int, str]:
-    """The same code and reason if a close frame may contain them, otherwise 1000."""
+    """Returns the same code and reason if a close frame may contain them, otherwise 1000."""
     try:
         close.check()
     except ProtocolError:

@@ -6,14 +6,14 @@ The connection then checks how long its client has kept it waiting: for the rest
 body, or for the client to read what was sent. So requests need no timers, and one place handles every way in which a
 client can stall.
 
-When as many connections are open as may be, a new one takes the place of an unused one, of whoever has the most. No
-tenant can use all of them at once, see `Admission`; so there is always a place for another.
+When the maximum of connections is open, a new one replaces an unused one of the owner with the most. No tenant can use
+all of them at once, see `Admission`; so there is always a place for another tenant.
 
 The memory of a connection is bounded: the head by `max_header_bytes`, the body by uvicorn's flow control (64 KiB, then
-reading pauses), pipelined requests by `MAX_PIPELINED`, and output by the transport's high-water mark. What comes in is
-parsed in turns with everything else on the event loop: a read may hold tens of thousands of tiny chunks or frames, and
-while some of it is not parsed nothing more is read. When a client
-disconnects or is dropped, the app's `send` raises and its `receive` returns `http.disconnect`, so that streams end.
+reading pauses), pipelined requests by `MAX_PIPELINED`, and output by the transport's high-water mark. Incoming
+bytes are parsed in turns with everything else on the event loop: a read may hold tens of thousands of tiny chunks or
+frames, and no more is read while some of it is unparsed. When a client disconnects or is dropped, the app's `send`
+raises and its `receive` returns `http.disconnect`, so that streams end.
 """
 
 import asyncio
@@ -50,14 +50,14 @@ from warren.model.errors import (
 
 MAX_PIPELINED = 8
 MAX_FRAGMENTS = 1024
-_HTTP_STEP = 8 * 1024  # bytes that are parsed before the clock is looked at: 1,400 chunks, or a part of one
-_FRAMES_STEP = 1024  # 170 frames, or a part of one
-_MAX_REFUSED = 256  # connections over the limit that get an answer; the others are just closed
-_EVICTED_PART = 100  # one connection in so many is closed at once: looking for them takes a while
+_HTTP_STEP = 8 * 1024  # bytes parsed before the clock is read: 1,400 chunks, or a part of one
+_FRAMES_STEP = 1024  # bytes: 170 frames, or a part of one
+_MAX_REFUSED = 256  # connections over the limit that get a response; the others are just closed
+_EVICTED_PART = 100  # closes 1 % of the connections at a time, because choosing them is slow
 BODY_IS_NEXT = "warren.body_is_next"
 """In the start of a response: the next message is the whole body, so both are written at once."""
 MAX_MESSAGE = "warren.max_message"
-"""An extension of a WebSocket's scope: its `set` changes how long a message of the client may be."""
+"""An extension of a WebSocket's scope: its `set` changes the maximal length of a client's message."""
 _log = get_log(__name__)
 
 
@@ -71,12 +71,12 @@ class Phase(Enum):
 
 
 _EVICTABLE = frozenset({Phase.IDLE, Phase.HEAD, Phase.DRAINING, Phase.LINGERING})
-_LAST_REQUEST_S = 0.5  # the time for a first request of clients that connected before the server stopped
+_LAST_REQUEST_S = 0.5  # for the first request of a client that connected before the server stopped
 _PHASE_LIMITS_S = {Phase.DRAINING: 5.0, Phase.LINGERING: 2.0}
 
 
 class _StallTimer:
-    """Measures for how long a figure has not changed. None: nothing is awaited."""
+    """Measures for how long a number has not changed. None means that nothing is awaited."""
 
     __slots__ = ("_figure", "_since")
 
@@ -91,11 +91,11 @@ class _StallTimer:
 
 
 class _ResponseTransport:
-    """The transport that uvicorn writes an answer to.
+    """The transport that uvicorn writes a response to.
 
-    `close` calls the connection: to close a socket while a body still comes in would destroy the answer on its way.
-    The head of an answer waits for the first piece of the body, if that comes at once: two writes cost twice as much,
-    and wake the client twice.
+    `close` calls the connection: closing a socket while a body still arrives would reset it, and the client would lose
+    the response. The head of a response waits for the first piece of the body if that comes at once: two writes cost
+    twice as much, and wake the client twice.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class _ResponseTransport:
 
 
 class _Flow(FlowControl):
-    """Reading is paused while the app has enough, and while what was read is not yet parsed."""
+    """Pauses reading while the app has enough, and while bytes that were read are not yet parsed."""
 
     is_parsing = False
 
@@ -170,7 +170,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._enter(Phase.HEAD)  # from now on: before this the two have agreed on TLS, which has a time-out of its own
+        self._enter(Phase.HEAD)  # counted from now on: the TLS handshake had a time-out of its own
         self.flow = self._flow = _Flow(transport)
         self._response_transport = _ResponseTransport(transport, self._close_after_response, self.loop)
         excess = len(self.connections) - self._limits.max_connections
@@ -182,7 +182,7 @@ class HttpConnection(HttpToolsProtocol):
             self._refuse(NoCapacity(f"{self._limits.max_connections} connections are open already", retry_after_s=1))
 
     def _evict_unused(self) -> int:
-        """Closes unused connections to make place for this one, and gives their number."""
+        """Closes unused connections to make room for this one, and returns their number."""
         others = cast(set[HttpConnection | WebSocketConnection], self.connections - {self})
         chosen = choose_unused(others, max(1, self._limits.max_connections // _EVICTED_PART))
         for connection in chosen:
@@ -194,18 +194,19 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def owner(self) -> str:
-        """The tenant of the last request; before there was one that could be identified, the client's network."""
+        """The tenant of the last identified request; before there is one, the client's network."""
         return _owner_of(self._active.scope if self._active is not None else None, self.transport)
 
     @property
     def unused_since(self) -> tuple[bool, float] | None:
-        """Since when it waits for its client, after all that have nothing to send; None if a request is served."""
+        """A key that sorts unused connections: those with nothing to send first, then the longest unused. None if a
+        request is being served."""
         if self._phase not in _EVICTABLE:
             return None
         return self.transport.get_write_buffer_size() > 0, self._since
 
     def eof_received(self) -> None:
-        """The connection closes. An answer that is ready before it is lost would reach nobody."""
+        """Tells the app that the client has gone: a response that is still ready in time would reach nobody."""
         self._notify_disconnect()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -221,7 +222,7 @@ class HttpConnection(HttpToolsProtocol):
             self._phase, self._since = Phase.HEAD, self.loop.time()
         self._unset_keepalive_if_required()
         self._received += len(data)
-        if self._rest:  # TLS may have more that was read before
+        if self._rest:  # TLS may deliver bytes that it had already read
             self._rest = memoryview(bytes(self._rest) + data)
         else:
             self._rest = memoryview(data)
@@ -320,7 +321,7 @@ class HttpConnection(HttpToolsProtocol):
         self.transport.abort()
 
     def shutdown(self) -> None:
-        """Answers the request that is being sent, or will be in a moment, as the last one."""
+        """Answers the request that is arriving, or will arrive in a moment, as the last one."""
         if self._phase is Phase.HEAD:
             self._is_last = True
             self.loop.call_later(_LAST_REQUEST_S, self._close_if_no_request)
@@ -357,7 +358,7 @@ class HttpConnection(HttpToolsProtocol):
                 await cycle.send(cast(Any, head))
             transport.in_head = message["type"] == "http.response.start"
             await cycle.send(cast(Any, message))
-            # After a failed write uvicorn sets `disconnected` only when the app lets the event loop run.
+            # After a failed write, uvicorn sets `disconnected` only once the app lets the event loop run.
             if cycle.disconnected or (self.transport.is_closing() and not cycle.response_complete):
                 raise ClientDisconnected
 
@@ -385,7 +386,7 @@ class HttpConnection(HttpToolsProtocol):
     def _write_response(self, cycle: RequestResponseCycle, start: Message, body: bytes) -> bool:
         """Writes a whole response as uvicorn would, in one piece and with fewer steps.
 
-        Does nothing and returns False in the cases that are left to uvicorn.
+        Returns False, and does nothing, in the cases that it leaves to uvicorn.
         """
         is_usual = cycle.keep_alive and not cycle.response_started and not cycle.flow.write_paused
         if not is_usual or cycle.disconnected or cycle.scope["method"] == "HEAD":
@@ -417,10 +418,11 @@ class HttpConnection(HttpToolsProtocol):
         return HeadTooLarge("the head of the request is too large", remedy="send fewer or shorter headers")
 
     def _ignores_upgrade(self) -> bool:
-        """Whether the request asks for another protocol than WebSocket, and is read again as the plain one it also is.
+        """Returns whether the request asks for a protocol other than WebSocket; it is then parsed again as a plain
+        request.
 
-        The parser takes what follows its head for that protocol. It may be the body: as the next request it would be
-        one that no proxy in front has seen.
+        The parser takes the bytes after its head for that protocol. They may be the body: read as the next request,
+        they would smuggle one past a proxy in front.
         """
         return self.parser.should_upgrade() and not self._should_upgrade()
 
@@ -456,7 +458,7 @@ class HttpConnection(HttpToolsProtocol):
             self._refuse_and_close(exc)
 
     def _refuse_and_close(self, exc: WarrenError) -> None:
-        """Sends the error, unless an answer has begun, and ends the connection and the request that it serves."""
+        """Sends the error, unless a response has begun, and ends the connection and its request."""
         if not (self._active is not None and self._busy() and self._active.response_started):
             self.transport.write(raw_response(exc, self.server_state.default_headers))
         self._notify_disconnect()
@@ -475,12 +477,13 @@ class HttpConnection(HttpToolsProtocol):
         self._enter(Phase.LINGERING)
         self.pipeline.clear()
         if not self.transport.is_closing():
+            # Unread bytes would turn the close into a reset, and the client would lose the response.
             self.flow.resume_reading()
-            if self.transport.can_write_eof():  # TLS cannot: there the client closes, or the phase ends
+            if self.transport.can_write_eof():  # TLS cannot: there the client closes, or the phase times out
                 self.transport.write_eof()
 
     def _notify_disconnect(self) -> None:
-        """uvicorn notifies only the newest request; with pipelined requests another one is being served."""
+        """Tells all requests that the client is gone: uvicorn tells only the newest, not a pipelined one before it."""
         for cycle in (self._active, self.cycle):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
@@ -528,7 +531,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
             self.transport.pause_reading()
 
     def _parse_for_a_turn(self) -> None:
-        """Stops when the app has messages to take; `receive` goes on when it has taken them."""
+        """Parses until the app has messages to take; `receive` continues when it has taken them."""
         self._turn = None
         until = time.perf_counter() + TURN_S
         while self._rest and not self.read_paused and not self.transport.is_closing():
@@ -569,7 +572,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
             super().handle_cont(event)
 
     def keepalive_timeout(self) -> None:
-        """While the app leaves messages unread the socket is not read either, so a missing pong means nothing."""
+        """Ignores a missing pong while the socket is not read, because the app leaves messages unread."""
         if self.read_paused or self._rest:
             self.pong_timer = self.pending_ping_payload = None
             self.schedule_ping()
@@ -577,7 +580,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
             super().keepalive_timeout()
 
     def handle_parser_exception(self) -> None:
-        if self.conn.close_sent is None:  # it failed before it was a WebSocket
+        if self.conn.close_sent is None:  # it failed before it became a WebSocket
             self.transport.abort()
         else:
             super().handle_parser_exception()
@@ -586,9 +589,9 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
 def choose_unused(
     connections: Iterable["HttpConnection | WebSocketConnection"], most: int
 ) -> list["HttpConnection | WebSocketConnection"]:
-    """Up to `most` connections that serve no request, of the owner that has the most connections.
+    """Returns up to `most` connections that serve no request, of the owner with the most connections.
 
-    Those that have been unused for longest come first, and half of them stay: who has just connected is about to ask.
+    The longest unused come first, and half of the unused ones stay: a client that has just connected is about to ask.
     """
     owners = FairShare()
     unused: dict[str, list[tuple[tuple[bool, float], HttpConnection | WebSocketConnection]]] = {}
@@ -613,7 +616,7 @@ def _owner_of(scope: Any, transport: asyncio.BaseTransport) -> str:
 
 
 def raw_response(exc: WarrenError, default_headers: list[tuple[bytes, bytes]]) -> bytes:
-    """An error answer as bytes, for a connection that has no valid request."""
+    """Returns an error response as bytes, for a connection without a valid request."""
     response = problem(exc)
     headers = [*default_headers, *response.raw_headers, *SECURITY_HEADERS, *DEFAULT_HEADERS, (b"connection", b"close")]
     lines = b"".join(b"%s: %s\r\n" % header for header in headers)

@@ -1,4 +1,4 @@
-"""The first stage of every request but previews by host: checks it, and completes its answer.
+"""The first stage of every request but previews by host: checks it, and completes its response.
 
 For each request the guard finds the client's address (behind a proxy too), gives the request an id and its trace, and
 checks
@@ -7,12 +7,12 @@ checks
 - the Origin, because pages of other sites must not use the browser to reach the server,
 - the size of the body.
 
-It adds security headers to the answer, logs the request, and turns exceptions into answers. It never raises, except
-when cancelled: if an answer fails half-way the guard returns, and the server closes the connection.
+It adds security headers to the response, logs the request, and turns exceptions into responses. It never raises, except
+when cancelled: if a response fails half-way, the guard returns and the server closes the connection.
 
-HEAD is performed as GET, and the answer ends before its body. There is no CORS.
+HEAD is performed as GET, and the response ends before its body. There is no CORS.
 
-The server itself keeps the time-outs and the limits on connections, see `serving`.
+The server itself enforces the time-outs and the limits on connections, see `serving`.
 """
 
 import logging
@@ -47,30 +47,30 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _CACHED_CHECKS = 256
 _SESSION_ID = re.compile(r"ses_[0-9a-f]{32}")
 _BEGIN_NO_TRACE = ("/health", "/ready", "/metrics", "/internal/")
-"""Paths that machines ask for all the time."""
+"""Paths that machines ask for all the time; they begin no trace."""
 SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"x-frame-options", b"DENY"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
-"""Sent with every answer: what a browser must not do with it."""
+"""Sent with every response: what a browser must not do with it."""
 DEFAULT_HEADERS = (
     (b"cache-control", b"no-store"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),
 )
-"""Sent with every answer that does not set them itself."""
+"""Sent with every response that does not set them itself."""
 _STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000")
 
 BARE = "warren.bare"
-"""In the start of a response: it is a sandbox's, at an origin of its own, and gets no headers from the guard."""
+"""In the start of a response: it comes from a sandbox, at an origin of its own, and gets no headers from the guard."""
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """The id of the request being served, for logs."""
 
 
 MAX_CONNECTIONS = "max_connections"
-"""In the state that every scope has: how many connections the server takes."""
+"""In the state of every scope: how many connections the server accepts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class HttpLimits:
 
 
 class StreamedAnswer(StreamingResponse):
-    """An answer from an async generator, which is closed as soon as the answer ends or fails.
+    """A response from an async generator, which is closed as soon as the response ends or fails.
 
     Starlette leaves that to the garbage collector, and the generator would hold its resources until then.
     """
@@ -167,7 +167,8 @@ class HttpGuard:
             return
 
         async def send_or_refuse(message: Message) -> None:
-            if message["type"] == "websocket.close" and not answer.started:  # the app does this where it has no socket
+            # the app closes a WebSocket that it has no route for
+            if message["type"] == "websocket.close" and not answer.started:
                 unknown = NotFound(f"there is no WebSocket at {scope['path'][:80]!r}")
                 await refuse_websocket(scope, receive, answer.send, problem(unknown))
             else:
@@ -184,11 +185,11 @@ class HttpGuard:
             self._end_request("WEBSOCKET", request, answer, span)
 
     def _end_request(self, method: str, request: Request, answer: "_Response", span: Span) -> None:
-        """Tells the route instead of the path, which may contain names that must not be logged."""
+        """Records the request, with the route instead of the path, whose names must not be logged."""
         operation = request.operation
         route = operation.path if operation is not None else _route_of(request)
         status, seconds = answer.status or CALLER_LEFT, time.perf_counter() - answer.began
-        # A sandbox may answer what it likes: it must neither make up labels nor look like an error of the server.
+        # A sandbox may respond as it likes: it must neither invent metric labels nor look like an error of the server.
         self._recorder.request_ended(route, method, _PASSED_ON if request.from_sandbox else status, seconds)
         is_known = bool(request.caller.scopes)
         if span is not NO_SPAN and span.is_recorded:
@@ -228,7 +229,7 @@ class HttpGuard:
         return None
 
     def _check_body(self, request: Request, length: bytes | None, receive: Receive) -> Receive:
-        """Refuses a body whose Content-Length is too large; counts a body without one while it comes."""
+        """Refuses a body whose Content-Length is too large, and counts a body without one while it arrives."""
         chunked = b"transfer-encoding" in request.headers
         if length is not None and int(length) > self._max_body:
             raise _too_large(self._max_body)
@@ -236,7 +237,7 @@ class HttpGuard:
 
 
 def limit_body(receive: Receive, most: int) -> Receive:
-    """The messages of a request; TooLarge is raised in place of the one with which its body gets too long."""
+    """Returns a `receive` that raises TooLarge instead of the message with which the body becomes too long."""
     taken = 0
 
     async def count() -> Message:
@@ -256,9 +257,9 @@ def _too_large(most: int) -> TooLarge:
 
 _STARTS = frozenset({"http.response.start", "websocket.http.response.start"})
 SWITCHING_PROTOCOLS = 101
-_CLOSE_BASE = 4000  # the code that closes a WebSocket for an error is this plus the error's status
+_CLOSE_BASE = 4000  # a WebSocket is closed for an error with this plus the error's HTTP status
 _PASSED_ON = 200
-CALLER_LEFT = 499  # no status was sent: the caller went away first
+CALLER_LEFT = 499  # no status was sent: the caller disconnected first
 
 
 _TLS = ("https", "wss")
@@ -289,7 +290,7 @@ def _note_request(span: Span, method: str, route: str, status: int, request: Req
 
 
 class _Response:
-    """Sends the app's answer with the guard's headers, and remembers its status."""
+    """Sends the app's response with the guard's headers, and remembers its status."""
 
     __slots__ = ("_request_id", "_send", "_tls_required", "began", "status")
 
@@ -314,7 +315,7 @@ class _Response:
         await self._send(message)
 
     async def send_head(self, message: Message) -> None:
-        """Sends no body. A body that is a stream is not awaited: to the app it looks as if the client disconnects."""
+        """Sends the response without its body. Ends a streamed body at once, as if the client had disconnected."""
         if message["type"] in _STARTS:
             await self.send(message)
             return
@@ -354,6 +355,6 @@ async def refuse_websocket(scope: Scope, receive: Receive, send: Send, response:
 async def _abort_websocket(scope: Scope, receive: Receive, send: Send, response: Response, code: int) -> None:
     try:
         await refuse_websocket(scope, receive, send, response)
-    except RuntimeError:  # the socket was accepted already
+    except RuntimeError:  # the WebSocket was accepted already
         with suppress(Exception):
             await send({"type": "websocket.close", "code": code})

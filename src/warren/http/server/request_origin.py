@@ -2,7 +2,7 @@
 
 Anybody can send X-Forwarded-For and X-Forwarded-Proto. They count only if the connection comes from a trusted proxy,
 and only as far back as trusted proxies have written them: the list is read from its end, and the first address that is
-not a trusted proxy is the client. A client could have invented what stands before it.
+not a trusted proxy is the client. Whatever comes before it in the list may be the client's invention.
 """
 
 import re
@@ -25,14 +25,14 @@ _MAX_HOPS = 32
 
 
 class Authority(NamedTuple):
-    """A host and perhaps a port, in the one spelling that can be compared."""
+    """A host and perhaps a port, normalized so that they can be compared."""
 
     host: str | IPv4Address | IPv6Address
     port: int | None
 
 
 def read_authority(text: str) -> Authority | None:
-    """`Example.COM.:80`, `[::1]:8000`, `127.0.0.1`; nothing if it is not written properly."""
+    """Parses `Example.COM.:80`, `[::1]:8000` or `127.0.0.1`; returns None for anything else."""
     host, colon, port = text.strip().lower().rpartition(":")
     if not colon or port.endswith("]"):
         host, port = text.strip().lower(), ""
@@ -54,10 +54,10 @@ def _canonical(host: str) -> str | IPv4Address | IPv6Address | None:
 
 
 class HostRule:
-    """Which hosts a request may name: this machine's loopback, what we listen on, and what was allowed.
+    """Which hosts a request may name: this machine's loopback, the address we listen on, and the allowed ones.
 
-    An allowed entry is `example.com`, `example.com:8443`, `*.example.com` or `*`. A server that listens on all
-    addresses is also reached by address: a name can be made to point here by anybody, an address cannot.
+    An allowed entry is `example.com`, `example.com:8443`, `*.example.com` or `*`. If the server listens on all
+    addresses, a request may also name any address: anybody can make a name point here, but not an address.
     """
 
     def __init__(self, listen_host: str, allowed: Sequence[str]) -> None:
@@ -92,7 +92,7 @@ def _parse_host(entry: str) -> Authority:
 
 
 class OriginRule:
-    """Which web pages may send requests: those this server itself serves, and the allowed ones (`https://a.example`)."""
+    """Which web pages may send requests: those of this server itself, and the allowed ones (`https://a.example`)."""
 
     def __init__(self, allowed: Sequence[str]) -> None:
         entries = [entry.strip() for entry in allowed if entry.strip()]
@@ -108,7 +108,7 @@ class OriginRule:
         scheme, page = given
         if given in self._allowed:
             return True
-        # The scheme of the Host is unknown behind a proxy that ends TLS, so a Host without a port is of the page's.
+        # Behind a proxy that ends TLS, the scheme of the Host is unknown: without a port it is taken to be the page's.
         return host is not None and page == Authority(host.host, host.port or _DEFAULT_PORTS[scheme])
 
 
@@ -131,10 +131,10 @@ def _parse_origin(entry: str) -> tuple[str, Authority]:
 
 
 def is_secure_for_browser(scope: Scope) -> bool:
-    """Whether a browser keeps a Secure cookie of this request: over HTTPS, or from its own machine.
+    """Returns whether a browser keeps a Secure cookie of this response: over HTTPS, or from its own machine.
 
-    Behind a proxy that ends TLS and is not trusted, the page's own origin tells that it was loaded over HTTPS. A lie
-    would gain nothing: it is the browser that decides.
+    Behind a proxy that ends TLS and is not trusted, the page's own origin shows that it was loaded over HTTPS. A client
+    gains nothing by lying: the browser decides.
     """
     headers = dict(scope["headers"])
     if scope["scheme"] == "https" or headers.get(b"origin", b"").startswith(b"https://"):
@@ -144,7 +144,7 @@ def is_secure_for_browser(scope: Scope) -> bool:
 
 
 class TrustedProxies:
-    """`entries` are addresses and networks, such as 127.0.0.1 or 10.0.0.0/8."""
+    """The proxies whose headers count. `entries` are addresses and networks, such as 127.0.0.1 or 10.0.0.0/8."""
 
     def __init__(self, entries: Sequence[str]) -> None:
         try:
@@ -168,7 +168,7 @@ class TrustedProxies:
         scope["scheme"] = _SCHEMES[scope["type"]].get(proto, scope["scheme"])
 
     def client_of(self, peer: IPv4Address | IPv6Address, forwarded_for: Sequence[bytes]) -> IPv4Address | IPv6Address:
-        """The last address that is not a trusted proxy. A text that is not an address ends the search."""
+        """Returns the last address that is not a trusted proxy. Stops at a text that is not an address."""
         hops = b",".join(forwarded_for).decode("latin-1").rsplit(",", _MAX_HOPS)[-_MAX_HOPS:]
         for address in _read_addresses(reversed(hops)):
             peer = address
@@ -189,7 +189,7 @@ def _read_addresses(texts: Iterable[str]) -> Iterable[IPv4Address | IPv6Address]
 
 
 def _read_address(text: str) -> IPv4Address | IPv6Address | None:
-    """`192.0.2.1`, `2001:db8::1`, and with a port `192.0.2.1:80`, `[2001:db8::1]:80`."""
+    """Parses `192.0.2.1` or `2001:db8::1`, also with a port: `192.0.2.1:80`, `[2001:db8::1]:80`."""
     if text.startswith("["):
         text = text[1:].partition("]")[0]
     elif text.count(":") == 1:

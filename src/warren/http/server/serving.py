@@ -31,7 +31,7 @@ _BACKLOG = 2048
 _WS_MAX_SIZE = 1024 * 1024
 _CANCEL_S = 5.0
 _ACCEPT_S = 0.01
-_TLS_SHUTDOWN_S = 2.0  # how long the server waits for the client's answer to the end of TLS
+_TLS_SHUTDOWN_S = 2.0  # how long the server waits for the client's close_notify
 
 
 class HttpServer:
@@ -65,8 +65,8 @@ class HttpServer:
         return f"<HttpServer {state} {self._host}:{self.port}: {len(self._state.connections)} connections>"
 
     async def start(self, announce: Callable[[int], Awaitable[None]] | None = None) -> None:
-        """`announce` gets the port when it is ours; requests wait until it has returned. Raises `Unavailable` when the
-        address cannot be had or the app does not start."""
+        """Starts the app and listens. Calls `announce` with the port; requests wait until it has returned. Raises
+        `Unavailable` if the address cannot be used or the app does not start."""
         # The app itself needs the other half of the open files.
         connections = min(self._limits.max_connections, raise_file_limit() // 2)
         self._limits = replace(self._limits, max_connections=connections)
@@ -100,7 +100,7 @@ class HttpServer:
             await self._close_connections()
 
     async def _stop_listening(self, server: asyncio.AbstractServer) -> None:
-        """Connections accepted by the kernel but not yet by the server are served: closing would reset them."""
+        """Serves the connections that the kernel has accepted and the server has not: closing would reset them."""
         with cast(asyncio.Server, server).sockets[0].dup() as listener:
             listener.setblocking(False)
             server.close()
@@ -116,7 +116,7 @@ class HttpServer:
         await asyncio.sleep(_ACCEPT_S)  # for connections that the loop has just accepted
 
     def _tls_options(self) -> dict[str, Any]:
-        """The time-out of a handshake is that of a request's head."""
+        """Returns the TLS arguments of asyncio. A handshake has the same time-out as a request's head."""
         if self._tls is None:
             return {}
         handshake_s = self._limits.header_timeout_s
@@ -162,7 +162,7 @@ class HttpServer:
             if self._state.tasks:
                 await asyncio.wait(list(self._state.tasks), timeout=_CANCEL_S)
             if self._state.connections:
-                await asyncio.sleep(0.05)  # for the last answers to leave
+                await asyncio.sleep(0.05)  # for the last responses to leave
         finally:
             for connection in list(self._state.connections):
                 cast(HttpConnection | WebSocketConnection, connection).abort()
@@ -177,14 +177,15 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def raise_file_limit() -> int:
-    """Every connection is an open file; the usual soft limit of 1,024 would be the first thing to run out."""
+    """Raises the soft limit of open files to the hard one, and returns it: every connection is an open file, and the
+    usual 1,024 would run out first."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; raises `Unavailable` with the reason if the address cannot be used."""
+    """Returns a listening socket. Raises `Unavailable`, with the reason, if the address cannot be used."""
     if not 0 <= port < 65536:
         raise Unavailable(f"{port} is not a port", remedy="choose one from 1 to 65535 with --port or WARREN_PORT")
     try:

@@ -12,10 +12,10 @@ _BOTH_FILES = "give --tls-cert and --tls-key, or neither"
 
 
 def new_tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """The TLS context; None if neither file is given. Raises `InvalidRequest` if a file cannot be used.
+    """Returns the TLS context; None if neither file is given. Raises `InvalidRequest` if a file cannot be used.
 
-    The certificate is a PEM file: the server's own certificate first, then the chain up to one that clients know. A key
-    that everybody on the machine can read is refused, and so is one with a password, which nobody could type in.
+    The certificate is a PEM file: the server's own certificate first, then the chain up to one that clients know. It
+    refuses a key that everybody on the machine can read, and one with a password, which nobody could type in.
     """
     if certificate is None and key is None:
         return None
@@ -34,7 +34,7 @@ def new_tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContex
 
 
 def _check_certificate(path: Path) -> None:
-    """Checks the certificate alone, to tell which of the two files is wrong."""
+    """Checks the certificate alone, so that the error names the right file."""
     _mode(path, "certificate", "--tls-cert")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(path)

@@ -1,10 +1,10 @@
 """Builds an image from a recipe. `warren image build` calls it.
 
-The stages that the last one needs are gone through in order. Each step that changes files makes a layer; one that the
-cache has is not made again. At the end the base and the layers become one tree, a new version of the image: layers are
-only a cache. The builder works in a temporary directory beside the images, on which it holds a lock. Whatever ends it,
-an error, a signal or a kill, the name keeps pointing to the version it had, and the next process that makes or removes
-an image clears away what a killed builder has left.
+The builder makes the stages that the last one needs, in order. Each step that changes files makes a layer, unless the
+cache already has it. At the end the base and the layers become one tree, a new version of the image: layers are only a
+cache. The builder works in a temporary directory beside the images and holds a lock on it. If it fails, is interrupted
+or is killed, the name keeps pointing to its old version, and the next process that makes or removes an image clears
+away what a killed builder left.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from warren.images.building.cache import CachedLayer, LayerCache, key_of
-from warren.images.building.own_images import build_plain, plain_suite
 from warren.images.building.settings import BuildProgress, BuildSettings
-from warren.images.store.layers import LayerSize, flatten
-from warren.images.store.prepare import prepare
+from warren.images.store.layer_cache import CachedLayer, LayerCache, key_of
 from warren.images.store.store import ImageStore
-from warren.images.store.tree import Tree
 from warren.images.store.versions import explain_errors
+from warren.images.trees.layers import LayerSize, flatten
+from warren.images.trees.own_images import build_plain, plain_suite
+from warren.images.trees.prepare import prepare
+from warren.images.trees.tree import Tree
 from warren.interfaces.images import ImageVersion, RootFs
 from warren.model.errors import (
     BuildFailed,
@@ -44,13 +44,13 @@ from warren.model.image import NO_CONFIG, Configure, Copy, ImageConfig, Recipe, 
 from warren.model.spec import check_env, check_image_name
 
 if TYPE_CHECKING:
-    from warren.images.building.context import Digest, FileTree, Source
+    from warren.images.building.context import CopySource, Digest, FileTree
     from warren.images.building.steps import StepRunner
     from warren.sandboxes.agent.sandbox import AgentSandbox
 
 SCRATCH: Final = "scratch"
 _RECORD: Final = "build.json"
-_MOST_LAYERS: Final = 16
+_MAX_LAYERS: Final = 16
 _MIB: Final = 1024 * 1024
 _LAYER: Final = "layer"
 
@@ -67,8 +67,8 @@ def build_recipe(
     progress: BuildProgress,
     no_cache: bool = False,
 ) -> ImageVersion:
-    """Makes a new version of the image `name`. If nothing has changed since the current one was made, that is returned.
-    Raises BuildFailed for a step that fails."""
+    """Makes a new version of the image `name` and returns it. Returns the current version if it has the same layers and
+    config. Raises BuildFailed for a step that fails."""
     check_image_name(name)
     try:
         with images.temporary() as making, explain_errors(f"building the image {name}", making):
@@ -87,11 +87,11 @@ def build_recipe(
 
 
 class _Terminated(BaseException):
-    """SIGTERM came, and the build has cleaned up behind itself."""
+    """SIGTERM arrived, and the build has cleaned up after itself."""
 
 
 def base_config(images: ImageStore, base: str, settings: BuildSettings, progress: BuildProgress) -> ImageConfig:
-    """What the image of a FROM says about itself. It is made or taken from where it can be had, if it is not here."""
+    """Returns the config of the image that a FROM names. Builds or fetches the image if it is not on this machine."""
     with images.temporary() as making, explain_errors(f"looking at the image {base}", making):
         build = _Build(images, making, Recipe(()), None, settings, progress, no_cache=False)
         with contextlib.closing(build.cache):
@@ -138,12 +138,13 @@ def _up_to_date(images: ImageStore, name: str, key: str) -> ImageVersion | None:
 
 
 def _run_until_signalled(run: Callable[[], Any]) -> Any:
-    """Runs it in an event loop; SIGTERM cancels it as SIGINT does."""
+    """Runs a coroutine function in an event loop. SIGTERM cancels it, as SIGINT does, so that it can clean up."""
     ended: list[int] = []
 
     async def main() -> Any:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
+        # Only the main thread can install a signal handler.
         if threading.current_thread() is not threading.main_thread():
             return await run()
 
@@ -167,7 +168,7 @@ def _run_until_signalled(run: Callable[[], Any]) -> Any:
 
 @dataclass(slots=True)
 class _StageState:
-    """A stage so far: `layers` lie above the base, the lowest first; `key` stands for all of its files."""
+    """A stage so far. `layers` lie above the base, the lowest first; `key` identifies all of its files."""
 
     base: RootFs
     key: str
@@ -197,7 +198,7 @@ class _Build:
         self._images, self.making, self._recipe, self._context = images, making, recipe, context
         self.settings, self._progress, self._no_cache = settings, progress, no_cache
         self.cache = LayerCache(images.folder)
-        self._made: dict[int, _StageState] = {}  # by the number of the stage
+        self._made: dict[int, _StageState] = {}  # by number of the stage
         self._bases: dict[str, _StageState] = {}
         self._runner: StepRunner | None = None
         self._files: FileTree | None = None
@@ -205,7 +206,7 @@ class _Build:
         self._has_new_layers = False
 
     def open_bases(self) -> None:
-        """Finds the images that the recipe names, or makes them. No event loop runs then: an interrupt ends it."""
+        """Finds, builds or fetches the recipe's images. No event loop runs yet, so an interrupt ends it at once."""
         stages = self._recipe.stages
         if not stages:
             raise InvalidRequest("the recipe has no stage: it does not say what the image is made from")
@@ -215,7 +216,7 @@ class _Build:
                     self._bases[name] = self.open_base(name)
 
     def trim_cache(self) -> None:
-        """After a build that made layers, also one that failed."""
+        """Trims the cache if this build added layers, even if it failed afterwards."""
         self.cache.close()
         if self._has_new_layers:
             self.cache.trim(self.making, most_bytes=self.settings.cache_mb * _MIB)
@@ -243,7 +244,7 @@ class _Build:
                 await self._take(step, state, number, label, (self._count - 1) / (total + 1))
             except (InvalidRequest, FileProblem, FileNotFound, FileExists, SandboxLost) as exc:
                 raise _with_step(exc, label, step.line) from exc
-            if len(state.layers) > _MOST_LAYERS:
+            if len(state.layers) > _MAX_LAYERS:
                 await self._collapse(state)
         return state
 
@@ -288,7 +289,7 @@ class _Build:
         state.layers.append(found)
 
     async def _collapse(self, state: _StageState) -> None:
-        """Puts the layers together for the steps to come: the kernel takes only so many."""
+        """Merges the layers into one tree for the following steps: overlayfs mounts only a limited number of layers."""
         place = self.making / f"tree-{self._count}"
         await asyncio.to_thread(flatten, state.base.path, [layer.tree for layer in state.layers], place)
         state.base, state.layers = replace(state.base, path=place), []
@@ -354,6 +355,7 @@ class _Build:
             for source in sources:
                 into_it = into or len(sources) > 1
                 await self._copy_source(files, source, sandbox, target, into=into_it, step=step, sent=sent)
+            # The key was computed from an earlier reading: a layer of changed files must not be cached under it.
             if sent.text() != digest:
                 raise InvalidRequest(
                     "files of the build's directory changed while they were copied", remedy="run it again"
@@ -365,7 +367,7 @@ class _Build:
     async def _copy_source(
         self,
         files: "FileTree",
-        source: "Source",
+        source: "CopySource",
         sandbox: "AgentSandbox",
         target: str,
         into: bool,
@@ -388,10 +390,10 @@ class _Build:
             )
 
     async def _unpack(
-        self, files: "FileTree", source: "Source", sandbox: "AgentSandbox", target: str, sent: "Digest"
+        self, files: "FileTree", source: "CopySource", sandbox: "AgentSandbox", target: str, sent: "Digest"
     ) -> None:
-        """An archive is unpacked here first, into a directory of its own, because a tar may have hard links."""
-        from warren.images.building.context import NOTHING_IGNORED, FileTree, Source, in_steps
+        """Unpacks an archive into a directory of its own first, because a tar may contain hard links."""
+        from warren.images.building.context import NOTHING_IGNORED, CopySource, FileTree, in_steps
         from warren.images.building.steps import ROOT
 
         place = self.making / f"archive-{self._count}"
@@ -400,7 +402,7 @@ class _Build:
         for part in files.content(source):
             sent.add(part)
         with FileTree(place, NOTHING_IGNORED) as unpacked:
-            await sandbox.place(target, in_steps(unpacked.content(Source("", True))), user=ROOT)
+            await sandbox.place(target, in_steps(unpacked.content(CopySource("", True))), user=ROOT)
 
     def _open_context(self) -> "FileTree":
         if self._context is None:
@@ -414,7 +416,7 @@ class _Build:
     # -- bases
 
     def _find(self, name: str, before: int) -> _StageState:
-        """What a FROM or a --from names: an earlier stage, or an image."""
+        """Returns the earlier stage or the image that a FROM or --from names."""
         number = _stage_of(name, self._recipe.stages[:before])
         return self._bases[name] if number is None else self._made[number]
 
@@ -430,7 +432,7 @@ class _Build:
         return _StageState(rootfs, key_of("", base=content or rootfs.version), rootfs.config)
 
     def _is_here(self, name: str) -> bool:
-        """Whether this machine has the image; of a Docker engine, the one that the engine has now."""
+        """Returns whether this machine has the image; one from a Docker engine must be the engine's current one."""
         try:
             config = self._images.rootfs(name).config
         except ImageNotFound:
@@ -443,7 +445,7 @@ class _Build:
         return asyncio.run(docker_image_id(self.settings.docker_url, reference)) in ("", config.digest)
 
     def _fetch(self, base: str) -> None:
-        """Makes an image of that name on this machine, from wherever it can be had."""
+        """Imports, pulls or builds the image `base`, by its name. Raises ImageNotFound if there is no way to get it."""
         settings, progress = self.settings, self._progress
         kind, _, reference = base.partition(":")
         if kind == "docker" and reference:
@@ -497,7 +499,7 @@ def _with_step(exc: WarrenError, label: str, line: int) -> WarrenError:
 
 
 def _needed_stages(stages: tuple[Stage, ...]) -> list[int]:
-    """Those that the last one is made from, itself included, in order."""
+    """Returns the numbers of the last stage and of all stages that it is made from, in order."""
     needed, ahead = set[int](), [len(stages) - 1]
     while ahead:
         number = ahead.pop()
@@ -513,7 +515,7 @@ def _names_in(stage: Stage) -> list[str]:
 
 
 def _stage_of(name: str, stages: tuple[Stage, ...]) -> int | None:
-    """The number of the last stage of that name, or with that number."""
+    """Returns the number of the last stage that has this name or number; None if there is none."""
     found = [number for number, stage in enumerate(stages) if name and name in (stage.name, str(number))]
     return found[-1] if found else None
 
@@ -532,7 +534,7 @@ def _configured(config: ImageConfig, step: Configure) -> ImageConfig:
 
 
 def _target(target: str, config: ImageConfig) -> tuple[str, bool]:
-    """The absolute path, and whether it is a directory for certain."""
+    """Returns the absolute path, and whether the text says that it is a directory."""
     path = posixpath.normpath(posixpath.join(config.workdir or "/", target))
     return f"/{path.lstrip('/')}", target.endswith("/") or posixpath.basename(target) in (".", "..")
 
@@ -545,7 +547,7 @@ def _mode(text: str) -> int | None:
     return int(text, 8) & 0o777
 
 
-def _digest(files: "FileTree", sources: "list[Source]") -> str:
+def _digest(files: "FileTree", sources: "list[CopySource]") -> str:
     from warren.images.building.context import Digest
 
     digest = Digest()
@@ -556,27 +558,27 @@ def _digest(files: "FileTree", sources: "list[Source]") -> str:
     return digest.text()
 
 
-def _add_name(digest: "Digest", source: "Source") -> None:
-    """Contents of a directory are copied, so its name does not count."""
+def _add_name(digest: "Digest", source: "CopySource") -> None:
+    """Adds only the kind of the source: a directory's contents are copied, so its name does not matter."""
     digest.add(b"directory" if source.is_directory else b"file")
 
 
 @contextlib.contextmanager
-def _opened_file(files: "FileTree", source: "Source") -> Iterator[Any]:
+def _opened_file(files: "FileTree", source: "CopySource") -> Iterator[Any]:
     with open(files.open(source), "rb") as file:
         yield file
 
 
-def _is_archive(files: "FileTree", source: "Source") -> bool:
+def _is_archive(files: "FileTree", source: "CopySource") -> bool:
     from warren.images.transfer.import_tree import is_tar
 
     with _opened_file(files, source) as file:
         return is_tar(file)
 
 
-def _unpack_archive(files: "FileTree", source: "Source", place: Path, most_bytes: int) -> None:
-    from warren.images.transfer.import_tree import Caps, unpack_tar
+def _unpack_archive(files: "FileTree", source: "CopySource", place: Path, most_bytes: int) -> None:
+    from warren.images.transfer.import_tree import ImportCaps, unpack_tar
 
     place.mkdir(mode=0o700)
     with _opened_file(files, source) as file, Tree(place) as tree:
-        unpack_tar(file, tree, Caps(size=most_bytes))
+        unpack_tar(file, tree, ImportCaps(size=most_bytes))

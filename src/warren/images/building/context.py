@@ -1,7 +1,7 @@
 """The files that steps of a build copy: from the build's directory on this machine, or from an unpacked archive.
 
-Every directory is opened below the one above it, and no link is followed out: a source that is a link leads where it
-would if the build's directory were the root. `.dockerignore` says what is left out.
+Every directory is opened below its parent, and no link leads out: links are resolved as if the build's directory were
+the root. Files that `.dockerignore` names are left out.
 """
 
 import contextlib
@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from warren.images.store.tree import Tree, open_in_root
+from warren.images.trees.tree import Tree, open_in_root
 from warren.model.errors import InvalidRequest
 from warren.model.operations import FileKind
-from warren.sandboxes.agent.tar_stream import Member
+from warren.sandboxes.agent.tar_stream import TarMember
 
 IGNORE_FILE: Final = ".dockerignore"
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -26,13 +26,13 @@ _PART: Final = 256 * 1024
 _DEEPEST: Final = 200
 _LAST_ID: Final = 65534
 
-Content = Iterator[Member | bytes]
-"""Members, each file followed by its bytes."""
+Content = Iterator[TarMember | bytes]
+"""Members; each file is followed by its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A file or directory that is copied. `path` is empty for the whole directory."""
+class CopySource:
+    """A file or directory to copy. `path` is empty for the whole build directory."""
 
     path: str
     is_directory: bool
@@ -43,7 +43,7 @@ class Source:
 
 
 class FileTree:
-    """A directory whose files are copied, without those that `ignored` names. Use as a context manager."""
+    """A directory to copy files from, without the files that `ignored` names. Use it as a context manager."""
 
     def __init__(self, directory: Path, ignored: "IgnoreRules | None" = None) -> None:
         try:
@@ -58,9 +58,9 @@ class FileTree:
     def __exit__(self, *_: object) -> None:
         self._tree.__exit__()
 
-    def find(self, patterns: Sequence[str]) -> list[Source]:
-        """What the patterns name, in order. Raises InvalidRequest for one that names nothing."""
-        found: dict[str, Source] = {}
+    def find(self, patterns: Sequence[str]) -> list[CopySource]:
+        """Returns what the patterns match, in order. Raises InvalidRequest for a pattern that matches nothing."""
+        found: dict[str, CopySource] = {}
         for pattern in patterns:
             parts = _parts(pattern)
             matches = sorted(self._match(self._tree.fd, "", parts)) if parts else [""]
@@ -73,7 +73,7 @@ class FileTree:
                 kind = self._tree.stat(path or ".")
                 if kind is None:
                     raise InvalidRequest(f"{path!r} of the build's directory is a link that leads nowhere in it")
-                found[path] = Source(path, stat.S_ISDIR(kind.st_mode))
+                found[path] = CopySource(path, stat.S_ISDIR(kind.st_mode))
         return list(found.values())
 
     def _match(self, directory: int, path: str, parts: Sequence[str]) -> Iterator[str]:
@@ -94,8 +94,8 @@ class FileTree:
                 finally:
                     os.close(below)
 
-    def content(self, source: Source) -> Content:
-        """The members of a directory, or one file."""
+    def content(self, source: CopySource) -> Content:
+        """Yields the members of a directory, or one file."""
         fd = open_in_root(self._tree.fd, source.path or ".", os.O_RDONLY | os.O_NONBLOCK)
         try:
             if source.is_directory:
@@ -105,11 +105,11 @@ class FileTree:
         finally:
             os.close(fd)
 
-    def open(self, source: Source) -> int:
+    def open(self, source: CopySource) -> int:
         return open_in_root(self._tree.fd, source.path, os.O_RDONLY | os.O_NONBLOCK)
 
     def _directory(self, fd: int, inside: str, path: str, depth: int) -> Content:
-        """`inside`: where it is copied to; `path`: where it is in the build's directory."""
+        """Yields a directory's members. `inside` is its path in the copy, `path` the one in the build's directory."""
         if depth > _DEEPEST:
             raise InvalidRequest(f"the build's directory is more than {_DEEPEST} directories deep")
         for name in sorted(os.listdir(fd)):
@@ -120,13 +120,13 @@ class FileTree:
             hidden = is_directory and self._ignored.hides(f"{path}{name}")
             if stat.S_ISLNK(found.st_mode):
                 target = os.readlink(name, dir_fd=fd)
-                yield Member(inside + name, FileKind.SYMLINK, 0, 0o777, int(found.st_mtime), target, *_owner(found))
+                yield TarMember(inside + name, FileKind.SYMLINK, 0, 0o777, int(found.st_mtime), target, *_owner(found))
             elif is_directory:
                 below = os.open(name, _DIRECTORY, dir_fd=fd)
                 try:
                     if not hidden:
                         bits = _mode(found)
-                        yield Member(
+                        yield TarMember(
                             inside + name, FileKind.DIRECTORY, 0, bits, int(found.st_mtime), "", *_owner(found)
                         )
                     yield from self._directory(below, f"{inside}{name}/", f"{path}{name}/", depth + 1)
@@ -144,7 +144,7 @@ def _file(fd: int, name: str) -> Content:
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
         raise InvalidRequest(f"{name!r} is no file or directory, it cannot be copied")
-    yield Member(name, FileKind.FILE, found.st_size, _mode(found), int(found.st_mtime), "", *_owner(found))
+    yield TarMember(name, FileKind.FILE, found.st_size, _mode(found), int(found.st_mtime), "", *_owner(found))
     left = found.st_size
     while left:
         data = os.read(fd, min(left, _PART))
@@ -159,7 +159,7 @@ def _mode(found: os.stat_result) -> int:
 
 
 def _owner(found: os.stat_result) -> tuple[int, int]:
-    """Those that no sandbox has are root's."""
+    """Returns the owner of a file. Ids that no sandbox has become root's."""
     return (found.st_uid, found.st_gid) if max(found.st_uid, found.st_gid) <= _LAST_ID else (0, 0)
 
 
@@ -171,12 +171,12 @@ def _parts(pattern: str) -> list[str]:
 
 
 class Digest:
-    """Of content: names, kinds, modes, targets and bytes; not times."""
+    """A digest of content: names, kinds, modes, link targets and bytes, but not times."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
 
-    def add(self, part: Member | bytes) -> None:
+    def add(self, part: TarMember | bytes) -> None:
         if isinstance(part, bytes):
             self._hash.update(part)
         else:
@@ -193,7 +193,7 @@ class Digest:
 
 
 class IgnoreRules:
-    """The lines of .dockerignore: the last that matches a path, or a directory above it, counts; `!` takes it back."""
+    """The lines of .dockerignore. The last one that matches a path or a parent decides; `!` makes an exception."""
 
     def __init__(self, lines: Sequence[str] = ()) -> None:
         rules = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
@@ -215,8 +215,8 @@ NOTHING_IGNORED: Final = IgnoreRules()
 
 
 def _whole(text: str) -> re.Pattern[str]:
-    """A pattern for paths, in which `**` stands for any number of directories. Each `**` but the last is left as soon
-    as what follows it is found, which is as good as any later place: so no path takes long."""
+    """Returns a pattern for whole paths, in which `**` matches any number of directories. Each `**` but the last
+    commits to its first match (an atomic group): a later one is never better, so matching takes linear time."""
     groups: list[list[str]] = [[]]
     for part in text.split("/"):
         if part == "**":
@@ -235,8 +235,8 @@ def _whole(text: str) -> re.Pattern[str]:
 
 
 def component_pattern(text: str) -> re.Pattern[str]:
-    """A pattern for one name: `*`, `?`, `[a-z]`, and a backslash before what stands for itself."""
-    pieces, at = [""], 0  # between the stars
+    """Returns a pattern for one component: `*`, `?`, `[a-z]`, and a backslash before a literal character."""
+    pieces, at = [""], 0  # the pieces between the stars
     while at < len(text):
         char = text[at]
         closing = text.find("]", at + 2)
@@ -264,10 +264,9 @@ def component_pattern(text: str) -> re.Pattern[str]:
 
 
 def as_root(content: Content, mode: int | None, name: str = "") -> Content:
-    """The content as root's, whoever has it on this machine; with another mode of its files and directories, and with
-    another name of its one file."""
+    """Yields the content as root's. `mode` replaces the modes of files and directories, `name` a single file's name."""
     for part in content:
-        if not isinstance(part, Member):
+        if not isinstance(part, TarMember):
             yield part
         elif part.kind is FileKind.SYMLINK:
             yield replace(part, uid=0, gid=0)
@@ -275,6 +274,6 @@ def as_root(content: Content, mode: int | None, name: str = "") -> Content:
             yield replace(part, uid=0, gid=0, mode=part.mode if mode is None else mode, path=name or part.path)
 
 
-async def in_steps(content: Content) -> AsyncIterator[Member | bytes]:
+async def in_steps(content: Content) -> AsyncIterator[TarMember | bytes]:
     for part in content:
         yield part

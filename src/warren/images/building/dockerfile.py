@@ -1,7 +1,7 @@
 """Reads a Dockerfile into a recipe. `warren image build -f` calls it.
 
-What an image is made of is kept; what has no meaning for a sandbox is named in `notes`, and what cannot be done is
-refused, both with their line.
+Instructions without a meaning for a sandbox are ignored and listed in `notes`; those that Warren cannot follow raise
+InvalidRequest. Both name the line.
 """
 
 import difflib
@@ -34,12 +34,12 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9_.-]*")
 _PORT: Final = re.compile(r"\d{1,5}(-\d{1,5})?(/(tcp|udp|sctp))?")
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h)")
 _NANOSECONDS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
-_MOST_PORTS: Final = 1000
+_MAX_PORTS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedDockerfile:
-    """`notes` say what was left out, each with its line."""
+    """A recipe, and `notes` about instructions that were ignored, each with its line."""
 
     recipe: Recipe
     notes: tuple[str, ...] = ()
@@ -53,14 +53,14 @@ def parse_dockerfile(
     target: str = "",
     config_of: Callable[[str], ImageConfig] = lambda base: NO_CONFIG,
 ) -> ParsedDockerfile:
-    """`config_of` tells what the image in a FROM says about itself: its variables may be used. `target` is the stage
-    to make, by name or number; stages that it does not need are left out. Raises InvalidRequest."""
-    return _Reader(file, build_args or {}, config_of).read(text, target)
+    """Reads a Dockerfile. `config_of` returns the config of the image in a FROM, whose variables may be used. `target`
+    is the stage to make, by name or number; stages that it does not need are left out. Raises InvalidRequest."""
+    return _DockerfileReader(file, build_args or {}, config_of).read(text, target)
 
 
 @dataclass(slots=True)
-class _StageState:
-    """What holds at some line of a stage."""
+class _ParsedStage:
+    """The state of a stage at some line of the Dockerfile."""
 
     stage: Stage
     env: dict[str, str]
@@ -77,7 +77,7 @@ class _StageState:
         return ImageConfig(env=self.env, workdir=self.workdir, user=self.user, exposed_ports=tuple(self.ports))
 
 
-class _Reader:
+class _DockerfileReader:
     def __init__(self, file: str, build_args: Mapping[str, str], config_of: Callable[[str], ImageConfig]) -> None:
         self._file, self._build_args, self._config_of = file, build_args, config_of
         arch = _ARCHITECTURES.get(platform.machine(), platform.machine())
@@ -89,8 +89,8 @@ class _Reader:
         }
         self._global_args: dict[str, str] = {}
         self._used_args: set[str] = set()
-        self._stages: list[_StageState] = []
-        self._by_name: dict[str, _StageState] = {}
+        self._stages: list[_ParsedStage] = []
+        self._by_name: dict[str, _ParsedStage] = {}
         self._notes: list[str] = []
         self._escape = "\\"
 
@@ -151,7 +151,7 @@ class _Reader:
         stage = Stage(base, name=name, line=place.line)
         workdir = config.workdir or "/"
         env = {"PATH": DEFAULT_PATH, **config.env}
-        state = _StageState(stage, env, workdir, config.user, dict.fromkeys(config.exposed_ports))
+        state = _ParsedStage(stage, env, workdir, config.user, dict.fromkeys(config.exposed_ports))
         self._stages.append(state)
         self._by_name[name] = state
 
@@ -167,7 +167,7 @@ class _Reader:
             name += "-"
         return name
 
-    def _find_stage(self, name: str) -> _StageState | None:
+    def _find_stage(self, name: str) -> _ParsedStage | None:
         return self._by_name.get(name.lower())
 
     def _arg(self, instruction: Instruction, place: Place) -> None:
@@ -236,7 +236,7 @@ class _Reader:
             if found is self._now or (found is None and stage.isdigit()):
                 place.refuse(f"there is no earlier stage {stage}")
             if found is None:
-                self._config_at(stage, place)  # an image, if it is there
+                self._config_at(stage, place)  # raises ImageNotFound if there is no such image
             stage = found.stage.name if found else stage
         elif word == "COPY" and "from" in given:
             place.refuse("--from needs a stage or an image")
@@ -291,7 +291,7 @@ class _Reader:
 
     def _entrypoint(self, instruction: Instruction, place: Place) -> None:
         self._configure("entrypoint", self._command(instruction), instruction)
-        if not self._now.cmd_given:  # the base's was meant for another entry point
+        if not self._now.cmd_given:  # the base's CMD was meant for another entry point
             self._configure("cmd", (), instruction)
 
     def _expose(self, instruction: Instruction, place: Place) -> None:
@@ -301,8 +301,8 @@ class _Reader:
                 if not _PORT.fullmatch(port):
                     place.refuse(f"{port[:40]!r} is not a port", "such as 8080 or 53/udp")
                 self._now.ports[port if "/" in port else f"{port}/tcp"] = None
-        if len(self._now.ports) > _MOST_PORTS:
-            place.refuse(f"{_MOST_PORTS} ports are the most")
+        if len(self._now.ports) > _MAX_PORTS:
+            place.refuse(f"{_MAX_PORTS} ports are the most")
         self._configure("exposed_ports", tuple(self._now.ports), instruction)
 
     def _healthcheck(self, instruction: Instruction, place: Place) -> None:
@@ -325,7 +325,7 @@ class _Reader:
     # -- parts of instructions
 
     @property
-    def _now(self) -> _StageState:
+    def _now(self) -> _ParsedStage:
         return self._stages[-1]
 
     def _expander(self, place: Place) -> Expander:
@@ -340,7 +340,7 @@ class _Reader:
         return (*self._now.shell, instruction.rest) if argv is None else argv
 
     def _pairs(self, instruction: Instruction, place: Place) -> dict[str, str]:
-        """`name=value` any number of times, or one name with the rest of the line as its value."""
+        """Reads `name=value` pairs, or one name with the rest of the line as its value."""
         expander = self._expander(place)
         words = expander.words(instruction.rest)
         if words and "=" not in words[0]:
@@ -383,7 +383,7 @@ _INSTRUCTIONS: Final = (
 
 
 def needed_stages(stages: list[Stage], target: str, file: str) -> tuple[Stage, ...]:
-    """The stage to make, which comes last, and before it those that it is made of."""
+    """Returns the target stage, preceded by the stages that it is made from. Raises InvalidRequest."""
     names = [stage.name for stage in stages]
     last = len(stages) - 1
     if target:
@@ -403,7 +403,7 @@ def needed_stages(stages: list[Stage], target: str, file: str) -> tuple[Stage, .
 
 
 def _exec_form(text: str) -> tuple[str, ...] | None:
-    """The list, or None: what is not a list of texts in JSON is meant for a shell, as Docker takes it."""
+    """Returns the list; None if the text is no JSON list of strings, but a line for the shell, as in Docker."""
     if not text.startswith("["):
         return None
     try:
@@ -414,7 +414,7 @@ def _exec_form(text: str) -> tuple[str, ...] | None:
 
 
 def _script(instruction: Instruction, rest: str) -> str:
-    """A text that is the whole command is the script; any other goes to the shell as it stands."""
+    """Returns the script of a RUN: a heredoc that is the whole command, or the line with its heredocs for the shell."""
     if not instruction.heredocs:
         return rest
     if len(instruction.heredocs) == 1 and rest.strip() == instruction.heredocs[0].head:
@@ -430,7 +430,7 @@ def _script(instruction: Instruction, rest: str) -> str:
 
 
 def _joined(workdir: str, target: str) -> str:
-    """An absolute path; a slash at its end, which says that it is a directory, stays."""
+    """Returns an absolute path. A slash at the end, which marks a directory, is kept."""
     path = posixpath.normpath(posixpath.join(workdir, target))
     is_directory = target.endswith(("/", "/.")) or target == "."
     return path if path == "/" or not is_directory else path + "/"

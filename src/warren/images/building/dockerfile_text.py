@@ -1,6 +1,6 @@
 """The text of a Dockerfile: instructions with their lines, words, and variables in them.
 
-Reading takes time in proportion to the text: nothing here goes back, and what variables stand for is bounded.
+Reading takes linear time: nothing here backtracks, and the values of variables are bounded.
 """
 
 import re
@@ -10,9 +10,9 @@ from typing import Final, NoReturn
 
 from warren.model.errors import InvalidRequest
 
-MOST_BYTES: Final = 8 * 1024 * 1024
-MOST_INSTRUCTIONS: Final = 5000
-_LONGEST_VALUE: Final = 128 * 1024  # a longer one cannot be handed to a program
+MAX_BYTES: Final = 8 * 1024 * 1024
+MAX_INSTRUCTIONS: Final = 5000
+_LONGEST_VALUE: Final = 128 * 1024  # the kernel limits an argument or variable to this
 _DEEPEST: Final = 20
 _DIRECTIVE: Final = re.compile(r"#\s*([A-Za-z][A-Za-z0-9_-]*)\s*=\s*(\S.*?)\s*$")
 _HEREDOC: Final = re.compile(r"(?<!\S)\d*<<(-?)(?:\"([^\s\"<>]+)\"|'([^\s'<>]+)'|([^\s<>|&;()\"'\\]+))")
@@ -24,7 +24,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Heredoc:
-    """`head` is how the instruction names it: `<<-EOF`."""
+    """A here-document. `head` is how the instruction refers to it, such as `<<-EOF`."""
 
     name: str
     head: str
@@ -33,7 +33,7 @@ class Heredoc:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """`word` is in capitals; `rest` is what follows it, on one line."""
+    """One instruction. `word` is in capitals; `rest` is what follows it, joined to one line."""
 
     word: str
     rest: str
@@ -47,7 +47,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something was written, for what is said about it."""
+    """A line of a Dockerfile, for error messages."""
 
     file: str
     line: int
@@ -60,21 +60,22 @@ class Place:
 
 
 def read_instructions(text: str, file: str) -> tuple[list[Instruction], str]:
-    """The instructions, and the character that escapes."""
-    if len(text) > MOST_BYTES:
-        raise InvalidRequest(f"{file} has {len(text)} characters; {MOST_BYTES} are the most")
+    """Returns the instructions, and the escape character. Raises InvalidRequest."""
+    if len(text) > MAX_BYTES:
+        raise InvalidRequest(f"{file} has {len(text)} characters; {MAX_BYTES} are the most")
     lines = [line.removesuffix("\r") for line in text.removeprefix("\ufeff").split("\n")]
     escape, first = _read_directives(lines, file)
     found: list[Instruction] = []
     for instruction in _join_lines(lines, first, escape, file):
         found.append(instruction)
-        if len(found) > MOST_INSTRUCTIONS:
-            Place(file, instruction.line).refuse(f"{MOST_INSTRUCTIONS} instructions are the most")
+        if len(found) > MAX_INSTRUCTIONS:
+            Place(file, instruction.line).refuse(f"{MAX_INSTRUCTIONS} instructions are the most")
     return found, escape
 
 
 def _read_directives(lines: list[str], file: str) -> tuple[str, int]:
-    """Directives are comments before anything else; `syntax` and `check` are for other builders."""
+    """Returns the escape character and the first line after the directives. Directives are comments at the very
+    beginning; `syntax` and `check` are for other builders."""
     escape = "\\"
     for number, line in enumerate(lines):
         match = _DIRECTIVE.match(line.strip()) if len(line) < 1000 else None
@@ -97,8 +98,8 @@ def _join_lines(lines: list[str], first: int, escape: str, file: str) -> Iterato
             bare = line.lstrip()
             if bare.startswith("#") or not bare:
                 if not parts:
-                    break  # between instructions
-                continue  # comments and empty lines do not end an instruction that goes on
+                    break  # an empty line between instructions
+                continue  # comments and empty lines do not end a continued instruction
             tail = line.rstrip(" \t")
             more = tail.endswith(escape) and continued.search(line, max(0, len(tail) - 1))
             parts.append(tail[:-1] if more else line)
@@ -136,7 +137,7 @@ def _read_heredocs(
 
 
 class Expander:
-    """Splits words and puts in what variables stand for, as the documentation of Dockerfiles says."""
+    """Splits words and replaces variables by their values, as the reference of Dockerfiles defines it."""
 
     def __init__(self, variables: Mapping[str, str], escape: str, place: Place) -> None:
         self._variables = variables
@@ -144,7 +145,7 @@ class Expander:
         self._place = place
 
     def words(self, text: str) -> list[str]:
-        """Splits at blanks outside of quotes; quotes and variables stay."""
+        """Splits the text at blanks outside of quotes. Quotes and variables stay in the words."""
         found: list[str] = []
         begin, quote, position, inside = 0, "", 0, False
         while position < len(text):
@@ -172,7 +173,7 @@ class Expander:
         return found
 
     def expand(self, text: str) -> str:
-        """The word without its quotes, with the values of its variables."""
+        """Returns the word without quotes, with the values of its variables. Raises InvalidRequest."""
         if (plain := _PLAIN.match(text)) and plain.end() == len(text) <= _LONGEST_VALUE:
             return text
         value, _ = self._read(text, 0, "", 0)

@@ -2,10 +2,10 @@
 
 In a cluster an image that is missing here is taken from a worker that has it, before it is built.
 
-A build is a process of its own (`warren image build`), which dies with this one, and there is one per image: another
-process that builds the same image is waited for by a lock (`building_lock`). While a missing image is built, callers
-get ImageBuilding; an outdated one stays in use until the new one is ready. A failed build is not repeated before a
-minute is over or its recipe has changed; the log has its last lines, callers hear only which step failed.
+A build is a process of its own (`warren image build`), which dies with this one. There is one at a time per image: it
+waits for a build of the same image by another process (`building_lock`). While a missing image is being built, callers
+get ImageBuilding; an outdated image stays in use until the new one is ready. A failed build is repeated after a minute,
+or when its recipe has changed. Its last lines are in the log; callers only learn which step failed.
 """
 
 import asyncio
@@ -38,14 +38,14 @@ _LONGEST_LINE: Final = 1 << 20
 _log = get_log(__name__)
 
 FetchImage = Callable[[str, Callable[[int, int], None]], Awaitable[bool]]
-"""Takes an image from elsewhere, and reports how many bytes have come, of how many; False if nobody has it."""
+"""Fetches an image from elsewhere and reports the received and total bytes. Returns False if nobody has the image."""
 
 ImageState = str  # ready, missing, outdated, building
 
 
 @dataclass(slots=True)
-class _Build:
-    """A build that runs, or that ended at `ended_at`."""
+class _BuildState:
+    """A build that is running, or that ended at `ended_at`."""
 
     source: str
     about: str
@@ -60,9 +60,9 @@ class _Build:
 
 
 class ImageBuilds:
-    """`recipe_of` finds the recipe of an image by the image's name, `source_of` what a version of an image was made
-    from. `command` builds an image: this process's id and the image's name follow; it reports on stdout, in a line of
-    JSON for each step. `fetch` gets images from other machines of a cluster."""
+    """The builds of this worker. `recipe_of` returns the recipe for an image's name, `source_of` what a version was
+    made from. `command` builds an image: this process's id and the image's name are appended, and it reports each step
+    as a line of JSON on stdout. `fetch` gets images from other machines of a cluster."""
 
     def __init__(
         self,
@@ -76,20 +76,20 @@ class ImageBuilds:
         self._recipe_of, self._source_of = recipe_of, source_of
         self._command, self._env, self._images = command, env, images
         self._fetch = fetch
-        self._builds: dict[str, _Build] = {}
-        self._sources: dict[str, tuple[str, str]] = {}  # by image, a version and what it was made from
+        self._builds: dict[str, _BuildState] = {}
+        self._sources: dict[str, tuple[str, str]] = {}  # image -> a version and what it was made from
         self._closed = False
 
     def recipe(self, image: str, own: Recipe | None) -> Recipe | None:
-        """`own` is that of the image's environment."""
+        """Returns the recipe of an image. `own` is the recipe of the image's environment and comes first."""
         return own or self._recipe_of(image)
 
     def can_get(self, image: str, own: Recipe | None) -> bool:
         return self._fetch is not None or self.recipe(image, own) is not None
 
     async def prepare(self, image: str, recipe: Recipe | None, find_version: Callable[[], Awaitable[str]]) -> None:
-        """Returns if there is an image to make sandboxes of, or no way to get one. Raises ImageBuilding, and
-        ImageBuildFailed if the last attempt was a moment ago. `recipe` is the environment's own."""
+        """Returns if there is an image to make sandboxes from, or no way to get one. Raises ImageBuilding, or
+        ImageBuildFailed if the last attempt failed a moment ago. `recipe` is the environment's own."""
         recipe = self.recipe(image, recipe)
         if recipe is None and self._fetch is None:
             return
@@ -115,7 +115,7 @@ class ImageBuilds:
         raise _building(build)
 
     async def _prepare_fetched(self, image: str, version: str | None) -> None:
-        """For an image without a recipe: looks elsewhere if it is missing, now and then."""
+        """Fetches a missing image without a recipe, again every few seconds. Raises ImageBuilding while it runs."""
         if version is not None:
             self._builds.pop(image, None)
             return
@@ -123,7 +123,7 @@ class ImageBuilds:
         if build is None or (self._has_ended(image) and time.monotonic() >= build.ended_at + _FETCH_AGAIN_S):
             build = self._start(image, _NO_RECIPE, missing=True)
             assert build.task is not None
-            await asyncio.wait([build.task], timeout=_FIND_S)  # mostly it is found at once that nobody has it
+            await asyncio.wait([build.task], timeout=_FIND_S)  # mostly it turns out at once that nobody has it
         if not self._has_ended(image):
             raise _building(build)
 
@@ -187,19 +187,19 @@ class ImageBuilds:
         build = self._builds.get(image)
         return build is not None and (build.task is None or build.task.done())
 
-    def _may_repeat(self, build: _Build, recipe: Recipe, *, is_missing: bool) -> bool:
+    def _may_repeat(self, build: _BuildState, recipe: Recipe, *, is_missing: bool) -> bool:
         if build.source != recipe.source or (is_missing and not build.failed):
             return True
         return time.monotonic() >= build.ended_at + _REPEAT_S
 
-    def _start(self, image: str, recipe: Recipe, *, missing: bool) -> _Build:
+    def _start(self, image: str, recipe: Recipe, *, missing: bool) -> _BuildState:
         if self._closed:
             raise Unavailable("the server is being stopped", retry_after_s=5.0)
-        build = self._builds[image] = _Build(recipe.source, recipe.about)
+        build = self._builds[image] = _BuildState(recipe.source, recipe.about)
         build.task = asyncio.ensure_future(self._get(image, build, missing=missing, can_build=bool(recipe.stages)))
         return build
 
-    async def _get(self, image: str, build: _Build, *, missing: bool, can_build: bool) -> None:
+    async def _get(self, image: str, build: _BuildState, *, missing: bool, can_build: bool) -> None:
         if missing and self._fetch is not None and await self._take(image, build, self._fetch):
             return
         if can_build:
@@ -207,7 +207,7 @@ class ImageBuilds:
         else:
             build.ended_at, build.failed = time.monotonic(), True
 
-    async def _take(self, image: str, build: _Build, fetch: FetchImage) -> bool:
+    async def _take(self, image: str, build: _BuildState, fetch: FetchImage) -> bool:
         def progress(done: int, total: int) -> None:
             build.step = "copying it from another worker"
             build.fraction = min(0.99, done / total) if total else None
@@ -218,7 +218,7 @@ class ImageBuilds:
             _log.warning("image_not_fetched", image=image, error=exc)
             return False
 
-    async def _run(self, image: str, build: _Build) -> None:
+    async def _run(self, image: str, build: _BuildState) -> None:
         began = time.monotonic()
         _log.info("image_build_started", image=image, about=build.about or None)
         lines = build.lines
@@ -234,13 +234,13 @@ class ImageBuilds:
             return
         _log.error("image_build_failed", image=image, step=build.step, seconds=seconds, output="\n".join(lines[-40:]))
 
-    async def _follow(self, image: str, build: _Build, lines: list[str]) -> int:
+    async def _follow(self, image: str, build: _BuildState, lines: list[str]) -> int:
         return await run_build(self._command, image, self._env, lambda line: _note(build, lines, line))
 
 
 async def run_build(command: Sequence[str], image: str, env: Mapping[str, str], note: Callable[[str], None]) -> int:
-    """Runs a build to its end, with each line that it writes given to `note`; returns its exit code. If this is
-    cancelled the build cleans up before it ends."""
+    """Runs a build to its end, passing each line of its output to `note`, and returns its exit code. If cancelled, lets
+    the build clean up before it returns."""
     process = await asyncio.create_subprocess_exec(
         *command,
         str(os.getpid()),
@@ -259,10 +259,11 @@ async def run_build(command: Sequence[str], image: str, env: Mapping[str, str], 
         return await process.wait()
     finally:
         if process.returncode is None:
+            # Shielded: the child must have ended before this returns, or it would go on building unnoticed.
             await run_shielded(stop_child(process, _STOP_S))
 
 
-def _building(build: _Build) -> ImageBuilding:
+def _building(build: _BuildState) -> ImageBuilding:
     about = f"; it takes about {build.about}" if build.about else ""
     return ImageBuilding(
         f"the image of this environment is being built{about}",
@@ -274,7 +275,7 @@ def _building(build: _Build) -> ImageBuilding:
     )
 
 
-def _note(build: _Build, lines: list[str], line: str) -> None:
+def _note(build: _BuildState, lines: list[str], line: str) -> None:
     try:
         values: Any = json.loads(line)
     except ValueError:
@@ -302,7 +303,7 @@ async def _version_or_none(find_version: Callable[[], Awaitable[str]]) -> str | 
 
 @contextlib.contextmanager
 def building_lock(images: Path, image: str, wait: Callable[[], None] = lambda: None) -> Iterator[bool]:
-    """Holds the lock of an image's build; yields whether another build had it. `wait` is called before waiting."""
+    """Holds the lock of an image's build. Yields whether another build held it. Calls `wait` before it waits."""
     (images / LOCKS).mkdir(mode=0o700, parents=True, exist_ok=True)
     path, waited = _lock_file(images, image), False
     while True:
@@ -315,7 +316,7 @@ def building_lock(images: Path, image: str, wait: Callable[[], None] = lambda: N
                 wait()
                 fcntl.flock(fd, fcntl.LOCK_EX)
             if not _is_at(path, fd):
-                continue  # the build before has removed it
+                continue  # the last holder removed this file: its lock excludes nobody
             try:
                 yield waited
             finally:

@@ -1,6 +1,6 @@
-"""What a builder of images is given: limits, a network, a provider of sandboxes, and somebody to report to.
+"""The parameters of an image builder: limits, a network, a provider of sandboxes, and a progress callback.
 
-Nothing here takes long to import: a build whose layers are all there needs no more.
+This module imports fast: a build whose layers are all cached needs no other.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from warren.images.store.layers import USUAL_CAPS, LayerCaps
+from warren.images.trees.layers import USUAL_CAPS, LayerCaps
 from warren.interfaces.images import Images, ImageVersion
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.spec import Limits, SandboxSpec
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BuildProvider(Protocol):
-    """What a builder needs of the provider it is given; see OciProvider with `keep_changes`."""
+    """The part of a provider that a builder uses; see OciProvider with `keep_changes`."""
 
     async def create(self, spec: SandboxSpec) -> "AgentSandbox": ...
     async def destroy(self, sandbox_id: str) -> None: ...
@@ -30,7 +30,7 @@ class BuildProvider(Protocol):
 
 
 class BuildProgress(Protocol):
-    """Called with what is being done and how much of the build is done; `output` with what a step writes."""
+    """Receives the current step and the finished fraction of the build; `output` receives what a step writes."""
 
     def __call__(self, step: str, fraction: float | None) -> None: ...
     def output(self, text: str) -> None: ...
@@ -38,8 +38,8 @@ class BuildProgress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BuildNetwork:
-    """What commands of a build may reach, and what makes programs use it. `apt_sources` are lines for apt by the code
-    name of the release they are for; `authorities`, in PEM, vouch for the hosts. None of it stays in the image."""
+    """What commands of a build may reach, and the settings that make programs use it. `apt_sources` maps the code name
+    of a release to lines for apt; `authorities` are certificates for the hosts (PEM). None of it stays in the image."""
 
     rules: NetworkRules = NO_NETWORK
     env: Mapping[str, str] = field(default_factory=dict)
@@ -60,8 +60,8 @@ Pull = Callable[["ImageStore", str, str, BuildProgress], ImageVersion]
 
 @dataclass(frozen=True, slots=True)
 class BuildSettings:
-    """What the operator decides. `new_provider` makes the provider of the sandboxes that steps run in; `pull` takes an
-    image from a registry; with a `registry` also one whose name has no host."""
+    """The operator's settings. `new_provider` makes the provider of the sandboxes that steps run in. `pull` takes an
+    image from a registry; with a `registry`, also images whose name has no host."""
 
     new_provider: NewProvider
     find_network: Callable[[], BuildNetwork]

@@ -1,9 +1,9 @@
-"""Takes the steps of a build, each in a sandbox of its own; what a step has written becomes a layer.
+"""Runs the steps of a build, each in a sandbox of its own, and makes a layer of what a step wrote.
 
 The sandboxes belong to a provider that is made for the build, with a state directory below the builder's temporary
-directory. They are ephemeral: if the builder is killed, they end by themselves, and whoever clears the temporary
-directory removes what they left (`clear_abandoned`). Files go in and out through the agent, so that every link of the
-image is resolved inside; this process opens no path of an image that a step has made.
+directory. They are ephemeral: if the builder is killed, they end by themselves, and the next process that clears the
+temporary directory removes what they left (`clear_abandoned`). Files go in and out through the agent, so that every
+link of the image is resolved inside; this process opens no path of an image that a step has made.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from warren.images.building.settings import BuildNetwork, BuildProgress, BuildProvider, NewProvider, StepLimits
-from warren.images.store.layers import LayerSize, collect
-from warren.images.store.versions import STATE
+from warren.images.store.abandoned_builds import STATE, StepImages
+from warren.images.trees.layers import LayerSize, collect
 from warren.interfaces.images import RootFs
 from warren.kernel.shielding import run_shielded
 from warren.model.errors import (
@@ -35,50 +35,24 @@ from warren.model.operations import Command, FileKind, Reason
 from warren.model.secrets import CA_VARIABLES
 from warren.model.spec import SandboxSpec
 from warren.sandboxes.agent.sandbox import AgentSandbox
-from warren.sandboxes.agent.tar_stream import Member
+from warren.sandboxes.agent.tar_stream import TarMember
 
-ROOT: Final = "0"  # an image may have no /etc/passwd
+ROOT: Final = "0"  # a number, because an image may have no /etc/passwd
 _NAME: Final = "build"
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _KEEP_BYTES: Final = 1024 * 1024
-_MOST_SHOWN: Final = 4 * 1024 * 1024
+_MAX_SHOWN: Final = 4 * 1024 * 1024
 _LAST_LINES: Final = 40
 _LONGEST_LINE: Final = 2000
-_PRIVATE: Final = "/dev/shm/.warren-build"  # in memory, so it is in no layer
-_MOST_LINKS: Final = 8
+_PRIVATE: Final = "/dev/shm/.warren-build"  # a tmpfs, so these files are in no layer
+_MAX_LINKS: Final = 8
 _MAX_SMALL_FILE: Final = 1024 * 1024
 
-Parts = AsyncIterator[Member | bytes]
-
-
-class StepImages:
-    """The root filesystem of the next step, as the provider's images. It keeps the contract of interfaces/images.py."""
-
-    def __init__(self) -> None:
-        self.next: RootFs | None = None
-
-    def version(self, name: str) -> str:
-        return name
-
-    def rootfs(self, name: str) -> RootFs:
-        assert self.next is not None
-        return self.next
-
-    def hold(self, name: str, user: Path) -> RootFs:
-        return self.rootfs(name)
-
-    def keep(self, name: str, user: Path) -> None:
-        """The builder holds it."""
-
-    def release(self, user: Path) -> None:
-        """The builder holds it."""
-
-    def prune(self) -> None:
-        """The builder has none to remove."""
+Parts = AsyncIterator[TarMember | bytes]
 
 
 class StepRunner:
-    """Makes the provider when it is first needed: a build whose layers are all there needs none."""
+    """Runs steps in sandboxes. It makes the provider only when it is first needed: a fully cached build needs none."""
 
     def __init__(
         self,
@@ -103,7 +77,7 @@ class StepRunner:
 
     @contextlib.asynccontextmanager
     async def sandbox(self, rootfs: RootFs) -> AsyncIterator[tuple[BuildProvider, AgentSandbox]]:
-        """A sandbox on this root, destroyed at the end."""
+        """Yields the provider and a sandbox on this root filesystem, which it destroys even when cancelled."""
         if self._provider is None:
             self._provider = self._new_provider(self._making / STATE, self._images)
         provider = self._provider
@@ -119,12 +93,14 @@ class StepRunner:
     async def layer(
         self, rootfs: RootFs, act: Callable[[AgentSandbox], Awaitable[tuple[int, int] | None]], target: Path
     ) -> LayerSize:
-        """Makes a layer in `target` of what `act` does in a sandbox. It returns the owner of what it has made, or None
-        for what it is there."""
+        """Makes a layer in `target` from what `act` changes in a sandbox. `act` returns the owner for everything new,
+        or None to keep the owners as they are."""
         changes = -1
         try:
             async with self.sandbox(rootfs) as (provider, sandbox):
                 owner = await act(sandbox)
+                # Taken while the sandbox lives: the descriptor keeps its upper directory after the sandbox's mounts are
+                # gone.
                 uid_base = provider.uid_base(sandbox.id)
                 changes = provider.changes(sandbox.id)
             below = (*rootfs.layers, rootfs.path)
@@ -138,7 +114,7 @@ class StepRunner:
     # -- what a step does
 
     async def run(self, sandbox: AgentSandbox, step: Run, config: ImageConfig) -> None:
-        """Runs a command to its end. Raises BuildFailed, with what it wrote last."""
+        """Runs a command to its end. Raises BuildFailed, with the last lines of its output."""
         network = await self._open_network(sandbox)
         user = await _with_group(sandbox, step.user or config.user)
         command = Command(
@@ -177,7 +153,7 @@ class StepRunner:
         return self._network
 
     async def _authorities_env(self, sandbox: AgentSandbox, network: BuildNetwork) -> dict[str, str]:
-        """Lets programs trust whom this machine trusts: the operator's proxy may present certificates of its own."""
+        """Makes programs trust this machine's authorities: the operator's proxy may present certificates of its own."""
         if not network.authorities or not network.rules.is_open:
             return {}
         await make_directory(sandbox, _PRIVATE)
@@ -185,7 +161,7 @@ class StepRunner:
         return dict.fromkeys(CA_VARIABLES, f"{_PRIVATE}/ca.crt")
 
     async def _apt_env(self, sandbox: AgentSandbox, network: BuildNetwork) -> dict[str, str]:
-        """Lets apt use the operator's sources if they are for the release of the image."""
+        """Makes apt use the operator's package sources if they are for the image's release."""
         release = await read_small_file(sandbox, "/etc/os-release")
         code_name = re.search(r'^VERSION_CODENAME="?([a-z0-9.-]+)', release, re.MULTILINE)
         sources = network.apt_sources.get(code_name[1], "") if code_name else ""
@@ -209,7 +185,7 @@ async def _end(provider: BuildProvider, sandbox: AgentSandbox) -> None:
 
 
 class _Tail:
-    """Passes output on, up to a limit, and keeps the last lines."""
+    """Passes output on up to a limit, and keeps the last lines."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show, self._shown = show, 0
@@ -217,9 +193,9 @@ class _Tail:
         self._line = b""
 
     def add(self, data: bytes) -> None:
-        if self._shown <= _MOST_SHOWN:
+        if self._shown <= _MAX_SHOWN:
             self._shown += len(data)
-            more = "\n(the rest of this step's output is not shown)\n" if self._shown > _MOST_SHOWN else ""
+            more = "\n(the rest of this step's output is not shown)\n" if self._shown > _MAX_SHOWN else ""
             self._show(data.decode(errors="replace") + more)
         *lines, last = (self._line + data[-_LAST_LINES * _LONGEST_LINE :]).split(b"\n")
         self._lines = [*self._lines, *lines][-_LAST_LINES:]
@@ -253,7 +229,7 @@ async def make_directory(sandbox: AgentSandbox, path: str) -> None:
 
 
 async def is_directory(sandbox: AgentSandbox, path: str) -> bool:
-    """Also if it is a link to one."""
+    """Returns whether the path is a directory, or a link to one."""
     try:
         return (await sandbox.stat(f"{path.rstrip('/')}/.", user=ROOT)).kind is FileKind.DIRECTORY
     except (FileNotFound, FileProblem):
@@ -261,7 +237,7 @@ async def is_directory(sandbox: AgentSandbox, path: str) -> bool:
 
 
 async def read_small_file(sandbox: AgentSandbox, path: str) -> str:
-    """Empty if there is none that can be read."""
+    """Returns the text of a file of the image; "" if it cannot be read."""
     data = b""
     with contextlib.suppress(FileNotFound, FileProblem):
         async for part in sandbox.read(path, length=_MAX_SMALL_FILE, user=ROOT):
@@ -270,7 +246,8 @@ async def read_small_file(sandbox: AgentSandbox, path: str) -> str:
 
 
 async def find_owner(sandbox: AgentSandbox, text: str) -> tuple[int, int] | None:
-    """The ids of `user`, `user:group` or numbers, by /etc/passwd and /etc/group of the image; None for no text."""
+    """Returns the uid and gid of `user`, `user:group` or numbers, as the image's /etc/passwd and /etc/group have them.
+    Returns None for an empty text. Raises InvalidRequest for a name that the image does not have."""
     if not text:
         return None
     user, _, group = text.partition(":")
@@ -285,7 +262,7 @@ async def find_owner(sandbox: AgentSandbox, text: str) -> tuple[int, int] | None
 
 
 async def _with_group(sandbox: AgentSandbox, text: str) -> str:
-    """A user as the agent takes it: the name alone, or with the number of its only group."""
+    """Returns the user as the agent expects it: the name alone, or the name with the number of the only group."""
     user, _, group = text.partition(":")
     owner = await find_owner(sandbox, f"{user or ROOT}:{group}") if group else None
     return f"{user or ROOT}:{owner[1]}" if owner else user or ROOT
@@ -300,8 +277,8 @@ def _id(text: str, what: str) -> int:
 async def place_file(
     sandbox: AgentSandbox, target: str, into: bool, name: str, content: Callable[[str], Parts]
 ) -> None:
-    """Puts a file at the path `target`, or under its own name into that directory. `content` is called with the name it
-    gets."""
+    """Puts a file at the path `target`, or into that directory under its own name. `content` is called with the file's
+    final name, and yields the file."""
     if into or await is_directory(sandbox, target):
         await sandbox.place(target, content(name), user=ROOT)
     else:
@@ -311,7 +288,7 @@ async def place_file(
 async def copy_between(
     source: AgentSandbox, sources: Sequence[str], sandbox: AgentSandbox, target: str, into: bool, mode: int | None
 ) -> None:
-    """Copies paths of one sandbox into another."""
+    """Copies paths of the sandbox `source` into `sandbox`."""
     paths = [path for pattern in sources for path in await _expand(source, pattern)]
     into = into or len(paths) > 1
     for path in paths:
@@ -325,7 +302,7 @@ async def _copy_file(
     source: AgentSandbox, path: str, sandbox: AgentSandbox, target: str, into: bool, mode: int | None
 ) -> None:
     found, place = await source.stat(path, user=ROOT), path
-    for _ in range(_MOST_LINKS):
+    for _ in range(_MAX_LINKS):
         if found.kind is FileKind.SYMLINK:
             place = posixpath.join(posixpath.dirname(place), found.target)
             found = await source.stat(place, user=ROOT)
@@ -334,7 +311,7 @@ async def _copy_file(
     bits = found.mode & 0o777 if mode is None else mode
 
     async def content(name: str) -> Parts:
-        yield Member(name, FileKind.FILE, found.size, bits, int(found.modified), "", found.uid, found.gid)
+        yield TarMember(name, FileKind.FILE, found.size, bits, int(found.modified), "", found.uid, found.gid)
         async for part in source.read(path, length=found.size, user=ROOT):
             yield part
 
@@ -361,28 +338,9 @@ async def _expand(source: AgentSandbox, pattern: str) -> list[str]:
     return sorted(found)
 
 
-async def _changed(members: AsyncIterator[Member | bytes], mode: int | None) -> Parts:
+async def _changed(members: AsyncIterator[TarMember | bytes], mode: int | None) -> Parts:
     async for part in members:
-        if isinstance(part, Member) and mode is not None and part.kind is not FileKind.SYMLINK:
+        if isinstance(part, TarMember) and mode is not None and part.kind is not FileKind.SYMLINK:
             yield replace(part, mode=mode)
         else:
             yield part
-
-
-def clear_abandoned(making: Path) -> None:
-    """Removes what the sandboxes of a dead builder have left on this machine, before its directory is deleted. Call it
-    in a thread without an event loop."""
-    state = making / STATE
-    if not (state / "sandboxes").is_dir():
-        return
-    from warren.sandboxes.providers.oci import OciProvider
-
-    async def clear() -> None:
-        provider = OciProvider(state, StepImages(), Path())
-        try:
-            for sandbox_id in await provider.list_ids():
-                await provider.destroy(sandbox_id)
-        finally:
-            await provider.close()
-
-    asyncio.run(clear())

@@ -1,7 +1,7 @@
-"""Builds a Dockerfile with a Docker engine, and takes the image from there: `warren image build --with docker`.
+"""Builds a Dockerfile with a Docker engine and imports the image: `warren image build --with docker`.
 
 The image in the engine carries a label with the directory that the build works in: if that directory is gone, its
-builder has died, and the next build removes the image. Base images that the engine pulled stay there: they are its own.
+builder has died, and the next build removes the image. Base images that the engine pulled stay in the engine.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from warren.images.building.context import FileTree, Source
+from warren.images.building.context import CopySource, FileTree
 from warren.images.building.settings import BuildProgress
 from warren.images.store.store import ImageStore
 from warren.interfaces.images import ImageVersion
@@ -21,7 +21,7 @@ from warren.kernel.shielding import run_shielded
 from warren.model.errors import BuildFailed, InvalidRequest
 from warren.model.operations import FileKind
 from warren.model.spec import check_image_name
-from warren.sandboxes.agent.tar_stream import Member, header, padding, trailer
+from warren.sandboxes.agent.tar_stream import TarMember, header, padding, trailer
 from warren.sandboxes.providers.docker_engine import DockerEngine
 
 _LABEL: Final = "warren.image-build"
@@ -41,7 +41,7 @@ def build_with_docker(
     target: str = "",
     no_cache: bool = False,
 ) -> ImageVersion:
-    """Makes a new version of the image `name` and leaves nothing in the engine; `dockerfile` is the text. Raises
+    """Makes a new version of the image `name`, and leaves nothing in the engine. `dockerfile` is the text. Raises
     BuildFailed."""
     check_image_name(name)
     text = dockerfile.encode()
@@ -99,11 +99,11 @@ def _take(message: Mapping[str, Any], last: list[str], progress: BuildProgress) 
 
 
 async def _as_tar(files: FileTree, name: str, dockerfile: bytes) -> AsyncIterator[bytes]:
-    yield header(Member(name, FileKind.FILE, len(dockerfile), 0o644, 0))
+    yield header(TarMember(name, FileKind.FILE, len(dockerfile), 0o644, 0))
     yield dockerfile + padding(len(dockerfile))
     size = 0
-    for part in files.content(Source("", True)):
-        if isinstance(part, Member):
+    for part in files.content(CopySource("", True)):
+        if isinstance(part, TarMember):
             yield padding(size) + header(part)
             size = part.size
         else:

@@ -12,14 +12,14 @@ _MAX_FILE: Final = 1024 * 1024
 
 
 class Credentials:
-    """`environ` has the variables that name the files, and HOME."""
+    """Finds passwords of registries. `environ` holds the variables that name the files, and HOME."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
 
     def find(self, host: str, path: str) -> tuple[str, str] | None:
-        """The user and password for the image `path` of a registry; the longest name of it that a file has counts.
-        Raises InvalidRequest if only a program or a token that Warren does not support has them."""
+        """Returns the user and password for the image `path` of a registry; the longest matching prefix in a file wins.
+        Raises InvalidRequest if the file refers to a credential helper or an identity token (not supported)."""
         for file in self._files():
             values = _read(file)
             found = _entry(values.get("auths"), host, path)

@@ -1,12 +1,12 @@
 """HTTP to a registry that may lie, be slow, or point elsewhere. Blocking; called in threads.
 
-The operator names the registry, so it may be anywhere. Where the registry sends us (redirects, its token service) must
-be the registry itself, a public address, or a network that the operator allows; the address that was checked is the one
-that is dialled. Only https is spoken, but to loopback and to hosts that the operator has named. The password goes to
-the registry and to the token service it names, never to where a redirect leads.
+The operator names the registry, so its address may be private. Redirects and its token service must lead to the
+registry itself, a public address, or a network that the operator allows; `Registry` dials the very address that it
+checked. It uses plain HTTP only for loopback and for hosts that the operator has named. The password goes to the
+registry and to the token service it names, never to the target of a redirect.
 
-A connection has to bring a few kilobytes a second after its first minute: a server that sends a byte now and then, in
-the head or in the body, is given up.
+After its first minute a connection must have an average rate of a few kilobytes per second: a server that trickles
+single bytes, in the head or in the body, is given up.
 """
 
 import base64
@@ -39,7 +39,7 @@ _TEXT: Final = re.compile(r"[\x21-\x7e]+")
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a registry is waited for."""
+    """How long `Registry` waits for a registry, and how often it tries again."""
 
     connect_s: float = 15.0
     silence_s: float = 30.0
@@ -50,16 +50,16 @@ class Patience:
     redirects: int = 5
 
 
-class Broken(Exception):
-    """The connection failed in a way that may not last."""
+class TransferBroken(Exception):
+    """The connection failed in a way that may not last: try again."""
 
 
 class Cancelled(Exception):
-    """Somebody else has ended the transfer."""
+    """Another thread has called `Registry.cancel`."""
 
 
-class Registry:
-    """One image of a registry. Threads may share it; `cancel` ends what they do."""
+class ImageRegistry:
+    """Requests about one image of a registry. Threads may share it; `cancel` ends their requests."""
 
     def __init__(
         self,
@@ -90,7 +90,8 @@ class Registry:
 
     @contextlib.contextmanager
     def get(self, what: str, accept: str = "*/*") -> Iterator[http.client.HTTPResponse]:
-        """The answer to GET /v2/PATH/WHAT, when it is a good one. Raises Broken if trying again may help."""
+        """Yields the response to GET /v2/PATH/WHAT if its status is 200. Raises Broken if trying again may help,
+        otherwise the error for the caller."""
         url = f"{self._home.geturl()}/v2/{self._reference.path}/{what}"
         with self._answer(url, accept) as response:
             if response.status != 200:
@@ -100,11 +101,11 @@ class Registry:
             yield response
 
     def retried(self, act: Callable[[], Any]) -> Any:
-        """Does it again, a little later each time, as long as the connection breaks."""
+        """Calls `act`, again after growing pauses while it raises Broken. Raises Unavailable after the last try."""
         for number in range(self._patience.tries):
             try:
                 return act()
-            except Broken as exc:
+            except TransferBroken as exc:
                 if self._cancelled.is_set():
                     raise Cancelled from exc
                 if number + 1 == self._patience.tries:
@@ -115,7 +116,7 @@ class Registry:
         raise AssertionError("unreachable")
 
     def read_small(self, what: str, most: int, accept: str) -> tuple[bytes, str]:
-        """The body, of at most so many bytes, and its type."""
+        """Returns a body of at most `most` bytes, and its media type. Raises InvalidRequest for a longer one."""
 
         def read() -> tuple[bytes, str]:
             with self.get(what, accept) as response:
@@ -127,7 +128,7 @@ class Registry:
         return cast(tuple[bytes, str], self.retried(read))
 
     def parts(self, response: http.client.HTTPResponse, most: int) -> Iterator[bytes]:
-        """The body, up to so many bytes."""
+        """Yields the body, up to `most` bytes. Raises Broken if it ends early."""
         left = most
         while left:
             if self._cancelled.is_set():
@@ -138,27 +139,28 @@ class Registry:
                 break
             left -= len(part)
             yield part
-        if left and response.length:  # it had promised more
-            raise Broken("it broke off in the middle")
+        if left and response.length:  # the server announced more bytes
+            raise TransferBroken("it broke off in the middle")
 
     # -- requests
 
     @contextlib.contextmanager
     def _answer(self, url: str, accept: str) -> Iterator[http.client.HTTPResponse]:
-        """Follows redirects, and says who we are if the registry asks for it."""
+        """Yields the response after redirects, and logs in if the registry asks for it."""
         redirects, was_asked = 0, False
         with contextlib.ExitStack() as held:
             while redirects <= self._patience.redirects:
                 target = self._checked_url(url)
+                # The Authorization header goes to the registry alone: a redirect may lead to anybody.
                 headers = {"Accept": accept, "Authorization": self._authorization if self._is_home(target) else ""}
                 response = held.enter_context(self._request(target, headers))
                 if response.status in _REDIRECTS:
                     url = urljoin(url, response.headers.get("Location", ""))
                     redirects += 1
                 elif response.status == 401 and self._is_home(target) and not was_asked and self._log_in(response):
-                    was_asked = True  # also when the token has expired, as it does in long pulls
+                    was_asked = True  # also when the token expires during a long pull
                 elif response.status == 429 or response.status >= 500:
-                    raise Broken(f"it answers {response.status}")
+                    raise TransferBroken(f"it answers {response.status}")
                 else:
                     yield response
                     return
@@ -167,7 +169,8 @@ class Registry:
 
     @contextlib.contextmanager
     def _request(self, url: SplitResult, headers: dict[str, str]) -> Iterator[http.client.HTTPResponse]:
-        connection = http.client.HTTPConnection("registry", 80)  # it is given its socket and its Host
+        # the name is never resolved: socket and Host are set below
+        connection = http.client.HTTPConnection("registry", 80)
         wire = self._connect(url)
         connection.sock = cast(Any, wire)
         try:
@@ -198,6 +201,7 @@ class Registry:
                 failure = exc
                 continue
             try:
+                # An address was dialled, but the certificate must be for the name.
                 if url.scheme == "https":
                     plain = ssl.create_default_context().wrap_socket(plain, server_hostname=url.hostname)
             except ssl.SSLCertVerificationError as exc:
@@ -208,20 +212,21 @@ class Registry:
                 ) from exc
             except OSError as exc:
                 plain.close()
-                raise Broken(f"TLS with {url.hostname}: {exc}") from exc
+                raise TransferBroken(f"TLS with {url.hostname}: {exc}") from exc
             wire = _Wire(plain, self._patience)
             with self._lock:
                 self._wires.add(wire)
             return wire
-        raise Broken(f"{url.hostname} does not answer: {failure}")
+        raise TransferBroken(f"{url.hostname} does not answer: {failure}")
 
     def _addresses(self, url: SplitResult) -> list[tuple[str, int]]:
-        """What the host's name leads to, less what we connect to for nobody but the operator."""
+        """Resolves the host's name. Unless the host is the registry itself, drops addresses that only the operator may
+        reach. Raises InvalidRequest if none is left."""
         port = _origin(url)[2]
         try:
             found = socket.getaddrinfo(url.hostname, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as exc:
-            raise Broken(f"the name {url.hostname} cannot be resolved: {exc}") from exc
+            raise TransferBroken(f"the name {url.hostname} cannot be resolved: {exc}") from exc
         addresses = [str(info[4][0]) for info in found]
         if self._is_home(url):
             return [(address, port) for address in addresses]
@@ -261,7 +266,7 @@ class Registry:
     # -- who we are
 
     def _log_in(self, response: http.client.HTTPResponse) -> bool:
-        """Finds what the registry asks for; False if we have nothing that it wants."""
+        """Gets the authorization that the registry asks for. Returns False if there are no such credentials."""
         challenges = response.headers.get_all("WWW-Authenticate") or []
         for challenge in challenges:
             kind, _, rest = challenge.strip().partition(" ")
@@ -288,7 +293,7 @@ class Registry:
             if response.status in (401, 403):
                 raise self._refusal(response.status, "")
             if response.status >= 500 or response.status == 429:
-                raise Broken(f"its token service answers {response.status}")
+                raise TransferBroken(f"its token service answers {response.status}")
             if response.status != 200:
                 raise self._lie(f"its token service answers {response.status}")
             data = b"".join(self.parts(response, _MAX_TOKEN))
@@ -323,7 +328,7 @@ def _origin(url: SplitResult) -> tuple[str, str, int]:
 
 
 class _Wire:
-    """A socket that http.client reads from, with an eye on how fast it brings something."""
+    """A socket for http.client that raises TimeoutError when the server is too slow."""
 
     def __init__(self, plain: socket.socket, patience: Patience) -> None:
         self._socket, self._patience = plain, patience
@@ -352,7 +357,7 @@ class _Wire:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """http.client closes it when it has the head of the last answer; the body is still to come."""
+        """Does nothing: http.client calls it after the head of the last response, when the body is still to be read."""
 
     def end(self) -> None:
         self._socket.close()
@@ -374,4 +379,4 @@ def _broken_explained(doing: str) -> Iterator[None]:
     try:
         yield
     except (OSError, http.client.HTTPException, ValueError) as exc:
-        raise Broken(f"{doing}: {exc or type(exc).__name__}") from exc
+        raise TransferBroken(f"{doing}: {exc or type(exc).__name__}") from exc

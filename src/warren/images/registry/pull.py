@@ -2,8 +2,7 @@
 digest.
 
 Layers are downloaded to the directory in which the image is made, a few at a time, and unpacked in their order. If the
-pull fails, is ended or killed, that directory goes like that of any image that was not finished, and the name still
-points to the version it pointed to.
+pull fails or is killed, that directory is removed like any unfinished image, and the name keeps its version.
 """
 
 import contextlib
@@ -17,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
-from warren.images.building.own_images import Progress
 from warren.images.registry.credentials import Credentials
-from warren.images.registry.http import Broken, Patience, Registry
+from warren.images.registry.http import ImageRegistry, Patience, TransferBroken
 from warren.images.store.store import ImageStore, silent
-from warren.images.store.tree import Tree
-from warren.images.transfer.import_tree import Caps
+from warren.images.transfer.import_tree import ImportCaps
 from warren.images.transfer.oci_layers import Layers
+from warren.images.trees.own_images import Progress
+from warren.images.trees.tree import Tree
 from warren.interfaces.images import ImageVersion
 from warren.model.addresses import Network
 from warren.model.errors import InvalidRequest
@@ -47,21 +46,21 @@ from warren.model.oci_image import (
 
 _AT_ONCE: Final = 3
 _LOOK_S: Final = 0.02
-_NESTED: Final = 3  # indexes in indexes
+_NESTED: Final = 3  # indexes inside indexes
 _MB: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class PullOptions:
-    """What the operator has set. `registry` is for names without a host; `insecure` are hosts that are spoken to
-    without TLS; `networks` are those that registries may send us to although they are not public."""
+    """The operator's settings. `registry` is for names without a host; `insecure` are the hosts that are reached
+    without TLS; `networks` are private networks that registries may redirect to."""
 
     registry: str = ""
     insecure: tuple[str, ...] = ()
     networks: tuple[Network, ...] = ()
     credentials: Credentials | None = None
     patience: Patience = field(default_factory=Patience)
-    caps: Caps = field(default_factory=Caps)
+    caps: ImportCaps = field(default_factory=ImportCaps)
 
 
 NO_OPTIONS: Final = PullOptions()
@@ -77,8 +76,9 @@ def pull_image(
     platform: str = "",
     shell_needed: bool = True,
 ) -> ImageVersion:
-    """The image as the version that `name` points to; by default the name is the reference. If it is there already,
-    nothing is made. Raises InvalidRequest, ImageNotFound, PermissionDenied, NoSpace, Unavailable."""
+    """Pulls an image, and returns the version that `name` (by default the reference) now points to. Makes no new
+    version if the current one has the same digest. Raises InvalidRequest, ImageNotFound, PermissionDenied, NoSpace,
+    Unavailable."""
     name = name or reference
     wanted = read_platform(platform)
     with _connected(read_reference(reference, options.registry), options) as pull:
@@ -104,7 +104,7 @@ def pull_image(
 
 
 def _is_pulled(version: ImageVersion, digest: str) -> bool:
-    """An image that was built upon a pulled one may tell its digest too."""
+    """Returns whether the version was pulled. An image built upon a pulled one can carry the same digest."""
     return version.source.startswith("registry ") and version.config.digest == digest
 
 
@@ -114,7 +114,7 @@ def _current(store: ImageStore, name: str) -> ImageVersion | None:
 
 @contextlib.contextmanager
 def _connected(reference: Reference, options: PullOptions) -> Iterator["_Pull"]:
-    registry = Registry(
+    registry = ImageRegistry(
         reference,
         insecure=options.insecure,
         networks=options.networks,
@@ -128,13 +128,13 @@ def _connected(reference: Reference, options: PullOptions) -> Iterator["_Pull"]:
 
 
 class _Pull:
-    def __init__(self, registry: Registry, reference: Reference, caps: Caps) -> None:
+    def __init__(self, registry: ImageRegistry, reference: Reference, caps: ImportCaps) -> None:
         self._registry, self.reference, self._caps = registry, reference, caps
         self._lock = threading.Lock()
         self._received = 0
 
     def manifest(self, platform: Platform) -> tuple[Manifest, str]:
-        """The manifest for the platform, and its digest."""
+        """Returns the manifest for the platform, and its digest."""
         wanted = Descriptor(self.reference.digest, -1)
         for _ in range(_NESTED):
             what = f"manifests/{wanted.digest or self.reference.wanted}"
@@ -178,7 +178,7 @@ class _Pull:
                     waiting += [threads.submit(download, *each) for each in zip(files, manifest.layers, strict=True)]
                 for future, file, diff_id in zip(waiting, files, config.diff_ids, strict=True):
                     while file not in ended:
-                        time.sleep(_LOOK_S)  # a wait for the future would miss a signal that comes just before it
+                        time.sleep(_LOOK_S)  # waiting for the future would miss a signal that arrives just before
                     future.result()
                     unpacked.apply(lambda file=file: _opened(file), diff_id)  # type: ignore[misc]
                     file.unlink()
@@ -201,10 +201,11 @@ class _Pull:
                     received += len(part)
                     self._count(len(part), report)
             if received < layer.size:
-                raise Broken("a layer ended before its end")
+                raise TransferBroken("a layer ended before its end")
             if f"sha256:{digest.hexdigest()}" != layer.digest:
                 raise InvalidRequest(f"the registry sends another layer for {layer.digest}")
         except BaseException:
+            # A retry begins at the start, so these bytes come again.
             self._count(-received, report)
             raise
 
@@ -224,8 +225,8 @@ def _opened(file: Path) -> IO[bytes]:
 
 @contextlib.contextmanager
 def _held_signals() -> Iterator[None]:
-    """Keeps the signals that end a program until the end of the block: an exception in the middle of starting threads
-    could leave one of their locks taken. The threads that are started never get these signals."""
+    """Delays the signals that end a program until the end of the block: an exception while threads are being started
+    could leave one of their locks taken. The new threads inherit the mask and never get these signals."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
         yield

@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import IO, NoReturn
 
-from warren.images.building.cache import UNUSED_S, CacheUse, LayerCache
-from warren.images.building.own_images import Progress, build_base, build_host
-from warren.images.store.prepare import check_is_root_filesystem, prepare
-from warren.images.store.tree import Tree
+from warren.images.store.layer_cache import UNUSED_S, CacheUse, LayerCache
 from warren.images.store.versions import Versions, explain_errors, version_of, write_info
 from warren.images.transfer.import_tree import copy_directory, unpack_tar
 from warren.images.transfer.oci_archive import is_archive, unpack_archive
+from warren.images.trees.own_images import Progress, build_base, build_host
+from warren.images.trees.prepare import check_is_root_filesystem, prepare
+from warren.images.trees.tree import Tree
 from warren.interfaces.images import ImageInfo, ImageVersion, RootFs
 from warren.kernel.tree_tar import digest_of
 from warren.model.errors import ImageNotFound, InvalidRequest
@@ -36,7 +36,7 @@ def silent(step: str, fraction: float | None) -> None:
 
 
 class ImageStore:
-    """Keeps the contract of interfaces/images.py."""
+    """Implements interfaces/images.py."""
 
     def __init__(self, state_dir: Path) -> None:
         self._images = state_dir / "images"
@@ -50,7 +50,7 @@ class ImageStore:
         return self._images
 
     def temporary(self) -> contextlib.AbstractContextManager[Path]:
-        """A directory beside the images, removed afterwards; deletes those that dead makers have left."""
+        """Yields a new directory beside the images and removes it afterwards. Also removes those of dead makers."""
         return self._versions.temporary()
 
     def version(self, name: str) -> str:
@@ -72,12 +72,12 @@ class ImageStore:
         self._versions.release(user)
 
     def source(self, name: str, version: str) -> str:
-        """What this version was made from; empty if it is not there any more."""
+        """Returns what this version was made from; "" if it no longer exists."""
         return next((one.source for one in self.list() if one.version == version), "")
 
     @contextlib.contextmanager
     def using(self, name: str) -> Iterator[RootFs]:
-        """The current version of an image, which stays meanwhile."""
+        """Yields the current version of an image, which is not removed meanwhile."""
         with self._versions.temporary() as user:
             try:
                 yield self.hold(name, user)
@@ -85,11 +85,11 @@ class ImageStore:
                 self.release(user)
 
     def list(self) -> "list[ImageVersion]":
-        """All versions of all images, by name and the newest first."""
+        """Returns all versions of all images, sorted by name, the newest first."""
         return self._versions.show_all()
 
     def build(self, name: str, progress: Progress = silent) -> ImageVersion:
-        """Makes a new version of `base` or `host`, to which the name points once it is ready."""
+        """Builds a new version of `base` or `host`; the name points to it once it is complete."""
         if name not in BUILDABLE:
             raise InvalidRequest(f"Warren cannot build {name!r}", remedy=f"it builds {' and '.join(BUILDABLE)}")
         build = build_base if name == "base" else build_host
@@ -108,7 +108,7 @@ class ImageStore:
     def import_directory(
         self, name: str, source: Path, progress: Progress = silent, *, shell_needed: bool = True, platform: str = ""
     ) -> ImageVersion:
-        """Imports a root filesystem, or the image in an OCI layout."""
+        """Imports a root filesystem, or the image of an OCI layout."""
         if not source.is_dir():
             raise InvalidRequest(f"{source} is not a directory")
         if self._images.resolve().is_relative_to(source.resolve()):
@@ -138,7 +138,7 @@ class ImageStore:
         shell_needed: bool = True,
         platform: str = "",
     ) -> ImageVersion:
-        """Imports the tar of a root filesystem, of an OCI layout, or what `docker save` writes."""
+        """Imports a tar of a root filesystem or of an OCI layout, or the output of `docker save`."""
 
         def fill(path: Path) -> ImageConfig | None:
             progress(f"unpacking {source}", None)
@@ -155,7 +155,7 @@ class ImageStore:
     def import_docker(
         self, name: str, reference: str, docker_url: str, progress: Progress = silent, *, shell_needed: bool = True
     ) -> ImageVersion:
-        """Takes an image of the Docker engine at `docker_url` and leaves nothing in the engine."""
+        """Imports an image from the Docker engine at `docker_url`, and leaves nothing in the engine."""
 
         def fill(path: Path) -> ImageConfig:
             from warren.images.transfer.from_docker import unpack_docker_image  # takes a while to import
@@ -168,18 +168,18 @@ class ImageStore:
         return self.make(name, f"docker image {reference}", fill, progress, shell_needed=shell_needed)
 
     def remove(self, which: str, *, when_unused: bool = False) -> ImageVersion:
-        """Removes the current version of the image of that name, or the version of that id. Raises Conflict if
-        sandboxes use it; with `when_unused` it goes when the last of them ends, and its name at once."""
+        """Removes the current version of the image of that name, or the version with that id. Raises Conflict if
+        sandboxes use it; with `when_unused` the name goes at once, and the version when the last sandbox ends."""
         with explain_errors("removing the image", self._images):
             return self._versions.remove(which, when_unused=when_unused)
 
     def prune(self) -> Sequence[ImageVersion]:
-        """Removes the versions that no name points to and nobody uses; returns them."""
+        """Removes the versions that no name points to and nobody uses, and returns them."""
         with explain_errors("removing versions of images", self._images):
             return self._versions.prune()
 
     def prune_layers(self, *, everything: bool = False) -> CacheUse:
-        """Removes layers of builds that were not used for a month, or all that no build uses now."""
+        """Removes the layers of builds that were unused for a month; with `everything`, all that no build uses now."""
         cache = LayerCache(self._images)
         with self.temporary() as temporary, explain_errors("removing layers", temporary):
             return cache.trim(temporary, most_bytes=1 << 62, unused_s=-1.0 if everything else UNUSED_S)
@@ -194,8 +194,8 @@ class ImageStore:
         host_usr: bool = False,
         shell_needed: bool = True,
     ) -> ImageVersion:
-        """Makes a version of what `fill` puts at the path it is called with, and returns what the image says of itself
-        if it says something. `fill` may use the directory two above that path for what it needs meanwhile."""
+        """Calls `fill` with a path to put a root filesystem at, and makes a new version of it. `fill` may return the
+        image's config, and may use the directory two levels above the path for temporary files."""
         check_image_name(name)
         with self._versions.temporary() as temporary, explain_errors(f"making the image {name}", temporary):
             new = temporary / "new"

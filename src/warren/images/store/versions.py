@@ -5,13 +5,13 @@
     images/.making-…               where a version is made or removed; its owner holds a lock on it
     images/.ways/5c0e…             a link from a version's `uses/` to a folder of sandboxes
 
-A use is a link in `uses/` with the id of a sandbox, to the folder of its directory. It counts as long as that directory
-exists, which is made before the use and removed after it, so a use ends also when its process was killed. All uses from
-one folder are names of one file, its way: some file systems take long to make files where many were removed lately. An
-older version made a link for each use, to the directory itself; so does this one where a way cannot have more names.
-A version is given up by removing the directory `uses/`, which the kernel refuses while there is a use, and without
-which no use can begin. So several processes can use, replace and remove images without asking each other. A lock on
-the folder serializes those that move names.
+A use is a link in `uses/`, named after a sandbox, to the folder that holds the sandbox's directory. It counts as long
+as that directory exists. The directory is made before the use and removed after it, so a use also ends if its process
+is killed. All uses from one folder are hard links to one symbolic link, its way: some file systems are slow to make
+files where many were removed lately. An older version made a symbolic link for each use, to the directory itself; so
+does this one where a way cannot have more hard links. To give up a version, a process first removes the directory
+`uses/`. The kernel refuses that while there is a use, and without the directory no use can begin. So several processes
+can use, replace and remove images without asking each other. A lock on the folder serializes changes of names.
 
 Before there were versions, `images/NAME` was the image itself. Such a directory becomes a version when it is first
 used: it and a link to its new place are exchanged.
@@ -32,21 +32,21 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
+from warren.images.store.abandoned_builds import STATE, clear_abandoned
 from warren.interfaces.images import ImageInfo, ImageVersion, RootFs
 from warren.kernel.logs import get_log
 from warren.model.errors import Conflict, ImageNotFound, InvalidRequest, NoSpace, PermissionDenied, WarrenError
 from warren.model.image import ImageConfig
 from warren.model.spec import check_image_name
-from warren.sandboxes.providers.record import Record
+from warren.sandboxes.host.record import SandboxRecord
 
 VERSIONS: Final = ".versions"
 WAYS: Final = ".ways"
 USES: Final = "uses"
-STATE: Final = "state"
-"""In a directory where a version is made: the state directory of the sandboxes that make it."""
+"""The directory of a version that holds a link for each sandbox using the version."""
 _TEMPORARY: Final = ".making-"
 _TRIES: Final = 10
-_MOST_CACHED: Final = 100
+_MAX_CACHED: Final = 100
 _RENAME_EXCHANGE: Final = 2
 _AT_FDCWD: Final = -100
 _FIRST: Final = ("name", "source", "created", "files", "size_bytes", "host_usr", "format")
@@ -57,24 +57,25 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Versions:
-    """The images of a folder. `sandboxes` is the folder of those sandboxes that may use images without a link, because
-    an older Warren made them."""
+    """The images of a folder. Sandboxes in the folder `sandboxes` may use images without a link, because an older
+    Warren made them."""
 
     def __init__(self, folder: Path, sandboxes: Path) -> None:
         self._folder = folder
         self._versions = folder / VERSIONS
         self._sandboxes = sandboxes
-        self._places: dict[str, str] = {}  # by name, where it is
-        self._ways: dict[Path, tuple[str, str]] = {}  # by folder of sandboxes: the way there, its link
-        self._found: dict[str, RootFs] = {}  # by version, which never changes
+        self._places: dict[str, str] = {}  # name -> path of its link
+        # folder of sandboxes -> the relative path to it, and the way that holds this path
+        self._ways: dict[Path, tuple[str, str]] = {}
+        self._found: dict[str, RootFs] = {}  # by version; a version never changes
 
     # -- names
 
     def current(self, name: str) -> str:
-        """The version that the name points to, or "". Costs one readlink."""
+        """Returns the version that the name points to, or "". Costs one readlink."""
         place = self._places.get(name)
         if place is None:
-            if len(self._places) >= _MOST_CACHED:
+            if len(self._places) >= _MAX_CACHED:
                 self._places.clear()
             place = self._places[name] = str(self.place(name))
         try:
@@ -82,7 +83,7 @@ class Versions:
         except OSError as exc:
             if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
                 return ""
-            if exc.errno != errno.EINVAL:  # it is no link
+            if exc.errno != errno.EINVAL:  # EINVAL: it is a directory, not a link
                 raise PermissionDenied(f"the image {name} cannot be read: {exc.strerror}") from exc
         return self._take_over(name)
 
@@ -96,7 +97,7 @@ class Versions:
         info = self._read(version)
         if info is None:
             return None
-        if len(self._found) >= _MOST_CACHED:
+        if len(self._found) >= _MAX_CACHED:
             self._found.clear()
         self._found[version] = found = RootFs(
             self._versions / version / "rootfs", info.host_usr, version, info.config, uid=info.uid, seeded=info.seeded
@@ -110,7 +111,7 @@ class Versions:
         return self._versions / version
 
     def show_all(self) -> list[ImageVersion]:
-        """By name, and the newest first. Also what is no version yet, with an empty version."""
+        """Returns all versions by name, the newest first. An image that is no version yet has an empty `version`."""
         names = self._names()
         found = [self._show(version, names) for version in self._all()]
         plain = (_read_info(path, unquote(path.name)) for path in self._plain())
@@ -118,7 +119,8 @@ class Versions:
         return sorted(found, key=lambda one: (one.name, -one.created))
 
     def add(self, name: str, made: Path) -> str:
-        """Makes a version of the directory, in which image.json and rootfs/ are, and lets the name point to it."""
+        """Makes a version of the directory `made`, which holds image.json and rootfs/, and points the name to it.
+        Returns the version's id."""
         before = self.current(name)
         version = secrets.token_hex(6)
         (made / USES).mkdir(mode=0o755)
@@ -127,14 +129,15 @@ class Versions:
             os.rename(made, self._versions / version)
             link = made.parent / version
             os.symlink(f"{VERSIONS}/{version}", link)
+            # The rename replaces the old link atomically: at every moment the name points to a complete version.
             os.rename(link, self.place(name))
         if before:
             self._give_up([before])
         return version
 
     def remove(self, which: str, *, when_unused: bool) -> ImageVersion:
-        """Removes the current version of a name, or a version by its id; returns what it was. With `when_unused`, one
-        that is used goes when its last sandbox ends, and its name at once."""
+        """Removes the current version of a name, or a version by its id, and returns what it was. With `when_unused`,
+        the name goes at once, and a version in use when its last sandbox ends. Raises ImageNotFound, Conflict."""
         version = self.current(which) or (which if which in self._all() else "")
         if not version:
             raise ImageNotFound(
@@ -156,7 +159,7 @@ class Versions:
         return found
 
     def prune(self) -> list[ImageVersion]:
-        """Removes the versions that no name points to and nobody uses; returns them."""
+        """Removes the versions that no name points to and nobody uses, and returns them."""
         names, versions = self._names(), self._all()
         unused = [version for version in versions if version not in names and not self._users(version)]
         return self._give_up(unused) if unused or any(self._folder.glob(f"{_TEMPORARY}*")) else []
@@ -164,7 +167,8 @@ class Versions:
     # -- uses
 
     def hold(self, name: str, user: Path) -> RootFs | None:
-        """The current version of a name, which stays as long as the directory `user` exists."""
+        """Returns the current version of a name, and keeps it as long as the directory `user` exists. Returns None if
+        there is no such image."""
         for _ in range(_TRIES):
             version = self.current(name)
             rootfs = self.rootfs(version) if version else None
@@ -173,12 +177,12 @@ class Versions:
             try:
                 self._begin_use(user, self._use(version, user))
             except FileNotFoundError:
-                continue  # it was given up since the name was read: the name points to another one now
+                continue  # the version was given up after the name was read; the name points to another one now
             return rootfs
         return None
 
     def keep(self, name: str, user: Path) -> None:
-        """Holds the oldest version of a name for a sandbox that holds none, because an older Warren made it."""
+        """Keeps the oldest version of a name for a sandbox that has no use, because an older Warren made it."""
         self.current(name)
         if any(os.path.lexists(self._use(version, user)) for version in self._all()):
             return
@@ -191,7 +195,7 @@ class Versions:
                 return
 
     def release(self, user: Path) -> None:
-        """Ends the use, and removes the version if it was the last one and no name points to it."""
+        """Ends the use of a version. Removes the version if nobody else uses it and no name points to it."""
         for version in self._all():
             try:
                 os.unlink(self._use(version, user))
@@ -201,27 +205,28 @@ class Versions:
                 self._give_up([version])
 
     def _begin_use(self, user: Path, link: str) -> None:
-        """Raises FileNotFoundError if there is no place for uses."""
+        """Makes the link of a use. Raises FileNotFoundError if the version is being given up."""
         with contextlib.suppress(FileExistsError):
             way, way_link = self._ways.get(user.parent) or self._make_way(user.parent)
             try:
                 os.link(way_link, link, follow_symlinks=False)
             except FileExistsError:
                 raise
-            except OSError:  # it is gone, or has as many names as it can have, or files here have one name only
+            except OSError:  # the way is gone or has its maximum of hard links, or the file system has none
                 self._ways.pop(user.parent, None)
                 os.symlink(f"{way}/{user.name}", link)
 
     def _make_way(self, sandboxes: Path) -> tuple[str, str]:
-        """A relative path, right wherever the state directory is mounted, and the link that holds it."""
+        """Makes the way of a folder of sandboxes. Returns the relative path to the folder, which is right wherever the
+        state directory is mounted, and the path of the way."""
         uses = self._versions.resolve() / "version" / USES
-        folder = sandboxes.parent.resolve() / sandboxes.name  # which may be a link to somewhere else
+        folder = sandboxes.parent.resolve() / sandboxes.name  # the last component may itself be a link
         way = os.path.relpath(folder, uses)
         link = f"{self._folder}/{WAYS}/{hashlib.sha256(os.fsencode(way)).hexdigest()[:16]}"
-        with contextlib.suppress(OSError):  # without it each use is a link of its own
+        with contextlib.suppress(OSError):  # without a way each use becomes a symbolic link of its own
             os.makedirs(os.path.dirname(link), mode=0o755, exist_ok=True)
             os.symlink(way, link)
-        if len(self._ways) >= _MOST_CACHED:
+        if len(self._ways) >= _MAX_CACHED:
             self._ways.clear()
         self._ways[sandboxes] = way, link
         return way, link
@@ -230,7 +235,7 @@ class Versions:
         return f"{self._versions}/{version}/{USES}/{user.name}"
 
     def _users(self, version: str) -> list[str]:
-        """The names of the uses that count."""
+        """Returns the names of the uses whose sandboxes exist."""
         try:
             names = os.listdir(self._versions / version / USES)
         except (FileNotFoundError, NotADirectoryError):
@@ -240,7 +245,7 @@ class Versions:
     # -- giving up
 
     def _give_up(self, versions: list[str]) -> list[ImageVersion]:
-        """Removes those of the versions that no name points to and nobody uses."""
+        """Removes the given versions, except those that a name points to or somebody uses. Returns the removed ones."""
         gone = []
         with self.temporary() as temporary, self.locked():
             names = self._names()
@@ -255,13 +260,14 @@ class Versions:
         return gone
 
     def _retire(self, version: str) -> bool:
-        """Ensures that nobody can begin to use it; False if somebody does already."""
+        """Removes `uses/`, so that no use can begin. Returns False if somebody uses the version."""
         uses = self._versions / version / USES
         living = self._users(version)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for name in set(os.listdir(uses)) - set(living):
                 (uses / name).unlink(missing_ok=True)
             try:
+                # The kernel decides: rmdir fails if a use began since the list was read.
                 os.rmdir(uses)
             except OSError as exc:
                 if exc.errno != errno.ENOTEMPTY:
@@ -273,7 +279,7 @@ class Versions:
 
     @contextlib.contextmanager
     def temporary(self) -> Iterator[Path]:
-        """A directory beside the images, removed afterwards; deletes those that dead makers have left."""
+        """Yields a new directory beside the images and removes it afterwards. Also removes those of dead makers."""
         with contextlib.ExitStack() as held:
             with explain_errors("making the directory of the images", self._folder):
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -281,6 +287,8 @@ class Versions:
                     self._sweep()
                     path = self._folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
                     path.mkdir(mode=0o700)
+                    # Locked before the folder's lock is released: otherwise another process would take its maker for
+                    # dead.
                     held.enter_context(_locked(path, fcntl.LOCK_EX))
             try:
                 yield path
@@ -299,15 +307,13 @@ class Versions:
             with contextlib.suppress(FileNotFoundError):
                 if way.lstat().st_nlink == 1:
                     way.unlink()
-        for version in self._all():  # a take-over that was broken off
+        for version in self._all():  # an interrupted take-over leaves such a link
             if (self._versions / version).is_symlink():
                 (self._versions / version).unlink()
 
     def _clear(self, left: Path) -> bool:
-        """Ends the sandboxes of a build that died there; False if that cannot be done now."""
+        """Destroys the sandboxes of a build that died in this directory. Returns False if that is not possible now."""
         if (left / STATE).is_dir():
-            from warren.images.building.steps import clear_abandoned  # takes a while to import
-
             try:
                 clear_abandoned(left)
             except WarrenError as exc:
@@ -316,7 +322,7 @@ class Versions:
         return True
 
     def _take_over(self, name: str) -> str:
-        """Makes a version of the directory `images/NAME`; returns the version, or "" if there is no image in it."""
+        """Makes a version of the directory `images/NAME`. Returns its id, or "" if the directory holds no image."""
         place = self.place(name)
         try:
             with self.locked():
@@ -339,7 +345,7 @@ class Versions:
 
     def _note_old_users(self, name: str, uses: Path) -> None:
         for directory in self._sandboxes.glob("*"):
-            record = Record.load(directory)
+            record = SandboxRecord.load(directory)
             if record is not None and record.spec.image == name and record.alive():
                 self._begin_use(directory, str(uses / directory.name))
 
@@ -350,14 +356,14 @@ class Versions:
             return []
 
     def _plain(self) -> list[Path]:
-        """Images of a Warren that had no versions."""
+        """Returns the directories of images that an older Warren made without versions."""
         if not self._folder.is_dir():
             return []
         found = (path for path in sorted(self._folder.iterdir()) if not path.name.startswith("."))
         return [path for path in found if path.is_dir() and not path.is_symlink()]
 
     def _names(self) -> dict[str, list[str]]:
-        """By version, the quoted names that point to it."""
+        """Returns, by version, the quoted names that point to it."""
         names: dict[str, list[str]] = {}
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self._folder) as entries:
             for entry in entries:
@@ -380,7 +386,7 @@ class Versions:
 
 
 def _read_info(directory: Path, what: str) -> ImageInfo | None:
-    """None if there is no image in the directory."""
+    """Reads the description of an image. Returns None if the directory holds no image."""
     try:
         values: dict[str, Any] = json.loads((directory / "image.json").read_text())
         return ImageInfo(**values, **_read_later_fields(directory))
@@ -396,7 +402,7 @@ def _read_info(directory: Path, what: str) -> ImageInfo | None:
 
 
 def _read_later_fields(directory: Path) -> dict[str, Any]:
-    """What config.json says, empty if there is none; what only a later Warren knows is left out."""
+    """Returns the fields of config.json, none if it is missing. Drops fields that only a later Warren knows."""
     try:
         values: dict[str, Any] = json.loads((directory / "config.json").read_text())
     except FileNotFoundError:
@@ -406,7 +412,7 @@ def _read_later_fields(directory: Path) -> dict[str, Any]:
 
 
 def config_of(values: Mapping[str, Any]) -> ImageConfig:
-    """The config that `asdict` and JSON have made this of."""
+    """Returns the config that was turned into these values by `asdict` and JSON."""
     known: dict[str, Any] = {each.name: values[each.name] for each in fields(ImageConfig) if each.name in values}
     for name, value in known.items():
         known[name] = tuple(value) if isinstance(value, list) else value
@@ -416,6 +422,7 @@ def config_of(values: Mapping[str, Any]) -> ImageConfig:
 def write_info(directory: Path, info: ImageInfo) -> None:
     values = asdict(info)
     later = {name: values.pop(name) for name in _LATER}
+    # image.json comes last: a directory that has it counts as an image.
     for name, content in (("config.json", later), ("image.json", values)):
         with open(directory / name, "w") as file:
             json.dump(content, file, indent=1)
@@ -429,7 +436,7 @@ def version_of(info: ImageInfo, version: str = "", *, current: bool = True, sand
 
 
 def _may_exist(link: Path) -> bool:
-    """Whether the sandbox of a use exists, or cannot be looked at."""
+    """Returns whether the sandbox of a use exists. Returns True when that cannot be found out."""
     user = ""
     try:
         user = os.path.join(link.parent, os.readlink(link))
@@ -444,19 +451,19 @@ def _may_exist(link: Path) -> bool:
 
 
 def _is_elsewhere(folder: str) -> bool:
-    """Whether a folder of sandboxes is in the memory of another machine or container, or of an earlier boot, until
-    Warren runs again."""
+    """Returns whether a folder of sandboxes is out of sight: in the memory of another machine or container, or of an
+    earlier boot, until Warren runs there again."""
     return os.path.islink(folder) and not os.path.exists(folder)
 
 
 def _exchange(directory: Path, link: Path) -> None:
-    """Puts each in the place of the other, at once where the file system can."""
+    """Exchanges the two paths, atomically where the file system can."""
     try:
         names = os.fsencode(directory), os.fsencode(link)
         if _libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
             return
         number = ctypes.get_errno()
-    except AttributeError:  # a C library without it
+    except AttributeError:  # this C library has no renameat2
         number = errno.ENOSYS
     if number not in (errno.EINVAL, errno.ENOSYS):
         raise OSError(number, os.strerror(number), str(directory))

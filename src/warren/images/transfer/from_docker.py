@@ -1,4 +1,4 @@
-"""Takes the files of a Docker image: a container is created from it, exported as a tar stream and removed.
+"""Takes the files of a Docker image: creates a container from it, exports that as a tar stream and removes it.
 
 The container never runs. It carries a label with the directory that the import works in: if that directory is gone,
 its importer has died, and the next import removes the container.
@@ -29,8 +29,8 @@ _PART: Final = 1024 * 1024
 async def unpack_docker_image(
     docker_url: str, reference: str, owner: Path, unpack: Callable[[IO[bytes]], None]
 ) -> ImageConfig:
-    """Calls `unpack` in a thread with the image's files as an uncompressed tar; leaves nothing in the engine. Returns
-    what the image says of itself."""
+    """Calls `unpack` in a thread with the image's files as an uncompressed tar, and leaves nothing in the engine.
+    Returns the image's own config. Raises ImageNotFound."""
     engine = DockerEngine(docker_url)
     try:
         await _remove_abandoned(engine)
@@ -46,6 +46,7 @@ async def unpack_docker_image(
                 stream = io.BufferedReader(ThreadReader(partial(_read, content)), _PART)
                 await asyncio.to_thread(unpack, cast(IO[bytes], stream))
         finally:
+            # Shielded: a cancelled import must not leave its container behind in the engine.
             await run_shielded(engine.remove(container))
         return replace(engine_config(found.get("Config") or {}), digest=str(found.get("Id", "")))
     finally:
@@ -53,7 +54,7 @@ async def unpack_docker_image(
 
 
 async def docker_image_id(docker_url: str, reference: str) -> str:
-    """What the engine has under this name now; empty if it has none, or does not answer."""
+    """Returns the id of the image that the engine has under this name; "" if it has none or does not answer."""
     engine = DockerEngine(docker_url)
     try:
         return str((await engine.image(reference) or {}).get("Id", ""))

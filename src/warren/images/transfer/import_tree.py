@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
-from warren.images.store.tree import Tree, parts_of, write_all
 from warren.images.transfer import zstd_stream
+from warren.images.trees.tree import Tree, parts_of, write_all
 from warren.model.errors import InvalidRequest
 
 _CHUNK = 1024 * 1024
@@ -30,7 +30,7 @@ _HEADER_TYPES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Caps:
+class ImportCaps:
     """The limits of an import, against bombs and mistakes; far above any real image."""
 
     members: int = 2_000_000
@@ -41,9 +41,9 @@ class Caps:
 
 
 class Budget:
-    """Counts what is read and written, and raises at the caps."""
+    """Counts the bytes and members that an import reads and writes, and raises InvalidRequest beyond the caps."""
 
-    def __init__(self, caps: Caps) -> None:
+    def __init__(self, caps: ImportCaps) -> None:
         self.caps = caps
         self.members = 0
         self.written = 0
@@ -63,7 +63,7 @@ class Budget:
             raise InvalidRequest(f"the archive unpacks to more than {self.caps.ratio} times its size: a bomb")
 
     def stream(self, count: int) -> None:
-        """What comes out of a decompressor: headers and padding too."""
+        """Counts bytes that come out of a decompressor, including headers and padding."""
         self.streamed += count
         if self.streamed > max(self.caps.ratio_from, self.read * self.caps.ratio):
             raise InvalidRequest(f"the archive unpacks to more than {self.caps.ratio} times its size: a bomb")
@@ -82,13 +82,13 @@ class CountedStream:
         return data
 
     def put_back(self, head: bytes) -> None:
-        """The next read, of as many bytes at least, begins with it."""
+        """Returns bytes to the stream. The next read must ask for at least as many, and begins with them."""
         self._head = head
         self._budget.read -= len(head)
 
 
-def unpack_tar(stream: IO[bytes], tree: Tree, caps: Caps = Caps()) -> None:
-    """Unpacks a tar, plain or compressed, as it streams in; it need not be seekable."""
+def unpack_tar(stream: IO[bytes], tree: Tree, caps: ImportCaps = ImportCaps()) -> None:
+    """Unpacks a tar, plain or compressed, as it arrives. The stream need not be seekable."""
     budget = Budget(caps)
     source = CountedStream(stream, budget)
     with damage_explained():
@@ -97,9 +97,9 @@ def unpack_tar(stream: IO[bytes], tree: Tree, caps: Caps = Caps()) -> None:
 
 
 def is_tar(stream: IO[bytes]) -> bool:
-    """Whether a tar begins here, plain or compressed."""
+    """Returns whether the stream begins with a tar, plain or compressed."""
     try:
-        for _ in members_of(*_unzstd(CountedStream(stream, Budget(Caps()))), Budget(Caps())):
+        for _ in members_of(*_unzstd(CountedStream(stream, Budget(ImportCaps()))), Budget(ImportCaps())):
             return True
     except (tarfile.TarError, EOFError, OSError, ValueError, InvalidRequest):
         return False
@@ -107,7 +107,7 @@ def is_tar(stream: IO[bytes]) -> bool:
 
 
 def _unzstd(source: "CountedStream") -> tuple[IO[bytes], Literal["r|", "r|*"]]:
-    """The stream and how to read it: tarfile knows all compressions but zstd."""
+    """Returns the stream to read a tar from, and tarfile's mode for it: tarfile knows every compression but zstd."""
     head = source.read(len(zstd_stream.MAGIC))
     source.put_back(head)
     if head == zstd_stream.MAGIC:
@@ -118,7 +118,7 @@ def _unzstd(source: "CountedStream") -> tuple[IO[bytes], Literal["r|", "r|*"]]:
 def members_of(
     stream: IO[bytes], mode: Literal["r|", "r|*"], budget: "Budget"
 ) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    """The members of a tar as it streams in."""
+    """Yields the members of a tar as they arrive."""
     with tarfile.open(fileobj=stream, mode=mode, tarinfo=_guarded(budget.caps)) as tar:
         for member in tar:
             budget.member()
@@ -128,14 +128,14 @@ def members_of(
 
 @contextlib.contextmanager
 def damage_explained() -> Iterator[None]:
-    """Whatever is wrong with an archive is an InvalidRequest."""
+    """Raises InvalidRequest for whatever tarfile raises about a damaged archive."""
     try:
         yield
     except (tarfile.TarError, EOFError, ValueError, OverflowError, IndexError, RecursionError) as exc:
         raise InvalidRequest(f"this is not a tar archive, or it is damaged: {exc}") from exc
 
 
-def _guarded(caps: Caps) -> type[tarfile.TarInfo]:
+def _guarded(caps: ImportCaps) -> type[tarfile.TarInfo]:
     class GuardedTarInfo(tarfile.TarInfo):
         """Refuses huge headers: tarfile reads a long name or extended header into memory whole."""
 
@@ -186,7 +186,7 @@ def _inside(name: str) -> str:
 
 
 def _check_target(path: str, target: str) -> None:
-    """A link may be absolute (inside, the image is the root); a relative one may not climb above the root."""
+    """Refuses a relative link that climbs above the root. An absolute one is allowed: inside, the image is the root."""
     if not target or "\0" in target:
         raise InvalidRequest(f"the link {path!r} has no target")
     depth = 0 if target.startswith("/") else len(parts_of(path)) - 1
@@ -203,7 +203,7 @@ def copy_content(source: IO[bytes], fd: int, budget: Budget) -> None:
 
 
 def set_time(fd: int, mtime: float) -> None:
-    """Whole seconds, as programs compare them and a tar keeps them; a time that cannot be is the first one."""
+    """Sets whole seconds, because a tar keeps no more and programs compare them; an impossible time becomes 0."""
     seconds = int(mtime) if 0 <= mtime <= _LAST_TIME else 0
     os.utime(fd, (seconds, seconds))
 
@@ -222,8 +222,8 @@ def _id(number: int) -> int:
     return number
 
 
-def copy_directory(source: Path, tree: Tree, caps: Caps = Caps()) -> None:
-    """Copies a directory of this machine; other file systems mounted below it are left out."""
+def copy_directory(source: Path, tree: Tree, caps: ImportCaps = ImportCaps()) -> None:
+    """Copies a directory of this machine. Other file systems mounted below it stay empty directories."""
     budget = Budget(caps)
     links: dict[tuple[int, int], str] = {}
     device = os.stat(source).st_dev
@@ -249,7 +249,7 @@ def _same_device(fd: int, name: str, device: int, tree: Tree, base: str) -> bool
     if stat.S_ISDIR(found.st_mode) and found.st_dev != device:
         tree.make_directory(f"{base}{name}")
         return False
-    if stat.S_ISLNK(found.st_mode):  # fwalk counts links to directories among them
+    if stat.S_ISLNK(found.st_mode):  # os.fwalk lists links to directories among the directories
         tree.put_link(f"{base}{name}", os.readlink(name, dir_fd=fd))
         return False
     return True
@@ -274,6 +274,7 @@ def _copy_entry(fd: int, name: str, path: str, tree: Tree, budget: Budget, links
 
 def _copy_file(directory: int, name: str, path: str, tree: Tree, budget: Budget) -> None:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    # The entry may be replaced between stat and open: O_NOFOLLOW refuses a link, O_NONBLOCK does not wait on a FIFO.
     source = os.open(name, flags, dir_fd=directory)
     try:
         found = os.fstat(source)

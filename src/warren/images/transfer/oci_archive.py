@@ -1,7 +1,7 @@
 """Images in files: an OCI layout (`warren image export --format oci`, `skopeo copy`), or what `docker save` writes.
 
-Both are directories, or tars of them; an import unpacks a tar like any other before it looks at what is in it. What a
-layout says is checked by digests; `docker save` has digests for the unpacked layers only.
+Both are directories, or tars of them; an import unpacks the tar before it looks inside. The digests of a layout cover
+all its files; `docker save` writes digests of the unpacked layers only.
 """
 
 import contextlib
@@ -11,9 +11,9 @@ import stat
 from collections.abc import Iterator
 from typing import IO, Any, Final
 
-from warren.images.store.tree import Tree
-from warren.images.transfer.import_tree import Caps
+from warren.images.transfer.import_tree import ImportCaps
 from warren.images.transfer.oci_layers import Layers
+from warren.images.trees.tree import Tree
 from warren.model.errors import InvalidRequest
 from warren.model.image import ImageConfig
 from warren.model.oci_image import (
@@ -37,15 +37,15 @@ _NESTED: Final = 3
 
 
 def is_archive(tree: Tree) -> bool:
-    """Whether this is an image in files, and not a root filesystem."""
+    """Returns whether the tree is an OCI layout or the output of `docker save`, and not a root filesystem."""
     if any(tree.stat(name) is not None for name in ("bin", "usr", "etc")):
         return False
     files = {name for name in ("index.json", "oci-layout", "manifest.json") if tree.stat(name) is not None}
     return files >= {"index.json", "oci-layout"} or "manifest.json" in files
 
 
-def unpack_archive(archive: Tree, target: Tree, platform: Platform, caps: Caps = Caps()) -> ImageConfig:
-    """Unpacks the one image that is in there for the platform; returns what it says of itself."""
+def unpack_archive(archive: Tree, target: Tree, platform: Platform, caps: ImportCaps = ImportCaps()) -> ImageConfig:
+    """Unpacks the archive's only image for the platform into `target`, and returns the image's own config."""
     if archive.stat("index.json") is not None:
         config, layers = _from_layout(archive, platform)
     else:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
-from warren.images.building.own_images import Progress
+from warren.images.trees.own_images import Progress
 from warren.interfaces.images import RootFs
 from warren.kernel.tree_tar import tar_parts
 from warren.model.errors import InvalidRequest
@@ -75,8 +75,8 @@ def _header(name: str, size: int) -> bytes:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name when it is complete. Until then it has none where the file system can do
-    that, so nothing is left if this process is killed."""
+    """Yields a file that gets its name only when it is complete. Where the file system supports nameless files
+    (O_TMPFILE), a killed process leaves nothing behind."""
     folder = path.absolute().parent
     temporary = folder / f".{path.name}.part"
     nameless = True
@@ -103,7 +103,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
 
 def _link(fd: int, path: Path) -> None:
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:  # only with descriptors of directories does Python follow the link that /proc has
+    try:  # Python follows the link in /proc only if it is given descriptors of the directories
         os.link(f"/proc/self/fd/{fd}", path.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=True)
     finally:
         os.close(folder)

@@ -1,12 +1,12 @@
 """Unpacks the layers of an image upon each other into one tree, as a container engine would show them.
 
 A layer is a tar of what it adds and of whiteouts: `.wh.NAME` removes NAME of the layers below, `.wh..wh..opq` removes
-all that they have in that directory. Whiteouts count for lower layers only, wherever they stand in the tar; so a layer
-upon others is read twice, for its whiteouts first. This also means that its digest has been checked before it changes
-anything.
+everything they have in that directory. Whiteouts apply to lower layers only, wherever they stand in the tar; so
+`Layers` reads every layer but the lowest twice, for its whiteouts first. By then it has also checked the layer's
+digest, before anything changes.
 
-What holds for imports holds here: only directories, regular files and links are made, set-id bits are cleared, nothing
-outside the tree is written or removed, and one budget is for all layers together.
+As in other imports, `Layers` makes only directories, regular files and links, clears set-id bits, and neither writes
+nor removes anything outside the tree. All layers share one budget.
 """
 
 import copy
@@ -20,19 +20,19 @@ import zlib
 from collections.abc import Callable
 from typing import IO, Final, cast
 
-from warren.images.store.tree import Tree, open_in_root, parts_of, remove_any
 from warren.images.transfer import zstd_stream
 from warren.images.transfer.import_tree import (
     MODE,
     Budget,
-    Caps,
     CountedStream,
+    ImportCaps,
     copy_content,
     damage_explained,
     members_of,
     set_owner,
     set_time,
 )
+from warren.images.trees.tree import Tree, open_in_root, parts_of, remove_any
 from warren.model.errors import InvalidRequest
 
 _WHITEOUT: Final = ".wh."
@@ -43,15 +43,15 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY
 
 
 class Layers:
-    """`apply` them from the lowest on. After an error the tree is of no use."""
+    """Unpacks layers into a tree: call `apply` for each, the lowest first. After an error the tree is useless."""
 
-    def __init__(self, tree: Tree, caps: Caps = Caps()) -> None:
+    def __init__(self, tree: Tree, caps: ImportCaps = ImportCaps()) -> None:
         self._tree, self._budget = tree, Budget(caps)
         self._count = 0
 
     def apply(self, layer: Callable[[], IO[bytes]], diff_id: str) -> None:
-        """`layer` opens the file of the layer, plain or compressed. Raises InvalidRequest if the digest of what is in
-        it is another."""
+        """Unpacks one layer over the earlier ones. `layer` opens its file, plain or compressed, and may be called
+        twice. Raises InvalidRequest if the unpacked bytes do not have the digest `diff_id`."""
         self._count += 1
         if self._count > 1:
             with layer() as file:
@@ -79,7 +79,7 @@ class Layers:
     def _white_out(self, path: str) -> None:
         folder, _, name = path.rpartition("/")
         if name.startswith(_RESERVED) and name != _OPAQUE:
-            return  # an engine's notes to itself
+            return  # engines keep notes of their own under these names
         removed = name.removeprefix(_WHITEOUT)
         if name != _OPAQUE and removed in ("", ".", ".."):
             raise InvalidRequest(f"the whiteout {path!r} names nothing")
@@ -129,6 +129,7 @@ class Layers:
         content = tar.extractfile(member)
         if content is None:
             raise InvalidRequest(f"the archive has no contents for {member.name!r}")
+        # Never written in place: other names of the file (hard links) must keep their content.
         remove_any(above, name)
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=above)
         try:
@@ -156,7 +157,7 @@ class Layers:
 
 
 class _Unpacked:
-    """The tar in a layer's file: decompressed, counted, and its digest taken as it is read."""
+    """The tar in a layer's file: decompresses it, counts its bytes and computes its digest while it is read."""
 
     def __init__(self, file: IO[bytes], budget: Budget) -> None:
         magic = file.read(4)
@@ -184,7 +185,7 @@ class _Unpacked:
 
     def check(self, diff_id: str, number: int) -> None:
         while self.read(_CHUNK):
-            pass  # what stands behind the end of the tar
+            pass  # the digest includes what follows the end of the tar
         found = f"sha256:{self._digest.hexdigest()}"
         if found != diff_id:
             raise InvalidRequest(f"layer {number} of the image unpacks to {found}, and not to {diff_id}")
@@ -205,12 +206,13 @@ def _is_same(above: int, name: str, found: os.stat_result) -> bool:
 
 
 def _inside(name: str) -> str:
-    """Engines take a leading slash for the root of the image."""
+    """Returns the path below the root. A leading slash is allowed: engines take it for the root of the image."""
     return "/".join(parts_of(name))
 
 
 def _link_target(path: str, target: str) -> str:
-    """The target, or an absolute one that is the same if it climbs above the root: there it goes no higher."""
+    """Returns the target of a symbolic link. One that climbs above the root becomes an absolute link to where the climb
+    ends, because `..` of the root is the root."""
     if not target or "\0" in target:
         raise InvalidRequest(f"the link {path!r} has no target")
     parts = target.split("/")

@@ -1,7 +1,7 @@
-"""Reads streams that zstd has compressed. Layers and tars of images are read through it.
+"""Decompresses zstd streams: layers and tars of images.
 
-A frame says how much of what came before it may refer to, and its reader keeps so much in memory: at most 128 MiB are
-granted, which is what zstd's own program grants, and what the highest level of compression needs.
+A frame names its window, the bytes before it that it may refer to, and its reader keeps them in memory. At most 128 MiB
+are allowed, as in zstd's own program; the highest level of compression needs that much.
 """
 
 import importlib
@@ -15,7 +15,7 @@ _LARGEST_WINDOW_LOG: Final = 27
 
 
 class ZstdReader:
-    """The bytes in the frames of a stream. Raises InvalidRequest for damaged ones."""
+    """A reader of the decompressed bytes. Raises InvalidRequest for a damaged stream."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         zstd = zstd_module()
@@ -31,7 +31,7 @@ class ZstdReader:
 
 
 def zstd_module() -> Any:
-    """Python's own, or the same for a Python that has none."""
+    """Returns Python's own module, or its backport. Raises Unavailable if it is not installed."""
     name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
     try:
         return importlib.import_module(name)

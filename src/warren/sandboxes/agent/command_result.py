@@ -7,14 +7,14 @@ from warren.model.code import is_context
 from warren.model.command_output import CommandOutput, output_of
 from warren.model.errors import ProtocolError
 from warren.model.operations import Command, ExecResult, ProcessInfo, Reason, check_path
-from warren.sandboxes.agent.link import printable
-from warren.sandboxes.agent.wire import EndReason, Fields, Flag, Tag, fields
+from warren.sandboxes.agent.agent_errors import printable
+from warren.sandboxes.agent.wire import Flag, WireEnd, WireFields, WireTag, fields
 
 _REASONS = {
-    int(EndReason.EXITED): Reason.EXITED,
-    int(EndReason.SIGNAL): Reason.SIGNAL,
-    int(EndReason.TIMEOUT): Reason.TIMEOUT,
-    int(EndReason.CANCELLED): Reason.CANCELLED,
+    int(WireEnd.EXITED): Reason.EXITED,
+    int(WireEnd.SIGNAL): Reason.SIGNAL,
+    int(WireEnd.TIMEOUT): Reason.TIMEOUT,
+    int(WireEnd.CANCELLED): Reason.CANCELLED,
 }
 
 
@@ -24,7 +24,7 @@ _TERMINAL, _CARRY, _UNTIL_CLOSED = int(Flag.TERMINAL), int(Flag.CARRY), int(Flag
 
 
 def base_env_fields(env: Mapping[str, str]) -> bytes:
-    return fields((Tag.BASE_ENV, f"{name}={value}") for name, value in env.items())
+    return fields((WireTag.BASE_ENV, f"{name}={value}") for name, value in env.items())
 
 
 def start_payload(command: Command, process_id: str, base_env: bytes, flags: int) -> bytes:
@@ -35,42 +35,42 @@ def start_payload(command: Command, process_id: str, base_env: bytes, flags: int
         flags |= _CARRY
     if command.until_closed:
         flags |= _UNTIL_CLOSED
-    items: list[tuple[Tag, int | str | bytes]] = [(Tag.ID, process_id), (Tag.FLAGS, flags)]
+    items: list[tuple[WireTag, int | str | bytes]] = [(WireTag.ID, process_id), (WireTag.FLAGS, flags)]
     if command.shell:
-        items.append((Tag.SHELL, command.shell))
-    items += [(Tag.ARGV, argument) for argument in command.argv]
-    items += [(Tag.ENV, f"{name}={value}") for name, value in command.env.items()]
+        items.append((WireTag.SHELL, command.shell))
+    items += [(WireTag.ARGV, argument) for argument in command.argv]
+    items += [(WireTag.ENV, f"{name}={value}") for name, value in command.env.items()]
     if command.cwd:
-        items.append((Tag.CWD, check_path(command.cwd)))
+        items.append((WireTag.CWD, check_path(command.cwd)))
     if command.user:
-        items.append((Tag.USER, command.user))
+        items.append((WireTag.USER, command.user))
     if command.timeout_s is not None:
-        items.append((Tag.TIMEOUT_MS, max(1, round(command.timeout_s * 1000))))
-    items += [(Tag.GRACE_MS, round(command.grace_s * 1000)), (Tag.KEEP, command.keep_bytes)]
+        items.append((WireTag.TIMEOUT_MS, max(1, round(command.timeout_s * 1000))))
+    items += [(WireTag.GRACE_MS, round(command.grace_s * 1000)), (WireTag.KEEP, command.keep_bytes)]
     if command.terminal is not None:
-        items += [(Tag.ROWS, command.terminal.rows), (Tag.COLS, command.terminal.columns)]
+        items += [(WireTag.ROWS, command.terminal.rows), (WireTag.COLS, command.terminal.columns)]
     return fields(items) + base_env
 
 
-def exec_result(end: Fields, written: CommandOutput, process_id: str, *, oom: bool = False) -> ExecResult:
+def exec_result(end: WireFields, written: CommandOutput, process_id: str, *, oom: bool = False) -> ExecResult:
     """The result of a command that has ended. Raises ProtocolError if the agent's report contradicts itself."""
-    total = end.number(Tag.BYTES)
+    total = end.number(WireTag.BYTES)
     if total < written.end:
         raise ProtocolError("a command with more output than it wrote")
     written.total = total
-    signal, reason = end.number(Tag.SIGNAL), parse_reason(end)
+    signal, reason = end.number(WireTag.SIGNAL), parse_reason(end)
     return ExecResult(
         exit_code=parse_exit_code(end),
         written=written,
         reason=Reason.OOM if oom and reason in (Reason.EXITED, Reason.SIGNAL) else reason,
         signal=signal if 0 < signal < 128 else None,
-        duration_ms=end.number(Tag.DURATION_US) / 1000,
-        cpu_ms=end.number(Tag.CPU_US) / 1000,
+        duration_ms=end.number(WireTag.DURATION_US) / 1000,
+        cpu_ms=end.number(WireTag.CPU_US) / 1000,
         bytes_total=total,
         truncated=total > written.kept,
-        killed=end.number(Tag.KILLED),
-        survivors=end.number(Tag.SURVIVORS),
-        background=end.number(Tag.BACKGROUND),
+        killed=end.number(WireTag.KILLED),
+        survivors=end.number(WireTag.SURVIVORS),
+        background=end.number(WireTag.BACKGROUND),
         process_id=process_id,
     )
 
@@ -82,35 +82,35 @@ def lost_result(why: str, process_id: str) -> ExecResult:
     )  # fmt: skip
 
 
-def parse_exit_code(end: Fields) -> int:
-    code = end.number(Tag.EXIT_CODE)
+def parse_exit_code(end: WireFields) -> int:
+    code = end.number(WireTag.EXIT_CODE)
     if code > 255:
         raise ProtocolError(f"an exit code of {code}")
     return code
 
 
-def parse_reason(end: Fields) -> Reason:
-    number = end.number(Tag.REASON)
+def parse_reason(end: WireFields) -> Reason:
+    number = end.number(WireTag.REASON)
     if number not in _REASONS:
         raise ProtocolError(f"a command that ended for the unknown reason {number}")
     return _REASONS[number]
 
 
-def process_info(found: Fields) -> ProcessInfo:
-    running = bool(found.number(Tag.RUNNING))
+def process_info(found: WireFields) -> ProcessInfo:
+    running = bool(found.number(WireTag.RUNNING))
     return ProcessInfo(
-        id=printable(found.text(Tag.ID), 128),
-        command=_title(found.text(Tag.COMMAND)),
-        user=printable(found.text(Tag.USER), 64),
+        id=printable(found.text(WireTag.ID), 128),
+        command=_title(found.text(WireTag.COMMAND)),
+        user=printable(found.text(WireTag.USER), 64),
         running=running,
-        terminal=bool(found.number(Tag.TERMINAL)),
-        pid=found.number(Tag.PID),
-        bytes_total=found.number(Tag.BYTES),
-        truncated=bool(found.number(Tag.TRUNCATED)),
-        started_s_ago=found.number(Tag.AGE_MS) / 1000,
+        terminal=bool(found.number(WireTag.TERMINAL)),
+        pid=found.number(WireTag.PID),
+        bytes_total=found.number(WireTag.BYTES),
+        truncated=bool(found.number(WireTag.TRUNCATED)),
+        started_s_ago=found.number(WireTag.AGE_MS) / 1000,
         exit_code=None if running else parse_exit_code(found),
         reason=None if running else parse_reason(found),
-        background=found.number(Tag.BACKGROUND),
+        background=found.number(WireTag.BACKGROUND),
     )
 
 

@@ -38,19 +38,20 @@ from warren.model.operations import (
     check_path,
     check_user,
 )
-from warren.sandboxes.agent.link import AgentLink, Channel, Reply
+from warren.sandboxes.agent.channel import AgentChannel, AgentReply
+from warren.sandboxes.agent.link import AgentLink
 from warren.sandboxes.agent.process import next_record, read_records, send_all
-from warren.sandboxes.agent.tar_stream import BLOCK, Member, TarReader, header, is_beneath_link, padding, trailer
+from warren.sandboxes.agent.tar_stream import BLOCK, TarMember, TarReader, header, is_beneath_link, padding, trailer
 from warren.sandboxes.agent.wire import (
     ChangeKind,
-    Fields,
     FileOp,
     Flag,
-    Kind,
     Records,
-    Request,
     SearchEnd,
-    Tag,
+    WireFields,
+    WireKind,
+    WireRequest,
+    WireTag,
     fields,
     record,
 )
@@ -60,10 +61,10 @@ _MAX_LINKS = 200_000  # of a packed directory
 _ENTRY_BYTES = 400  # of a FileInfo, beside its texts
 _MAX_SYNCS = 1000  # that wait at once
 _KINDS = {
-    int(Kind.FILE): FileKind.FILE,
-    int(Kind.DIRECTORY): FileKind.DIRECTORY,
-    int(Kind.SYMLINK): FileKind.SYMLINK,
-    int(Kind.OTHER): FileKind.OTHER,
+    int(WireKind.FILE): FileKind.FILE,
+    int(WireKind.DIRECTORY): FileKind.DIRECTORY,
+    int(WireKind.SYMLINK): FileKind.SYMLINK,
+    int(WireKind.OTHER): FileKind.OTHER,
 }
 _KIND_NUMBERS = {kind: number for number, kind in _KINDS.items()}
 _CHANGES = {int(kind): Change[kind.name] for kind in ChangeKind if kind is not ChangeKind.SYNCED}
@@ -89,9 +90,9 @@ class AgentFiles:
     ) -> AsyncIterator[bytes]:
         if offset < 0 or (length is not None and length < 0):
             raise InvalidRequest(f"cannot read {length} bytes from offset {offset}")
-        items = [(Tag.OFFSET, offset)] if offset else []
+        items = [(WireTag.OFFSET, offset)] if offset else []
         if length is not None:
-            items.append((Tag.LENGTH, length))
+            items.append((WireTag.LENGTH, length))
         left = length
         async with self._operation(FileOp.READ, path, user, *items) as channel:
             while isinstance(data := await channel.take(), bytes):
@@ -112,12 +113,12 @@ class AgentFiles:
         metadata: Mapping[str, str] | None = None,
         owner: str = "",
     ) -> FileInfo:
-        items: list[tuple[Tag, int | str]] = [] if mode is None else [(Tag.MODE, check_mode(mode))]
+        items: list[tuple[WireTag, int | str]] = [] if mode is None else [(WireTag.MODE, check_mode(mode))]
         if in_place or metadata is not None or owner:
             self._require(FileOp.WRITE_IN_PLACE, "write files in place or with metadata")
             flags = Flag.DETAILS | (Flag(0) if metadata is None else Flag.METADATA)
-            items += [(Tag.FLAGS, int(flags)), *_owner_item(owner)]
-            items += [(Tag.METADATA, f"{key}={value}") for key, value in check_metadata(metadata or {}).items()]
+            items += [(WireTag.FLAGS, int(flags)), *_owner_item(owner)]
+            items += [(WireTag.METADATA, f"{key}={value}") for key, value in check_metadata(metadata or {}).items()]
         op = FileOp.WRITE_IN_PLACE if in_place else FileOp.WRITE
         async with self._operation(op, path, user, *items) as channel:
             if isinstance(data, bytes | bytearray):
@@ -145,7 +146,7 @@ class AgentFiles:
         if not 1 <= depth <= 1000:
             raise InvalidRequest(f"a depth of {depth} cannot be: 1 to 1000")
         base = check_path(path)
-        items = [(Tag.DEPTH, depth), *_flags(Flag.DETAILS * details)]
+        items = [(WireTag.DEPTH, depth), *_flags(Flag.DETAILS * details)]
         async with self._operation(FileOp.LIST, path, user, *items) as channel:
             async for entry in read_records(channel):
                 yield _file_info(channel, entry, base)
@@ -158,19 +159,19 @@ class AgentFiles:
     async def mkdir(self, path: str, *, mode: int = 0o755, user: str = "", owner: str = "") -> None:
         if owner:
             self._require(FileOp.WRITE_IN_PLACE, "make directories for another user")
-        await self._run(FileOp.MKDIR, path, user, (Tag.MODE, check_mode(mode)), *_owner_item(owner))
+        await self._run(FileOp.MKDIR, path, user, (WireTag.MODE, check_mode(mode)), *_owner_item(owner))
 
     async def remove(self, path: str, *, recursive: bool = False, user: str = "") -> None:
         await self._run(FileOp.REMOVE, path, user, *_flags(Flag.RECURSIVE * recursive))
 
     async def rename(self, source: str, target: str, *, user: str = "") -> None:
-        await self._run(FileOp.RENAME, source, user, (Tag.PATH2, check_path(target)))
+        await self._run(FileOp.RENAME, source, user, (WireTag.PATH2, check_path(target)))
 
     async def pack(self, path: str, *, user: str = "") -> AsyncIterator[bytes]:
         pad = 0
         async with contextlib.aclosing(self.members(path, user=user)) as members:
             async for part in members:
-                if isinstance(part, Member):
+                if isinstance(part, TarMember):
                     if pad % BLOCK:
                         yield padding(pad)
                     yield header(part)
@@ -181,7 +182,7 @@ class AgentFiles:
             yield padding(pad)
         yield trailer()
 
-    async def members(self, path: str, *, user: str = "") -> AsyncGenerator[Member | bytes, None]:
+    async def members(self, path: str, *, user: str = "") -> AsyncGenerator[TarMember | bytes, None]:
         """What `pack` packs: members, each file followed by its bytes."""
         async with self._operation(FileOp.PACK, path, user) as channel:
             records, links, pace = Records(), set[int](), Pace()
@@ -209,15 +210,15 @@ class AgentFiles:
         reader = TarReader(tar)
         async with self._operation(FileOp.UNPACK, path, user) as channel:
             end = await _send_and_wait(channel, _send_members(channel, reader))
-            return end.fields.number(Tag.COUNT)
+            return end.fields.number(WireTag.COUNT)
 
-    async def place(self, path: str, members: AsyncIterable[Member | bytes], *, user: str = "") -> int:
+    async def place(self, path: str, members: AsyncIterable[TarMember | bytes], *, user: str = "") -> int:
         """Makes these members below the directory `path`, as `unpack` does, but for their owners, which only root can
         set. Their links may lead anywhere: only for sandboxes of which nothing is kept that somebody else could be led
         astray by."""
         async with self._operation(FileOp.UNPACK, path, user) as channel:
             end = await _send_and_wait(channel, _send_parts(channel, members))
-            return end.fields.number(Tag.COUNT)
+            return end.fields.number(WireTag.COUNT)
 
     def watch(self, path: str, *, recursive: bool = False, user: str = "", attributes: bool = False) -> "AgentWatch":
         if attributes:
@@ -241,23 +242,23 @@ class AgentFiles:
         if self._link.last_file_op < op:
             raise _too_old(what)
 
-    async def _run(self, op: FileOp, path: str, user: str, *items: tuple[Tag, int | str]) -> None:
+    async def _run(self, op: FileOp, path: str, user: str, *items: tuple[WireTag, int | str]) -> None:
         async with self._operation(op, path, user, *items) as channel:
             await channel.last()
 
     @contextlib.asynccontextmanager
     async def _operation(
-        self, op: FileOp, path: str, user: str, *items: tuple[Tag, int | str]
-    ) -> AsyncGenerator[Channel, None]:
+        self, op: FileOp, path: str, user: str, *items: tuple[WireTag, int | str]
+    ) -> AsyncGenerator[AgentChannel, None]:
         """The channel of a file operation. Leaving before its end undoes the operation."""
-        payload: list[tuple[Tag, int | str]] = [(Tag.OP, int(op)), (Tag.PATH, check_path(path)), *items]
+        payload: list[tuple[WireTag, int | str]] = [(WireTag.OP, int(op)), (WireTag.PATH, check_path(path)), *items]
         if user:
-            payload.append((Tag.USER, check_user(user)))
-        channel = await self._link.open(Request.FILE, fields(payload))
+            payload.append((WireTag.USER, check_user(user)))
+        channel = await self._link.open(WireRequest.FILE, fields(payload))
         try:
             yield channel
         except (FileProblem, FileNotFound, FileExists, InvalidPath) as exc:
-            names = [path, *(str(value) for tag, value in items if tag is Tag.PATH2)]
+            names = [path, *(str(value) for tag, value in items if tag is WireTag.PATH2)]
             raise _with_path(exc, " to ".join(repr(name) for name in names)) from exc
         finally:
             channel.close()
@@ -266,10 +267,12 @@ class AgentFiles:
 class AgentWatch(AsyncGenerator[FileEvent, None]):
     """A FileWatch. The agent answers a request to sync behind the changes, so that it passes whoever iterates last."""
 
-    def __init__(self, opening: contextlib.AbstractAsyncContextManager[Channel], base: str, can_sync: bool) -> None:
+    def __init__(
+        self, opening: contextlib.AbstractAsyncContextManager[AgentChannel], base: str, can_sync: bool
+    ) -> None:
         self._opening, self._base, self._can_sync = opening, base, can_sync
         self._events = self._read()
-        self._channel: Channel | None = None
+        self._channel: AgentChannel | None = None
         self._syncs = deque[asyncio.Future[None]]()
 
     async def asend(self, value: None) -> FileEvent:
@@ -315,7 +318,7 @@ class AgentWatch(AsyncGenerator[FileEvent, None]):
                     synced.set_exception(failure)
                     synced.exception()  # marks it as retrieved: perhaps no task waits for it
 
-    def _pass_sync(self, channel: Channel) -> None:
+    def _pass_sync(self, channel: AgentChannel) -> None:
         if not self._syncs:
             raise channel.violation("an answer to a request to sync that was never made")
         if not (synced := self._syncs.popleft()).done():
@@ -333,7 +336,7 @@ def _with_path(exc: WarrenError, name: str) -> WarrenError:
     return type(exc)(f"{name}: {exc.message[:1].lower()}{exc.message[1:]}", remedy=exc.remedy)
 
 
-async def _send_members(channel: Channel, reader: TarReader) -> None:
+async def _send_members(channel: AgentChannel, reader: TarReader) -> None:
     async for member in reader.members():
         if not await channel.send(_member_record(member)):
             return
@@ -343,14 +346,14 @@ async def _send_members(channel: Channel, reader: TarReader) -> None:
     channel.send_eof()
 
 
-async def _send_parts(channel: Channel, members: AsyncIterable[Member | bytes]) -> None:
+async def _send_parts(channel: AgentChannel, members: AsyncIterable[TarMember | bytes]) -> None:
     async for part in members:
-        if not await channel.send(_member_record(part) if isinstance(part, Member) else part):
+        if not await channel.send(_member_record(part) if isinstance(part, TarMember) else part):
             return
     channel.send_eof()
 
 
-async def _send_and_wait(channel: Channel, sending: Coroutine[None, None, None]) -> Reply:
+async def _send_and_wait(channel: AgentChannel, sending: Coroutine[None, None, None]) -> AgentReply:
     """Waits for the end of a channel while data is being sent on it.
 
     Neither waits for the other: a source that hangs does not hide that the sandbox is lost, and an error of the
@@ -370,7 +373,7 @@ async def _send_and_wait(channel: Channel, sending: Coroutine[None, None, None])
             await asyncio.gather(sender, ending, return_exceptions=True)
 
 
-def _next_member(channel: Channel, records: Records, links: set[int]) -> Member | None:
+def _next_member(channel: AgentChannel, records: Records, links: set[int]) -> TarMember | None:
     """The next member of a packed directory; skips the directory itself and what tar cannot carry.
 
     `links` are the links so far. A member beneath one would be written wherever the link leads.
@@ -388,24 +391,24 @@ def _next_member(channel: Channel, records: Records, links: set[int]) -> Member 
                 raise LimitReached("more links than can be packed", remedy="take its directories one by one")
         if parts and info.kind is not FileKind.OTHER:
             size = info.size if info.kind is FileKind.FILE else 0
-            return Member(
+            return TarMember(
                 "/".join(parts), info.kind, size, info.mode, int(info.modified), info.target, info.uid, info.gid
             )
     return None
 
 
-def _member_record(member: Member) -> bytes:
-    items: list[tuple[Tag, int | str]] = [
-        (Tag.PATH, member.path),
-        (Tag.KIND, _KIND_NUMBERS[member.kind]),
-        (Tag.SIZE, member.size),
-        (Tag.MODE, member.mode),
-        (Tag.MTIME_NS, member.mtime * 10**9),
+def _member_record(member: TarMember) -> bytes:
+    items: list[tuple[WireTag, int | str]] = [
+        (WireTag.PATH, member.path),
+        (WireTag.KIND, _KIND_NUMBERS[member.kind]),
+        (WireTag.SIZE, member.size),
+        (WireTag.MODE, member.mode),
+        (WireTag.MTIME_NS, member.mtime * 10**9),
     ]
     if member.kind is FileKind.SYMLINK:
-        items.append((Tag.TARGET, member.target))
+        items.append((WireTag.TARGET, member.target))
     if member.uid or member.gid:
-        items += [(Tag.UID, member.uid), (Tag.GID, member.gid)]
+        items += [(WireTag.UID, member.uid), (WireTag.GID, member.gid)]
     return record(items)
 
 
@@ -414,96 +417,96 @@ def _signed(number: int) -> int:
     return number - (1 << 64) if number >> 63 else number
 
 
-def _file_info(channel: Channel, found: Fields, base: str) -> FileInfo:
+def _file_info(channel: AgentChannel, found: WireFields, base: str) -> FileInfo:
     try:
-        kind = _KINDS.get(found.number(Tag.KIND))
+        kind = _KINDS.get(found.number(WireTag.KIND))
         if kind is None:
             raise ProtocolError("a file of an unknown kind")
         return FileInfo(
-            path=_whole_path(base, found.text(Tag.PATH)),
+            path=_whole_path(base, found.text(WireTag.PATH)),
             kind=kind,
-            size=found.number(Tag.SIZE),
-            mode=found.number(Tag.MODE) & 0o7777,
-            uid=found.number(Tag.UID),
-            gid=found.number(Tag.GID),
-            modified=_signed(found.number(Tag.MTIME_NS)) / 1e9,
-            target=found.text(Tag.TARGET),
-            owner=found.text(Tag.OWNER),
-            group=found.text(Tag.GROUP),
-            target_path=found.text(Tag.TARGET_PATH),
-            target_kind=_KINDS.get(found.number(Tag.TARGET_KIND)) if Tag.TARGET_KIND in found else None,
-            target_mode=found.number(Tag.TARGET_MODE) & 0o7777,
-            metadata=_metadata(found) if Tag.METADATA in found else {},
+            size=found.number(WireTag.SIZE),
+            mode=found.number(WireTag.MODE) & 0o7777,
+            uid=found.number(WireTag.UID),
+            gid=found.number(WireTag.GID),
+            modified=_signed(found.number(WireTag.MTIME_NS)) / 1e9,
+            target=found.text(WireTag.TARGET),
+            owner=found.text(WireTag.OWNER),
+            group=found.text(WireTag.GROUP),
+            target_path=found.text(WireTag.TARGET_PATH),
+            target_kind=_KINDS.get(found.number(WireTag.TARGET_KIND)) if WireTag.TARGET_KIND in found else None,
+            target_mode=found.number(WireTag.TARGET_MODE) & 0o7777,
+            metadata=_metadata(found) if WireTag.METADATA in found else {},
         )
     except ProtocolError as exc:
         raise channel.violation(exc.message) from None
 
 
-def _metadata(found: Fields) -> dict[str, str]:
-    texts = [text.decode(errors="replace") for text in found.raw(Tag.METADATA).split(b"\0")]
+def _metadata(found: WireFields) -> dict[str, str]:
+    texts = [text.decode(errors="replace") for text in found.raw(WireTag.METADATA).split(b"\0")]
     if texts.pop() or len(texts) % 2:
         raise ProtocolError("metadata that ends in the middle")
     return dict(zip(texts[::2], texts[1::2], strict=True))
 
 
-def _file_event(channel: Channel, found: Fields, base: str) -> FileEvent | None:
+def _file_event(channel: AgentChannel, found: WireFields, base: str) -> FileEvent | None:
     """None is the answer to a request to sync."""
     try:
-        if found.number(Tag.CHANGE) == ChangeKind.SYNCED:
+        if found.number(WireTag.CHANGE) == ChangeKind.SYNCED:
             return None
-        change = _CHANGES.get(found.number(Tag.CHANGE))
+        change = _CHANGES.get(found.number(WireTag.CHANGE))
         if change is None:
             raise ProtocolError("a change of an unknown kind")
-        directory = found.number(Tag.KIND) == Kind.DIRECTORY
-        return FileEvent(change, _whole_path(base, found.text(Tag.PATH)), directory)
+        directory = found.number(WireTag.KIND) == WireKind.DIRECTORY
+        return FileEvent(change, _whole_path(base, found.text(WireTag.PATH)), directory)
     except ProtocolError as exc:
         raise channel.violation(exc.message) from None
 
 
-def _search_items(query: Search) -> list[tuple[Tag, int | str]]:
+def _search_items(query: Search) -> list[tuple[WireTag, int | str]]:
     flags = Flag.IGNORE_CASE * query.ignore_case | Flag.HIDDEN * query.hidden
-    items: list[tuple[Tag, int | str]] = [
-        (Tag.FLAGS, int(flags)),
-        (Tag.COUNT, query.max_matches),
-        (Tag.LENGTH, query.max_file_bytes),
-        (Tag.TIMEOUT_MS, round(query.timeout_s * 1000)),
-        *((Tag.GLOB, glob) for glob in query.globs()),
+    items: list[tuple[WireTag, int | str]] = [
+        (WireTag.FLAGS, int(flags)),
+        (WireTag.COUNT, query.max_matches),
+        (WireTag.LENGTH, query.max_file_bytes),
+        (WireTag.TIMEOUT_MS, round(query.timeout_s * 1000)),
+        *((WireTag.GLOB, glob) for glob in query.globs()),
     ]
     if query.pattern:
-        items.append((Tag.PATTERN, query.pattern))
+        items.append((WireTag.PATTERN, query.pattern))
     return items
 
 
-def _search_match(channel: Channel, found: Fields, base: str) -> SearchMatch:
+def _search_match(channel: AgentChannel, found: WireFields, base: str) -> SearchMatch:
     try:
-        kind = _KINDS.get(found.number(Tag.KIND))
+        kind = _KINDS.get(found.number(WireTag.KIND))
         if kind is None:
             raise ProtocolError("a match of an unknown kind")
         return SearchMatch(
-            path=_whole_path(base, found.text(Tag.PATH)),
+            path=_whole_path(base, found.text(WireTag.PATH)),
             kind=kind,
-            line=found.number(Tag.LINE),
-            column=found.number(Tag.COLUMN),
-            text=found.text(Tag.TEXT),
-            text_truncated=bool(found.number(Tag.TRUNCATED)),
+            line=found.number(WireTag.LINE),
+            column=found.number(WireTag.COLUMN),
+            text=found.text(WireTag.TEXT),
+            text_truncated=bool(found.number(WireTag.TRUNCATED)),
         )
     except ProtocolError as exc:
         raise channel.violation(exc.message) from None
 
 
-def _search_summary(channel: Channel, found: Fields) -> SearchSummary:
+def _search_summary(channel: AgentChannel, found: WireFields) -> SearchSummary:
     try:
-        if found.number(Tag.TRUNCATED) not in _SEARCH_ENDS:
+        if found.number(WireTag.TRUNCATED) not in _SEARCH_ENDS:
             raise ProtocolError("a search that ended for an unknown reason")
         return SearchSummary(
-            matches=found.number(Tag.COUNT),
-            files_searched=found.number(Tag.SEARCHED),
-            binary=found.number(Tag.BINARY),
-            too_large=found.number(Tag.TOO_LARGE),
-            unreadable=found.number(Tag.UNREADABLE),
-            hidden=found.number(Tag.HIDDEN),
-            long_lines=found.number(Tag.LONG_LINES),
-            truncated_by=_SEARCH_ENDS[found.number(Tag.TRUNCATED)],
+            matches=found.number(WireTag.COUNT),
+            files_searched=found.number(WireTag.SEARCHED),
+            binary=found.number(WireTag.BINARY),
+            too_large=found.number(WireTag.TOO_LARGE),
+            unreadable=found.number(WireTag.UNREADABLE),
+            hidden=found.number(WireTag.HIDDEN),
+            long_lines=found.number(WireTag.LONG_LINES),
+            truncated_by=_SEARCH_ENDS[found.number(WireTag.TRUNCATED)],
         )
     except ProtocolError as exc:
         raise channel.violation(exc.message) from None
@@ -516,12 +519,12 @@ def _whole_path(base: str, path: str) -> str:
     return f"{base.rstrip('/')}/{path}" if path else base
 
 
-def _flags(flags: int) -> list[tuple[Tag, int | str]]:
-    return [(Tag.FLAGS, int(flags))] if flags else []
+def _flags(flags: int) -> list[tuple[WireTag, int | str]]:
+    return [(WireTag.FLAGS, int(flags))] if flags else []
 
 
-def _owner_item(owner: str) -> list[tuple[Tag, int | str]]:
-    return [(Tag.OWNER, check_user(owner))] if owner else []
+def _owner_item(owner: str) -> list[tuple[WireTag, int | str]]:
+    return [(WireTag.OWNER, check_user(owner))] if owner else []
 
 
 def check_mode(mode: int) -> int:

@@ -18,6 +18,7 @@ from warren.kernel.pacing import Pace
 from warren.model.command_output import CommandOutput
 from warren.model.errors import Conflict, InvalidRequest, ProcessNotFound, ProtocolError, SandboxLost, Unavailable
 from warren.model.operations import MAX_KEEP_BYTES, Chunk, Command, ExecResult, ProcessInfo, Stream, TerminalSize
+from warren.sandboxes.agent.channel import AgentChannel, AgentReply, Output
 from warren.sandboxes.agent.command_result import (
     REMEMBERED,
     OomTracker,
@@ -29,17 +30,17 @@ from warren.sandboxes.agent.command_result import (
     process_info,
     start_payload,
 )
-from warren.sandboxes.agent.link import AgentLink, Channel, Output, Reply
+from warren.sandboxes.agent.link import AgentLink
 from warren.sandboxes.agent.wire import (
     STDIN_WINDOW,
     ControlOp,
-    Fields,
     Flag,
     Records,
-    Request,
-    Response,
     StreamNumber,
-    Tag,
+    WireFields,
+    WireRequest,
+    WireResponse,
+    WireTag,
     fields,
 )
 
@@ -47,7 +48,7 @@ NO_REPLAY = 1 << 63
 _LEAST_KEPT = 1 << 20  # the agent keeps at least this much output of a command that can be followed
 _SLACK_BYTES = 64 * 1024
 _PACED = 100  # pieces of output that are taken in one go
-_MOST_GAPS = 10_000  # the agent keeps the head and the tail of an output: there is one gap, seldom more
+_MAX_GAPS = 10_000  # the agent keeps the head and the tail of an output: there is one gap, seldom more
 _HANG_S = 30.0  # more than WAIT_S of answer_memory: waiting for room is no silence of the agent
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _STDIN, _DEFER, _ONCE = int(Flag.STDIN), int(Flag.DEFER), int(Flag.ONCE)
@@ -66,7 +67,7 @@ class Commands:
         self._oom = OomTracker(oom_kills)
         self._keep: dict[str, int] = {}
         self._stdin: dict[str, StdinPipe] = {}
-        self._waiting_channels: dict[str, Channel] = {}  # by id: processes that wait for their first reader
+        self._waiting_channels: dict[str, AgentChannel] = {}  # by id: processes that wait for their first reader
 
     async def exec(self, command: Command, stdin: bytes | AsyncIterable[bytes], process_id: str = "") -> ExecResult:
         once = 0 if process_id else _ONCE
@@ -84,12 +85,20 @@ class Commands:
     ) -> ExecResult:
         has_stdin = not isinstance(stdin, bytes) or bool(stdin)
         flags = _DEFER | once | (_STDIN if has_stdin else 0)
-        channel = await self._link.open(Request.START, self._start_payload(command, process_id, flags))
+        channel = await self._link.open(WireRequest.START, self._start_payload(command, process_id, flags))
         feeder: asyncio.Task[None] | None = None
+        timer: asyncio.TimerHandle | None = None
         try:
             if has_stdin:
                 feeder = await self._feed(channel, stdin, process_id)
-            end, outputs = await self._collect(channel, command.keep_bytes, _deadline_s(command))
+            if command.timeout_s is not None:
+                deadline_s = command.timeout_s + command.grace_s + _HANG_S
+                timer = asyncio.get_running_loop().call_later(deadline_s, _give_up, channel)
+            try:
+                end, outputs = await _collect(channel, command.keep_bytes)
+            finally:
+                if timer is not None:
+                    timer.cancel()
         except asyncio.CancelledError:
             await self._end_cancelled(channel, process_id, command.grace_s)
             raise
@@ -102,7 +111,7 @@ class Commands:
         return self._result(channel, end, outputs, process_id)
 
     async def _feed(
-        self, channel: Channel, stdin: bytes | AsyncIterable[bytes], process_id: str
+        self, channel: AgentChannel, stdin: bytes | AsyncIterable[bytes], process_id: str
     ) -> asyncio.Task[None] | None:
         """Sends an input that fits the window at once, and a larger one in a task beside the reading of the output."""
         if isinstance(stdin, bytes) and len(stdin) <= STDIN_WINDOW:
@@ -118,34 +127,23 @@ class Commands:
         feeder.add_done_callback(kill_on_failure)
         return feeder
 
-    async def _collect(
-        self, channel: Channel, keep: int, deadline_s: float | None = None
-    ) -> tuple[Fields, CommandOutput]:
-        if deadline_s is None:
-            return await _collect(channel, keep)
-        timer = asyncio.get_running_loop().call_later(deadline_s, _give_up, channel)
-        try:
-            return await _collect(channel, keep)
-        finally:
-            timer.cancel()
-
     def _start_payload(self, command: Command, process_id: str, flags: int) -> bytes:
         env = base_env_fields({**self._env, **command.base_env}) if command.base_env else self._env_fields
         return start_payload(command, process_id, env, flags)
 
     def _post_kill(self, process_id: str, grace_s: float = 0) -> None:
-        grace = (Tag.GRACE_MS, round(grace_s * 1000))
-        self._link.post(Request.CONTROL, _control_payload(process_id, ControlOp.KILL, grace))
+        grace = (WireTag.GRACE_MS, round(grace_s * 1000))
+        self._link.post(WireRequest.CONTROL, _control_payload(process_id, ControlOp.KILL, grace))
 
-    async def _end_cancelled(self, channel: Channel, process_id: str, grace_s: float) -> None:
+    async def _end_cancelled(self, channel: AgentChannel, process_id: str, grace_s: float) -> None:
         """Kills the command and waits, for a limited time, until its processes have ended."""
         with anyio.move_on_after(grace_s + 10, shield=True), contextlib.suppress(SandboxLost, ProtocolError):
             self._post_kill(process_id, grace_s)
             await channel.last()
 
-    def _result(self, channel: Channel, end: Fields, outputs: CommandOutput, process_id: str) -> ExecResult:
+    def _result(self, channel: AgentChannel, end: WireFields, outputs: CommandOutput, process_id: str) -> ExecResult:
         try:
-            code, signal = parse_exit_code(end), end.number(Tag.SIGNAL)
+            code, signal = parse_exit_code(end), end.number(WireTag.SIGNAL)
             return exec_result(end, outputs, process_id, oom=self._oom.end(process_id, code, signal))
         except ProtocolError as exc:
             raise channel.violation(exc.message) from None
@@ -153,7 +151,7 @@ class Commands:
     async def start(self, command: Command, process_id: str, *, follow: bool = False) -> "AgentProcess":
         process_id = check_id(process_id) if process_id else new_id()
         flags = int(Flag.LOSSLESS | (Flag.STDIN if command.stdin else 0))
-        channel = await self._link.open(Request.START, self._start_payload(command, process_id, flags))
+        channel = await self._link.open(WireRequest.START, self._start_payload(command, process_id, flags))
         try:
             pid = await _wait_for_start(channel)
             if self._oom.running >= REMEMBERED:
@@ -174,7 +172,7 @@ class Commands:
 
     async def find(self, process_id: str) -> "AgentProcess":
         channel = await self._link.open(
-            Request.ATTACH, _attach_payload(check_id(process_id), NO_REPLAY, Flag(0)), discard_output=True
+            WireRequest.ATTACH, _attach_payload(check_id(process_id), NO_REPLAY, Flag(0)), discard_output=True
         )
         try:
             await channel.last()
@@ -183,7 +181,7 @@ class Commands:
         return AgentProcess(self, process_id)
 
     async def all(self) -> Sequence[ProcessInfo]:
-        channel = await self._link.open(Request.LIST)
+        channel = await self._link.open(WireRequest.LIST)
         found = list[ProcessInfo]()
         try:
             async for entry in read_records(channel):
@@ -197,15 +195,15 @@ class Commands:
         self._oom.adopt(found)
         return found
 
-    async def control(self, process_id: str, op: ControlOp, *extra: tuple[Tag, int]) -> None:
-        channel = await self._link.open(Request.CONTROL, _control_payload(process_id, op, *extra))
+    async def control(self, process_id: str, op: ControlOp, *extra: tuple[WireTag, int]) -> None:
+        channel = await self._link.open(WireRequest.CONTROL, _control_payload(process_id, op, *extra))
         try:
             await channel.last()
         finally:
             channel.close()
 
     async def kill_all(self) -> int:
-        channel = await self._link.open(Request.CONTROL, fields([(Tag.OP, int(ControlOp.KILL_ALL))]))
+        channel = await self._link.open(WireRequest.CONTROL, fields([(WireTag.OP, int(ControlOp.KILL_ALL))]))
         try:
             end = (await channel.last()).fields
         except ProcessNotFound:  # it looked for a process without a name
@@ -215,9 +213,9 @@ class Commands:
             ) from None
         finally:
             channel.close()
-        if survivors := end.number(Tag.SURVIVORS):
+        if survivors := end.number(WireTag.SURVIVORS):
             raise Unavailable(f"{survivors} processes could not be ended", remedy="try again, or delete the session")
-        return end.number(Tag.KILLED)
+        return end.number(WireTag.KILLED)
 
     async def forget(self, process_id: str) -> None:
         await self.control(check_id(process_id), ControlOp.FORGET)
@@ -244,22 +242,22 @@ class Commands:
             return lost_result(exc.message, process_id)
         return self._result_alone(channel, end, process_id)
 
-    def _result_alone(self, channel: Channel, end: Fields, process_id: str) -> ExecResult:
+    def _result_alone(self, channel: AgentChannel, end: WireFields, process_id: str) -> ExecResult:
         result = self._result(channel, end, CommandOutput(), process_id)
-        return replace(result, truncated=bool(end.number(Tag.TRUNCATED)))
+        return replace(result, truncated=bool(end.number(WireTag.TRUNCATED)))
 
-    async def _wait_for_end(self, process_id: str, offset: int) -> tuple[Channel, Fields, CommandOutput]:
-        channel = await self._link.open(Request.ATTACH, _attach_payload(process_id, offset, Flag.FOLLOW))
+    async def _wait_for_end(self, process_id: str, offset: int) -> tuple[AgentChannel, WireFields, CommandOutput]:
+        channel = await self._link.open(WireRequest.ATTACH, _attach_payload(process_id, offset, Flag.FOLLOW))
         try:
             keep = 0 if offset == NO_REPLAY else max(self._keep.get(process_id, MAX_KEEP_BYTES), _LEAST_KEPT)
-            return channel, *await self._collect(channel, keep)
+            return channel, *await _collect(channel, keep)
         finally:
             channel.close()
 
     async def output(self, process_id: str, offset: int, at_end: Callable[[ExecResult], None]) -> AsyncIterator[Chunk]:
         held = self._waiting_channels.pop(process_id, None) if offset == 0 else None
         channel = held or await self._link.open(
-            Request.ATTACH, _attach_payload(process_id, offset, Flag.FOLLOW | Flag.LOSSLESS)
+            WireRequest.ATTACH, _attach_payload(process_id, offset, Flag.FOLLOW | Flag.LOSSLESS)
         )
         at = offset
         try:
@@ -268,7 +266,7 @@ class Commands:
                     raise channel.violation("output that goes backwards")
                 at = item.offset + len(item.data)
                 yield Chunk(_STREAMS[item.stream], item.offset, item.data)
-            if isinstance(item, Reply) and item.kind == Response.EXIT:
+            if isinstance(item, AgentReply) and item.kind == WireResponse.EXIT:
                 at_end(self._result_alone(channel, item.fields, process_id))
         finally:
             channel.close()
@@ -278,7 +276,7 @@ class Commands:
         if pipe is None or pipe.channel.ended:
             self._stdin = {key: held for key, held in self._stdin.items() if not held.channel.ended}
             payload = _attach_payload(process_id, NO_REPLAY, Flag.FOLLOW)
-            channel = await self._link.open(Request.ATTACH, payload, discard_output=True)
+            channel = await self._link.open(WireRequest.ATTACH, payload, discard_output=True)
             pipe = self._stdin.get(process_id)
             if pipe is not None and not pipe.channel.ended:
                 channel.close()
@@ -290,7 +288,7 @@ class Commands:
 class StdinPipe:
     """The stdin of a process; several writers take turns."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: AgentChannel) -> None:
         self.channel = channel
         self._turn = asyncio.Lock()
 
@@ -351,15 +349,17 @@ class AgentProcess:
     async def signal(self, number: int) -> None:
         if not 0 < number <= 64:
             raise InvalidRequest(f"there is no signal {number}")
-        await self._commands.control(self._id, ControlOp.SIGNAL, (Tag.SIGNAL, number))
+        await self._commands.control(self._id, ControlOp.SIGNAL, (WireTag.SIGNAL, number))
 
     async def kill(self, grace_s: float = 2.0) -> None:
         if not 0 <= grace_s <= 600:
             raise InvalidRequest(f"a grace time of {grace_s} s cannot be: 0 to 600")
-        await self._commands.control(self._id, ControlOp.KILL, (Tag.GRACE_MS, round(grace_s * 1000)))
+        await self._commands.control(self._id, ControlOp.KILL, (WireTag.GRACE_MS, round(grace_s * 1000)))
 
     async def resize(self, size: TerminalSize) -> None:
-        await self._commands.control(self._id, ControlOp.RESIZE, (Tag.ROWS, size.rows), (Tag.COLS, size.columns))
+        await self._commands.control(
+            self._id, ControlOp.RESIZE, (WireTag.ROWS, size.rows), (WireTag.COLS, size.columns)
+        )
 
 
 def new_id() -> str:
@@ -372,7 +372,7 @@ def check_id(process_id: str) -> str:
     return process_id
 
 
-async def send_all(channel: Channel, source: bytes | AsyncIterable[bytes]) -> None:
+async def send_all(channel: AgentChannel, source: bytes | AsyncIterable[bytes]) -> None:
     """Sends everything the source gives, then EOF. Stops early when the channel ends."""
     if isinstance(source, bytes):
         if await channel.send(source):
@@ -388,7 +388,7 @@ async def send_all(channel: Channel, source: bytes | AsyncIterable[bytes]) -> No
             await source.aclose()
 
 
-async def _collect(channel: Channel, keep: int) -> tuple[Fields, CommandOutput]:
+async def _collect(channel: AgentChannel, keep: int) -> tuple[WireFields, CommandOutput]:
     """Returns the end and all the output that the agent kept, and rejects more than it was told to keep.
 
     The agent holds the output until it is taken. If the server has no room for a long one, only its beginning is kept.
@@ -405,7 +405,7 @@ async def _collect(channel: Channel, keep: int) -> tuple[Fields, CommandOutput]:
                 raise channel.violation("output that goes backwards, or more than was to be kept")
             if offset > at:
                 gaps += 1
-                if gaps > _MOST_GAPS:
+                if gaps > _MAX_GAPS:
                     raise channel.violation("output with more gaps than anybody can read")
             at = offset + len(data)
             if size > SHORT_BYTES and has_room is None:
@@ -415,15 +415,15 @@ async def _collect(channel: Channel, keep: int) -> tuple[Fields, CommandOutput]:
             count += 1
             if not count % _PACED:
                 await pace.give_way()
-        elif type(item) is Reply and item.kind == Response.EXIT:
+        elif type(item) is AgentReply and item.kind == WireResponse.EXIT:
             if has_room:
                 give_back_room(most - size)
             return item.fields, outputs
-        elif type(item) is Reply and item.kind == Response.DONE:
+        elif type(item) is AgentReply and item.kind == WireResponse.DONE:
             raise channel.violation("a command that is done without an end")
 
 
-async def read_records(channel: Channel) -> AsyncIterator[Fields]:
+async def read_records(channel: AgentChannel) -> AsyncIterator[WireFields]:
     """The records of a channel that carries nothing else, in turns with other work."""
     records, pace = Records(), Pace()
     while isinstance(data := await channel.take(), bytes):
@@ -435,24 +435,24 @@ async def read_records(channel: Channel) -> AsyncIterator[Fields]:
         raise channel.violation("a list that ends in the middle of a record")
 
 
-def next_record(channel: Channel, records: Records) -> Fields | None:
+def next_record(channel: AgentChannel, records: Records) -> WireFields | None:
     try:
         return records.next()
     except ProtocolError as exc:
         raise channel.violation(exc.message) from None
 
 
-def _give_up(channel: Channel) -> None:
+def _give_up(channel: AgentChannel) -> None:
     channel.give_up(SandboxLost("the agent did not end the command after its time-out: the sandbox hangs"))
 
 
-async def _wait_for_start(channel: Channel) -> int:
+async def _wait_for_start(channel: AgentChannel) -> int:
     """Returns the pid."""
     reply = await channel.take()
-    if not isinstance(reply, Reply):
+    if not isinstance(reply, AgentReply):
         raise channel.violation("output of a command that has not started")
     try:
-        return reply.fields.number(Tag.PID)
+        return reply.fields.number(WireTag.PID)
     except ProtocolError as exc:
         raise channel.violation(exc.message) from None
 
@@ -464,13 +464,9 @@ async def _stop(task: asyncio.Task[None]) -> None:
             await asyncio.wait([task])
 
 
-def _deadline_s(command: Command) -> float | None:
-    return None if command.timeout_s is None else command.timeout_s + command.grace_s + _HANG_S
-
-
 def _attach_payload(process_id: str, offset: int, flags: Flag) -> bytes:
-    return fields([(Tag.ID, process_id), (Tag.OFFSET, offset), (Tag.FLAGS, int(flags))])
+    return fields([(WireTag.ID, process_id), (WireTag.OFFSET, offset), (WireTag.FLAGS, int(flags))])
 
 
-def _control_payload(process_id: str, op: ControlOp, *extra: tuple[Tag, int]) -> bytes:
-    return fields([(Tag.ID, process_id), (Tag.OP, int(op)), *extra])
+def _control_payload(process_id: str, op: ControlOp, *extra: tuple[WireTag, int]) -> bytes:
+    return fields([(WireTag.ID, process_id), (WireTag.OP, int(op)), *extra])

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from warren.interfaces.sandbox import Process
 from warren.model.capability import Capability, lacks
 from warren.model.errors import FileExists, FileNotFound, IsDirectory, NotADirectory, PermissionDenied
-from warren.model.figures import Figures
+from warren.model.metrics import SandboxMetrics
 from warren.model.network import EgressBound, ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import Command, ExecResult, ProcessInfo
 from warren.model.secrets import CA_BUNDLE, BoundSecret
@@ -19,7 +19,7 @@ from warren.model.spec import Isolation
 from warren.sandboxes.agent.files import AgentFiles
 from warren.sandboxes.agent.link import AgentLink
 from warren.sandboxes.agent.process import Commands
-from warren.sandboxes.agent.wire import Request
+from warren.sandboxes.agent.wire import WireRequest
 from warren.sandboxes.egress.broker import BrokerSetup
 from warren.sandboxes.egress.certificates import Certificates, new_certificates
 from warren.sandboxes.network.ports import SandboxPorts
@@ -44,9 +44,9 @@ class SandboxNetwork(Protocol):
 
 
 class AgentSandbox(AgentFiles):
-    """`oom_kills` counts the processes of the sandbox that the kernel killed for want of memory; `why_lost` explains
-    what became of a sandbox whose agent is gone; `figures` reads what it uses, but for its network. Without a `network`
-    it reaches nothing outside; without `ports` the provider cannot reach servers inside."""
+    """`oom_kills` counts the processes of the sandbox that the kernel killed for want of memory; `metrics` reads what
+    it uses, but for its network. Without a `network` it reaches nothing outside; without `ports` the provider cannot
+    reach servers inside."""
 
     def __init__(
         self,
@@ -56,8 +56,7 @@ class AgentSandbox(AgentFiles):
         *,
         env: Mapping[str, str],
         oom_kills: Callable[[], int],
-        why_lost: Callable[[], str],
-        figures: Callable[[], Awaitable[Figures]],
+        metrics: Callable[[], Awaitable[SandboxMetrics]],
         network: SandboxNetwork | None = None,
         ports: SandboxPorts | None = None,
     ) -> None:
@@ -68,8 +67,7 @@ class AgentSandbox(AgentFiles):
         self._certificates: tuple[list[str], Certificates] | None = None
         self._commands = Commands(link, env, oom_kills)
         self._ports = ports
-        self._figures = figures
-        link.why_lost = why_lost
+        self._metrics = metrics
 
     def __repr__(self) -> str:
         return f"<AgentSandbox {self._id} {self._link!r}>"
@@ -147,16 +145,16 @@ class AgentSandbox(AgentFiles):
             raise lacks(self._isolation.provider, Capability.PORTS)
         return self._ports
 
-    async def figures(self) -> Figures:
+    async def metrics(self) -> SandboxMetrics:
         self._link.check()
-        figures = await self._figures()
+        metrics = await self._metrics()
         if self._network is None:
-            return figures
+            return metrics
         use = await self._network.use()
-        return replace(figures, sent_bytes=use.bytes_sent, received_bytes=use.bytes_received)
+        return replace(metrics, sent_bytes=use.bytes_sent, received_bytes=use.bytes_received)
 
     async def ping(self) -> None:
-        channel = await self._link.open(Request.PING)
+        channel = await self._link.open(WireRequest.PING)
         try:
             await channel.last()
         finally:

@@ -34,7 +34,7 @@ _END = b"\0" * (2 * BLOCK)
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TarMember:
     path: str
     kind: FileKind
     size: int
@@ -96,16 +96,16 @@ class TarReader:
         self._total = 0
         self._pax_global: dict[str, str] = {}
 
-    async def members(self) -> AsyncIterator[Member]:
+    async def members(self) -> AsyncIterator[TarMember]:
         while (info := await self._read_member()) is not None:
             member = check_member(info, self._links)
             if member is _Skip.ROOT:
                 continue
-            assert isinstance(member, Member)
+            assert isinstance(member, TarMember)
             self._check_totals(member)
             yield member
 
-    async def content(self, member: Member) -> AsyncIterator[memoryview]:
+    async def content(self, member: TarMember) -> AsyncIterator[memoryview]:
         left = member.size
         while left:
             part = await self._stream.some(left)
@@ -115,7 +115,7 @@ class TarReader:
             yield part
         await self._stream.exactly(-member.size % BLOCK, repr(member.path))
 
-    def _check_totals(self, member: Member) -> None:
+    def _check_totals(self, member: TarMember) -> None:
         self._count += 1
         self._total += member.size
         if self._count > MAX_MEMBERS:
@@ -201,7 +201,7 @@ _REFUSED = {
 }
 
 
-def check_member(info: tarfile.TarInfo, links: set[int]) -> Member | _Skip:
+def check_member(info: tarfile.TarInfo, links: set[int]) -> TarMember | _Skip:
     """The member as it may be unpacked. Raises InvalidRequest with its name.
 
     `links` collects the links so far, as hashes of their paths: 100,000 paths of 4 KiB would be too much to keep. Two
@@ -228,7 +228,7 @@ def check_member(info: tarfile.TarInfo, links: set[int]) -> Member | _Skip:
     size = info.size if kind is FileKind.FILE else 0
     if size < 0:
         raise InvalidRequest(f"the tar member {info.name!r} has a size below zero")
-    return Member(
+    return TarMember(
         path=path,
         kind=kind,
         size=size,
@@ -306,7 +306,7 @@ def _apply_extensions(info: tarfile.TarInfo, extras: dict[str, str]) -> None:
         info.size = int(extras["size"])
 
 
-def header(member: Member) -> bytes:
+def header(member: TarMember) -> bytes:
     """The header blocks of a member, in the pax format."""
     info = tarfile.TarInfo(member.path + "/" if member.kind is FileKind.DIRECTORY else member.path)
     info.type = {

@@ -57,7 +57,7 @@ _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
 
-class Request(IntEnum):
+class WireRequest(IntEnum):
     HELLO = 0x01
     START = 0x02
     ATTACH = 0x03
@@ -71,7 +71,7 @@ class Request(IntEnum):
     PING = 0x0B
 
 
-class Response(IntEnum):
+class WireResponse(IntEnum):
     HELLO = 0x41
     STARTED = 0x42
     OUTPUT = 0x43
@@ -82,7 +82,7 @@ class Response(IntEnum):
     CREDIT = 0x48
 
 
-class Tag(IntEnum):
+class WireTag(IntEnum):
     VERSION = 1
     ID = 2
     ARGV = 3
@@ -213,7 +213,7 @@ class ControlOp(IntEnum):
     KILL_ALL = 5
 
 
-class Code(IntEnum):
+class WireCode(IntEnum):
     """The error codes of ERROR."""
 
     NOT_FOUND = 1
@@ -232,14 +232,14 @@ class Code(IntEnum):
     NO_CWD = 14
 
 
-class EndReason(IntEnum):
+class WireEnd(IntEnum):
     EXITED = 0
     SIGNAL = 1
     TIMEOUT = 2
     CANCELLED = 3
 
 
-class Kind(IntEnum):
+class WireKind(IntEnum):
     FILE = 0
     DIRECTORY = 1
     SYMLINK = 2
@@ -269,11 +269,11 @@ class StreamNumber(IntEnum):
     TERMINAL = 3
 
 
-def frame(kind: Request, channel: int, payload: bytes = b"") -> bytes:
+def frame(kind: WireRequest, channel: int, payload: bytes | memoryview = b"") -> bytes:
     return HEADER.pack(len(payload), channel, kind) + payload
 
 
-def fields(items: Iterable[tuple[Tag, int | str | bytes]]) -> bytes:
+def fields(items: Iterable[tuple[WireTag, int | str | bytes]]) -> bytes:
     parts: list[bytes] = []
     for tag, value in items:
         if isinstance(value, int):
@@ -287,7 +287,7 @@ def fields(items: Iterable[tuple[Tag, int | str | bytes]]) -> bytes:
     return b"".join(parts)
 
 
-class Fields:
+class WireFields:
     """The fields of a response. The last one of a tag counts; unknown tags are ignored."""
 
     __slots__ = ("_values",)
@@ -309,7 +309,7 @@ class Fields:
             self._values[tag] = payload[at : at + length]
             at += length
 
-    def number(self, tag: Tag, default: int = 0) -> int:
+    def number(self, tag: WireTag, default: int = 0) -> int:
         raw = self._values.get(tag)
         if raw is None:
             return default
@@ -317,10 +317,10 @@ class Fields:
             raise ProtocolError(f"field {tag.name} is not a number")
         return int.from_bytes(raw, "little")
 
-    def raw(self, tag: Tag) -> bytes:
+    def raw(self, tag: WireTag) -> bytes:
         return self._values.get(tag, b"")
 
-    def text(self, tag: Tag, default: str = "") -> str:
+    def text(self, tag: WireTag, default: str = "") -> str:
         raw = self._values.get(tag)
         return default if raw is None else raw.decode("utf-8", "surrogateescape")
 
@@ -346,7 +346,7 @@ def credit(payload: memoryview) -> int:
 
 
 def credit_frame(channel: int, amount: int) -> bytes:
-    return frame(Request.CREDIT, channel, _U32.pack(amount))
+    return frame(WireRequest.CREDIT, channel, _U32.pack(amount))
 
 
 class Records:
@@ -358,7 +358,7 @@ class Records:
     def add(self, data: bytes) -> None:
         self._buffer += data
 
-    def next(self) -> Fields | None:
+    def next(self) -> WireFields | None:
         """The next record, or None if it is not complete yet."""
         if len(self._buffer) < _U32.size:
             return None
@@ -369,7 +369,7 @@ class Records:
             return None
         payload = bytes(self._buffer[_U32.size : end])
         del self._buffer[:end]
-        return Fields(payload)
+        return WireFields(payload)
 
     def take_raw(self, limit: int) -> bytes:
         """Up to `limit` bytes that follow the last record, as file contents do in PACK."""
@@ -382,6 +382,6 @@ class Records:
         return len(self._buffer)
 
 
-def record(items: Iterable[tuple[Tag, int | str | bytes]]) -> bytes:
+def record(items: Iterable[tuple[WireTag, int | str | bytes]]) -> bytes:
     payload = fields(items)
     return _U32.pack(len(payload)) + payload

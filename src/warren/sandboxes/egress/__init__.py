@@ -1,1 +1,1 @@
-"""The program that carries all that sandboxes exchange with the outside, and may do nothing else."""
+"""`warren-egress`, the process that relays all traffic between sandboxes and the outside, and may do nothing else."""

@@ -1,7 +1,7 @@
-"""`warren-egress`: started by a worker with one end of a socket pair, whose number it is told; ends when that ends.
+"""`warren-egress`: a worker starts it with the descriptor of a socket pair's end, and it ends when that is closed.
 
-It starts as root, because its own program may be where only root can read, and gives all up before it takes the first
-sandbox. What it is told first is how to do that and what the operator allows.
+It starts as root, because only root may be able to read its program, and gives up all rights before it serves the first
+sandbox. The first message holds the filter of system calls and the operator's policy.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class Server:
         except OSError:
             data, descriptors = b"", []
         self._descriptors += descriptors
-        if not data:  # the worker is gone
+        if not data:  # the worker has ended
             self.ended.set()
             return
         for message in self._reader.feed(data):
@@ -103,7 +103,7 @@ def _read_broker(message: dict[str, Any]) -> BrokerSetup | None:
 
 
 def read_first(control: socket.socket, reader: MessageReader) -> dict[str, Any] | None:
-    """What to do before all else; None if the worker is gone."""
+    """Returns the first message; None if the worker has ended."""
     while data := control.recv(1 << 16):
         for message in reader.feed(data):
             return message
@@ -120,7 +120,7 @@ async def serve(control: socket.socket, reader: MessageReader, first: dict[str, 
 
 
 def main() -> int:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the worker ends it
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # only the worker ends this process
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     reader = MessageReader(MAX_MESSAGE)
@@ -129,6 +129,7 @@ def main() -> int:
         first = read_first(control, reader)
         if first is None:
             return 0
+        # Before the first byte of a sandbox is read. The filter comes last: the calls above are not in its list.
         confinement.give_up_rights()
         most = confinement.limit_resources()
         confinement.filter_calls(base64.b64decode(first["filter"]))
@@ -137,7 +138,7 @@ def main() -> int:
     except (OSError, BrokenMessage) as exc:
         sys.stderr.write(f"warren-egress: {exc}\n")
         return 1
-    os._exit(0)  # without waiting for names that are still looked up
+    os._exit(0)  # do not wait for threads that still resolve names
 
 
 def _loop_factory() -> Any:

@@ -1,10 +1,10 @@
 """The broker: adds the secrets of a sandbox to requests for the hosts they are bound to, outside of the sandbox.
 
-Two ways lead here. `http://NAME.broker.internal/…` is plain HTTP inside and TLS from here on. A TLS connection for a
-bound host ends here, with a certificate that the sandbox trusts, and another one leads from here to the host. Either
-way every request of a connection is read strictly, loses what it has of the header or parameter itself, gets the
-secret, and goes to the bound host, whose certificate is verified. No redirect is followed: the client gets it as it is.
-What is not a request ends the connection.
+A sandbox reaches it in two ways. `http://NAME.broker.internal/…` is plain HTTP as far as the broker, and TLS from
+there. A TLS connection for a bound host ends at the broker, with a certificate that the sandbox trusts, and the broker
+opens another one to the host. Either way the broker parses every request strictly, removes the client's own value of
+the header or parameter, adds the secret, and sends the request to the bound host, whose certificate it verifies. It
+follows no redirect: the client gets the redirect. Anything that is not a request ends the connection.
 
 The proxy (`proxy.py`) hands over connections for which `takes` is true. `dial` connects to a bound host under the
 operator's rules.
@@ -40,21 +40,21 @@ from warren.sandboxes.egress.http_syntax import Fields, Malformed, read_host
 HTTP_PORT: Final = 80
 TLS_PORT: Final = 443
 HANDSHAKE_S: Final = 15.0
-HEAD_S: Final = 30.0  # for the rest of a head that has begun
-IDLE_S: Final = 300.0  # between two requests of a connection
-SILENCE_S: Final = 900.0  # of a host that is working on an answer
+HEAD_S: Final = 30.0  # for the rest of a head once it has begun
+IDLE_S: Final = 300.0  # between two requests of one connection
+SILENCE_S: Final = 900.0  # of a host that works on its response
 _LINGER_S: Final = 2.0
 _LINGER_READS: Final = 64
-_REUSED_S: Final = 4.0  # a host may close an idle connection at any time; few do it so early
+_REUSED_S: Final = 4.0  # a host may close an idle connection at any time, but few do so this early
 
 Dial = Callable[[str, int], Awaitable[socket.socket]]
 Refused = Callable[[str, int, str], None]
-"""Gets the name and port that a connection was for, and why it was ended."""
+"""Called with the name and port of a connection, and why it was refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerSetup:
-    """What a worker tells the proxy about the broker of one sandbox, as JSON."""
+    """The broker of one sandbox, as the worker sends it to the proxy in JSON."""
 
     secrets: tuple[BoundSecret, ...]
     certificates: Certificates
@@ -72,7 +72,7 @@ class BrokerSetup:
 
 
 class Broker:
-    """The secrets of one sandbox. `close` ends all connections at once: a secret that is deleted works no more."""
+    """The secrets of one sandbox. `close` ends all connections at once, so that a deleted secret stops working."""
 
     def __init__(
         self,
@@ -101,15 +101,15 @@ class Broker:
         return f"<Broker of {len(self._by_name)} secrets, {len(self._tasks)} connections>"
 
     def knows_name(self, name: str) -> bool:
-        """Whether a look-up of the name is answered."""
+        """Returns whether the sandbox may look the name up."""
         return name in self._by_name or name in self._by_host
 
     def takes(self, name: str, port: int) -> bool:
-        """Whether connections to this port of the name are for the broker, whatever the rules say of it."""
+        """Returns whether the broker serves connections to this name and port, whatever the rules say."""
         return (port == HTTP_PORT and name in self._by_name) or (port == TLS_PORT and name in self._by_host)
 
     async def serve(self, name: str, port: int, stream: Stream) -> None:
-        """Serves a connection for which `takes` is true to its end, and closes it. Raises nothing but cancellation."""
+        """Serves a connection for which `takes` is true to its end, and closes it. Raises only CancelledError."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -172,7 +172,7 @@ class Broker:
 
 
 def _check(request: RequestHead, name: str, port: int) -> tuple[int, str] | None:
-    """What is wrong with a request that is well formed: a status and a sentence."""
+    """Returns the status and sentence of a refusal, or None if a well-formed request may pass."""
     if request.method == b"CONNECT":
         return 405, "the broker is not a proxy: CONNECT is not taken"
     if not request.target.startswith(b"/") and (request.method, request.target) != (b"OPTIONS", b"*"):
@@ -182,7 +182,7 @@ def _check(request: RequestHead, name: str, port: int) -> tuple[int, str] | None
 
 
 class _Connection:
-    """One connection of a client, and the one to the bound host that belongs to it."""
+    """A client's connection, with its connection to the bound host."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class _Connection:
             return await read_request(self._from_client)
 
     async def forward(self, request: RequestHead) -> bool:
-        """Sends the request on and the answer back. Whether the connection goes on."""
+        """Sends the request to the host and the response back. Returns whether the connection continues."""
         while True:
             is_reused = self._upstream is not None and time.monotonic() - self._free_since < _REUSED_S
             try:
@@ -222,7 +222,7 @@ class _Connection:
             try:
                 answer = await self._first_answer(request, reader, sending)
                 if answer is None:
-                    # The host has closed a connection that was idle before it saw the request.
+                    # The host closed an idle connection before it saw the request.
                     if is_reused and request.length == 0 and request.method in (b"GET", b"HEAD", b"OPTIONS"):
                         self._close_upstream()
                         continue
@@ -253,6 +253,8 @@ class _Connection:
 
     def _request_head(self, request: RequestHead) -> bytes:
         target = request.target
+        # The client must not be able to send its own value beside the secret, nor learn the secret from a compressed
+        # response.
         taken = {_plain(secret.header) for secret in self._secrets if secret.header}
         taken |= {"host", *(("accept-encoding",) if self._scrubs else ())}
         headers: Fields = [(b"Host", self._host.encode())]
@@ -277,8 +279,8 @@ class _Connection:
     async def _first_answer(
         self, request: RequestHead, reader: Reader, sending: asyncio.Task[None]
     ) -> AnswerHead | None:
-        """The answer that is not an interim one; those are passed on before. Raises what is wrong with the request's
-        body, if that is known earlier."""
+        """Returns the first response that is not an interim one; passes interim responses on. Returns None if the host
+        closed the connection. Raises what is wrong with the request's body, if that is found first."""
         while True:
             reading = asyncio.ensure_future(read_answer(reader, request.method))
             try:
@@ -286,7 +288,7 @@ class _Connection:
                     await asyncio.wait([reading, sending], return_when=asyncio.FIRST_COMPLETED)
                     if not reading.done() and isinstance(sending.exception(), Malformed | EOFError):
                         sending.result()
-                    # A host may answer before it has read the whole request, and close.
+                    # A host may respond before it has read the whole request, and then close.
                     answer = await reading
             except (OSError, EOFError):
                 if reading.done() and not isinstance(_error_of(sending), Malformed | EOFError):
@@ -330,11 +332,12 @@ class _Connection:
             headers.append((b"Connection", connection))
         elif answer.status == 101:
             headers += [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")]
+        # Headers are always scrubbed, whatever the secret says about bodies.
         first = b"HTTP/1.1 %d %b" % (answer.status, answer.reason)
         return Scrubber(trace for secret in self._secrets for trace in secret.traces).clean(format_head(first, headers))
 
     async def _splice(self, request: RequestHead, answer: AnswerHead, upstream: Stream, reader: Reader) -> None:
-        """After an upgrade the bytes go both ways as they come, until one side ends."""
+        """Relays bytes both ways after an upgrade, until one side ends. Raises Malformed if it is no WebSocket."""
         if not request.is_websocket or answer.tokens(b"upgrade") != {b"websocket"}:
             raise Malformed("the host changed to a protocol that nobody asked for")
         await self._client.write(self._answer_head(request, answer, b""))
@@ -352,7 +355,7 @@ class _Connection:
                 await _end(task)
 
     async def answer(self, status: int, sentence: str) -> None:
-        """Answers in the place of the host; the connection ends after it."""
+        """Responds in place of the host; the connection ends afterwards."""
         body = f"Warren's broker: {sentence}\n".encode()
         headers = [
             (b"Content-Type", b"text/plain; charset=utf-8"),
@@ -381,7 +384,7 @@ _REASONS: Final = {
 
 
 def _plain(header: str) -> str:
-    """As servers that turn headers into variables see it: for them `X_Key` and `X-Key` are one."""
+    """Returns the header's name as CGI-like servers see it: to them `X_Key` and `X-Key` are the same."""
     return header.lower().replace("_", "-")
 
 
@@ -400,7 +403,7 @@ def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
 
 
 async def _linger(stream: Stream) -> None:
-    """Reads what is still on its way: closing before would reset the connection, and the client lose the answer."""
+    """Reads what still arrives: closing earlier would reset the connection, and the client lose the response."""
     async with asyncio.timeout(_LINGER_S):
         for _ in range(_LINGER_READS):
             if not await stream.read():
@@ -417,6 +420,6 @@ async def _timed(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def _end(task: "asyncio.Future[Any]") -> None:
-    """Ends a task whose outcome does not matter any more."""
+    """Cancels a task and ignores its outcome."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

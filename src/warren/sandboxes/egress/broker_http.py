@@ -1,7 +1,7 @@
-"""HTTP/1.1 as the broker reads and writes it: strictly, because two readers must not see different requests.
+"""HTTP/1.1 for the broker. It parses strictly, because two readers must not see different requests.
 
-What is not exactly a request is an error, never repaired: bare line ends, folded lines, spaces before colons, two
-lengths, a length beside chunks, other transfer codings, another version (http_syntax.py).
+Anything that is not exactly a request raises Malformed and is never repaired: bare line ends, folded lines, spaces
+before colons, two lengths, a length beside chunks, other transfer codings, another version (http_syntax.py).
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _MAX_CHUNK_LINE: Final = 1024
 _CHUNKS_AT_ONCE: Final = 64
 _REQUEST_LINE: Final = re.compile(rb"([A-Z]{1,20}) ([\x21\x22\x24-\x7e]{1,32768}) HTTP/1\.1")
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: ([\x20\x09\x21-\x7e\x80-\xff]*))?")
-# What belongs to one connection, and is not passed on.
+# Headers of one connection, which are not passed on.
 _OF_CONNECTION: Final = frozenset(
     {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings"}
     | {b"proxy-connection", b"proxy-authorization", b"proxy-authenticate", b"content-length"}
@@ -39,14 +39,15 @@ _OF_CONNECTION: Final = frozenset(
 
 @dataclass(slots=True)
 class Head:
-    """`length` is CHUNKED, or UNTIL_END for an answer that ends with its connection."""
+    """The headers of a request or response. `length` may be CHUNKED, or UNTIL_END if the connection's end is the
+    end."""
 
     headers: Fields
     length: int = 0
     keeps_alive: bool = True
 
     def values(self, name: bytes) -> list[bytes]:
-        """`name` is in lower case."""
+        """Returns the values of a header. `name` is in lower case."""
         return values_of(self.headers, name)
 
     def tokens(self, name: bytes) -> set[bytes]:
@@ -57,7 +58,7 @@ class Head:
         return self.tokens(b"upgrade") == {b"websocket"} and b"upgrade" in self.tokens(b"connection")
 
     def end_to_end(self) -> Fields:
-        """The headers that are passed on."""
+        """Returns the headers that are passed on."""
         dropped = _OF_CONNECTION | self.tokens(b"connection")
         return [(name, value) for name, value in self.headers if name.lower() not in dropped]
 
@@ -75,7 +76,7 @@ class AnswerHead(Head):
 
 
 async def read_request(reader: Reader) -> RequestHead | None:
-    """None if the client has no more requests. Raises Malformed, or EOFError for half a request."""
+    """Returns the head of the next request; None if the client has ended. Raises Malformed, EOFError."""
     lines = await _read_lines(reader)
     if lines is None:
         return None
@@ -89,7 +90,7 @@ async def read_request(reader: Reader) -> RequestHead | None:
 
 
 async def read_answer(reader: Reader, method: bytes) -> AnswerHead | None:
-    """None if the server has closed the connection instead."""
+    """Returns the head of the response; None if the server has closed the connection. Raises Malformed, EOFError."""
     lines = await _read_lines(reader)
     if lines is None:
         return None
@@ -121,7 +122,7 @@ async def _read_lines(reader: Reader) -> list[bytes] | None:
 
 
 async def read_body(reader: Reader, length: int) -> AsyncIterator[bytes]:
-    """The bytes of a body, without its chunks. Raises Malformed, or EOFError if it is cut off."""
+    """Yields the bytes of a body, without chunk framing. Raises Malformed, or EOFError if it breaks off."""
     if length == UNTIL_END:
         while data := await reader.some():
             yield data
@@ -145,7 +146,7 @@ async def _read_exactly(reader: Reader, length: int) -> AsyncIterator[bytes]:
 async def _read_chunks(reader: Reader) -> AsyncIterator[bytes]:
     for number in itertools.count(1):
         if not number % _CHUNKS_AT_ONCE:
-            await asyncio.sleep(0)  # very many small ones are no reason for others to wait
+            await asyncio.sleep(0)  # others get their turn, however many small chunks there are
         length = read_chunk_size(await _read_line(reader))
         if not length:
             break
@@ -154,7 +155,7 @@ async def _read_chunks(reader: Reader) -> AsyncIterator[bytes]:
         if await _read_line(reader):
             raise Malformed("a chunk is longer than it says")
     total = 0
-    while trailer := await _read_line(reader):  # trailers are read and dropped
+    while trailer := await _read_line(reader):  # trailers are checked and dropped
         read_fields([trailer])
         total += len(trailer)
         if total > MAX_HEAD:
@@ -190,7 +191,7 @@ def framing(length: int) -> Fields:
 
 
 def with_parameter(target: bytes, name: str, value: str) -> bytes:
-    """The target of a request with this parameter in its query, and no other of that name."""
+    """Returns the request's target with this query parameter, and with no other of that name."""
     path, _, query = target.partition(b"?")
     others = [each for each in query.split(b"&") if each and unquote_plus(_name(each)) != name]
     return path + b"?" + b"&".join([*others, f"{name}={quote(value, safe='')}".encode()])
@@ -201,8 +202,8 @@ def _name(parameter: bytes) -> str:
 
 
 class Scrubber:
-    """Replaces texts by as many asterisks, also where they are spread over several pieces. A piece is held back only
-    as far as its end may begin one of them."""
+    """Replaces texts by asterisks of the same length, also where they span several pieces. Holds back only the end of a
+    piece that may begin such a text."""
 
     def __init__(self, traces: Iterable[bytes]) -> None:
         self._traces = tuple(traces)
@@ -230,7 +231,7 @@ class Scrubber:
 
 
 def _overlap(data: bytes, trace: bytes) -> int:
-    """How many of the last bytes of `data` are the first ones of `trace`, but not all of it."""
+    """Returns how many of the last bytes of `data` begin `trace`, without being all of it."""
     at = data.find(trace[:1], max(0, len(data) - len(trace) + 1))
     while at >= 0:
         if trace.startswith(data[at:]):

@@ -10,9 +10,9 @@ CHUNK: Final = 64 * 1024
 
 
 class Stream(Protocol):
-    """`read` gives at most `limit` bytes, and none at the end. Both raise OSError when the connection breaks. One task
-    reads and one writes at the same time. `end` says that nothing more is written. `close` may be called at any time,
-    and again."""
+    """A byte stream. `read` returns at most `limit` bytes, and none at the end; both `read` and `write` raise OSError
+    if the connection breaks. One task may read while another writes. `end` announces that nothing more is written.
+    `close` may be called at any time, and repeatedly."""
 
     async def read(self, limit: int = CHUNK) -> bytes: ...
     async def write(self, data: bytes) -> None: ...
@@ -41,10 +41,10 @@ class SocketStream:
 
 
 class TlsStream:
-    """TLS over another stream. Raises OSError (ssl.SSLError is one) for whatever is wrong with it."""
+    """TLS over another stream. Raises OSError (or its subclass ssl.SSLError) for any failure."""
 
     def __init__(self, inner: Stream, context: ssl.SSLContext, *, server_hostname: str = "") -> None:
-        """With a `server_hostname` it is a client, else a server."""
+        """Makes the client's side with a `server_hostname`, otherwise the server's."""
         self._inner = inner
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(
@@ -64,7 +64,7 @@ class TlsStream:
                 await self._receive()
             except ssl.SSLError:
                 with contextlib.suppress(OSError):
-                    await self._send()  # the alert that says why
+                    await self._send()  # sends the alert that says why
                 raise
             else:
                 await self._send()
@@ -84,7 +84,7 @@ class TlsStream:
             return data
 
     async def write(self, data: bytes) -> None:
-        """A write never waits for what comes in: TLS 1.3 has no renegotiation, and none is allowed in TLS 1.2."""
+        """Writes all data. It never waits for incoming bytes: there is no renegotiation, here not even in TLS 1.2."""
         view = memoryview(data)
         while view:
             sent = self._tls.write(view[:CHUNK])
@@ -92,7 +92,7 @@ class TlsStream:
             await self._send()
 
     async def end(self) -> None:
-        """With a message of TLS, so that the other side can tell an end from a cut."""
+        """Sends TLS's close_notify, by which the other side can tell an end from a cut connection."""
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
         await self._send()
@@ -106,18 +106,19 @@ class TlsStream:
         if data:
             self._incoming.write(data)
         else:
-            self._incoming.write_eof()  # then the next operation raises: a cut is not an end
+            self._incoming.write_eof()  # the next operation raises: without close_notify the connection was cut
 
     async def _send(self) -> None:
         if not self._outgoing.pending:
             return
+        # One sender at a time: a reader may have to send too, and TLS records must stay in order.
         async with self._sending:
             while self._outgoing.pending:
                 await self._inner.write(self._outgoing.read(CHUNK))
 
 
 class Reader:
-    """Reads a stream by lines and counts, and gives back what it has read too far."""
+    """Reads a stream by lines and counts, and keeps what it has read too far for the next call."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -128,14 +129,14 @@ class Reader:
         return not self._buffer
 
     async def fill(self) -> bool:
-        """Whether there is more."""
+        """Reads more into the buffer. Returns False at the end of the stream."""
         data = await self._stream.read()
         self._buffer += data
         return bool(data)
 
     async def until(self, mark: bytes, limit: int) -> bytes | None:
-        """Everything up to the mark, without it; None if the stream has ended before its first byte. Raises ValueError
-        if the mark is not within `limit` bytes, EOFError if the stream ends before it."""
+        """Returns everything up to the mark, without the mark; None if the stream ends before its first byte. Raises
+        ValueError if the mark is not within `limit` bytes, EOFError if the stream ends before it."""
         start = 0
         while (at := self._buffer.find(mark, start)) < 0:
             start = max(0, len(self._buffer) - len(mark) + 1)
@@ -152,7 +153,7 @@ class Reader:
         return found
 
     async def some(self, limit: int = CHUNK) -> bytes:
-        """At most `limit` bytes, none at the end."""
+        """Returns at most `limit` bytes; none at the end."""
         if not self._buffer and not await self.fill():
             return b""
         data = bytes(self._buffer[:limit])

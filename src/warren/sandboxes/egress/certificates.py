@@ -1,8 +1,8 @@
 """Certificates of a sandbox's broker: an authority of its own, and one certificate for the bound hosts.
 
-The worker makes them and puts the authority's certificate into the sandbox. The authority's key is forgotten as soon as
-it has signed: nobody can make another certificate that the sandbox trusts. NameConstraints say so to programs, too. The
-key of the certificate is in the memory of the worker and of the proxy, and nowhere else.
+The worker makes them and puts the authority's certificate into the sandbox. The authority's key is dropped as soon as
+it has signed, so nobody can make another certificate that the sandbox trusts; NameConstraints limit the authority to
+the bound hosts as well. The certificate's own key exists only in the memory of the worker and of the proxy.
 """
 
 import datetime
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 _VALID: Final = datetime.timedelta(days=40)  # longer than any session lives
-_BEFORE: Final = datetime.timedelta(hours=1)  # clocks inside may be late
+_BEFORE: Final = datetime.timedelta(hours=1)  # a clock inside may be slow
 _ALPN: Final = ("http/1.1",)
 
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """All in PEM: what the sandbox has to trust, what the broker shows, and the key for that."""
+    """PEM texts: what the sandbox must trust, what the broker presents, and the key of the latter."""
 
     authority: str
     certificate: str
@@ -64,7 +64,7 @@ def new_certificates(hosts: Sequence[str]) -> Certificates:
 
 
 def server_context(certificates: Certificates, host: str) -> ssl.SSLContext:
-    """For connections to one of the hosts: a hello for another name, or for none, is refused."""
+    """Returns the TLS context for clients of `host`. It refuses a hello for another name, or for none."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(_ALPN)
@@ -74,7 +74,8 @@ def server_context(certificates: Certificates, host: str) -> ssl.SSLContext:
 
 
 def upstream_context(more_authorities: str = "") -> ssl.SSLContext:
-    """For connections to bound hosts: trusts the system's authorities, and those of the operator in PEM."""
+    """Returns the TLS context for bound hosts. It trusts the system's authorities, and the operator's in
+    `more_authorities` (PEM)."""
     context = ssl.create_default_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(_ALPN)
@@ -116,7 +117,7 @@ def _usage(*, signs_certificates: bool) -> "x509.KeyUsage":
 
 
 def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """Python reads certificates from files only: from pipes, so that the key is in no file."""
+    """Loads certificate and key through pipes: Python reads them from files only, and the key must not be in a file."""
     pipes = [_pipe_with(data) for data in (certificate, key)]
     try:
         context.load_cert_chain(*(f"/proc/self/fd/{fd}" for fd in pipes))
@@ -126,7 +127,7 @@ def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
 
 
 def _pipe_with(data: bytes) -> int:
-    """Gives the end to read from. A pipe holds more than a certificate."""
+    """Returns the reading end of a pipe that holds the data. A pipe's buffer is larger than a certificate."""
     reading, writing = os.pipe()
     try:
         os.write(writing, data)

@@ -1,4 +1,4 @@
-"""What this process gives up before it reads a byte of a sandbox: its user, capabilities, limits and system calls."""
+"""Gives up this process's user, capabilities, limits and system calls, before it reads a byte of a sandbox."""
 
 import ctypes
 import os
@@ -6,23 +6,24 @@ import resource
 from typing import Final
 
 UID: Final = 0x77FFFFF0
-"""Below the uids of sandboxes, and above what distributions, systemd and container engines give out."""
+"""Below the uids of sandboxes, and above those that distributions, systemd and container engines assign."""
 
 _SET_DUMPABLE, _SET_NAME, _SET_NO_NEW_PRIVS, _SET_SECCOMP, _DROP_BOUNDING = 4, 15, 38, 22, 24
 _LAST_CAPABILITY: Final = 63
 _MEMORY: Final = 4 << 30
-_THREADS: Final = 4096  # of all processes with this uid
+_THREADS: Final = 4096  # of all processes with this uid together
 _OWN_DESCRIPTORS: Final = 256
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def give_up_rights() -> None:
-    """Raises OSError. Afterwards no program can be started with more rights, and no other process can look into it."""
+    """Drops root for good: no program gains rights again, and no process can inspect this one. Raises OSError."""
     _libc.prctl(_SET_NAME, b"warren-egress", 0, 0, 0)
     if os.geteuid() == 0:
         for capability in range(_LAST_CAPABILITY + 1):
-            _libc.prctl(_DROP_BOUNDING, capability, 0, 0, 0)  # there may be fewer
+            _libc.prctl(_DROP_BOUNDING, capability, 0, 0, 0)  # fails for numbers that this kernel does not have
+        # In this order: after setresuid there would be no right left to change groups.
         os.setgroups([])
         os.setresgid(UID, UID, UID)
         os.setresuid(UID, UID, UID)
@@ -31,7 +32,7 @@ def give_up_rights() -> None:
 
 
 def limit_resources() -> int:
-    """Returns how many connections the descriptors suffice for."""
+    """Lowers the limits of resources. Returns how many connections the descriptors suffice for."""
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     descriptors = 1 << 17 if descriptors == resource.RLIM_INFINITY else min(descriptors, 1 << 17)
     for what, most in (
@@ -46,7 +47,7 @@ def limit_resources() -> int:
 
 
 def filter_calls(program: bytes) -> None:
-    """Loads a compiled filter, for this thread and those it starts. Raises OSError."""
+    """Loads a compiled seccomp filter, for this thread and those that it starts. Raises OSError."""
     code = ctypes.create_string_buffer(program, len(program))
 
     class SockFprog(ctypes.Structure):

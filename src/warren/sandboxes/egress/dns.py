@@ -1,6 +1,6 @@
-"""Answers what sandboxes look up. Nothing is ever asked of another server, so nothing leaves in a name.
+"""Answers the DNS queries of sandboxes, without asking another server: so no data can leave inside a name.
 
-`answer` reads one query and never raises: what cannot be read has no answer, or one that says so.
+`answer` reads one query and never raises: it returns None or an error response for what it cannot read.
 """
 
 import re
@@ -18,12 +18,12 @@ MAX_QUERY: Final = 1232
 _HEAD: Final = struct.Struct(">HHHHHH")
 _QUESTION_END: Final = struct.Struct(">HH")
 _A, _IN = 1, 1
-_QUERY, _RESPONSE = 0x8000, 0x8480  # a response, authoritative, recursion available
+_QUERY, _RESPONSE = 0x8000, 0x8480  # the response bit; then with "authoritative" and "recursion available"
 _OPCODE, _WISHED_RECURSION = 0x7800, 0x0100
 _NO_ERROR, _FORMAT_ERROR, _NO_NAME, _NOT_DONE, _REFUSED = 0, 1, 3, 4, 5
 _LABEL: Final = re.compile(rb"[A-Za-z0-9_-]{1,63}")
 
-# Gives the address of a name, or None if the name is not to be known.
+# Returns the address of a name, or None if the sandbox must not know the name.
 LookUp = Callable[[str], IPv4Address | None]
 
 
@@ -32,7 +32,7 @@ def answer(query: bytes, look_up: LookUp) -> bytes | None:
         return None
     number, flags, questions, _, _, _ = _HEAD.unpack_from(query)
     if flags & _QUERY:
-        return None  # a response: two programs could answer each other for ever
+        return None  # answering a response could make two programs answer each other for ever
     if flags & _OPCODE:
         return _respond(number, flags, _NOT_DONE)
     question = _read_question(query) if questions == 1 else None
@@ -57,7 +57,7 @@ def _respond(number: int, flags: int, code: int, question: bytes = b"", record: 
 
 
 def _read_question(query: bytes) -> tuple[str, int, int, int] | None:
-    """The name (empty if no host can have it), type, class and the end of the question; None if it cannot be read."""
+    """Returns the name ("" if no host can have it), type, class and end of the question; None if it cannot be read."""
     labels, at, is_name = [], _HEAD.size, True
     while True:
         if at >= len(query) or at - _HEAD.size > 255:

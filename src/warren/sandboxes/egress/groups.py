@@ -1,7 +1,7 @@
-"""What sandboxes of one owner, a tenant or a key, may have together: open connections, and a rate that they share.
+"""Bounds for all sandboxes of one owner, a tenant or a key, together: open connections, and a shared rate.
 
-Who the owner is, is not known here: the worker gives a name that says nothing. A group has the bounds that were said
-last. One without members is kept for a while, so that nobody gets a new rate by closing a network and opening it again.
+This process knows an owner only by a name that reveals nothing. A group has the bounds of the last message. A group
+without members is kept for a while, so that closing and reopening a network does not start a new rate.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from warren.model.network import EgressBound
 from warren.sandboxes.egress.rate import FairBucket
 
 _MOST_KEPT: Final = 1000
-_BYTES_S: Final = 125_000  # of a megabit a second
+_BYTES_S: Final = 125_000  # bytes per second in one megabit per second
 
 
 class Member(Protocol):
@@ -39,7 +39,7 @@ class Group:
 
     @property
     def most(self) -> int | None:
-        """Of connections."""
+        """The most connections of the group; None if there is no bound."""
         return 0 if self.bound.mbps == 0 else self.bound.connections
 
     @property
@@ -64,7 +64,7 @@ class Groups:
         self._groups: dict[str, Group] = {}
 
     def join(self, member: Member, before: Sequence[Group], bounds: Sequence[EgressBound]) -> tuple[Group, ...]:
-        """The groups of a member that was in others `before`."""
+        """Moves a member from the groups `before` to those of the bounds, and returns these."""
         names = {bound.owner for bound in bounds}
         for group in before:
             if group.bound.owner not in names:

@@ -1,6 +1,6 @@
 """The name that a TLS client asks for in its first message (the extension server_name).
 
-Read strictly: a message that two readers could understand differently is malformed.
+It is parsed strictly: a message that two readers could understand differently is malformed.
 """
 
 import re
@@ -19,7 +19,7 @@ def may_be_tls(data: bytes | bytearray) -> bool:
 
 
 def read_server_name(data: bytes | bytearray) -> str | None:
-    """The name in lower case, empty if there is none; None as long as the message is not complete. Raises Malformed."""
+    """Returns the name in lower case, "" if there is none; None while the message is incomplete. Raises Malformed."""
     message, at = bytearray(), 0
     while len(data) - at >= 5:
         length = int.from_bytes(data[at + 3 : at + 5], "big")
@@ -60,23 +60,23 @@ class _Reader:
     def number(self, size: int) -> int:
         return int.from_bytes(self.take(size), "big")
 
-    def part(self, size: int) -> "_Reader":
-        """What follows, after a length of so many bytes."""
+    def prefixed(self, size: int) -> "_Reader":
+        """Reads a length of `size` bytes, and returns a reader of the bytes that follow it."""
         return _Reader(self.take(self.number(size)))
 
 
 def _find_name(hello: _Reader) -> str:
     hello.take(2 + 32)  # version, random
-    hello.part(1)  # session
-    hello.part(2)  # ciphers
-    hello.part(1)  # compression
+    hello.prefixed(1)  # session id
+    hello.prefixed(2)  # cipher suites
+    hello.prefixed(1)  # compression methods
     if not hello:
         return ""
-    extensions, found = hello.part(2), None
+    extensions, found = hello.prefixed(2), None
     if hello:
         raise Malformed("its hello of TLS goes on after its end")
     while extensions:
-        kind, body = extensions.number(2), extensions.part(2)
+        kind, body = extensions.number(2), extensions.prefixed(2)
         if kind == 0:
             if found is not None:
                 raise Malformed("its hello of TLS names a server twice")
@@ -85,10 +85,10 @@ def _find_name(hello: _Reader) -> str:
 
 
 def _read_names(body: _Reader) -> str:
-    names = body.part(2)
+    names = body.prefixed(2)
     if body or not names or names.number(1) != 0:
         raise Malformed("its hello of TLS names no host")
-    name = names.part(2).take_all()
+    name = names.prefixed(2).take_all()
     if names:
         raise Malformed("its hello of TLS names a server twice")
     text = name.decode("ascii", "replace").lower()

@@ -1,6 +1,6 @@
-"""The parts of an HTTP/1 head, for both readers of this process: the guard of requests that pass, and the broker.
+"""Parses the parts of an HTTP/1 head, for both readers in this process: `RequestGuard` and the broker.
 
-Read strictly: what two readers could understand differently is malformed, and never repaired.
+It parses strictly: what two readers could understand differently is malformed, and never repaired.
 """
 
 import re
@@ -19,11 +19,11 @@ Fields = list[tuple[bytes, bytes]]
 
 
 class Malformed(Exception):
-    """What was sent is not what its port, or its protocol, is for. The message says why and holds none of it."""
+    """The bytes are not valid for their port or protocol. The message says why, and quotes none of them."""
 
 
 def read_fields(lines: Iterable[bytes]) -> Fields:
-    """Names as they were sent, and values without the spaces around them. Takes a time that grows with the length."""
+    """Returns names as they were sent, and values without surrounding blanks, in linear time. Raises Malformed."""
     fields = []
     for line in lines:
         name, colon, value = line.partition(b":")
@@ -34,12 +34,12 @@ def read_fields(lines: Iterable[bytes]) -> Fields:
 
 
 def values_of(fields: Fields, name: bytes) -> list[bytes]:
-    """`name` is in lower case."""
+    """Returns the values of a field. `name` is in lower case."""
     return [value for each, value in fields if each.lower() == name]
 
 
 def read_length(fields: Fields) -> int | None:
-    """Of the body: CHUNKED, or None if the head does not say it."""
+    """Returns the length of the body, or CHUNKED; None if the head does not say. Raises Malformed."""
     lengths, codings = values_of(fields, b"content-length"), values_of(fields, b"transfer-encoding")
     if codings:
         if lengths or [coding.lower() for coding in codings] != [b"chunked"]:
@@ -60,7 +60,8 @@ def read_chunk_size(line: bytes) -> int:
 
 
 def read_host(values: Sequence[bytes]) -> tuple[str, int]:
-    """The host that a request names, in lower case, and its port or 0. `values` are those of its field Host."""
+    """Returns the host that a request names, in lower case, and its port or 0. `values` are those of the field Host.
+    Raises Malformed."""
     if len(values) != 1:
         raise Malformed("its request names no host, or more than one")
     found = _HOST.fullmatch(values[0].decode("ascii", "replace").lower())

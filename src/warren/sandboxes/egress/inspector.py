@@ -1,7 +1,7 @@
-"""Reads the first bytes of a client: TLS and HTTP must be for the host that the connection was made for.
+"""Checks the first bytes of a client: TLS and HTTP must name the host that the connection is for.
 
-On port 443 a client must speak TLS, on port 80 HTTP or TLS; on others it may speak what it likes, and first or second.
-An HTTP connection is followed to its end, of TLS only the first message can be read.
+On port 443 a client must speak TLS, on port 80 HTTP or TLS. On other ports it may speak any protocol, and the server
+may speak first. An HTTP connection is followed to its end; of TLS only the first message is readable.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ _MOST_READ: Final = 16384
 
 
 class Inspector:
-    """`check_tls` is called with the name in a TLS hello, which may be empty, `check_http` with each host that a
-    request names and its port or 0. Both raise to refuse it."""
+    """Inspects one connection. `check_tls` is called with the name in a TLS hello, which may be empty; `check_http`
+    with each host that a request names, and its port or 0. Both raise to refuse it."""
 
     def __init__(
         self, port: int, check_tls: Callable[[str], None], check_http: Callable[[str, int], None], *, strict: bool
@@ -32,7 +32,7 @@ class Inspector:
 
     @property
     def comes_first(self) -> bool:
-        """Whether the client has to say something before a server is called."""
+        """Whether the client must send something before the server is dialled."""
         return bool(self._must)
 
     @property
@@ -41,7 +41,7 @@ class Inspector:
         return _MOST_READ if self._requests is None else self._requests.most
 
     def feed(self, data: bytes | memoryview) -> bytes:
-        """What may be passed on. Raises Malformed, and what the checks raise."""
+        """Returns what may be passed on. Raises Malformed, and what the checks raise."""
         if self.is_over:
             return bytes(data)
         if self._requests is not None:

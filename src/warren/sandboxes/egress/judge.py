@@ -1,4 +1,4 @@
-"""Whether a sandbox may reach a destination: its session's rules, then what the operator says about all."""
+"""Decides whether a sandbox may reach a destination: by its session's rules, then by the operator's policy."""
 
 import socket
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _NO_RULE: Final = "no rule allows it"
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """`name` is empty for one that was given as an address; `address` is None as long as a name was not resolved."""
+    """A destination. `name` is empty if it was given as an address; `address` is None until the name is resolved."""
 
     name: str
     address: Address | None
@@ -21,14 +21,14 @@ class Destination:
 
     @property
     def rule(self) -> str:
-        """The rule that names exactly this."""
+        """The rule that would allow exactly this destination."""
         host = self.name or str(self.address)
         host = f"[{host}]" if ":" in host else host
         return f"{host}:{self.port}" if self.port else host
 
 
 class Refused(Exception):
-    """`rule` would allow it; empty if the operator says no."""
+    """The destination may not be reached. `rule` would allow it; it is empty if the operator refuses."""
 
     def __init__(self, reason: str, rule: str = "") -> None:
         super().__init__(reason)
@@ -42,13 +42,13 @@ class Judge:
         self._allowed = tuple(parse_rule(text) for text in policy.allowed)
 
     def knows_name(self, rules: NetworkRules, name: str) -> bool:
-        """Whether a look-up of the name is answered."""
+        """Returns whether the sandbox may look the name up."""
         if not rules.knows_name(name) or any(rule.covers_name(name) and not rule.port for rule in self._denied):
             return False
         return not self._allowed or any(rule.network is not None or rule.covers_name(name) for rule in self._allowed)
 
     def check(self, rules: NetworkRules, to: Destination) -> None:
-        """Raises Refused. A name that was not resolved yet is refused if no address of it could be reached."""
+        """Raises Refused if the destination may not be reached; for an unresolved name, if no address could be."""
         if _covers(self._denied, to):
             raise Refused("the operator denies it")
         if not rules.allows(to.name, to.address, to.port):
@@ -60,7 +60,7 @@ class Judge:
             self._check_address(to.address)
 
     def check_visible_name(self, rules: NetworkRules, name: str, to: Destination) -> None:
-        """For a name in what is sent to an address that no name was looked up for. Raises Refused."""
+        """Checks a name that a client sends to an address for which it looked up no name. Raises Refused."""
         visible = Destination(name, to.address, to.port)
         if _covers(self._denied, visible):
             raise Refused("the operator denies it")
@@ -79,11 +79,11 @@ def _covers(rules: tuple[Rule, ...], to: Destination) -> bool:
 
 
 def is_own_address(address: Address) -> bool:
-    """Whether the kernel would answer itself: then it sends from the very address that it sends to."""
+    """Returns whether the address belongs to this machine: the kernel then sends from the address it sends to."""
     family = socket.AF_INET6 if isinstance(address, IPv6Address) else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
         try:
             sock.connect((str(address), 9))
             return str(sock.getsockname()[0]) == str(address)
         except OSError:
-            return False  # there is no way to it at all
+            return False  # there is no route to it

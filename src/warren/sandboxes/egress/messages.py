@@ -1,7 +1,7 @@
-"""What the worker and `warren-egress` say to each other: JSON objects, each after its length, with descriptors beside.
+"""Messages between the worker and `warren-egress`: JSON objects, each after its length, with descriptors beside.
 
-The worker asks, one thing at a time for each sandbox, and gets an answer with the same `number`. Descriptors come with
-the first bytes of a message, so they are there when the message is.
+The worker sends one request at a time for each sandbox, and gets an answer with the same `number`. Descriptors arrive
+with the first bytes of their message, so they are there when the message is complete.
 """
 
 import json
@@ -15,13 +15,13 @@ MAX_MESSAGE: Final = 8 << 20
 MAX_ANSWER: Final = 1 << 20
 LENGTH: Final = struct.Struct(">I")
 KEPT: Final = 50
-"""Of the refusals of a sandbox, and of the connections that have ended."""
+"""How many refusals and ended connections of a sandbox are kept."""
 
 Message = Mapping[str, Any]
 
 
 class BrokenMessage(Exception):
-    """The other side says what it never would."""
+    """The other side sent something that violates the protocol."""
 
 
 def pack(message: Message) -> tuple[bytes, bytes]:
@@ -35,7 +35,7 @@ class MessageReader:
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
-        """The messages that are complete now. Raises BrokenMessage."""
+        """Yields the messages that are complete now. Raises BrokenMessage."""
         self._bytes += data
         while len(self._bytes) >= LENGTH.size:
             (length,) = LENGTH.unpack_from(self._bytes)
@@ -62,7 +62,7 @@ def unpack_rules(message: Message) -> NetworkRules:
 
 
 def unpack_bounds(message: Message) -> tuple[EgressBound, ...]:
-    """The owners are groups here, whose names say nothing."""
+    """Returns the bounds of a message. Their owners are names of groups, which reveal nothing."""
     return tuple(EgressBound(owner, connections, mbps) for owner, connections, mbps in message["bounds"])
 
 
@@ -74,7 +74,7 @@ def pack_use(use: NetworkUse) -> Message:
 
 
 def unpack_use(message: Message) -> NetworkUse:
-    """The other side reads what attackers send: nothing of what it says is taken on trust. Raises BrokenMessage."""
+    """Reads a sandbox's counts and trusts none: the sender reads what attackers send. Raises BrokenMessage."""
     try:
         sent, received, connections, are_open, refused = (_count(message[name]) for name in _COUNTS)
         refusals = tuple(map(_refusal, message["refusals"][-KEPT:]))

@@ -1,4 +1,4 @@
-"""The addresses that names have inside of a sandbox: made up, one for each name, of a network that nobody has."""
+"""The addresses that names have inside a sandbox: invented, one for each name, from a network reserved for tests."""
 
 from collections import OrderedDict
 from ipaddress import IPv4Address, IPv4Network
@@ -10,8 +10,8 @@ _FIRST: Final = 2
 
 
 class NameTable:
-    """A name keeps its address as long as it is among the last MOST_NAMES that were used; an address that was given up
-    is used again only after all others, so that what a program remembers does not become another host."""
+    """Maps names to addresses. A name keeps its address while it is among the last MOST_NAMES used. A freed address is
+    reused only after all others, so that an address a program remembers does not come to mean another host."""
 
     def __init__(self) -> None:
         self._addresses: OrderedDict[str, IPv4Address] = OrderedDict()
@@ -29,7 +29,7 @@ class NameTable:
         return address
 
     def name_of(self, address: IPv4Address) -> str:
-        """Empty if no name has it."""
+        """Returns the name of an address; "" if it has none."""
         name = self._names.get(address, "")
         if name:
             self._addresses.move_to_end(name)

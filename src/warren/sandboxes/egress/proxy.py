@@ -1,13 +1,13 @@
 """The network of all sandboxes of a worker: what happens between a sandbox's sockets and the world.
 
-A sandbox comes with two sockets that were made inside of its network namespace. The TCP socket gets every connection
-that is made in there, whatever it was meant for: `getsockname` of an accepted one tells. The UDP socket gets every
-question for a name. Which sandbox it is follows from the socket, so there is nothing to forge.
+A sandbox comes with two sockets that were made inside its network namespace. The TCP socket gets every connection made
+in there, whatever its destination: `getsockname` of the accepted socket tells which. The UDP socket gets every DNS
+query. The socket identifies the sandbox, so a sandbox cannot pose as another.
 
     name looked up --> an address of NameTable, if some rule knows the name
     connection     --> name or address --> rules --> first bytes (inspector) --> real address --> rules, floor --> relay
 
-Rules are looked at again after everything that takes time, so that rules that were replaced meanwhile hold.
+Rules are checked again after everything that takes time, because they may have been replaced meanwhile.
 """
 
 import asyncio
@@ -47,12 +47,12 @@ DNS_PORT: Final = 53
 _LOOPBACK: Final = IPv4Network("127.0.0.0/8")
 _AT_ONCE: Final = 16
 _MOST_ADDRESSES: Final = 4
-# Of each sandbox, a second and at once: so that none takes all of this process's time from the others.
+# Per sandbox, a second and at once, so that no sandbox takes all of this process's time.
 _CONNECTS: Final = (200.0, 400.0)
 _QUERIES: Final = (500.0, 1000.0)
-_WORK: Final = (0.25, 0.05)  # seconds of reading requests, each of which may be made to take long
+_WORK: Final = (0.25, 0.05)  # seconds spent on parsing requests: a client may make each of them slow
 _FIRST_READ: Final = 4096
-# What connections hold in the kernel is charged to this process: the more a sandbox has, the less each may hold.
+# The kernel's buffers are charged to this process: the more connections a sandbox has, the less each may hold.
 _FEW, _SEVERAL = 16, 64
 _BUFFER: Final = 256 << 10
 _SMALL_BUFFER: Final = 32 << 10
@@ -76,7 +76,7 @@ class Connection:
 
 
 class _Counted(SocketStream):
-    """Counts what a client sends and gets, and slows it down to its rate."""
+    """Counts what a client sends and receives, and slows the client down to its rate."""
 
     def __init__(self, sock: socket.socket, count: Callable[[int, int], float]) -> None:
         super().__init__(sock)
@@ -121,7 +121,7 @@ class SandboxEgress:
         bytes_s = shared.policy.mbps * 125_000
         self._rate = Bucket(bytes_s, bytes_s / 4, self._loop.time) if bytes_s else None
         self._pauses: dict[int, asyncio.TimerHandle] = {}
-        _set_options(tcp)  # connections that are accepted have what their listener has
+        _set_options(tcp)  # accepted connections inherit the options of their listener
         for sock, read in ((tcp, self._accept), (udp, self._answer_query)):
             sock.setblocking(False)
             self._loop.add_reader(sock.fileno(), read)
@@ -143,6 +143,7 @@ class SandboxEgress:
         self.rules = rules
         self._groups = self._shared.groups.join(self, self._groups, bounds)
         self._set_broker(broker)
+        # New rules also end connections that the old ones allowed.
         for connection in list(self._connections):
             if connection.is_brokered:
                 continue
@@ -164,7 +165,7 @@ class SandboxEgress:
     # -- secrets
 
     def _set_broker(self, setup: BrokerSetup | None) -> None:
-        """A change of any secret ends all connections that carry one."""
+        """Replaces the broker. Any change of a secret ends all connections that carry one."""
         if setup == self._broker_setup:
             return
         if self._broker is not None:
@@ -205,7 +206,7 @@ class SandboxEgress:
             wait = self._queries.take(1)
             response = dns.answer(query, self._look_up)
             if response is not None:
-                # From the address that was asked: a resolver takes no answer from another.
+                # The answer must come from the address that was asked: a resolver ignores all others.
                 source = [_from_address(data) for _, kind, data in ancillary if kind == _IP_PKTINFO]
                 with contextlib.suppress(OSError):
                     self._udp.sendmsg([response], source, 0, peer)
@@ -246,10 +247,11 @@ class SandboxEgress:
                 client, _ = self._tcp.accept()
             except BlockingIOError:
                 return
-            except OSError:  # too many descriptors, or a client that is gone
+            except OSError:  # too many descriptors, or the client has gone
                 self._pause(self._tcp, self._accept, 0.05)
                 return
             client.setblocking(False)
+            # The address that the program inside dialled: the route makes every address a local one.
             address, port = client.getsockname()[:2]
             self._begin(client, IPv4Address(address), port)
             if wait := max(self._connects.take(1), self._work.take(0)):
@@ -317,7 +319,7 @@ class SandboxEgress:
         rules = self.rules
         server, connection.to = await self._connect(to)
         try:
-            if self.rules is not rules:  # they were replaced meanwhile
+            if self.rules is not rules:  # the rules were replaced while it connected
                 judge.check(self.rules, connection.to)
         except Refused:
             server.close()
@@ -356,7 +358,7 @@ class SandboxEgress:
         return Inspector(to.port, check_tls, check_http, strict=bool(to.name))
 
     async def _connect(self, to: Destination, rules: NetworkRules | None = None) -> tuple[socket.socket, Destination]:
-        """Connects to the first address that may be reached and answers. Raises Refused, NotResolved, OSError."""
+        """Connects to the first address that is allowed and accepts. Raises Refused, NotResolved, OSError."""
         addresses: Sequence[Address] = (
             await self._shared.resolver.resolve(to.name) if to.address is None else [to.address]
         )
@@ -364,6 +366,8 @@ class SandboxEgress:
         for address in addresses[:_MOST_ADDRESSES]:
             found = replace(to, address=address)
             try:
+                # Every resolved address is checked, and dialled as checked: a name must not lead past the rules (DNS
+                # rebinding).
                 self._shared.judge.check(rules or self.rules, found)
                 return await _dial(address, to.port), found
             except TimeoutError:
@@ -432,14 +436,14 @@ class SandboxEgress:
 
 
 class Shared:
-    """What all sandboxes share: the operator's limits, names that were found, and the number of descriptors."""
+    """What all sandboxes share: the operator's limits, resolved names, and the process's descriptors."""
 
     def __init__(self, policy: EgressPolicy, most_connections: int) -> None:
         self.policy = policy
         self.judge = Judge(policy)
         self.resolver = Resolver()
         self.groups = Groups()
-        self.upstream = upstream_context(policy.authorities)  # takes a while, so not when sandboxes wait
+        self.upstream = upstream_context(policy.authorities)  # slow to make, so it is made before sandboxes wait for it
         self.connections = 0
         self._most = most_connections
 
@@ -448,7 +452,7 @@ class Shared:
 
 
 def _shown(to: Destination) -> str:
-    """A name's own address is not told: one could look up names of the operator's network."""
+    """Returns the address to report, but none of a name: it would reveal names of the operator's network."""
     return "" if to.name else str(to.address or "")
 
 
@@ -466,7 +470,7 @@ async def _dial(address: Address, port: int) -> socket.socket:
 
 
 async def _connected(sock: socket.socket, address: tuple[str, int]) -> None:
-    """The loop's own way looks addresses up again."""
+    """Connects without asyncio's sock_connect, which would resolve the address again."""
     try:
         sock.connect(address)
         return
@@ -494,7 +498,7 @@ def _set_options(sock: socket.socket) -> None:
 
 
 def _limit_buffers(sock: socket.socket, buffer: int) -> None:
-    """`buffer` is 0 for what the kernel finds right."""
+    """Sets the sizes of the socket's buffers; 0 leaves them to the kernel."""
     if buffer:
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
@@ -502,6 +506,6 @@ def _limit_buffers(sock: socket.socket, buffer: int) -> None:
 
 
 def _from_address(info: bytes) -> tuple[int, int, bytes]:
-    """A message of the kernel says where a question went to: the answer is to come from there."""
+    """Returns the ancillary data that makes an answer come from the address that the question was sent to."""
     _, _, asked = struct.unpack("=I4s4s", info[:12])
     return socket.IPPROTO_IP, _IP_PKTINFO, struct.pack("=I4s4s", 0, asked, bytes(4))

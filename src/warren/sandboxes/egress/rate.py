@@ -1,20 +1,20 @@
-"""How much of something may be done in a second."""
+"""Limits on how much may be done per second."""
 
 from collections.abc import Callable
 from typing import Final
 
-_CLOSE: Final = 1e-3  # of a byte
+_CLOSE: Final = 1e-3  # bytes; smaller differences are rounding errors
 
 
 class Bucket:
-    """`rate` a second, and `burst` at once. Taking more than there is is possible; then one has to wait."""
+    """Allows `rate` per second and `burst` at once. Callers may take more than is left, and then have to wait."""
 
     def __init__(self, rate: float, burst: float, now: Callable[[], float]) -> None:
         self._rate, self._burst, self._now = rate, burst, now
         self._left, self._at = burst, now()
 
     def take(self, count: float) -> float:
-        """Returns for how many seconds nothing more should be taken."""
+        """Takes `count`, and returns for how many seconds nothing more should be taken."""
         now = self._now()
         self._left = min(self._burst, self._left + (now - self._at) * self._rate) - count
         self._at = now
@@ -22,21 +22,21 @@ class Bucket:
 
 
 class FairBucket:
-    """`rate` a second for all members together, and `burst` at once. Those that want more than there is get equal
-    parts of it, however often they take; what one does not want the others get.
+    """Allows `rate` per second and `burst` at once, for all members together. Members that want more than there is get
+    equal shares, however often they take; what one member leaves, the others get.
 
-    Each member has a mark: how far a turn that all waiting members go through together must come until the member has
-    got what it took. The turn advances at the rate over the number of those that wait.
+    Each waiting member has a mark, the value that `_turn` must reach until the member has received what it took.
+    `_turn` advances at the rate divided by the number of waiting members.
     """
 
     def __init__(self, rate: float, burst: float, now: Callable[[], float]) -> None:
         self._rate, self._burst, self._now = rate, burst, now
         self._left, self._at = burst, now()
         self._turn = 0.0
-        self._marks: dict[object, float] = {}  # of those that wait
+        self._marks: dict[object, float] = {}  # by waiting member
 
     def take(self, member: object, count: float) -> float:
-        """Returns for how many seconds the member should take nothing more, if no other one takes anything."""
+        """Takes `count`, and returns for how many seconds the member should wait if no other member takes anything."""
         self._advance()
         at_once = 0.0 if self._marks else min(count, self._left)
         self._left -= at_once

@@ -1,8 +1,8 @@
-"""Carries bytes between two connected sockets, both ways, until both sides have ended or one fails.
+"""Relays bytes between two connected sockets, both ways, until both sides have ended or one fails.
 
-One buffer serves all connections: what one side does not take at once is kept, and nothing more is read meanwhile. A
-connection that fails on one side is reset on the other; the end of one direction is passed on, as it may go on the
-other way.
+All connections share one buffer. Bytes that one side does not accept at once are copied, and the relay reads no more of
+the other side until they are sent. If one side fails, the other is reset. The end of one direction is passed on, and
+the other direction may continue.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _RESET: Final = struct.pack("ii", 1, 0)
 
 
 class Guard(Protocol):
-    """Reads what a client sends, and holds back what it cannot judge yet."""
+    """Checks what a client sends, and holds back what it cannot judge yet."""
 
     @property
     def is_over(self) -> bool: ...
@@ -32,16 +32,16 @@ class Guard(Protocol):
 
 
 def reset(sock: socket.socket) -> None:
-    """The other side gets an error instead of an end."""
+    """Closes the socket with a reset, so that the other side gets an error instead of an end."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     sock.close()
 
 
 class Relay:
-    """`count` is called with the bytes that were read from the client and from the server, and returns for how long
-    that side is not to be read. `work` has the seconds that guards of this sandbox may take of this process's time.
-    `end` is called once, with what the guard has raised."""
+    """Relays one connection. `count` is called with the bytes read from the client and from the server, and returns for
+    how long not to read that side. `work` limits the time that guards of this sandbox take. `end` is called once, with
+    what the guard raised or None."""
 
     def __init__(
         self,
@@ -55,12 +55,12 @@ class Relay:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._guard, self._work, self._count, self._end = guard, work, count, end
-        self._up = _Way(self, client, server)
-        self._down = _Way(self, server, client)
+        self._up = _Direction(self, client, server)
+        self._down = _Direction(self, server, client)
         self._is_over = False
 
     def start(self, first: bytes = b"") -> None:
-        """`first` was read from the client and judged already."""
+        """Starts relaying. `first` was already read from the client and checked."""
         self._up.start(first)
         self._down.start(b"")
 
@@ -68,16 +68,16 @@ class Relay:
         """Resets both sides."""
         self._finish(reset, why)
 
-    def most(self, way: "_Way") -> int:
-        """How many bytes may be read at once."""
+    def most(self, way: "_Direction") -> int:
+        """Returns how many bytes may be read at once."""
         return BUFFER if self._guard is None or way is not self._up else min(BUFFER, self._guard.most)
 
-    def owed(self, way: "_Way") -> float:
-        """For how many seconds nothing may be read, as guards have had their part of the time."""
+    def owed(self, way: "_Direction") -> float:
+        """Returns for how many seconds not to read, because the sandbox's guards have used up their time."""
         return 0.0 if self._guard is None or way is not self._up else self._work.take(0)
 
-    def read(self, way: "_Way", data: memoryview) -> tuple[bytes | memoryview, float]:
-        """What of the data is to be passed on, and how long to wait with reading more."""
+    def read(self, way: "_Direction", data: memoryview) -> tuple[bytes | memoryview, float]:
+        """Returns what may be passed on, and for how many seconds not to read more."""
         guard = self._guard
         if way is self._up:
             wait = self._count(len(data), 0)
@@ -108,7 +108,7 @@ class Relay:
         self._end(why)
 
 
-class _Way:
+class _Direction:
     def __init__(self, relay: Relay, source: socket.socket, sink: socket.socket) -> None:
         self._relay, self.source, self._sink = relay, source, sink
         self._loop = asyncio.get_running_loop()

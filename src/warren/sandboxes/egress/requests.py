@@ -1,8 +1,8 @@
 """Follows the requests of an HTTP/1 connection, so that each of them names the host that the connection is for.
 
-`feed` gets what the client sends and gives what may be passed on: all of it, but for a head that is not complete.
-Read strictly: what two servers could understand differently is malformed. After a server has agreed to another
-protocol (101) the rest is passed on unread.
+`feed` takes what the client sends and returns what may be passed on: everything but an incomplete head. It reads
+strictly: a request that two servers could understand differently is malformed. After a server has agreed to another
+protocol (101), the rest is passed on unread.
 """
 
 import re
@@ -32,7 +32,7 @@ _ABSOLUTE: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 class _State(Enum):
     HEAD = auto()
     BODY = auto()
-    CHUNK = auto()  # the line with a chunk's size
+    CHUNK = auto()  # the line with the size of a chunk
     CHUNK_END = auto()
     TRAILER = auto()
     UPGRADING = auto()
@@ -40,8 +40,8 @@ class _State(Enum):
 
 
 def is_http(data: bytes | bytearray) -> bool | None:
-    """Whether these are the first bytes of a request with one of the usual methods; None if more are needed to tell.
-    Other protocols have the same words, but not the end of the line."""
+    """Returns whether these bytes begin a request with a usual method; None if more are needed to tell. Other protocols
+    use the same words, but not the same end of the line."""
     if not any(method.startswith(data[: len(method)]) for method in _METHODS):
         return False
     line, end, _ = data.partition(b"\n")
@@ -51,7 +51,8 @@ def is_http(data: bytes | bytearray) -> bool | None:
 
 
 class RequestGuard:
-    """`check` is called with each host that a request names, and its port or 0; it raises to refuse the request."""
+    """Checks the requests of one connection. `check` is called with each host that a request names and its port or 0,
+    and raises to refuse the request."""
 
     def __init__(self, check: Callable[[str, int], None]) -> None:
         self._check = check
@@ -63,16 +64,16 @@ class RequestGuard:
 
     @property
     def is_over(self) -> bool:
-        """Nothing has to be read any more."""
+        """Whether the rest of the connection may pass unread."""
         return self._state is _State.UNREAD
 
     @property
     def most(self) -> int:
-        """How many bytes should be fed at once: reading heads and chunks takes time, a body does not."""
+        """How many bytes should be fed at once: few while heads and chunks have to be parsed, many in a body."""
         return max(_MOST_READ, self._left) if self._state is _State.BODY else _MOST_READ
 
     def feed(self, data: bytes | memoryview) -> bytes:
-        """Raises Malformed, and what `check` raises."""
+        """Returns what may be passed on. Raises Malformed, and what `check` raises."""
         self._held += data
         passed = bytearray()
         while self._held and self._state is not _State.UPGRADING and self._step(passed):
@@ -82,7 +83,7 @@ class RequestGuard:
         return bytes(passed)
 
     def answered(self, data: bytes | memoryview) -> bytes:
-        """The server has sent this: gives what was held back until then."""
+        """Takes bytes of the server's response, and returns what was held back until the server answered an upgrade."""
         if self._state is not _State.UPGRADING:
             return b""
         is_switched = re.match(rb"HTTP/1\.1 101[ \r]", bytes(data[:13]))
@@ -90,7 +91,7 @@ class RequestGuard:
         return self.feed(b"")
 
     def _step(self, passed: bytearray) -> bool:
-        """Takes what it can of what is held. Returns whether there may be more to take."""
+        """Consumes what it can of the held bytes. Returns whether more may be consumed at once."""
         if self._state is _State.UNREAD:
             return self._pass(len(self._held), passed)
         if self._state in (_State.BODY, _State.CHUNK_END):
@@ -122,7 +123,7 @@ class RequestGuard:
         return True
 
     def _check_ends_of_lines(self, end: int) -> None:
-        """Some servers take a line feed alone for the end of a line."""
+        """Refuses a lone line feed: some servers end a line there, so they would see other headers than we do."""
         at = self._held.find(b"\n", self._looked, end)
         while at >= 0:
             if self._held[at - 1 : at] != b"\r":

@@ -1,4 +1,4 @@
-"""Looks names up for sandboxes, in threads. What was found is kept for some seconds."""
+"""Resolves names for sandboxes, in threads, and caches the addresses for a few seconds."""
 
 import asyncio
 import socket
@@ -27,7 +27,7 @@ class Resolver:
         self._asking: dict[str, asyncio.Future[tuple[Address, ...]]] = {}
 
     async def resolve(self, name: str) -> tuple[Address, ...]:
-        """At least one address. Raises NotResolved."""
+        """Returns at least one address. Raises NotResolved."""
         loop = asyncio.get_running_loop()
         kept = self._found.get(name)
         if kept is not None and kept[0] > loop.time():
@@ -40,6 +40,7 @@ class Resolver:
             asking.add_done_callback(lambda done: self._keep(name, done))
         try:
             async with asyncio.timeout(_TIMEOUT_S):
+                # Shielded: other connections wait for the same look-up.
                 return await asyncio.shield(asking)
         except TimeoutError:
             raise NotResolved("its name was not found in time") from None
@@ -54,7 +55,7 @@ class Resolver:
 
 
 def _look_up(name: str) -> tuple[Address, ...]:
-    # As bytes: a name in ASCII needs no codec of international names.
+    # getaddrinfo applies the slow IDNA codec to a str, but not to bytes.
     found = socket.getaddrinfo(name.encode(), None, type=socket.SOCK_STREAM)
     addresses = tuple(dict.fromkeys(ip_address(str(each[4][0])) for each in found))
     if not addresses:

@@ -1,8 +1,8 @@
 """The cgroups of a sandbox, on v1, v2 and hybrid hosts.
 
-`Hierarchies` knows where the controllers are mounted, `SandboxCgroup` is one sandbox's directories
-in them. On a hybrid host (v1 controllers beside a v2 tree that has none of those we need) the v1
-ones count, and `hybrid` names the v2 mount, which some runtimes want out of sight.
+`Hierarchies` knows where the controllers are mounted, `SandboxCgroup` is one sandbox's directories in them. On a hybrid
+host (v1 controllers beside a v2 tree that has none of those we need) Warren uses the v1 controllers; `hybrid` is the v2
+mount, which has to be hidden from some runtimes.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _CPU_PERIOD_US: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Hierarchies:
-    """`mounts`: controller -> mount point; the v2 tree is under the empty name."""
+    """The mounted controllers. `mounts` maps a controller to its mount point; the v2 tree has the empty name."""
 
     mounts: Mapping[str, Path]
 
@@ -62,17 +62,17 @@ class Hierarchies:
         return "memory" in self.mounts and (self.mounts["memory"] / "memory.memsw.limit_in_bytes").exists()
 
     def at(self, path: str) -> "SandboxCgroup":
-        """The directories of the cgroup `path` in all hierarchies, whether they exist or not."""
+        """Returns the cgroup `path` in all hierarchies, whether its directories exist or not."""
         if path.strip("/").count("/") < 1:
             raise ValueError(f"{path} is not the cgroup of one sandbox")
         below = path.strip("/")
         return self._cgroup({name: f"{mount}/{below}" for name, mount in self.mounts.items()})
 
     def of(self, pid: int, marker: str) -> "SandboxCgroup":
-        """The cgroups a process is in, as far as their path holds `marker`, the sandbox's own name.
+        """Returns the cgroups of a process whose path contains `marker`, the sandbox's own name.
 
-        In a hierarchy nobody took care of, the process is where its parent was: in a cgroup it shares
-        with the host, which must neither be read as the sandbox's nor, above all, be killed.
+        In a hierarchy that the runtime did not use, the process stays in its parent's cgroup, which it shares with the
+        host. That one must neither be read as the sandbox's nor, above all, be killed.
         """
         paths = parse_membership(Path(f"/proc/{pid}/cgroup").read_text())
         own = {name: path for name, path in paths.items() if len(marker) >= 8 and marker in path}
@@ -81,12 +81,12 @@ class Hierarchies:
         )
 
     def processes_file(self, path: str) -> Path:
-        """Where a process moves to the cgroup `path`."""
+        """Returns the file that moves a process to the cgroup `path`."""
         return self.mounts[_UNIFIED if self.version == "v2" else "pids"] / path.strip("/") / "cgroup.procs"
 
     def limit_parent(self, path: str, limits: "CgroupLimits") -> None:
-        """Makes the directory above the sandboxes', and limits what all of them use together. Idempotent; call it while
-        `parent_in_use`. Raises OSError if the kernel does not take a limit."""
+        """Makes the directory above the sandboxes' cgroups, and limits what all of them use together. Idempotent; call
+        it within `parent_in_use`. Raises OSError if the kernel refuses a limit."""
         for controller, name, value in self._parent_values(limits):
             directory = f"{self.mounts[controller]}/{path.strip('/')}"
             try:
@@ -101,14 +101,14 @@ class Hierarchies:
         directory.mkdir(exist_ok=True)
         if controller == _UNIFIED:
             for name in (*NEEDED, "io"):
-                with suppress(OSError):  # then the file of the limit is missing, which is the better error
+                with suppress(OSError):  # the missing file of the limit is then the clearer error
                     (directory.parent / "cgroup.subtree_control").write_text(f"+{name}")
         elif controller == "memory":
-            with suppress(OSError):  # newer kernels always count what is below
+            with suppress(OSError):  # newer kernels always include what is below
                 (directory / "memory.use_hierarchy").write_text("1")
 
     def _parent_values(self, limits: "CgroupLimits") -> Iterator[tuple[str, str, str]]:
-        """Controller, file and value; as the kernel writes them, so that they can be compared."""
+        """Yields controller, file and value; values as the kernel prints them, so that they can be compared."""
         unified = self.version == "v2"
         if limits.memory is not None:
             memory = str(limits.memory // getpagesize() * getpagesize())
@@ -122,15 +122,16 @@ class Hierarchies:
             yield _UNIFIED if unified else "pids", "pids.max", str(limits.pids)
 
     def limit_writeback(self, device: int, io: IoLimits) -> None:
-        """With v1 the kernel writes dirty pages in the name of nobody: limits it for a device that only one sandbox
-        uses. Raises OSError."""
+        """Limits writes to a device that only one sandbox uses: with v1 the kernel charges the writeback of dirty pages
+        to nobody. Raises OSError."""
         if self.version != "v2" and "blkio" in self.mounts:
             for name, rate in _throttles(io):
                 if "write" in name:
                     (self.mounts["blkio"] / name).write_text(f"{_numbers(device)} {rate}")
 
     def remove_parent(self, path: str) -> None:
-        """Removes the directory above the sandboxes' if it is empty and no sandbox is being made in it."""
+        """Removes the directory above the sandboxes' cgroups if it is empty and no sandbox is being made in it."""
+        # Nobody waits here: if a sandbox is being made, the directory is needed anyway.
         with _parent_lock(fcntl.LOCK_EX | fcntl.LOCK_NB) as locked:
             for mount in set(self.mounts.values()) if locked else ():
                 with suppress(OSError):
@@ -142,8 +143,8 @@ class Hierarchies:
 
 @dataclass(frozen=True, slots=True)
 class CgroupLimits:
-    """None is no limit. `swap` is what may be swapped out; None also where the kernel cannot say. `sockets` are the
-    buffers of TCP and UDP, which v2 counts as memory."""
+    """The limits of a cgroup; None is no limit. `swap` is what may be swapped out, None also where the kernel does not
+    tell. `sockets` are the buffers of TCP and UDP, which v2 counts as memory."""
 
     memory: int | None = None
     swap: int | None = None
@@ -154,8 +155,8 @@ class CgroupLimits:
 
 @dataclass(frozen=True, slots=True)
 class CgroupUse:
-    """`memory` is without `cache`, the pages of files that the kernel can drop or write back. `processes` are tasks, as
-    the limit of pids counts them."""
+    """What a cgroup uses. `memory` excludes `cache`, the file pages that the kernel can drop or write back. `processes`
+    counts tasks, as the limit of pids does."""
 
     cpu_s: float
     memory: int
@@ -164,9 +165,9 @@ class CgroupUse:
 
 
 class OomCounter:
-    """Reads how many processes the kernel has killed for lack of memory; 0 when the cgroup is gone.
+    """Reads how many processes the kernel has killed for lack of memory; 0 if the cgroup is gone.
 
-    Every command reads it, so it keeps its file open for as long as it lives.
+    Every command reads it, so it keeps its file open.
     """
 
     __slots__ = ("__weakref__", "_fd")
@@ -195,7 +196,7 @@ class SandboxCgroup:
     unified: bool = field(default=False)
 
     def oom_kills(self) -> int:
-        """How many processes the kernel has killed here for lack of memory; 0 when it is gone."""
+        """Returns how many processes the kernel has killed here for lack of memory; 0 if the cgroup is gone."""
         return self.oom_counter()()
 
     def oom_counter(self) -> "OomCounter":
@@ -210,7 +211,7 @@ class SandboxCgroup:
         return self._limits_v2() if self.unified else self._limits_v1()
 
     def use(self) -> CgroupUse:
-        """What its processes use now, and have used. Raises OSError if it is gone."""
+        """Returns what the processes use now, and have used. Raises OSError if the cgroup is gone."""
         if self.unified:
             return parse_use_v2(
                 self._read_now("cpu", "cpu.stat"),
@@ -226,8 +227,8 @@ class SandboxCgroup:
         )
 
     def limit_sockets(self, size: int) -> None:
-        """Limits the buffers of TCP and UDP sockets that are made from now on. With v1 they have an account of their
-        own, which no runtime limits; with v2 they count as memory. Raises OSError."""
+        """Limits the buffers of TCP and UDP sockets made from now on. With v1 they are counted separately, and no
+        runtime limits them; with v2 they count as memory. Raises OSError."""
         directory = self.directories.get("memory")
         if not self.unified and directory is not None:
             _write_text(f"{directory}/{_TCP_LIMIT}", str(size))
@@ -245,16 +246,16 @@ class SandboxCgroup:
             _write_text(f"{self.directories['blkio']}/{name}", f"{_numbers(device)} {rate}")
 
     def joined_by(self, pid: int, name: str) -> "SandboxCgroup":
-        """The part of it that the process is in, by what the kernel says of the process. `name`: that of the cgroup."""
+        """Returns the directories of the cgroup `name` that the process is really in, as the kernel reports it."""
         try:
             paths = parse_membership(Path(f"/proc/{pid}/cgroup").read_text())
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             paths = {}
         joined = {each: at for each, at in self.directories.items() if paths.get(each, "").endswith(f"/{name}")}
         return replace(self, directories=joined)
 
     def pids(self) -> frozenset[int]:
-        """Every process that any of the hierarchies has in it."""
+        """Returns every process that any of the hierarchies has in this cgroup."""
         found: set[int] = set()
         for directory in self._existing():
             for folder, _, _ in os.walk(directory):
@@ -263,13 +264,13 @@ class SandboxCgroup:
         return frozenset(found - {0})
 
     async def clear(self) -> None:
-        """Kills what runs in it and removes it. Mostly nothing runs, so it tries to remove it first."""
+        """Kills what runs in the cgroup and removes it. Mostly nothing runs, so it tries to remove it first."""
         if await asyncio.to_thread(self.remove_once):
             await self.kill()
             await self.remove()
 
     async def kill(self) -> None:
-        """Kills every process in it; returns when none is left."""
+        """Kills every process in the cgroup, and returns when none is left. Raises ProviderUnavailable."""
         for directory in self._existing():
             with suppress(OSError):
                 if os.path.exists(f"{directory}/cgroup.kill"):
@@ -279,12 +280,13 @@ class SandboxCgroup:
             if not pids:
                 return
             for pid in pids:
+                # Checked again under a pidfd: a pid of the list may have been reused by a process of the host.
                 kill_if(pid, lambda pid: pid in self.pids())
             await asyncio.sleep(_PAUSE_S if round_ else 0)
         raise ProviderUnavailable(f"processes {sorted(self.pids())[:5]} of a sandbox do not die")
 
     async def remove(self) -> None:
-        """Removes it. Idempotent. The kernel needs a moment after the last process has ended."""
+        """Removes the cgroup. Idempotent. Retries: the kernel needs a moment after the last process has ended."""
         for _ in range(_KILL_ROUNDS):
             if not await asyncio.to_thread(self.remove_once):
                 return
@@ -292,7 +294,7 @@ class SandboxCgroup:
         raise ProviderUnavailable(f"the cgroup {next(self._existing(), '')} cannot be removed: it is still in use")
 
     def remove_once(self) -> bool:
-        """Returns whether something is left. Slow in the kernel, so callers use a thread."""
+        """Tries to remove the cgroup, and returns whether something is left. Slow: call it in a thread."""
         left = False
         for directory in self.directories.values():
             try:
@@ -310,7 +312,7 @@ class SandboxCgroup:
         return (path for path in dict.fromkeys(self.directories.values()) if os.path.isdir(path))
 
     def _read(self, controller: str, name: str) -> str:
-        """Empty if it cannot be read."""
+        """Returns the text of a file; "" if it cannot be read."""
         try:
             return self._read_now(controller, name)
         except OSError:
@@ -353,7 +355,7 @@ def _numbers(device: int) -> str:
 
 
 def _throttles(io: IoLimits) -> Iterator[tuple[str, int]]:
-    """The files of v1, with their values; 0 is no limit there too."""
+    """Yields the files of v1 with their values; there 0 is no limit, too."""
     for direction in ("read", "write"):
         yield f"blkio.throttle.{direction}_bps_device", io.mbps * MIB
         yield f"blkio.throttle.{direction}_iops_device", io.iops
@@ -377,7 +379,7 @@ def _read_text(path: str) -> str:
 
 @contextmanager
 def parent_in_use() -> Iterator[None]:
-    """Keeps the directory above while a runtime makes a sandbox's cgroup in it."""
+    """Keeps the directory above the sandboxes' cgroups while a runtime makes a cgroup in it."""
     with _parent_lock(fcntl.LOCK_SH):
         yield
 
@@ -426,7 +428,7 @@ def _controllers(options: str) -> list[str]:
 
 
 def parse_membership(text: str) -> dict[str, str]:
-    """/proc/PID/cgroup: controller -> path; the v2 tree is under the empty name."""
+    """Parses /proc/PID/cgroup into controller -> path; the v2 tree has the empty name."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -451,13 +453,13 @@ def parse_use_v2(cpu_stat: str, memory: str, memory_stat: str, pids: str) -> Cgr
 
 
 def _use(cpu_s: float, memory: int, cache: int, processes: int) -> CgroupUse:
-    """The kernel counts the two at different moments: neither is more than all there is, nor less than nothing."""
+    """Clips the cache to the memory: the kernel counts the two at different moments, so the cache may seem larger."""
     cache = min(cache, memory)
     return CgroupUse(cpu_s, memory - cache, cache, processes)
 
 
 def _field(text: str, name: str) -> int:
-    """One value of a flat file: `parse_flat` takes as long as all the rest of a reading."""
+    """Returns one value of a flat file. `parse_flat` would take as long as the rest of a reading."""
     found = f"\n{text}".partition(f"\n{name} ")[2]
     return _number(found.partition("\n")[0])
 
@@ -475,7 +477,7 @@ def parse_limit(text: str) -> int | None:
 
 
 def parse_quota(text: str) -> float | None:
-    """`max 100000`, `50000 100000`, v1's `-1 100000`."""
+    """Parses `max 100000`, `50000 100000` or v1's `-1 100000` into cores; None is no limit."""
     parts = text.split()
     if len(parts) != 2 or not parts[0].isdigit() or not parts[1].isdigit():
         return None

@@ -1,8 +1,8 @@
-"""Claims on things of this machine, host-wide: symbolic links that point to the directory of the sandbox that has them.
+"""Host-wide claims on things of this machine: symbolic links that point to the directory of the owning sandbox.
 
-A claim is made and read in one step, so none is without an owner, whatever processes with whatever state directories
-ask at the same time. A free thing is claimed in one step; only taking over a stale claim needs a file lock. Claims do
-not outlive a boot, and neither do sandboxes.
+A symbolic link is made, and read, in one step, so every claim has an owner, however many processes and state
+directories compete. Only taking over a stale claim needs a file lock. Claims do not outlive a boot, and neither do
+sandboxes.
 """
 
 import fcntl
@@ -13,7 +13,8 @@ from pathlib import Path
 
 
 class ClaimLinks:
-    """`is_stale` tells of the name of a thing, and of who has it, whether the claim may be taken over."""
+    """The claims in a directory. `is_stale` is called with the name of a thing and its owner, and returns whether the
+    claim may be taken over."""
 
     def __init__(self, directory: Path, is_stale: Callable[[str, Path], bool]) -> None:
         self._directory = directory
@@ -36,13 +37,14 @@ class ClaimLinks:
         return holder is not None and self._is_stale(name, holder)
 
     def take(self, name: str, owner: Path) -> bool:
-        """Claims it for `owner`, an existing directory, if it is free or its claim is stale. Does not wait for the
-        lock, whose holder may be suspended: it then counts as taken."""
+        """Claims a thing for `owner`, an existing directory, if it is free or its claim is stale. Does not wait for the
+        lock, whose holder may be suspended: the thing then counts as taken."""
         if self._take_free(name, owner):
             return True
         if not self.is_stale(name):
             return False
         with self.locked(wait=False) as locked:
+            # Checked again under the lock: another process may have taken it over meanwhile.
             if not locked or not self.is_stale(name):
                 return False
             self.remove(name)
@@ -54,7 +56,7 @@ class ClaimLinks:
 
     @contextmanager
     def locked(self, *, wait: bool) -> Iterator[bool]:
-        """Whether the lock is held; with `wait` it always is."""
+        """Yields whether the lock is held; with `wait` it always is."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(self._directory / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
@@ -69,6 +71,7 @@ class ClaimLinks:
 
     def _take_free(self, name: str, owner: Path) -> bool:
         try:
+            # Of several processes exactly one makes the link.
             os.symlink(owner, self._link(name))
         except FileExistsError:
             return False

@@ -1,8 +1,8 @@
-"""Which devices the cgroup of a sandbox opens, as the kernel has it.
+"""The devices that the cgroup of a sandbox may open, as the kernel reports it.
 
-On cgroup v1 that is a list in a file. On v2 it is a program that the kernel asks each time a device is opened: it is
-read back and run here, over the numbers in question. Such a program only compares numbers, so a few instructions are
-enough to follow it; for one that does anything else, and where the kernel does not hand programs out, nothing is known.
+On cgroup v1 that is a list in a file. On v2 it is a program that the kernel runs each time a device is opened: it is
+read back and interpreted here, with the numbers in question. Such a program only compares numbers, so a few
+instructions suffice. If it does anything else, or the kernel does not return it, the answer is unknown.
 """
 
 import ctypes
@@ -20,22 +20,22 @@ from warren.sandboxes.host.system_calls import numbers
 _PROG_GET_FD, _GET_INFO, _PROG_QUERY = 13, 15, 16
 _AT_DEVICE: Final = 6  # BPF_CGROUP_DEVICE
 _EFFECTIVE: Final = 1
-_MOST_PROGRAMS: Final = 16
-_MOST_BYTES: Final = 64 * 1024
-_MOST_STEPS: Final = 10_000
-_CHARACTER, _READ, _WRITE = 2, 2, 4  # of bpf_cgroup_dev_ctx
+_MAX_PROGRAMS: Final = 16
+_MAX_BYTES: Final = 64 * 1024
+_MAX_STEPS: Final = 10_000
+_CHARACTER, _READ, _WRITE = 2, 2, 4  # fields of bpf_cgroup_dev_ctx
 _UNLIKELY: Final = (4095, 1048575)  # numbers that no device has
 _MASK: Final = (1 << 64) - 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NotUnderstood(Exception):
-    """The program does something else than compare numbers."""
+    """The program does something other than comparing numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRules:
-    """`allows` gives whether a character device may be read and written; None if it cannot be told."""
+    """The rules of a cgroup. `allows` returns whether a character device may be read and written; None if unknown."""
 
     evidence: str
     allows: Callable[[int, int], bool | None]
@@ -76,7 +76,7 @@ def list_allows(text: str, major: int, minor: int) -> bool:
 
 
 def programs_allow(programs: Sequence[bytes], major: int, minor: int) -> bool | None:
-    """All of them are asked, and each may refuse."""
+    """Returns whether all programs allow the device, as the kernel requires; None if that is unknown."""
     try:
         return all(run_program(program, major, minor) for program in programs)
     except NotUnderstood:
@@ -84,10 +84,10 @@ def programs_allow(programs: Sequence[bytes], major: int, minor: int) -> bool | 
 
 
 def run_program(program: bytes, major: int, minor: int) -> bool:
-    """Whether it lets a character device be opened for reading and writing."""
+    """Returns whether the program lets a character device be opened for reading and writing. Raises NotUnderstood."""
     context = struct.pack("<III", (_READ | _WRITE) << 16 | _CHARACTER, major, minor)
     registers, at = [0] * 11, 0
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         if not 0 <= at < len(program) // 8:
             raise NotUnderstood
         code, which, offset, value = struct.unpack_from("<BBhi", program, at * 8)
@@ -95,7 +95,7 @@ def run_program(program: bytes, major: int, minor: int) -> bool:
         at += 1
         if code == 0x95:  # exit
             return bool(registers[0] & 0xFFFFFFFF)
-        if code in (0x61, 0x69):  # load a word, or half of one, of the context, which r1 points to
+        if code in (0x61, 0x69):  # load a word, or half a word, of the context that r1 points to
             if source != 1 or not 0 <= offset <= len(context) - 4:
                 raise NotUnderstood
             registers[target] = struct.unpack_from("<I" if code == 0x61 else "<H", context, offset)[0]
@@ -158,11 +158,11 @@ def _jumps(code: int, left: int, right: int) -> bool:
 
 
 def _read_programs(directory: Path) -> list[bytes]:
-    """Those that are asked for a process in this cgroup."""
+    """Returns the programs in force for a process in this cgroup. Raises OSError."""
     cgroup = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        ids = (ctypes.c_uint32 * _MOST_PROGRAMS)()
-        query = struct.pack("<IIIIQI4x", cgroup, _AT_DEVICE, _EFFECTIVE, 0, ctypes.addressof(ids), _MOST_PROGRAMS)
+        ids = (ctypes.c_uint32 * _MAX_PROGRAMS)()
+        query = struct.pack("<IIIIQI4x", cgroup, _AT_DEVICE, _EFFECTIVE, 0, ctypes.addressof(ids), _MAX_PROGRAMS)
         _, answer = _bpf(_PROG_QUERY, query)
         return [_read_program(number) for number in ids[: struct.unpack_from("<I", answer, 24)[0]]]
     finally:
@@ -172,7 +172,7 @@ def _read_programs(directory: Path) -> list[bytes]:
 def _read_program(number: int) -> bytes:
     program, _ = _bpf(_PROG_GET_FD, struct.pack("<III", number, 0, 0))
     try:
-        room = ctypes.create_string_buffer(_MOST_BYTES)
+        room = ctypes.create_string_buffer(_MAX_BYTES)
         # struct bpf_prog_info: type, id, tag[8], jited_len, xlated_len, jited_insns, xlated_insns, …
         info = ctypes.create_string_buffer(struct.pack("<II8sIIQQ", 0, 0, b"", 0, len(room), 0, ctypes.addressof(room)))
         size = len(info.raw) - 1
@@ -183,7 +183,7 @@ def _read_program(number: int) -> bytes:
 
 
 def _bpf(command: int, attributes: bytes) -> tuple[int, bytes]:
-    """What the kernel returns, and what it has made of the attributes."""
+    """Returns the result of the system call, and the attributes as the kernel has changed them. Raises OSError."""
     room = ctypes.create_string_buffer(attributes, len(attributes))
     call = numbers(platform.machine())["bpf"]
     result: int = _libc.syscall(call, ctypes.c_long(command), room, ctypes.c_long(len(attributes)))

@@ -1,9 +1,8 @@
-"""Disk images of sandboxes, which have no name: what they hold of the host's file system, and when it is given back.
+"""Disk images of sandboxes, which are files without a name: how much they occupy, and when that is freed.
 
-The process that makes an image keeps it open until its sandbox was destroyed. Every other one, and the same one after
-a restart, finds it by its handle, which the kernel knows for as long as the sandbox's loop device has the image, and
-which is in the sandbox's record. An older version gave images a second name instead, `disk.held` in the sandbox's
-directory.
+The process that makes an image keeps it open until its sandbox is destroyed. Other processes, and the same one after a
+restart, open it by its handle, which is in the sandbox's record and valid for as long as the sandbox's loop device uses
+the image. An older version gave images a second name instead, `disk.held` in the sandbox's directory.
 """
 
 import asyncio
@@ -22,8 +21,8 @@ from warren.kernel.shielding import run_shielded
 from warren.model.spec import MIB
 
 OLD_NAME: Final = "disk.held"
-_MOST_WAITING: Final = 512
-_MOST_WAITING_BYTES: Final = 256 * MIB
+_MAX_WAITING: Final = 512
+_MAX_WAITING_BYTES: Final = 256 * MIB
 _LARGEST_WAITING: Final = 4 * MIB
 _FREE_AFTER_S: Final = 0.1
 _HANDLE_BYTES: Final = 128
@@ -36,7 +35,7 @@ class _Handle(ctypes.Structure):
 
 
 def handle_of(fd: int) -> str:
-    """By which `open_handle` finds the file again; empty if its file system has none."""
+    """Returns the handle by which `open_handle` finds the file again; "" if its file system has none."""
     handle, mount = _Handle(size=_HANDLE_BYTES), ctypes.c_int()
     if _libc.name_to_handle_at(fd, b"", ctypes.byref(handle), ctypes.byref(mount), _EMPTY_PATH):
         return ""
@@ -44,7 +43,7 @@ def handle_of(fd: int) -> str:
 
 
 def open_handle(directory: Path, text: str) -> int:
-    """Opens a file that has no name, of the file system of `directory`. Raises OSError, also if nobody has the file."""
+    """Opens a nameless file in the file system of `directory`. Raises OSError, also if nobody has it open."""
     kind, _, content = text.partition(":")
     try:
         value = bytes.fromhex(content)
@@ -62,6 +61,7 @@ def open_handle(directory: Path, text: str) -> int:
     if fd < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     found = os.fstat(fd)
+    # A handle may name any file of the file system by now: accept only a nameless file of our own.
     if not stat.S_ISREG(found.st_mode) or found.st_nlink or found.st_uid != os.geteuid():
         os.close(fd)
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
@@ -69,7 +69,7 @@ def open_handle(directory: Path, text: str) -> int:
 
 
 class DiskImage:
-    """The image of one sandbox: open here, or else found again whenever it is asked for. Threads may share it."""
+    """The image of one sandbox: open here, or else opened by its handle each time. Threads may share it."""
 
     def __init__(self, directory: Path, handle: str, *, fd: int = -1, old_name: Path | None = None) -> None:
         self._directory, self.handle, self._fd = directory, handle, fd
@@ -80,18 +80,18 @@ class DiskImage:
         return f"<DiskImage {self.handle or 'without a handle'}{', open' if self._fd >= 0 else ''}>"
 
     def held(self) -> int | None:
-        """The bytes that it takes of the host's file system; None if that cannot be found out."""
+        """Returns the bytes that the image occupies in the host's file system; None if that is unknown."""
         with suppress(OSError), self._opened() as fd:
             return os.fstat(fd).st_blocks * 512
         return None
 
     def empty(self) -> None:
-        """Gives back all that it holds. Raises OSError."""
+        """Frees everything that the image holds. Raises OSError."""
         with self._opened() as fd:
             os.ftruncate(fd, 0)
 
     def take(self) -> int:
-        """Its descriptor, which the caller closes; -1 if it is gone."""
+        """Returns the descriptor, which the caller closes; -1 if the image is gone."""
         with self._lock:
             fd, self._fd = self._fd, -1
         if fd < 0:
@@ -100,20 +100,21 @@ class DiskImage:
         return fd
 
     def close(self) -> None:
-        """Whoever else has it open keeps it."""
+        """Closes the descriptor of this process; others may keep the image open."""
         with self._lock:
             fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
     def give_up(self) -> None:
-        """Its sandbox has died: nothing of this process keeps it any longer."""
+        """Lets go of the image of a dead sandbox."""
         self.close()
         if self._old_name is not None:
             self._old_name.unlink(missing_ok=True)
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
+        # Duplicated under the lock: another thread may close the descriptor at any time.
         with self._lock:
             fd = os.dup(self._fd) if self._fd >= 0 else -1
         if fd < 0:
@@ -132,11 +133,11 @@ class DiskImage:
 
 
 class FreedImages:
-    """Closes the images of destroyed sandboxes, one after the other in the background.
+    """Closes the images of destroyed sandboxes in the background.
 
-    Freeing the blocks of a file takes some file systems long (with `discard` some 10 ms), and nobody has to wait for
-    it. What an image holds counts as free from then on (`waiting_bytes`), so only a bounded number of small ones is
-    kept open: all others are freed while their sandboxes die.
+    Freeing the blocks of a file is slow on some file systems (with `discard` some 10 ms), and nobody has to wait for
+    it. Bytes of waiting images already count as free (`waiting_bytes`), so only a bounded number of small images waits:
+    all others are closed while their sandboxes die.
     """
 
     def __init__(self) -> None:
@@ -153,11 +154,12 @@ class FreedImages:
 
     @asynccontextmanager
     async def keeping(self, image: DiskImage) -> AsyncIterator[None]:
-        """While its sandbox dies the image stays open, if it is small; then it is closed some time later."""
+        """Keeps a small image open while its sandbox dies, and closes it later. Closes a large one at once."""
         fd = image.take()
         size = os.fstat(fd).st_blocks * 512 if fd >= 0 else 0
         if fd >= 0 and not self._has_room_for(size):
-            await run_shielded(asyncio.to_thread(os.close, fd))  # the sandbox may have died long ago
+            # slow, if the sandbox died long ago and this frees the blocks
+            await run_shielded(asyncio.to_thread(os.close, fd))
             fd = -1
         self._keeping += fd >= 0
         try:
@@ -168,7 +170,7 @@ class FreedImages:
                 self._close_later(fd, size)
 
     async def close(self) -> None:
-        """Closes all at once."""
+        """Closes all waiting images now."""
         if self._closing is not None:
             self._closing.cancel()
             await asyncio.wait([self._closing])
@@ -176,7 +178,7 @@ class FreedImages:
 
     def _has_room_for(self, size: int) -> bool:
         count = len(self._waiting) + self._keeping
-        return count < _MOST_WAITING and size <= _LARGEST_WAITING and self.waiting_bytes + size <= _MOST_WAITING_BYTES
+        return count < _MAX_WAITING and size <= _LARGEST_WAITING and self.waiting_bytes + size <= _MAX_WAITING_BYTES
 
     def _close_later(self, fd: int, size: int) -> None:
         self._waiting.append((fd, size))
@@ -185,7 +187,7 @@ class FreedImages:
 
     async def _close_all(self) -> None:
         while self._waiting:
-            await asyncio.sleep(_FREE_AFTER_S)  # then more of them are closed at a time
+            await asyncio.sleep(_FREE_AFTER_S)  # so that several are closed at once
             await run_shielded(asyncio.to_thread(self._close_waiting))
 
     def _close_waiting(self) -> None:

@@ -3,13 +3,13 @@
 The images are sparse, so together they may promise more than the file system has. If it ran full, the kernel could not
 write back what a sandbox's programs have already written, and would drop it. Three steps prevent that:
 
-1. `Promises.add` refuses a sandbox when the promised sizes would exceed `overcommit` times what there is.
-2. `DiskWatch` looks at the free space, more often the less there is. Close to the reserve it shares out the rest: every
+1. `Promises.add` refuses a sandbox if the promised sizes would exceed `overcommit` times the available space.
+2. `DiskWatch` checks the free space, more often the less there is. Close to the reserve it shares out the rest: every
    disk may grow up to the same level. It raises the number of clusters that the disk's ext4 keeps for itself, so that
-   a write which goes beyond fails with ENOSPC before it is acknowledged. Data written before is not affected.
+   a write beyond that fails with ENOSPC before it is acknowledged. Data written before are not affected.
 3. Space that a program has allocated without writing to it (fallocate) cannot be taken back in this way. If the free
-   space comes close to the reserve and would not suffice for it, the sandboxes with the most of it are ended: their
-   file systems are shut down, so that nothing more is written, and their images emptied.
+   space comes close to the reserve and would not suffice for it, the watch ends the sandboxes with the most of it: it
+   shuts down their file systems, so that nothing more is written, and empties their images.
 
 Each provider of a process runs one watch over all sandboxes of its state directory, whoever made them.
 """
@@ -34,15 +34,16 @@ from warren.model.spec import MIB, WORKSPACE
 from warren.sandboxes.host.disk_images import DiskImage
 
 OVERCOMMIT: Final = 20.0
-ENDED: Final = "ended"  # why the watch has ended the sandbox
+ENDED: Final = "ended"  # the file that says why the watch ended the sandbox
 DISK_POINT: Final = "/.warren/disk"
-"""Where a sandbox shows its disk itself, if what it writes goes through an overlay. What is above it is read-only and
-mounted at the top of the root, so nobody inside can put a link in its place."""
+"""Where a sandbox mounts its disk itself, if its writes go through an overlay. The directory above is read-only and
+mounted at the top of the root, so nobody inside can put a link in its place.
+"""
 
-_METADATA_SHARE: Final = 48  # of its size, what ext4 may need for inodes and bitmaps
+_METADATA_SHARE: Final = 48  # the fraction of its size (1/48) that ext4 may need for inodes and bitmaps
 _FILL_BYTES_PER_S: Final = 2048 * MIB
 _SHORTEST_S, _LONGEST_S = 0.1, 5.0
-_SMALL: Final = 64 * MIB  # a sandbox with less unwritten space than this is never ended
+_SMALL: Final = 64 * MIB  # a sandbox with less unwritten space is never ended
 _ROUNDS: Final = 32
 _RETRY_S: Final = 5.0
 _GIVE_BACK_S: Final = 2.0
@@ -56,9 +57,9 @@ _log = get_log(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """A sandbox's disk, in bytes. `size`: of its image. `held`: what the image takes of the host's file system.
-    `free`: what its own file system has left. `growth`: what its programs may write more, up to its limit.
-    `allocated`: what files take in it."""
+    """A sandbox's disk, in bytes. `size`: of its image. `held`: what the image occupies in the host's file system.
+    `free`: what its own file system has left. `growth`: how much more its programs may write, up to its limit.
+    `allocated`: what its files occupy."""
 
     size: int
     held: int
@@ -68,7 +69,7 @@ class DiskUse:
 
     @property
     def unwritten(self) -> int:
-        """What the image will take of the host in addition, without any further allocation."""
+        """What the image will still take of the host, without any further allocation."""
         return max(0, self.size - self.free - self.held)
 
     @property
@@ -78,15 +79,15 @@ class DiskUse:
 
 @dataclass(frozen=True, slots=True)
 class DiskPlan:
-    """`growth`: how much each disk may grow; one that is not named is not restricted. `end`: whom to end."""
+    """`growth`: how much each named disk may grow; others are not restricted. `end`: the sandboxes to end."""
 
     growth: Mapping[str, int]
     end: tuple[str, ...] = ()
 
 
 def plan_disks(host_free: int, reserve: int, uses: Mapping[str, DiskUse], coming: int = 0) -> DiskPlan:
-    """`coming`: what sandboxes that are ending will give back. Those who hold little may take a quarter of the reserve
-    if others were faster than the watch."""
+    """Decides how much the disks may grow, and which sandboxes to end. `coming`: the bytes that ending sandboxes will
+    free. Small disks may use a quarter of the reserve, if others were faster than the watch."""
     room = host_free - reserve - sum(use.unwritten for use in uses.values())
     growth = {} if room >= reserve else share(max(reserve // 4, room), uses)
     too_low = host_free + coming < 2 * reserve
@@ -94,8 +95,7 @@ def plan_disks(host_free: int, reserve: int, uses: Mapping[str, DiskUse], coming
 
 
 def share(room: int, uses: Mapping[str, DiskUse]) -> dict[str, int]:
-    """How much each disk may grow, `room` at most in all: every disk up to the same level, so that those which hold
-    little are served first."""
+    """Returns how much each disk may grow, by `room` in all: all up to the same level, small ones first."""
     low, high = 0, max((use.size for use in uses.values()), default=0)
     for _ in range(_ROUNDS):
         level = (low + high + 1) // 2
@@ -113,7 +113,7 @@ def _growth(use: DiskUse, level: int) -> int:
 
 
 def _whom_to_end(host_free: int, reserve: int, uses: Mapping[str, DiskUse]) -> Iterable[str]:
-    """Those with the most unwritten space, until what the others have fits: ending one gives back what it holds."""
+    """Yields the sandboxes with the most unwritten space, until the others fit: ending one also frees what it holds."""
     left = host_free - reserve // 2 - sum(use.unwritten_files for use in uses.values())
     for name, use in sorted(uses.items(), key=lambda item: item[1].unwritten_files, reverse=True):
         if left >= 0 or use.unwritten_files <= _SMALL:
@@ -123,18 +123,18 @@ def _whom_to_end(host_free: int, reserve: int, uses: Mapping[str, DiskUse]) -> I
 
 
 def pause_s(host_free: int, reserve: int) -> float:
-    """When to look again: before the fastest writers could come close to the reserve."""
+    """Returns when to check again: before the fastest writers could come close to the reserve."""
     return max(_SHORTEST_S, min(_LONGEST_S, (host_free - 3 * reserve) / _FILL_BYTES_PER_S))
 
 
 class Promises:
-    """The sizes that the disks of live sandboxes may grow to, in MiB by sandbox."""
+    """The sizes that the disks of live sandboxes may reach, in MiB by sandbox."""
 
     def __init__(self, overcommit: float) -> None:
         self.overcommit = overcommit
         self._promised: dict[str, int] = {}
         self._making: set[str] = set()
-        self._lock = threading.Lock()  # the watch looks in a thread
+        self._lock = threading.Lock()  # the watch runs in a thread
 
     def __repr__(self) -> str:
         return f"<Promises of {self.total_mb} MiB to {len(self._promised)} sandboxes>"
@@ -144,7 +144,8 @@ class Promises:
         return sum(self._promised.values())
 
     def add(self, sandbox_id: str, disk_mb: int, room_mb: int) -> None:
-        """`room_mb`: what the disks have taken and may still take of the file system. Raises MachineFull."""
+        """Promises a disk. `room_mb` is what disks have taken and may still take of the file system. Raises
+        MachineFull."""
         total, most = self.total_mb + disk_mb, max(0, int(room_mb * self.overcommit))
         if total > most:
             raise MachineFull(
@@ -159,7 +160,7 @@ class Promises:
             self._making.add(sandbox_id)
 
     def keep(self, sandbox_id: str) -> None:
-        """It is made: from now on its record counts."""
+        """Notes that the sandbox is made: from now on its record counts."""
         with self._lock:
             self._making.discard(sandbox_id)
 
@@ -169,7 +170,7 @@ class Promises:
             self._making.discard(sandbox_id)
 
     def replace_all(self, found: Mapping[str, int]) -> None:
-        """What the records say, of all processes; those being made here may have none yet."""
+        """Replaces the promises by those in all processes' records. Sandboxes being made here may have none yet."""
         with self._lock:
             making = {name: self._promised[name] for name in self._making if name in self._promised}
             self._promised = {**found, **making}
@@ -197,7 +198,7 @@ class WatchedDisk:
             return False
 
     def look(self) -> DiskUse | None:
-        """None if it is gone."""
+        """Measures the disk; None if it is gone."""
         if not self.is_there:
             return None
         try:
@@ -207,16 +208,17 @@ class WatchedDisk:
             return None
         free, allocated = inside.f_bfree * inside.f_frsize, (inside.f_blocks - inside.f_bfree) * inside.f_frsize
         held = self.image.held()
-        if held is None:  # then it counts as written
+        if held is None:  # unknown, so it counts as written
             held = size - free
         growth = max(0, free - (size - self.limit) - _usual_reserve(size, inside.f_frsize) * inside.f_frsize)
         return DiskUse(size, held, free, growth, allocated)
 
     def abandon(self) -> None:
-        """Gives back at once what it holds. Its sandbox must be ended: what is in it is lost."""
+        """Frees at once what the disk holds. The caller must end the sandbox: its data are lost."""
         with suppress(OSError):
             fd = os.open(self.mounted, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
+                # Shut down before the image is emptied: the kernel must not write to blocks that are given back.
                 if os.fstat(fd).st_dev == self.device:
                     fcntl.ioctl(fd, _SHUTDOWN, struct.pack("<I", _WITHOUT_FLUSH))
                     self.image.empty()
@@ -224,7 +226,7 @@ class WatchedDisk:
                 os.close(fd)
 
     def restrict(self, use: DiskUse, growth: int) -> None:
-        """Lets it grow by so much, up to its limit."""
+        """Lets the disk grow by `growth`, up to its limit. Raises OSError, ValueError."""
         block = os.statvfs(self.mounted).f_frsize
         usual = _usual_reserve(use.size, block)
         wanted = usual + max(0, use.growth - growth) // block
@@ -234,19 +236,19 @@ class WatchedDisk:
 
 
 def _usual_reserve(size: int, block: int) -> int:
-    """The clusters that ext4 keeps for itself when it is mounted."""
+    """Returns how many clusters ext4 keeps for itself when it is mounted."""
     return min(size // block // 50, 4096)
 
 
 def find_disk(mountinfo: str) -> tuple[str, int] | None:
-    """Where a sandbox's disk is mounted, and the loop device it is; None for any other disk."""
+    """Returns where a sandbox's disk is mounted and its loop device; None for any other kind of disk."""
     words = _disk_words(mountinfo)
     is_ext4 = bool(words) and words[words.index("-") + 1] == "ext4"
     return (words[4], _device(words)) if is_ext4 and words[2].startswith("7:") else None
 
 
 def disk_mount(mountinfo: str) -> tuple[str, int]:
-    """Where a sandbox's disk is mounted, whatever it is, and its device number. Raises FileNotFoundError."""
+    """Returns where a sandbox's disk is mounted and its device number, whatever its kind. Raises FileNotFoundError."""
     words = _disk_words(mountinfo)
     if not words:
         raise FileNotFoundError(errno.ENOENT, "there is no disk")
@@ -264,8 +266,8 @@ def _device(words: list[str]) -> int:
 
 
 class DiskWatch:
-    """`disks` lists the disks of all live sandboxes, `end` ends a sandbox for a reason. Both are called in threads.
-    `coming_back`: the bytes of destroyed sandboxes that are still to be freed."""
+    """Watches the free space. `disks` lists the disks of all live sandboxes; `end` ends a sandbox for a reason. Both
+    are called in threads. `coming_back` returns the bytes of destroyed sandboxes that are still to be freed."""
 
     def __init__(
         self,
@@ -278,8 +280,8 @@ class DiskWatch:
     ) -> None:
         self._directory, self._disks, self._end, self._coming_back = directory, disks, end, coming_back
         self._reserve_mb = reserve_mb
-        self._restricted: set[str] | None = None  # not known: an earlier process may have restricted some
-        self._ending: list[tuple[float, int]] = []  # until when an ended sandbox may take to give back how much
+        self._restricted: set[str] | None = None  # None: unknown, because an earlier process may have restricted some
+        self._ending: list[tuple[float, int]] = []  # ended sandboxes: until when, and how much, they may give back
         self.held_mb = 0
 
     def __repr__(self) -> str:
@@ -299,12 +301,12 @@ class DiskWatch:
             await asyncio.sleep(seconds)
 
     def room_mb(self) -> int:
-        """What the disks have taken of the file system, and may still take without touching the reserve."""
+        """Returns what the disks have taken of the file system, and may still take without touching the reserve."""
         total, free = self._space()
         return max(0, free + self._coming_back() - self._reserve(total)) // MIB + self.held_mb
 
     def look(self) -> float:
-        """Looks once, and restricts or ends what it must; returns the seconds until it should look again."""
+        """Checks once, and restricts or ends what it must. Returns the seconds until the next check."""
         total, free = self._space()
         reserve, disks = self._reserve(total), self._disks()
         self.held_mb = sum(disk.image.held() or 0 for disk in disks.values()) // MIB
@@ -352,6 +354,6 @@ def default_reserve_mb(total_mb: int) -> int:
 
 
 def _dirty() -> int:
-    """What the kernel has yet to write: some of it may need new blocks of the file system."""
+    """Returns the bytes that the kernel has yet to write: some may need new blocks of the file system."""
     found = _DIRTY.search(Path("/proc/meminfo").read_text())
     return int(found[1]) * 1024 if found else 0

@@ -1,10 +1,10 @@
 """Disks for sandboxes: ext4 images, each copied from a template when its sandbox is made.
 
-Images have standard sizes; what one is larger than asked for is reserved in its superblock, so that it holds no more.
-mke2fs makes a template per size once, sparse and without a journal; a disk is a copy of its few written blocks. It
-never has a name: the launcher gets its descriptor and attaches it to a loop device, so the kernel removes it when
-nobody has it any more (disk_images.py). Templates of sizes that were not used lately are removed. Where there are no
-loop devices, a tmpfs takes the disk's place: it is smaller, because it counts as memory.
+Images have standard sizes. The part of an image beyond the size asked for is reserved in its superblock and cannot be
+used. mke2fs makes a template per size once, sparse and without a journal; a disk is a copy of the template's few
+written blocks. It never has a name: the launcher gets its descriptor and attaches it to a loop device, so the kernel
+removes it with its last user (disk_images.py). Templates that were not used lately are removed. Where there are no loop
+devices, a tmpfs takes the disk's place: it is smaller, because it counts as memory.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ from warren.sandboxes.host.processes import boot_id, run
 TEMPLATES: Final = 8
 DISK_FD: Final = 6
 FREE_FD: Final = 16
-"""Launchers are given descriptors under lower numbers."""
+"""Launchers are given descriptors with lower numbers."""
 _TEMPLATE: Final = "packed-"
 _TOUCH_EVERY_S: Final = 60.0
-_STEPS: Final = 4  # standard sizes from one power of two to the next
+_STEPS: Final = 4  # standard sizes between two powers of two
 _SUPERBLOCK: Final = 1024
 _RESERVED_AT, _BLOCK_SIZE_AT = _SUPERBLOCK + 0x08, _SUPERBLOCK + 0x18
 _BYTES_PER_INODE: Final = 16384
@@ -41,7 +41,7 @@ _TRY_MB: Final = 16
 _UMOUNT_FLAGS: Final = 2 | 8  # MNT_DETACH, UMOUNT_NOFOLLOW
 _libc = ctypes.CDLL(None, use_errno=True)
 
-# What a tmpfs must leave of the memory limit: otherwise a full one leaves no memory to run anything.
+# A tmpfs must leave this much of the memory limit: a full one would otherwise leave no memory to run anything.
 _TMPFS_MEMORY_LEFT_MB: Final = 64
 
 
@@ -61,7 +61,7 @@ class Disks:
         return f"tmpfs (no loop devices: {self.why_not_loop})" if self.why_not_loop else "ext4 on a loop device"
 
     async def probe(self) -> None:
-        """Finds out whether a disk image can be mounted here."""
+        """Finds out whether a disk image can be mounted here; `why_not_loop` says why not."""
         self._sweep()
         proof = self.directory / f"loop-devices-{boot_id()}"
         if proof.exists():
@@ -84,7 +84,8 @@ class Disks:
             place.rmdir()
 
     async def copy(self, size_mb: int) -> int:
-        """A descriptor of a fresh disk. Its number is none that a launcher is given a descriptor under."""
+        """Returns a descriptor of a fresh disk, with a number that launchers do not use. Raises NoSpace,
+        ProviderUnavailable."""
         standard_mb = standard_size_mb(size_mb)
         reserved = (standard_mb - size_mb) * MIB
         try:
@@ -100,7 +101,7 @@ class Disks:
         try:
             return await asyncio.shield(copying)
         except asyncio.CancelledError:
-            copying.add_done_callback(_close_result)  # a thread cannot be cancelled
+            copying.add_done_callback(_close_result)  # a thread cannot be cancelled; close its disk when it is done
             raise
 
     async def _template(self, size_mb: int) -> str:
@@ -115,7 +116,7 @@ class Disks:
         return template
 
     def _is_there(self, template: str) -> bool:
-        """Notes the time of its last use now and then."""
+        """Returns whether the template exists, and updates the time of its last use now and then."""
         now = time.monotonic()
         if now - self._touched.get(template, -math.inf) < _TOUCH_EVERY_S:
             return os.path.exists(template)
@@ -143,8 +144,7 @@ class Disks:
             temporary.unlink(missing_ok=True)
 
     def _sweep(self) -> None:
-        """Removes what interrupted trials have left, what older versions have kept, and all templates but those used
-        last."""
+        """Removes leftovers of trials and of older versions, and all templates but the most recently used."""
         for path in (*self.directory.glob(".*"), *self.directory.glob("try-*")):
             with suppress(OSError):
                 if time.time() - path.stat().st_mtime > _STALE_S:
@@ -159,7 +159,7 @@ class Disks:
 
 
 def standard_size_mb(size_mb: int) -> int:
-    """The smallest standard size that holds so much: powers of two, and three steps between each two of them."""
+    """Returns the smallest standard size that is large enough: powers of two, and three steps between them."""
     size_mb = max(_TRY_MB, size_mb)
     step = (1 << (size_mb - 1).bit_length() - 1) // _STEPS
     return -(-size_mb // step) * step
@@ -173,14 +173,14 @@ def _changed_at(path: Path) -> float:
 
 
 def _reserve_blocks(image: int, size: int) -> None:
-    """Keeps so many bytes of a new ext4 image from all users but root. It has no checksums of metadata."""
+    """Reserves `size` bytes of a new ext4 image for root. Only for images without metadata checksums."""
     (log_size,) = struct.unpack("<I", os.pread(image, 4, _BLOCK_SIZE_AT))
     os.pwrite(image, struct.pack("<I", size >> (10 + log_size)), _RESERVED_AT)
 
 
 def mke2fs_argv() -> list[str]:
-    # No resize_inode, no journal, no reserve, no second superblock: they cost room and time on a disk that lives for
-    # an hour. What has to be written of it lies together, so that few extents are copied and freed.
+    # No resize_inode, journal, reserve or second superblock: they cost room and time on a disk that lives for an hour.
+    # Its metadata are packed together, so that few extents are copied and freed.
     features = "^has_journal,^resize_inode,^metadata_csum,uninit_bg,extent,sparse_super2,flex_bg"
     extended = "lazy_itable_init=1,nodiscard,root_owner=0:0,packed_meta_blocks=1,num_backup_sb=0"
     return ["mke2fs", "-q", "-F", "-t", "ext4", "-O", features, "-m", "0", "-i", str(_BYTES_PER_INODE), "-E", extended]
@@ -192,16 +192,16 @@ def tmpfs_options(limits: Limits) -> str:
 
 
 def unmount(where: Path) -> None:
-    """Takes whatever is mounted at `where` off the host's mount table; sandboxes that hold it keep it. Idempotent."""
+    """Unmounts everything at `where` from the host; sandboxes that use it keep it. Idempotent. Raises OSError."""
     while _libc.umount2(os.fsencode(where), _UMOUNT_FLAGS) == 0:
-        pass  # one mount may lie upon another
+        pass  # mounts may be stacked
     number = ctypes.get_errno()
-    if number not in (errno.EINVAL, errno.ENOENT):  # not a mount point, not there
+    if number not in (errno.EINVAL, errno.ENOENT):  # not a mount point, or missing
         raise OSError(number, os.strerror(number), str(where))
 
 
 def _copy(template: str, directory: str, reserved: int) -> int:
-    """A descriptor of a copy without a name. Shares the blocks where the file system can."""
+    """Returns a descriptor of a nameless copy, which shares blocks with the template where the file system can."""
     old = os.open(template, os.O_RDONLY | os.O_CLOEXEC)
     try:
         new = _nameless(directory)
@@ -225,7 +225,7 @@ def _nameless(directory: str) -> int:
     except OSError as exc:
         if exc.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
             raise
-    name = f"{directory}/.{secrets.token_hex(8)}"  # a file system that cannot do that
+    name = f"{directory}/.{secrets.token_hex(8)}"  # this file system has no O_TMPFILE
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     os.unlink(name)
     return fd
@@ -243,7 +243,7 @@ def _copy_extents(old: int, new: int) -> None:
     while at < size:
         try:
             start = os.lseek(old, at, os.SEEK_DATA)
-        except OSError:  # ENXIO: only a hole is left
+        except OSError:  # ENXIO: only a hole follows
             return
         at = os.lseek(old, start, os.SEEK_HOLE)
         while start < at:

@@ -1,13 +1,13 @@
 """Ends processes of sandboxes that hold too many record locks (fcntl F_SETLK).
 
-The kernel charges a lock to nobody and has no limit for them: one processor takes some 600,000 in two seconds, 110 MiB
-that no cgroup sees. So their number is looked at many times a second. That costs one read of the allocator's count
-of locks, for the whole machine. Only when it exceeds what one sandbox may have, the list of locks is read, in small
-pieces, until a sandbox is found that has too many; its processes with the most locks are killed.
+The kernel charges locks to nobody and does not limit them: one processor can take some 600,000 in two seconds, 110 MiB
+that no cgroup sees. So the watch reads the allocator's count of locks, for the whole machine, many times a second. Only
+if it exceeds what one sandbox may have, the watch reads the list of locks, in small pieces, until it finds a sandbox
+that has too many, and kills that sandbox's processes with the most locks.
 
-While the kernel writes a piece of the list, nobody on the machine can take or give back a lock. So after a look at the
-list that found nothing there is a pause twenty times as long, unless the number of locks doubles meanwhile: else some
-thousand locks of any kind, which are allowed, would slow down the locks of everybody.
+While the kernel writes a piece of the list, nobody on the machine can take or release a lock. So after reading the list
+in vain the watch pauses for twenty times as long, unless the number of locks doubles meanwhile: otherwise a few
+thousand allowed locks would slow down the locks of everybody.
 
 Every lock in the list has a living owner: sandboxes cannot take locks of open files or share open files between
 processes (hardening.py), and they hold no more locks by `flock` and leases than open files, which are charged.
@@ -27,11 +27,11 @@ from warren.sandboxes.host.uids import COUNT, FIRST, RANGE
 from warren.sandboxes.host.watch import Watch
 
 MOST: Final = 4096
-"""The locks that one sandbox may hold."""
+"""How many locks one sandbox may hold."""
 _LISTED: Final = 65_536
-"""The part of the list that is read. The kernel starts from its beginning for every piece."""
+"""How many entries of the list are read. The kernel starts from its beginning for every piece."""
 _HARMLESS: Final = 256
-"""A sandbox with no more than this is never touched, however many locks the machine has."""
+"""A sandbox with no more locks than this is never touched, however many the machine has."""
 _PIECE: Final = 4096
 _PAUSE: Final = 20
 _ROUNDS: Final = 50
@@ -50,7 +50,7 @@ class Pause:
         self._seen = 0
 
     def is_over(self, count: int | None, now: float) -> bool:
-        """`count`: the locks for which the kernel has memory; None where it does not tell."""
+        """Returns whether to read the list. `count` is the number of allocated locks; None if it is unknown."""
         if count is not None and count <= MOST:
             return False
         return now >= self._until or (count is not None and count > 2 * self._seen)
@@ -61,7 +61,7 @@ class Pause:
 
 
 class FileLockWatch(Watch):
-    """Several workers may watch one machine: each ends what it finds."""
+    """Watches the machine's locks. Several workers may do so at once: each ends what it finds."""
 
     name = "file locks"
 
@@ -85,7 +85,7 @@ def is_counted() -> bool:
 
 
 def allocated() -> int | None:
-    """The locks for which the kernel has memory; None where it does not tell."""
+    """Returns the number of locks that the kernel has allocated; None if it does not tell."""
     try:
         return int(_ALLOCATED.read_bytes().split()[0])
     except (OSError, ValueError, IndexError):
@@ -93,12 +93,13 @@ def allocated() -> int | None:
 
 
 def end_offenders() -> bool:
-    """Kills until no sandbox has too many locks; gives whether there was one."""
+    """Kills processes until no sandbox has too many locks. Returns whether there was one."""
     sandboxes: dict[int, int | None] = {}
     for again in range(_ROUNDS):
         offenders = find_offenders(_list_owners(), lambda pid: _sandbox_of(pid, sandboxes))
         for pid, locks in offenders.items():
             _log.warning("file_locks_exceeded", action="kill", pid=pid, locks=locks)
+            # The uid is checked again under a pidfd: a process of the host is never killed.
             kill_if(pid, lambda pid: sandbox_of(pid) is not None)
         if not offenders:
             return again > 0
@@ -106,10 +107,10 @@ def end_offenders() -> bool:
 
 
 def find_offenders(owners: Iterable[int], sandbox: Callable[[int], int | None]) -> Mapping[int, int]:
-    """The processes to be ended, each with the locks of it that were seen. `owners` has a process for each lock.
+    """Returns the processes to kill, each with its locks seen so far. `owners` yields a process for each lock.
 
-    They are those with the most locks, of the first sandbox that has too many. Where the list ends before there is one,
-    although the machine has more locks than could be read, they are of the sandbox with the most.
+    They are those with the most locks in the first sandbox that has too many. If no sandbox has, but the machine has
+    more locks than could be read, they are in the sandbox with the most.
     """
     held, totals, seen = dict[int, Counter[int]](), Counter[int](), 0
     for pid in owners:
@@ -128,7 +129,7 @@ def find_offenders(owners: Iterable[int], sandbox: Callable[[int], int | None]) 
 
 
 def _largest(held: Counter[int]) -> dict[int, int]:
-    """Those without which less than half is left."""
+    """Returns the processes with the most locks, which together hold at least half."""
     left, half, found = held.total(), held.total() // 2, dict[int, int]()
     for pid, locks in held.most_common():
         if left <= half:
@@ -139,7 +140,7 @@ def _largest(held: Counter[int]) -> dict[int, int]:
 
 
 def _list_owners() -> Iterable[int]:
-    """In pieces: counting all of a long list at once would stop the other threads of this process."""
+    """Yields the owner of each lock, in pieces: parsing a long list at once would stop our other threads."""
     count, rest = 0, b""
     with _LIST.open("rb", buffering=0) as file:
         while count < _LISTED and (piece := file.read(_PIECE)):
@@ -156,13 +157,13 @@ def _sandbox_of(pid: int, known: dict[int, int | None]) -> int | None:
 
 
 def sandbox_of(pid: int) -> int | None:
-    """The number of its uid range; None for a process of the host, or none at all."""
+    """Returns the number of the sandbox's uid range; None if the process is gone or belongs to the host."""
     index = (uid_of(pid) - FIRST) // RANGE
     return index if 0 <= index < COUNT else None
 
 
 def uid_of(pid: int) -> int:
-    """0 for a process that is gone."""
+    """Returns the uid of a process; 0 if it is gone."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

@@ -1,7 +1,7 @@
-"""Who has which graphics processor, host-wide: one sandbox at a time has it for itself.
+"""Host-wide leases of graphics processors: each belongs to one sandbox at a time.
 
 A lease is a claim (claim_links.py) that ends when the sandbox is destroyed. The lease of a sandbox that has died, or
-whose directory is gone, is taken over. Nobody waits for the lock, so a lease that could not be dropped is taken over
+whose directory is gone, may be taken over. Nobody waits for the lock: a lease that could not be released is taken over
 once the directory is gone.
 """
 
@@ -19,14 +19,14 @@ _RETRY_S: Final = 5.0
 
 
 class GpuLeases:
-    """`is_over` tells of a sandbox's directory whether its sandbox has died, so that nothing of it can run any more."""
+    """The leases. `is_over` is called with a sandbox's directory, and returns whether all its processes are dead."""
 
     def __init__(self, is_over: Callable[[Path], bool], directory: Path = DIRECTORY) -> None:
         self._links = ClaimLinks(directory, lambda _, holder: not holder.is_dir() or is_over(holder))
 
     def claim(self, gpus: Sequence[Gpu], wanted: Sequence[str], owner: Path) -> list[Gpu]:
-        """Leases those that are wanted to `owner`, an existing directory: all of them, or none. Raises InvalidRequest
-        for one that is not among `gpus`, and NoCapacity at once if too few are free."""
+        """Leases the wanted GPUs to `owner`, an existing directory: all of them, or none. Raises InvalidRequest for one
+        that is not among `gpus`, and NoCapacity at once if too few are free."""
         named = [_find(gpus, name) for name in wanted if name != ANY]
         taken = list[Gpu]()
         try:
@@ -48,12 +48,12 @@ class GpuLeases:
         return taken
 
     def release(self, owner: Path) -> None:
-        """Idempotent; leaves leases that others have taken over."""
+        """Ends the leases of `owner`. Idempotent; leaves leases that others have taken over."""
         for name in self._links.names():
             self._drop(name, owner)
 
     def free(self, gpus: Sequence[Gpu]) -> list[str]:
-        """The ids of those that a sandbox could have now."""
+        """Returns the ids of the GPUs that a sandbox could have now."""
         return [gpu.id for gpu in gpus if self.owner(gpu.id) is None or self._links.is_stale(gpu.id)]
 
     def owner(self, gpu_id: str) -> Path | None:

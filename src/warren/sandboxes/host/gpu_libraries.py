@@ -1,7 +1,7 @@
 """The driver's libraries as a tree of their own, which sandboxes with a graphics processor mount read-only.
 
-`<state>/gpu-libraries/<name>` holds `lib` and `bin`, named after the files in it, so that it never changes under a
-sandbox: a driver that was updated gets another tree. The files are hard links where that is possible, else copies.
+`<state>/gpu-libraries/<name>` holds `lib` and `bin`. Its name is a hash of its files, so that it never changes under a
+sandbox: an updated driver gets another tree. The files are hard links where possible, else copies.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _LONGEST_NAME: Final = 256
 
 
 def library_tree(found: Found, folder: Path) -> tuple[Path, bool]:
-    """The tree, and whether it was made now. May take a second: not for the event loop. Raises OSError."""
+    """Returns the tree, and whether it was made now. May take a second, so call it in a thread. Raises OSError."""
     tree = folder / _name_of(found)
     if tree.is_dir():
         return tree, False
@@ -36,7 +36,7 @@ def library_tree(found: Found, folder: Path) -> tuple[Path, bool]:
         for link, target in found.links:
             _link(making / "lib", link, target)
         with suppress(OSError):
-            making.rename(tree)  # another process may have been first
+            making.rename(tree)  # fails if another process was first
     finally:
         shutil.rmtree(making, ignore_errors=True)
     if not tree.is_dir():
@@ -84,7 +84,7 @@ def _link(folder: Path, name: str, target: str) -> None:
 
 
 def read_soname(file: Path) -> str:
-    """The name by which programs ask for a library, from its ELF header; empty if it has none."""
+    """Returns the name by which programs ask for a library, from its ELF header; "" if it has none."""
     try:
         with file.open("rb") as elf:
             header = elf.read(64)

@@ -3,9 +3,9 @@
 A sandbox gets three device nodes: that of the processor, nvidiactl, and nvidia-uvm, without which CUDA does not start;
 an instance of a divided processor (MIG) needs nvidia-caps too. And it gets the driver's libraries, which belong to the
 kernel module and so cannot come from an image. Both are described by CDI files, which the vendor's toolkit writes.
-Without one the nodes are those of /dev, and the libraries those that the dynamic linker knows. The hooks of CDI files
-are programs of the vendor that would run as root in the middle of making a sandbox: none is run. The links that they
-would make are noted.
+Without one the nodes are those of /dev, and the libraries those that the dynamic linker knows. CDI files also name
+hooks, programs of the vendor that would run as root while a sandbox is made: Warren runs none, and makes the links that
+they would make.
 """
 
 import json
@@ -38,7 +38,7 @@ _NO_UVM: Final = "there is no /dev/nvidia-uvm: `nvidia-modprobe -u -c=0` loads t
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where to look. Tests give others."""
+    """Where to look; tests use other places."""
 
     cdi: tuple[Path, ...] = (Path("/etc/cdi"), Path("/var/run/cdi"))
     dev: Path = Path("/dev")
@@ -54,8 +54,8 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """A character device: where it is here, its name below /dev in a sandbox, and its numbers."""
+class DeviceNode:
+    """A character device: its path here, its name below /dev in a sandbox, and its numbers."""
 
     path: Path
     name: str
@@ -68,23 +68,23 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """`id` is the number of its device node, or what a CDI file calls an instance of a divided one. `names` are all
-    that it goes by, its UUID among them. `cdi`: its name for an engine that reads CDI files; empty without."""
+    """`id` is the number of its device node, or the name that a CDI file gives to an instance of a divided GPU. `names`
+    are all its names, with its UUID. `cdi` is its name for an engine that reads CDI files, or ""."""
 
     id: str
     names: frozenset[str]
-    nodes: tuple[Node, ...]
+    nodes: tuple[DeviceNode, ...]
     model: str = ""
     cdi: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What there is. `shared` are the nodes that every sandbox with a processor needs. `files` are the libraries and
-    programs, and `links` other names of theirs (link name, file name). `missing` says why no sandbox can have one."""
+    """What was found. `shared` are the nodes that every sandbox with a GPU needs. `files` are the libraries and
+    programs, `links` other names of theirs (link name, file name). `missing` says why no sandbox can have a GPU."""
 
     gpus: tuple[Gpu, ...] = ()
-    shared: tuple[Node, ...] = ()
+    shared: tuple[DeviceNode, ...] = ()
     files: tuple[Path, ...] = ()
     links: tuple[tuple[str, str], ...] = ()
     driver: str = ""
@@ -95,7 +95,7 @@ class Found:
 @dataclass(slots=True)
 class _Draft:
     gpus: dict[str, Gpu] = field(default_factory=dict)
-    shared: dict[str, Node] = field(default_factory=dict)
+    shared: dict[str, DeviceNode] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     sources: list[str] = field(default_factory=list)
@@ -103,7 +103,7 @@ class _Draft:
 
 
 def find(places: Places | None = None) -> Found:
-    """Takes some milliseconds, and runs a program: not for the event loop."""
+    """Finds the GPUs. Takes some milliseconds and runs a program, so call it in a thread."""
     places, draft = places or Places(), _Draft()
     for path in _cdi_files(places):
         _read_cdi(path, places, draft)
@@ -127,7 +127,7 @@ def find(places: Places | None = None) -> Found:
 
 
 def has_nodes(places: Places | None = None) -> bool:
-    """Whether there is any at all; costs little."""
+    """Returns whether there is any GPU; costs little."""
     places = places or Places()
     try:
         return any(_GPU_NODE.fullmatch(name) for name in os.listdir(places.dev))
@@ -135,15 +135,15 @@ def has_nodes(places: Places | None = None) -> bool:
         return False
 
 
-def read_node(path: Path, name: str) -> Node | None:
-    """None if it is not a character device."""
+def read_node(path: Path, name: str) -> DeviceNode | None:
+    """Returns the node; None if it is not a character device."""
     try:
         found = path.stat()
     except OSError:
         return None
     if not stat.S_ISCHR(found.st_mode):
         return None
-    return Node(path, name, os.major(found.st_rdev), os.minor(found.st_rdev))
+    return DeviceNode(path, name, os.major(found.st_rdev), os.minor(found.st_rdev))
 
 
 def _missing(draft: _Draft) -> Iterator[str]:
@@ -197,7 +197,7 @@ def _parse(path: Path) -> Any:
     text = path.read_text()
     if path.suffix == ".json":
         return json.loads(text)
-    import yaml  # what makes no sandboxes with a GPU does without
+    import yaml  # slow to import, and needed only for GPUs
 
     try:
         return yaml.safe_load(text)
@@ -206,7 +206,7 @@ def _parse(path: Path) -> Any:
 
 
 def _add_device(device: Mapping[str, Any], places: Places, draft: _Draft) -> None:
-    """The files name one device several times, by number and by UUID, and `all`."""
+    """Adds a device, or another name of one: CDI files list a device by number, by UUID and as part of `all`."""
     name, edits = str(device["name"]), _mapping(device.get("containerEdits"))
     wanted = {name: node for name, node in _nodes(edits, places) if _GPU_NODE.fullmatch(name)}
     instance = {name: node for name, node in _nodes(edits, places) if _MIG_NODE.fullmatch(name)}
@@ -227,7 +227,7 @@ def _add_device(device: Mapping[str, Any], places: Places, draft: _Draft) -> Non
     )
 
 
-def _nodes(edits: Mapping[str, Any], places: Places) -> Iterator[tuple[str, Node]]:
+def _nodes(edits: Mapping[str, Any], places: Places) -> Iterator[tuple[str, DeviceNode]]:
     for each in _list(edits.get("deviceNodes")):
         path = str(each["path"])
         if path.startswith("/dev/"):
@@ -333,7 +333,7 @@ def _driver_version(places: Places) -> str:
 
 
 def _facts(places: Places, number: str) -> tuple[frozenset[str], str]:
-    """The other names of the processor whose node has this number, and its model."""
+    """Returns the other names and the model of the GPU whose device node has this number."""
     try:
         folders = sorted(os.listdir(places.driver / "gpus"))
     except OSError:
@@ -351,6 +351,6 @@ def _facts(places: Places, number: str) -> tuple[frozenset[str], str]:
 
 
 def require_usable(found: Found) -> None:
-    """Raises ProviderUnavailable, with what is missing."""
+    """Raises ProviderUnavailable if something is missing, and says what."""
     if found.missing:
         raise ProviderUnavailable(f"no sandbox can have a GPU: {found.missing[0]}", remedy="`warren doctor` shows more")

@@ -1,7 +1,7 @@
-"""The isolation really in force: what the kernel says (process_facts.py), judged against what the sandbox was to have.
+"""The isolation really in force: what the kernel reports (process_facts.py), compared with what was asked for.
 
-Nothing here trusts what a runtime was asked for. `Wanted` holds the values that a provider asked for, each taken from
-where it asks for them, so that a change there is looked for here at once.
+Nothing here trusts that a runtime did what it was asked. `Wanted` holds the values that a provider asked for, taken
+from the same constants, so that a change there is checked here at once.
 """
 
 import os
@@ -17,7 +17,7 @@ from warren.sandboxes.host.seccomp_program import SystemCallFilter
 
 __all__ = ["GROWING", "PROMISED", "UNREADABLE", "Evidence", "Wanted", "capability_mask", "check", "gather", "judge"]
 
-# Without a limit of socket buffers a v1 kernel still makes good sandboxes; the worker's log and the doctor say it.
+# A v1 kernel without a limit of socket buffers still makes good sandboxes; the worker's log and the doctor report it.
 PROMISED: Final = frozenset(Layer) - {Layer.GUEST_KERNEL, Layer.SOCKET_LIMIT}
 
 GROWING: Final = frozenset(
@@ -33,8 +33,9 @@ GROWING: Final = frozenset(
         Layer.NO_HOST_FILES,
     }
 )
-"""Layers that a later version may want more of: a sandbox of an older version keeps what it was made with. And the
-network, which may have been opened since."""
+"""Layers that may differ from what is wanted now: a later version may want more than an older version's sandbox has,
+and the network may have been opened since.
+"""
 
 UNREADABLE: Final = "this machine does not let it be read: "
 
@@ -55,11 +56,11 @@ _CAP_NUMBERS: Final = {
 _CPU_SLACK: Final = 0.001
 _CORE: Final = "Max core file size"
 
-# File systems of the kernel itself: nobody can put a file into them.
+# File systems of the kernel itself: nobody can store a file in them.
 _PSEUDO: Final = frozenset({"proc", "sysfs", "devpts", "mqueue", "cgroup", "cgroup2"})
 _SHOWS_THE_HOST: Final = frozenset({"proc", "sysfs"})
 _MACHINE: Final = frozenset({"sysfs", "cgroup", "cgroup2"})
-# Modules make these in every new network namespace. They are down, and nobody inside may bring them up.
+# Kernel modules make these in every new network namespace. They are down, and nobody inside may bring them up.
 _UNUSED_TUNNELS: Final = frozenset(
     {"tunl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0", "sit0", "ip6tnl0", "ip6gre0"}
 )
@@ -68,12 +69,12 @@ _BYTES_PER_INODE: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a sandbox was to have.
+    """The isolation that a sandbox should have.
 
-    `uids` are the host uids that belong to it alone. `memory` and `disk` are in bytes. `sockets_apart`: their buffers
+    `uids` are the host uids that belong to it alone. `memory` and `disk` are in bytes. `sockets_apart`: socket buffers
     do not count as memory (cgroup v1). `rlimits` are the highest values by the name in /proc/PID/limits. `closed` are
-    writable mounts that no command can write to, because only the agent may enter them. `writable_root`: the root was
-    to be written to.
+    writable mounts that no command can write to, because only the agent may enter them. `writable_root`: the root
+    should be writable.
     """
 
     uids: range
@@ -101,14 +102,14 @@ class Evidence:
         (self.layers if holds else self.missing)[layer] = evidence
 
     def note_faults(self, layer: Layer, faults: Iterable[str], evidence: str) -> None:
-        """The layer holds if there is no fault; else the first ones are the reason."""
+        """Notes that the layer holds if there are no faults; otherwise the first faults are the reason."""
         found = list(faults)
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         self.note(layer, not found, "; ".join(found[:3]) + more if found else evidence)
 
 
 def judge(facts: Facts, wanted: Wanted) -> Evidence:
-    """Which layers the facts prove."""
+    """Returns which layers the facts prove, each with its evidence."""
     found = Evidence()
     for layer, kind in _NAMESPACES.items():
         ours, theirs = facts.host_namespaces.get(kind), facts.namespaces.get(kind)
@@ -126,9 +127,10 @@ def judge(facts: Facts, wanted: Wanted) -> Evidence:
 
 
 def check(isolation: Isolation, required: Iterable[Layer], promised: Iterable[Layer] = ()) -> None:
-    """Raises IsolationUnavailable that names every layer which is not in force.
+    """Raises IsolationUnavailable, with every layer that is not in force.
 
-    A promised layer that this machine does not let anybody read may be absent; one that the caller requires may not.
+    A promised layer may be absent if this machine does not let anybody read it; a layer that the caller requires may
+    not.
     """
     absent = {layer for layer in required if layer not in isolation}
     absent |= {layer for layer in promised if layer not in isolation and not _is_unreadable(isolation, layer)}
@@ -211,7 +213,7 @@ def _rlimit_faults(facts: Facts, wanted: Wanted) -> Iterable[str]:
         soft, hard = facts.rlimits.get(name, (None, None))
         if soft is None or hard is None or max(soft, hard) > most:
             yield f"{name.removeprefix('Max ')} is {hard}, not {most}"
-    # The kernel starts the helper of a piped core pattern for a limit of 0; only 1 means that none is wanted.
+    # With a limit of 0 the kernel still starts the helper of a piped core pattern; only 1 prevents it.
     if facts.core_pipe and facts.rlimits.get(_CORE, (0, 0))[0] != 1:
         yield "a crash starts the host's core pattern: the core file size is not 1"
 
@@ -234,21 +236,21 @@ def _mounted_at(facts: Facts, path: str) -> Mount | None:
 
 
 def _disk_size(disk: Mount) -> tuple[int, int]:
-    """The bytes and inodes a mount can hold at most; 0 if it is not a file system of its own."""
+    """Returns the bytes and inodes that a mount can hold at most; zeros if it is no file system of its own."""
     if disk.kind == "tmpfs":
         return _tmpfs_size(disk)
     return ext4_room(disk.source) if disk.kind == "ext4" and disk.source.startswith("/dev/loop") else (0, 0)
 
 
 def _tmpfs_size(mount: Mount) -> tuple[int, int]:
-    """0 is no limit, for the kernel too."""
+    """Returns the size and inodes of a tmpfs. 0 means no limit, as in the kernel."""
     size, inodes = mount.option("size") or "", mount.option("nr_inodes") or ""
     kib = int(size[:-1]) if size.endswith("k") and size[:-1].isdigit() else 0
     return kib * 1024, int(inodes) if inodes.isdigit() else 0
 
 
 def _unlimited(facts: Facts, wanted: Wanted, disk: Mount | None) -> Iterable[str]:
-    """The places where a command could write more than it may."""
+    """Yields the places where a command could write more than it may."""
     for mount in facts.mounts.visible:
         if "ro" in mount.options or mount.kind in _PSEUDO or mount.where in wanted.closed:
             continue
@@ -262,15 +264,15 @@ def _unlimited(facts: Facts, wanted: Wanted, disk: Mount | None) -> Iterable[str
 
 
 def _is_on(facts: Facts, overlay: Mount, disk: Mount) -> bool:
-    """Whether what is written to an overlay goes to the disk, and gets nothing of the disk's reserve: the kernel writes
-    for the host's root, to whom a reserve belongs if nobody else is named."""
+    """Returns whether writes to an overlay go to the disk, and cannot use the disk's reserve: the kernel writes as the
+    host's root, who owns a reserve unless another user is named."""
     room = facts.rooms.get(overlay.where)
     reserved = disk.kind != "ext4" or disk.option("resuid") not in (None, "0")
     return room is not None and room == facts.rooms.get(disk.where) and reserved
 
 
 def _open_to(mount: Mount, uids: range) -> bool:
-    """Whether a uid of the sandbox may write to the top of a tmpfs."""
+    """Returns whether a uid of the sandbox may write to the top of a tmpfs."""
     mode = int(mount.option("mode") or "1777", 8)
     return bool(mode & 0o002) or int(mount.option("uid") or 0) in uids or int(mount.option("gid") or 0) in uids
 
@@ -296,7 +298,7 @@ def _judge_mounts(facts: Facts, found: Evidence, wanted: Wanted) -> None:
 
 
 def _shows_host(mount: Mount | None) -> Mount | None:
-    """A path of /proc or /sys is there, or not, on the whole machine."""
+    """Returns the mount if it shows the host's /proc or /sys, where a path exists machine-wide or not at all."""
     return mount if mount is not None and mount.kind in _SHOWS_THE_HOST else None
 
 
@@ -318,7 +320,7 @@ def _flag_faults(facts: Facts) -> Iterable[str]:
 
 
 def _judge_handles(facts: Facts, found: Evidence, wanted: Wanted) -> None:
-    """Descriptors, root and working directory: a single one of the host's would lead out of the sandbox."""
+    """Judges descriptors, root and working directory: a single one of the host's would lead out of the sandbox."""
     faults = [f"a descriptor leads to {link}" for link, mount in facts.descriptors if mount not in facts.mounts.ids]
     if facts.root == facts.host_root:
         faults.append("its root is the host's")

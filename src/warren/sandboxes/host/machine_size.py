@@ -1,4 +1,4 @@
-"""How large this machine is: its memory, its cores, and how many processes it can have."""
+"""The size of this machine: its memory, its cores, and how many processes it can have."""
 
 import os
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def most_processes() -> int:
-    """How many processes and threads this machine can have."""
+    """Returns how many processes and threads this machine can have."""
     return min(int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("pid_max", "threads-max"))
 
 
@@ -16,7 +16,7 @@ def memory_total_mb() -> int:
 
 
 def usable_cores() -> int:
-    """How many cores this process may run on."""
+    """Returns how many cores this process may run on."""
     return len(os.sched_getaffinity(0))
 
 

@@ -1,15 +1,16 @@
 """The folder of sandboxes' directories, in memory: `sandboxes` in a state directory is a link to it.
 
-What is in these directories (a record, a socket, a pid) is of no use after a reboot, and some file systems take long to
-make and remove so many small files. The folders of all state directories are below /run/warren/sandboxes, each named
-after the inode of its state directory: containers that share /run/warren may have different ones at the same path.
-Anybody may remove an unused folder, and who needs it makes it again. Where /run is on a disk, the first who needs it
-mounts a tmpfs there, and whoever leaves it empty takes it away. That is not done in a mount namespace apart from the
-machine's, such as a container's with the machine's process ids: sandboxes can outlive it, and their records have to. If
-such a container does not have /run/warren of the machine, the folder stays in the state directory.
+The contents of these directories (a record, a socket, a pid) are useless after a reboot, and some file systems are slow
+to make and remove many small files. The folders of all state directories are below /run/warren/sandboxes, each named
+after the inode of its state directory: containers that share /run/warren may have different ones at the same path. Any
+process may remove an unused folder; the next one that needs it makes it again. Where /run is on a disk, the first
+process that needs it mounts a tmpfs there, and the one that leaves it empty unmounts it. This is not done in a mount
+namespace other than the machine's, such as that of a container with the machine's process ids: sandboxes can outlive
+that namespace, and their records must too. If such a container does not have the machine's /run/warren, the folder
+stays in the state directory.
 
-An older version kept the directories in the state directory. That folder becomes `sandboxes.old`, and what is in it has
-links in the new one until it is destroyed: every path stays right.
+An older version kept the directories in the state directory. That folder becomes `sandboxes.old`, and the new folder
+links to its contents until they are destroyed, so every path stays valid.
 """
 
 import ctypes
@@ -28,14 +29,14 @@ OLD: Final = ".old"
 _LOCK: Final = ".lock"
 _UNUSED_S: Final = 60.0
 _TMPFS: Final = 0x01021994
-_FLAGS: Final = 2 | 4 | 8  # nosuid, nodev, noexec
+_FLAGS: Final = 2 | 4 | 8  # MS_NOSUID, MS_NODEV, MS_NOEXEC
 _OPTIONS: Final = b"mode=700,size=512m,nr_inodes=1048576"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class MemoryFolder:
-    """`link`: the name of the folder in the state directory."""
+    """The folder of one state directory. `link` is its path there."""
 
     def __init__(self, link: Path, root: Path = ROOT) -> None:
         self._link, self._root = link, root
@@ -50,9 +51,8 @@ class MemoryFolder:
         return self._root / f"{state.st_dev:x}-{state.st_ino:x}"
 
     def make(self, name: str = "") -> None:
-        """Makes the folder, and takes over an older one. Idempotent. With `name`, makes the directory of a sandbox in
-        it too, before anybody can remove the folder again. May wait for another process, so it is called in a thread.
-        Raises OSError."""
+        """Makes the folder, and takes over an older one. Idempotent. With `name`, also makes a sandbox's directory in
+        it, before anybody can remove the folder again. May wait for others, so call it in a thread. Raises OSError."""
         if not name and self._is_linked(self._target) and self._link.is_dir() and not self._old.exists():
             return
         of_machine = _is_mount_namespace_of_machine()
@@ -62,6 +62,7 @@ class MemoryFolder:
                 os.mkdir(self._link / name, 0o700)
             return
         with self._locked(fcntl.LOCK_EX):
+            # Only over an empty folder: a mount would hide the records of live sandboxes.
             if of_machine and not os.listdir(self._root) and not _is_in_memory(self._root):
                 _libc.mount(b"warren", os.fsencode(self._root), b"tmpfs", _FLAGS, _OPTIONS)
             target = self._target
@@ -69,28 +70,30 @@ class MemoryFolder:
             self._put_link(target)
             self._link_old(target)
             if name:
+                # Under the lock: `remove` only removes empty folders, and cannot come between.
                 os.mkdir(target / name, 0o700)
 
     def remove(self) -> None:
-        """Removes the folder if it is empty, and those of others that have been empty for a while."""
+        """Removes the folder if it is empty, and other folders that have been empty for a while."""
         with suppress(OSError), self._locked(fcntl.LOCK_EX | fcntl.LOCK_NB):
             for folder in self._root.iterdir():
                 with suppress(OSError):
                     if folder == self._target or time.time() - folder.stat().st_mtime > _UNUSED_S:
                         folder.rmdir()
-            # Where the tmpfs is not seen it would go all the same, with all that is in it, when its mount point goes.
+            # Only in the machine's mount namespace: elsewhere the tmpfs may be invisible, and removing the mount point
+            # would detach it with all its contents.
             if not os.listdir(self._root) and _is_mount_namespace_of_machine():
-                _libc.umount2(os.fsencode(self._root), 0)  # neither what is in use nor what is no mount
+                _libc.umount2(os.fsencode(self._root), 0)  # fails if it is in use or no mount
                 os.rmdir(self._root)
 
     def directory(self, name: str) -> Path:
-        """Of a sandbox, by a path whose last part is no link."""
+        """Returns the directory of a sandbox, by a path whose last component is no link."""
         directory = self._link / name
         return directory.resolve() if directory.is_symlink() else directory
 
     def remove_directory(self, name: str, files: Iterable[str] = ()) -> bool:
-        """Removes the directory of a sandbox, as far as that is possible now, and returns whether it is gone. `files`
-        are what is mostly in it."""
+        """Removes the directory of a sandbox as far as possible now, and returns whether it is gone. `files` are the
+        names that it usually holds."""
         path = f"{self._link}/{name}"
         for file in files:
             with suppress(OSError):
@@ -117,7 +120,7 @@ class MemoryFolder:
         if self._is_linked(target):
             return
         if self._link.is_symlink():
-            self._link.unlink()  # the state directory is a copy
+            self._link.unlink()  # the state directory was copied
         new = self._link.with_name(f".{self._link.name}.new")
         new.unlink(missing_ok=True)
         new.symlink_to(target)
@@ -125,6 +128,7 @@ class MemoryFolder:
             new.rename(self._link)
             return
         self._link_all(self._link, target)
+        # In one step, so that other processes find the folder at every moment.
         if _libc.renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(self._link), _RENAME_EXCHANGE):
             new.unlink()
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(self._link))
@@ -146,7 +150,7 @@ class MemoryFolder:
 
     @contextmanager
     def _locked(self, operation: int) -> Iterator[None]:
-        """On the folder of all: one that was removed meanwhile is made again."""
+        """Holds the lock of the common folder, which is made again if it was removed meanwhile."""
         self._root.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
         fd = os.open(self._root.with_suffix(_LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
@@ -166,7 +170,7 @@ def _is_in_memory(path: Path) -> bool:
 
 
 def _is_mount_namespace_of_machine() -> bool:
-    """Whether the first process has the same root. Its namespace itself may be hidden from this process."""
+    """Returns whether the machine's first process has the same root mount. Its namespace may be hidden from us."""
     try:
         return _root_mount("1") == _root_mount("self")
     except OSError:

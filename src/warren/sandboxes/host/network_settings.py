@@ -8,19 +8,19 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-# What a socket sent is not kept with its timestamps: no limit of memory counts it, and a program can ask for it with
-# every message, which no filter of calls sees.
+# A socket must not keep what it sent for its timestamps: no memory limit counts that, and a program can ask for it with
+# every message, which no filter of system calls can see.
 _WANTED: Final = {"net.core.tstamp_allow_data": "0"}
 _CLONE_NEWNET: Final = 0x40000000
 
 
 @cache
 def network_sysctls() -> Mapping[str, str]:
-    """Those of the settings that a new namespace has. An older kernel has one value for the whole machine."""
+    """Returns the settings that a new namespace has. In an older kernel they have one value for the whole machine."""
     found: dict[str, str] = {}
 
     def look() -> None:
-        """In a thread, whose namespace ends with it."""
+        """Runs in a thread of its own, because its new namespace ends with the thread."""
         if ctypes.CDLL(None).unshare(_CLONE_NEWNET) == 0:
             found.update({name: value for name, value in _WANTED.items() if os.access(_file(name), os.W_OK)})
 
@@ -31,7 +31,7 @@ def network_sysctls() -> Mapping[str, str]:
 
 
 def lacking() -> Mapping[str, str]:
-    """The settings that only the machine has, and that have another value there."""
+    """Returns the settings that only the whole machine has, and that have another value there."""
     return {
         name: value
         for name, value in _WANTED.items()

@@ -1,9 +1,9 @@
 """What the kernel says about a sandbox's first process, gathered in one pass.
 
 All of it comes from the host's /proc and /sys. No path inside the sandbox is opened: descriptors, root and working
-directory are looked at through the links of /proc, which lead to the object itself whatever its name has become, and
-the disk through its block device. Only the room of overlays that can be written is asked for by their path: they are
-the root itself, at its top, or on a read-only root, and as mount points nobody inside can replace them.
+directory are examined through the links in /proc, which lead to the object itself whatever its name is now, and the
+disk through its block device. Only the room on writable overlays is read by path: these are the root itself,
+directories at its top, or on a read-only root, and nobody inside can replace a mount point.
 """
 
 import errno
@@ -16,17 +16,17 @@ from functools import cache, cached_property, lru_cache
 from typing import Final, NamedTuple
 
 from warren.model.errors import SandboxLost
+from warren.sandboxes.host import sk_lookup
 from warren.sandboxes.host.cgroups import CgroupLimits
 from warren.sandboxes.host.disk_room import DISK_POINT
 from warren.sandboxes.host.seccomp_program import ProgramReader, Unreadable
-from warren.sandboxes.network import sk_lookup
 
 NAMESPACES: Final = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
-_GONE: Final = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # the last is what a zombie's mounts answer
+_GONE: Final = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # the last is the error for a zombie's mounts
 _PIECE: Final = 16384
 _EXT4_SUPERBLOCK: Final = 1024
 _EXT4_MAGIC: Final = 0xEF53
-_MOST_PLACES: Final = 4096
+_MAX_PLACES: Final = 4096
 
 
 class Mount(NamedTuple):
@@ -40,12 +40,12 @@ class Mount(NamedTuple):
     super_options: str
 
     def option(self, name: str) -> str | None:
-        """The value of an option of the file system."""
+        """Returns the value of an option of the file system; None if it is not set."""
         return _values(self.super_options).get(name)
 
 
 class MountTable:
-    """The mounts of a namespace, and which of them shows at a path when some lie upon others."""
+    """The mounts of a namespace, and which of them is visible at a path where several are stacked."""
 
     def __init__(self, mounts: Iterable[Mount]) -> None:
         self.mounts = tuple(mounts)
@@ -53,7 +53,7 @@ class MountTable:
         self._layout = _layout(tuple([(index.get(mount.parent, -1), mount.where) for mount in self.mounts]))
 
     def showing(self, path: str) -> Mount | None:
-        """The mount that a process sees at `path`: one at the path itself, or the one that holds its directory."""
+        """Returns the mount that a process sees at `path`: one at the path itself, or its directory's."""
         number = self._layout.showing(path)
         return None if number is None else self.mounts[number]
 
@@ -67,8 +67,7 @@ class MountTable:
 
 
 class _Layout:
-    """Which mount shows where: `places` are the number of the parent and the path, of each. Sandboxes of one kind have
-    the same."""
+    """Which mount is visible where. `places` holds each mount's parent (its number) and path."""
 
     def __init__(self, places: Sequence[tuple[int, str]]) -> None:
         self._by_place = {place: number for number, place in enumerate(places)}
@@ -80,7 +79,7 @@ class _Layout:
         if path in self._shown:
             return self._shown[path]
         found = self._above(self.showing(path.rpartition("/")[0]), path)
-        if len(self._shown) < _MOST_PLACES:
+        if len(self._shown) < _MAX_PLACES:
             self._shown[path] = found
         return found
 
@@ -99,12 +98,11 @@ def _layout(places: tuple[tuple[int, str], ...]) -> _Layout:
 class Facts:
     """What /proc and /sys say about one process.
 
-    `rlimits` are (soft, hard) by the name in /proc, None is no limit. `interfaces` and `routed` are the network's: its
-    interfaces, and those that a route goes through; `is_led_out` if a program chooses the sockets of its connections.
-    `descriptors` are those that are no pipe, socket, memory or other anonymous object, as (link, id of the mount).
-    `root` and `cwd` are (device, inode). `rooms` are the bytes and inodes that writable overlays can hold, and the
-    disk beside them, by path. `programs` are the filters of system calls, `why_no_programs` says why they cannot be
-    read.
+    `rlimits` are (soft, hard) by the name in /proc; None is no limit. `interfaces` are the network's, `routed` those
+    that a route uses; `is_led_out` means that a BPF program chooses the sockets of connections. `descriptors` leaves
+    out pipes, sockets, memory and other anonymous objects; each is (link, id of the mount). `root` and `cwd` are
+    (device, inode). `rooms` are the bytes and inodes that writable overlays, and the disk beside them, can hold, by
+    path. `programs` are the seccomp filters; `why_no_programs` says why they cannot be read.
     """
 
     status: Mapping[str, str] = field(default_factory=dict)
@@ -130,7 +128,7 @@ class Facts:
 
 
 async def gather(pid: int, limits: CgroupLimits) -> Facts:
-    """Raises SandboxLost when the process is gone. It is stopped for a moment, for its filters to be read."""
+    """Gathers the facts. Stops the process for a moment to read its filters. Raises SandboxLost if it is gone."""
     try:
         return await _gather(pid, limits)
     except OSError as exc:
@@ -180,7 +178,7 @@ def _files(own: str, descriptors: Iterable[str]) -> Iterable[tuple[str, int]]:
             link = os.readlink(f"{own}/fd/{number}")
             if not link.startswith(("pipe:[", "socket:[", "anon_inode:", "/memfd:")):
                 yield link, int(parse_status(_read(f"{own}/fdinfo/{number}")).get("mnt_id", "-1"))
-        except FileNotFoundError:  # closed since
+        except FileNotFoundError:  # closed meanwhile
             continue
 
 
@@ -227,7 +225,7 @@ def _read_if_there(path: str) -> str:
 
 
 def ext4_room(device: str) -> tuple[int, int]:
-    """The bytes and inodes that users can have of a device's ext4; zeros if it cannot be read."""
+    """Returns the bytes and inodes that users can have of an ext4 device; zeros if it cannot be read."""
     try:
         fd = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -244,11 +242,11 @@ def ext4_room(device: str) -> tuple[int, int]:
 
 
 def is_led_out(namespace: str) -> bool:
-    """Whether the connections made in a network namespace are given to sockets that somebody else has chosen."""
+    """Returns whether a BPF program chooses the sockets of connections made in a network namespace."""
     fd = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return sk_lookup.is_attached(fd)
-    except OSError:  # a kernel that has no such programs
+    except OSError:  # the kernel has no such programs
         return False
     finally:
         os.close(fd)
@@ -260,7 +258,7 @@ def parse_status(text: str) -> dict[str, str]:
 
 
 def parse_rlimits(text: str) -> dict[str, tuple[int | None, int | None]]:
-    """/proc/PID/limits: the columns are as wide as the first line's."""
+    """Parses /proc/PID/limits, whose columns are as wide as in its first line."""
     head, _, rest = text.partition("\n")
     soft, hard, units = (head.find(word) for word in ("Soft Limit", "Hard Limit", "Units"))
     return {
@@ -277,7 +275,7 @@ def parse_interfaces(text: str) -> frozenset[str]:
 
 
 def parse_routes(ipv4: str, ipv6: str) -> frozenset[str]:
-    """The interfaces that the main tables send something through."""
+    """Returns the interfaces that the main routing tables use."""
     return frozenset(
         (
             *(line.split()[0] for line in ipv4.splitlines()[1:] if line.strip()),
@@ -300,6 +298,6 @@ def _parse_rest(text: str) -> tuple[str, str, frozenset[str], str, str, str]:
 
 @lru_cache(maxsize=64)
 def _values(options: str) -> Mapping[str, str]:
-    """Of options with a value; the first one counts."""
+    """Returns the options that have a value. The first of equal names counts."""
     pairs = (word.partition("=") for word in reversed(options.split(",")))
     return {name: value for name, found, value in pairs if found}

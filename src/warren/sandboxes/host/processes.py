@@ -1,8 +1,8 @@
-"""Processes of the host: running a helper program, recognizing a process again, killing one safely.
+"""Processes of the host: runs a helper program, recognizes a process again, kills one safely.
 
 `run` does not fork this process: a fork copies the page tables of a big Python process, posix_spawn does not. It waits
-for the end through a pidfd, so it needs no signal handler or thread. What the program started may outlive it and hold
-its stderr open: the text is read when the program has ended, not at end of file.
+for the end through a pidfd, so it needs no signal handler or thread. Processes that the program started may outlive it
+and hold its stderr open, so `run` reads the text when the program has ended, not until end of file.
 """
 
 import asyncio
@@ -26,24 +26,26 @@ _CRASH: Final = re.compile(r"(panic|fatal error|runtime(/cgo)?|SIG[A-Z]+): ")
 
 @cache
 def boot_id() -> str:
-    """Tells this boot of the machine from earlier ones, whose processes and mounts are gone."""
+    """Returns the id of this boot. Processes and mounts of earlier boots are gone."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def start_time(pid: int) -> int | None:
-    """In clock ticks since boot; None when the process has ended, even if nobody has reaped it yet."""
+    """Returns the start time in clock ticks since boot; None if the process has ended, even if nobody has reaped it
+    yet."""
     stat = _stat_fields(pid)
     return None if not stat or stat[0] in "ZX" else int(stat[19])
 
 
 def is_exiting(pid: int) -> bool:
-    """Whether the kernel has begun to end it. A process closes its sockets some time before it counts as dead."""
+    """Returns whether the kernel has begun to end the process. It closes its sockets some time before it counts as
+    dead."""
     stat = _stat_fields(pid)
     return not stat or bool(int(stat[6]) & _PF_EXITING)
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the program's name; none for a process that is gone."""
+    """Returns the fields of /proc/PID/stat after the program's name; none if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             return file.read().decode(errors="replace").rpartition(")")[2].split()
@@ -53,7 +55,7 @@ def _stat_fields(pid: int) -> list[str]:
 
 @contextmanager
 def open_process(pid: int) -> Iterator[int | None]:
-    """A pidfd of the process, None if there is none. The number alone may belong to another process by now: check
+    """Yields a pidfd of the process, None if there is none. The pid alone may belong to another process by now: check
     after opening that it is the right one."""
     try:
         pidfd = os.pidfd_open(pid)
@@ -74,14 +76,15 @@ def kill_if(pid: int, is_right_one: Callable[[int], bool]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """`code` is negative for a signal. `stderr` is the end of the output."""
+    """How a program ended. `code` is negative for a signal. `stderr` is the end of the output."""
 
     code: int
     stderr: str
 
     @property
     def last_line(self) -> str:
-        """Why it failed: the last line, but the first of a crash of a Go program, whose last are its registers."""
+        """Why the program failed: its last line, or the first line of a Go program's crash, which ends with
+        registers."""
         lines = [line.strip() for line in self.stderr.splitlines() if line.strip()]
         crash = next((line for line in lines if _CRASH.match(line)), "")
         return (crash or lines[-1])[:500] if lines else f"ended with {self.code}, without a word"
@@ -94,9 +97,9 @@ async def run(
     pass_fds: Mapping[int, int] | None = None,
     timeout_s: float = 60.0,
 ) -> Finished:
-    """Runs a program to its end. `pass_fds` gives it descriptors of ours under other numbers.
+    """Runs a program to its end. `pass_fds` maps descriptors of ours to their numbers in the program.
 
-    When cancelled, or after `timeout_s`, the program is killed and reaped before this returns.
+    When cancelled, or after `timeout_s`, kills and reaps the program before it raises.
     """
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -152,12 +155,12 @@ async def _end_of(pid: int, timeout_s: float) -> int:
 
 
 def _reap(pid: int) -> int:
-    """Collects a process that has ended or was killed, so it hardly waits."""
+    """Reaps a process that has ended or was killed, so it hardly blocks."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 async def readable(fd: int) -> None:
-    """Returns when `fd` is readable; a pidfd is when its process has ended."""
+    """Returns when `fd` is readable; a pidfd is readable when its process has ended."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
 
@@ -186,7 +189,7 @@ def _read_all(fd: int) -> str:
 
 
 async def stop_child(process: asyncio.subprocess.Process, within_s: float) -> None:
-    """Lets it clean up, as Ctrl-C does; kills it if that takes too long."""
+    """Sends SIGINT, so that the process can clean up; kills it if that takes too long."""
     with suppress(ProcessLookupError):
         process.send_signal(signal.SIGINT)
         try:

@@ -1,13 +1,13 @@
-"""Which system calls a loaded filter lets through.
+"""Finds out which system calls a loaded seccomp filter lets through.
 
 `ProgramReader` gets the filters of a process from the kernel, as the instructions it runs. `SystemCallFilter` knows the
 rules that were asked for and says what the programs allow beyond them. For each call that no rule names it follows all
-paths of a program; for a call with conditions it tries the values at which the rules or the program turn. So it finds a
-rule that a runtime has dropped or a library has read in its own way. A call that is refused although a rule names it is
-no excess: older libraries do not know the newest calls.
+paths of a program; for a call with conditions it tries the values at which the rules or the program decide differently.
+So it finds a rule that a runtime dropped or a library misread. A call that is refused although a rule names it is no
+excess: older libraries do not know the newest calls.
 
-The answer is kept by the programs' hash, in memory and, if it is good, for other processes until the machine restarts.
-So a sandbox whose filter others had before costs one reading and a look-up.
+The answer is cached by the programs' hash, in memory and, if it is good, for other processes until the machine
+restarts. So a sandbox with a known filter costs one reading and a look-up.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ MARKS: Final = Path("/run/warren/filters")
 
 _SEIZE, _INTERRUPT, _DETACH, _GET_FILTER = 0x4206, 0x4207, 17, 0x420C
 _WALL: Final = 0x40000000
-_MOST_INSTRUCTIONS: Final = 4096  # the kernel's own limit
-_MOST_FILTERS: Final = 16
+_MAX_INSTRUCTIONS: Final = 4096  # the kernel's own limit
+_MAX_FILTERS: Final = 16
 _STOP_S: Final = 2.0
 _BURY_LOOKS: Final = 400
 _KEPT: Final = 64
-_MOST_VALUES: Final = 64
-_MOST_COMBINATIONS: Final = 4096
+_MAX_VALUES: Final = 64
+_MAX_COMBINATIONS: Final = 4096
 
 _ARCH: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _FOREIGN_ARCH: Final = (0x40000003, 0x40000028, 0)  # i386, arm, none
@@ -70,10 +70,10 @@ class Unreadable(Exception):
 
 
 class ProgramReader:
-    """A context in which a process is stopped and its filters can be read. Raises Unreadable, ProcessLookupError.
+    """Stops a process while its filters are read; use it as a context. Raises Unreadable, ProcessLookupError.
 
-    A process needs a moment to stop: what is done before `read` costs no time, and mostly nothing has to be awaited.
-    All of it has to be done in one thread. A cancellation waits until the process runs again.
+    A process needs a moment to stop: work done before `read` costs no time, and mostly `read` does not have to wait.
+    ptrace requires that all of it happens in one thread. A cancellation waits until the process runs again.
     """
 
     def __init__(self, pid: int) -> None:
@@ -92,10 +92,10 @@ class ProgramReader:
         except ProcessLookupError:
             await run_shielded(_bury(self._pid))
         except Unreadable:
-            pass  # it does not stop; the kernel lets it go when this thread ends
+            pass  # the process does not stop; the kernel releases it when this thread ends
 
     async def read(self) -> tuple[bytes, ...]:
-        """Raises Unreadable, ProcessLookupError."""
+        """Returns the filters of the process. Raises Unreadable, ProcessLookupError."""
         await self._wait()
         return tuple(_filters(self._pid))
 
@@ -105,20 +105,20 @@ class ProgramReader:
 
 
 async def read_programs(pid: int) -> tuple[bytes, ...]:
-    """Raises Unreadable, ProcessLookupError. The process is stopped for a moment."""
+    """Returns the filters of a process, which is stopped for a moment. Raises Unreadable, ProcessLookupError."""
     async with ProgramReader(pid) as reader:
         return await reader.read()
 
 
 def _filters(pid: int) -> Iterator[bytes]:
-    room = ctypes.create_string_buffer(_MOST_INSTRUCTIONS * 8)
-    for index in range(_MOST_FILTERS):
+    room = ctypes.create_string_buffer(_MAX_INSTRUCTIONS * 8)
+    for index in range(_MAX_FILTERS):
         try:
             count = _ptrace(_GET_FILTER, pid, index, ctypes.addressof(room))
         except FileNotFoundError:
             return
         yield ctypes.string_at(room, count * 8)
-    raise Unreadable(f"there are more than {_MOST_FILTERS} filters")
+    raise Unreadable(f"there are more than {_MAX_FILTERS} filters")
 
 
 async def _wait_for_stop(pid: int) -> bool:
@@ -132,7 +132,7 @@ async def _wait_for_stop(pid: int) -> bool:
 
 
 def _has_stopped(pid: int) -> bool:
-    """Raises ProcessLookupError if it has ended instead."""
+    """Returns whether the process has stopped. Raises ProcessLookupError if it has ended instead."""
     try:
         found, status = os.waitpid(pid, os.WNOHANG | _WALL)
     except ChildProcessError:
@@ -143,7 +143,8 @@ def _has_stopped(pid: int) -> bool:
 
 
 async def _bury(pid: int) -> None:
-    """A process that dies while it is looked at stays a zombie until whoever looks has seen its end."""
+    """Waits for the end of a process that dies while it is traced: it stays a zombie until its tracer has seen the
+    end."""
     with suppress(ProcessLookupError):
         for _ in range(_BURY_LOOKS):
             _has_stopped(pid)
@@ -173,9 +174,10 @@ def _why_not(number: int) -> str:
 
 
 class SystemCallFilter:
-    """`rules` as in an OCI config.json: what no rule with SCMP_ACT_ALLOW names is to be refused.
+    """Compares filters with rules. `rules` are as in an OCI config.json: a call without an SCMP_ACT_ALLOW rule is
+    refused.
 
-    `marks` is a directory of root's that is empty after a boot: a file in it says that a program was found good.
+    `marks` is a directory of root that is empty after a boot: a file in it says that a program was found good.
     """
 
     def __init__(self, rules: Iterable[Rule], machine: str, marks: Path = MARKS) -> None:
@@ -192,11 +194,11 @@ class SystemCallFilter:
         self._known: dict[str, str] = {}
 
     def knows(self, programs: Sequence[bytes]) -> bool:
-        """Whether `excess` has the answer at once."""
+        """Returns whether `excess` has the answer at once."""
         return not programs or _digest(programs) in self._known
 
     def excess(self, programs: Sequence[bytes]) -> tuple[str, str]:
-        """The hash of the programs, and what they allow beyond the rules: empty if nothing."""
+        """Returns the hash of the programs, and what they allow beyond the rules: "" if nothing."""
         digest = _digest(programs)
         found = self._known.get(digest)
         if found is None:
@@ -220,7 +222,7 @@ class SystemCallFilter:
             return False
 
     def _mark(self, digest: str) -> None:
-        with suppress(OSError):  # then the next process looks again
+        with suppress(OSError):  # without the mark the next process checks again
             self._marks.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._mark_of(digest).touch(mode=0o600)
 
@@ -263,16 +265,16 @@ def _digest(programs: Sequence[bytes]) -> str:
 
 
 def _turning_numbers(programs: Sequence[Program]) -> list[int]:
-    """The programs only compare a call's number, so between these numbers nothing changes: they stand for all."""
+    """Returns numbers that stand for all calls: the programs only compare numbers, so between these nothing changes."""
     constants = {operand for program in programs for code, _, _, operand in program if code & 0x07 == 0x05}
     near = {value + step for value in constants for step in (-1, 0, 1)}
     return sorted(value for value in near | {0, _WORD} if 0 <= value <= _WORD)
 
 
 def _turning_arguments(turns: Mapping[int, set[int]]) -> Iterator[tuple[int, ...]]:
-    """All combinations of the values that the programs compare the arguments' lower halves with."""
-    values = [sorted(turns.get(_ARGUMENTS + 2 * index, set()))[:_MOST_VALUES] or [0] for index in range(6)]
-    return islice(product(*values), _MOST_COMBINATIONS)
+    """Yields all combinations of the values that the programs compare the arguments' lower halves with."""
+    values = [sorted(turns.get(_ARGUMENTS + 2 * index, set()))[:_MAX_VALUES] or [0] for index in range(6)]
+    return islice(product(*values), _MAX_COMBINATIONS)
 
 
 def _most(conditions: Sequence[Sequence[Rule]]) -> int:
@@ -280,7 +282,8 @@ def _most(conditions: Sequence[Sequence[Rule]]) -> int:
 
 
 def _samples(conditions: Sequence[Sequence[Rule]]) -> Iterable[tuple[int, ...]]:
-    """Arguments at which the rules turn: each one's own, its bits flipped, and what no rule matches."""
+    """Returns arguments at which the rules decide differently: matching ones, with single bits flipped, and ones that
+    no rule matches."""
     found: dict[tuple[int, ...], None] = {}
     violating = [0] * 6
     for rule in conditions:
@@ -342,13 +345,13 @@ def _parse(program: bytes) -> Program:
 
 
 def _may_allow(programs: Sequence[Program], data: Sequence[int | None], starts: Sequence[int] = ()) -> bool:
-    """Whether no program refuses for certain. What `data` does not say, or says is None, may be anything."""
+    """Returns whether no program refuses for certain. Words that `data` lacks, or has as None, may have any value."""
     pairs = zip(programs, starts or [0] * len(programs), strict=True)
     return not any(_outcomes(program, data, start) <= _REFUSING for program, start in pairs)
 
 
 def _first_look_at_arguments(program: Program, data: Sequence[int | None]) -> int:
-    """Where the way of a call stops depending on its number alone: what comes before need not be walked again."""
+    """Returns where a call's path stops depending on its number alone, so that the part before is walked only once."""
     at, value = 0, 0
     while True:
         code, if_true, if_false, operand = program[at]
@@ -366,7 +369,8 @@ def _first_look_at_arguments(program: Program, data: Sequence[int | None]) -> in
 def _outcomes(
     program: Program, data: Sequence[int | None], start: int = 0, turns: dict[int, set[int]] | None = None
 ) -> set[int]:
-    """The actions that a program can return on all paths. `turns` gets what each unknown word is compared with."""
+    """Returns the actions that a program can return on all paths. Adds to `turns` what each unknown word is compared
+    with."""
     known = len(data)
     outcomes: set[int] = set()
     todo: list[tuple[int, int, int | None]] = [(start, 0, 0)]
@@ -376,7 +380,7 @@ def _outcomes(
         while True:
             code, if_true, if_false, operand = program[at]
             at += 1
-            if code == 0x15 and value is not None:  # most of every filter
+            if code == 0x15 and value is not None:  # the most common instruction in every filter
                 at += if_true if value == operand else if_false
             elif code == 0x20:  # load a word
                 word = operand >> 2

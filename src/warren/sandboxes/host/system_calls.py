@@ -1,4 +1,4 @@
-"""The numbers of Linux's system calls, for reading a loaded filter back.
+"""The numbers of Linux's system calls, for reading back a loaded filter.
 
 Each list is in the order of the numbers; a dash is a number without a call. From 424 on all machines share the numbers.
 """
@@ -84,7 +84,7 @@ _OWN: Final = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
 
 def numbers(machine: str) -> dict[str, int]:
-    """The number of each call by its name. Raises KeyError for a machine that is not known."""
+    """Returns the number of each call by its name. Raises KeyError for an unknown kind of machine."""
     own, shared = _OWN[machine].split(), _SHARED.split()
     pairs = (*enumerate(own), *enumerate(shared, _SHARED_FROM))
     return {name: number for number, name in pairs if name != "-"}

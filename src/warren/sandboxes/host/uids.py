@@ -1,7 +1,7 @@
 """A range of host uids for every sandbox, host-wide.
 
-A range is claimed by its number (claim_links.py). A claim whose owner's directory is gone is stale and may be taken
-over, unless a process still has one of its uids: then somebody has removed the directory of a live sandbox.
+A sandbox claims a range by the range's number (claim_links.py). A claim whose owner's directory is gone is stale and
+may be taken over, unless a process still has one of the uids: then somebody removed the directory of a live sandbox.
 """
 
 import random
@@ -15,7 +15,7 @@ from warren.sandboxes.host.claim_links import ClaimLinks
 DIRECTORY: Final = Path("/run/warren/uids")
 RANGE: Final = 65536
 COUNT: Final = 32768
-FIRST: Final = 0x78000000  # above what distributions, systemd and container engines give out
+FIRST: Final = 0x78000000  # above the uids that distributions, systemd and container engines assign
 
 
 def uid_base(index: int) -> int:
@@ -30,8 +30,8 @@ class UidRanges:
         self._count = count
 
     def claim(self, owner: Path) -> int:
-        """Claims a range for `owner`, an existing directory, and returns its index."""
-        start = random.randrange(self._count)  # at random, so that a range rests before it is used again
+        """Claims a range for `owner`, an existing directory, and returns its index. Raises ProviderUnavailable."""
+        start = random.randrange(self._count)  # random, so that a range rests before it is used again
         for step in range(self._count):
             index = (start + step) % self._count
             if self._links.take(str(index), owner):
@@ -39,13 +39,14 @@ class UidRanges:
         raise ProviderUnavailable(f"all {self._count} uid ranges are in use", remedy="destroy some sandboxes")
 
     def release(self, index: int, owner: Path) -> None:
-        """Idempotent; leaves a claim that another owner has taken over. Nobody takes it over while the owner exists."""
+        """Ends the claim of `owner`. Idempotent; leaves a claim that another owner has taken over."""
+        # While the owner's directory exists nobody else can take the claim over; afterwards the lock prevents it.
         with nullcontext() if owner.is_dir() else self._links.locked(wait=True):
             if self.owner(index) == owner:
                 self._links.remove(str(index))
 
     def release_all(self, owner: Path) -> None:
-        """Releases the claims of an owner that died before it recorded them."""
+        """Releases all claims of an owner that died before it recorded them."""
         for name in filter(str.isdigit, self._links.names()):
             self.release(int(name), owner)
 
@@ -59,7 +60,7 @@ def _is_stale(name: str, holder: Path) -> bool:
 
 
 def _is_used(uids: range) -> bool:
-    """Whether any process has one of these uids. The owner of /proc/PID does not tell: it may be root for others."""
+    """Returns whether any process has one of these uids. The owner of /proc/PID does not tell: it may be root."""
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             text = status.read_text()

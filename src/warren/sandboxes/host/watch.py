@@ -1,4 +1,4 @@
-"""Looks at figures of the kernel many times a second, for what no limit of the kernel bounds."""
+"""Checks numbers of the kernel many times a second, for resources that no kernel limit bounds."""
 
 import asyncio
 import time
@@ -8,13 +8,13 @@ from typing import Final
 
 from warren.kernel.logs import get_log
 
-_EVERY_S: Final = 0.1  # half a processor fills 250 MiB of queues in that time
+_EVERY_S: Final = 0.1  # in that time half a processor can fill 250 MiB of queues
 
 _log = get_log(__name__)
 
 
 class Watch(ABC):
-    """One figure. A look that fails is logged, and the next one is a minute later."""
+    """Watches one number. If a check fails, logs it and waits a minute."""
 
     name: str
     retry_s = 60.0
@@ -52,14 +52,14 @@ class Watch(ABC):
 
     @abstractmethod
     def _is_too_much(self) -> bool:
-        """Reads the figure, which takes no time worth mentioning."""
+        """Reads the number, and returns whether `_act` must run. Must be fast: it runs on the event loop."""
 
     @abstractmethod
     async def _act(self) -> None: ...
 
 
 class Watches:
-    """Several, in one task: to wake up costs more than to look. `start` is idempotent."""
+    """Runs several watches in one task, because waking up costs more than checking. `start` is idempotent."""
 
     def __init__(self, *watches: Watch) -> None:
         self._watches = watches

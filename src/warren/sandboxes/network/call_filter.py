@@ -1,5 +1,4 @@
-"""Filters of system calls for Warren's own processes: what `warren-egress` needs, and nothing else; for others, all but
-some."""
+"""Seccomp filters for Warren's own processes: allowed calls for `warren-egress`, refused calls for others."""
 
 import platform
 import struct
@@ -22,9 +21,9 @@ _ALLOWED: Final = """
     getpid gettid getppid getuid geteuid getgid getegid getresuid getresgid uname sysinfo getrusage getcpu
     exit exit_group
 """
-_FAMILIES: Final = (2, 10, 16)  # IPv4, IPv6, and netlink: the resolver asks for the machine's addresses
+_FAMILIES: Final = (2, 10, 16)  # IPv4, IPv6, and netlink, from which the resolver learns the machine's addresses
 _CLONE_THREAD: Final = 0x00010000
-_WRITING: Final = 0o1 | 0o2 | 0o100  # write only, read and write, create
+_WRITING: Final = 0o1 | 0o2 | 0o100  # O_WRONLY, O_RDWR, O_CREAT
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _EPERM, _ENOSYS = 1, 38
 _NUMBER, _MACHINE, _ARGUMENTS = 0, 4, 16
@@ -33,7 +32,7 @@ _X32: Final = 0x40000000
 
 
 def refusing(names: str, machine: str = "") -> bytes:
-    """A filter that refuses these calls and allows all others, for a kind of machine, by default this one."""
+    """Returns a filter that refuses these calls and allows all others. `machine` defaults to this machine's kind."""
     machine = machine or platform.machine()
     known = numbers(machine)
     code = _begin(machine)
@@ -44,7 +43,8 @@ def refusing(names: str, machine: str = "") -> bytes:
 
 
 def _begin(machine: str) -> list[bytes]:
-    """Calls of another kind of machine end the process: their numbers mean something else."""
+    """Returns the first steps of a filter: kill the process if it uses another kind of machine's call numbers, which
+    mean other calls."""
     return [
         _step(_LOAD, _MACHINE),
         _step(_EQUAL, _ARCH[machine], 1, 0),
@@ -56,14 +56,14 @@ def _begin(machine: str) -> list[bytes]:
 
 
 def compiled(machine: str = "") -> bytes:
-    """For a kind of machine, by default this one."""
+    """Returns the filter of `warren-egress`. `machine` defaults to this machine's kind."""
     machine = machine or platform.machine()
     known = numbers(machine)
     code = _begin(machine)
     for name in _ALLOWED.split():
         if name in known:
             code += [_step(_EQUAL, known[name], 0, 1), _step(_RETURN, _ALLOW)]
-    # glibc starts a thread with clone if there is no clone3, whose flags a filter cannot see.
+    # A filter cannot see clone3's flags. Without clone3, glibc starts threads with clone.
     code += [_step(_EQUAL, known["clone3"], 0, 1), _step(_RETURN, _ERRNO | _ENOSYS)]
     code += _only_if(known["clone"], 0, [_step(_ANY_BIT, _CLONE_THREAD, 0, 1), _step(_RETURN, _ALLOW)])
     families = [step for family in _FAMILIES for step in (_step(_EQUAL, family, 0, 1), _step(_RETURN, _ALLOW))]
@@ -75,7 +75,8 @@ def compiled(machine: str = "") -> bytes:
 
 
 def _only_if(number: int, argument: int, conditions: list[bytes]) -> list[bytes]:
-    """The steps for a call with a condition on the lower half of an argument; they return in any case."""
+    """Returns the steps that allow a call if the lower half of an argument meets a condition, and refuse it
+    otherwise."""
     steps = [_step(_LOAD, _ARGUMENTS + 8 * argument), *conditions, _step(_RETURN, _ERRNO | _EPERM)]
     return [_step(_EQUAL, number, 0, len(steps)), *steps]
 

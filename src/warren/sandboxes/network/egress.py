@@ -1,9 +1,9 @@
-"""The network of this worker's sandboxes: the way out of each, and the process that all of it goes through.
+"""The network of this worker's sandboxes: what lets each reach the outside, and the proxy process in between.
 
 A sandbox whose network is open has a route, a BPF program and two sockets in its network namespace (sk_lookup.py). The
-sockets are handed to `warren-egress` and closed here, so that they end with that process: then the program finds no
-socket and refuses all. A process that has ended is started again, and gets new sockets of every open sandbox with the
-rules that hold then. When this worker ends, the program's link, the process and the sockets end with it.
+worker hands the sockets to `warren-egress` and closes its own copies, so they end with that process: then the program
+finds no socket and refuses everything. The worker restarts a process that has ended, and gives it new sockets and the
+current rules of every open sandbox. When the worker ends, the program's link, the process and the sockets end with it.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from warren.model.network import NO_NETWORK, EgressBound, EgressPolicy, NetworkR
 from warren.model.spec import Isolation, Layer
 from warren.sandboxes.egress.broker import BrokerSetup
 from warren.sandboxes.egress.messages import KEPT, BrokenMessage, pack_rules, unpack_use
-from warren.sandboxes.network import sk_lookup
+from warren.sandboxes.host import sk_lookup
+from warren.sandboxes.host.record import SandboxRecord
 from warren.sandboxes.network.namespaces import namespace_thread, open_namespace
 from warren.sandboxes.network.proxy_process import ProxyGone, ProxyProcess
-from warren.sandboxes.providers.record import Record
 
 _BACKLOG: Final = 128
 _RESTARTS_S: Final = (0.0, 0.1, 0.5, 2.0, 5.0)
@@ -40,7 +40,7 @@ _log = get_log(__name__)
 class Egress:
     def __init__(self, policy: EgressPolicy | None = None, *, within: Sequence[str] = ()) -> None:
         self._policy, self._within = policy or EgressPolicy(), tuple(within)
-        self._hidden = secrets.token_bytes(32)
+        self._owner_key = secrets.token_bytes(32)
         self._networks: weakref.WeakValueDictionary[str, OpenableNetwork] = weakref.WeakValueDictionary()
         self._open: dict[str, OpenableNetwork] = {}
         self._proxy: ProxyProcess | None = None
@@ -60,21 +60,21 @@ class Egress:
 
     @property
     def pid(self) -> int:
-        """Of the process; 0 if none runs."""
+        """The pid of the proxy process; 0 if none runs."""
         return self._proxy.pid if self._proxy is not None and not self._proxy.is_gone else 0
 
-    def network_of(self, record: Record) -> "OpenableNetwork":
+    def network_of(self, record: SandboxRecord) -> "OpenableNetwork":
         network = self._networks.get(record.sandbox_id)
         if network is None:
             network = self._networks[record.sandbox_id] = OpenableNetwork(self, record)
         return network
 
     def group_of(self, owner: str) -> str:
-        """What the process knows an owner by: enough to tell one from another, and not who it is."""
-        return hashlib.blake2b(owner.encode(), key=self._hidden, digest_size=16).hexdigest()
+        """Returns a keyed hash of an owner: the process can tell owners apart, but not who they are."""
+        return hashlib.blake2b(owner.encode(), key=self._owner_key, digest_size=16).hexdigest()
 
     def keep(self, network: "OpenableNetwork") -> None:
-        """It is open: it has to be closed even if nobody knows its sandbox any more."""
+        """Remembers an open network, which has to be closed even if nobody else refers to its sandbox any more."""
         self._open[network.sandbox_id] = network
 
     async def forget(self, sandbox_id: str) -> None:
@@ -95,7 +95,8 @@ class Egress:
         self._open.clear()
 
     async def running(self) -> ProxyProcess:
-        """The process, which is started if there is none. Raises ProviderUnavailable."""
+        """Returns the proxy process; starts it if there is none. Raises ProviderUnavailable."""
+        # One task starts the process; the others wait for it and use it.
         async with self._starting:
             if self._is_closed:
                 raise ProviderUnavailable("the network is closed")
@@ -111,7 +112,7 @@ class Egress:
             self._restarting = asyncio.create_task(self._restart(), name="egress-restart")
 
     async def _restart(self) -> None:
-        """Until the process runs for a while and has the sockets of all sandboxes whose network is open."""
+        """Restarts the process until it stays up and has the sockets of all sandboxes with an open network."""
         attempt = 0
         while any(network.is_open for network in self._open.values()):
             await asyncio.sleep(_RESTARTS_S[min(attempt, len(_RESTARTS_S) - 1)])
@@ -136,16 +137,16 @@ async def _stays(proxy: ProxyProcess) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _WayOut:
-    """What a sandbox with an open network has in the kernel. All of it ends with these descriptors, but the route."""
+class _KernelSide:
+    """The kernel objects of a sandbox with an open network. All but the route end with these descriptors."""
 
     namespace: int
     sockets: int
     link: int
 
     @classmethod
-    def make(cls, namespace: int) -> "_WayOut":
-        """Inside of the namespace."""
+    def make(cls, namespace: int) -> "_KernelSide":
+        """Makes the objects. Must run inside the namespace."""
         sk_lookup.set_route(is_there=True)
         sockets = sk_lookup.new_map()
         program = -1
@@ -165,12 +166,12 @@ class _WayOut:
 
 
 class OpenableNetwork:
-    """One sandbox's. `rules` are what holds, or will as soon as the process runs again."""
+    """The network of one sandbox. `rules` hold now, or will hold as soon as the proxy process runs again."""
 
-    def __init__(self, egress: Egress, record: Record) -> None:
+    def __init__(self, egress: Egress, record: SandboxRecord) -> None:
         self._egress, self._record = egress, record
         self._lock = asyncio.Lock()
-        self._way: _WayOut | None = None
+        self._way: _KernelSide | None = None
         self._on: ProxyProcess | None = None
         self._broker: BrokerSetup | None = None
         self._bounds: tuple[EgressBound, ...] = ()
@@ -212,6 +213,8 @@ class OpenableNetwork:
                 self.rules, self._broker, self._bounds = rules, broker, tuple(bounds)
                 await (self._apply() if wanted else self._shut())
             except BaseException as exc:
+                # Fail closed: whatever went wrong, the sandbox is left without a network. Shielded, also when
+                # cancelled.
                 await run_shielded(self._shut())
                 if isinstance(exc, OSError):
                     self._check_alive()
@@ -228,7 +231,7 @@ class OpenableNetwork:
             return replace(_added(self._before, self._last), open_connections=open_now)
 
     async def reopen(self) -> None:
-        """Gives a new process what the last one had."""
+        """Gives a new proxy process what the last one had."""
         async with self._lock:
             if self._way is None or (self._on is not None and not self._on.is_gone):
                 return
@@ -243,7 +246,7 @@ class OpenableNetwork:
             await self._shut(is_dying=True)
 
     def drop(self) -> None:
-        """When the process has ended for good."""
+        """Closes the kernel objects after the proxy process has ended for good."""
         self._is_forgotten = True
         if self._way is not None:
             self._way.close()
@@ -256,7 +259,7 @@ class OpenableNetwork:
             raise SandboxLost(f"sandbox {self.sandbox_id} is lost: its network cannot be set")
 
     async def _apply(self) -> None:
-        """A process that dies meanwhile is started again, once."""
+        """Brings the current rules into force. If the proxy process dies meanwhile, starts it again, once."""
         for is_last in (False, True):
             proxy = await self._egress.running()
             try:
@@ -266,13 +269,13 @@ class OpenableNetwork:
                 if is_last:
                     raise ProviderUnavailable("the process of the network has ended twice") from None
 
-    def _say(self) -> dict[str, Any]:
+    def _described(self) -> dict[str, Any]:
         broker = None if self._broker is None else self._broker.as_mapping()
         bounds = [(self._egress.group_of(each.owner), each.connections, each.mbps) for each in self._bounds]
         return {"sandbox": self.sandbox_id, "rules": pack_rules(self.rules), "broker": broker, "bounds": bounds}
 
     async def _replace(self, proxy: ProxyProcess) -> None:
-        await proxy.ask("set", **self._say())
+        await proxy.ask("set", **self._described())
 
     async def _hand_over(self, proxy: ProxyProcess) -> None:
         self._before, self._last = _added(self._before, self._last), NetworkUse()
@@ -287,12 +290,15 @@ class OpenableNetwork:
             else:
                 await namespace_thread().run(way.namespace, lambda: _make_sockets(sockets))
             tcp, udp = sockets
-            await proxy.ask("open", descriptors=(tcp.fileno(), udp.fileno()), **self._say())
+            # Only a process that has the rules and both sockets gets connections: the program finds the sockets
+            # afterwards.
+            await proxy.ask("open", descriptors=(tcp.fileno(), udp.fileno()), **self._described())
             self._on = proxy
             sk_lookup.put_socket(way.sockets, sk_lookup.SLOT_TCP, tcp)
             sk_lookup.put_socket(way.sockets, sk_lookup.SLOT_UDP, udp)
 
     async def _shut(self, *, is_dying: bool = False) -> None:
+        # Forgotten first: if anything below fails, the network counts as closed.
         self.rules, self._broker = NO_NETWORK, None
         proxy, self._on = self._on, None
         way, self._way = self._way, None
@@ -327,13 +333,14 @@ def _added(before: NetworkUse, use: NetworkUse) -> NetworkUse:
     )
 
 
-async def _make_way(record: Record, sockets: list[socket.socket]) -> _WayOut:
-    """And the first sockets, which are added to the list."""
-    made: list[_WayOut] = []
+async def _make_way(record: SandboxRecord, sockets: list[socket.socket]) -> _KernelSide:
+    """Makes the kernel objects of an open network, and the first sockets, which it appends to `sockets`. Raises
+    SandboxLost, OSError."""
+    made: list[_KernelSide] = []
     namespace = open_namespace(record)
 
     def make() -> None:
-        made.append(_WayOut.make(namespace))
+        made.append(_KernelSide.make(namespace))
         _make_sockets(sockets)
 
     try:
@@ -348,8 +355,8 @@ async def _make_way(record: Record, sockets: list[socket.socket]) -> _WayOut:
 
 
 def _make_sockets(made: list[socket.socket]) -> None:
-    """Inside of the namespace. Port 53, so that they answer on 127.0.0.1 too, where programs without a resolv.conf ask;
-    where something else has it already, the program finds them all the same."""
+    """Makes the TCP and the UDP socket. Must run inside the namespace. On port 53 they also answer on 127.0.0.1, where
+    programs without a resolv.conf ask; if that port is taken, the program still finds them."""
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
         made.append(socket.socket(socket.AF_INET, kind))
         _bind(made[-1])

@@ -1,8 +1,8 @@
 """Work inside the network namespaces of sandboxes.
 
 A socket belongs to the namespace in which it was made; binding, connecting and accepting may happen anywhere later. So
-one thread enters a sandbox's namespace for as long as it takes to make a socket or to send one netlink message, and
-everything else uses the descriptor. `dial` and the setup of egress use it.
+one thread enters a sandbox's namespace just long enough to make a socket or to send one netlink message, and everything
+else uses the descriptor. `SandboxPorts.dial` and `Egress` use it.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from warren.kernel.shielding import run_shielded
 from warren.model.errors import SandboxLost
-from warren.sandboxes.providers.record import Record
+from warren.sandboxes.host.record import SandboxRecord
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class NamespaceThread:
-    """One thread that runs short functions inside network namespaces, in the order in which they were given.
+    """One thread that runs short functions inside network namespaces, in the order of the calls.
 
     Between two functions it is in the namespace of this process. A thread that cannot return is never used again.
     """
@@ -36,8 +36,8 @@ class NamespaceThread:
         return ThreadPoolExecutor(1, thread_name_prefix="network-namespace")
 
     async def run(self, namespace_fd: int, function: Callable[[], T]) -> T:
-        """Runs the function inside. When cancelled, it waits for the function and drops what it returned: a function
-        that makes sockets puts them where its caller finds them."""
+        """Runs the function inside the namespace. When cancelled, it still waits for the function, and drops the
+        result: so a function that makes sockets must store them where its caller can close them."""
         executor = self._executor
         try:
             return await run_shielded(_in_executor(executor, namespace_fd, function))
@@ -61,6 +61,8 @@ class _Stranded(OSError):
 
 def _run_inside(namespace_fd: int, function: Callable[[], T]) -> T:
     with open("/proc/thread-self/ns/net", "rb", buffering=0) as own:
+        # Only this thread moves. It must be back before the next function runs, or that would make its socket in the
+        # wrong sandbox.
         _enter(namespace_fd)
         try:
             return function()
@@ -79,17 +81,17 @@ def _enter(namespace_fd: int) -> None:
 
 @cache
 def namespace_thread() -> NamespaceThread:
-    """The one of this process."""
+    """Returns this process's only namespace thread."""
     return NamespaceThread()
 
 
-def open_namespace(record: Record) -> int:
-    """A descriptor of the sandbox's network namespace, to be closed by the caller. Raises SandboxLost."""
+def open_namespace(record: SandboxRecord) -> int:
+    """Returns a descriptor of the sandbox's network namespace, which the caller closes. Raises SandboxLost."""
     try:
         fd = os.open(f"/proc/{record.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         raise SandboxLost("the sandbox's first process has ended") from None
-    if not record.alive():  # asked after opening: the number may belong to another process by now
+    if not record.alive():  # checked after opening: the pid may belong to another process by now
         os.close(fd)
         raise SandboxLost("the sandbox's first process has ended")
     return fd

@@ -1,7 +1,7 @@
-"""The process `warren-egress` of this worker: starting it, asking it, noticing its end.
+"""Starts this worker's `warren-egress` process, sends it requests, and notices its end.
 
-It reads what sandboxes send, so it may be in an attacker's hands: its answers are read as a stranger's, and when it
-does not answer in time it is killed. It ends by itself when this process does, because its socket ends then.
+The process reads what sandboxes send, so an attacker may control it: the worker trusts none of its answers, and kills
+it if it does not answer in time. It ends by itself when the worker ends, because its socket is closed then.
 """
 
 import asyncio
@@ -35,7 +35,8 @@ class ProxyGone(Exception):
 
 
 class ProxyProcess:
-    """`ask` raises ProxyGone, and ProviderUnavailable if the process says no. `when_gone` is called once at its end."""
+    """The running process. `ask` raises ProxyGone, and ProviderUnavailable if the process refuses. `when_gone` is
+    called once, when the process ends."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", control: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
@@ -56,7 +57,8 @@ class ProxyProcess:
 
     @classmethod
     async def start(cls, policy: EgressPolicy, within: Sequence[str] = ()) -> Self:
-        """`within` is a command that runs another one; by default the process is where this one is."""
+        """Starts the process. `within` is a command prefix that runs it elsewhere, such as in another namespace. Raises
+        ProviderUnavailable."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -88,6 +90,7 @@ class ProxyProcess:
                 got = await answer
         except TimeoutError:
             _log.error("egress_does_not_answer", action="kill", doing=do)
+            # Killed rather than asked again: a process that hangs may be in an attacker's hands.
             self._lose()
             raise ProxyGone from None
         except OSError:
@@ -104,6 +107,7 @@ class ProxyProcess:
     async def close(self) -> None:
         self.when_gone = lambda: None
         if not self.is_gone:
+            # Closing our end asks the process to end; it is killed only if it does not.
             self._stop_listening()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_END_S):
@@ -116,7 +120,7 @@ class ProxyProcess:
         async with self._sending:
             if self.is_gone:
                 raise ProxyGone
-            if descriptors:  # they are lost if their message is: then the other side is, too
+            if descriptors:  # sent with the head, so that they arrive with their message
                 while True:
                     with contextlib.suppress(BlockingIOError):
                         socket.send_fds(self._control, [head], list(descriptors))
@@ -168,7 +172,8 @@ class ProxyProcess:
 
 
 def _spawn(within: Sequence[str], control: int) -> "subprocess.Popen[bytes]":
-    """With nothing of our environment, which may hold keys; it finds the same packages as this process."""
+    """Starts the process with an empty environment, because ours may hold keys. It finds the same packages as this
+    one."""
     path = os.pathsep.join((str(Path(__file__).parents[3]), *filter(os.path.isabs, sys.path)))
     resolver = {"RES_OPTIONS": "timeout:3 attempts:2"}
     return subprocess.Popen(

@@ -14,10 +14,11 @@ from typing import Final, Protocol
 from warren.kernel.shielding import run_shielded
 from warren.model.errors import SandboxLost
 from warren.model.spec import AGENT_PROGRAM, MIB, Isolation
-from warren.sandboxes.agent.link import AgentLink
+from warren.sandboxes.agent.link import AgentLink, WhyLost
 from warren.sandboxes.agent.sandbox import SandboxNetwork
 from warren.sandboxes.host import isolation
 from warren.sandboxes.host.cgroups import CgroupLimits, Hierarchies
+from warren.sandboxes.host.record import SandboxRecord, wait_for_first_process
 from warren.sandboxes.host.seccomp_program import SystemCallFilter
 from warren.sandboxes.host.uids import RANGE, uid_base
 from warren.sandboxes.providers.hardening import (
@@ -29,18 +30,17 @@ from warren.sandboxes.providers.hardening import (
     seccomp_oci,
 )
 from warren.sandboxes.providers.oci_bundle import PIDS_RESERVE
-from warren.sandboxes.providers.record import Record, wait_for_first_process
 
 _ANSWER_S: Final = 0.02  # most agents answer within that time
 
 
 class AgentDialer(Protocol):
-    async def dial(self, record: Record, directory: Path, timeout_s: float) -> AgentLink:
+    async def dial(self, record: SandboxRecord, directory: Path, timeout_s: float, why_lost: WhyLost) -> AgentLink:
         """Connects to the agent that listens in `directory`. Raises SandboxLost when it does not answer."""
 
 
 class IsolationReader(Protocol):
-    async def read(self, provider: str, record: Record, limits: CgroupLimits) -> Isolation:
+    async def read(self, provider: str, record: SandboxRecord, limits: CgroupLimits) -> Isolation:
         """Which layers hold for a running sandbox, each with its evidence. Raises SandboxLost."""
 
 
@@ -55,7 +55,7 @@ class EgressService(Protocol):
     @property
     def why_not(self) -> str: ...
     async def try_out(self) -> None: ...
-    def network_of(self, record: Record) -> SandboxNetwork: ...
+    def network_of(self, record: SandboxRecord) -> SandboxNetwork: ...
     async def forget(self, sandbox_id: str) -> None: ...
     async def close(self) -> None: ...
 
@@ -63,8 +63,8 @@ class EgressService(Protocol):
 class SocketDialer:
     """Dials a unix socket, and stops waiting when the sandbox's first process ends."""
 
-    async def dial(self, record: Record, directory: Path, timeout_s: float) -> AgentLink:
-        dialling = asyncio.ensure_future(AgentLink.dial(directory, timeout_s=timeout_s))
+    async def dial(self, record: SandboxRecord, directory: Path, timeout_s: float, why_lost: WhyLost) -> AgentLink:
+        dialling = asyncio.ensure_future(AgentLink.dial(directory, timeout_s=timeout_s, why_lost=why_lost))
         try:
             await asyncio.wait({dialling}, timeout=_ANSWER_S)
             if not dialling.done():
@@ -80,7 +80,7 @@ class SocketDialer:
             dialling.cancel()
 
 
-async def _wait_while_alive(dialling: asyncio.Task[AgentLink], record: Record) -> None:
+async def _wait_while_alive(dialling: asyncio.Task[AgentLink], record: SandboxRecord) -> None:
     ending: asyncio.Task[None] = asyncio.ensure_future(wait_for_first_process(record))
     try:
         await asyncio.wait([dialling, ending], return_when=asyncio.FIRST_COMPLETED)
@@ -97,7 +97,7 @@ class ProcIsolationReader:
     def __init__(self, closed: Iterable[str] = ()) -> None:
         self._closed = frozenset(closed)
 
-    async def read(self, provider: str, record: Record, limits: CgroupLimits) -> Isolation:
+    async def read(self, provider: str, record: SandboxRecord, limits: CgroupLimits) -> Isolation:
         facts, wanted = await isolation.gather(record.pid, limits), self._wanted(record)
         if wanted.system_calls.knows(facts.programs):
             evidence = isolation.judge(facts, wanted)
@@ -105,7 +105,7 @@ class ProcIsolationReader:
             evidence = await run_shielded(asyncio.to_thread(isolation.judge, facts, wanted))
         return Isolation(provider, record.runtime, evidence.layers, evidence.missing)
 
-    def _wanted(self, record: Record) -> isolation.Wanted:
+    def _wanted(self, record: SandboxRecord) -> isolation.Wanted:
         base, limits = uid_base(record.uid_index), record.spec.limits
         return isolation.Wanted(
             uids=range(base, base + RANGE),

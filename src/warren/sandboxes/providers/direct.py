@@ -35,7 +35,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class CompiledFilter:
     """A compiled filter that stays open for as long as this process lives."""
 
     fd: int
@@ -43,14 +43,14 @@ class Filter:
 
 
 @cache
-def compiled_filter(ptrace: bool) -> Filter:
+def compiled_filter(ptrace: bool) -> CompiledFilter:
     """Raises ProviderUnavailable."""
     name = f"{platform.machine()}-ptrace" if ptrace else platform.machine()
     try:
         digest = json.loads((_FOLDER / "digests.json").read_text())["sha256"][name]
         fd = os.open(_FOLDER / f"{name}.bpf", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return Filter(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FREE_FD), digest)
+            return CompiledFilter(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FREE_FD), digest)
         finally:
             os.close(fd)
     except (OSError, KeyError, ValueError):

@@ -36,6 +36,7 @@ from warren.sandboxes.host.cgroups import SandboxCgroup, parent_in_use
 from warren.sandboxes.host.disks import DISK_FD, tmpfs_options, unmount
 from warren.sandboxes.host.network_settings import network_sysctls
 from warren.sandboxes.host.processes import boot_id, run
+from warren.sandboxes.host.record import SandboxRecord, kill_first_process
 from warren.sandboxes.host.uids import uid_base
 from warren.sandboxes.providers import docker_spec
 from warren.sandboxes.providers.connection import ProcIsolationReader
@@ -46,7 +47,6 @@ from warren.sandboxes.providers.hardening import TERMINALS
 from warren.sandboxes.providers.host_provider import HostOptions, HostProvider, require_root, translate_os_error
 from warren.sandboxes.providers.image_defaults import with_image_env
 from warren.sandboxes.providers.oci_bundle import PARENT
-from warren.sandboxes.providers.record import Record, kill_first_process
 from warren.sandboxes.providers.runners import write_runners
 
 STEPS: Final = (
@@ -60,7 +60,7 @@ _AT_ONCE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class DockerRecord(Record):
+class DockerRecord(SandboxRecord):
     """`container` is the engine's id of it."""
 
     container: str = ""
@@ -115,7 +115,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         async with self._ready_lock:
             if not self._runtime:
                 require_root(self.name)
-                self._check_programs()
+                self._programs.check()
                 runtime = await self._check_engine()
                 try:
                     for path in (self._state / "docker", _RUN):
@@ -157,7 +157,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
                 remedy="use the provider oci for environments with `root: writable`",
             )
         await self._ready()
-        await self._check_gpus(spec)
+        await self.gpus.check_spec(spec, self.name, self.capabilities)
         if spec.gpus and not self._can_give_gpus:
             raise ProviderUnavailable(
                 "the Docker engine can give containers no GPU: it has neither CDI nor the runtime nvidia",
@@ -173,7 +173,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         directory = self.directory(sandbox_id)
         self._fault("directory")
         directory.mkdir(mode=0o700)
-        spec = self._claim_gpus(spec, directory)
+        spec = self.gpus.claim_for(spec, directory)
         self._fault("uids")
         index = self._uids.claim(directory)
         self._fault("record")
@@ -191,7 +191,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         self._fault("start")
         with parent_in_use():
             if self._cgroup_parent:
-                self._limit_all()
+                self._limits.limit_all()
             await self.engine.start(container)
         self._fault("started")
         record = record.started(_first_pid(await self.engine.state(container)))
@@ -210,23 +210,27 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
             (directory / name).mkdir(mode=0o700)
         disk, pass_fds = ("--tmpfs", tmpfs_options(limits)), {}
         if not self.disks.why_not_loop:
-            record, fd = await self._new_disk(record)
+            record, fd = await self.sandbox_disks.new_image(record)
             disk, pass_fds = ("--disk-fd", str(DISK_FD)), {fd: DISK_FD}
         places = [("--dir", f"{name}:{mode:o}") for name, mode in docker_spec.directories(image).values()]
         owner = str(uid_base(record.uid_index) + USER_UID)
-        argv = [str(self._launcher), "disk", *disk, "--at", str(directory / "disk"), "--owner", owner]
+        argv = [str(self._programs.launcher), "disk", *disk, "--at", str(directory / "disk"), "--owner", owner]
         argv += ["--memory", str(limits.memory_mb * MIB), "--cpus", str(math.ceil(limits.cpus))]
         argv += ["--pts", str(directory / "pts"), "--terminals", str(TERMINALS)]
         outcome = await run([*argv, *(word for place in places for word in place)], pass_fds=pass_fds)
         if outcome.code != 0:
-            raise ProviderUnavailable(f"docker, mounting a sandbox's disk: {self._without_paths(outcome.last_line)}")
+            raise ProviderUnavailable(
+                f"docker, mounting a sandbox's disk: {self._programs.without_paths(outcome.last_line)}"
+            )
         return record
 
     async def _seal_mounts(self, record: DockerRecord) -> None:
         """Makes the container's mounts nosuid and nodev, which the engine's API cannot."""
-        outcome = await run([str(self._launcher), "seal", "--pid", str(record.pid)])
+        outcome = await run([str(self._programs.launcher), "seal", "--pid", str(record.pid)])
         if outcome.code != 0:
-            raise ProviderUnavailable(f"docker, sealing a sandbox's mounts: {self._without_paths(outcome.last_line)}")
+            raise ProviderUnavailable(
+                f"docker, sealing a sandbox's mounts: {self._programs.without_paths(outcome.last_line)}"
+            )
 
     def _write_files(self, record: DockerRecord) -> None:
         """Writes to a disk that no sandbox has seen yet, so no name on it can be a link."""
@@ -236,7 +240,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         for name, text in docker_spec.etc_files(uid_base(record.uid_index)).items():
             (system / name).write_text(text)
             (system / name).chmod(0o644)
-        shutil.copyfile(self._agent, system / "agent")
+        shutil.copyfile(self._programs.agent, system / "agent")
         (system / "agent").chmod(0o711)  # nobody can read it, so nobody can look into what runs it (agent/keeper.c)
         write_runners(system / "runners")
 
@@ -267,7 +271,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         """Idempotent, and right for a sandbox at any stage: the directory goes last."""
         directory = self.directory(sandbox_id)
         record = DockerRecord.load(directory)
-        async with self._freeing_image(sandbox_id, record):
+        async with self.sandbox_disks.freeing_image(sandbox_id, record):
             await self._remove_all(sandbox_id, record, directory)
 
     async def _remove_all(self, sandbox_id: str, record: DockerRecord | None, directory: Path) -> None:

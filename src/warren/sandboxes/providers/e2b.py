@@ -45,15 +45,16 @@ from warren.model.errors import (
     SandboxNotFound,
     WarrenError,
 )
-from warren.model.figures import Figures
+from warren.model.metrics import SandboxMetrics
 from warren.model.spec import HOME, USER, USER_UID, WRITABLE, Isolation, Layer, Limits, SandboxSpec
-from warren.sandboxes.agent.link import AgentLink, printable
+from warren.sandboxes.agent.agent_errors import printable
+from warren.sandboxes.agent.link import AgentLink
 from warren.sandboxes.agent.sandbox import AgentSandbox
 from warren.sandboxes.host.processes import boot_id, start_time
+from warren.sandboxes.host.record import SandboxRecord, is_abandoned
 from warren.sandboxes.providers.e2b_api import E2bApi, FarFailure, FarSandbox, FarSize, decoded, translated
-from warren.sandboxes.providers.e2b_relay import OUTAGE_S, Relay
+from warren.sandboxes.providers.e2b_relay import OUTAGE_S, FarRelay
 from warren.sandboxes.providers.host_provider import INSTALL_PROGRAMS, Fault, translate_os_error
-from warren.sandboxes.providers.record import Record, is_abandoned
 from warren.sandboxes.providers.runners import runner_files
 
 STEPS: Final = ("directory", "record", "create", "created", "upload", "setup", "dial", "dialled", "ready")
@@ -79,7 +80,7 @@ _log = get_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class E2bRecord(Record):
+class E2bRecord(SandboxRecord):
     """`far`, `token` and `domain` say how the sandbox is reached; it is `ready` when a command can run in it."""
 
     far: str = ""
@@ -128,7 +129,7 @@ class E2bProvider:
         self._archive: bytes | None = None
         self._create_slots = asyncio.Semaphore(_AT_ONCE)
         self._destroy_slots = asyncio.Semaphore(_AT_ONCE)
-        self._open: weakref.WeakKeyDictionary[AgentSandbox, Relay] = weakref.WeakKeyDictionary()
+        self._open: weakref.WeakKeyDictionary[AgentSandbox, FarRelay] = weakref.WeakKeyDictionary()
         self._undestroyed: set[str] = set()
         self._keeping: asyncio.Task[None] | None = None
         self._templates: dict[str, tuple[float, str]] = {}
@@ -331,10 +332,11 @@ class E2bProvider:
 
     async def _connect(self, record: E2bRecord, size: FarSize) -> AgentSandbox:
         argv = (_AGENT, "relay", _SOCKET)
-        relay = Relay(self.api, record.far_sandbox, argv, name=record.sandbox_id, outage_s=self._outage_s)
+        relay = FarRelay(self.api, record.far_sandbox, argv, name=record.sandbox_id, outage_s=self._outage_s)
         try:
             async with asyncio.timeout(_START_S):
-                link = await AgentLink.greet(relay.open())
+                why_lost = partial(self._loss_reason, record.sandbox_id, relay)
+                link = await AgentLink.greet(relay.open(), why_lost)
         except TimeoutError:
             await run_shielded(relay.close())
             raise SandboxLost(f"the agent did not answer within {_START_S:g} s") from None
@@ -347,15 +349,14 @@ class E2bProvider:
             *(record.sandbox_id, link, self._isolation(size)),
             env={"OMP_NUM_THREADS": str(max(1, math.ceil(size.cpus))), **record.spec.env},
             oom_kills=lambda: 0,
-            why_lost=partial(self._loss_reason, record.sandbox_id, relay),
-            figures=FarFigures(self.api, record.far).read,
+            metrics=FarMetricsReader(self.api, record.far).read,
         )
         self._open[sandbox] = relay
         if self._keeping is None:
             self._keeping = asyncio.create_task(self._keep_alive(), name="e2b-keep-alive")
         return sandbox
 
-    def _loss_reason(self, sandbox_id: str, relay: Relay) -> str:
+    def _loss_reason(self, sandbox_id: str, relay: FarRelay) -> str:
         return relay.why if self._directory(sandbox_id).is_dir() else "it was destroyed"
 
     async def _keep_alive(self) -> None:
@@ -448,7 +449,7 @@ class E2bProvider:
         return path.read_text()
 
 
-class FarFigures:
+class FarMetricsReader:
     """What the far side says that a sandbox uses. It tells how busy the processors are and no total, so that is added
     up here from one reading to the next; it does not tell how many processes there are."""
 
@@ -457,14 +458,14 @@ class FarFigures:
         self._cpu_s = 0.0
         self._read_at = 0.0
 
-    async def read(self) -> Figures:
+    async def read(self) -> SandboxMetrics:
         found = await self._api.metrics(self._far, time.time() - _MEASURED_S)
         if found is None:
             raise ProviderUnavailable("E2B has measured nothing of this sandbox yet", retry_after_s=_MEASURED_S / 10)
         now = time.monotonic()
         self._cpu_s += found.cpus * (now - self._read_at) if self._read_at else 0.0
         self._read_at = now
-        return Figures(
+        return SandboxMetrics(
             cpu_s=self._cpu_s,
             memory_bytes=found.memory_bytes,
             cache_bytes=found.cache_bytes,

@@ -24,7 +24,7 @@ import aiohttp
 
 from warren.model.errors import ImageNotFound, InvalidRequest, NoCapacity, NoSpace, ProviderUnavailable, WarrenError
 from warren.model.strict_json import read_in_steps
-from warren.sandboxes.agent.link import printable
+from warren.sandboxes.agent.agent_errors import printable
 
 DOMAIN: Final = "e2b.app"
 ENVD_PORT: Final = 49983
@@ -41,7 +41,7 @@ _FRAME: Final = struct.Struct(">BI")
 _LAST_FRAME: Final = 2
 _MAX_FRAME: Final = 8 * 1024 * 1024
 _MAX_ANSWER: Final = 4 * 1024 * 1024
-_MOST_PAGES: Final = 1000
+_MAX_PAGES: Final = 1000
 _MAX_LIST: Final = 16 * 1024 * 1024
 _LONG: Final = 64 * 1024
 _LONGEST_WAIT_S: Final = 3600.0
@@ -158,7 +158,7 @@ class E2bApi:
         found: list[tuple[str, Mapping[str, str]]] = []
         size = 0
         with _errors("listing sandboxes"):
-            for _ in range(_MOST_PAGES):
+            for _ in range(_MAX_PAGES):
                 page, headers = await self._exchange("GET", f"/v2/sandboxes?{urlencode(query)}")
                 for each in page if isinstance(page, list) else ():
                     has = _texts(each, "metadata")

@@ -21,7 +21,7 @@ import aiohttp
 
 from warren.kernel.logs import get_log
 from warren.model.errors import WarrenError
-from warren.sandboxes.agent.link import printable
+from warren.sandboxes.agent.agent_errors import printable
 from warren.sandboxes.providers.e2b_api import E2bApi, FarFailure, FarSandbox, Json, decoded
 
 OUTAGE_S: Final = 120.0
@@ -38,7 +38,7 @@ class RelayEnded(Exception):
     """There is no way to the agent any more."""
 
 
-class Relay:
+class FarRelay:
     """`open` gives the socket for the link. `why` says what became of it once the socket has ended."""
 
     def __init__(

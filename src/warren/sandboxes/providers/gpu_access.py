@@ -1,17 +1,18 @@
 """The graphics processors that the operator lets sandboxes have: finds them, leases them, and reads back what is open.
 
-A provider is given one. What a sandbox gets is decided here (`Grant`); how it gets it is the provider's.
+A provider is given one. What a sandbox gets is decided here (`GpuGrant`); how it gets it is the provider's.
 """
 
 import asyncio
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from warren.model.capability import Capability, lacks
 from warren.model.errors import IsolationUnavailable, NoCapacity, SandboxLost
 from warren.model.spec import SEARCH_PATH, SandboxSpec
 from warren.sandboxes.host import gpus
@@ -19,7 +20,7 @@ from warren.sandboxes.host.cgroups import SandboxCgroup
 from warren.sandboxes.host.device_rules import DeviceRules, read_rules
 from warren.sandboxes.host.gpu_leases import DIRECTORY, GpuLeases
 from warren.sandboxes.host.gpu_libraries import library_tree, remove_others
-from warren.sandboxes.host.gpus import Found, Gpu, Node, Places
+from warren.sandboxes.host.gpus import DeviceNode, Found, Gpu, Places
 
 ALL: Final = "all"
 INSIDE: Final = "/.warren/gpu"
@@ -30,12 +31,12 @@ _HARMLESS: Final = re.compile(r"nvidia-uvm-tools|nvidia-modeset|nvidia-caps/nvid
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class GpuGrant:
     """What one sandbox gets. `shut` are the nodes of the processors that it does not get."""
 
     gpus: tuple[Gpu, ...]
-    nodes: tuple[Node, ...]
-    shut: tuple[Node, ...] = ()
+    nodes: tuple[DeviceNode, ...]
+    shut: tuple[DeviceNode, ...] = ()
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -114,11 +115,23 @@ class GpuAccess:
                 remedy="ask for fewer, or use another machine",
             )
 
+    async def check_spec(self, spec: SandboxSpec, provider: str, can: Collection[Capability]) -> None:
+        """Raises what keeps a sandbox of a provider that `can` do so much from having those that it asks for, whoever
+        has them now."""
+        if spec.gpus:
+            if Capability.GPU not in can:
+                raise lacks(provider, Capability.GPU)
+            await self.check(spec.gpus)
+
+    def claim_for(self, spec: SandboxSpec, owner: Path) -> SandboxSpec:
+        """The spec with the ids of those that the sandbox has from now on. Raises NoCapacity."""
+        return replace(spec, gpus=self.claim(spec.gpus, owner)) if spec.gpus else spec
+
     def claim(self, wanted: Sequence[str], owner: Path) -> tuple[str, ...]:
         """After `check`. Leases them to the sandbox whose directory is `owner`, and gives their ids."""
         return tuple(gpu.id for gpu in self.leases.claim((self._found or Found()).gpus, wanted, owner))
 
-    def granted(self, ids: Sequence[str]) -> Grant | None:
+    def granted(self, ids: Sequence[str]) -> GpuGrant | None:
         """What a sandbox that has these was given; None if it is not known here any more."""
         found = self._found or Found()
         known = {gpu.id: gpu for gpu in found.gpus}
@@ -127,7 +140,7 @@ class GpuAccess:
         taken = tuple(known[name] for name in ids)
         nodes = {node.name: node for gpu in taken for node in gpu.nodes}
         shut = tuple(node for gpu in self._all if gpu not in taken for node in gpu.nodes if node.name not in nodes)
-        return Grant(taken, (*nodes.values(), *found.shared), shut)
+        return GpuGrant(taken, (*nodes.values(), *found.shared), shut)
 
     def known(self) -> Sequence[str]:
         """The ids of all that sandboxes may have; none before the first look."""
@@ -164,7 +177,7 @@ def variables(spec: SandboxSpec) -> dict[str, str]:
     }
 
 
-def read_back(pid: int, cgroup: SandboxCgroup, grant: Grant | None, ids: Sequence[str]) -> dict[str, str]:
+def read_back(pid: int, cgroup: SandboxCgroup, grant: GpuGrant | None, ids: Sequence[str]) -> dict[str, str]:
     """By id, what is open to a running sandbox, with the nodes in its /dev and the rules of its cgroup. Raises
     IsolationUnavailable if more is open than it was to have, or less."""
     nodes = {name: numbers for name, numbers in read_nodes(pid).items() if name.startswith("nvidia")}
@@ -178,7 +191,7 @@ def read_back(pid: int, cgroup: SandboxCgroup, grant: Grant | None, ids: Sequenc
     return {name: f"{names.get(name) or 'NVIDIA'}: {shown}; {rules.evidence}" for name in ids}
 
 
-def check_rules(rules: DeviceRules, grant: Grant) -> str:
+def check_rules(rules: DeviceRules, grant: GpuGrant) -> str:
     """Whether the rules open what was granted, and no other processor, in words; raises IsolationUnavailable."""
     granted = {(node.major, node.minor) for node in grant.nodes}
     for node in grant.nodes:

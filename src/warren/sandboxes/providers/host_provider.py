@@ -10,34 +10,31 @@ import asyncio
 import errno
 import math
 import os
-import re
 import secrets
-import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final, Generic, TypedDict, TypeVar
+from typing import ClassVar, Final, Generic, TypedDict, TypeVar, Unpack
 
 from warren.kernel.logs import get_log
 from warren.kernel.shielding import run_shielded
-from warren.model.capability import Capability, lacks
+from warren.model.capability import Capability
 from warren.model.errors import NoSpace, ProviderUnavailable, SandboxLost, SandboxNotFound
-from warren.model.spec import MIB, IoLimits, Isolation, Layer, SandboxSpec
+from warren.model.spec import Isolation, Layer, SandboxSpec
 from warren.sandboxes.agent.sandbox import AgentSandbox
 from warren.sandboxes.host import isolation
-from warren.sandboxes.host.cgroups import CgroupLimits, Hierarchies, SandboxCgroup
-from warren.sandboxes.host.disk_images import OLD_NAME, DiskImage, FreedImages, handle_of
-from warren.sandboxes.host.disk_room import ENDED, OVERCOMMIT, DiskWatch, Promises, WatchedDisk, find_disk
+from warren.sandboxes.host.cgroups import Hierarchies, SandboxCgroup
+from warren.sandboxes.host.disk_room import ENDED
 from warren.sandboxes.host.disks import Disks
-from warren.sandboxes.host.figures import FigureReader, FigureSource
 from warren.sandboxes.host.file_locks import FileLockWatch
-from warren.sandboxes.host.kernel_queues import NetlinkWatch, TcpWatch, WatchedSandbox
-from warren.sandboxes.host.machine_size import default_reserve_of, memory_total_mb, most_processes
-from warren.sandboxes.host.processes import boot_id, is_exiting, kill_if
+from warren.sandboxes.host.kernel_queues import NetlinkWatch, TcpWatch
+from warren.sandboxes.host.metrics import MetricsReader, MetricsSource
+from warren.sandboxes.host.processes import boot_id, is_exiting
+from warren.sandboxes.host.record import SandboxRecord, is_abandoned
 from warren.sandboxes.host.uids import UidRanges
 from warren.sandboxes.host.watch import Watches
 from warren.sandboxes.network.ports import SandboxPorts
@@ -49,14 +46,11 @@ from warren.sandboxes.providers.connection import (
     SocketDialer,
 )
 from warren.sandboxes.providers.gpu_access import GpuAccess, read_back, variables
-from warren.sandboxes.providers.oci_bundle import PARENT
-from warren.sandboxes.providers.record import Record, is_abandoned
+from warren.sandboxes.providers.host_disks import SandboxDisks
+from warren.sandboxes.providers.host_limits import HostLimits, HostRoom
+from warren.sandboxes.providers.host_records import SandboxRecords, is_sandbox_id
 
-SOCKETS_SHARE: Final = 8  # of the memory limit, what socket buffers may take beside it on cgroup v1
-_IO_DEVICE: Final = "io-device"
-_LEAST_SOCKETS: Final = 8 * MIB
 _log = get_log(__name__)
-_ID: Final = re.compile(r"[0-9a-f]{32}")
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
 Fault = Callable[[str], None]
@@ -71,38 +65,38 @@ def require_root(provider: str) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class HostRoom:
-    """What sandboxes may take of this machine in all. None: what suits the machine."""
-
-    min_free_disk_mb: int | None = None
-    disk_overcommit: float = OVERCOMMIT
-    total_memory_mb: int | None = None
-    total_cpus: float | None = None
-    total_pids: int | None = None
-    min_free_memory_mb: int | None = None
-
-    @property
-    def is_explicit(self) -> bool:
-        return any(value is not None for value in (self.total_memory_mb, self.total_cpus, self.total_pids))
-
-    def totals(self, memory_total_mb: int, processes: int) -> CgroupLimits:
-        """The limits of all sandboxes together, on a machine with so much memory and so many possible processes."""
-        reserve = default_reserve_of(memory_total_mb) if self.min_free_memory_mb is None else self.min_free_memory_mb
-        memory_mb = self.total_memory_mb or max(memory_total_mb - reserve, memory_total_mb // 2)
-        return CgroupLimits(
-            memory=memory_mb * MIB,
-            cpus=self.total_cpus,
-            pids=self.total_pids or processes * 3 // 4,
-            sockets=memory_mb * MIB // SOCKETS_SHARE,
-        )
-
-
 INSTALL_PROGRAMS: Final = (
     "in a checkout run `make build`, else install Warren again: pip install --force-reinstall --no-deps warren-sandbox"
 )
 
-R = TypeVar("R", bound=Record)
+
+@dataclass(frozen=True, slots=True)
+class HostPrograms:
+    """The launcher and the agent, which are in one directory."""
+
+    state: Path
+    launcher: Path
+    agent: Path
+
+    @classmethod
+    def of(cls, state: Path, bin_dir: Path) -> "HostPrograms":
+        directory = bin_dir.absolute()
+        return cls(state, directory / "warren-launch", directory / "warren-agent")
+
+    def check(self) -> None:
+        """Raises ProviderUnavailable if one is missing."""
+        for program in (self.launcher, self.agent):
+            if not os.access(program, os.X_OK):
+                raise ProviderUnavailable(f"the program {program.name} is missing", remedy=INSTALL_PROGRAMS)
+
+    def without_paths(self, text: str) -> str:
+        """What a program of this host wrote, for callers of the server."""
+        for path, name in ((self.state, "the state directory"), (self.launcher.parent, "Warren's programs")):
+            text = text.replace(str(path), f"({name})")
+        return text
+
+
+R = TypeVar("R", bound=SandboxRecord)
 Plan = TypeVar("Plan")
 
 
@@ -130,57 +124,33 @@ class HostProvider(ABC, Generic[R, Plan]):
     mounts_gpu_libraries: ClassVar[bool] = False
     local_images: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        state_dir: Path,
-        bin_dir: Path,
-        *,
-        at_once: int,
-        start_timeout_s: float = 30.0,
-        fault: Fault = lambda step: None,
-        dialer: AgentDialer | None = None,
-        isolation_reader: IsolationReader | None = None,
-        room: HostRoom | None = None,
-        egress: EgressService | None = None,
-        gpus: GpuAccess | None = None,
-    ) -> None:
+    def __init__(self, state_dir: Path, bin_dir: Path, *, at_once: int, **options: Unpack[HostOptions]) -> None:
+        room, egress = options.get("room") or HostRoom(), options.get("egress")
         self.egress = egress
         self._egress = egress if egress is not None and not egress.why_not else None
-        self.gpus = gpus or GpuAccess(())
-        self.gpus.judge_owners_by(self._is_over)
-        self.capabilities = self.can | ({Capability.EGRESS} if self._egress is not None else frozenset())
-        self.capabilities |= {Capability.GPU} if self.gpus.is_usable else frozenset()
-        self._room = room or HostRoom()
-        self._dialer = dialer or SocketDialer()
-        self._isolation_reader = isolation_reader or ProcIsolationReader()
         self._state = state_dir.absolute()
         self._home = self._state / self.folder
-        self._launcher = bin_dir.absolute() / "warren-launch"
-        self._agent = bin_dir.absolute() / "warren-agent"
-        self._start_timeout_s = start_timeout_s
-        self._fault = fault
+        self._programs = HostPrograms.of(self._state, bin_dir)
+        self.records: SandboxRecords[R] = SandboxRecords(self._home, self.record_class)
+        self.load_record, self.directory = self.records.load, self.records.directory
+        self.gpus = options.get("gpus") or GpuAccess(())
+        self.gpus.judge_owners_by(self.records.is_over)
+        self.capabilities = self.can | ({Capability.EGRESS} if self._egress is not None else frozenset())
+        self.capabilities |= {Capability.GPU} if self.gpus.is_usable else frozenset()
+        self._dialer = options.get("dialer") or SocketDialer()
+        self._isolation_reader = options.get("isolation_reader") or ProcIsolationReader()
+        self._start_timeout_s = options.get("start_timeout_s", 30.0)
+        self._fault: Fault = options.get("fault", lambda step: None)
         self._hierarchies = Hierarchies.here()
+        self._limits = HostLimits(self._hierarchies, room)
         self._uids = UidRanges()
-        self.disks = Disks(self._state / "disks", self._launcher)
-        self._records: dict[str, R] = {}  # by sandbox, of those that this process has made or adopted
-        self._disk_images: dict[str, DiskImage] = {}  # by sandbox, those that this process has open
-        self._figures = FigureReader()
-        self._freed_images = FreedImages()
-        self._kernel_watches = Watches(
-            FileLockWatch(), NetlinkWatch(self._known_sandboxes), TcpWatch(self._known_sandboxes)
+        self.disks = Disks(self._state / "disks", self._programs.launcher)
+        self.sandbox_disks = SandboxDisks(
+            self.records, self.disks, self._state, room.min_free_disk_mb, room.disk_overcommit
         )
-        self._promises = Promises(self._room.disk_overcommit)
-        self._watched: dict[str, WatchedDisk | None] = {}  # None: no disk to watch
-        self._disk_watch = DiskWatch(
-            self._state,
-            self._room.min_free_disk_mb,
-            disks=self._list_disks,
-            end=self._end_for_disk,
-            coming_back=lambda: self.freeing_bytes,
-        )
-        self._watching: asyncio.Task[None] | None = None
-        self._listing = threading.Lock()
-        self._totals: CgroupLimits | None = None
+        self._metrics = MetricsReader()
+        watched = partial(self.records.watched, self._cgroup)
+        self._kernel_watches = Watches(FileLockWatch(), NetlinkWatch(watched), TcpWatch(watched))
         self._ready_lock = asyncio.Lock()
         self._destroying: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._create_slots = asyncio.Semaphore(at_once)
@@ -191,25 +161,25 @@ class HostProvider(ABC, Generic[R, Plan]):
         plan = await self._plan(spec)
         sandbox_id = secrets.token_hex(16)
         async with self._create_slots:
-            await self._promise_disk(sandbox_id, spec.limits.disk_mb)
+            await self.sandbox_disks.promise(sandbox_id, spec.limits.disk_mb)
             try:
                 sandbox = await self._make(sandbox_id, spec, plan)
-                self._promises.keep(sandbox_id)
+                self.sandbox_disks.promises.keep(sandbox_id)
                 # A task cancelled since its last await drops what it returns: be cancelled here instead.
                 await asyncio.sleep(0)
                 return sandbox
             except BaseException as exc:
                 self._lift_io_limit(sandbox_id)
                 await run_shielded(self._unmake(sandbox_id))
-                self._records.pop(sandbox_id, None)
-                self._promises.remove(sandbox_id)
+                self.records.made.pop(sandbox_id, None)
+                self.sandbox_disks.promises.remove(sandbox_id)
                 if isinstance(exc, OSError):
                     raise translate_os_error("creating a sandbox", exc) from exc
                 raise
 
     async def check(self, spec: SandboxSpec) -> None:
         await self._plan(spec)
-        self._check_programs()  # they may have gone since the first plan looked at them
+        self._programs.check()  # they may have gone since the first plan looked at them
 
     async def adopt(self, sandbox_id: str) -> AgentSandbox:
         directory = self.directory(sandbox_id)
@@ -218,13 +188,13 @@ class HostProvider(ABC, Generic[R, Plan]):
         record = self.load_record(sandbox_id)
         if record is None or not record.alive():
             raise SandboxLost(f"sandbox {sandbox_id} is lost: {self._loss_reason(record)}")
-        await self._watch_disks()
+        await self.sandbox_disks.begin_watching()
         sandbox = await self._connect(record)
-        self._records[sandbox_id] = record
+        self.records.made[sandbox_id] = record
         return sandbox
 
     async def destroy(self, sandbox_id: str) -> None:
-        if not _ID.fullmatch(sandbox_id):
+        if not is_sandbox_id(sandbox_id):
             return
         lock = self._destroying.setdefault(sandbox_id, asyncio.Lock())
         async with lock, self._destroy_slots:
@@ -233,24 +203,17 @@ class HostProvider(ABC, Generic[R, Plan]):
                 if self._egress is not None:
                     await self._egress.forget(sandbox_id)
                 await self._unmake(sandbox_id)
-                self._records.pop(sandbox_id, None)
-                self._promises.remove(sandbox_id)
+                self.records.made.pop(sandbox_id, None)
+                self.sandbox_disks.promises.remove(sandbox_id)
             except OSError as exc:
                 raise translate_os_error(f"destroying sandbox {sandbox_id}", exc) from exc
 
     async def list_ids(self, labels: Mapping[str, str] | None = None) -> Sequence[str]:
         sandbox_ids = await self._list_all()
-        return await asyncio.to_thread(self._with_labels, sandbox_ids, labels) if labels else sandbox_ids
+        return await asyncio.to_thread(self.records.with_labels, sandbox_ids, labels) if labels else sandbox_ids
 
     async def _list_all(self) -> Sequence[str]:
-        try:
-            return sorted(name for name in os.listdir(self._state / self.folder) if _ID.fullmatch(name))
-        except FileNotFoundError:
-            return []
-
-    def _with_labels(self, sandbox_ids: Sequence[str], labels: Mapping[str, str]) -> Sequence[str]:
-        records = {name: self.load_record(name) for name in sandbox_ids}
-        return [name for name, record in records.items() if record and labels.items() <= record.spec.labels.items()]
+        return sorted(self.records.names())
 
     async def sweep(self) -> int:
         left = [name for name in await self.list_ids() if is_abandoned(self.directory(name), self.record_class)]
@@ -260,32 +223,14 @@ class HostProvider(ABC, Generic[R, Plan]):
 
     async def close(self) -> None:
         await self._kernel_watches.close()
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])
-            self._watching = None
-        await self._freed_images.close()
-        for sandbox_id in [*self._disk_images]:
-            self._close_image(sandbox_id)
+        await self.sandbox_disks.close()
         if self._egress is not None:
             await self._egress.close()
         for sandbox in list(self._open):
             await sandbox.close()
 
-    @property
-    def freeing_bytes(self) -> int:
-        """What destroyed sandboxes still hold of the disk, for some moments."""
-        return self._freed_images.waiting_bytes
-
     def list_gpus(self) -> tuple[Sequence[str], Sequence[str]]:
         return self.gpus.known(), self.gpus.free()
-
-    def load_record(self, sandbox_id: str) -> R | None:
-        return self.record_class.load(self.directory(sandbox_id))
-
-    def _known_record(self, sandbox_id: str) -> R | None:
-        """A record does not change any more once its sandbox is made."""
-        return self._records.get(sandbox_id) or self.load_record(sandbox_id)
 
     async def read_isolation(self, sandbox_id: str) -> Isolation:
         """The isolation in force now. Raises SandboxNotFound, SandboxLost."""
@@ -293,12 +238,6 @@ class HostProvider(ABC, Generic[R, Plan]):
         if record is None:
             raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
         return await self._read_isolation(record, self._cgroup(record))
-
-    def directory(self, sandbox_id: str) -> Path:
-        """Raises SandboxNotFound for what cannot be an id."""
-        if not _ID.fullmatch(sandbox_id):
-            raise SandboxNotFound(f"there is no sandbox {sandbox_id!r}")
-        return self._home / sandbox_id
 
     # -- what a subclass says
 
@@ -322,24 +261,20 @@ class HostProvider(ABC, Generic[R, Plan]):
 
     # -- what subclasses use
 
-    def _check_programs(self) -> None:
-        for program in (self._launcher, self._agent):
-            if not os.access(program, os.X_OK):
-                raise ProviderUnavailable(f"the program {program.name} is missing", remedy=INSTALL_PROGRAMS)
-
     async def _connect(self, record: R, *, creating: bool = False) -> AgentSandbox:
         step = self._fault if creating else lambda _: None
         try:
             directory = self._socket_directory(record.sandbox_id)
-            link = await self._dialer.dial(record, directory, self._start_timeout_s)
+            why_lost = partial(self._loss_reason, record)
+            link = await self._dialer.dial(record, directory, self._start_timeout_s, why_lost)
         except SandboxLost as exc:
             raise SandboxLost(f"{exc.message}: {self._loss_reason(record)}") from exc
         try:
             step("dialled")
             cgroup = self._cgroup(record)
-            self._limit_sockets(cgroup, record)
+            self._limits.limit_sockets(cgroup, record)
             if creating and record.spec.io:
-                self._limit_io(cgroup, record)
+                self._limits.limit_io(cgroup, record, self.directory(record.sandbox_id))
             in_force = await self._read_isolation(record, cgroup)
             passed_before = frozenset() if creating else isolation.GROWING
             promised = self.promised - ({Layer.READ_ONLY_ROOT} if record.spec.writable_root else set())
@@ -356,8 +291,7 @@ class HostProvider(ABC, Generic[R, Plan]):
                 **(variables(record.spec) if self.mounts_gpu_libraries else {}),
             },
             oom_kills=cgroup.oom_counter(),
-            why_lost=lambda: self._loss_reason(record),
-            figures=partial(self._figures.read, FigureSource(cgroup, record.pid, record.alive)),
+            metrics=partial(self._metrics.read, MetricsSource(cgroup, record.pid, record.alive)),
             network=self._egress.network_of(record) if self._egress is not None else None,
             ports=SandboxPorts(record),
         )
@@ -365,57 +299,13 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._kernel_watches.start()
         return sandbox
 
-    def _without_paths(self, text: str) -> str:
-        """What a program of this host wrote, for callers of the server."""
-        for path, name in ((self._state, "the state directory"), (self._launcher.parent, "Warren's programs")):
-            text = text.replace(str(path), f"({name})")
-        return text
-
-    # -- the cgroup of a sandbox, and the one above all of them
-
-    def _limit_sockets(self, cgroup: SandboxCgroup, record: R) -> None:
-        try:
-            cgroup.limit_sockets(max(_LEAST_SOCKETS, record.spec.limits.memory_mb * MIB // SOCKETS_SHARE))
-        except OSError as exc:
-            _log.warning("socket_buffers_not_limited", sandbox=record.sandbox_id, error=exc)
-
-    def _limit_io(self, cgroup: SandboxCgroup, record: R) -> None:
-        try:
-            disk = find_disk(Path(f"/proc/{record.pid}/mountinfo").read_text())
-            if disk is not None:  # what is in memory has no device
-                _, device = disk
-                (self.directory(record.sandbox_id) / _IO_DEVICE).write_text(str(device))
-                cgroup.limit_io(device, record.spec.io)
-                self._hierarchies.limit_writeback(device, record.spec.io)
-        except OSError as exc:
-            raise ProviderUnavailable(
-                f"the disk throughput of a sandbox cannot be limited: {exc.strerror}",
-                remedy="enable the cgroup controller io (blkio), or leave io_mbps, io_iops and `io` out",
-            ) from exc
-
     def _lift_io_limit(self, sandbox_id: str) -> None:
         """Before the sandbox gives its device back, which anybody may get then."""
-        if (record := self._records.get(sandbox_id)) is not None and not record.spec.io:
+        if (record := self.records.made.get(sandbox_id)) is not None and not record.spec.io:
             return
-        with suppress(OSError, ValueError):
-            device = int((self.directory(sandbox_id) / _IO_DEVICE).read_text())
-            others = (disk.device for name, disk in [*self._watched.items()] if disk and name != sandbox_id)
-            if device not in others:
-                self._hierarchies.limit_writeback(device, IoLimits())
-
-    def _limit_all(self) -> None:
-        """Limits what all sandboxes of this machine use together. Call it while `parent_in_use`."""
-        if self._totals is None:
-            self._totals = self._room.totals(memory_total_mb(), most_processes())
-        try:
-            self._hierarchies.limit_parent(PARENT, self._totals)
-        except OSError as exc:
-            if self._room.is_explicit:
-                raise ProviderUnavailable(
-                    f"the limits of all sandboxes together cannot be set: {exc.strerror}",
-                    remedy="leave out total_memory_mb, total_cpus and total_pids, or raise them",
-                ) from exc
-            _log.warning("total_limits_not_set", error=exc)
+        device = self._limits.limited_device(self.directory(sandbox_id))
+        if device is not None and not self.sandbox_disks.is_used_by_others(device, sandbox_id):
+            self._limits.lift_io(device)
 
     async def _read_isolation(self, record: R, cgroup: SandboxCgroup) -> Isolation:
         found = await self._isolation_reader.read(self.name, record, cgroup.limits())
@@ -424,139 +314,6 @@ class HostProvider(ABC, Generic[R, Plan]):
         await self.gpus.found()
         grant = self.gpus.granted(record.spec.gpus)
         return replace(found, gpus=read_back(record.pid, cgroup, grant, record.spec.gpus))
-
-    # -- graphics processors
-
-    async def _check_gpus(self, spec: SandboxSpec) -> None:
-        """Raises what keeps a sandbox from having those that it asks for, whoever has them now."""
-        if spec.gpus:
-            if Capability.GPU not in self.capabilities:
-                raise lacks(self.name, Capability.GPU)
-            await self.gpus.check(spec.gpus)
-
-    def _claim_gpus(self, spec: SandboxSpec, directory: Path) -> SandboxSpec:
-        """The spec with the ids of those that the sandbox has from now on. Raises NoCapacity."""
-        return replace(spec, gpus=self.gpus.claim(spec.gpus, directory)) if spec.gpus else spec
-
-    def _is_over(self, directory: Path) -> bool:
-        """Whether the sandbox of a directory has died, or will never be finished."""
-        record = self.record_class.load(directory)
-        return record is not None and (record.abandoned or (record.pid > 0 and not record.alive()))
-
-    def _has_gpu_sandboxes(self, but: str) -> bool:
-        names = os.listdir(self._state / self.folder)
-        records = (self.load_record(name) for name in names if name != but and _ID.fullmatch(name))
-        return any(record is not None and record.spec.gpus for record in records)
-
-    def _known_sandboxes(self) -> Iterator[WatchedSandbox]:
-        """Those of this state directory, also of other processes. Called in a thread."""
-        try:
-            names = [name for name in os.listdir(self._state / self.folder) if _ID.fullmatch(name)]
-        except FileNotFoundError:
-            return
-        for name in names:
-            record = self._known_record(name)
-            if record is not None and record.pid:
-                yield WatchedSandbox(record.pid, partial(self._pids, record))
-
-    def _pids(self, record: R) -> Sequence[int]:
-        try:
-            return tuple(self._cgroup(record).pids()) if record.alive() else ()
-        except SandboxLost:
-            return ()
-
-    # -- room on the disk
-
-    async def _promise_disk(self, sandbox_id: str, disk_mb: int) -> None:
-        await self._watch_disks()
-        if not self.disks.why_not_loop:
-            self._promises.add(sandbox_id, disk_mb, self._disk_watch.room_mb())
-
-    async def _watch_disks(self) -> None:
-        """Begins to watch the room, after a first look: sandboxes of earlier and other processes count too."""
-        if self._watching is None and not self.disks.why_not_loop:
-            if not self._disk_watch.can_restrict():
-                self._promises.overcommit = min(1.0, self._promises.overcommit)
-            self._watching = asyncio.create_task(self._disk_watch.run(), name="disk-watch")
-            await asyncio.to_thread(self._list_disks)
-
-    def _list_disks(self) -> dict[str, WatchedDisk]:
-        """The disks of all live sandboxes of this state directory; what dead ones hold is given back."""
-        with self._listing:  # two threads may want it
-            return self._list_disks_alone()
-
-    def _list_disks_alone(self) -> dict[str, WatchedDisk]:
-        known = {*self._records, *self._disk_images}
-        try:
-            names = {name for name in os.listdir(self._state / self.folder) if _ID.fullmatch(name)}
-        except FileNotFoundError:
-            names = set()
-        for name in self._watched.keys() - names:
-            del self._watched[name]
-        for name in known - names:  # another process has destroyed it
-            self._records.pop(name, None)
-            self._close_image(name)
-        for name in names:
-            disk = self._watched.get(name)
-            if disk is not None and not disk.is_there:
-                disk.image.give_up()
-                self._watched[name] = None
-            if name not in self._watched and (record := self._known_record(name)) is not None and record.pid:
-                self._watched[name] = self._watched_disk(record)
-        disks = {name: disk for name, disk in self._watched.items() if disk is not None}
-        self._promises.replace_all({name: disk.limit // MIB for name, disk in disks.items()})
-        return disks
-
-    def _watched_disk(self, record: R) -> WatchedDisk | None:
-        image = self._image_of(record)
-        try:
-            disk = find_disk(Path(f"/proc/{record.pid}/mountinfo").read_text()) if record.alive() else None
-        except OSError:
-            disk = None
-        if disk is None:
-            image.give_up()
-            return None
-        where, device = disk
-        mounted = Path(f"/proc/{record.pid}/root{where}")
-        return WatchedDisk(mounted, device, record.spec.limits.disk_mb * MIB, image)
-
-    async def _new_disk(self, record: R) -> tuple[R, int]:
-        """The record with the disk's image, and the descriptor of it for the launcher. Needs loop devices."""
-        fd = await self.disks.copy(record.spec.limits.disk_mb)
-        record = replace(record, image=handle_of(fd))
-        self._disk_images[record.sandbox_id] = DiskImage(self.disks.directory, record.image, fd=fd)
-        return record, fd
-
-    def _image_of(self, record: R) -> DiskImage:
-        if (image := self._disk_images.get(record.sandbox_id)) is not None:
-            return image
-        old_name = None if record.image else self.directory(record.sandbox_id) / OLD_NAME
-        return DiskImage(self.disks.directory, record.image, old_name=old_name)
-
-    def _close_image(self, sandbox_id: str) -> None:
-        if (image := self._disk_images.pop(sandbox_id, None)) is not None:
-            image.close()
-
-    @asynccontextmanager
-    async def _freeing_image(self, sandbox_id: str, record: R | None) -> AsyncIterator[None]:
-        """While its sandbox is destroyed."""
-        image = self._image_of(record) if record is not None else self._disk_images.get(sandbox_id)
-        self._disk_images.pop(sandbox_id, None)
-        async with self._freed_images.keeping(image) if image is not None else nullcontext():
-            yield
-
-    def _end_for_disk(self, sandbox_id: str, why: str) -> None:
-        record = self.load_record(sandbox_id)
-        if record is None or not record.alive():
-            return
-        directory = self.directory(sandbox_id)
-        with suppress(OSError):
-            (directory / ENDED).write_text(why)
-        disk = self._watched.get(sandbox_id)
-        if disk is not None:
-            disk.abandon()
-        kill_if(record.pid, lambda _: record.alive())
-        self._watched[sandbox_id] = None
 
     def _release_uids(self, record: R | None, directory: Path) -> None:
         if record is None or record.spec.gpus or not record.pid:

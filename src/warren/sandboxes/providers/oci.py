@@ -17,10 +17,9 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Final, Unpack
+from typing import ClassVar, Final, Unpack
 
 from warren.interfaces.images import Images, RootFs
 from warren.kernel.shielding import run_shielded
@@ -32,16 +31,14 @@ from warren.sandboxes.host import isolation
 from warren.sandboxes.host.cgroups import SandboxCgroup, parent_in_use
 from warren.sandboxes.host.disks import DISK_FD
 from warren.sandboxes.host.memory_folder import MemoryFolder
-from warren.sandboxes.host.network_settings import network_sysctls
-from warren.sandboxes.host.processes import Finished, boot_id, run
-from warren.sandboxes.host.seccomp_program import Unreadable, read_programs
+from warren.sandboxes.host.processes import Finished, boot_id
+from warren.sandboxes.host.record import NAME, SandboxRecord, kill_first_process
 from warren.sandboxes.host.uids import uid_base
 from warren.sandboxes.providers import direct, oci_bundle, oci_launch
-from warren.sandboxes.providers.hardening import MEMLOCK_BYTES
 from warren.sandboxes.providers.host_provider import HostOptions, HostProvider, require_root, translate_os_error
 from warren.sandboxes.providers.image_defaults import with_image_env
+from warren.sandboxes.providers.oci_launcher import LaunchOptions, OciLauncher
 from warren.sandboxes.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
-from warren.sandboxes.providers.record import NAME, Record, kill_first_process
 
 STEPS: Final = (
     *("directory", "uids", "record", "disk", "socket", "launch", "launched", "started", "dialled", "checked"),
@@ -54,13 +51,14 @@ _REMOVALS: Final = 5
 _REMOVAL_PAUSE_S: Final = 0.01
 
 
-class OciProvider(HostProvider[Record, Runtime]):
+class OciProvider(HostProvider[SandboxRecord, Runtime]):
     name = "oci"
     folder = "sandboxes"
-    record_class = Record
+    record_class = SandboxRecord
     promised = isolation.PROMISED
     can = frozenset({Capability.USER_NAMESPACE, Capability.TERMINALS, Capability.PORTS})
     mounts_gpu_libraries = True
+    launcher_class: ClassVar[type[OciLauncher]] = OciLauncher
 
     def __init__(
         self,
@@ -76,13 +74,15 @@ class OciProvider(HostProvider[Record, Runtime]):
         self._images = images
         self._folder = MemoryFolder(self._home)
         self._old_runtime = self._state / "runtime"  # where an older version had the runtime's state
-        self._agent_layers: dict[bool, Path] = {}  # by whether `sudo` is in it
-        self._runtimes = Runtimes(self._state, self._probe, runtime, {direct.NAME: self._launcher})
+        self._runtimes = Runtimes(self._state, self._probe, runtime, {direct.NAME: self._programs.launcher})
         self._runtime: Runtime | None = None
-        self._gpu_tree: Path | None = None
-        self._programs: dict[bool, bytes] = {}  # by whether tracing is allowed
-        self._keep_changes = keep_changes
-        self._changes: dict[str, int] = {}  # by sandbox, what was written to its root
+        self._launcher = self.launcher_class(
+            self._programs,
+            self._runtimes,
+            self._hierarchies,
+            self.gpus,
+            LaunchOptions(self._home, self._start_timeout_s, lambda: not self.disks.why_not_loop, keep_changes),
+        )
 
     def __repr__(self) -> str:
         runtime = self._runtime.name if self._runtime else "not tried yet"
@@ -109,7 +109,7 @@ class OciProvider(HostProvider[Record, Runtime]):
         sandbox's disk. Can be had once, from a provider made with `keep_changes` and before `destroy`, for a sandbox
         with a writable root."""
         try:
-            return self._changes.pop(sandbox_id)
+            return self._launcher.changes.pop(sandbox_id)
         except KeyError:
             raise SandboxNotFound(f"the changes of sandbox {sandbox_id} were not kept") from None
 
@@ -122,8 +122,7 @@ class OciProvider(HostProvider[Record, Runtime]):
 
     async def close(self) -> None:
         await super().close()
-        for sandbox_id in [*self._changes]:
-            self._drop_changes(sandbox_id)
+        self._launcher.close()
         if os.geteuid() == 0 and not await self.list_ids():  # others have made none
             self._hierarchies.remove_parent(oci_bundle.cgroup_path(""))
             await asyncio.to_thread(self._folder.remove)
@@ -145,7 +144,7 @@ class OciProvider(HostProvider[Record, Runtime]):
 
     async def _prepare_host(self) -> None:
         require_root(self.name)
-        self._check_programs()
+        self._programs.check()
         if self._hierarchies.version == "none":
             raise ProviderUnavailable("no cgroups are mounted here", remedy="mount cgroup2 at /sys/fs/cgroup")
         try:
@@ -162,8 +161,7 @@ class OciProvider(HostProvider[Record, Runtime]):
         for name in ("", "agent"):
             (self._state / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.make()
-        for sudo in (False, True):
-            self._agent_layers[sudo] = oci_launch.agent_layer(self._agent, self._state / "agent", sudo=sudo)
+        self._launcher.make_agent_layers(self._state / "agent")
 
     async def _probe(self, runtime: str) -> Finished:
         """Starts and ends a sandbox without an image, whose agent only prints its version."""
@@ -171,17 +169,15 @@ class OciProvider(HostProvider[Record, Runtime]):
         directory = self.directory(sandbox_id)
         try:
             await self._make_directory(directory)
-            record = Record(sandbox_id, boot_id(), runtime, self._uids.claim(directory), SandboxSpec())
+            record = SandboxRecord(sandbox_id, boot_id(), runtime, self._uids.claim(directory), SandboxSpec())
             record.save(directory)
             rootfs = RootFs(directory / "image", host_usr=False)
-            config = self._config(record, rootfs=rootfs, argv=[AGENT_PROGRAM, "--version"])
+            config = self._launcher.config(record, rootfs=rootfs, argv=[AGENT_PROGRAM, "--version"])
             oci_launch.make_mount_points(directory / "image")
             record, disk = await self._take_disk(record)
-            argv = self._launch_argv(record, rootfs, detached=False)
             with oci_launch.in_memory(config) as stdin, parent_in_use():
-                self._limit_all()
-                pass_fds = {**disk, **self._filter_fds(record)}
-                return await run(argv, stdin=stdin, pass_fds=pass_fds, timeout_s=self._start_timeout_s)
+                self._limits.limit_all()
+                return await self._launcher.launch(record, rootfs, disk, stdin, detached=False)
         finally:
             await run_shielded(self._unmake(sandbox_id))
 
@@ -190,39 +186,45 @@ class OciProvider(HostProvider[Record, Runtime]):
     async def _plan(self, spec: SandboxSpec) -> Runtime:
         runtime = await self._ready()
         self._images.version(spec.image)
-        await self._check_gpus(spec)
+        await self.gpus.check_spec(spec, self.name, self.capabilities)
         return runtime
 
     async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: Runtime) -> AgentSandbox:
         runtime, directory = plan, self.directory(sandbox_id)
         self._fault("directory")
         await self._make_directory(directory)
-        spec = self._claim_gpus(spec, directory)
+        spec = self.gpus.claim_for(spec, directory)
         rootfs = self._images.hold(spec.image, directory)
         self._fault("uids")
         index = self._uids.claim(directory)
         self._fault("record")
-        record = Record(sandbox_id, boot_id(), runtime.name, index, with_image_env(spec, rootfs.config))
+        record = SandboxRecord(sandbox_id, boot_id(), runtime.name, index, with_image_env(spec, rootfs.config))
         record.save(directory)
         self._fault("disk")
         record, disk = await self._take_disk(record)
         self._fault("socket")
-        config = oci_launch.in_memory(self._config(record, rootfs=rootfs))
+        config = oci_launch.in_memory(self._launcher.config(record, rootfs=rootfs))
         with oci_launch.listening(directory) as listener, config as stdin, parent_in_use():
-            self._limit_all()
+            self._limits.limit_all()
             self._fault("launch")
-            outcome = await self._launch(record, rootfs, {listener.fileno(): oci_bundle.LISTEN_FD, **disk}, stdin)
+            if record.spec.gpus:
+                in_use = partial(self.records.others_have_gpus, sandbox_id)
+                self._launcher.gpu_tree = await self.gpus.tree(self._state, in_use)
+            pass_fds = {listener.fileno(): oci_bundle.LISTEN_FD, **disk}
+            outcome = await self._launcher.launch(record, rootfs, pass_fds, stdin)
         self._fault("launched")
         if outcome.code != 0:
-            raise ProviderUnavailable(f"{runtime.name}, starting a sandbox: {self._without_paths(outcome.last_line)}")
+            raise ProviderUnavailable(
+                f"{runtime.name}, starting a sandbox: {self._programs.without_paths(outcome.last_line)}"
+            )
         pid = oci_launch.read_pid(directory)
         oci_launch.raise_priority(pid)
         record = record.started(pid)
         self._fault("started")
         record.save(directory)
         sandbox = await self._connect(record, creating=True)
-        self._records[sandbox_id] = record
-        await self._keep_program(record)
+        self.records.made[sandbox_id] = record
+        await self._launcher.keep_filter(record)
         return sandbox
 
     async def _make_directory(self, directory: Path) -> None:
@@ -231,110 +233,28 @@ class OciProvider(HostProvider[Record, Runtime]):
         except FileNotFoundError:  # another process had no more sandboxes, and has removed the folder
             await asyncio.to_thread(self._folder.make, directory.name)
 
-    async def _launch(self, record: Record, rootfs: RootFs, pass_fds: dict[int, int], stdin: int) -> Finished:
-        if record.spec.gpus:
-            self._gpu_tree = await self.gpus.tree(self._state, lambda: self._has_gpu_sandboxes(but=record.sandbox_id))
-        argv, timeout_s = self._launch_argv(record, rootfs), self._start_timeout_s
-        filter_fds = self._filter_fds(record)
-        if not self._sends_changes(record):
-            pass_fds = {**pass_fds, **filter_fds}
-            return await run(argv, stdin=stdin, pass_fds=pass_fds, timeout_s=timeout_s)
-        with oci_launch.changes_socket() as (ours, theirs):
-            pass_fds = {**pass_fds, theirs: oci_launch.CHANGES_FD, **filter_fds}
-            outcome = await run(argv, stdin=stdin, pass_fds=pass_fds, timeout_s=timeout_s)
-            if outcome.code == 0:
-                self._changes[record.sandbox_id] = oci_launch.received_descriptor(ours)
-        return outcome
-
-    def _sends_changes(self, record: Record) -> bool:
-        return self._keep_changes and record.spec.writable_root
-
-    def _drop_changes(self, sandbox_id: str) -> None:
-        if (fd := self._changes.pop(sandbox_id, -1)) >= 0:
-            os.close(fd)
-
-    async def _keep_program(self, record: Record) -> None:
-        """Keeps what the runtime has compiled the rules for system calls to, from a sandbox that was found good:
-        compiling them is a good part of its work. What the next sandboxes load is read back and judged all the same."""
-        if record.runtime == "crun" and record.spec.ptrace not in self._programs:
-            self._programs[record.spec.ptrace] = b""
-            with suppress(Unreadable, ProcessLookupError):
-                programs = await read_programs(record.pid)
-                self._programs[record.spec.ptrace] = programs[0] if len(programs) == 1 else b""
-
     def _socket_directory(self, sandbox_id: str) -> Path:
         return self._folder.directory(sandbox_id)
 
-    def _filter_fds(self, record: Record) -> dict[int, int]:
-        if record.runtime != direct.NAME:
-            return {}
-        return {direct.compiled_filter(record.spec.ptrace).fd: direct.FILTER_FD}
-
-    def _config(self, record: Record, *, rootfs: RootFs, argv: Sequence[str] = ()) -> str:
-        """What the runtime reads. With `argv` the sandbox runs that instead of its agent."""
-        if record.runtime == direct.NAME:
-            plan = direct.plan(
-                self._oci_config(record, oci_bundle.ANY_ID, rootfs),
-                self._hierarchies,
-                sandbox_id=record.sandbox_id,
-                digest=direct.compiled_filter(record.spec.ptrace).digest,
-                limits_io=bool(record.spec.io),
-            )
-            return direct.with_command(plan, argv) if argv else plan
-        config = self._oci_config(record, record.sandbox_id, rootfs)
-        return oci_bundle.with_command(config, argv) if argv else config
-
-    def _oci_config(self, record: Record, sandbox_id: str, rootfs: RootFs) -> str:
-        grant = self.gpus.granted(record.spec.gpus)
-        return oci_bundle.config_json(
-            record.spec,
-            sandbox_id=sandbox_id,
-            uid_base=0 if record.runtime == direct.NAME else uid_base(record.uid_index),  # direct gets it elsewhere
-            swap_limit=self._hierarchies.limits_swap,
-            program=self._programs.get(record.spec.ptrace, b""),
-            network_sysctls=network_sysctls(),
-            seeded=bool(rootfs.seeded),
-            image=rootfs.config,
-            memlock=MEMLOCK_BYTES if oci_launch.leaves_memlock(record.runtime) else 0,
-            devices=tuple((node.major, node.minor) for node in grant.nodes) if grant else (),
-        )
-
-    async def _take_disk(self, record: Record) -> tuple[Record, dict[int, int]]:
+    async def _take_disk(self, record: SandboxRecord) -> tuple[SandboxRecord, dict[int, int]]:
         """The record with the disk's image, and what the launcher is given of it."""
         if self.disks.why_not_loop:
             return record, {}
-        record, fd = await self._new_disk(record)
+        record, fd = await self.sandbox_disks.new_image(record)
         return record, {fd: DISK_FD}
-
-    def _launch_argv(self, record: Record, rootfs: RootFs, *, detached: bool = True) -> list[str]:
-        grant = self.gpus.granted(record.spec.gpus)
-        agent = self._agent_layers[record.spec.sudo and oci_launch.has_room_for_sudo(rootfs)]
-        return oci_launch.argv(
-            record,
-            oci_launch.Programs(self._launcher, agent, self._runtimes.program(record.runtime)),
-            rootfs=rootfs,
-            devices=[f"{node.path}:{node.name}" for node in grant.nodes] if grant else (),
-            gpu_tree=self._gpu_tree if grant else None,
-            directory=self.directory(record.sandbox_id),
-            loop_disk=not self.disks.why_not_loop,
-            hide=self._hierarchies.hybrid,
-            move=self._hierarchies.processes_file(oci_bundle.PARENT),
-            detached=detached,
-            send_changes=detached and self._sends_changes(record),
-        )
 
     # -- unmaking
 
     async def _unmake(self, sandbox_id: str) -> None:
         """Idempotent, and right for a sandbox at any stage: the directory goes last."""
         directory = self.directory(sandbox_id)
-        self._drop_changes(sandbox_id)
+        self._launcher.drop_changes(sandbox_id)
         if not os.path.isdir(directory):
-            self._close_image(sandbox_id)
+            self.sandbox_disks.close_image(sandbox_id)
             return
-        record = self._known_record(sandbox_id)
+        record = self.records.known(sandbox_id)
         cgroup = self._cgroup_of(sandbox_id)
-        async with self._freeing_image(sandbox_id, record):
+        async with self.sandbox_disks.freeing_image(sandbox_id, record):
             if record is not None and record.pid:
                 await kill_first_process(record)
             else:
@@ -343,7 +263,7 @@ class OciProvider(HostProvider[Record, Runtime]):
                 await cgroup.clear()
                 await asyncio.to_thread(self._clear_away, record, cgroup, directory)
 
-    def _clear_away(self, record: Record | None, cgroup: SandboxCgroup, directory: Path) -> bool:
+    def _clear_away(self, record: SandboxRecord | None, cgroup: SandboxCgroup, directory: Path) -> bool:
         """Removes what a dead sandbox has left. Returns False if something still runs in its cgroup."""
         if cgroup.remove_once():
             return False
@@ -365,17 +285,17 @@ class OciProvider(HostProvider[Record, Runtime]):
 
     # -- cgroups
 
-    def _cgroup(self, record: Record) -> SandboxCgroup:
+    def _cgroup(self, record: SandboxRecord) -> SandboxCgroup:
         return self._cgroup_of(record.sandbox_id)
 
     def _cgroup_of(self, sandbox_id: str) -> SandboxCgroup:
         return self._hierarchies.at(oci_bundle.cgroup_path(sandbox_id))
 
-    async def _read_isolation(self, record: Record, cgroup: SandboxCgroup) -> Isolation:
+    async def _read_isolation(self, record: SandboxRecord, cgroup: SandboxCgroup) -> Isolation:
         """Limits hold only where the sandbox is: they are read from the cgroups that it is in."""
         return await super()._read_isolation(record, cgroup.joined_by(record.pid, record.sandbox_id))
 
-    def _loss_reason(self, record: Record | None) -> str:
+    def _loss_reason(self, record: SandboxRecord | None) -> str:
         reason = super()._loss_reason(record)
         if record is not None and reason == "its first process has ended" and self._cgroup(record).oom_kills():
             return f"{reason}, after it ran out of memory"

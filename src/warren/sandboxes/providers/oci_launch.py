@@ -18,11 +18,11 @@ from warren.model.spec import AGENT_PROGRAM, MIB, RUNNERS, WRITABLE
 from warren.sandboxes.host.disk_room import DISK_POINT
 from warren.sandboxes.host.disks import DISK_FD, FREE_FD, tmpfs_options
 from warren.sandboxes.host.processes import kill_if
+from warren.sandboxes.host.record import SandboxRecord
 from warren.sandboxes.host.uids import uid_base
 from warren.sandboxes.providers import direct
 from warren.sandboxes.providers.gpu_access import INSIDE
 from warren.sandboxes.providers.oci_bundle import BUNDLE, LISTEN_FD, disk_directories
-from warren.sandboxes.providers.record import Record
 from warren.sandboxes.providers.runners import runner_files, write_runners
 
 PID: Final = "pid"
@@ -43,7 +43,7 @@ class Programs:
 
 
 def argv(
-    record: Record,
+    record: SandboxRecord,
     programs: Programs,
     *,
     rootfs: RootFs,
@@ -81,12 +81,12 @@ def argv(
     ]
 
 
-def _direct_words(record: Record, _: str, directory: Path, detached: bool) -> tuple[str, ...]:
+def _direct_words(record: SandboxRecord, _: str, directory: Path, detached: bool) -> tuple[str, ...]:
     end = ("--keep", str(LISTEN_FD), "--pid-file", f"{directory}/{PID}") if detached else ("--keep", "2", "--wait")
     return ("--id", record.sandbox_id, *end)
 
 
-def _runtime_words(record: Record, runtime: str, directory: Path, detached: bool) -> tuple[str, ...]:
+def _runtime_words(record: SandboxRecord, runtime: str, directory: Path, detached: bool) -> tuple[str, ...]:
     return (
         *("--", runtime, "--root", f"{BUNDLE}/state", "run"),
         *(("--detach", "--preserve-fds", "1", "--pid-file", str(directory / PID)) if detached else ()),

@@ -136,11 +136,11 @@ class Call:
 
     def using(self, *, counts: bool = True) -> SandboxUse:
         """Gives the call `session` and `sandbox` for the time of an `async with` block."""
-        self._use = self.context.sessions.using(self.tenant, self.session_id, counts=counts)
+        self._use = SandboxUse(self.context.sessions.uses, self.tenant, self.session_id, counts)
         return self._use
 
 
-class Reply(NamedTuple):
+class OperationReply(NamedTuple):
     """A result with another status than the operation's row has, or with headers."""
 
     values: Values

@@ -35,7 +35,7 @@ from warren.sessions.long_values import LongList, LongObject, LongText
 from warren.sessions.operations.call import Call, Handler, Values
 from warren.sessions.operations.code_artifacts import CellArtifacts
 from warren.sessions.operations.commands import EVENTS, foreground
-from warren.sessions.output_events import Event, Events, close_source, with_keepalives
+from warren.sessions.output_events import Events, OutputEvent, close_source, with_keepalives
 from warren.sessions.refused_process import RefusedProcess, refused_result
 from warren.sessions.request_context import keep_secret, note, note_end
 from warren.sessions.schemas import CodeBody, ContextBody, ContextList, ContextView, ExecutionView
@@ -285,7 +285,9 @@ async def cell_events(
 ) -> Events:
     """What a cell gives, from its beginning on, until it has ended. `is_own`: this request has started it."""
     pace, said, at = Pace(), b"", 0
-    yield Event("started", {"id": execution.id, "context_id": execution.context_id, "language": execution.language})
+    yield OutputEvent(
+        "started", {"id": execution.id, "context_id": execution.context_id, "language": execution.language}
+    )
     async for chunk in with_keepalives(process.output(), keepalive_s or call.context.keepalive_s):
         if chunk is None:
             yield None
@@ -301,10 +303,10 @@ async def cell_events(
                 is_long = event.kind == "result" and event.size > _SHORT
                 if on_result is not None and event.kind == "result":
                     await on_result(event.values)
-                yield Event(event.kind, _long_result(event.values) if is_long else event.values)
+                yield OutputEvent(event.kind, _long_result(event.values) if is_long else event.values)
             await pace.give_way()
     for last in reader.finish():
-        yield Event(last.kind, last.values)
+        yield OutputEvent(last.kind, last.values)
     ended = await process.ended()
     if is_own:
         note_end(ended)
@@ -317,8 +319,8 @@ async def cell_events(
         lost = await (contexts.note_lost if is_own else contexts.why_lost)(call.sandbox, execution.context_id)
     execution.close(reader, ended, said.decode(errors="replace"), lost)
     if execution.error is not None:
-        yield Event("error", _error_view(execution) or {})
-    yield Event("end", end_of_cell(execution))
+        yield OutputEvent("error", _error_view(execution) or {})
+    yield OutputEvent("end", end_of_cell(execution))
 
 
 # -- executions of before

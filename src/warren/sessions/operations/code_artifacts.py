@@ -14,8 +14,8 @@ from warren.sessions.operations.call import Call, Values
 from warren.sessions.schemas import CodeBody, saved_view
 
 _MIMES: Final = {"png": "image/png", "jpeg": "image/jpeg", "pdf": "application/pdf", "svg": "image/svg+xml"}
-_MOST_TOLD: Final = 100
-_MOST_SAVED: Final = 200  # results of a cell
+_MAX_TOLD: Final = 100
+_MAX_SAVED: Final = 200  # results of a cell
 _SAVE_S: Final = 60.0  # for all of them together
 
 
@@ -44,8 +44,8 @@ class CellArtifacts:
                 await self._store(f"{cell_id}-{self._count}.{kind}", mime, text, is_text=kind == "svg")
 
     async def _store(self, name: str, mime: str, text: str, *, is_text: bool) -> None:
-        if self._saved == _MOST_SAVED or self._seconds > _SAVE_S:
-            much = f"in {_SAVE_S:g} s" if self._saved < _MOST_SAVED else f"of one cell: {_MOST_SAVED}"
+        if self._saved == _MAX_SAVED or self._seconds > _SAVE_S:
+            much = f"in {_SAVE_S:g} s" if self._saved < _MAX_SAVED else f"of one cell: {_MAX_SAVED}"
             self._leave_out(LeftOut(name, f"there was more than can be saved {much}"))
             return
         self._saved += 1
@@ -66,7 +66,7 @@ class CellArtifacts:
 
     def _leave_out(self, one: LeftOut) -> None:
         self._left_out_count += 1
-        if len(self._left_out) < _MOST_TOLD:
+        if len(self._left_out) < _MAX_TOLD:
             self._left_out.append(one)
 
     async def view(self) -> Values:

@@ -47,8 +47,6 @@ async def run_command(call: Call, query: EncodingQuery, body: ExecBody) -> Value
 
 
 async def _save(call: Call, body: ExecBody) -> Values:
-    if not body.save_artifacts:
-        return {}
     return {"saved": saved_view(await save_after(call, body.save_artifacts), call.base_url())}
 
 
@@ -63,10 +61,10 @@ async def run_to_end(call: Call, body: ExecBody) -> ExecResult:
             )
         session = await call.sessions.get(call.tenant, call.session_id)
         return await exec_once(call.sessions, call.tenant, call.session_id, body.to_command(session), stdin, call.key)
-    async with call.using():
+    async with call.using() as (session, sandbox):
         if body.stdin_path:
-            return await _exec_with_file(call.sandbox, body.to_command(call.session), body)
-        return await call.sandbox.exec(body.to_command(call.session), stdin)
+            return await _exec_with_file(sandbox, body.to_command(session), body)
+        return await sandbox.exec(body.to_command(session), stdin)
 
 
 def _stdin_of(body: ExecBody) -> bytes:
@@ -95,7 +93,7 @@ async def stream_command(call: Call, query: EncodingQuery, body: ExecBody) -> Ev
     command = body.to_command(session)
     async with call.using(), _foreground_of(call.sandbox, command, body, stdin) as process:
         async for event in process_events(process, 0, query.encoding, call.context.keepalive_s, note_end):
-            if event is not None and event.kind == "result":
+            if event is not None and event.kind == "result" and body.save_artifacts:
                 event = event._replace(values={**event.values, **await _save(call, body)})
             yield event
 

@@ -15,7 +15,7 @@ from warren.model.operations import Change, FileInfo, FileKind, Search, SearchMa
 from warren.model.spec import WORKSPACE
 from warren.sessions.long_values import LongList
 from warren.sessions.operations.call import BytesHead, Call, Handler, Values
-from warren.sessions.output_events import Event, Events, close_source, with_keepalives
+from warren.sessions.output_events import Events, OutputEvent, close_source, with_keepalives
 from warren.sessions.schemas import ArchiveView, FileList, FileView, MoveBody, PathBody, file_view
 
 _MAX_MATCH_BYTES: Final = 4 * 1024 * 1024
@@ -286,10 +286,10 @@ async def watch_files(call: Call, query: WatchQuery) -> Events:
         if change is None:
             yield None
         elif change.change is Change.WATCHING:
-            yield Event("watching", {"path": change.path})
+            yield OutputEvent("watching", {"path": change.path})
         else:
             values = {"change": change.change, "path": change.path, "directory": change.directory}
-            yield Event("change", values)
+            yield OutputEvent("change", values)
 
 
 async def search_files(call: Call, query: SearchQuery) -> Values:
@@ -327,7 +327,7 @@ async def stream_search(call: Call, query: SearchQuery) -> Events:
         if item is None:
             yield None
         else:
-            yield Event("match" if isinstance(item, SearchMatch) else "summary", asdict(item))
+            yield OutputEvent("match" if isinstance(item, SearchMatch) else "summary", asdict(item))
 
 
 LIST_FILES: Final = Handler("list_files", list_files, query=ListQuery, result=FileList)

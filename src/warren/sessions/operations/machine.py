@@ -9,7 +9,7 @@ from warren.interfaces.machine import BuildStatus, ImageBuildControl
 from warren.model.errors import InvalidRequest, NotFound
 from warren.model.spec import check_image_name
 from warren.sessions.history import COLUMNS
-from warren.sessions.operations.call import Call, Handler, Reply, Values
+from warren.sessions.operations.call import Call, Handler, OperationReply, Values
 from warren.sessions.request_context import note
 from warren.sessions.schemas import Body, timestamp
 
@@ -117,7 +117,7 @@ async def list_builds(call: Call, query: MachineQuery) -> Values:
     return {"worker": worker, "builds": [_show(one) for one in _builds(call).statuses()]}
 
 
-async def start_build(call: Call, query: MachineQuery, body: BuildBody) -> Reply:
+async def start_build(call: Call, query: MachineQuery, body: BuildBody) -> OperationReply:
     """Returns at once. One that runs already goes on; sandboxes get the new version when it is ready."""
     _check_worker(call, query.worker)
     if bool(body.environment) == bool(body.image):
@@ -128,7 +128,7 @@ async def start_build(call: Call, query: MachineQuery, body: BuildBody) -> Reply
     image = environment.image if environment else body.image
     check_image_name(image)
     note(about=image)
-    return Reply(_show(_builds(call).start(image, environment.recipe if environment else None)), 202)
+    return OperationReply(_show(_builds(call).start(image, environment.recipe if environment else None)), 202)
 
 
 async def cancel_build(call: Call, query: CancelQuery) -> Values:

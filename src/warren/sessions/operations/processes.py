@@ -15,7 +15,7 @@ from warren.model.code import check_not_reserved
 from warren.model.errors import InvalidRequest, ProcessNotFound
 from warren.model.operations import Chunk, ProcessInfo, TerminalSize
 from warren.sessions.long_values import LongList
-from warren.sessions.operations.call import Call, Handler, Reply, Values
+from warren.sessions.operations.call import Call, Handler, OperationReply, Values
 from warren.sessions.operations.commands import EVENTS, Encoding
 from warren.sessions.output_events import Encoder, Events, close_source, process_events
 from warren.sessions.schemas import (
@@ -37,7 +37,7 @@ from warren.sessions.schemas import (
 _MAX_OUTPUT: Final = 8 * 1024 * 1024
 _PIECE: Final = 64 * 1024  # longer chunks are cut
 _FEW: Final = 100
-_MOST_CHUNKS: Final = 10_000  # in one answer; the caller goes on from its end
+_MAX_CHUNKS: Final = 10_000  # in one answer; the caller goes on from its end
 _MAX_WAIT_S: Final = 300.0
 _READ_S: Final = 10.0  # for output that was written before; if the agent has not kept it, waiting does not help
 
@@ -140,20 +140,20 @@ async def _read_chunks(process: Process, offset: int, until: int, limit: int, ch
                 piece = chunk.data[at : min(at + _PIECE, room)]
                 chunks.append(Chunk(chunk.stream, chunk.offset + at, piece))
             room -= len(chunk.data)
-            if chunk.offset + len(chunk.data) >= until or room <= 0 or len(chunks) >= _MOST_CHUNKS:
+            if chunk.offset + len(chunk.data) >= until or room <= 0 or len(chunks) >= _MAX_CHUNKS:
                 break
             await pace.give_way()
     finally:
         await close_source(source)
 
 
-async def wait_for_process(call: Call, query: WaitQuery) -> Reply:
+async def wait_for_process(call: Call, query: WaitQuery) -> OperationReply:
     """The result, as for exec. 202 with the process as it is when it still runs after `timeout_s`."""
     process = await call.sandbox.process(call.process_id)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(query.timeout_s):
-            return Reply(exec_view(await process.wait()), 200)
-    return Reply(await get_process(call), 202)
+            return OperationReply(exec_view(await process.wait()), 200)
+    return OperationReply(await get_process(call), 202)
 
 
 async def write_stdin(call: Call, body: StdinBody) -> None:

@@ -15,7 +15,7 @@ from warren.model.errors import Conflict, InvalidRequest
 from warren.model.session import MAX_METADATA, Session, SessionState
 from warren.sessions.allowances import choose_tenant
 from warren.sessions.long_values import LongList
-from warren.sessions.operations.call import Call, Handler, OperationContext, Reply, Values
+from warren.sessions.operations.call import Call, Handler, OperationContext, OperationReply, Values
 from warren.sessions.request_context import current_caller
 from warren.sessions.schemas import PatchBody, SessionBody, SessionPage, SessionView, isolation_view, session_view
 
@@ -54,7 +54,7 @@ class SessionsQuery(BaseModel):
     limit: Annotated[int, Field(ge=1, le=1000, description="So many at most")] = 100
 
 
-async def create_session(call: Call, body: SessionBody | None) -> Reply:
+async def create_session(call: Call, body: SessionBody | None) -> OperationReply:
     """A sandbox of your own, from the warm pool when one is ready.
 
     With `thread_id` this is get-or-create, and atomic: however many ask at once, the thread has one session. 201: it
@@ -66,7 +66,9 @@ async def create_session(call: Call, body: SessionBody | None) -> Reply:
     result = await call.sessions.create(call.tenant, await body.to_new_session(), call.key)
     view = show(call, result.session)
     headers = {"Location": view["url"], **({"Idempotency-Replayed": "true"} if result.replayed else {})}
-    return Reply({**view, "created": result.created}, 201 if result.created or result.replayed else 200, headers)
+    return OperationReply(
+        {**view, "created": result.created}, 201 if result.created or result.replayed else 200, headers
+    )
 
 
 async def list_sessions(call: Call, query: SessionsQuery) -> Values:

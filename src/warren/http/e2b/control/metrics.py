@@ -1,4 +1,4 @@
-"""What sandboxes use, in E2B's words: the figures of sessions (sessions/figures.py)."""
+"""What sandboxes use, in E2B's words: the metrics of sessions (sessions/metrics.py)."""
 
 import math
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from warren.http.e2b.control.bodies import bad, whole_in_query
 from warren.http.e2b.control.sandboxes import running_session
 from warren.model.e2b import sandbox_id_of, session_id_of
 from warren.model.errors import SandboxLost
-from warren.model.figures import FigureLimits, Figures
-from warren.sessions.operations.figures import MOST_ASKED, latest_figures
+from warren.model.metrics import MetricLimits, SandboxMetrics
+from warren.sessions.operations.metrics import MAX_ASKED, latest_metrics
 from warren.sessions.schemas import timestamp
 
 _FRESH_S: Final = 5  # how much later than `end` the point of now may be: the clocks of clients differ
@@ -27,7 +27,7 @@ async def show_metrics(call: E2bCall) -> Response:
         raise bad("end is before start")
     session = await running_session(call)
     last = _LATEST if end is None else end
-    meter, limits = call.sessions.lifecycle.figures, FigureLimits.of(session.limits)
+    meter, limits = call.sessions.lifecycle.metrics, MetricLimits.of(session.limits)
     points = [point for point in meter.series(session) if start <= int(point.at) <= last]
     if start <= call.sessions.clock.wall() <= last + _FRESH_S:
         sandbox = await call.sessions.find_sandbox(session)
@@ -47,15 +47,15 @@ def _seconds(call: E2bCall, name: str) -> int | None:
 
 async def show_metrics_of_many(call: E2bCall) -> Response:
     wanted = [name for text in call.query.get("sandbox_ids", []) for name in text.split(",") if name]
-    if not wanted or len(wanted) > MOST_ASKED:
-        raise bad(f"sandbox_ids must name 1 to {MOST_ASKED} sandboxes, with commas between them")
+    if not wanted or len(wanted) > MAX_ASKED:
+        raise bad(f"sandbox_ids must name 1 to {MAX_ASKED} sandboxes, with commas between them")
     names = list(dict.fromkeys(map(session_id_of, wanted)))
-    found = await latest_figures(call.context, call.tenant, names)
+    found = await latest_metrics(call.context, call.tenant, names)
     shown = {sandbox_id_of(name): _view(latest.now, latest.limits) for name, latest in found.items()}
     return answer_json({"sandboxes": shown})
 
 
-def _view(point: Figures, limits: FigureLimits) -> dict[str, Any]:
+def _view(point: SandboxMetrics, limits: MetricLimits) -> dict[str, Any]:
     count = max(1, math.ceil(limits.cpus))
     return {
         "timestamp": timestamp(point.at),

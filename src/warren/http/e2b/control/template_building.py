@@ -33,7 +33,7 @@ from warren.http.e2b.template_records import (
 )
 from warren.http.e2b.template_steps import DEFAULT_USER, check_hash, last_user, read_steps
 from warren.http.e2b.tokens import Upload
-from warren.images.building.own_images import plain_suite
+from warren.images.trees.own_images import plain_suite
 from warren.model.e2b import UPLOADS
 from warren.model.environment import Environment
 from warren.model.errors import InvalidRequest

@@ -11,10 +11,10 @@ from unit.session_world import TENANT, World, world
 
 from warren.interfaces.audit import Query
 from warren.model.events import Event, EventKind
-from warren.model.figures import DEFAULT_ALERTS, AlertThresholds, FigureLimits, Figures, LatestFigures
+from warren.model.metrics import DEFAULT_ALERTS, AlertThresholds, LatestMetrics, MetricLimits, SandboxMetrics
 from warren.model.session import Session
 from warren.model.spec import MIB, Limits
-from warren.sessions.figures import FRESH_S, LONGEST_S, POINTS, READ_S
+from warren.sessions.metrics import FRESH_S, LONGEST_S, POINTS, READ_S
 from warren.sessions.new_session import NewSession
 
 pytestmark = pytest.mark.anyio
@@ -26,13 +26,13 @@ class Metered:
 
     def __init__(self, world: World, session: Session, events: list[Event]) -> None:
         self.world, self.session, self.events = world, session, events
-        self.meter = world.lifecycle.figures
+        self.meter = world.lifecycle.metrics
 
-    def uses(self, **figures: float) -> None:
+    def uses(self, **metrics: float) -> None:
         machine = self.world.provider.machines[self.session.sandbox_id]
-        machine.figures = replace(machine.figures, **figures)  # type: ignore[arg-type]
+        machine.metrics = replace(machine.metrics, **metrics)  # type: ignore[arg-type]
 
-    async def now(self) -> Figures:
+    async def now(self) -> SandboxMetrics:
         sandbox = await self.world.worker.sandbox(self.session.sandbox_id)
         return await self.meter.now(self.session, sandbox)
 
@@ -56,7 +56,7 @@ async def metered(alerts: AlertThresholds = DEFAULT_ALERTS) -> AsyncIterator[Met
         )
         limits = {"memory_mb": 100, "cpus": 2, "pids": 100, "disk_mb": 100}
         session = (await made.sessions.create(TENANT, NewSession(limits=limits, thread_id="t"))).session
-        running = asyncio.create_task(made.lifecycle.figures.run())
+        running = asyncio.create_task(made.lifecycle.metrics.run())
         try:
             await asyncio.sleep(0)
             yield Metered(made, session, events)
@@ -80,7 +80,7 @@ async def test_a_new_session_is_read_soon_and_then_in_every_round() -> None:
         assert len(series) == POINTS
         assert {round(b.at - a.at, 3) for a, b in pairwise(series)} == {READ_S}
         found = one.meter.latest(TENANT, [one.session.id, "ses_unknown"])
-        assert found == {one.session.id: LatestFigures(FigureLimits.of(LIMITS), series[-1])}
+        assert found == {one.session.id: LatestMetrics(MetricLimits.of(LIMITS), series[-1])}
         assert one.meter.latest("another", [one.session.id]) == {}
 
 
@@ -105,20 +105,20 @@ async def test_nothing_is_kept_of_a_session_that_has_ended_or_was_lost() -> None
         await one.rounds()
         await one.world.sessions.delete(TENANT, one.session.id)
         assert one.meter.latest(TENANT, [one.session.id]) == {}
-        assert repr(one.meter) == "<FiguresMeter: 0 followed, each 10 s>"
+        assert repr(one.meter) == "<MetricsMeter: 0 followed, each 10 s>"
         other = (await one.world.sessions.create(TENANT, NewSession())).session
         one.world.provider.lose(other.sandbox_id)
         await one.rounds()
         await one.world.lifecycle.losses.check_sandbox(other)
         await one.world.lifecycle.wait_for_tasks()
-        assert repr(one.meter) == "<FiguresMeter: 0 followed, each 10 s>"
+        assert repr(one.meter) == "<MetricsMeter: 0 followed, each 10 s>"
 
 
 async def test_one_sandbox_that_cannot_be_read_keeps_no_other_from_being_read() -> None:
     async with metered() as one:
         for _ in range(3):
             bad = (await one.world.sessions.create(TENANT, NewSession())).session
-            one.world.provider.machines[bad.sandbox_id].figures = None  # type: ignore[assignment]
+            one.world.provider.machines[bad.sandbox_id].metrics = None  # type: ignore[assignment]
         await one.rounds(2)
         assert len(one.meter.series(one.session)) == 3
 

@@ -3,18 +3,18 @@
 import stat
 from typing import Final
 
-from warren.images.store.tree import Tree
+from warren.images.trees.tree import Tree
 from warren.model.errors import InvalidRequest
 from warren.model.image import ImageConfig
 from warren.model.spec import USER_UID, WORKSPACE
 from warren.sandboxes.providers.image_defaults import default_directory, default_user
 
-_LAST_ID: Final = 65534  # what agents take: the first and the last of the 65,536 ids of a sandbox are their own
+_LAST_ID: Final = 65534  # the agent accepts uids and gids up to this one
 
 
 def prepare_defaults(tree: Tree, config: ImageConfig) -> int:
-    """Makes a working directory that is missing, and a user that /etc/passwd lacks or knows with another group. Returns
-    the uid of the user. Raises InvalidRequest if no sandbox can have that user."""
+    """Makes the working directory if it is missing, and adds or corrects the user's line in /etc/passwd. Returns the
+    user's uid. Raises InvalidRequest if no sandbox can have that user."""
     uid = _prepare_user(tree, config)
     directory = default_directory(config)
     found = tree.stat(directory) if directory else None

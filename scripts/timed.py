@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 """Runs a command and prints, at the end, how long it took and the processor time of everything it has started.
 
-    scripts/timed COMMAND [ARGUMENT ...]
+    python scripts/timed.py COMMAND [ARGUMENT ...]
 
-Also what the command's processes leave to init counts: this process takes its place, and reaps them.
+Processes that the command leaves to init count too: this process takes init's place, and reaps them.
 """
 
 import ctypes
@@ -20,7 +19,7 @@ def main(argv: list[str]) -> int:
     begun = time.monotonic()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     child = os.posix_spawnp(argv[0], argv, os.environ)
-    # The terminal tells the command too; this process stays until it has ended.
+    # A Ctrl-C reaches the command too; this process stays until the command has ended.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
     ended = 0
@@ -28,7 +27,7 @@ def main(argv: list[str]) -> int:
         ended, status = os.wait()
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     used_s = usage.ru_utime + usage.ru_stime
-    print(f"{_minutes(time.monotonic() - begun)}, {_minutes(used_s)} of processor time", flush=True)
+    sys.stdout.write(f"{_minutes(time.monotonic() - begun)}, {_minutes(used_s)} of processor time\n")
     return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 

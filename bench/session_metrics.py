@@ -1,7 +1,7 @@
-"""Measures what it costs to read the figures of all sessions of a server: of fakes, and of sandboxes of the host.
+"""Measures what it costs to read the metrics of all sessions of a server, with fake and with real sandboxes.
 
-    sudo .venv/bin/python bench/figures.py                        200 and 1,000 fakes, 50 sandboxes
-    sudo .venv/bin/python bench/figures.py --count 200 --read 20  with so many sandboxes, each read so often
+    sudo .venv/bin/python bench/session_metrics.py                        200 and 1,000 fakes, 50 sandboxes
+    sudo .venv/bin/python bench/session_metrics.py --count 200 --read 20  200 real sandboxes, each read 20 times
 
 The processor time is that of this process, threads and kernel included. A round is what the server does every ten
 seconds; the share is what it takes of a core then. `held` is the most that it does before other tasks have a turn.
@@ -27,7 +27,7 @@ from warren.kernel.clock import SystemClock
 from warren.model.session import Session
 from warren.model.spec import Limits, SandboxSpec
 from warren.sandboxes.providers.oci import OciProvider
-from warren.sessions.figures import READ_S, SHARE, FiguresMeter
+from warren.sessions.metrics import READ_S, SHARE, MetricsMeter
 from warren.testing.fake_provider import FakeProvider
 
 ROOT = Path(__file__).parents[1]
@@ -51,14 +51,14 @@ def a_session(sandbox: Sandbox, clock: SystemClock) -> Session:
 
 
 async def measure(table: Table, what: str, sandboxes: list[Sandbox], rounds: int, per_session: int) -> None:
-    """`per_session`: for how many sessions the share is told."""
+    """Measures the rounds. `per_session` is the number of sessions that the printed share is for."""
     clock = SystemClock()
     by_id = {sandbox.id: sandbox for sandbox in sandboxes}
 
     async def find(session: Session) -> Sandbox:
         return by_id[session.sandbox_id]
 
-    meter = FiguresMeter(clock, find)
+    meter = MetricsMeter(clock, find)
     for sandbox in sandboxes:
         meter.follow(a_session(sandbox, clock))
     await meter.read_all()
@@ -76,7 +76,7 @@ async def measure(table: Table, what: str, sandboxes: list[Sandbox], rounds: int
 
 
 async def busiest_turn(work: Coroutine[Any, Any, None]) -> float:
-    """The most that the work did on the loop before others had their turn, in processor time."""
+    """Returns the most processor time that the work took on the loop before others had their turn."""
     task, longest = asyncio.create_task(work), 0.0
     while not task.done():
         began = time.thread_time()

@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from warren.images.store.tree import Tree
+from warren.images.trees.tree import Tree
 from warren.model.errors import NoSpace, PermissionDenied, Unavailable
 
 Progress = Callable[[str, float | None], None]
@@ -70,13 +70,13 @@ def build_base(target: Path, scratch: Path, progress: Progress) -> None:
 
 
 def build_plain(suite: str, target: Path, scratch: Path, progress: Progress) -> None:
-    """A release with nothing but its essential packages and apt: what `debian:bookworm` names elsewhere."""
+    """Builds a release with only its essential packages and apt, as `debian:bookworm` is elsewhere."""
     _build_system(suite, _PLAIN_PACKAGES, target, scratch, progress)
 
 
 def plain_suite(name: str, os_release: Path = Path("/etc/os-release")) -> str:
-    """The code name of the release that a name such as `debian:12` or `ubuntu:noble` stands for, if this machine is of
-    that distribution and so knows where its packages are; else ""."""
+    """Returns the code name of the release that a name such as `debian:12` or `ubuntu:noble` stands for. Returns ""
+    unless this machine runs that distribution and so knows its package sources."""
     distribution, _, tag = name.partition(":")
     if distribution not in _RELEASES or distribution != _read_release(os_release).get("ID"):
         return ""
@@ -105,7 +105,7 @@ def _build_system(suite: str, packages: Sequence[str], target: Path, scratch: Pa
 
 
 def host_suite(os_release: Path = Path("/etc/os-release")) -> str:
-    """The code name of the host's release if it is a Debian or an Ubuntu, else Debian 12's."""
+    """Returns the code name of the host's release if it is a Debian or an Ubuntu, else Debian 12's."""
     values = _read_release(os_release)
     return values.get("VERSION_CODENAME", _FALLBACK_SUITE) if values.get("ID") in _RELEASES else _FALLBACK_SUITE
 
@@ -156,7 +156,7 @@ def _run_mmdebstrap(command: list[str], progress: Progress) -> None:
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        process.stdout.read()  # ends when the last process of the build has died
+        process.stdout.read()  # returns when the last process of the build has died
         raise
     finally:
         process.stdout.close()
@@ -165,7 +165,7 @@ def _run_mmdebstrap(command: list[str], progress: Progress) -> None:
 
 
 def _follow(lines: Iterator[str], progress: Progress) -> list[str]:
-    """Reports progress by mmdebstrap's output; returns the last lines of it."""
+    """Reports progress from mmdebstrap's output, and returns its last lines."""
     tail: list[str] = []
     step, events = "starting", 0
     for line in lines:
@@ -192,7 +192,7 @@ def _build_failure(tail: list[str], code: int) -> Exception:
 
 
 def _traces_of(tree: Tree) -> Iterator[str]:
-    """Files of this machine that the build leaves: package sources, which may hold credentials, and its settings."""
+    """Yields files copied from this machine: its settings, and package sources, which may hold passwords."""
     yield from ("etc/apt/sources.list", "etc/apt/auth.conf", "etc/apt/apt.conf.d/99mmdebstrap", "var/log/dpkg.log")
     for directory in ("etc/apt/sources.list.d", "etc/apt/auth.conf.d", "var/log/apt"):
         if tree.stat(directory) is None:
@@ -232,7 +232,7 @@ def copy_public_etc(etc: Path, tree: Tree) -> None:
 
 
 def _copy_public(source: Path, path: str, tree: Tree) -> None:
-    """Copies links, directories and files that everybody may read; leaves out others and what looks like a key."""
+    """Copies links, and directories and files that everybody may read. Skips what looks like a key."""
     found = source.lstat()
     if any(fnmatch.fnmatch(source.name.lower(), pattern) for pattern in _NEVER):
         return

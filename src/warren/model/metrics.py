@@ -1,4 +1,4 @@
-"""Figures: what a session uses now, and the alerts that follow from them."""
+"""Metrics: what a session uses now, and the alerts that they cause."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -10,11 +10,14 @@ from warren.model.spec import MIB, Limits
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """One point. `at` is the time of day. `cpu_s` is all that was used of processors so far, `cpus` how many cores that
-    was on average since the point before (0 in the first). `memory_bytes` is without the cache of files, which the
-    kernel takes back when memory is short: that is `cache_bytes`. `processes` includes threads. The bytes of the
-    network are those that went through the sandbox's rules, 0 if it has none."""
+class SandboxMetrics:
+    """One measurement, at the wall-clock time `at`.
+
+    `cpu_s`: processor time used so far. `cpus`: the cores used on average since the previous measurement (0 in the
+    first). `memory_bytes`: without the cache of files (`cache_bytes`), which the kernel takes back when memory is
+    short. `processes`: includes threads. Network bytes are counted where the sandbox's rules are applied; 0 if it has
+    no network.
+    """
 
     at: float = 0.0
     cpu_s: float = 0.0
@@ -30,14 +33,14 @@ class Figures:
         return asdict(self)
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> "Figures":
-        """Also what a worker of another version wrote: unknown figures are ignored, missing ones are zero."""
+    def from_mapping(cls, values: Mapping[str, Any]) -> "SandboxMetrics":
+        """Reads metrics, also those of a worker of another version: unknown ones are ignored, missing ones are zero."""
         return cls(**{each.name: values[each.name] for each in fields(cls) if each.name in values})
 
 
 @dataclass(frozen=True, slots=True)
-class FigureLimits:
-    """What a session may use at most, in the units of its figures."""
+class MetricLimits:
+    """The most that a session may use, in the units of its metrics."""
 
     cpus: float
     memory_bytes: int
@@ -45,29 +48,29 @@ class FigureLimits:
     processes: int
 
     @classmethod
-    def of(cls, limits: Limits | None) -> "FigureLimits":
+    def of(cls, limits: Limits | None) -> "MetricLimits":
         limits = limits or Limits()
         return cls(limits.cpus, limits.memory_mb * MIB, limits.disk_mb * MIB, limits.pids)
 
 
 @dataclass(frozen=True, slots=True)
-class LatestFigures:
-    """The limits of a session, and the last point that is known of it."""
+class LatestMetrics:
+    """The limits of a session and its latest metrics."""
 
-    limits: FigureLimits
-    now: Figures
+    limits: MetricLimits
+    now: SandboxMetrics
 
     def as_mapping(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> "LatestFigures":
-        limits = {each.name: values["limits"].get(each.name, 0) for each in fields(FigureLimits)}
-        return cls(FigureLimits(**limits), Figures.from_mapping(values["now"]))
+    def from_mapping(cls, values: Mapping[str, Any]) -> "LatestMetrics":
+        limits = {each.name: values["limits"].get(each.name, 0) for each in fields(MetricLimits)}
+        return cls(MetricLimits(**limits), SandboxMetrics.from_mapping(values["now"]))
 
 
 class Resource(StrEnum):
-    """What an alert can be about."""
+    """The subject of an alert."""
 
     MEMORY = "memory"
     DISK = "disk"
@@ -77,7 +80,7 @@ class Resource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AlertThresholds:
-    """In percent of the limit, from which on an event `resource.high` is published; 0 is never."""
+    """The percentages of the limits at which an event `resource.high` is published; 0 means never."""
 
     memory: float = 90
     disk: float = 90
@@ -94,20 +97,20 @@ class AlertThresholds:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "AlertThresholds":
-        """YAML reads `off` as false."""
+        """Reads thresholds. `off` means never; YAML reads it as false."""
         return cls(**{name: 0 if value is False or value == "off" else value for name, value in values.items()})
 
 
 DEFAULT_ALERTS: Final = AlertThresholds()
 
 
-def used_and_limit(figures: Figures, limits: FigureLimits, resource: Resource) -> tuple[float, float]:
+def used_and_limit(metrics: SandboxMetrics, limits: MetricLimits, resource: Resource) -> tuple[float, float]:
     match resource:
         case Resource.MEMORY:
-            return figures.memory_bytes, limits.memory_bytes
+            return metrics.memory_bytes, limits.memory_bytes
         case Resource.DISK:
-            return figures.disk_bytes, limits.disk_bytes
+            return metrics.disk_bytes, limits.disk_bytes
         case Resource.PROCESSES:
-            return figures.processes, limits.processes
+            return metrics.processes, limits.processes
         case Resource.CPU:
-            return figures.cpus, limits.cpus
+            return metrics.cpus, limits.cpus

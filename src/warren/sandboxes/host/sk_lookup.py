@@ -1,8 +1,8 @@
-"""The kernel's side of a sandbox's network: a route that keeps every packet inside, and a program that chooses sockets.
+"""The kernel's part of a sandbox's network: a route that keeps every packet inside, a program that chooses sockets.
 
-With the route `local 0.0.0.0/0 dev lo` every IPv4 address is one of the sandbox's own. A program of the type sk_lookup,
-attached to its network namespace, is asked which socket a new connection or a datagram is for, before the kernel looks
-for listeners:
+With the route `local 0.0.0.0/0 dev lo` every IPv4 address is one of the sandbox's own. The kernel asks a program of the
+type sk_lookup, attached to the network namespace, which socket gets a new connection or datagram, before it looks for
+listeners:
 
     to 127.0.0.0/8, or IPv6     as ever: the sandbox's own servers
     TCP                         the socket SLOT_TCP of the map, whatever the port
@@ -29,7 +29,7 @@ _MAP_CREATE, _MAP_UPDATE, _PROG_LOAD, _PROG_QUERY, _LINK_CREATE = 0, 2, 5, 16, 2
 _SOCKMAP, _SK_LOOKUP, _AT_SK_LOOKUP = 15, 30, 36
 _PASS, _DROP = 1, 0
 _LOOK_UP_ELEMENT, _SK_RELEASE, _SK_ASSIGN = 1, 86, 124
-_FAMILY, _PROTOCOL, _REMOTE_PORT, _LOCAL_IP4, _LOCAL_PORT = 8, 12, 36, 40, 60  # in struct bpf_sk_lookup
+_FAMILY, _PROTOCOL, _REMOTE_PORT, _LOCAL_IP4, _LOCAL_PORT = 8, 12, 36, 40, 60  # offsets in struct bpf_sk_lookup
 _DNS: Final = 53
 _NEW_ROUTE, _DELETE_ROUTE = 24, 25
 _REQUEST, _ACK, _EXCLUSIVE, _CREATE = 0x1, 0x4, 0x200, 0x400
@@ -39,7 +39,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def new_map() -> int:
-    """Raises OSError, as all of these do."""
+    """Makes the map of sockets and returns its descriptor. Raises OSError, as all functions here do."""
     return _bpf(_MAP_CREATE, struct.pack("<IIIII", _SOCKMAP, 4, 8, 2, 0))
 
 
@@ -66,7 +66,7 @@ def put_socket(sockets: int, slot: int, sock: socket.socket) -> None:
 
 
 def is_attached(namespace: int) -> bool:
-    """Whether any such program chooses sockets in a namespace."""
+    """Returns whether any sk_lookup program is attached to a namespace."""
     ids = (ctypes.c_uint32 * 8)()
     attr = ctypes.create_string_buffer(struct.pack("<IIIIQI", namespace, _AT_SK_LOOKUP, 0, 0, ctypes.addressof(ids), 8))
     _call(_PROG_QUERY, attr)
@@ -74,7 +74,7 @@ def is_attached(namespace: int) -> bool:
 
 
 def set_route(*, is_there: bool) -> None:
-    """Adds or removes the route, in the namespace of this thread. It may be there, or gone, already."""
+    """Adds or removes the route, in the namespace of this thread. Idempotent."""
     flags = _REQUEST | _ACK | (_CREATE | _EXCLUSIVE if is_there else 0)
     body = struct.pack("BBBBBBBBI", socket.AF_INET, 0, 0, 0, _LOCAL_TABLE, 3, _SCOPE_HOST, _LOCAL, 0)
     body += struct.pack("HHI", 8, _OUT, socket.if_nametoindex("lo"))
@@ -82,13 +82,14 @@ def set_route(*, is_there: bool) -> None:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
         netlink.send(head + body)
         (code,) = struct.unpack_from("i", netlink.recv(4096), 16)
+    # These errors say that the route was there, or gone, already.
     if code and -code != (errno.EEXIST if is_there else errno.ESRCH):
         raise OSError(-code, os.strerror(-code))
 
 
 @cache
 def why_not_here() -> str:
-    """Why this machine cannot run the program; empty if it can."""
+    """Returns why this machine cannot run the program; "" if it can."""
     try:
         sockets = new_map()
         try:
@@ -108,7 +109,7 @@ def _program(sockets: int) -> bytes:
         ("", _step(0x61, 2, 6, _FAMILY)),
         ("", (jump_not, 2, socket.AF_INET, "pass")),
         ("", _step(0x61, 2, 6, _LOCAL_IP4)),
-        ("", _step(0x54, 2, imm=0xFF)),  # the first octet
+        ("", _step(0x54, 2, imm=0xFF)),  # the first octet of the address
         ("", (jump, 2, 127, "pass")),
         ("", _step(0xB7, 7, imm=SLOT_TCP)),
         ("", _step(0x61, 2, 6, _PROTOCOL)),
@@ -118,7 +119,7 @@ def _program(sockets: int) -> bytes:
         ("", _step(0x61, 2, 6, _LOCAL_PORT)),
         ("", (jump_not, 2, _DNS, "drop")),
         ("", _step(0xB7, 7, imm=SLOT_UDP)),
-        ("assign", _step(0x63, 10, 7, -4)),  # the key, on the stack
+        ("assign", _step(0x63, 10, 7, -4)),  # the map's key, on the stack
         ("", _step(0x18, 1, 1, imm=sockets) + _step(0)),  # r1 = the map
         ("", _step(0xBF, 2, 10)),
         ("", _step(0x07, 2, imm=-4)),
@@ -132,7 +133,7 @@ def _program(sockets: int) -> bytes:
         ("", _step(0xBF, 8, 0)),
         ("", _step(0xBF, 1, 7)),
         ("", _step(0x85, imm=_SK_RELEASE)),
-        ("", (jump_not, 8, 0, "drop")),  # it was not assigned
+        ("", (jump_not, 8, 0, "drop")),  # the kernel did not assign it
         ("pass", end["pass"]),
         ("drop", end["drop"]),
     ]

@@ -4,10 +4,10 @@
     a directory that hides
     what lies below it      the attribute trusted.overlay.opaque
 
-`collect` copies the upper directory of a sandbox that has ended. Whatever ran there has made it, so nothing in it is
-followed or believed: only directories, regular files, links and whiteouts are taken, without set-id bits and extended
-attributes. `flatten` makes one tree by hard links. So files in a tree are never changed in place, only replaced.
-Both open every directory by its name in the one above it and follow no link.
+`collect` copies the upper directory of a sandbox that has ended. The sandbox's programs wrote it, so `collect` trusts
+nothing in it: it takes only directories, regular files, links and whiteouts, and drops set-id bits and extended
+attributes. `flatten` makes one tree of hard links, so files in a tree must be replaced, never changed in place. Both
+open every directory by its name in its parent and follow no link.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _LONGEST_PATH: Final = 3000
 _CHUNK: Final = 64 << 20
 _DEEPEST: Final = 200
 _NO_LAYER: Final = frozenset({".warren", "proc", "sys", "dev"})
-"""Directories of the root whose contents are mounted into every sandbox."""
+"""Directories of the root whose contents are mounted into every sandbox; no layer holds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class LayerSize:
 
 @dataclass(frozen=True, slots=True)
 class LayerCaps:
-    """Far above what a step of a real build makes. `depth` bounds how many directories are open at a time."""
+    """Limits far above what a step of a real build makes. `depth` bounds how many directories are open at once."""
 
     files: int = 1_000_000
     bytes: int = 64 << 30
@@ -62,9 +62,9 @@ def collect(
     below: Sequence[Path] = (),
     caps: LayerCaps = USUAL_CAPS,
 ) -> LayerSize:
-    """Copies an upper directory into the new directory `target`. Ids in it are those of the sandbox plus `uid_base`.
-    With an `owner`, everything belongs to it that is not a directory which one of the trees `below` had before, the
-    uppermost first."""
+    """Copies an upper directory into the new directory `target`, and maps its ids to the sandbox's by subtracting
+    `uid_base`. With an `owner`, everything new belongs to that owner; a directory that one of the trees `below` (the
+    uppermost first) already had keeps its own. Raises InvalidRequest beyond the caps."""
     target.mkdir(mode=0o700)
     with contextlib.ExitStack() as held:
         root = held.enter_context(_opened(str(target), None, _DIRECTORY))
@@ -77,11 +77,11 @@ def collect(
 class _Collection:
     def __init__(self, root: int, uid_base: int, owner: tuple[int, int] | None, caps: LayerCaps) -> None:
         self._root, self._uid_base, self._owner, self._caps = root, uid_base, owner, caps
-        self._links: dict[int, str] = {}  # by inode, where its first name lies in the layer
+        self._links: dict[int, str] = {}  # inode -> path of its first name in the layer
         self.files = self.bytes = 0
 
     def directory(self, source: int, target: int, path: str, below: Sequence[int], *, is_new: bool, depth: int) -> None:
-        """`is_new`: nothing of it lies in a layer below. `below`: the roots of those that have it."""
+        """Copies a directory. `is_new` means that no lower layer has it; `below` are the roots of trees that do."""
         if depth > self._caps.depth:
             raise InvalidRequest(f"the step made directories more than {self._caps.depth} deep, which are not taken")
         attributes = os.listxattr(source)
@@ -136,7 +136,7 @@ class _Collection:
             raise InvalidRequest(f"the step wrote more than {self._caps.bytes} bytes")
 
     def _link_again(self, found: os.stat_result, name: str, target: int, path: str) -> bool:
-        """Makes another name for a file that was copied already. False if it was not, or its path is too long."""
+        """Links `name` to an earlier copy of the same inode. Returns False if the caller must copy the file."""
         first = self._links.get(found.st_ino)
         if first is None:
             if len(os.fsencode(path)) <= _LONGEST_PATH:
@@ -164,12 +164,12 @@ class _Collection:
         return self._id(found.st_uid), self._id(found.st_gid)
 
     def _id(self, number: int) -> int:
-        """What does not belong to the sandbox was made by the launcher, and is the root's."""
+        """Returns the id inside the sandbox. Ids outside its range belong to the launcher, and become root."""
         return number - self._uid_base if 0 <= number - self._uid_base < _IDS else 0
 
 
 def _having(trees: Sequence[int], path: str) -> list[int]:
-    """Those of the trees, all of which have the directory above, whose directory `path` is seen."""
+    """Returns the trees whose directory `path` is visible. All of them have its parent."""
     found: list[int] = []
     for tree in trees:
         try:
@@ -177,7 +177,7 @@ def _having(trees: Sequence[int], path: str) -> list[int]:
         except FileNotFoundError:
             continue
         if not stat.S_ISDIR(kind):
-            break  # it hides what lies below it
+            break  # a file or whiteout hides what lower trees have
         found.append(tree)
     return found
 
@@ -192,13 +192,13 @@ def is_whiteout(found: os.stat_result) -> bool:
 
 
 def copy_content(source: int, target: int, size: int) -> None:
-    """Copies a file and keeps its holes: a sparse file takes no more room than it did."""
+    """Copies a file with its holes, so that a sparse file stays sparse."""
     at = 0
     while at < size:
         try:
             start = os.lseek(source, at, os.SEEK_DATA)
         except OSError as exc:
-            if exc.errno != errno.ENXIO:  # nothing but a hole is left
+            if exc.errno != errno.ENXIO:  # ENXIO: only a hole follows
                 raise
             break
         end = min(os.lseek(source, start, os.SEEK_HOLE), size)
@@ -219,8 +219,8 @@ def copy_content(source: int, target: int, size: int) -> None:
 
 
 def flatten(base: Path, layers: Sequence[Path], target: Path) -> None:
-    """Makes the new directory `target` of a base and of layers above it, the lowest first. Its files are hard links
-    where that is possible, else copies; its directories are new."""
+    """Makes the new directory `target` from a base and the layers above it, the lowest first. Files become hard links
+    where possible, else copies; directories are new."""
     target.mkdir(mode=0o700)
     with contextlib.ExitStack() as held:
         sources = [held.enter_context(_opened(str(path), None, _DIRECTORY)) for path in (*reversed(layers), base)]
@@ -233,7 +233,7 @@ class _Flattening:
         self._depth = 0
 
     def directory(self, sources: Sequence[int], target: int) -> None:
-        """`sources` are the same directory in all layers that have it, the uppermost first."""
+        """Fills `target` from `sources`: the same directory in every layer that has it, the uppermost first."""
         if self._depth > _DEEPEST:
             raise InvalidRequest(f"the image has directories more than {_DEEPEST} deep")
         self._depth += 1
@@ -269,7 +269,7 @@ class _Flattening:
                         self._link(source, entry.name, target)
 
     def _below(self, sources: Sequence[int], name: str, target: int) -> None:
-        """The directory `name`, which the first source has, with what of it lies below and is not hidden."""
+        """Makes the directory `name` in `target` from the sources that have it, down to one that hides the rest."""
         with contextlib.ExitStack() as held:
             parts = []
             for source in sources:
@@ -280,7 +280,7 @@ class _Flattening:
                 except OSError as exc:
                     if exc.errno not in (errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
                         raise
-                    break  # a whiteout, a file or a link hides what lies below it
+                    break  # a whiteout, a file or a link hides what lower layers have
                 if len(sources) > 1 and _is_opaque(parts[-1]):
                     break
             os.mkdir(name, 0o700, dir_fd=target)

@@ -1,4 +1,4 @@
-"""Images that go from one machine of a cluster to another; cluster/images.py carries them."""
+"""Sends images from one machine of a cluster to another; cluster/images.py transports them."""
 
 import dataclasses
 import hashlib
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import IO, Final, cast
 
 from warren.images.store.store import ImageStore, silent
-from warren.images.store.tree import Tree
 from warren.images.store.versions import config_of
 from warren.images.transfer.import_tree import unpack_tar
+from warren.images.trees.tree import Tree
 from warren.interfaces.images import ImageOffer, ImageVersion
 from warren.kernel.tree_tar import write_tar
 from warren.model.errors import ImageNotFound, InvalidRequest
@@ -19,7 +19,7 @@ _PART: Final = 1024 * 1024
 
 
 class ImageSharing:
-    """Keeps the contract of SharedImages. The image `host` is made of its machine, and of no use to another."""
+    """Implements SharedImages. Does not offer the image `host`, which is useless on another machine."""
 
     def __init__(self, store: ImageStore) -> None:
         self._store = store
@@ -33,7 +33,7 @@ class ImageSharing:
 
     def send(self, offer: ImageOffer, out: IO[bytes]) -> None:
         with self._store.using(offer.name) as rootfs:
-            if write_tar(rootfs.path, out) != offer.content:  # the receiver finds the same
+            if write_tar(rootfs.path, out) != offer.content:  # the receiver computes the same digest
                 raise ImageNotFound(f"the image {offer.name!r} was replaced meanwhile")
 
     def receive(self, offer: ImageOffer, stream: IO[bytes]) -> ImageVersion:
@@ -43,7 +43,7 @@ class ImageSharing:
             with Tree(path) as tree:
                 unpack_tar(cast(IO[bytes], hashed), tree)
             while hashed.read(_PART):
-                pass  # what follows the last member belongs to the digest
+                pass  # the digest includes what follows the last member
             if hashed.digest != offer.content:
                 raise InvalidRequest(f"the image {offer.name!r} arrived with another content than was offered")
             return config_of(offer.config)

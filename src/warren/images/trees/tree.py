@@ -1,7 +1,7 @@
 """Reading and changing a directory tree that somebody else filled.
 
-An imported root filesystem may hold any link: `etc -> /`, `etc/passwd -> /etc/shadow`. So no path of
-it is ever resolved by name from outside. `Tree` holds a descriptor of the root and resolves below it:
+An imported root filesystem may hold any link: `etc -> /`, `etc/passwd -> /etc/shadow`. So Warren never resolves a path
+of it from the host's root. `Tree` holds a descriptor of the tree's root and resolves below it:
 
 - looking (`open_file`, `is_program`) follows links as a process inside would, with the tree as its
   root: openat2 with RESOLVE_IN_ROOT;
@@ -29,8 +29,8 @@ _RESOLVE_IN_ROOT = 0x10
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1024 * 1024
-_MOST_TRIES = 10_000
-MAX_DEPTH = 200  # directories in each other; what removes and lists trees calls itself once for each
+_MAX_TRIES = 10_000
+MAX_DEPTH = 200  # nested directories; removing and listing a tree recurses once for each
 
 
 class _OpenHow(ctypes.Structure):
@@ -41,14 +41,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def open_in_root(root_fd: int, path: str, flags: int) -> int:
-    """Opens `path` as a process whose root is `root_fd` would.
+    """Opens `path` as a process whose root is `root_fd` would. Raises OSError.
 
-    The kernel gives a path up that goes through `..` if anything was renamed or mounted on the machine meanwhile, for
-    fear of being led out: then it is asked again.
+    If anything is renamed or mounted on the machine meanwhile, the kernel cannot tell whether a `..` leads out of the
+    root, and returns EAGAIN; then this tries again.
     """
+    # IN_ROOT confines `..` and absolute links to the tree; NO_MAGICLINKS refuses /proc links, which jump anywhere.
     how = _OpenHow(flags | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
     name, size = os.fsencode(path), ctypes.c_size_t(ctypes.sizeof(_OpenHow))
-    for _ in range(_MOST_TRIES):
+    for _ in range(_MAX_TRIES):
         fd: int = _libc.syscall(ctypes.c_long(_SYS_OPENAT2), ctypes.c_int(root_fd), name, ctypes.byref(how), size)
         if fd >= 0:
             return fd
@@ -59,7 +60,7 @@ def open_in_root(root_fd: int, path: str, flags: int) -> int:
 
 
 def parts_of(path: str) -> tuple[str, ...]:
-    """The components of a path below the root; `..` and NUL are refused."""
+    """Returns the components of a path below the root. Raises InvalidRequest for `..`, NUL or too many components."""
     parts = tuple(part for part in path.split("/") if part not in ("", "."))
     if ".." in parts or "\0" in path:
         raise InvalidRequest(f"the path {path!r} leads out of the image")
@@ -84,10 +85,10 @@ class Tree:
     def fd(self) -> int:
         return self._fd
 
-    # Looking: links are followed, inside.
+    # Reading: links are followed, inside the tree.
 
     def open_file(self, path: str) -> int:
-        """A descriptor for reading, whatever the path is; never blocks on a FIFO."""
+        """Opens a file, directory or device for reading, and returns its descriptor. Never blocks on a FIFO."""
         return open_in_root(self._fd, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
 
     def stat(self, path: str) -> os.stat_result | None:
@@ -112,7 +113,7 @@ class Tree:
             os.close(fd)
 
     def read_text(self, path: str, limit: int = 1024 * 1024) -> str:
-        """The text of a regular file, empty if there is none; longer than `limit` is refused."""
+        """Returns the text of a regular file, "" if there is none. Raises InvalidRequest beyond `limit` bytes."""
         found = self.stat(path)
         if found is None or not stat.S_ISREG(found.st_mode):
             return ""
@@ -125,7 +126,7 @@ class Tree:
 
     @contextlib.contextmanager
     def parent(self, path: str, *, replace_links: bool = False, make: bool = True) -> Iterator[tuple[int, str]]:
-        """The directory that holds `path`, made if it is missing, and the last name of the path."""
+        """Yields a descriptor of the directory that holds `path`, and the last component. Makes missing directories."""
         *above, name = parts_of(path)
         with contextlib.ExitStack() as held:
             fd = self._fd
@@ -135,7 +136,7 @@ class Tree:
             yield fd, name
 
     def make_directory(self, path: str, mode: int = 0o755, *, replace_links: bool = False) -> None:
-        """Makes a directory with its parents; one that exists keeps its contents and gets the mode."""
+        """Makes a directory and its parents. An existing directory keeps its contents and gets the mode."""
         if not parts_of(path):
             os.fchmod(self._fd, mode)
             return
@@ -148,9 +149,10 @@ class Tree:
 
     @contextlib.contextmanager
     def new_file(self, path: str, mode: int, *, replace_links: bool = False) -> Iterator[int]:
-        """A new file in place of whatever file or link was there, as a descriptor for writing."""
+        """Replaces whatever file or link has the path by a new file, and yields its descriptor for writing."""
         with self.parent(path, replace_links=replace_links) as (above, name):
             _clear(above, name)
+            # O_EXCL and O_NOFOLLOW: a link put here in the meantime is an error, never a way out of the tree.
             fd = os.open(name, _FILE, 0o600, dir_fd=above)
             try:
                 yield fd
@@ -159,7 +161,7 @@ class Tree:
                 os.close(fd)
 
     def put_file(self, path: str, data: str | bytes, mode: int = 0o644) -> None:
-        """Writes a file without a time: what Warren writes is the same whenever it writes it."""
+        """Writes a file with time 0, so that equal contents make equal images."""
         raw = data.encode(errors="surrogateescape") if isinstance(data, str) else data
         with self.new_file(path, mode, replace_links=True) as fd:
             write_all(fd, raw)
@@ -171,7 +173,7 @@ class Tree:
             os.symlink(target, name, dir_fd=above)
 
     def put_hard_link(self, path: str, existing: str) -> None:
-        """Another name for a regular file of the tree that is already there."""
+        """Makes another name for a regular file of the tree."""
         with self.parent(existing) as (source, source_name), self.parent(path) as (above, name):
             if not stat.S_ISREG(os.stat(source_name, dir_fd=source, follow_symlinks=False).st_mode):
                 raise InvalidRequest(f"the hard link {path!r} leads to {existing!r}, which is no file")
@@ -187,7 +189,7 @@ class Tree:
             os.chown(name, uid, gid, dir_fd=above, follow_symlinks=False)
 
     def remove_file(self, path: str) -> None:
-        """Removes a file or link, if there is one and its parents are directories."""
+        """Removes a file or link. Does nothing if it is missing or a parent is no directory."""
         with contextlib.suppress(FileNotFoundError, InvalidRequest), self.parent(path, make=False) as (above, name):
             _clear(above, name)
 
@@ -195,8 +197,8 @@ class Tree:
 
     @contextlib.contextmanager
     def parent_inside(self, path: str, *, make: bool = True) -> Iterator[tuple[int, str]]:
-        """The directory that holds `path`, as a process inside would find it, and the last name of the path. Raises
-        FileNotFoundError if it is missing and not to be made."""
+        """Yields a descriptor of the directory that holds `path`, as a process inside would find it, and the last
+        component. Raises FileNotFoundError if the directory is missing and `make` is false."""
         *above, name = parts_of(path)
         fd = self._directory_inside(above, make)
         try:
@@ -225,7 +227,7 @@ class Tree:
         return fd
 
     def directory_in(self, above: int, name: str) -> int:
-        """A descriptor of the directory `name`, made in place of whatever else has that name."""
+        """Returns a descriptor of the directory `name`. Replaces a file or link of that name."""
         try:
             return os.open(name, _DIRECTORY, dir_fd=above)
         except FileNotFoundError:
@@ -239,7 +241,7 @@ class Tree:
         return _opened_up(name, above)
 
     def _check_depth(self, fd: int) -> None:
-        """Links can lead from a short path to a deep directory."""
+        """Refuses too deep a directory. A short path can lead to one through links."""
         depth = _depth(fd) - _depth(self._fd)
         if depth >= MAX_DEPTH:
             raise InvalidRequest(f"the image has directories that are more than {MAX_DEPTH} deep")
@@ -250,7 +252,7 @@ def _depth(fd: int) -> int:
 
 
 def remove_any(above: int, name: str) -> None:
-    """Removes a file, a link, or a directory with all that is in it; follows no link."""
+    """Removes a file, a link, or a directory with its contents. Follows no link."""
     try:
         os.unlink(name, dir_fd=above)
     except FileNotFoundError:
@@ -266,7 +268,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def _enter(above: int, name: str, path: str, replace_links: bool, make: bool = True) -> int:
-    """A descriptor of the directory `name`, made if it is missing."""
+    """Returns a descriptor of the directory `name`, made if it is missing. Refuses or replaces a link."""
     for _ in range(3):
         try:
             return os.open(name, _DIRECTORY, dir_fd=above)
@@ -286,7 +288,7 @@ def _enter(above: int, name: str, path: str, replace_links: bool, make: bool = T
 
 
 def _opened_up(name: str, above: int) -> int:
-    """A directory just made gets its mode whatever the umask is."""
+    """Returns a descriptor of a directory just made, with mode 0755 whatever the umask is."""
     fd = os.open(name, _DIRECTORY, dir_fd=above)
     os.fchmod(fd, 0o755)
     return fd

@@ -1,8 +1,8 @@
-"""What is written down about a sandbox before it exists, and what a later process reads.
+"""The record of a sandbox: written before the sandbox exists, and read by later processes.
 
 The record is in the sandbox's directory from the first moment on. A `pid` means that the sandbox was started; the start
-time tells its first process from a later one with the same number, and the boot id tells that the machine was
-restarted since. When the first process ends, the kernel kills all others of the sandbox.
+time tells its first process from a later one with the same pid, and the boot id reveals a restart of the machine. When
+the first process ends, the kernel kills all others of the sandbox.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ def _own_start_time(pid: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """`image`: the handle of its disk's image (disk_images.py)."""
+class SandboxRecord:
+    """What is known about a sandbox. `image` is the handle of its disk's image (disk_images.py)."""
 
     sandbox_id: str
     boot_id: str
@@ -49,7 +49,8 @@ class Record:
 
     @property
     def abandoned(self) -> bool:
-        """Nobody will ever use it: it has ended and was its maker's alone, or its maker died before finishing it."""
+        """Whether nobody will ever use it: it has ended and only its maker could use it, or its maker died while making
+        it."""
         maker_lives = self.boot_id == boot_id() and start_time(self.maker) == self.maker_start_time
         return not maker_lives and not self.alive() and (self.spec.ephemeral or not self.pid)
 
@@ -66,11 +67,12 @@ class Record:
                 text = text[os.write(fd, text) :]
         finally:
             os.close(fd)
+        # Renamed when complete: a reader never sees half a record.
         os.rename(temporary, f"{directory}/{NAME}")
 
     @classmethod
     def load(cls, directory: Path) -> Self | None:
-        """None if there is no record, or none that can be read."""
+        """Returns the record; None if it is missing or cannot be read."""
         try:
             with open(f"{directory}/{NAME}", "rb") as file:
                 values: dict[str, Any] = json.loads(file.read())
@@ -83,7 +85,7 @@ _last_spec: tuple[SandboxSpec, str] | None = None
 
 
 def _spec_json(spec: SandboxSpec) -> str:
-    """Most sandboxes are made like the one before, and each saves its spec twice."""
+    """Returns the spec as JSON, cached: most sandboxes are made like the one before, and each saves its spec twice."""
     global _last_spec
     known = _last_spec
     if known is None or known[0] != spec:
@@ -99,8 +101,8 @@ def _spec(values: dict[str, Any]) -> SandboxSpec:
     return SandboxSpec(**{**values, "limits": limits, "io": io, "require": require, "gpus": gpus})
 
 
-def is_abandoned(directory: Path, kind: type[Record] = Record) -> bool:
-    """Whether a maker that is gone has left this sandbox's directory. One without a record counts after a minute."""
+def is_abandoned(directory: Path, kind: type[SandboxRecord] = SandboxRecord) -> bool:
+    """Returns whether a dead maker has left this directory. A directory without a record counts after a minute."""
     record = kind.load(directory)
     if record is not None:
         return record.abandoned
@@ -110,9 +112,10 @@ def is_abandoned(directory: Path, kind: type[Record] = Record) -> bool:
         return False
 
 
-async def kill_first_process(record: Record) -> None:
-    """Returns when it is dead; does nothing if it never ran, or has ended."""
+async def kill_first_process(record: SandboxRecord) -> None:
+    """Kills the first process and returns when it is dead. Does nothing if it never ran or has ended."""
     with open_process(record.pid) as pidfd:
+        # Checked after opening: the pidfd then refers to the process that was checked.
         if pidfd is None or not record.alive():
             return
         try:
@@ -124,8 +127,8 @@ async def kill_first_process(record: Record) -> None:
             raise ProviderUnavailable(f"process {record.pid} of a sandbox does not die") from None
 
 
-async def wait_for_first_process(record: Record) -> None:
-    """Returns when it has ended."""
+async def wait_for_first_process(record: SandboxRecord) -> None:
+    """Returns when the first process has ended."""
     with open_process(record.pid) as pidfd:
         if pidfd is not None and record.alive():
             await readable(pidfd)

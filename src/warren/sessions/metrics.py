@@ -3,7 +3,7 @@
 `run` reads every session of this process each READ_S, a few at a time, and keeps POINTS points of each until the
 session ends; a new session is read within a second. A session costs some 0.15 ms of a processor, so 700 of them take a
 hundredth of a core. When reading all took longer than SHARE of the time, because there are more, the machine is busy or
-a far side is slow, the next round begins later, after LONGEST_S at most. Whoever asks for the figures of now has them
+a far side is slow, the next round begins later, after LONGEST_S at most. Whoever asks for the metrics of now has them
 read at once, once a second at most.
 """
 
@@ -12,6 +12,7 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from warren.interfaces.sandbox import Sandbox
@@ -20,13 +21,13 @@ from warren.kernel.logs import get_log
 from warren.model.environment import Environment
 from warren.model.errors import SandboxLost, SandboxNotFound, WarrenError
 from warren.model.events import Event, EventKind, ResourceHighData
-from warren.model.figures import (
+from warren.model.metrics import (
     DEFAULT_ALERTS,
     AlertThresholds,
-    FigureLimits,
-    Figures,
-    LatestFigures,
+    LatestMetrics,
+    MetricLimits,
     Resource,
+    SandboxMetrics,
     used_and_limit,
 )
 from warren.model.session import Session
@@ -50,7 +51,7 @@ Publish = Callable[[Event], None]
 
 @dataclass(slots=True)
 class _Alert:
-    """Of one resource. `since` is when the figures reached the threshold; `told`: an event says so."""
+    """Of one resource. `since` is when the metrics reached the threshold; `told`: an event says so."""
 
     since: float | None = None
     told: bool = False
@@ -58,25 +59,25 @@ class _Alert:
 
 
 @dataclass(slots=True)
-class _Followed:
+class _MeteredSession:
     """`last` is the last point of the series, or one that somebody asked for since. The times of both are by the clock
     that never jumps."""
 
     session: Session
-    limits: FigureLimits
-    points: deque[Figures] = field(default_factory=lambda: deque(maxlen=POINTS))
+    limits: MetricLimits
+    points: deque[SandboxMetrics] = field(default_factory=partial(deque, maxlen=POINTS))
     point_at: float = 0.0
-    last: Figures | None = None
+    last: SandboxMetrics | None = None
     last_at: float = float("-inf")
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    alerts: dict[Resource, _Alert] = field(default_factory=lambda: {resource: _Alert() for resource in Resource})
+    alerts: dict[Resource, _Alert] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, session: Session) -> "_Followed":
-        return cls(session, FigureLimits.of(session.limits))
+    def of(cls, session: Session) -> "_MeteredSession":
+        return cls(session, MetricLimits.of(session.limits))
 
 
-class FiguresMeter:
+class MetricsMeter:
     """`find_sandbox` gives the sandbox of a session."""
 
     def __init__(
@@ -93,15 +94,15 @@ class FiguresMeter:
         self._publish = publish
         self._read_s = read_s
         self.interval_s = read_s
-        self._followed: dict[tuple[str, str], _Followed] = {}  # by tenant and session id
-        self._new: dict[tuple[str, str], _Followed] = {}  # those that were never read
+        self._followed: dict[tuple[str, str], _MeteredSession] = {}  # by tenant and session id
+        self._new: dict[tuple[str, str], _MeteredSession] = {}  # those that were never read
 
     def __repr__(self) -> str:
-        return f"<FiguresMeter: {len(self._followed)} followed, each {self.interval_s:g} s>"
+        return f"<MetricsMeter: {len(self._followed)} followed, each {self.interval_s:g} s>"
 
     def follow(self, session: Session) -> None:
         name = session.tenant, session.id
-        self._followed[name] = self._new[name] = _Followed.of(session)
+        self._followed[name] = self._new[name] = _MeteredSession.of(session)
 
     def forget(self, tenant: str, session_id: str) -> None:
         self._followed.pop((tenant, session_id), None)
@@ -109,26 +110,26 @@ class FiguresMeter:
 
     # -- for callers
 
-    async def now(self, session: Session, sandbox: Sandbox) -> Figures:
-        """What the session uses now; a point that is less than a second old will do. Raises what `figures` does."""
-        followed = self._followed.get((session.tenant, session.id)) or _Followed.of(session)
+    async def now(self, session: Session, sandbox: Sandbox) -> SandboxMetrics:
+        """What the session uses now; a point that is less than a second old will do. Raises what `metrics` does."""
+        followed = self._followed.get((session.tenant, session.id)) or _MeteredSession.of(session)
         async with followed.reading:
             if followed.last is None or self._clock.now() - followed.last_at >= FRESH_S:
                 await self._read(followed, sandbox)
             assert followed.last is not None
             return followed.last
 
-    def series(self, session: Session) -> Sequence[Figures]:
+    def series(self, session: Session) -> Sequence[SandboxMetrics]:
         followed = self._followed.get((session.tenant, session.id))
         return tuple(followed.points) if followed is not None else ()
 
-    def latest(self, tenant: str, session_ids: Sequence[str]) -> Mapping[str, LatestFigures]:
+    def latest(self, tenant: str, session_ids: Sequence[str]) -> Mapping[str, LatestMetrics]:
         """The last point of each, as far as there is one. Reads nothing."""
         found = {}
         for session_id in session_ids:
             followed = self._followed.get((tenant, session_id))
             if followed is not None and followed.last is not None:
-                found[session_id] = LatestFigures(followed.limits, followed.last)
+                found[session_id] = LatestMetrics(followed.limits, followed.last)
         return found
 
     # -- the series
@@ -154,7 +155,7 @@ class FiguresMeter:
         new, self._new = self._new, {}
         await self._add_points(list(new.values()))
 
-    async def _add_points(self, all_of_them: list[_Followed]) -> None:
+    async def _add_points(self, all_of_them: list[_MeteredSession]) -> None:
         thresholds: dict[str, AlertThresholds] = {}  # by environment, looked up once for all
         for at in range(0, len(all_of_them), _AT_ONCE):
             some = all_of_them[at : at + _AT_ONCE]
@@ -165,7 +166,7 @@ class FiguresMeter:
                 _log.debug("figures_not_read", sessions=len(some), error="no answer in time")
             await asyncio.sleep(0)
 
-    async def _add_point(self, followed: _Followed, thresholds: dict[str, AlertThresholds]) -> None:
+    async def _add_point(self, followed: _MeteredSession, thresholds: dict[str, AlertThresholds]) -> None:
         session = followed.session
         try:
             sandbox = await self._find_sandbox(session)
@@ -187,8 +188,8 @@ class FiguresMeter:
             # The alerts of all sessions depend on this loop: it must survive whatever one sandbox raises.
             _log.warning("figures_not_read", session=session.id, error=exc)
 
-    async def _read(self, followed: _Followed, sandbox: Sandbox) -> Figures:
-        found = await sandbox.figures()
+    async def _read(self, followed: _MeteredSession, sandbox: Sandbox) -> SandboxMetrics:
+        found = await sandbox.metrics()
         now = self._clock.now()
         cpus = 0.0 if followed.last is None else _cpus(found, followed.last, now - followed.last_at)
         followed.last = replace(found, at=self._clock.wall(), cpus=cpus)
@@ -197,9 +198,10 @@ class FiguresMeter:
 
     # -- alerts
 
-    def _look_for_alerts(self, followed: _Followed, point: Figures, thresholds: AlertThresholds) -> None:
+    def _look_for_alerts(self, followed: _MeteredSession, point: SandboxMetrics, thresholds: AlertThresholds) -> None:
         session, now = followed.session, self._clock.now()
-        for resource, alert in followed.alerts.items():
+        for resource in Resource:
+            alert = followed.alerts.setdefault(resource, _Alert())
             threshold: float = getattr(thresholds, resource)
             used, limit = used_and_limit(point, followed.limits, resource)
             percent = 100 * used / limit if limit else 0.0
@@ -237,5 +239,5 @@ def _is_due(alert: _Alert, percent: float, threshold: float, now: float, holds_s
     return True
 
 
-def _cpus(point: Figures, before: Figures, passed_s: float) -> float:
+def _cpus(point: SandboxMetrics, before: SandboxMetrics, passed_s: float) -> float:
     return round(max(0.0, point.cpu_s - before.cpu_s) / passed_s, 4) if passed_s > 0 else before.cpus

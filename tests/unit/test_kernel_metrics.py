@@ -8,7 +8,7 @@ import pytest
 
 from warren.model.errors import ProviderUnavailable, SandboxLost
 from warren.sandboxes.host.cgroups import SandboxCgroup
-from warren.sandboxes.host.figures import FigureReader, FigureSource
+from warren.sandboxes.host.metrics import MetricsReader, MetricsSource
 
 pytestmark = pytest.mark.anyio
 FILES = {
@@ -19,13 +19,13 @@ FILES = {
 }
 
 
-def a_source(directory: Path, *, alive: bool = True) -> FigureSource:
+def a_source(directory: Path, *, alive: bool = True) -> MetricsSource:
     """This process has no sandbox's disk."""
-    return FigureSource(SandboxCgroup({"": directory}, unified=True), os.getpid(), lambda: alive)
+    return MetricsSource(SandboxCgroup({"": directory}, unified=True), os.getpid(), lambda: alive)
 
 
 async def test_what_cannot_be_read_is_no_loss_while_the_sandbox_lives(tmp_path: Path) -> None:
-    reader = FigureReader()
+    reader = MetricsReader()
     with pytest.raises(ProviderUnavailable, match="cannot be read") as refused:
         await reader.read(a_source(tmp_path / "gone"))
     assert str(tmp_path) not in refused.value.message
@@ -40,9 +40,9 @@ async def test_a_disk_that_is_not_the_sandboxs_any_more_is_not_told(tmp_path: Pa
     source = a_source(tmp_path)
     where, device = str(tmp_path), os.stat(tmp_path).st_dev
     source._disk = where, device
-    figures = source.read()
-    assert (figures.cpu_s, figures.memory_bytes, figures.processes) == (2.5, 900, 3)
-    assert figures.disk_bytes > 0
+    metrics = source.read()
+    assert (metrics.cpu_s, metrics.memory_bytes, metrics.processes) == (2.5, 900, 3)
+    assert metrics.disk_bytes > 0
     source._disk = where, device + 1
     with pytest.raises(ProcessLookupError):
         source.read()
@@ -57,12 +57,12 @@ async def test_readings_that_are_asked_for_at_once_share_a_thread_and_one_that_i
 ) -> None:
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    reader, sources = FigureReader(), [a_source(tmp_path) for _ in range(20)]
+    reader, sources = MetricsReader(), [a_source(tmp_path) for _ in range(20)]
     for source in sources:
         source._disk = str(tmp_path), os.stat(tmp_path).st_dev
     asked = [asyncio.create_task(reader.read(source)) for source in sources]
     await asyncio.sleep(0)
-    assert repr(reader) == "<FigureReader: 20 asked>"
+    assert repr(reader) == "<MetricsReader: 20 asked>"
     asked[0].cancel()
     found = await asyncio.gather(*asked, return_exceptions=True)
     assert isinstance(found[0], asyncio.CancelledError)

@@ -3,10 +3,10 @@
     images/.layers/KEY/tree         the layer, in the form of overlayfs
     images/.layers/KEY/layer.json   its size; when this file was last touched, the layer was last used
 
-A key is a digest of the key below it and of everything the step depends on. A layer is complete or absent: it is made
-in the builder's temporary directory and renamed. Whoever uses one holds a shared lock on its directory, which ends with
-the process; only one that nobody holds is removed. The least recently used go first when there is too much, and all of
-them may go at any time: the next build makes them again.
+A key is a digest of the key below it and of everything the step depends on. A layer is complete or absent: a builder
+makes it in its temporary directory and renames it. A user of a layer holds a shared lock on its directory, which ends
+with the process; only unlocked layers are removed, the least recently used first. Any unlocked layer may be removed at
+any time: the next build makes it again.
 """
 
 import contextlib
@@ -21,18 +21,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from warren.images.store.layers import LayerSize
+from warren.images.trees.layers import LayerSize
 
 LAYERS: Final = ".layers"
 UNUSED_S: Final = 30 * 86400.0
-_LEAST: Final = 4096  # an empty layer takes space too
+_LEAST: Final = 4096  # bytes; an empty layer takes space too
 _KEY_FORMAT: Final = 1
 _INFO: Final = "layer.json"
 _TREE: Final = "tree"
 
 
 def key_of(below: str, **step: Any) -> str:
-    """Of a layer that is made by this step above the layer `below`."""
+    """Returns the key of the layer that this step makes above the layer with the key `below`."""
     text = json.dumps([_KEY_FORMAT, below, step], sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -50,7 +50,7 @@ class CachedLayer:
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """`removed`: what was removed just now."""
+    """How much the cache holds. `removed` counts the layers that this call has removed."""
 
     layers: int
     bytes: int
@@ -58,11 +58,11 @@ class CacheUse:
 
 
 class LayerCache:
-    """The layers of a folder of images. `held` are those that this object uses; it holds them until `close`."""
+    """The layers in a folder of images. This object locks the layers that it returns until `close`."""
 
     def __init__(self, images: Path) -> None:
         self._folder = images / LAYERS
-        self._held: dict[str, int] = {}  # by key, the descriptor that has the lock
+        self._held: dict[str, int] = {}  # key -> descriptor that holds the lock
 
     def __repr__(self) -> str:
         return f"<LayerCache {self._folder}, {len(self._held)} held>"
@@ -73,7 +73,7 @@ class LayerCache:
         self._held.clear()
 
     def find(self, key: str) -> CachedLayer | None:
-        """The layer, which stays until `close`; None if there is none."""
+        """Returns the layer, locked until `close`; None if the cache does not have it."""
         path = self._folder / key
         if key not in self._held:
             fd = _lock(path, fcntl.LOCK_SH)
@@ -89,28 +89,28 @@ class LayerCache:
         return CachedLayer(key, path, size)
 
     def add(self, key: str, made: Path, size: LayerSize) -> CachedLayer:
-        """Takes over the directory `made`, in which the layer is as `tree`. If another builder was first, its layer
-        counts."""
+        """Moves the directory `made`, which holds the layer as `tree`, into the cache. If another builder was first,
+        returns that builder's layer."""
         (made / _INFO).write_text(json.dumps(asdict(size)))
         self._folder.mkdir(mode=0o700, exist_ok=True)
         for _ in range(3):
-            with contextlib.suppress(OSError):  # there is one
+            with contextlib.suppress(OSError):  # the rename fails if another builder was first
                 os.rename(made, self._folder / key)
             if (found := self.find(key)) is not None:
                 return found
-            self._discard(key, made.parent)  # it is damaged
+            self._discard(key, made.parent)  # it is there, but damaged
         raise OSError(f"the layer {key} cannot be kept")
 
     def replace(self, key: str, made: Path, size: LayerSize) -> CachedLayer:
-        """As `add`, but in place of a layer that is there."""
+        """Does the same as `add`, but replaces an existing layer."""
         if key in self._held:
             os.close(self._held.pop(key))
         self._discard(key, made.parent)
         return self.add(key, made, size)
 
     def trim(self, temporary: Path, *, most_bytes: int, unused_s: float | None = None) -> CacheUse:
-        """Removes layers that nobody uses: those not used for `unused_s` seconds, and then the least recently used
-        until the rest takes no more than `most_bytes`."""
+        """Removes layers that nobody uses: those unused for `unused_s` seconds, then the least recently used until the
+        rest takes at most `most_bytes`. Returns what is left."""
         layers = sorted(self._all(), key=lambda one: one[0])
         total, count, removed = sum(size for _, size, _ in layers), len(layers), 0
         for used, size, key in layers:
@@ -124,7 +124,7 @@ class LayerCache:
         return CacheUse(len(sizes), sum(sizes))
 
     def _all(self) -> Iterator[tuple[float, int, str]]:
-        """When each was last used, how many bytes it takes, and its key; a damaged one was never used."""
+        """Yields when each layer was last used, its size and its key. A damaged layer counts as never used."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for key in os.listdir(self._folder):
                 info = self._folder / key / _INFO
@@ -135,13 +135,15 @@ class LayerCache:
                     yield 0.0, _LEAST, key
 
     def _discard(self, key: str, temporary: Path) -> bool:
-        """False if somebody uses it."""
+        """Removes a layer. Returns False if somebody uses it."""
         path = self._folder / key
         fd = _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if fd < 0:
             return not path.exists()
         try:
             gone = temporary / f"layer-{key[:16]}-gone"
+            # Renamed under the exclusive lock, so nobody finds a half-removed layer; the slow removal follows without
+            # the lock.
             os.rename(path, gone)
         except OSError:
             return False
@@ -152,16 +154,17 @@ class LayerCache:
 
 
 def _lock(path: Path, operation: int) -> int:
-    """A descriptor with a lock on the directory; -1 if there is none, or somebody else has it."""
+    """Returns a descriptor that holds the directory's lock; -1 if it is missing or locked by another process."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return -1
     try:
         fcntl.flock(fd, operation)
+        # The directory may have been removed or replaced between open and flock: such a lock protects nothing.
         if os.path.samestat(os.fstat(fd), os.stat(path)):
             return fd
-    except OSError:  # somebody uses it, or it was removed before the lock was there
+    except OSError:  # somebody else holds the lock, or the directory was removed
         pass
     os.close(fd)
     return -1

@@ -8,8 +8,8 @@ import os
 import stat
 from dataclasses import dataclass, replace
 
-from warren.images.store.command_defaults import prepare_defaults
-from warren.images.store.tree import Tree
+from warren.images.trees.command_defaults import prepare_defaults
+from warren.images.trees.tree import Tree
 from warren.model.errors import InvalidRequest
 from warren.model.image import NO_CONFIG, ImageConfig
 from warren.model.spec import HOME, USER, USER_UID, WRITABLE
@@ -24,8 +24,8 @@ _SET_ID = stat.S_ISUID | stat.S_ISGID
 
 @dataclass(frozen=True, slots=True)
 class TreeSize:
-    """`seeded`: the directories of WRITABLE that are not empty. `uid`: of the user whom commands run as unless they
-    name one."""
+    """What `prepare` measured. `seeded` are the directories of WRITABLE that are not empty; `uid` is that of the user
+    who runs commands that name no user."""
 
     files: int
     bytes: int
@@ -42,7 +42,7 @@ def check_is_root_filesystem(tree: Tree, what: str, *, shell_needed: bool = True
 
 
 def prepare(tree: Tree, shell: str = "", config: ImageConfig = NO_CONFIG) -> TreeSize:
-    """Makes the tree ready for sandboxes. Idempotent."""
+    """Makes the tree ready for sandboxes, and measures it. Idempotent."""
     tree.make_directory("/", 0o755)
     tree.set_owner("/", 0, 0)
     for path in _KERNEL_MOUNTS:
@@ -63,7 +63,7 @@ def prepare(tree: Tree, shell: str = "", config: ImageConfig = NO_CONFIG) -> Tre
 
 
 def passwd_with_user(text: str, shell: str) -> str:
-    """The sandbox user comes first, so that uid 1000 has its name; another user of that uid stays behind it."""
+    """Adds the sandbox user. It comes first, so that uid 1000 has its name; another user with that uid follows it."""
     ours = f"{USER}:x:{USER_UID}:{USER_UID}:{USER}:{HOME}:{shell}"
     return _joined([ours, *_others(text or _MINIMAL_PASSWD)])
 

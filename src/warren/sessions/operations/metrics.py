@@ -9,20 +9,20 @@ from pydantic import BaseModel, Field
 
 from warren.model.access import ANY_TENANT, Scope
 from warren.model.errors import InvalidRequest
-from warren.model.figures import FigureLimits, Figures, LatestFigures
+from warren.model.metrics import LatestMetrics, MetricLimits, SandboxMetrics
 from warren.sessions.allowances import choose_tenant
 from warren.sessions.operations.call import Call, Handler, OperationContext, Values
 from warren.sessions.request_context import current_caller
 from warren.sessions.schemas import FiguresPage, MetricsView, timestamp
 
-MOST_ASKED: Final = 100
+MAX_ASKED: Final = 100
 
 
 class MetricsQuery(BaseModel):
     session_ids: str = Field(
         min_length=1,
         max_length=16384,
-        description=f"The ids of 1 to {MOST_ASKED} sessions, with commas between them",
+        description=f"The ids of 1 to {MAX_ASKED} sessions, with commas between them",
         examples=["ses_a,ses_b"],
     )
     of: str = Field(
@@ -33,12 +33,12 @@ class MetricsQuery(BaseModel):
 async def get_metrics(call: Call) -> Values:
     """As the kernel of the host counts it; nothing runs in the sandbox for it. `now` is at most a second old, `series`
     has the points of the last minutes, each `interval_s` after the one before. Looking does not count as use."""
-    meter, session = call.sessions.lifecycle.figures, call.session
+    meter, session = call.sessions.lifecycle.metrics, call.session
     now = await meter.now(session, call.sandbox)
     return {
         "session_id": session.id,
         "interval_s": meter.interval_s,
-        "limits": asdict(FigureLimits.of(session.limits)),
+        "limits": asdict(MetricLimits.of(session.limits)),
         "now": point_view(now),
         "series": [point_view(point) for point in meter.series(session)],
     }
@@ -48,40 +48,40 @@ async def list_metrics(call: Call, query: MetricsQuery) -> Values:
     """The last point known of each, some seconds old. Sessions that are not yours, have ended, or were not looked at
     yet are left out."""
     names = [name for name in dict.fromkeys(query.session_ids.split(",")) if name]
-    if not 1 <= len(names) <= MOST_ASKED:
+    if not 1 <= len(names) <= MAX_ASKED:
         raise InvalidRequest(
-            f"session_ids names {len(names)} sessions", remedy=f"name 1 to {MOST_ASKED}, with commas between them"
+            f"session_ids names {len(names)} sessions", remedy=f"name 1 to {MAX_ASKED}, with commas between them"
         )
     tenant = choose_tenant(current_caller(), query.of, Scope.ADMIN) if query.of else call.tenant
-    found = await latest_figures(call.context, tenant, names)
-    return {"metrics": {name: latest_view(figures) for name, figures in found.items()}}
+    found = await latest_metrics(call.context, tenant, names)
+    return {"metrics": {name: latest_view(metrics) for name, metrics in found.items()}}
 
 
-async def latest_figures(
+async def latest_metrics(
     context: OperationContext, tenant: str, session_ids: Sequence[str]
-) -> Mapping[str, LatestFigures]:
+) -> Mapping[str, LatestMetrics]:
     """The last points of the tenant's sessions (ANY_TENANT: of anybody's), by session id. In a cluster their workers
     are asked."""
-    cluster, figures, store = context.cluster, context.sessions.lifecycle.figures, context.sessions.store
+    cluster, metrics, store = context.cluster, context.sessions.lifecycle.metrics, context.sessions.store
     if cluster is None and tenant != ANY_TENANT:
-        return figures.latest(tenant, session_ids)
+        return metrics.latest(tenant, session_ids)
     places: dict[str, dict[str, list[str]]] = {}  # by tenant and worker
     for session_id in session_ids:
         session = await (store.find(session_id) if tenant == ANY_TENANT else store.get(tenant, session_id))
         if session is not None and session.state.can_run and session.worker:
             places.setdefault(session.tenant, {}).setdefault(session.worker, []).append(session_id)
     if cluster is None:
-        parts = [figures.latest(owner, ids) for owner, workers in places.items() for ids in workers.values()]
+        parts = [metrics.latest(owner, ids) for owner, workers in places.items() for ids in workers.values()]
     else:
-        parts = await asyncio.gather(*(cluster.session_figures(owner, workers) for owner, workers in places.items()))
+        parts = await asyncio.gather(*(cluster.session_metrics(owner, workers) for owner, workers in places.items()))
     return {name: latest for part in parts for name, latest in part.items()}
 
 
-def latest_view(latest: LatestFigures) -> Values:
+def latest_view(latest: LatestMetrics) -> Values:
     return {"limits": asdict(latest.limits), "now": point_view(latest.now)}
 
 
-def point_view(point: Figures) -> Values:
+def point_view(point: SandboxMetrics) -> Values:
     return {**point.as_mapping(), "at": timestamp(point.at), "cpu_s": round(point.cpu_s, 3)}
 
 

@@ -1,0 +1,153 @@
+"""The disks of a provider's sandboxes: the room that they may take, their images, and who must go when it runs out."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from warren.model.spec import MIB
+from warren.sandboxes.host.disk_images import OLD_NAME, DiskImage, FreedImages, handle_of
+from warren.sandboxes.host.disk_room import ENDED, DiskWatch, Promises, WatchedDisk, find_disk
+from warren.sandboxes.host.disks import Disks
+from warren.sandboxes.host.processes import kill_if
+from warren.sandboxes.host.record import SandboxRecord
+from warren.sandboxes.providers.host_records import SandboxRecords
+
+R = TypeVar("R", bound=SandboxRecord)
+
+
+class SandboxDisks(Generic[R]):
+    """`promises` counts what the sandboxes may write in all. Without loop devices no room is promised or watched."""
+
+    def __init__(
+        self, records: SandboxRecords[R], disks: Disks, state_dir: Path, min_free_mb: int | None, overcommit: float
+    ) -> None:
+        self._records = records
+        self._disks = disks
+        self.promises = Promises(overcommit)
+        self._images: dict[str, DiskImage] = {}  # by sandbox, those that this process has open
+        self._freed = FreedImages()
+        self._watched: dict[str, WatchedDisk | None] = {}  # None: no disk to watch
+        self._watch = DiskWatch(
+            state_dir,
+            min_free_mb,
+            disks=self.list,
+            end=self._end_sandbox,
+            coming_back=lambda: self.freeing_bytes,
+        )
+        self._watching: asyncio.Task[None] | None = None
+        self._listing = threading.Lock()
+
+    @property
+    def freeing_bytes(self) -> int:
+        """What destroyed sandboxes still hold of the disk, for some moments."""
+        return self._freed.waiting_bytes
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+            self._watching = None
+        await self._freed.close()
+        for sandbox_id in [*self._images]:
+            self.close_image(sandbox_id)
+
+    # -- room
+
+    async def promise(self, sandbox_id: str, disk_mb: int) -> None:
+        """Raises NoSpace or MachineFull if there is not as much left to promise."""
+        await self.begin_watching()
+        if not self._disks.why_not_loop:
+            self.promises.add(sandbox_id, disk_mb, self._watch.room_mb())
+
+    async def begin_watching(self) -> None:
+        """Begins to watch the room, after a first look: sandboxes of earlier and other processes count too."""
+        if self._watching is None and not self._disks.why_not_loop:
+            if not self._watch.can_restrict():
+                self.promises.overcommit = min(1.0, self.promises.overcommit)
+            self._watching = asyncio.create_task(self._watch.run(), name="disk-watch")
+            await asyncio.to_thread(self.list)
+
+    def list(self) -> dict[str, WatchedDisk]:
+        """The disks of all live sandboxes of this state directory; what dead ones hold is given back."""
+        with self._listing:  # two threads may want it
+            return self._list_alone()
+
+    def _list_alone(self) -> dict[str, WatchedDisk]:
+        records = self._records
+        known = {*records.made, *self._images}  # before the names: what is made meanwhile was not destroyed
+        names = set(records.names())
+        for name in self._watched.keys() - names:
+            del self._watched[name]
+        for name in known - names:  # another process has destroyed it
+            records.made.pop(name, None)
+            self.close_image(name)
+        for name in names:
+            disk = self._watched.get(name)
+            if disk is not None and not disk.is_there:
+                disk.image.give_up()
+                self._watched[name] = None
+            if name not in self._watched and (record := records.known(name)) is not None and record.pid:
+                self._watched[name] = self._watched_disk(record)
+        disks = {name: disk for name, disk in self._watched.items() if disk is not None}
+        self.promises.replace_all({name: disk.limit // MIB for name, disk in disks.items()})
+        return disks
+
+    def _watched_disk(self, record: R) -> WatchedDisk | None:
+        image = self._image_of(record)
+        try:
+            disk = find_disk(Path(f"/proc/{record.pid}/mountinfo").read_text()) if record.alive() else None
+        except OSError:
+            disk = None
+        if disk is None:
+            image.give_up()
+            return None
+        where, device = disk
+        mounted = Path(f"/proc/{record.pid}/root{where}")
+        return WatchedDisk(mounted, device, record.spec.limits.disk_mb * MIB, image)
+
+    def is_used_by_others(self, device: int, sandbox_id: str) -> bool:
+        others = (disk.device for name, disk in [*self._watched.items()] if disk and name != sandbox_id)
+        return device in others
+
+    def _end_sandbox(self, sandbox_id: str, why: str) -> None:
+        record = self._records.load(sandbox_id)
+        if record is None or not record.alive():
+            return
+        with suppress(OSError):
+            (self._records.directory(sandbox_id) / ENDED).write_text(why)
+        disk = self._watched.get(sandbox_id)
+        if disk is not None:
+            disk.abandon()
+        kill_if(record.pid, lambda _: record.alive())
+        self._watched[sandbox_id] = None
+
+    # -- images
+
+    async def new_image(self, record: R) -> tuple[R, int]:
+        """The record with the disk's image, and the descriptor of it for the launcher. Needs loop devices."""
+        fd = await self._disks.copy(record.spec.limits.disk_mb)
+        record = replace(record, image=handle_of(fd))
+        self._images[record.sandbox_id] = DiskImage(self._disks.directory, record.image, fd=fd)
+        return record, fd
+
+    def _image_of(self, record: R) -> DiskImage:
+        if (image := self._images.get(record.sandbox_id)) is not None:
+            return image
+        old_name = None if record.image else self._records.directory(record.sandbox_id) / OLD_NAME
+        return DiskImage(self._disks.directory, record.image, old_name=old_name)
+
+    def close_image(self, sandbox_id: str) -> None:
+        if (image := self._images.pop(sandbox_id, None)) is not None:
+            image.close()
+
+    @asynccontextmanager
+    async def freeing_image(self, sandbox_id: str, record: R | None) -> AsyncIterator[None]:
+        """While its sandbox is destroyed."""
+        image = self._image_of(record) if record is not None else self._images.get(sandbox_id)
+        self._images.pop(sandbox_id, None)
+        async with self._freed.keeping(image) if image is not None else nullcontext():
+            yield
