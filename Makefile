@@ -104,6 +104,7 @@ check: build $(WEB)
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror $(wildcard $(C_FILES))
+	$(BIN)/python scripts/corridor.py
 	cd web && npx --no-install biome ci --error-on-warnings && npx --no-install tsc && npx --no-install tsc -p tests && \
 	    node test.mjs && node build.mjs --check
 

@@ -20,9 +20,9 @@ from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.routing import Route
 
 from warren.config.settings import read_settings
-from warren.http.admission import OPEN_PATHS
 from warren.http.app import new_fastapi_app
 from warren.http.context import tenant_of
+from warren.http.identify import OPEN_PATHS
 from warren.model.access import Scope
 
 pytestmark = pytest.mark.anyio

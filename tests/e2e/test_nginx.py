@@ -15,6 +15,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from certificates import Certificates, make_certificates
 from e2e.api_client import Api, Connector, SessionApi, until
 from e2e.conftest import NewState
+from guarded_app import guarded
 from nginx_process import NginxProcess, running_nginx
 from server_process import running_server
 from starlette.applications import Starlette
@@ -22,7 +23,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from warren.http.server.http_guard import HttpGuard
 from warren.http.server.serving import HttpServer
 
 KEY = "correct-horse-battery-staple"
@@ -195,7 +195,7 @@ async def echo(certificates: Certificates) -> AsyncIterator[tuple[NginxProcess, 
         assert request.client is not None
         return JSONResponse({"client": request.client.host, "scheme": request.url.scheme})
 
-    edge = HttpGuard(Starlette(routes=[Route("/", show)]), allowed_hosts=["*"], trusted_proxies=["127.0.0.1"])
+    edge = guarded(Starlette(routes=[Route("/", show)]), allowed_hosts=["*"], trusted_proxies=["127.0.0.1"])
     server = HttpServer(edge, port=0)
     await server.start()
     with tempfile.TemporaryDirectory(prefix="warren-nginx-") as path:

@@ -16,12 +16,13 @@ import warm_parent
 from certificates import NAME, Certificates, encrypt_key, make_certificates
 from e2e.api_client import Api, Connector, SessionApi
 from e2e.conftest import NewState
+from guarded_app import guarded
 from server_process import ServerProcess, clean_environ, free_port, running_server
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Route
 
-from warren.http.server.http_guard import HttpGuard, HttpLimits, StreamedAnswer
+from warren.http.server.http_guard import HttpLimits, StreamedAnswer
 from warren.http.server.serving import HttpServer
 from warren.http.server.tls import new_tls_context
 
@@ -220,7 +221,7 @@ class Site:
 async def small(certificates: Certificates) -> AsyncIterator[tuple[Site, int]]:
     site, limits = Site(), HttpLimits(send_timeout_s=0.5)
     tls = new_tls_context(certificates.cert, certificates.key)
-    server = HttpServer(HttpGuard(site.app, max_body=1000), port=0, limits=limits, tls=tls)
+    server = HttpServer(guarded(site.app, max_body=1000), port=0, limits=limits, tls=tls)
     await server.start()
     yield site, server.port
     await server.stop(0)
@@ -262,7 +263,7 @@ async def test_a_refusal_is_read_also_by_a_client_that_sends_everything_first(
 
 async def test_a_server_that_stops_does_not_wait_for_silent_clients(certificates: Certificates) -> None:
     tls = new_tls_context(certificates.cert, certificates.key)
-    server = HttpServer(HttpGuard(Site().app), port=0, tls=tls)
+    server = HttpServer(guarded(Site().app), port=0, tls=tls)
     await server.start()
     silent = await asyncio.to_thread(socket.create_connection, ("127.0.0.1", server.port))
     _, writer = await dial(server.port, certificates)

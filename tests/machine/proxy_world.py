@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from guarded_app import guarded
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from this_run import patience
 
@@ -15,7 +16,6 @@ from warren.http.client.errors import Broken, Unreachable
 from warren.http.client.headers import Header
 from warren.http.forwarding.http_requests import RequestBody, forward_request, forward_response
 from warren.http.forwarding.websockets import forward_websocket
-from warren.http.server.http_guard import HttpGuard
 from warren.http.server.serving import HttpServer
 from warren.model.errors import ProtocolError, Unavailable
 
@@ -98,7 +98,7 @@ class World:
             else:
                 await self._http(address, scope, receive, send, added)
 
-        return await self.serve(HttpGuard(_with_lifespan(app), takes_stream=lambda scope: True))
+        return await self.serve(guarded(_with_lifespan(app), takes_stream=lambda scope: True))
 
     async def start_scripted_worker(self, talk: Talk) -> str:
         """The address of a worker that says what the test wants, byte by byte."""

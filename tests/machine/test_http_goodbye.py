@@ -6,7 +6,7 @@ import socket
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from warren.http.server.connections import HAS_LEFT
+from warren.http.request import request_in
 from warren.http.server.serving import HttpServer, new_event_loop
 
 _REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -62,10 +62,10 @@ def test_who_has_left_is_known_before_the_event_loop_sees_it(leaves: bool) -> No
 
         async def app_that_holds_the_loop(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":
-                told.append(scope[HAS_LEFT]())
+                told.append(request_in(scope).has_left())
                 if leaves:
                     client.close()
-                told.append(scope[HAS_LEFT]())
+                told.append(request_in(scope).has_left())
                 await app(scope, receive, send)
 
         server = HttpServer(app_that_holds_the_loop, port=0)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -14,13 +15,15 @@ from typing import Any, cast
 import pytest
 from busiest_turn import MOST_S, busiest_turn
 from fastapi import FastAPI, Request, WebSocket
+from guarded_app import guarded
 from pydantic import BaseModel
+from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from warren.http import problems
-from warren.http.server.http_guard import HttpGuard, HttpLimits, StreamedAnswer, request_id
+from warren.http.server.http_guard import HttpLimits, StreamedAnswer, request_id
 from warren.http.server.serving import HttpServer
 from warren.model.errors import NoCapacity, SessionNotFound, Unavailable
 
@@ -186,7 +189,7 @@ async def serve() -> AsyncIterator[Callable[..., Any]]:
     async def start(limits: HttpLimits = SHORT, **edge: Any) -> Served:
         site = new_site()
         edge.setdefault("takes_stream", lambda scope: scope["path"] == "/upload")
-        server = HttpServer(HttpGuard(site.app, **edge), port=0, limits=limits)
+        server = HttpServer(guarded(site.app, **edge), port=0, limits=limits)
         await server.start()
         running.append(server)
         return Served(site, server, server.port)
@@ -429,6 +432,24 @@ class TestSizes:
         answer = await ask(served.port, data)
         assert (answer.status, answer.json["code"]) == (431, "header_too_large")
 
+    async def test_trailers_reach_nobody(self) -> None:
+        seen: list[Any] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "http":
+                while (await receive()).get("more_body"):
+                    pass
+                seen.extend(scope["headers"])
+                await JSONResponse({})(scope, receive, send)
+
+        server = HttpServer(app, port=0)
+        await server.start()
+        head = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        answer = await ask(server.port, head + b"1\r\nx\r\n0\r\nX-Api-Key: late\r\n\r\n")
+        await server.stop(0)
+        assert answer.status == 200
+        assert [name for name, _ in seen] == [b"host", b"transfer-encoding"]
+
     async def test_trailers_without_end_are_refused(self, serve: Any) -> None:
         served = await serve()
         reader, writer = await dial(served.port)
@@ -440,7 +461,8 @@ class TestSizes:
 
     async def test_a_stream_that_is_not_read_costs_little_memory(self) -> None:
         script = [sys.executable, "-c", MEMORY_SCRIPT]
-        done = await asyncio.to_thread(subprocess.run, script, capture_output=True, text=True, timeout=60)
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = await asyncio.to_thread(subprocess.run, script, capture_output=True, text=True, timeout=60, env=env)
         assert done.returncode == 0, done.stderr
         report = json.loads(done.stdout)
         assert report["ended"]
@@ -451,7 +473,8 @@ MEMORY_SCRIPT = """
 import asyncio, json, re, pathlib
 from starlette.applications import Starlette
 from starlette.routing import Route
-from warren.http.server.http_guard import HttpGuard, HttpLimits, StreamedAnswer
+from guarded_app import guarded
+from warren.http.server.http_guard import HttpLimits, StreamedAnswer
 from warren.http.server.serving import HttpServer, new_event_loop
 
 ended = asyncio.Event()
@@ -469,7 +492,7 @@ async def big(request):
 
 async def main():
     app = Starlette(routes=[Route("/", big)])
-    server = HttpServer(HttpGuard(app), port=0, limits=HttpLimits(send_timeout_s=1.5))
+    server = HttpServer(guarded(app), port=0, limits=HttpLimits(send_timeout_s=1.5))
     await server.start()
     _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
     before, most = rss(), 0

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from certificates import make_certificates
+from guarded_app import guarded
 from machine.proxy_world import PATIENCE_S, World, settled_count, until, wait_for
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.utils import ClientDisconnected
@@ -23,7 +24,6 @@ from websockets.typing import Subprotocol
 
 from warren.http.client.errors import Broken, Refused, Unreachable
 from warren.http.forwarding.websockets import MAX_MESSAGE, forward_websocket, sendable
-from warren.http.server.http_guard import HttpGuard
 from warren.http.server.tls import new_tls_context
 from warren.model.errors import SessionNotFound
 
@@ -316,7 +316,7 @@ class TestRefusals:
             if scope["type"] == "websocket":
                 raise SessionNotFound("there is no session x", remedy="make one")
 
-        coordinator = await world.start_coordinator(await world.start_worker(HttpGuard(app)))
+        coordinator = await world.start_coordinator(await world.start_worker(guarded(app)))
         with pytest.raises(InvalidStatus) as raised:
             await client(coordinator)
         response = raised.value.response

@@ -22,6 +22,7 @@ from warren.governance.webhooks.sender import WebhookSender
 from warren.http.api import webhooks as routes
 from warren.http.context import Context
 from warren.http.problems import register
+from warren.http.request import request_in
 from warren.images.store.store import ImageStore
 from warren.model.access import USUAL_SCOPES, Caller
 from warren.model.access import Scope as AccessScope
@@ -38,7 +39,8 @@ def with_caller(app: ASGIApp) -> ASGIApp:
     async def called(scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         scopes = USUAL_SCOPES if headers["scope"] == "sessions" else frozenset({AccessScope(headers["scope"])})
-        await app({**scope, "caller": Caller(headers["tenant"], "key_1", scopes)}, receive, send)
+        request_in(scope).caller = Caller(headers["tenant"], "key_1", scopes)
+        await app(scope, receive, send)
 
     return called
 

@@ -3,10 +3,12 @@
 import pytest
 from fastapi.routing import APIWebSocketRoute
 
-from warren.http.api import operations, sockets
+from warren.http import operation_routes
+from warren.http.api import sockets
 from warren.http.dispatch import HANDLERS
+from warren.http.e2b.handlers import HANDLERS as E2B_HANDLERS
 from warren.local.calls import HANDLERS as LOCAL_HANDLERS
-from warren.model.api import OPERATIONS, Answers, Operation, OperationFinder, Reads
+from warren.model.api import E2B_OPERATIONS, FINDER, OPERATIONS, Answers, Operation, OperationFinder, Reads
 from warren.sdk.protocol import request_for
 
 ROWS = list(OPERATIONS.values())
@@ -19,6 +21,16 @@ PARAMETERS = {
     "port": "3000",
     "kind": "tools",
     "entry": "x",
+    "sandbox_id": "0" * 32,
+    "of_sandbox": "0" * 32,
+    "template": "mine",
+    "alias": "mine",
+    "build": "1",
+    "hash": "a1",
+    "tag": "v1",
+    "webhook_id": "1",
+    "volume_id": "1",
+    "secret_id": "1",
 }
 
 
@@ -34,6 +46,47 @@ def test_an_operation_is_found_by_its_method_and_path(row: Operation) -> None:
     assert found[1] == {name: PARAMETERS[name] for name in row.names_in_path}
 
 
+@pytest.mark.parametrize("row", E2B_OPERATIONS.values(), ids=lambda row: row.name)
+def test_an_operation_of_e2b_is_found_too_also_with_a_slash_at_its_end(row: Operation) -> None:
+    for path in (path_of(row), f"{path_of(row)}/"):
+        found = FINDER.find(row.method, path)
+        assert found is not None
+        assert found[0] is row
+        assert found[1] == {name: PARAMETERS[name] for name in row.names_in_path}
+        assert row.method in FINDER.methods(path)
+
+
+def test_every_operation_of_e2b_has_a_handler() -> None:
+    assert set(E2B_HANDLERS) == set(E2B_OPERATIONS)
+    assert not set(E2B_OPERATIONS) & set(OPERATIONS)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "name"),
+    [
+        ("GET", "/api/registry/prompts/x", "get_registry_entry"),
+        ("POST", "/api/registry/prompts/x/render", "render_prompt"),
+        ("GET", "/e2b/api/sandboxes/metrics", "e2b_list_metrics"),
+        ("GET", "/e2b/api/sandboxes/metrics/logs", "e2b_unsupported GET /sandboxes/{sandbox_id}/logs"),
+        ("DELETE", "/e2b/api/templates/tags", "e2b_remove_tags"),
+        ("GET", "/e2b/api/templates/tags", "e2b_get_template"),
+        ("GET", "/e2b/api/templates/aliases/tags", "e2b_get_template_alias"),
+        ("GET", "/e2b/api/templates/a/tags/count", "e2b_count_tags"),
+        ("GET", "/e2b/api/templates/a/tags/count/assignments", "e2b_list_tag_assignments"),
+        ("GET", "/e2b/api/sandboxes//", "e2b_list_sandboxes"),
+    ],
+)
+def test_what_a_row_names_comes_before_what_could_be_a_parameter(method: str, path: str, name: str) -> None:
+    found = FINDER.find(method, path)
+    assert found is not None
+    assert found[0].name == name
+
+
+def test_of_several_slashes_only_paths_without_parameters_lose_all() -> None:
+    assert FINDER.find("GET", "/e2b/api/sandboxes/x//") is None
+    assert FINDER.find("GET", "/e2b/envd/ses_1/files/") is not None
+
+
 @pytest.mark.parametrize(
     "path", ["", "/", "/api/sessions/", "/api/sessions//exec", "/api/sessions/a/exec/", "/execute/"]
 )
@@ -45,7 +98,7 @@ def test_other_paths_are_no_operation(path: str) -> None:
 def test_every_operation_has_a_handler_or_is_a_socket_and_no_handler_is_without_a_row() -> None:
     served = {row.name for row in ROWS if row.answers is not Answers.SOCKET}
     assert set(HANDLERS) == served
-    assert {route.name for route in operations.router.routes} == served
+    assert {route.name for route in operation_routes.router.routes} == served
     assert {route.name for route in sockets.router.routes if isinstance(route, APIWebSocketRoute)} == set(
         OPERATIONS
     ) - served

@@ -18,15 +18,17 @@ from contract.store_values import a_session
 
 from warren.access.keys import Keys
 from warren.access.tenants import Tenants
-from warren.http.e2b.edge import E2bEdge
+from warren.http.e2b.addresses import E2bAddresses
+from warren.http.e2b.callers import E2bCallers
+from warren.http.e2b.errors import ShapedAnswer
 from warren.http.e2b.tokens import Opens, SandboxTokens, Upload
 from warren.http.problems import MEDIA_TYPE, problem
+from warren.http.request import Kind, Request
 from warren.http.server.http_guard import BARE
 from warren.http.server.request_origin import TrustedProxies
 from warren.model.access import NO_QUOTA
-from warren.model.e2b import KNOWN_CALLER, sandbox_id_of
+from warren.model.e2b import sandbox_id_of
 from warren.model.errors import PortClosed, SessionEnded, TooLarge, Unauthorized, WarrenError
-from warren.model.preview import OF_E2B_SANDBOX, PREVIEW_ERROR, TRAFFIC_TOKEN
 from warren.model.session import SessionState, new_session_id
 from warren.stores.memory import MemoryStore
 from warren.testing.manual_clock import ManualClock
@@ -49,35 +51,50 @@ class Answer:
 
 
 class World:
-    """An edge before an app that keeps the scope of each request that reaches it, or fails."""
+    """What recognises and identifies E2B's clients, before an app that keeps each request that reaches it, or fails."""
 
     def __init__(self, *, without_keys: bool = False, domain: str = DOMAIN) -> None:
         self.clock = ManualClock()
         self.store = MemoryStore()
         self.tokens = SandboxTokens([b"k" * 32])
-        self.seen: list[dict[str, Any]] = []
+        self.seen: list[Request] = []
         self.failure: WarrenError | None = None
         self.own_problem = b""
-        self.edge = E2bEdge(
-            self._app,
-            tokens=self.tokens,
-            store=self.store,
-            tenants=Tenants(self.store.records, self.clock),
-            keys=Keys(self.store.records, self.clock),
-            clock=self.clock,
-            trusted_proxies=TrustedProxies(["10.0.0.0/8"]),
-            domain=domain,
+        self.of_e2b_sandbox = False
+        self.addresses = E2bAddresses(self.tokens, domain)
+        self.callers = E2bCallers(
+            self.tokens,
+            self.store,
+            Tenants(self.store.records, self.clock),
+            Keys(self.store.records, self.clock),
+            self.clock,
             without_keys=without_keys,
         )
+        self.proxies = TrustedProxies(["10.0.0.0/8"])
 
-    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
-        if PREVIEW_ERROR in scope:  # admission raises it
-            assert KNOWN_CALLER not in scope
-            await problem(scope[PREVIEW_ERROR])(scope, receive, send)
+    async def _serve(self, request: Request, receive: Any, send: Any) -> None:
+        self.addresses.recognise(request)
+        if request.refused is not None:
+            await request.refused(request.scope, receive, send)
             return
-        self.seen.append(scope)
+        if request.show_error is not None:
+            send = ShapedAnswer(send, request).send
+        self.proxies.apply(request.scope)
+        try:
+            if request.e2b is not None and not request.e2b.session_id and request.e2b.is_signed:
+                await self.callers.find_session(request)
+            if request.kind is Kind.E2B:
+                request.known = await self.callers.find_caller(request)
+        except WarrenError as exc:
+            await problem(exc)(request.scope, receive, send)
+            return
+        request.shows_e2b_errors |= self.of_e2b_sandbox
+        await self._app(request, receive, send)
+
+    async def _app(self, request: Request, receive: Any, send: Any) -> None:
+        self.seen.append(request)
         if self.failure is not None:
-            await problem(self.failure)(scope, receive, send)
+            await problem(self.failure)(request.scope, receive, send)
             return
         if self.own_problem:
             headers = [(b"content-type", MEDIA_TYPE.encode())]
@@ -133,10 +150,10 @@ class World:
             else:
                 answer.body += message.get("body", b"")
 
-        await self.edge(scope, receive, send)
+        await self._serve(Request(scope, dict(scope["headers"])), receive, send)
         return answer
 
-    async def reached(self, *args: Any, **options: Any) -> dict[str, Any]:
+    async def reached(self, *args: Any, **options: Any) -> Request:
         answer = await self.ask(*args, **options)
         assert (answer.status, answer.body) == (200, b"reached"), answer
         return self.seen[-1]
@@ -148,6 +165,11 @@ class World:
         assert len(self.seen) == before
         assert answer.headers["content-type"] == "application/json"
         return answer.json
+
+
+def _tenant(request: Request) -> str:
+    assert request.known is not None
+    return request.known.tenant
 
 
 @pytest.fixture
@@ -191,13 +213,14 @@ async def test_however_a_sandbox_is_addressed_the_request_has_one_inner_form(wor
         ("envd", "/process.Process/Start", by_id),
     )
     for (plane, path, headers), prefix in itertools.product(cases, ("", "/e2b")):
-        scope = await world.reached(prefix + path, headers)
-        assert scope["path"] == f"/e2b/{plane}/{session_id}{path}", (path, headers)
-        caller = scope[KNOWN_CALLER]
+        request = await world.reached(prefix + path, headers)
+        assert request.scope["path"] == f"/e2b/{plane}/{session_id}{path}", (path, headers)
+        caller = request.known
+        assert caller is not None
         assert (caller.tenant, caller.key_id, sorted(caller.scopes)) == ("acme", "key_1", ["exec", "read"])
-        assert access not in str(scope["headers"])
-        assert traffic not in str(scope["headers"])
-        assert DOMAIN not in str(scope["headers"]).lower()
+        assert access not in str(request.scope["headers"])
+        assert traffic not in str(request.scope["headers"])
+        assert DOMAIN not in str(request.scope["headers"]).lower()
 
 
 async def test_the_control_plane_has_a_host_a_prefix_and_paths(world: World) -> None:
@@ -208,15 +231,14 @@ async def test_the_control_plane_has_a_host_a_prefix_and_paths(world: World) -> 
         ("127.0.0.1:8000", "/e2b/sandboxes"),
         ("127.0.0.1:8000", "/templates/a"),
     ):
-        scope = await world.reached(path, {"host": host, "X-API-Key": "k"})
-        assert scope["path"] == "/e2b/api" + path.removeprefix("/e2b")
-        assert (b"x-api-key", b"k") in scope["headers"]
-        assert KNOWN_CALLER not in scope
-    assert (b"host", b"localhost:8000") in (await world.reached("/sandboxes", {"host": "api.localhost:8000"}))[
-        "headers"
-    ]
+        request = await world.reached(path, {"host": host, "X-API-Key": "k"})
+        assert request.scope["path"] == "/e2b/api" + path.removeprefix("/e2b")
+        assert (b"x-api-key", b"k") in request.scope["headers"]
+        assert request.known is None
+    request = await world.reached("/sandboxes", {"host": "api.localhost:8000"})
+    assert (b"host", b"localhost:8000") in request.scope["headers"]
     for path in ("/api/sessions", "/execute", "/files", "/health", "/", "/sandboxesx", "//e2b/envd/x/files"):
-        assert (await world.reached(path))["path"] == path
+        assert (await world.reached(path)).scope["path"] == path
 
 
 async def test_the_control_plane_is_told_where_its_client_finds_ports(world: World) -> None:
@@ -227,36 +249,36 @@ async def test_the_control_plane_is_told_where_its_client_finds_ports(world: Wor
         (f"api.{DOMAIN}:8443", f"{DOMAIN}:8443"),
         ("api.localhost:8443", "localhost:8443"),
     ):
-        scope = await world.reached("/sandboxes", {"host": host, **forged})
-        assert [value for name, value in scope["headers"] if name == b"e2b-sandbox-domain"] == [domain.encode()]
+        request = await world.reached("/sandboxes", {"host": host, **forged})
+        assert [value for name, value in request.scope["headers"] if name == b"e2b-sandbox-domain"] == [domain.encode()]
     alone = World(domain="")
     for host, domain in (
         ("127.0.0.1:8000", "localhost:8000"),
         ("[::1]", "localhost"),
         ("a.example:80", "a.example:80"),
     ):
-        scope = await alone.reached("/e2b/sandboxes", {"host": host, **forged})
-        assert (b"e2b-sandbox-domain", domain.encode()) in scope["headers"]
-        assert "evil" not in str(scope["headers"])
+        request = await alone.reached("/e2b/sandboxes", {"host": host, **forged})
+        assert (b"e2b-sandbox-domain", domain.encode()) in request.scope["headers"]
+        assert "evil" not in str(request.scope["headers"])
 
 
 async def test_old_clients_name_the_sandbox_to_the_control_plane_when_they_connect(world: World) -> None:
     sandbox = sandbox_id_of(await world.session())
     named = {"X-API-Key": "k", "E2b-Sandbox-Id": sandbox, "E2b-Sandbox-Port": "49983"}
     for path in (f"/sandboxes/{sandbox}/connect", f"/e2b/sandboxes/{sandbox}/connect"):
-        scope = await world.reached(path, named, "POST")
-        assert scope["path"] == f"/e2b/api/sandboxes/{sandbox}/connect"
-        assert (b"x-api-key", b"k") in scope["headers"]
-        assert KNOWN_CALLER not in scope
+        request = await world.reached(path, named, "POST")
+        assert request.scope["path"] == f"/e2b/api/sandboxes/{sandbox}/connect"
+        assert (b"x-api-key", b"k") in request.scope["headers"]
+        assert request.known is None
 
 
 async def test_what_is_encoded_in_a_path_stays_encoded(world: World) -> None:
     for prefix in ("", "/e2b"):
-        scope = await world.reached(f"{prefix}/templates/a/b c", raw_path=f"{prefix}/templates/a%2Fb%20c".encode())
-        assert scope["raw_path"] == b"/e2b/api/templates/a%2Fb%20c"
-        assert scope["path"] == "/e2b/api/templates/a/b c"
-    scope = await world.reached("/e2b/templates/a b?", raw_path=b"/%65%32b/templates/a%20b%3F")
-    assert scope["raw_path"] == b"/e2b/api/templates/a%20b%3F"
+        request = await world.reached(f"{prefix}/templates/a/b c", raw_path=f"{prefix}/templates/a%2Fb%20c".encode())
+        assert request.scope["raw_path"] == b"/e2b/api/templates/a%2Fb%20c"
+        assert request.scope["path"] == "/e2b/api/templates/a/b c"
+    request = await world.reached("/e2b/templates/a b?", raw_path=b"/%65%32b/templates/a%20b%3F")
+    assert request.scope["raw_path"] == b"/e2b/api/templates/a%20b%3F"
 
 
 async def test_nobody_outside_can_send_an_inner_path(world: World) -> None:
@@ -268,14 +290,16 @@ async def test_nobody_outside_can_send_an_inner_path(world: World) -> None:
         (f"/e2b/envd/{session_id}/files", f"/%65%32%62/envd/{session_id}/files".encode()),
         (f"/e2b/e2b/envd/{session_id}/files", None),
     ):
-        scope = await world.reached(path, {"X-API-Key": "k"}, raw_path=raw_path)
-        assert scope["path"] == "/e2b/api" + path.removeprefix("/e2b")
-        assert KNOWN_CALLER not in scope
+        request = await world.reached(path, {"X-API-Key": "k"}, raw_path=raw_path)
+        assert request.scope["path"] == "/e2b/api" + path.removeprefix("/e2b")
+        assert request.known is None
     for path in (f"//e2b/envd/{session_id}/files", f"/E2B/envd/{session_id}/files", f"/./e2b/envd/{session_id}/files"):
-        assert (await world.reached(path))["path"] == path
-    scope = await world.reached(f"/e2b/envd/{session_id}/files", {"host": f"3000-{sandbox_id_of(session_id)}.{DOMAIN}"})
-    assert scope["path"] == f"/e2b/envd/{session_id}/files"  # a preview's, whose edge makes another path of it
-    assert KNOWN_CALLER not in scope
+        assert (await world.reached(path)).scope["path"] == path
+    request = await world.reached(
+        f"/e2b/envd/{session_id}/files", {"host": f"3000-{sandbox_id_of(session_id)}.{DOMAIN}"}
+    )
+    assert request.scope["path"] == f"/e2b/envd/{session_id}/files"  # a preview's, whose edge makes another path of it
+    assert request.known is None
 
 
 async def test_only_its_own_token_opens_a_sandbox(world: World) -> None:
@@ -309,7 +333,8 @@ async def test_only_its_own_token_opens_a_sandbox(world: World) -> None:
     for forged in ("x", "ses_" + "0" * 32, "A" * 32, "0" * 33, "../" + "0" * 29):
         answer = await world.refused(502, "/health", {"E2b-Sandbox-Id": forged})
         assert answer["message"] == "The sandbox was not found"
-    caller = (await world.reached("/health", by_id))[KNOWN_CALLER]
+    caller = (await world.reached("/health", by_id)).known
+    assert caller is not None
     assert (caller.tenant, caller.scopes, caller.quota, caller.key_quota) == ("acme", frozenset(), NO_QUOTA, NO_QUOTA)
 
 
@@ -332,7 +357,7 @@ async def test_without_keys_a_token_may_be_missing_but_not_wrong() -> None:
     world = World(without_keys=True)
     session_id, other = await world.session(), await world.session()
     by_id = {"E2b-Sandbox-Id": sandbox_id_of(session_id)}
-    assert (await world.reached("/files", by_id))[KNOWN_CALLER].tenant == "acme"
+    assert _tenant(await world.reached("/files", by_id)) == "acme"
     await world.refused(401, "/files", by_id | {"X-Access-Token": world.access(other)})
     await world.refused(401, "/files", by_id, query=signed("/a", world.access(other)))
 
@@ -340,9 +365,9 @@ async def test_without_keys_a_token_may_be_missing_but_not_wrong() -> None:
 async def test_the_user_of_a_sandbox_is_no_credential_and_stays(world: World) -> None:
     session_id = await world.session()
     headers = {"X-Access-Token": world.access(session_id), "Authorization": "Basic dXNlcjo=", "Cookie": "a=1"}
-    scope = await world.reached("/process.Process/List", headers, method="POST")
-    assert (b"authorization", b"Basic dXNlcjo=") in scope["headers"]
-    assert not any(name == b"cookie" for name, _ in scope["headers"])
+    request = await world.reached("/process.Process/List", headers, method="POST")
+    assert (b"authorization", b"Basic dXNlcjo=") in request.scope["headers"]
+    assert not any(name == b"cookie" for name, _ in request.scope["headers"])
 
 
 async def test_other_ports_are_previews_and_a_traffic_token_is_checked_for_them(world: World) -> None:
@@ -352,15 +377,15 @@ async def test_other_ports_are_previews_and_a_traffic_token_is_checked_for_them(
     by_host = {"host": f"3000-{sandbox}.{DOMAIN}"}
     for headers in (by_header, by_host):
         for path in ("/", "/e2b/x", "/sandboxes", "/files"):
-            scope = await world.reached(path, headers)
-            assert scope["path"] == path
-            assert (b"host", f"3000-{sandbox}.{DOMAIN}".encode()) in scope["headers"]
-            assert TRAFFIC_TOKEN not in scope
-            assert KNOWN_CALLER not in scope
+            request = await world.reached(path, headers)
+            assert request.scope["path"] == path
+            assert (b"host", f"3000-{sandbox}.{DOMAIN}".encode()) in request.scope["headers"]
+            assert not request.traffic_token
+            assert request.known is None
         right, wrong = world.traffic(mine), (world.traffic(other), world.access(mine), "x")
-        assert (await world.reached("/", headers | {"E2B-Traffic-Access-Token": right}))[TRAFFIC_TOKEN] is True
+        assert (await world.reached("/", headers | {"E2B-Traffic-Access-Token": right})).traffic_token is True
         for token in wrong:
-            assert (await world.reached("/", headers | {"E2B-Traffic-Access-Token": token}))[TRAFFIC_TOKEN] is False
+            assert (await world.reached("/", headers | {"E2B-Traffic-Access-Token": token})).traffic_token is False
 
 
 async def test_errors_of_ports_have_the_form_that_clients_of_e2b_read(world: World) -> None:
@@ -407,12 +432,12 @@ async def test_a_signed_url_finds_its_sandbox_by_its_signature(world: World) -> 
     for path, user in (("/home/user/a.txt", ""), ("a b+c&d%/é", "root"), ("x:read::y", "")):
         query = signed(path, token, user=user)
         for method in ("GET", "HEAD"):
-            scope = await world.reached("/files", query=query, method=method)
-            assert scope["path"] == f"/e2b/envd/{session_id}/files"
-            assert scope["query_string"] == query.encode()
+            request = await world.reached("/files", query=query, method=method)
+            assert request.scope["path"] == f"/e2b/envd/{session_id}/files"
+            assert request.scope["query_string"] == query.encode()
         await world.refused(401, "/files", query=query, method="POST")
         writing = signed(path, token, operation="write", user=user)
-        assert (await world.reached("/e2b/files", query=writing, method="POST"))[KNOWN_CALLER].tenant == "acme"
+        assert _tenant(await world.reached("/e2b/files", query=writing, method="POST")) == "acme"
         await world.refused(401, "/files", query=writing)
         for changed in ({"path": path + "x"}, {"username": user + "x"}, {"signature": "v1_x"}, {"signature": "\xff"}):
             await world.refused(401, "/files", query=signed(path, token, changed, user=user))
@@ -470,13 +495,7 @@ async def test_forged_signatures_wait_for_each_other_and_cost_others_nothing(wor
 
 async def test_a_preview_of_a_sandbox_of_an_e2b_client_answers_in_its_form(world: World) -> None:
     sandbox = sandbox_id_of(await world.session())
-    inner = world.edge._app
-
-    async def marks(scope: Any, receive: Any, send: Any) -> None:
-        scope[OF_E2B_SANDBOX] = True
-        await inner(scope, receive, send)
-
-    world.edge._app = marks
+    world.of_e2b_sandbox = True
     world.failure = PortClosed("nothing listens")
     answer = await world.ask("/", {"host": f"8080-{sandbox}.localhost"})
     assert (answer.status, answer.json["port"]) == (502, 8080)

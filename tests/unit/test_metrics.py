@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from warren.governance.metrics.process_metrics import ProcessMetrics
+from warren.governance.metrics.process_metrics import MetricsPage, ProcessMetrics
 from warren.governance.metrics.readings import Readings
 from warren.governance.metrics.recorder import MOST_ENVIRONMENTS, MOST_ROUTES, kind_of_loss
 from warren.interfaces.recorder import NO_RECORDER, Recorder
@@ -41,8 +41,7 @@ async def page_of(metrics: ProcessMetrics, readings: Readings | None = None, acc
     async def read() -> Readings:
         return readings or Readings()
 
-    metrics.read = read
-    return (await metrics.render(accept))[0].decode()
+    return (await MetricsPage(metrics, read).render(accept))[0].decode()
 
 
 def report_one_of_each(recorder: Recorder) -> None:
@@ -143,8 +142,8 @@ async def test_a_page_serves_all_who_ask_at_once_and_two_metrics_share_nothing()
         asked += 1
         return Readings(preview_connections=asked)
 
-    metrics.read = read
-    pages = await asyncio.gather(*(metrics.render() for _ in range(20)))
+    page = MetricsPage(metrics, read)
+    pages = await asyncio.gather(*(page.render() for _ in range(20)))
     assert asked == 1
     assert len({text for text, _ in pages}) == 1
     metrics.recorder.pool_hit("base")

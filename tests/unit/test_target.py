@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from warren.cluster.proxy.target import (
     Target,
-    find_operation,
+    concerns_worker,
     read_target,
     target_in_form,
     target_in_header,
@@ -21,7 +21,9 @@ from warren.cluster.proxy.target import (
     target_in_query,
 )
 from warren.http.forwarding.http_requests import RequestBody
-from warren.model.api import OPERATIONS, SessionIn
+from warren.http.identify import find_operation
+from warren.http.request import Request
+from warren.model.api import FINDER, OPERATIONS, SessionIn
 
 
 def scope(method: str, path: str, query: bytes = b"", kind: str = "http") -> dict[str, Any]:
@@ -62,8 +64,9 @@ def scope(method: str, path: str, query: bytes = b"", kind: str = "http") -> dic
     ],
 )
 def test_where_it_is_said(method: str, path: str, expected: SessionIn) -> None:
-    found = find_operation(scope(method, path))
+    found = FINDER.find(method, path)
     assert (SessionIn.NOWHERE if found is None else found[0].session_in) is expected
+    assert expected is SessionIn.NOWHERE or (found is not None and concerns_worker(found[0]))
 
 
 @pytest.mark.parametrize(
@@ -77,12 +80,12 @@ def test_where_it_is_said(method: str, path: str, expected: SessionIn) -> None:
     ],
 )
 def test_a_session_in_the_path(kind: str, path: str, expected: str) -> None:
-    asked = scope("GET", path, kind=kind)
+    asked = Request(scope("GET", path, kind=kind))
     if kind == "websocket":
-        del asked["method"]
-    found = find_operation(asked)
-    assert found is not None
-    assert asyncio.run(read_target(*found, asked, cast(RequestBody, None))) == Target(expected)
+        del asked.scope["method"]
+    find_operation(asked)
+    assert asked.operation is not None
+    assert asyncio.run(read_target(asked.operation, asked, cast(RequestBody, None))) == Target(expected)
 
 
 def test_every_operation_with_a_session_in_its_path_has_it_there() -> None:
@@ -268,7 +271,7 @@ def test_no_json_is_too_strange(value: Any) -> None:
 @given(st.text(max_size=80), st.sampled_from(["GET", "POST", "DELETE", "WHATEVER"]))
 def test_no_path_is_too_strange(text: str, method: str) -> None:
     for path in (text, f"/api/sessions/{text}", f"/api/e2b/files/{text}"):
-        found = find_operation(scope(method, path))
+        found = FINDER.find(method, path)
         if found is not None and found[0].session_in is SessionIn.PATH:
             assert found[1]["session_id"]
             assert "/" not in found[1]["session_id"]

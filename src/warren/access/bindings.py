@@ -7,17 +7,9 @@ for a key the stored hash of its secret, for a token its claims. So whatever was
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 from warren.model.access import Caller
-
-GRANT: Final = "grant"
-"""The key, in the scope of a request, of the `Grant` of a caller who was identified by other means than a key."""
-
-PAGE_TOKEN: Final = "page_token"
-"""The key, in the scope of a request that a page of this server has sent, of the token in its cookie."""
-PAGE_MARK: Final = "page_mark"
-"""The key, in the scope of such a request, of a text that tells signed-in browsers apart and gives nothing away."""
 
 
 class BoundBy(StrEnum):

@@ -156,10 +156,13 @@ def read_credentials(headers: Headers) -> list[str]:
     """Gives the credentials in the headers of a request, without what can be neither a key nor a token."""
     found = []
     for name, value in headers:
-        if name == b"x-api-key":
-            found.append(value.strip())
-        elif name == b"authorization":
-            scheme, _, rest = value.partition(b" ")
-            if scheme.lower() == b"bearer":
-                found.append(rest.strip())
-    return [value.decode("latin-1") for value in found if value and len(value) <= _MAX_CREDENTIAL][:4]
+        if name == b"authorization":
+            scheme, _, value = value.partition(b" ")
+            if scheme.lower() != b"bearer":
+                continue
+        elif name != b"x-api-key":
+            continue
+        value = value.strip()
+        if value and len(value) <= _MAX_CREDENTIAL:
+            found.append(value.decode("latin-1"))
+    return found[:4]

@@ -17,19 +17,19 @@ from warren.app.wiring import (
     build_artifact_store,
     build_artifacts,
     build_context,
-    build_e2b_app,
-    build_edge,
     build_environments,
     build_metrics,
+    build_metrics_page,
+    build_pipeline,
     build_sessions,
     e2b_templates,
     recorder_of,
     with_pages,
 )
 from warren.cluster.auth import ClusterAuth
+from warren.cluster.entrance import CoordinatorEntrance
 from warren.cluster.failover import Failover
 from warren.cluster.fleet import Fleet
-from warren.cluster.middleware import CoordinatorMiddleware
 from warren.cluster.operator import ClusterOperator
 from warren.cluster.peer_calls import PeerCalls
 from warren.cluster.proxy.liveness import Liveness
@@ -37,7 +37,6 @@ from warren.cluster.proxy.router import Router
 from warren.cluster.roster import Peer, Roster
 from warren.config.settings import Settings
 from warren.governance.tenancy import Tenancy
-from warren.http.app import create_app
 from warren.http.e2b.placement import placement_wishes
 from warren.kernel.clock import ClusterClock
 from warren.kernel.logs import get_log
@@ -122,7 +121,6 @@ class CoordinatorService:
             asyncio.create_task(self.history.run(self._read_history), name="history"),
         ]
         if self._metrics is not None:
-            self._metrics.read = coordinator_readings(self.control)
             self._tasks.append(asyncio.create_task(self._metrics.run(), name="metrics"))
         self.tenancy.start()
 
@@ -139,30 +137,25 @@ class CoordinatorService:
             self.tenancy,
             identity,
             self.control,
-            self._metrics,
+            build_metrics_page(self._metrics, coordinator_readings(self.control)),
             self.history,
         )
         context = with_pages(settings, context)
 
-        def with_router(app: ASGIApp) -> ASGIApp:
-            return Router(
-                build_e2b_app(settings, app, context),
-                self._fleet,
-                self._store,
-                self._worker_client,
-                self._auth,
-                self._liveness,
-                environment=settings.default_environment,
-                environment_of=wiring.build_environment_of(self._environments),
-                agent_of=wiring.build_agent_of(self._environments),
-                e2b_wishes=lambda values: placement_wishes(values, e2b_templates(settings)),
-                tls=wiring.build_client_tls(settings),
-            )
-
-        app = CoordinatorMiddleware(
-            create_app(context, wrapped=with_router), self._auth, self._fleet, self._worker_client
+        router = Router(
+            self._fleet,
+            self._store,
+            self._worker_client,
+            self._auth,
+            self._liveness,
+            environment=settings.default_environment,
+            environment_of=wiring.build_environment_of(self._environments),
+            agent_of=wiring.build_agent_of(self._environments),
+            e2b_wishes=lambda values: placement_wishes(values, e2b_templates(settings)),
+            tls=wiring.build_client_tls(settings),
         )
-        return build_edge(settings, app, context, self.tracing)
+        entrance = CoordinatorEntrance(self._auth, self._fleet, self._worker_client)
+        return build_pipeline(settings, context, self.tracing, entrance=entrance, forward=router)
 
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:
         """Destroys nothing: the sessions belong to their workers."""

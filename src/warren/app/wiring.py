@@ -5,7 +5,7 @@ Functions import what only a server needs, so that `warren run` does not wait fo
 
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -34,11 +34,18 @@ if TYPE_CHECKING:
     from warren.access.tokens import Tokens
     from warren.config.image_recipes import NamedRecipe
     from warren.doctor.reports import DoctorReports
-    from warren.governance.metrics.process_metrics import ProcessMetrics
+    from warren.governance.metrics.process_metrics import MetricsPage, ProcessMetrics
+    from warren.governance.metrics.readings import Readings
     from warren.governance.tenancy import Tenancy
+    from warren.http.admission import Admission
     from warren.http.context import Context
+    from warren.http.dispatch import Dispatcher
     from warren.http.e2b.template_builds import TemplateBuilds
     from warren.http.e2b.tokens import SandboxTokens
+    from warren.http.identify import Clients
+    from warren.http.pipeline import Entrance, Forward
+    from warren.http.request import Stage
+    from warren.http.server.http_guard import HttpGuard
     from warren.images.building.on_demand import FetchImage, ImageBuilds
     from warren.images.registry.pull import PullOptions
     from warren.interfaces.artifacts import ArtifactStore
@@ -243,6 +250,15 @@ def build_metrics(settings: Settings, environments: Environments, role: str) -> 
         return False
 
     return ProcessMetrics(role, __version__, is_environment)
+
+
+def build_metrics_page(
+    metrics: "ProcessMetrics | None", read: "Callable[[], Awaitable[Readings]]"
+) -> "MetricsPage | None":
+    """The page of the process's metrics, which `read` gives the values of the moment."""
+    from warren.governance.metrics.process_metrics import MetricsPage
+
+    return None if metrics is None else MetricsPage(metrics, read)
 
 
 def recorder_of(metrics: "ProcessMetrics | None") -> Recorder:
@@ -587,7 +603,7 @@ def build_context(
     tenancy: "Tenancy",
     identity: "Identity",
     cluster: "ClusterControl | None" = None,
-    metrics: "ProcessMetrics | None" = None,
+    metrics: "MetricsPage | None" = None,
     history: "History | None" = None,
 ) -> "Context":
     from warren.http.context import Context
@@ -639,16 +655,41 @@ def with_pages(settings: Settings, context: "Context") -> "Context":
     return replace(context, page_sessions=PageSessions(*parts), tickets=Tickets(*parts))
 
 
-def build_dashboard(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIApp":
-    """What serves the pages, before the app."""
+def build_clients(settings: Settings, context: "Context") -> "Clients":
+    """Whom the server lets in beside those that send a key, and how."""
     from warren.http.dashboard.access import PageAccess
-    from warren.http.dashboard.edge import PageEdge
+    from warren.http.dashboard.page_requests import PageRequests
     from warren.http.dashboard.pages import Pages
+    from warren.http.e2b.addresses import E2bAddresses
+    from warren.http.e2b.callers import E2bCallers
+    from warren.http.identify import Clients
+    from warren.http.previews.access import PreviewAccess
 
-    if context.page_sessions is None or context.tickets is None:
-        return app
-    access = PageAccess(context.page_sessions, context.tickets, with_cookies=settings.auth)
-    return PageEdge(app, Pages(settings.embed_origins), access, context.tickets)
+    assert context.links is not None
+    tokens, tenancy, store, clock = (
+        build_sandbox_tokens(settings),
+        context.tenancy,
+        context.sessions.store,
+        context.sessions.clock,
+    )
+    pages, page_access = None, None
+    if context.page_sessions is not None and context.tickets is not None:
+        pages = PageRequests(Pages(settings.embed_origins), context.tickets)
+        page_access = PageAccess(context.page_sessions, context.tickets, with_cookies=settings.auth)
+    return Clients(
+        E2bAddresses(tokens, settings.preview_domain),
+        E2bCallers(tokens, store, tenancy.tenants, tenancy.keys, clock, without_keys=not settings.auth),
+        PreviewAccess(
+            context.links,
+            store,
+            tenancy.tenants,
+            clock,
+            without_keys=not settings.auth,
+            all_ports_allowed=settings.e2b_public_ports,
+        ),
+        pages,
+        page_access,
+    )
 
 
 def build_labels(settings: Settings) -> dict[str, str]:
@@ -675,34 +716,75 @@ def build_app(
     history: "History | None" = None,
 ) -> "ASGIApp":
     from warren.app.readings import server_readings
-    from warren.http.app import create_app
     from warren.http.previews.proxy import PreviewProxy
 
-    context = build_context(settings, environments, sessions, tenancy, identity, metrics=metrics, history=history)
-    context = with_pages(settings, context)
-    if metrics is not None:
-        metrics.read = server_readings(sessions, context.port_connections)
-
-    def wrapped(app: "ASGIApp") -> "ASGIApp":
-        e2b_app = build_e2b_app(settings, app, context, template_builds)
-        return PreviewProxy(e2b_app, sessions, context.port_connections)
-
-    return build_edge(settings, create_app(context, wrapped=wrapped), context, tracing)
+    context = build_context(settings, environments, sessions, tenancy, identity, history=history)
+    page = build_metrics_page(metrics, server_readings(sessions, context.port_connections))
+    context = replace(with_pages(settings, context), metrics=page)
+    previews = PreviewProxy(sessions, context.port_connections)
+    return build_pipeline(settings, context, tracing, template_builds=template_builds, previews=previews)
 
 
-def build_e2b_app(
-    settings: Settings, app: "ASGIApp", context: "Context", template_builds: "TemplateBuilds | None" = None
+def build_pipeline(
+    settings: Settings,
+    context: "Context",
+    tracing: Tracing = OFF,
+    *,
+    template_builds: "TemplateBuilds | None" = None,
+    entrance: "Entrance | None" = None,
+    forward: "Forward | None" = None,
+    previews: "Stage | None" = None,
 ) -> "ASGIApp":
-    """What answers E2B's clients, before the rest of the app."""
-    from warren.http.e2b.app import E2bApp
-    from warren.http.e2b.routes import E2bRules
+    """The pipeline of a process that clients reach."""
+    from warren.http.app import create_app
+    from warren.http.identify import Identify
+    from warren.http.pipeline import Pipeline, Stages
+    from warren.http.previews.guard import PreviewGuard
+    from warren.http.server.request_origin import TrustedProxies
 
-    rules = E2bRules(
-        e2b_templates(settings),
-        settings.e2b_public_ports,
-        builds=template_builds,
+    clients = build_clients(settings, context)
+    return Pipeline(
+        Stages(
+            guard=build_guard(settings, tracing, context.history or NO_RECORDER),
+            preview_guard=PreviewGuard(clients.previews, TrustedProxies(settings.trusted_proxies)),
+            identify=Identify(context.identity, clients),
+            pages=clients.pages,
+            entrance=entrance,
+            admission=build_admission(context),
+            forward=forward,
+            previews=previews,
+            dispatch=build_dispatcher(settings, context, template_builds),
+            fastapi=create_app(context),
+        )
     )
-    return E2bApp(app, context, rules, build_sandbox_tokens(settings))
+
+
+def build_admission(context: "Context", *, counts: bool = True) -> "Admission":
+    """Without `counts` no quota and usage is counted."""
+    from warren.http.admission import Admission
+
+    tenancy = context.tenancy
+    return Admission(
+        tenancy.metering.quotas,
+        context.sessions.clock,
+        audit=tenancy.audit,
+        refusals=tenancy.refusals,
+        page_reads=tenancy.page_reads,
+        add_usage=tenancy.usage.add_request if counts else None,
+        counts=counts,
+        memory=context.answer_memory,
+    )
+
+
+def build_dispatcher(
+    settings: Settings, context: "Context", template_builds: "TemplateBuilds | None" = None
+) -> "Dispatcher":
+    from warren.http.dispatch import Dispatcher
+    from warren.http.e2b.call import E2bRules
+    from warren.http.e2b.handlers import E2bHandlers
+
+    rules = E2bRules(e2b_templates(settings), settings.e2b_public_ports, builds=template_builds)
+    return Dispatcher(context, E2bHandlers(context, rules, build_sandbox_tokens(settings)))
 
 
 def e2b_templates(settings: Settings) -> dict[str, str]:
@@ -734,57 +816,17 @@ def build_links(settings: Settings) -> "PreviewLinks":
     return PreviewLinks(_installation_keys(settings), settings.preview_domain, public_allowed=settings.preview_public)
 
 
-def build_edge(settings: Settings, app: "ASGIApp", context: "Context", tracing: Tracing = OFF) -> "ASGIApp":
-    """What clients reach: those of E2B, previews by host, and everything else behind the guard."""
-    from warren.http.e2b.edge import E2bEdge
-    from warren.http.previews.edge import PreviewEdge
-    from warren.http.server.request_origin import TrustedProxies
-
-    assert context.links is not None
-    previews = PreviewEdge(
-        build_guard(settings, build_dashboard(settings, app, context), tracing, context.history or NO_RECORDER),
-        app,
-        links=context.links,
-        store=context.sessions.store,
-        tenants=context.tenancy.tenants,
-        clock=context.sessions.clock,
-        trusted_proxies=TrustedProxies(settings.trusted_proxies),
-        without_keys=not settings.auth,
-        all_ports_allowed=settings.e2b_public_ports,
-    )
-    return E2bEdge(
-        previews,
-        tokens=build_sandbox_tokens(settings),
-        store=context.sessions.store,
-        tenants=context.tenancy.tenants,
-        keys=context.tenancy.keys,
-        clock=context.sessions.clock,
-        trusted_proxies=TrustedProxies(settings.trusted_proxies),
-        domain=settings.preview_domain,
-        without_keys=not settings.auth,
-    )
-
-
 def build_guard(
-    settings: Settings,
-    app: "ASGIApp",
-    tracing: Tracing = OFF,
-    recorder: Recorder = NO_RECORDER,
-    *,
-    any_host: bool = False,
-) -> "ASGIApp":
+    settings: Settings, tracing: Tracing = OFF, recorder: Recorder = NO_RECORDER, *, any_host: bool = False
+) -> "HttpGuard":
     """With `any_host` the server answers under every host name."""
-    from warren.http.dispatch import takes_stream
-    from warren.http.e2b import app as e2b
     from warren.http.server.http_guard import HttpGuard
 
     return HttpGuard(
-        app,
         listen_host=settings.host,
         allowed_hosts=("*",) if any_host else settings.allowed_hosts,
         trusted_proxies=settings.trusted_proxies,
         max_body=settings.max_body_mb * 1024 * 1024,
-        takes_stream=lambda scope: takes_stream(scope) or e2b.takes_stream(scope),
         tracing=tracing,
         recorder=recorder,
     )

@@ -18,27 +18,38 @@ from starlette.types import ASGIApp
 from warren.app import cluster_wiring as wiring
 from warren.app.readings import worker_readings
 from warren.app.service import Service
-from warren.app.wiring import build_context, build_e2b_app, build_guard, build_identity, build_images, build_labels
+from warren.app.wiring import (
+    build_admission,
+    build_context,
+    build_dispatcher,
+    build_guard,
+    build_identity,
+    build_images,
+    build_labels,
+    build_metrics_page,
+)
 from warren.cluster.auth import ClusterAuth, CoordinatorIdentity
+from warren.cluster.entrance import WorkerEntrance, WorkerIdentify
 from warren.cluster.heartbeat import Heartbeat
 from warren.cluster.images import ImageFetcher, OfferedImages, send_image
 from warren.cluster.lease import Lease
-from warren.cluster.middleware import WorkerMiddleware
 from warren.cluster.peer_calls import PeerCalls
 from warren.cluster.roster import Peer, Report, Roster
 from warren.config.settings import Settings
 from warren.governance.tenancy import Tenancy
 from warren.http.admission import Admission
-from warren.http.api.metrics import MetricsApp
+from warren.http.api.metrics import MetricsStage
 from warren.http.app import create_app
+from warren.http.context import Context
+from warren.http.pipeline import Pipeline, Stages
 from warren.http.previews.proxy import PreviewProxy
+from warren.http.request import Stage
 from warren.images.building.on_demand import FetchImage
 from warren.images.store.share import ImageSharing
 from warren.interfaces.store import SessionStore
 from warren.model.errors import WarrenError
 from warren.model.version import __version__
 from warren.sessions.history import Reading
-from warren.sessions.port_connections import PortConnections
 from warren.stores.mirrored import MirroredStore
 from warren.stores.redis_store import RedisStore
 from warren.stores.sqlite import SqliteStore
@@ -176,37 +187,37 @@ class WorkerService(Service):
         scheme = "http" if self._settings.cluster_ca is None else "https"
         context = replace(context, worker_url=f"{scheme}://{self._address}")
 
-        def wrapped(app: ASGIApp) -> ASGIApp:
-            app = build_e2b_app(self._settings, app, context)
-            return PreviewProxy(app, self.sessions, context.port_connections, behind_coordinator=True)
-
-        app = WorkerMiddleware(
-            create_app(context, wrapped=wrapped, counts=False),
+        entrance = WorkerEntrance(
             self._auth,
             self.lease,
             self.describe,
             self.sessions.lifecycle.metrics.latest,
             partial(send_image, self._images, self._offered),
-            self._metrics_app(context.port_connections),
+            self._metrics_stage(context),
         )
-        return build_guard(self._settings, app, self.tracing, self.history, any_host=True)
+        return Pipeline(
+            Stages(
+                guard=build_guard(self._settings, self.tracing, self.history, any_host=True),
+                identify=WorkerIdentify(context.identity),
+                entrance=entrance,
+                admission=build_admission(context, counts=False),
+                previews=PreviewProxy(self.sessions, context.port_connections, behind_coordinator=True),
+                dispatch=build_dispatcher(self._settings, context),
+                fastapi=create_app(context),
+            )
+        )
 
-    def _metrics_app(self, connections: PortConnections) -> ASGIApp:
+    def _metrics_stage(self, context: Context) -> Stage:
         """For Prometheus, which no coordinator has let in. It needs a key, whatever coordinators ask for."""
         assert self._mirror is not None
         assert self._worker is not None
-        if self.metrics is not None:
-            self.metrics.read = worker_readings(self._mirror, self._worker, connections, self.lease)
+        read = worker_readings(self._mirror, self._worker, context.port_connections, self.lease)
         tenancy = self.tenancy
-        return Admission(
-            MetricsApp(self.metrics),
-            build_identity(replace(self._settings, auth=True), tenancy),
-            tenancy.metering.quotas,
-            self._clock,
-            audit=tenancy.audit,
-            refusals=tenancy.refusals,
-            counts=False,
+        admission = Admission(
+            tenancy.metering.quotas, self._clock, audit=tenancy.audit, refusals=tenancy.refusals, counts=False
         )
+        identity = build_identity(replace(self._settings, auth=True), tenancy)
+        return MetricsStage(build_metrics_page(self.metrics, read), identity, admission)
 
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:
         """Tells coordinators at once to send no new sessions, and at the end that the worker may come back."""

@@ -3,7 +3,7 @@
 Theory of operation. Three kinds of processes take part.
 
 - A worker is the whole service of one machine (`app/worker_process`). It registers in Redis and renews a lease with a
-  `heartbeat` every 2 s. `middleware` lets only coordinators in, and only while the `lease` lasts.
+  `heartbeat` every 2 s. `entrance` lets only coordinators in, and only while the `lease` lasts.
 - A coordinator owns nothing (`app/coordinator_process`). Its `fleet` reads the `roster` of workers from Redis every
   second. For each request `proxy` finds the worker of the session, or `placement` chooses one for a new session, and
   the `http_client` forwards the request. `failover` gives up the sessions of dead workers; `operator` serves

@@ -2,7 +2,7 @@
 
 By the worker's own clock the lease never lasts longer than by Redis' clock, because it is counted from the moment
 before the renewal was requested. A coordinator that gives up a session checks the lease by Redis' time in the same
-step. So there is no moment in which both may act. `Heartbeat` renews the lease, `WorkerMiddleware` checks it.
+step. So there is no moment in which both may act. `Heartbeat` renews the lease, `WorkerEntrance` checks it.
 """
 
 from warren.cluster.roster import LEASE_S

@@ -1,4 +1,4 @@
-"""The calls that coordinators and workers make to each other besides forwarding; `middleware` answers them."""
+"""The calls that coordinators and workers make to each other besides forwarding; `entrance` answers them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from warren.cluster.auth import ClusterAuth
-from warren.cluster.middleware import FIGURES_PATH, LEASE_PATH, WORKER_PATH
+from warren.cluster.entrance import FIGURES_PATH, LEASE_PATH, WORKER_PATH
 from warren.cluster.roster import LeaseStatus, Peer
 from warren.http.client.client import WorkerClient
 from warren.http.client.errors import ForwardingFailed

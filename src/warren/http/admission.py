@@ -1,24 +1,20 @@
-"""Identifies the caller of each request, counts the request against its quotas, and records it.
+"""Admits requests: counts them against the caller's quotas, and records what became of them.
 
-Every request needs a caller, except those for OPEN_PATHS. Admission identifies the caller, counts the request, and
-passes it on with the caller in `scope["caller"]`. The route decides whether this caller may use it (context.py). While
-a stream, an upload or a WebSocket goes on, admission looks at the credentials again: whoever lost them loses it. When
-the request is over, whether it succeeded or not, admission adds it to the tenant's usage and to the audit log.
+Whoever asks is known by then (http/identify.py); the route decides whether this caller may use it. While a stream, an
+upload or a WebSocket goes on, admission looks at the credentials again: whoever lost them loses it. When the request is
+over, whether it succeeded or not, admission adds it to the tenant's usage and to the audit log.
 """
 
 import json
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from typing import Any, Final
 
 from fastapi.routing import APIRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.utils import ClientDisconnected
 
-from warren.access.bindings import GRANT, PAGE_MARK, Grant
-from warren.access.identity import Identity
 from warren.governance.audit.page_reads import PageReads
 from warren.governance.audit.refusals import RefusalLimit
 from warren.governance.quotas import Quotas, Standing, standing_of
@@ -26,8 +22,8 @@ from warren.http.event_streams import EVENT_STREAM, error_values
 from warren.http.openapi import operation_id
 from warren.http.preview_credentials import clean_request
 from warren.http.problems import is_disconnect, problem
-from warren.http.server.connections import HAS_LEFT
-from warren.http.server.http_guard import CALLER_LEFT, MAX_CONNECTIONS, SWITCHING_PROTOCOLS, limit_body, request_id
+from warren.http.request import ANONYMOUS, Kind, Request, Stage
+from warren.http.server.http_guard import CALLER_LEFT, MAX_CONNECTIONS, SWITCHING_PROTOCOLS
 from warren.interfaces.audit import AuditLog
 from warren.kernel.answer_memory import AnswerMemory, AnswerRoom, set_answer_room
 from warren.kernel.clock import Clock
@@ -35,19 +31,9 @@ from warren.kernel.fair_share import FairShare
 from warren.kernel.tracing import trace_id
 from warren.model.access import Caller
 from warren.model.audit import RequestRecord
-from warren.model.e2b import KNOWN_CALLER
 from warren.model.errors import RateLimited, Unauthorized, WarrenError
-from warren.model.preview import PREVIEW, PREVIEW_CALLER, PREVIEW_CHECK, PREVIEW_ERROR
 from warren.sessions.request_context import RequestContext, set_request_context
 
-OPEN_PATHS: Final = frozenset(
-    {
-        *("/", "/health", "/ready", "/version", "/docs", "/openapi.json"),
-        *("/api/ui/session", "/api/ui/sign-in", "/api/ui/sign-out", "/api/ui/tickets/redeem"),
-    }
-)
-MAX_OPEN_BODY: Final = 64 * 1024
-ANONYMOUS: Final = Caller(scopes=frozenset())
 BYTES_OUT: Final = "bytes_out"
 CHECK_S: Final = 2.0
 SHARE: Final = 4  # a tenant may use four times as many connections as it leaves free
@@ -66,8 +52,6 @@ class Admission:
 
     def __init__(
         self,
-        app: ASGIApp,
-        identity: Identity,
         quotas: Quotas,
         clock: Clock,
         *,
@@ -78,8 +62,6 @@ class Admission:
         counts: bool = True,
         memory: AnswerMemory | None = None,
     ) -> None:
-        self._app = app
-        self._identity = identity
         self._quotas = quotas
         self._clock = clock
         self._audit = audit
@@ -90,74 +72,51 @@ class Admission:
         self._memory = memory or AnswerMemory()
         self._open = _OpenRequests()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-        elif scope["path"] in OPEN_PATHS and scope["type"] == "http":
-            scope["caller"] = ANONYMOUS
-            # Nobody's share of the server bounds these requests, so they must be small.
-            await self._app(scope, limit_body(receive, MAX_OPEN_BODY), send)
-        else:
-            await self._admit(scope, receive, send)
+    def record_unidentified(self, request: Request, receive: Receive, send: Send, exc: Unauthorized) -> None:
+        """Records a request of nobody who may send one."""
+        if self._refusals is None or self._refusals.may_record(""):
+            self._record(request, _Exchange(send, receive), RequestContext(ANONYMOUS), exc)
 
-    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = _Exchange(send, receive)
-        try:
-            if PREVIEW_ERROR in scope:
-                raise scope[PREVIEW_ERROR]
-            grant: Grant | None = scope.get(GRANT)
-            caller: Caller | None = scope.get(PREVIEW_CALLER) or scope.get(KNOWN_CALLER)
-            if caller is None:
-                caller = grant.caller if grant is not None else await self._identity.caller(scope["headers"])
-        except Unauthorized as exc:
-            if self._refusals is None or self._refusals.may_record(""):
-                self._record(scope, exchange, RequestContext(ANONYMOUS), exc)
-            raise
-        by_key = partial(self._identity.check_again, scope["headers"])
-        if PREVIEW_CALLER in scope:
-            exchange.check_again = scope.get(PREVIEW_CHECK)
-        elif grant is not None:
-            exchange.check_again = grant.check_again
-        elif KNOWN_CALLER not in scope:
-            exchange.check_again = by_key
-        if PREVIEW in scope:
-            scope["headers"] = clean_request(scope["headers"], scope[PREVIEW])
+    async def admit(self, request: Request, receive: Receive, send: Send, serve: Stage) -> None:
+        """Lets `serve` answer the request of a caller that has not used up what it may. Raises RateLimited, and what
+        the answering raises."""
+        caller, exchange = request.caller, _Exchange(send, receive)
+        exchange.check_again = request.check_again
+        if request.preview is not None:
+            request.set_headers(clean_request(request.scope["headers"], request.preview))
         request_context = RequestContext(caller)
         set_request_context(request_context)
-        has_left: Callable[[], bool] = scope.get(HAS_LEFT, _stays)
+        has_left = request.has_left
         exchange.is_in_vain = lambda: request_context.if_undelivered is not None and has_left()
         room = AnswerRoom(self._memory, caller.tenant)
         set_answer_room(room)
-        scope["caller"] = caller
         error: BaseException | None = None
         admitted = entered = False
         try:
-            self._open.enter(caller.tenant, scope)
+            self._open.enter(caller.tenant, request.scope)
             entered = True
             if self._counts:
-                await self._count(caller, scope, exchange)
+                # Who looks at a preview by a link does not use up the requests of its owner.
+                if request.kind is not Kind.PREVIEW or request.known is None:
+                    exchange.standing = await self._quotas.request(caller)
+                # A caller that has used up its bytes must still be able to end its sessions.
+                if request.scope.get("method") != "DELETE" and self._quotas.bounds(caller, BYTES_OUT):
+                    self._quotas.check_left(caller, BYTES_OUT)
+                    exchange.spend_bytes = self._byte_spender(caller)
             admitted = True
-            await self._app(scope, exchange.receive, exchange.send)
+            await serve(request, exchange.receive, exchange.send)
         except BaseException as exc:
             error = exchange.cut_off_by or exc
             if request_context.if_undelivered is not None:
                 request_context.if_undelivered()
-            if not await _answer_rate_limited(exc, scope, receive, exchange):
+            if not await _answer_rate_limited(exc, request.scope, receive, exchange):
                 raise
         finally:
             room.release()
             if entered:
                 self._open.leave(caller.tenant)
             if admitted or self._refusals is None or self._refusals.may_record(caller.tenant):
-                self._record(scope, exchange, request_context, error)
-
-    async def _count(self, caller: Caller, scope: Scope, exchange: "_Exchange") -> None:
-        if PREVIEW_CALLER not in scope:  # who looks at a preview does not use up the requests of its owner
-            exchange.standing = await self._quotas.request(caller)
-        # A caller that has used up its bytes must still be able to end its sessions.
-        if scope.get("method") != "DELETE" and self._quotas.bounds(caller, BYTES_OUT):
-            self._quotas.check_left(caller, BYTES_OUT)
-            exchange.spend_bytes = self._byte_spender(caller)
+                self._record(request, exchange, request_context, error)
 
     def _byte_spender(self, caller: Caller) -> Callable[[int], Awaitable[None]]:
         async def spend(amount: int) -> None:
@@ -167,25 +126,29 @@ class Admission:
         return spend
 
     def _record(
-        self, scope: Scope, exchange: "_Exchange", request_context: RequestContext, error: BaseException | None
+        self, request: Request, exchange: "_Exchange", request_context: RequestContext, error: BaseException | None
     ) -> None:
         caller = request_context.caller
         if self._add_usage is not None and caller is not ANONYMOUS:
             self._add_usage(caller.tenant, exchange.bytes_in, exchange.bytes_out)
-        if self._audit is None or scope.get("forwarded"):  # the worker records what it was forwarded, and knows more
+        if self._audit is None or request.forwarded:  # the worker records what it was forwarded, and knows more
             return
         status = exchange.status if error is None and exchange.status else _status(exchange, error)
         result = "ok" if error is None and status < 400 else _result(status, error)
-        action, path_params = scope.get("action") or _action(scope), scope.get("path_params", _NONE)
-        if PAGE_MARK in scope and self._page_reads is not None and result == "ok":
-            notes = request_context.notes
-            session_id = str(notes.get("session_id") or path_params.get("session_id", ""))
-            if "error" not in notes and not self._page_reads.may_record(scope[PAGE_MARK], action, session_id):
+        notes = request_context.notes
+        if request.action:
+            action, params = request.action, request.params
+        else:
+            named = request.params if request.kind is Kind.E2B else _NONE
+            action, params = _action(request.scope), request.scope.get("path_params", named)
+        if request.page_mark and self._page_reads is not None and result == "ok":
+            session_id = str(notes.get("session_id") or params.get("session_id", ""))
+            if "error" not in notes and not self._page_reads.may_record(request.page_mark, action, session_id):
                 return
         if trace := trace_id():
-            request_context.notes["trace"] = trace
+            notes["trace"] = trace
         # The writer's thread makes the entry; here, on the event loop, every microsecond counts for each request.
-        client = scope.get("client")
+        client = request.scope.get("client")
         self._audit.record(
             RequestRecord(
                 self._clock.wall(),
@@ -193,12 +156,12 @@ class Admission:
                 caller.tenant if caller is not ANONYMOUS else "",
                 caller.key_id,
                 client[0] if client else "",
-                request_id.get(),
-                path_params,
+                request.id,
+                params,
                 status,
                 result,
                 (time.perf_counter() - exchange.began) * 1000,
-                request_context.notes,
+                notes,
             ),
             request_context.secrets,
         )

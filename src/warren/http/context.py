@@ -16,6 +16,7 @@ from warren.access.page_sessions import PageSessions
 from warren.access.tickets import Tickets
 from warren.governance.tenancy import Tenancy
 from warren.http.problems import StrictRoute
+from warren.http.request import caller_of
 from warren.http.server.connections import BODY_IS_NEXT
 from warren.http.server.http_guard import StreamedAnswer
 from warren.kernel.answer_memory import AnswerMemory
@@ -25,7 +26,7 @@ from warren.sessions.long_values import HasLongValues, encode, json_pieces
 from warren.sessions.operations.call import OperationContext
 
 if TYPE_CHECKING:
-    from warren.governance.metrics.process_metrics import ProcessMetrics
+    from warren.governance.metrics.process_metrics import MetricsPage
 
 
 def new_router(prefix: str = "", tags: Sequence[str] = ()) -> APIRouter:
@@ -44,7 +45,7 @@ class Context(OperationContext):
     version: str
     with_key: bool = True
     answer_memory: AnswerMemory = field(default_factory=AnswerMemory)
-    metrics: "ProcessMetrics | None" = None
+    metrics: "MetricsPage | None" = None
     page_sessions: PageSessions | None = None
     tickets: Tickets | None = None
 
@@ -58,14 +59,15 @@ async def _context(connection: HTTPConnection) -> Context:
     return context
 
 
-def check_scope(caller: Caller, scope: Scope) -> None:
-    if not caller.may(scope):
+def check_scope(caller: Caller, scope: Scope | None) -> None:
+    """Raises Forbidden if the caller lacks the scope; None: everybody may."""
+    if scope is not None and not caller.may(scope):
         raise Forbidden(f"this key may not do that: it lacks the scope {scope}", remedy="use a key that has it")
 
 
 async def tenant_of(connection: HTTPConnection, needed: SecurityScopes) -> str:
     """The caller's tenant, if the caller has the scopes. Every route takes one of the types below as a parameter."""
-    caller: Caller = connection.scope["caller"]
+    caller = caller_of(connection)
     for name in needed.scopes:
         check_scope(caller, Scope(name))
     return caller.tenant

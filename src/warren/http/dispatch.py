@@ -1,30 +1,35 @@
 """Performs the operations of the table (model/api.py) for HTTP requests.
 
-The dispatcher finds a request's operation by its method and path, checks the caller's scope, reads the arguments as the
-operation's handler declares them, and turns the result into an answer. All other requests go on to the FastAPI app,
-which has a route for each operation too (routes/operations.py): for the OpenAPI document, and to refuse wrong methods.
+The dispatcher checks the caller's scope, reads the arguments as the operation's handler declares them, and turns the
+result into an answer. E2B's operations have handlers that read and answer by themselves (http/e2b/handlers.py). All
+other requests are FastAPI's, which has a route for each operation of ours too (operation_routes.py): for the OpenAPI
+document, and to refuse wrong methods.
 """
 
 import asyncio
 import re
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import anyio
 from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.datastructures import QueryParams
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope
 
 from warren.http.api import e2b, flat, health
 from warren.http.context import Context, answer_json, check_scope
+from warren.http.e2b.handlers import E2bHandlers
 from warren.http.event_streams import EVENT_STREAM, stream_events
 from warren.http.problems import invalid_arguments, problem, read_json_body
+from warren.http.request import Kind, Request
 from warren.http.server.http_guard import StreamedAnswer
-from warren.model.api import OPERATIONS, Answers, Operation, OperationFinder, Reads
+from warren.model.api import Answers, Operation, Reads
 from warren.model.errors import InvalidRequest, RangeNotSatisfiable
-from warren.model.preview import preview_of_path
 from warren.model.session import MAX_KEY
 from warren.sessions.operations import files, handlers, sessions
 from warren.sessions.operations.call import ByteRange, BytesHead, Call, Handler, OperationReply, perform, perform_stream
@@ -32,76 +37,64 @@ from warren.sessions.validation import many_errors
 
 T = TypeVar("T")
 
-FINDER: Final = OperationFinder(row for row in OPERATIONS.values() if row.answers is not Answers.SOCKET)
 HANDLERS: Final = handlers.HANDLERS | {handler.name: handler for module in (flat, e2b) for handler in module.HANDLERS}
 _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 _WATCH_AFTER_S: Final = 0.25
+_EVENT_STREAM: Final = EVENT_STREAM.encode()
 
 
 class Dispatcher:
-    def __init__(self, app: ASGIApp, context: Context) -> None:
-        self._app = app
+    def __init__(self, context: Context, e2b: E2bHandlers) -> None:
         self._context = context
+        self._e2b = e2b
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = _find(scope) if scope["type"] == "http" else None
-        if found is None:
-            asked_often = health.ASKED_OFTEN.get(scope["path"])
-            if asked_often is not None and scope.get("method") == "GET":
-                scope["route"], describe = asked_often
-                await answer_json(await describe(self._context))(scope, receive, send)
-            else:
-                await self._app(scope, receive, send)
-            return
-        operation, scope["path_params"] = found
-        scope["action"] = operation.name
-        response = await respond(HANDLERS[operation.name], self._context, Request(scope, receive))
-        await response(scope, receive, send)
-
-
-def takes_stream(scope: Scope) -> bool:
-    """Whether the body of a request may have any length, because the operation reads it as a stream."""
-    if preview_of_path(scope["raw_path"]) is not None:
-        return True
-    found = _find(scope)
-    return found is not None and found[0].takes_stream
+    async def __call__(self, request: Request, receive: Receive) -> Response | None:
+        """The answer to a request that asks for an operation; None if it asks for something else."""
+        operation = request.operation
+        if request.kind is Kind.E2B:
+            return await self._e2b.respond(request, receive)
+        if operation is not None and operation.answers is not Answers.SOCKET:
+            request.action = operation.name
+            return await respond(HANDLERS[operation.name], operation, self._context, request, receive)
+        asked_often = health.ASKED_OFTEN.get(request.scope["path"])
+        if asked_often is not None and request.scope.get("method") == "GET":
+            request.scope["route"], describe = asked_often
+            return answer_json(await describe(self._context))
+        return None
 
 
-def _find(scope: Scope) -> tuple[Operation, dict[str, str]] | None:
-    """Finds the operation once for each request, and keeps it in the scope."""
-    found: tuple[Operation, dict[str, str]] | None = scope.get("operation")
-    if found is None:
-        found = scope["operation"] = FINDER.find(scope["method"], scope["path"])
-    return found
-
-
-async def respond(handler: Handler, context: Context, request: Request) -> Response:
-    operation, caller = handler.operation, request.scope["caller"]
-    check_scope(caller, operation.scope)
-    call = Call(context, caller.tenant, **request.scope["path_params"], base_url=lambda: str(request.base_url))
-    headers = dict(request.scope["headers"])
+async def respond(
+    handler: Handler, operation: Operation, context: Context, request: Request, receive: Receive
+) -> Response:
+    caller, headers, scope = request.caller, request.headers, request.scope
+    if operation.scope not in caller.scopes:
+        check_scope(caller, operation.scope)
+    call = Call(context, caller.tenant, **request.params, base_url=partial(_base_url, scope))
     errors: list[dict[str, Any]] = []
     arguments: list[Any] = []
     if handler.query is not None:
-        arguments.append(_validate(handler.query, _query_values(request.scope), "query", errors))
+        values = _query_values(scope) if scope["query_string"] else {}
+        arguments.append(_validate(handler.query, values, "query", errors))
     if handler.headers:
         errors.extend(_read_headers(handler, call, headers))
     content_type = headers.get(b"content-type", b"").decode("latin-1")
     if handler.body is not None:
-        data = await _receive_body(request.receive)
+        data = await _receive_body(receive)
         arguments.append(await _read_body(handler.body, operation, data, content_type, errors))
     elif operation.takes_stream:
         call.content_type = content_type
-        call.fields = dict(request.query_params)
-        arguments.append(_stream_body(request))
+        call.fields = dict(QueryParams(scope["query_string"]))
+        arguments.append(_stream_body(receive))
     if errors:
         return invalid_arguments(errors)
-    if operation.answers is Answers.EVENTS or _wants_events(operation, headers, arguments):
+    if operation.answers is Answers.EVENTS or (
+        operation.answers is Answers.VALUE_OR_EVENTS and _wants_events(headers, arguments)
+    ):
         return await stream_events(perform_stream(handler, call, *arguments))
     if operation.answers is Answers.BYTES:
         return await _answer_bytes(perform_stream(handler, call, *arguments), handler.media_type)
     work = perform(handler, call, *arguments)
-    result = await cancel_if_gone(request, work) if operation.watched else await work
+    result = await cancel_if_gone(receive, work) if operation.watched else await work
     if isinstance(result, AsyncGenerator):
         return await _answer_bytes(result, handler.media_type)
     if isinstance(result, OperationReply):
@@ -109,11 +102,15 @@ async def respond(handler: Handler, context: Context, request: Request) -> Respo
     return Response(status_code=operation.status) if result is None else answer_json(result, operation.status)
 
 
+def _base_url(scope: Scope) -> str:
+    return str(StarletteRequest(scope).base_url)
+
+
 # -- arguments
 
 
 def _validate(model: type[BaseModel], values: Any, where: str, errors: list[dict[str, Any]]) -> BaseModel | None:
-    if many := many_errors(model, values):
+    if values and (many := many_errors(model, values)):
         errors.append({**many, "loc": (where, *many["loc"])})
         return None
     try:
@@ -127,8 +124,6 @@ def _query_values(scope: Scope) -> dict[str, Any]:
     """If a parameter comes several times the last value counts, unless the parameter is a list."""
     raw: str = scope["query_string"].decode("latin-1")
     values: dict[str, Any] = {}
-    if not raw:
-        return values
     for name, value in urllib.parse.parse_qsl(raw, keep_blank_values=True, errors="surrogateescape"):
         if name in sessions.LISTS:
             values.setdefault(name, []).append(_replace_surrogates(value))
@@ -193,22 +188,25 @@ async def _read_body(
     return None
 
 
-async def _stream_body(request: Request) -> AsyncIterator[bytes]:
+async def _stream_body(receive: Receive) -> AsyncIterator[bytes]:
     """Yields the body as it comes. The operation fails if the client disconnects in the middle."""
-    try:
-        async for part in request.stream():
-            if part:
-                yield part
-    except ClientDisconnect:
-        raise InvalidRequest("the client went away in the middle of the body") from None
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise InvalidRequest("the client went away in the middle of the body")
+        if part := message.get("body", b""):
+            yield part
+        if not message.get("more_body"):
+            return
 
 
-def _wants_events(operation: Operation, headers: Mapping[bytes, bytes], arguments: list[Any]) -> bool:
-    if operation.answers is not Answers.VALUE_OR_EVENTS:
-        return False
-    return EVENT_STREAM.encode() in headers.get(b"accept", b"") or any(
-        getattr(one, "stream", False) for one in arguments
-    )
+def _wants_events(headers: Mapping[bytes, bytes], arguments: list[Any]) -> bool:
+    if _EVENT_STREAM in headers.get(b"accept", b""):
+        return True
+    for one in arguments:  # noqa: SIM110 (a generator takes twice the time)
+        if getattr(one, "stream", False):
+            return True
+    return False
 
 
 # -- answers
@@ -245,9 +243,9 @@ async def _only_bytes(source: AsyncGenerator[Any, None]) -> AsyncIterator[bytes]
             await source.aclose()
 
 
-async def cancel_if_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def cancel_if_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Awaits the work, and cancels it if the caller disconnects."""
-    watch = _DisconnectWatch(request)
+    watch = _DisconnectWatch(receive)
     try:
         return await work
     except asyncio.CancelledError:
@@ -262,12 +260,12 @@ async def cancel_if_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 class _DisconnectWatch:
     """Cancels the task that made it when the caller disconnects. Starts watching late: most work is done before."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, receive: Receive) -> None:
         task = asyncio.current_task()
         assert task is not None
         self.task = task
         self.gone = False
-        self._request = request
+        self._receive = receive
         self._watching: asyncio.Task[None] | None = None
         self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._begin)
 
@@ -275,7 +273,7 @@ class _DisconnectWatch:
         self._watching = asyncio.create_task(self._wait_for_disconnect(), name="disconnect watch")
 
     async def _wait_for_disconnect(self) -> None:
-        while (await self._request.receive())["type"] != "http.disconnect":
+        while (await self._receive())["type"] != "http.disconnect":
             pass
         self.gone = True
         self.task.cancel()

@@ -108,8 +108,13 @@ class TextLines(logging.Formatter):
             fields = {**fields, "request": request}
         if trace := self._trace_id():
             fields = {**fields, "trace": trace}
-        shown = "".join([f" {name}={_text(value)}" for name, value in fields.items() if value is not None])
-        return f"{_time(created)} {_LEVELS.get(level, str(level)):7} {event}{shown}"
+        shown = f"{_time(created)} {_LEVELS.get(level, str(level)):7} {event}"
+        for name, value in fields.items():
+            if type(value) is str and _PLAIN.fullmatch(value) and value.isprintable():
+                shown += f" {name}={value}"
+            elif value is not None:
+                shown += f" {name}={_text(value)}"
+        return shown
 
     def format(self, record: logging.LogRecord) -> str:
         line = self.line(record.name, record.levelno, record.created, *_parts(record))

@@ -4,9 +4,12 @@ A row says what everybody but the operation's own code must know of it. Servers 
 find out from them which session a request is about, the audit record takes its action names from them, the clients
 their requests, and the local mode performs them without HTTP. What an operation does, and the arguments it takes, is
 the business of its handler (`warren.sessions.operations`).
+
+What E2B's clients ask for has rows too (E2B_OPERATIONS), under the inner paths that model/e2b.py describes. Their
+handlers (`warren.http.e2b`) read and answer in E2B's words.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -57,9 +60,17 @@ class Makes(Enum):
     THREAD_SESSION = "session of a thread"
 
 
+class Wire(Enum):
+    """In whose words a request and its answer are."""
+
+    OWN = "own"
+    E2B = "e2b"
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """`name` is the operation's id in the OpenAPI document and its action in the audit record.
+    """`name` is the operation's id in the OpenAPI document, and its action in the audit record unless `action` is.
+    `scope` is what the caller's key must have; None: whoever was let in may.
 
     `counts`: performing it keeps the session alive. `in_sandbox`: its handler is given the session's sandbox.
     `watched`: it is cancelled when its caller goes away. `repeatable`: a client may send it again when it cannot know
@@ -74,7 +85,7 @@ class Operation:
     name: str
     method: str
     path: str
-    scope: Scope
+    scope: Scope | None
     summary: str
     answers: Answers = Answers.VALUE
     reads: Reads = Reads.NOTHING
@@ -91,6 +102,8 @@ class Operation:
     of_machine: bool = False
     of_named_machine: bool = False
     of_artifact: bool = False
+    wire: Wire = Wire.OWN
+    action: str = ""
 
     @property
     def names_in_path(self) -> list[str]:
@@ -437,27 +450,257 @@ _ROWS: Final = (
 )  # fmt: skip
 OPERATIONS: Final = {row.name: row for row in _ROWS}
 
+_API: Final = "/e2b/api"
+_ENVD: Final = "/e2b/envd/{session_id}"
+_PROCESS_CALL: Final = f"{_ENVD}/process.Process"
+_FILE_CALL: Final = f"{_ENVD}/filesystem.Filesystem"
+_INTERPRETER: Final = "/e2b/code/{session_id}"
+_SANDBOX: Final = "/sandboxes/{sandbox_id}"
+_TEMPLATE: Final = "/templates/{template}"
+_BUILD: Final = f"{_TEMPLATE}/builds/{{build}}"
+_NO_LOGS: Final = "logs of sandboxes are not supported: what was done is in the server's audit record"
+_NO_PAUSE: Final = "pausing sandboxes is not supported"
+_NO_FORK: Final = "forking sandboxes is not supported"
+_NO_SNAPSHOTS: Final = "snapshots are not supported"
+_NO_VOLUMES: Final = "volumes are not supported"
+_NO_SECRETS: Final = "secrets are not supported over this API: `warren secrets` sets those of sandboxes"
+_NO_EVENTS: Final = "events of sandboxes are not supported over this API: `warren webhooks` tells of sessions"
+E2B_UNSUPPORTED: Final = "e2b_unsupported"
+"""The action of what E2B's clients can ask for and this server does not have: the row's summary says what."""
+
+
+def _e2b(
+    name: str,
+    method: str,
+    path: str,
+    scope: Scope | None,
+    summary: str,
+    *,
+    action: str = "",
+    reads: Reads = Reads.NOTHING,
+    makes: Makes = Makes.NOTHING,
+) -> Operation:
+    names_session = "{session_id}" in path or "{sandbox_id}" in path
+    return Operation(
+        name, method, path, scope, summary, reads=reads, makes=makes, in_sandbox=False, wire=Wire.E2B, action=action,
+        session_in=SessionIn.PATH if names_session else SessionIn.NOWHERE,
+    )  # fmt: skip
+
+
+def _unsupported(methods: str, path: str, why: str) -> Iterable[Operation]:
+    for method in methods.split():
+        name = f"{E2B_UNSUPPORTED} {method} {path}"
+        reads = Reads.RAW if method == "PUT" else Reads.NOTHING
+        yield _e2b(name, method, _API + path, Scope.READ, why, action=E2B_UNSUPPORTED, reads=reads)
+
+
+_E2B_ROWS: Final = (
+    # -- the control plane: sandboxes
+    _e2b(
+        "e2b_create_sandbox", "POST", f"{_API}/sandboxes", Scope.SESSIONS, "Create a sandbox", makes=Makes.SESSION
+    ),
+    _e2b(
+        "e2b_create_sandbox_v2", "POST", f"{_API}/v2/sandboxes", Scope.SESSIONS, "Create a sandbox",
+        action="e2b_create_sandbox", makes=Makes.SESSION,
+    ),
+    _e2b("e2b_list_sandboxes", "GET", f"{_API}/sandboxes", Scope.READ, "List sandboxes, many at once"),
+    _e2b(
+        "e2b_list_sandboxes_v2", "GET", f"{_API}/v2/sandboxes", Scope.READ, "List sandboxes by pages",
+        action="e2b_list_sandboxes",
+    ),
+    _e2b("e2b_get_sandbox", "GET", f"{_API}{_SANDBOX}", Scope.READ, "Show a sandbox"),
+    _e2b("e2b_kill_sandbox", "DELETE", f"{_API}{_SANDBOX}", Scope.SESSIONS, "End a sandbox"),
+    _e2b(
+        "e2b_connect_sandbox", "POST", f"{_API}{_SANDBOX}/connect", Scope.SESSIONS, "Prolong a sandbox, get its tokens"
+    ),
+    _e2b(
+        "e2b_connect_sandbox_v2", "POST", f"{_API}/v2{_SANDBOX}/connect", Scope.SESSIONS,
+        "Prolong a sandbox, get its tokens", action="e2b_connect_sandbox",
+    ),
+    _e2b(
+        "e2b_resume_sandbox", "POST", f"{_API}{_SANDBOX}/resume", Scope.SESSIONS, "Prolong a sandbox",
+        action="e2b_connect_sandbox",
+    ),
+    _e2b("e2b_set_timeout", "POST", f"{_API}{_SANDBOX}/timeout", Scope.SESSIONS, "Set when a sandbox ends"),
+    _e2b("e2b_refresh_sandbox", "POST", f"{_API}{_SANDBOX}/refreshes", Scope.SESSIONS, "Prolong a sandbox"),
+    _e2b("e2b_change_network", "PUT", f"{_API}{_SANDBOX}/network", Scope.SESSIONS, "Change what it may reach"),
+    _e2b("e2b_get_metrics", "GET", f"{_API}{_SANDBOX}/metrics", Scope.READ, "Show what a sandbox uses"),
+    _e2b("e2b_list_metrics", "GET", f"{_API}/sandboxes/metrics", Scope.READ, "Show what several sandboxes use"),
+    # -- the control plane: templates
+    _e2b("e2b_list_templates", "GET", f"{_API}/templates", Scope.READ, "List templates"),
+    _e2b(
+        "e2b_list_templates_v2", "GET", f"{_API}/v2/templates", Scope.READ, "List templates by pages",
+        action="e2b_list_templates",
+    ),
+    _e2b(
+        "e2b_list_default_templates", "GET", f"{_API}/default-templates", Scope.READ, "List templates of all tenants",
+        action="e2b_list_templates",
+    ),
+    _e2b(
+        "e2b_get_template_alias", "GET", f"{_API}/templates/aliases/{{alias}}", Scope.READ, "Find a template by name",
+        action="e2b_get_template",
+    ),
+    _e2b("e2b_list_tags", "GET", f"{_API}{_TEMPLATE}/tags", Scope.READ, "List the tags of a template"),
+    _e2b(
+        "e2b_count_tags", "GET", f"{_API}{_TEMPLATE}/tags/count", Scope.READ, "Count them", action="e2b_list_tags"
+    ),
+    _e2b(
+        "e2b_has_tag", "GET", f"{_API}{_TEMPLATE}/tags/exists", Scope.READ, "Whether there is one",
+        action="e2b_list_tags",
+    ),
+    _e2b(
+        "e2b_list_tag_groups", "GET", f"{_API}{_TEMPLATE}/tags/groups", Scope.READ, "Refused", action="e2b_list_tags"
+    ),
+    _e2b(
+        "e2b_list_tag_assignments", "GET", f"{_API}{_TEMPLATE}/tags/{{tag}}/assignments", Scope.READ, "Refused",
+        action="e2b_list_tags",
+    ),
+    _e2b(
+        "e2b_add_tags", "POST", f"{_API}/templates/tags", Scope.SESSIONS, "Add tags", action="e2b_change_template"
+    ),
+    _e2b(
+        "e2b_remove_tags", "DELETE", f"{_API}/templates/tags", Scope.SESSIONS, "Remove tags",
+        action="e2b_change_template",
+    ),
+    _e2b("e2b_get_template", "GET", f"{_API}{_TEMPLATE}", Scope.READ, "Show a template"),
+    _e2b("e2b_change_template", "PATCH", f"{_API}{_TEMPLATE}", Scope.SESSIONS, "Change a template"),
+    _e2b(
+        "e2b_change_template_v2", "PATCH", f"{_API}/v2{_TEMPLATE}", Scope.SESSIONS, "Change a template",
+        action="e2b_change_template",
+    ),
+    _e2b("e2b_delete_template", "DELETE", f"{_API}{_TEMPLATE}", Scope.SESSIONS, "Delete a template"),
+    _e2b(
+        "e2b_request_build", "POST", f"{_API}/v3/templates", Scope.SESSIONS, "Make a template, or a build of it",
+        action="e2b_build_template",
+    ),
+    _e2b(
+        "e2b_find_files", "GET", f"{_API}{_TEMPLATE}/files/{{hash}}", Scope.SESSIONS, "Where to upload files",
+        action="e2b_build_template",
+    ),
+    _e2b(
+        "e2b_upload_files", "PUT", f"{_API}/templates/uploads/{{hash}}", None, "Upload files of a build",
+        reads=Reads.RAW,
+    ),
+    _e2b(
+        "e2b_start_build", "POST", f"{_API}/v2{_BUILD}", Scope.SESSIONS, "Start a build", action="e2b_build_template"
+    ),
+    _e2b("e2b_get_build", "GET", f"{_API}{_BUILD}/status", Scope.READ, "How far a build is"),
+    _e2b("e2b_get_build_logs", "GET", f"{_API}{_BUILD}/logs", Scope.READ, "What it said", action="e2b_get_build"),
+    # -- the control plane: what this server does not have
+    *_unsupported("POST", f"{_SANDBOX}/pause", _NO_PAUSE),
+    *_unsupported("POST", f"{_SANDBOX}/fork", _NO_FORK),
+    *_unsupported("POST", f"{_SANDBOX}/snapshots", _NO_SNAPSHOTS),
+    *_unsupported("GET", f"{_SANDBOX}/logs", _NO_LOGS),
+    *_unsupported("GET", f"/v2{_SANDBOX}/logs", _NO_LOGS),
+    *_unsupported("GET", "/events/sandboxes", _NO_EVENTS),
+    *_unsupported("GET", "/events/sandboxes/{of_sandbox}", _NO_EVENTS),
+    *_unsupported("GET POST", "/events/webhooks", _NO_EVENTS),
+    *_unsupported("GET PATCH DELETE", "/events/webhooks/{webhook_id}", _NO_EVENTS),
+    *_unsupported("GET", "/snapshots", _NO_SNAPSHOTS),
+    *_unsupported("POST GET", "/volumes", _NO_VOLUMES),
+    *_unsupported("GET DELETE", "/volumes/{volume_id}", _NO_VOLUMES),
+    *_unsupported("GET PATCH DELETE", "/volumecontent/{volume_id}/path", _NO_VOLUMES),
+    *_unsupported("GET POST", "/volumecontent/{volume_id}/dir", _NO_VOLUMES),
+    *_unsupported("GET PUT", "/volumecontent/{volume_id}/file", _NO_VOLUMES),
+    *_unsupported("POST GET", "/secrets", _NO_SECRETS),
+    *_unsupported("GET POST DELETE", "/secrets/{secret_id}", _NO_SECRETS),
+    # -- envd: commands and files of one sandbox
+    _e2b("e2b_health", "GET", f"{_ENVD}/health", None, "Whether the sandbox runs"),
+    _e2b("e2b_start_process", "POST", f"{_PROCESS_CALL}/Start", Scope.EXEC, "Start a command and read its output"),
+    _e2b("e2b_connect_process", "POST", f"{_PROCESS_CALL}/Connect", Scope.EXEC, "Read the output of a command"),
+    _e2b("e2b_list_processes", "POST", f"{_PROCESS_CALL}/List", Scope.READ, "List commands"),
+    _e2b("e2b_signal_process", "POST", f"{_PROCESS_CALL}/SendSignal", Scope.EXEC, "Send a signal"),
+    _e2b("e2b_send_input", "POST", f"{_PROCESS_CALL}/SendInput", Scope.EXEC, "Write to its standard input"),
+    _e2b("e2b_close_stdin", "POST", f"{_PROCESS_CALL}/CloseStdin", Scope.EXEC, "Close its standard input"),
+    _e2b("e2b_update_process", "POST", f"{_PROCESS_CALL}/Update", Scope.EXEC, "Change the size of its terminal"),
+    _e2b(
+        "e2b_stream_input", "POST", f"{_PROCESS_CALL}/StreamInput", Scope.EXEC, "Write as it comes", reads=Reads.RAW
+    ),
+    _e2b("e2b_read_file", "GET", f"{_ENVD}/files", Scope.READ, "Read a file"),
+    _e2b("e2b_write_files", "POST", f"{_ENVD}/files", Scope.EXEC, "Write files", reads=Reads.RAW),
+    _e2b("e2b_list_directory", "POST", f"{_FILE_CALL}/ListDir", Scope.READ, "List a directory"),
+    _e2b("e2b_stat_entry", "POST", f"{_FILE_CALL}/Stat", Scope.READ, "Show an entry"),
+    _e2b("e2b_make_directory", "POST", f"{_FILE_CALL}/MakeDir", Scope.EXEC, "Make a directory"),
+    _e2b("e2b_move_entry", "POST", f"{_FILE_CALL}/Move", Scope.EXEC, "Move or rename"),
+    _e2b("e2b_remove_entry", "POST", f"{_FILE_CALL}/Remove", Scope.EXEC, "Remove an entry"),
+    _e2b("e2b_create_watcher", "POST", f"{_FILE_CALL}/CreateWatcher", Scope.READ, "Collect changes"),
+    _e2b("e2b_get_watcher_events", "POST", f"{_FILE_CALL}/GetWatcherEvents", Scope.READ, "Take the changes"),
+    _e2b("e2b_remove_watcher", "POST", f"{_FILE_CALL}/RemoveWatcher", Scope.READ, "Collect no more"),
+    _e2b("e2b_watch_directory", "POST", f"{_FILE_CALL}/WatchDir", Scope.READ, "Watch for changes"),
+    # -- the code interpreter of one sandbox
+    _e2b("e2b_check_interpreter", "GET", f"{_INTERPRETER}/health", None, "Whether the sandbox runs"),
+    _e2b("e2b_run_code", "POST", f"{_INTERPRETER}/execute", Scope.EXEC, "Run code"),
+    _e2b("e2b_create_context", "POST", f"{_INTERPRETER}/contexts", Scope.EXEC, "Start a context"),
+    _e2b("e2b_list_contexts", "GET", f"{_INTERPRETER}/contexts", Scope.READ, "List contexts"),
+    _e2b(
+        "e2b_restart_context", "POST", f"{_INTERPRETER}/contexts/{{context_id}}/restart", Scope.EXEC, "Restart one"
+    ),
+    _e2b("e2b_remove_context", "DELETE", f"{_INTERPRETER}/contexts/{{context_id}}", Scope.EXEC, "End one"),
+)  # fmt: skip
+E2B_OPERATIONS: Final = {row.name: row for row in _E2B_ROWS}
+
+
+class _Place:
+    """Where the walk along a path is after some of its parts. `rows` are those that end here, by method, each with
+    the places of its parameters; `others` is where any part leads that `parts` does not name."""
+
+    __slots__ = ("others", "parts", "rows")
+
+    def __init__(self, rows: Sequence[tuple[list[str], Operation]], depth: int = 0) -> None:
+        """A part that some row names literally leads also to where it would lead as a parameter: the walk never turns
+        back. Of two rows for one request the one that names more literally, from the left, comes first."""
+        self.rows: dict[str, tuple[Operation, tuple[tuple[int, str], ...]]] = {}
+        here = [(parts, row) for parts, row in rows if len(parts) == depth]
+        for parts, row in sorted(here, key=lambda each: [part.startswith("{") for part in each[0]], reverse=True):
+            named = tuple((at, part[1:-1]) for at, part in enumerate(parts) if part.startswith("{"))
+            self.rows[row.method] = row, named
+        further = [(parts, row) for parts, row in rows if len(parts) > depth]
+        free = [each for each in further if each[0][depth].startswith("{")]
+        literal = {parts[depth] for parts, _ in further} - {parts[depth] for parts, _ in free}
+        self.parts: Mapping[str, _Place] = {
+            part: _Place([each for each in further if each[0][depth] == part] + free, depth + 1) for part in literal
+        }
+        self.others = _Place(free, depth + 1) if free else None
+
 
 class OperationFinder:
     """Finds the operation of a request by its method and path. A WebSocket's method is WEBSOCKET."""
 
-    def __init__(self, operations: Iterable[Operation] = _ROWS) -> None:
-        self._rows: dict[tuple[str, str], tuple[Operation, dict[int, str]]] = {}
-        self._shapes: dict[int, list[frozenset[int]]] = {}  # by number of parts: where the parameters are
-        for row in operations:
-            parts = row.path.split("/")
-            named = {at: part[1:-1] for at, part in enumerate(parts) if part.startswith("{")}
-            pattern = "/".join("{}" if at in named else part for at, part in enumerate(parts))
-            self._rows[row.method, pattern] = row, named
-            shapes = self._shapes.setdefault(len(parts), [])
-            if frozenset(named) not in shapes:
-                shapes.append(frozenset(named))
+    def __init__(self, operations: Iterable[Operation] = (*_ROWS, *_E2B_ROWS)) -> None:
+        self._root = _Place([(row.path.split("/"), row) for row in operations])
 
     def find(self, method: str, path: str) -> tuple[Operation, dict[str, str]] | None:
-        """The operation and the parameters in the path."""
+        """The operation and the parameters in the path. E2B's paths may end with a slash."""
+        place = self._root
         parts = path.split("/")
-        for places in self._shapes.get(len(parts), ()):
-            found = self._rows.get((method, "/".join("{}" if at in places else part for at, part in enumerate(parts))))
-            if found is not None and all(parts[at] for at in places):
-                return found[0], {name: parts[at] for at, name in found[1].items()}
-        return None
+        for part in parts:
+            further = place.parts.get(part) or (place.others if part else None)
+            if further is None:
+                break
+            place = further
+        else:
+            found = place.rows.get(method)
+            if found is not None:
+                values = {}
+                for at, name in found[1]:
+                    values[name] = parts[at]
+                return found[0], values
+        return self._find_without_slash(method, path) if parts[-1] == "" and len(path) > 1 else None
+
+    def methods(self, path: str) -> list[str]:
+        """Which methods of E2B's the path has, to refuse others."""
+        methods = ("GET", "POST", "PUT", "PATCH", "DELETE")
+        found = {method: self.find(method, path) for method in methods}
+        return sorted(method for method, each in found.items() if each is not None and each[0].wire is Wire.E2B)
+
+    def _find_without_slash(self, method: str, path: str) -> tuple[Operation, dict[str, str]] | None:
+        shorter = path.rstrip("/")
+        found = self.find(method, shorter)
+        if found is None or found[0].wire is not Wire.E2B:
+            return None
+        is_plain = not found[0].names_in_path
+        return found if is_plain or len(path) - len(shorter) == 1 else None
+
+
+FINDER: Final = OperationFinder()
+"""The one for all requests: the rows of both wires."""

@@ -123,6 +123,8 @@ class CommandOutput:
 
     def texts(self) -> tuple[str, str, str]:
         """Returns stdout, stderr, and both in the order in which they were written."""
+        if not self.total and not self._note and self._texts is None:
+            return "", "", ""
         if len(self._parts) == 1 and self.kept == self.total:
             first = self._parts[0]
             if type(first) is Piece and not self._note:

@@ -1,6 +1,6 @@
 """The names of E2B's wire: ids of sandboxes, ports of its services, and the one form that its requests have inside.
 
-The edge (warren.http.e2b.edge) recognises such a request, however it is addressed, and gives it an inner path:
+The server (warren.http.e2b.addresses) recognises such a request, however it is addressed, and gives it an inner path:
 `/e2b/api/…` is the control plane, `/e2b/envd/{session_id}/…` the service for commands and files of one sandbox, and
 `/e2b/code/{session_id}/…` its code interpreter. Nobody outside can send an inner path.
 """
@@ -16,12 +16,8 @@ ENVD_PORT: Final = 49983
 CODE_PORT: Final = 49999
 ENVD_VERSION: Final = "0.6.13"
 PREFIX: Final = "/e2b"
-KNOWN_CALLER: Final = "known_caller"
-"""The key, in the scope of a request, of a caller whom the edge has identified by the token of a sandbox."""
 DOMAIN_HEADER: Final = b"e2b-sandbox-domain"
-"""The edge sets it on requests to the control plane: below which domain this client finds ports of sandboxes."""
-ADDRESS: Final = "e2b_address"
-"""The key, in the scope of a request to the control plane, of the host and the prefix that the client used."""
+"""The server sets it on requests to the control plane: below which domain this client finds ports of sandboxes."""
 UPLOADS: Final = "/templates/uploads/"
 """What the addresses begin with to which clients upload files; the hash of the files follows, and a signed token."""
 NETWORK_IF_POSSIBLE: Final = "network_if_possible"
@@ -33,7 +29,6 @@ TOKEN_PREFIXES: Final = (b"wet_", b"wtt_")
 _SANDBOX_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _INNER: Final = re.compile(r"/e2b/(envd|code)/(ses_[0-9a-f]{32})(/.*)", re.ASCII | re.DOTALL)
 _OF_SANDBOX: Final = re.compile(r"/e2b/api(?:/v2)?/sandboxes/([0-9a-f]{32})(?:/.*)?", re.ASCII | re.DOTALL)
-_CREATE: Final = re.compile(r"/e2b/api(?:/v2)?/sandboxes/?", re.ASCII)
 
 
 class Plane(StrEnum):
@@ -81,7 +76,3 @@ def named_session(path: str) -> str:
         return inner[2]
     match = _OF_SANDBOX.fullmatch(path)
     return SESSION_PREFIX + match[1] if match else ""
-
-
-def creates_sandbox(method: str, path: str) -> bool:
-    return method == "POST" and _CREATE.fullmatch(path) is not None

@@ -90,7 +90,7 @@ class Command:
         check_user(self.user)
         for name, value in (*self.env.items(), *self.base_env.items()):
             check_env(name, value)
-        size = sum(len(text.encode(errors="surrogateescape")) for text in (*self.argv, self.shell))
+        size = len("".join((*self.argv, self.shell)).encode(errors="surrogateescape"))
         if size > MAX_COMMAND_BYTES:
             raise InvalidRequest(
                 f"the command is {size} bytes long, at most {MAX_COMMAND_BYTES} are taken",

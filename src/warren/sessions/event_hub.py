@@ -29,7 +29,10 @@ class EventHub:
         self._wants.append(wants)
 
     def is_wanted(self, tenant: str, kind: EventKind) -> bool:
-        return any(wants(tenant, kind) for wants in self._wants)
+        for wants in self._wants:  # noqa: SIM110 (each command asks, and a generator takes twice the time)
+            if wants(tenant, kind):
+                return True
+        return False
 
     def publish(self, event: Event) -> None:
         for subscriber in self._subscribers:

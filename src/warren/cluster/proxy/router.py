@@ -1,12 +1,12 @@
-"""Sends each request that reaches a coordinator to the worker that must answer it, or to the coordinator's own app.
+"""Sends each request that reaches a coordinator to the worker that must answer it, if one must.
 
-The router wraps the coordinator's app, inside of admission: `scope["caller"]` is set.
+The router is the coordinator's stage between admission and dispatch.
 
 - A request about a session goes to the session's worker.
 - A request that creates a session goes to the worker of its thread's session, otherwise to a worker that placement
   chooses, and to the next choice if that one refuses.
 - A request about the machines goes to any worker, one about an artifact to the worker that keeps it, if one does.
-- The coordinator's own app answers requests about lost or ended sessions, and about no single session.
+- The coordinator itself answers requests about lost or ended sessions, and about no single session.
 
 The worker of a session never changes, and the router remembers it. So running sessions stay reachable while Redis is
 away.
@@ -21,10 +21,9 @@ from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import parse_qs
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.utils import ClientDisconnected
 
-from warren.access.bindings import PAGE_MARK
 from warren.cluster.auth import (
     CALLER_HEADER,
     CLIENT_HEADER,
@@ -38,17 +37,17 @@ from warren.cluster.auth import (
 from warren.cluster.fleet import Fleet
 from warren.cluster.placement import Requirements
 from warren.cluster.proxy.liveness import Liveness
-from warren.cluster.proxy.target import Target, find_operation, read_target, target_in_json
+from warren.cluster.proxy.target import Target, concerns_worker, read_target, target_in_json
 from warren.cluster.roster import Member
 from warren.http.client.client import WorkerClient, WorkerResponse
 from warren.http.client.errors import Broken, ForwardingFailed, Refused, Unreachable
-from warren.http.client.headers import Header
+from warren.http.client.headers import Header, Passes
 from warren.http.context import check_scope
 from warren.http.forwarding.http_requests import RequestBody, forward_request, forward_response, send_response
 from warren.http.forwarding.websockets import MAX_PREVIEW_MESSAGE, WORKER_LOST, forward_websocket
 from warren.http.problems import MEDIA_TYPE
-from warren.http.server.connections import HAS_LEFT, MAX_MESSAGE
-from warren.http.server.http_guard import request_id
+from warren.http.request import Kind, Request
+from warren.http.server.connections import MAX_MESSAGE
 from warren.interfaces.store import SessionStore
 from warren.kernel.lru import LruDict
 from warren.kernel.tracing import trace_headers
@@ -56,7 +55,7 @@ from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
 from warren.model.api import Makes, Operation
 from warren.model.capability import Capability
-from warren.model.e2b import NETWORK_IF_POSSIBLE, creates_sandbox, named_session, read_inner_path
+from warren.model.e2b import NETWORK_IF_POSSIBLE
 from warren.model.environment import Environment
 from warren.model.errors import (
     Interrupted,
@@ -73,7 +72,7 @@ from warren.model.errors import (
 )
 from warren.model.gpus import read_gpus
 from warren.model.network import NetworkRules
-from warren.model.preview import CHECKED_HEADER, FROM_SANDBOX, PREVIEW, SANDBOX_HEADER, Preview, Way
+from warren.model.preview import CHECKED_HEADER, SANDBOX_HEADER, Way
 from warren.model.session import Session, SessionState, new_session_id
 from warren.sessions.artifact_records import place_of
 from warren.sessions.ending import unusable_error
@@ -94,7 +93,6 @@ _LookupKey = tuple[str, str, str]
 class Router:
     def __init__(
         self,
-        app: ASGIApp,
         fleet: Fleet,
         store: SessionStore,
         worker_client: WorkerClient,
@@ -107,7 +105,6 @@ class Router:
         e2b_wishes: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: values,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._app = app
         self._fleet = fleet
         self._store = store
         self._worker_client = worker_client
@@ -121,69 +118,73 @@ class Router:
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker_ids = LruDict[_LookupKey, str](_MAX_REMEMBERED)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if PREVIEW in scope:
-            await self._forward_preview(scope[PREVIEW], scope, receive, send)
-            return
-        if scope["type"] == "http" and read_inner_path(scope["path"]) is not None:
-            await self._route_e2b(scope, receive, send)
-            return
-        found = find_operation(scope)
-        if found is None:
-            await self._app(scope, receive, send)
-            return
-        scope["operation"] = found
-        operation, named = found
+    async def __call__(self, request: Request, receive: Receive, send: Send) -> Receive | None:
+        """Forwards the request and its answer. Returns how the request's body is received if no worker has to answer,
+        None if one did."""
+        if request.kind is Kind.PREVIEW:
+            await self._forward_preview(request, receive, send)
+            return None
+        operation = request.operation
+        if request.kind is not Kind.E2B and (operation is None or not concerns_worker(operation)):
+            return receive
         body = RequestBody(receive)
-        if operation.of_machine or operation.of_named_machine:
-            check_scope(scope["caller"], operation.scope)
-            if named_worker := _named_worker(scope):
-                await self._forward_to_owner(self._fleet.member(named_worker).id, scope, receive, body, send)
-            elif operation.of_machine:
-                await self._forward_to_owner(self._any_worker(), scope, receive, body, send)
-            else:
-                await self._app(scope, body.replay(), send)
-            return
-        if operation.of_artifact:
-            if worker_id := await self._keeper_of(scope["caller"], named["artifact_id"], operation):
-                await self._forward_to_owner(worker_id, scope, receive, body, send)
-            else:
-                await self._app(scope, body.replay(), send)
-            return
-        target = await read_target(operation, named, scope, body)
-        session, worker_id = await self._find_worker(scope["caller"], target)
-        if worker_id:
-            await self._forward_to_owner(worker_id, scope, receive, body, send)
-        elif _creates_session(operation, scope["caller"], target, session):
-            await self._place_session(scope, target, body, send)
+        if request.kind is Kind.E2B:
+            is_forwarded = await self._route_e2b(request, receive, body, send)
         else:
-            await self._app(scope, body.replay(), send)
+            assert operation is not None
+            is_forwarded = await self._route(operation, request, receive, body, send)
+        return None if is_forwarded else body.replay()
 
-    async def _forward_preview(self, preview: Preview, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            scope["extensions"][MAX_MESSAGE]["set"](MAX_PREVIEW_MESSAGE)
-        if preview.way is Way.KEY:
-            check_scope(scope["caller"], KeyScope.EXEC)
-        session, worker_id = await self._find_worker(scope["caller"], Target(preview.session_id))
+    async def _route(
+        self, operation: Operation, request: Request, receive: Receive, body: RequestBody, send: Send
+    ) -> bool:
+        caller = request.caller
+        if operation.of_machine or operation.of_named_machine:
+            check_scope(caller, operation.scope)
+            worker_id = _named_worker(request.scope)
+            if worker_id:
+                worker_id = self._fleet.member(worker_id).id
+            elif operation.of_machine:
+                worker_id = self._any_worker()
+        elif operation.of_artifact:
+            worker_id = await self._keeper_of(caller, request.params["artifact_id"], operation)
+        else:
+            target = await read_target(operation, request, body)
+            session, worker_id = await self._find_worker(caller, target)
+            if not worker_id and _creates_session(operation, caller, target, session):
+                await self._place_session(request, target, body, send)
+                return True
         if worker_id:
-            await self._forward_to_owner(worker_id, scope, receive, RequestBody(receive), send)
+            await self._forward_to_owner(worker_id, request, receive, body, send)
+        return bool(worker_id)
+
+    async def _forward_preview(self, request: Request, receive: Receive, send: Send) -> None:
+        preview = request.preview
+        assert preview is not None
+        if request.scope["type"] == "websocket":
+            request.scope["extensions"][MAX_MESSAGE]["set"](MAX_PREVIEW_MESSAGE)
+        if preview.way is Way.KEY:
+            check_scope(request.caller, KeyScope.EXEC)
+        session, worker_id = await self._find_worker(request.caller, Target(preview.session_id))
+        if worker_id:
+            await self._forward_to_owner(worker_id, request, receive, RequestBody(receive), send)
         elif session is None:
             raise SessionNotFound(f"there is no session {preview.session_id}")
         else:
             raise unusable_error(session)
 
-    async def _route_e2b(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body, session_id = RequestBody(receive), named_session(scope["path"])
-        if session_id:
-            _, worker_id = await self._find_worker(scope["caller"], Target(session_id))
+    async def _route_e2b(self, request: Request, receive: Receive, body: RequestBody, send: Send) -> bool:
+        operation = request.operation
+        if request.session_id:
+            _, worker_id = await self._find_worker(request.caller, Target(request.session_id))
             if worker_id:
-                await self._forward_to_owner(worker_id, scope, receive, body, send)
-                return
-        elif creates_sandbox(scope["method"], scope["path"]) and scope["caller"].may(KeyScope.SESSIONS):
+                await self._forward_to_owner(worker_id, request, receive, body, send)
+                return True
+        elif operation is not None and operation.makes is Makes.SESSION and request.caller.may(KeyScope.SESSIONS):
             asked = await target_in_json(await body.fetch_all())
-            await self._place_session(scope, Target(values=dict(self._e2b_wishes(asked.values))), body, send)
-            return
-        await self._app(scope, body.replay(), send)
+            await self._place_session(request, Target(values=dict(self._e2b_wishes(asked.values))), body, send)
+            return True
+        return False
 
     # -- finding the worker
 
@@ -231,47 +232,48 @@ class Router:
     # -- forwarding to the worker of a session
 
     async def _forward_to_owner(
-        self, worker_id: str, scope: Scope, receive: Receive, body: RequestBody, send: Send
+        self, worker_id: str, request: Request, receive: Receive, body: RequestBody, send: Send
     ) -> None:
         member = await self._fleet.find_reachable(worker_id)
         try:
-            if scope["type"] == "websocket":
-                await self._forward_websocket(member, scope, receive, send)
+            if request.scope["type"] == "websocket":
+                await self._forward_websocket(member, request, receive, send)
                 return
-            await self._forward_http(member, scope, body, send, is_last=True)
+            await self._forward_http(member, request, body, send, is_last=True)
         except Unreachable as exc:
-            scope["forwarded"] = False
+            request.forwarded = False
             self._fleet.avoid(worker_id)
             raise _worker_unreachable(worker_id, exc) from exc
         except Refused as exc:
-            scope["forwarded"] = False
+            request.forwarded = False
             raise _secrets_differ(worker_id) from exc
         except Broken as exc:
-            if scope["type"] == "http" and scope["method"] in _SAFE_METHODS:
+            if request.scope["type"] == "http" and request.scope["method"] in _SAFE_METHODS:
                 raise _worker_unreachable(worker_id, exc) from exc
             raise _interrupted(worker_id, exc) from exc
 
-    async def _forward_websocket(self, member: Member, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _forward_websocket(self, member: Member, request: Request, receive: Receive, send: Send) -> None:
         """Closes a client that was accepted if the worker stops responding."""
         sent_types = set[str]()
 
         async def send_and_record(message: Message) -> None:
             sent_types.add(message["type"])
             if message["type"] == "websocket.http.response.start":
-                scope[FROM_SANDBOX] = PREVIEW in scope
+                request.from_sandbox = request.preview is not None
             await send(message)
 
-        scope["forwarded"] = True
+        request.forwarded = True
         try:
             async with self._liveness.watch(member.address):
                 await forward_websocket(
                     member.address,
-                    scope,
+                    request.scope,
                     receive,
                     send_and_record,
-                    headers=self._headers_for_worker(scope),
+                    headers=self._headers_for_worker(request),
                     tls=self._tls,
-                    raise_on=() if PREVIEW in scope else (_COORDINATOR_REJECTED,),
+                    raise_on=() if request.preview is not None else (_COORDINATOR_REJECTED,),
+                    passes=_passes(request),
                 )
         except Broken as exc:
             if "websocket.accept" not in sent_types:
@@ -283,7 +285,7 @@ class Router:
 
     # -- creating a session
 
-    async def _place_session(self, scope: Scope, target: Target, body: RequestBody, send: Send) -> None:
+    async def _place_session(self, request: Request, target: Target, body: RequestBody, send: Send) -> None:
         """Tries the chosen workers one after the other until one does not refuse.
 
         A caller cannot ask again for a session without thread and Idempotency-Key. Such a session gets its id here, so
@@ -292,14 +294,14 @@ class Router:
         """
         if not self._fleet.has_redis:
             raise Unavailable("Redis is away: no session can be made now", remedy="try again soon", retry_after_s=2)
-        members = self._choose_workers(scope["caller"], target)
-        needs_id = not target.thread_id and not _has_idempotency_key(scope)
+        members = self._choose_workers(request.caller, target)
+        needs_id = not target.thread_id and not _has_idempotency_key(request)
         for member in members:
             is_last = member is members[-1]
             session_id = new_session_id() if needs_id else ""
             self._fleet.note_assigned(member.id)
             try:
-                if await self._forward_create(member, scope, body, send, session_id, is_last=is_last):
+                if await self._forward_create(member, request, body, send, session_id, is_last=is_last):
                     return
             except Unreachable as exc:
                 self._fleet.avoid(member.id)
@@ -319,31 +321,31 @@ class Router:
             return self._fleet.choose_workers(replace(required, needs=required.needs - {Capability.EGRESS}))
 
     async def _forward_create(
-        self, member: Member, scope: Scope, body: RequestBody, send: Send, session_id: str, *, is_last: bool
+        self, member: Member, request: Request, body: RequestBody, send: Send, session_id: str, *, is_last: bool
     ) -> bool:
         headers = [(SESSION_HEADER, session_id.encode())] if session_id else []
-        has_left = scope.get(HAS_LEFT)
+        has_left = request.has_left
 
         async def send_if_there(message: Message) -> None:
-            if message["type"] == "http.response.start" and has_left is not None and has_left():
+            if message["type"] == "http.response.start" and has_left():
                 raise ClientDisconnected
             await send(message)
 
         try:
-            return await self._forward_http(member, scope, body, send_if_there, headers, is_last=is_last)
+            return await self._forward_http(member, request, body, send_if_there, headers, is_last=is_last)
         except Unreachable:
             raise
         except BaseException:
             if session_id:
-                task = asyncio.create_task(self._discard_session(member, scope, session_id))
+                task = asyncio.create_task(self._discard_session(member, request, session_id))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             raise
 
-    async def _discard_session(self, member: Member, scope: Scope, session_id: str) -> None:
+    async def _discard_session(self, member: Member, request: Request, session_id: str) -> None:
         """Ends a session that nobody will ask for. A worker that died meanwhile does not have it any more."""
         path = f"/api/sessions/{session_id}".encode()
-        headers = self._headers_for_worker({**scope, "headers": []})
+        headers = self._headers_for_worker(request, has_headers=False)
         with contextlib.suppress(Unreachable, Broken):
             async with self._worker_client.request(
                 member.address, "DELETE", path, headers, head_timeout_s=_DISCARD_TIMEOUT_S
@@ -375,7 +377,7 @@ class Router:
     async def _forward_http(
         self,
         member: Member,
-        scope: Scope,
+        request: Request,
         body: RequestBody,
         send: Send,
         more_headers: Sequence[Header] = (),
@@ -383,16 +385,18 @@ class Router:
         is_last: bool,
     ) -> bool:
         """Forwards the request and its response; returns False if the worker refused and another may be tried."""
-        headers = [*self._headers_for_worker(scope), *more_headers]
+        headers = [*self._headers_for_worker(request), *more_headers]
         if not is_last:
             headers.append((PATIENCE_HEADER, b"%g" % _PATIENCE_S))
         async with (
             self._liveness.watch(member.address),
-            await forward_request(self._worker_client, member.address, scope, body, headers=headers) as response,
+            await forward_request(
+                self._worker_client, member.address, request.scope, body, headers=headers, passes=_passes(request)
+            ) as response,
         ):
-            preview: Preview | None = scope.get(PREVIEW)
+            preview = request.preview
             if preview is not None and response.header(SANDBOX_HEADER) is not None:
-                scope["forwarded"] = scope[FROM_SANDBOX] = True
+                request.forwarded = request.from_sandbox = True
                 await forward_response(response, send, of_sandbox=preview.by_host)
                 return True
             if response.status == _COORDINATOR_REJECTED and _is_problem(response):
@@ -400,10 +404,10 @@ class Router:
                     raise _secrets_differ(member.id)
                 return False
             if response.status != 503 or not body.rewind():
-                scope["forwarded"] = True
+                request.forwarded = True
                 if preview is not None:
                     error = _problem_of(await response.read_all(_MAX_REFUSAL))
-                    scope[FROM_SANDBOX] = isinstance(error, PortClosed | PortFailed)
+                    request.from_sandbox = isinstance(error, PortClosed | PortFailed)
                     raise error
                 await forward_response(response, send)
                 return True
@@ -412,32 +416,40 @@ class Router:
             if not owner_id:
                 if not is_last and _problem_code(refusal) in _TRY_NEXT_CODES:
                     return False
-                scope["forwarded"] = True
+                request.forwarded = True
                 await send_response(response, refusal, send)
                 return True
         if owner_id == member.id:
             raise Misdirected("the session has just moved")
-        await self._forward_http(await self._fleet.find_reachable(owner_id), scope, body, send, is_last=True)
+        await self._forward_http(await self._fleet.find_reachable(owner_id), request, body, send, is_last=True)
         return True
 
-    def _headers_for_worker(self, scope: Scope) -> list[Header]:
+    def _headers_for_worker(self, request: Request, *, has_headers: bool = True) -> list[Header]:
+        """Beside those of the client, of which `has_headers` says whether they are sent."""
+        scope, preview = request.scope, request.preview
         client = scope["client"][0] if scope.get("client") else ""
-        has_host = any(name == b"host" for name, _ in scope["headers"])
+        has_host = has_headers and b"host" in request.headers
         return [
             *([] if has_host else [(b"host", b"localhost")]),
             *self._auth.headers(),
-            (CALLER_HEADER, encode_caller(scope["caller"])),
+            (CALLER_HEADER, encode_caller(request.caller)),
             (CLIENT_HEADER, client.encode("latin-1", "replace")),
             (SCHEME_HEADER, b"https" if scope.get("scheme") in ("https", "wss") else b"http"),
-            (b"x-request-id", request_id.get().encode()),
+            (b"x-request-id", request.id.encode()),
             *trace_headers(),
-            *([(PAGE_HEADER, scope[PAGE_MARK].encode())] if PAGE_MARK in scope else []),
-            *([(CHECKED_HEADER, scope[PREVIEW].encode())] if PREVIEW in scope else []),
+            *([(PAGE_HEADER, request.page_mark.encode())] if request.page_mark else []),
+            *([(CHECKED_HEADER, preview.encode())] if preview is not None else []),
         ]
 
 
-def _has_idempotency_key(scope: Scope) -> bool:
-    return any(name == b"idempotency-key" and value for name, value in scope["headers"])
+def _passes(request: Request) -> Passes:
+    if request.preview is not None:
+        return Passes.PREVIEW
+    return Passes.SANDBOX_TOKEN if request.kind is Kind.E2B and request.known is not None else Passes.USUAL
+
+
+def _has_idempotency_key(request: Request) -> bool:
+    return any(name == b"idempotency-key" and value for name, value in request.scope["headers"])
 
 
 def _is_problem(response: WorkerResponse) -> bool:

@@ -16,11 +16,11 @@ from starlette.types import Scope
 from warren.http.forwarding.http_requests import RequestBody
 from warren.http.multipart import read_parts
 from warren.http.problems import read_json_body
-from warren.model.api import Operation, OperationFinder, SessionIn
+from warren.http.request import Request
+from warren.model.api import Operation, SessionIn
 from warren.model.errors import InvalidRequest, TooLarge
 
 _MAX_FORM_READ: Final = 9 * 1024 * 1024  # see flat.upload_file, which keeps as much
-_FINDER: Final = OperationFinder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +32,18 @@ class Target:
     values: dict[str, Any] = field(default_factory=dict)
 
 
-def find_operation(scope: Scope) -> tuple[Operation, dict[str, str]] | None:
-    """The operation that a request asks for, if a worker may have to perform it, and the parameters in its path."""
-    if scope["type"] not in ("http", "websocket"):
-        return None
-    found = _FINDER.find(scope.get("method", "WEBSOCKET"), scope["path"])
-    if found is None or (
-        found[0].session_in is SessionIn.NOWHERE
-        and not (found[0].of_machine or found[0].of_named_machine or found[0].of_artifact)
-    ):
-        return None
-    return found
+def concerns_worker(operation: Operation) -> bool:
+    """Whether a worker may have to perform it."""
+    of_worker = operation.of_machine or operation.of_named_machine or operation.of_artifact
+    return of_worker or operation.session_in is not SessionIn.NOWHERE
 
 
-async def read_target(operation: Operation, named: dict[str, str], scope: Scope, body: RequestBody) -> Target:
+async def read_target(operation: Operation, request: Request, body: RequestBody) -> Target:
     """Reads no more of the body than it needs; the body can still be sent or replayed afterwards."""
+    scope = request.scope
     match operation.session_in:
         case SessionIn.PATH:
-            return Target(named["session_id"])
+            return Target(request.params["session_id"])
         case SessionIn.HEADER:
             return target_in_header(scope, operation.session_name, re.compile("(.*)"))
         case SessionIn.HOST:
@@ -62,7 +56,7 @@ async def read_target(operation: Operation, named: dict[str, str], scope: Scope,
             target = target_in_query(scope)
             if target.session_id or target.thread_id:
                 return target
-            content_type = dict(scope["headers"]).get(b"content-type", b"").decode("latin-1")
+            content_type = request.headers.get(b"content-type", b"").decode("latin-1")
             return await target_in_form(body.fetch_up_to(_MAX_FORM_READ), content_type)
     return Target()
 

@@ -12,7 +12,8 @@ from warren.access.keys import key_view
 from warren.access.revocations import KEPT_S, Revocation
 from warren.access.tenants import read_tenant, tenant_view
 from warren.http.context import Admin, Anyone, Ctx, JsonAnswer, new_router
-from warren.model.access import USUAL_SCOPES, ApiKey, Caller, Quota, read_scopes
+from warren.http.request import caller_of
+from warren.model.access import USUAL_SCOPES, ApiKey, Quota, read_scopes
 from warren.model.session import DEFAULT_TENANT
 from warren.sessions.request_context import note
 from warren.sessions.schemas import Body, timestamp
@@ -108,7 +109,7 @@ class CallerView(BaseModel):
 
 @router.get("/whoami", response_model=CallerView, summary="Who the server takes you for")
 async def whoami(request: Request, tenant: Anyone) -> dict[str, Any]:
-    caller: Caller = request.scope["caller"]
+    caller = caller_of(request)
     return {
         "tenant": tenant,
         "key_id": caller.key_id,

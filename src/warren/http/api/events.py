@@ -9,6 +9,7 @@ from starlette.responses import Response
 from warren.governance.event_feed import KINDS
 from warren.http.context import Ctx, Reader, new_router
 from warren.http.event_streams import EVENT_STREAM
+from warren.http.request import caller_of
 from warren.http.server.http_guard import StreamedAnswer
 from warren.model.access import Scope
 from warren.model.errors import InvalidRequest
@@ -43,7 +44,7 @@ async def follow_events(
     among them: the audit record has the commands."""
     source = context.tenancy.feed.stream(
         tenant,
-        of=choose_tenant(request.scope["caller"], of, Scope.ADMIN, Scope.AUDIT),
+        of=choose_tenant(caller_of(request), of, Scope.ADMIN, Scope.AUDIT),
         kinds=_read_kinds(kinds),
         session_id=session_id,
         after=last_event_id,

@@ -12,11 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from warren.access.bindings import GRANT, PAGE_TOKEN, Binding, Grant
+from warren.access.bindings import Binding
 from warren.access.identity import read_credentials
 from warren.access.page_sessions import LASTS_S, PageSessions
 from warren.access.tickets import LONGEST_S, Tickets
 from warren.http.context import Anyone, Context, Ctx, JsonAnswer, Runner, new_router
+from warren.http.request import Request as AskedRequest
+from warren.http.request import request_of
 from warren.http.server.http_guard import request_id
 from warren.http.server.request_origin import is_secure_for_browser
 from warren.model.access import Caller
@@ -106,7 +108,7 @@ SessionId = Annotated[str, Path(description="The session's id, as creating it ga
 async def get_page_session(request: Request, context: Ctx) -> Response:
     """Needs no caller. With a key in a header instead of the cookie it tells whose key it is."""
     _pages(context)
-    account = await _account(request.scope, context)
+    account = await _account(request_of(request), context)
     return JsonAnswer(
         {
             "version": context.version,
@@ -117,8 +119,8 @@ async def get_page_session(request: Request, context: Ctx) -> Response:
     )
 
 
-async def _account(scope: Scope, context: Context) -> dict[str, Any] | None:
-    grant: Grant | None = scope.get(GRANT)
+async def _account(request: AskedRequest, context: Context) -> dict[str, Any] | None:
+    grant, scope = request.grant, request.scope
     if grant is not None and grant.is_page:
         return _show_account(grant.caller, grant.expires_at)
     if context.with_key and not read_credentials(scope["headers"]):
@@ -153,7 +155,7 @@ async def sign_in(request: Request, body: SignInBody, context: Ctx) -> Response:
     _record(context, request.scope, "sign_in", caller)
     if not keeps_cookie or not context.with_key:
         return JsonAnswer({**_show_account(caller, binding.expires_at), "cookie": not context.with_key})
-    token, session = await pages.sign_in(binding, request.scope.get(PAGE_TOKEN, ""))
+    token, session = await pages.sign_in(binding, request_of(request).page_token)
     answer = JsonAnswer({**_show_account(caller, session.expires_at), "cookie": True})
     answer.raw_headers.append(_cookie(token, LASTS_S))
     return answer
@@ -163,9 +165,9 @@ async def sign_in(request: Request, body: SignInBody, context: Ctx) -> Response:
 async def sign_out(request: Request, context: Ctx) -> Response:
     pages = _pages(context)
     _check_page_header(request.scope)
-    if token := request.scope.get(PAGE_TOKEN, ""):
+    if token := request_of(request).page_token:
         await pages.sign_out(token)
-    grant: Grant | None = request.scope.get(GRANT)
+    grant = request_of(request).grant
     if grant is not None:
         _record(context, request.scope, "sign_out", grant.caller)
     return _signed_out()
@@ -174,7 +176,7 @@ async def sign_out(request: Request, context: Ctx) -> Response:
 @router.post("/api/ui/sign-out-everywhere", status_code=204, summary="Sign out every page of the same key")
 async def sign_out_everywhere(request: Request, context: Ctx, tenant: Anyone) -> Response:
     """Pages that were signed in with this key, or with tokens of this subject, have to sign in again."""
-    await _pages(context).sign_out_everywhere(await _binding(request.scope, context))
+    await _pages(context).sign_out_everywhere(await _binding(request_of(request), context))
     return _signed_out()
 
 
@@ -186,9 +188,9 @@ async def create_sign_in_link(request: Request, context: Ctx, tenant: Anyone) ->
     base_url = str(request.base_url)
     if not context.with_key:
         return JsonAnswer({"url": f"{base_url}ui/sessions", "expires_at": None}, 201)
-    if GRANT in request.scope:
+    if request_of(request).grant is not None:
         raise Forbidden("only a key or a token makes links to sign in", remedy="use one: `warren ui` does")
-    code, expires_at = await pages.make_code(await _binding(request.scope, context))
+    code, expires_at = await pages.make_code(await _binding(request_of(request), context))
     # After the #: browsers keep it to themselves, so that it is in no log and in no Referer.
     return JsonAnswer({"url": f"{base_url}ui/enter#{code}", "expires_at": timestamp(expires_at)}, 201)
 
@@ -205,12 +207,12 @@ async def create_ticket(
 ) -> Response:
     """For a page without a key: it opens the session's terminals, or one process, and nothing else. Ends with the key
     it was made with. A signed-in page makes none, nor does a ticket: what they can do must end when they end."""
-    if GRANT in request.scope:
+    if request_of(request).grant is not None:
         raise Forbidden("only a key or a token makes tickets", remedy="use one")
     origins = [_origin(text) for text in body.origins]
     session = await context.sessions.get(tenant, session_id)
     text, ticket = await _tickets(context).create(
-        await _binding(request.scope, context),
+        await _binding(request_of(request), context),
         session.id,
         body.process_id,
         read_only=body.read_only,
@@ -253,12 +255,11 @@ def _signed_out() -> Response:
     return answer
 
 
-async def _binding(scope: Scope, context: Context) -> Binding:
-    grant: Grant | None = scope.get(GRANT)
-    if grant is not None:
-        return grant.binding
+async def _binding(request: AskedRequest, context: Context) -> Binding:
+    if request.grant is not None:
+        return request.grant.binding
     refusal: Unauthorized | None = None
-    for credential in read_credentials(scope["headers"]) or [""]:
+    for credential in read_credentials(request.scope["headers"]) or [""]:
         try:
             return await context.pages_identity.bind(credential)
         except Unauthorized as exc:

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from warren.governance.quota_use import QuotaReader
 from warren.governance.usage import as_csv, day_of, row_view
 from warren.http.context import Admin, Auditor, Context, Ctx, JsonAnswer, Reader, answer_json, new_router
+from warren.http.request import caller_of
 from warren.interfaces import audit
 from warren.kernel.answer_memory import require_room
 from warren.model.access import Caller, check_tenant
@@ -167,7 +168,7 @@ async def read_all_usage(context: Ctx, tenant: Auditor, span: Span, of: OfTenant
 
 @router.get("/quotas", response_model=QuotaTable, summary="What your quotas allow, and how much is used")
 async def read_quotas(request: Request, context: Ctx, tenant: Reader) -> Response:
-    return await _read_quotas(context, request.scope["caller"])
+    return await _read_quotas(context, caller_of(request))
 
 
 @router.get("/admin/quotas", response_model=QuotaTable, summary="The quotas of a tenant, and how much is used")

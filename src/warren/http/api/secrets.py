@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from warren.governance.secrets import Secret, secret_view
 from warren.http.context import Ctx, JsonAnswer, SessionUser, check_scope, new_router
+from warren.http.request import caller_of
 from warren.model.access import Scope, check_tenant
 from warren.model.secrets import MAX_FORMAT, MAX_HOSTS, MAX_PATH, SecretKind, new_binding
 from warren.sessions.request_context import keep_secret, note
@@ -124,7 +125,7 @@ async def delete_secret(
 def _owner(request: Request, tenant: str, of: str) -> str:
     if not of or of == tenant:
         return tenant
-    check_scope(request.scope["caller"], Scope.ADMIN)
+    check_scope(caller_of(request), Scope.ADMIN)
     return check_tenant(of)
 
 

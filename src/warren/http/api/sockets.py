@@ -27,11 +27,12 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from warren.http.context import Context, Ctx, Runner, new_router
 from warren.http.event_streams import error_values
+from warren.http.request import request_of
 from warren.interfaces.sandbox import Process
 from warren.model.code import CellReader, Execution
 from warren.model.errors import InvalidRequest, PortClosed, PortFailed, RequestTimedOut, WarrenError
 from warren.model.operations import Stream, TerminalSize
-from warren.model.preview import FROM_SANDBOX, read_port
+from warren.model.preview import read_port
 from warren.sessions.long_values import LongObject, json_pieces
 from warren.sessions.operations.call import Call
 from warren.sessions.operations.code import cell_events, started_cell
@@ -237,7 +238,7 @@ async def forward_socket(socket: WebSocket, session_id: str, port: str, context:
             try:
                 connected = await sandbox.dial(number)
             except (PortClosed, PortFailed):
-                socket.scope[FROM_SANDBOX] = True
+                request_of(socket).from_sandbox = True
                 raise
             reader, writer = await asyncio.open_connection(sock=connected, limit=_TCP_BUFFER)
             record_use = _use_recorder(context, tenant, session_id)

@@ -4,15 +4,14 @@
 """
 
 from collections.abc import Iterable, Sequence
+from enum import Enum
 from typing import Final
 
 from starlette.types import Scope
 
 from warren.http.server.http_guard import SECURITY_HEADERS
 from warren.kernel.tracing import TRACEPARENT, TRACESTATE
-from warren.model.e2b import KNOWN_CALLER
 from warren.model.errors import InvalidRequest
-from warren.model.preview import PREVIEW
 
 Header = tuple[bytes, bytes]
 
@@ -22,8 +21,6 @@ HOP_BY_HOP: Final = frozenset(
 """Headers that concern one connection only, as does every header that begins with `proxy-`."""
 STATUSES_WITHOUT_BODY: Final = frozenset({204, 304})
 _CLIENT_ONLY: Final = frozenset({b"authorization", b"x-api-key", b"cookie", b"origin", b"expect"})
-_OF_CONNECTION: Final = HOP_BY_HOP | {b"expect"}
-_NOT_FORWARDED: Final = HOP_BY_HOP | _CLIENT_ONLY
 _NOT_FORWARDED_PREFIXES: Final = (b"proxy-", b"x-warren-")
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _ALWAYS_FORWARDED: Final = frozenset({b"content-length", b"host"})
@@ -68,17 +65,24 @@ def content_length(headers: Iterable[Header]) -> int | None:
     return None
 
 
+class Passes(Enum):
+    """What of a client's headers a worker may see: for itself no credentials; of a preview all that is left, which is
+    the sandbox's; with the token of a sandbox `authorization`, which says who is to act there."""
+
+    USUAL = frozenset({*HOP_BY_HOP, *_CLIENT_ONLY})
+    PREVIEW = frozenset({*HOP_BY_HOP, b"expect"})
+    SANDBOX_TOKEN = frozenset({*HOP_BY_HOP, *_CLIENT_ONLY}) - {b"authorization"}
+
+
 def headers_for_worker(
-    scope: Scope, added: Sequence[Header], *, without: frozenset[bytes] = frozenset()
+    scope: Scope,
+    added: Sequence[Header],
+    *,
+    without: frozenset[bytes] = frozenset(),
+    passes: Passes = Passes.USUAL,
 ) -> list[Header]:
     """Returns the client's headers that a worker may see, Host first, then `added`, which replace the client's."""
-    # The remaining headers of a preview are meant for the sandbox. A request with a sandbox's token is already
-    # identified; its Authorization then names the user inside.
-    if PREVIEW in scope:
-        not_forwarded = _OF_CONNECTION
-    else:
-        not_forwarded = _NOT_FORWARDED - {b"authorization"} if KNOWN_CALLER in scope else _NOT_FORWARDED
-    left_out = not_forwarded | without | {name for name, _ in added}
+    left_out = passes.value | without | {name for name, _ in added}
     if TRACEPARENT in left_out:
         left_out |= {TRACESTATE}  # tracestate belongs to the traceparent that is replaced
     headers: list[Header] = scope["headers"]

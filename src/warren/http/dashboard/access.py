@@ -17,22 +17,21 @@ from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
 
-from warren.access.bindings import GRANT, PAGE_MARK, PAGE_TOKEN
 from warren.access.identity import read_credentials
 from warren.access.page_sessions import PageSessions
 from warren.access.tickets import TOKEN_PREFIX, Tickets
 from warren.http.api.pages import COOKIE, PAGE_HEADER
 from warren.http.preview_credentials import is_our_cookie
+from warren.http.request import Request
 from warren.http.server.request_origin import OriginRule, read_authority
-from warren.model.e2b import KNOWN_CALLER, read_inner_path
 from warren.model.errors import OriginNotAllowed, WarrenError
-from warren.model.preview import PREVIEW, PREVIEW_CALLER, PREVIEW_ERROR
 
 SUBPROTOCOL: Final = "warren"
 TOKEN_SUBPROTOCOL: Final = "warren.token."
-_COOKIE: Final = COOKIE.encode()
-_TOKEN: Final = TOKEN_PREFIX.encode()
-_CARRIERS: Final = frozenset({b"cookie", b"authorization", b"x-api-key", b"sec-websocket-protocol"})
+PAGE_COOKIE: Final = COOKIE.encode()
+TICKET: Final = TOKEN_PREFIX.encode()
+CARRIERS: Final = frozenset({b"cookie", b"authorization", b"x-api-key", b"sec-websocket-protocol"})
+"""The headers in which PAGE_COOKIE may be, or TICKET, with which a ticket begins."""
 _PROTOCOLS: Final = b"sec-websocket-protocol"
 _CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
 _READING: Final = frozenset({"GET", "HEAD"})
@@ -47,30 +46,34 @@ class PageAccess:
         self._tickets = tickets
         self._with_cookies = with_cookies
 
-    async def admit(self, scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
-        """Adds the grant to the scope, or why there is none although there should be: admission raises that."""
-        if not _is_for_api(scope):
-            return receive, send
-        try:
-            if token := _token_of_ticket(scope):
-                return await self._admit_by_ticket(token, scope, receive, send)
-            if self._with_cookies and not any(name in _CREDENTIALS for name, _ in scope["headers"]):
-                await self._admit_by_cookie(scope)
-        except WarrenError as exc:
-            scope[PREVIEW_ERROR] = exc
+    async def admit(self, request: Request, receive: Receive, send: Send) -> tuple[Receive, Send]:
+        """Adds the grant of a request of the API, or why there is none although there should be, and takes our cookies
+        out of it: nothing further on has a use for them."""
+        if request.scope["path"].startswith("/api/"):
+            try:
+                if token := _token_of_ticket(request.scope):
+                    receive, send = await self._admit_by_ticket(token, request, receive, send)
+                elif self._with_cookies and not any(name in _CREDENTIALS for name in request.headers):
+                    await self._admit_by_cookie(request)
+            except WarrenError as exc:
+                request.refusal = exc
+        _remove_our_cookies(request)
         return receive, send
 
-    async def _admit_by_cookie(self, scope: Scope) -> None:
-        token = cookie_token(scope)
+    async def _admit_by_cookie(self, request: Request) -> None:
+        token = cookie_token(request.scope)
         if token:
-            check_same_origin(scope)
-            scope[PAGE_TOKEN] = token
-            scope[GRANT] = await self._pages.grant(token)
-            scope[PAGE_MARK] = hashlib.sha256(token.encode()).hexdigest()[:16]
+            check_same_origin(request.scope)
+            request.page_token = token
+            request.grant = await self._pages.grant(token)
+            request.page_mark = hashlib.sha256(token.encode()).hexdigest()[:16]
 
-    async def _admit_by_ticket(self, token: str, scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
+    async def _admit_by_ticket(
+        self, token: str, request: Request, receive: Receive, send: Send
+    ) -> tuple[Receive, Send]:
+        scope = request.scope
         method = scope.get("method", "WEBSOCKET")
-        scope[GRANT], ticket = await self._tickets.grant(token, method, scope["path"], scope["query_string"])
+        request.grant, ticket = await self._tickets.grant(token, method, scope["path"], scope["query_string"])
         if scope["type"] != "websocket":
             return receive, send
         if ticket.process_id:
@@ -83,33 +86,27 @@ class PageAccess:
             return receive, send
         # A browser closes a socket whose server chooses none of what it was offered.
         chosen = offered[0] if offered else scope["subprotocols"][0]
-        scope["headers"] = [header for header in scope["headers"] if header[0] != _PROTOCOLS]
+        request.set_headers([header for header in scope["headers"] if header[0] != _PROTOCOLS])
         scope["subprotocols"] = []
         return receive, _with_subprotocol(send, chosen)
-
-
-def concerns_pages(scope: Scope) -> bool:
-    """Whether a request may have the cookie or a token of a ticket. Nearly all have neither, and must not lose time."""
-    return any(name in _CARRIERS and (_COOKIE in value or _TOKEN in value) for name, value in scope["headers"])
 
 
 def cookie_token(scope: Scope) -> str:
     """The token of a page session. None counts if there are several: a browser sends one."""
     pairs = (pair for header, value in scope["headers"] if header == b"cookie" for pair in value.split(b";"))
-    found = [value for given, _, value in (pair.strip().partition(b"=") for pair in pairs) if given == _COOKIE]
+    found = [value for given, _, value in (pair.strip().partition(b"=") for pair in pairs) if given == PAGE_COOKIE]
     return found[0].decode("latin-1") if len(found) == 1 else ""
 
 
-def remove_our_cookies(scope: Scope) -> None:
-    """Nothing behind this part of the server has a use for the cookie."""
+def _remove_our_cookies(request: Request) -> None:
     headers = []
-    for name, value in scope["headers"]:
+    for name, value in request.scope["headers"]:
         if name == b"cookie":
             value = b";".join(pair for pair in value.split(b";") if not is_our_cookie(pair)).strip()
             if not value:
                 continue
         headers.append((name, value))
-    scope["headers"] = headers
+    request.set_headers(headers)
 
 
 def check_same_origin(scope: Scope) -> None:
@@ -133,12 +130,6 @@ def _has_own_origin(headers: dict[bytes, bytes]) -> bool:
     authority = read_authority(headers.get(b"host", b"").decode("latin-1"))
     origin = headers.get(b"origin")
     return origin is not None and _OWN_ORIGIN.allows(origin.decode("latin-1"), authority)
-
-
-def _is_for_api(scope: Scope) -> bool:
-    if PREVIEW in scope or PREVIEW_CALLER in scope or PREVIEW_ERROR in scope or KNOWN_CALLER in scope:
-        return False
-    return scope["path"].startswith("/api/") and read_inner_path(scope["path"]) is None
 
 
 def _token_of_ticket(scope: Scope) -> str:

@@ -19,11 +19,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Send
 from starlette.types import Scope as RequestScope
 
+from warren.http.e2b.call import E2bCall, Run
 from warren.http.e2b.errors import ConnectError, E2bError, as_connect_error, gone_response, is_gone
-from warren.http.e2b.routes import E2bCall, Route
 from warren.http.problems import internal_problem, is_disconnect, read_json_body
 from warren.kernel.pacing import Pace
-from warren.model.access import Scope
 from warren.model.errors import WarrenError
 from warren.sessions.output_events import close_source
 
@@ -39,21 +38,17 @@ _KEEPALIVE_S: Final = 90.0
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True).encode
 
 
-def unary(path: str, name: str, scope: Scope, call: Callable[[E2bCall, Message], Awaitable[Message]]) -> Route:
+def unary(call: Callable[[E2bCall, Message], Awaitable[Message]]) -> Run:
     async def run(request: E2bCall) -> Response:
         async with _deadline(request):
             return JSONResponse(await call(request, await request.json()))
 
-    return Route("POST", path, name, scope, run)
+    return run
 
 
 def server_stream(
-    path: str,
-    name: str,
-    scope: Scope,
-    call: Callable[[E2bCall, Message], AsyncIterator[Message | bytes]],
-    keepalive: Message | None = None,
-) -> Route:
+    call: Callable[[E2bCall, Message], AsyncIterator[Message | bytes]], keepalive: Message | None = None
+) -> Run:
     """The call's messages (bytes: encoded ones) are sent as they come, until the client leaves or its deadline is over;
     `keepalive` if nothing came for as long as the client says. If the sandbox is gone the connection is dropped:
     clients take an end for the end of their command."""
@@ -61,12 +56,10 @@ def server_stream(
     async def run(request: E2bCall) -> Response:
         return _StreamAnswer(request, call, keepalive)
 
-    return Route("POST", path, name, scope, run)
+    return run
 
 
-def client_stream(
-    path: str, name: str, scope: Scope, call: Callable[[E2bCall, AsyncIterator[Message]], Awaitable[Message]]
-) -> Route:
+def client_stream(call: Callable[[E2bCall, AsyncIterator[Message]], Awaitable[Message]]) -> Run:
     async def run(request: E2bCall) -> Response:
         messages = read_messages(request.stream())
         try:
@@ -80,7 +73,7 @@ def client_stream(
             await close_source(messages)
         return Response(frame(answer) + _end(None), 200, None, STREAM_TYPE)
 
-    return Route("POST", path, name, scope, run, streams=True)
+    return run
 
 
 def timeout_of(request: E2bCall) -> float | None:

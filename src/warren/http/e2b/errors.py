@@ -6,13 +6,14 @@ The control plane and file transfers have `{"code": 404, "message": …}`. Remot
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Send
 
 from warren.http.problems import MEDIA_TYPE
+from warren.http.request import Request
 from warren.http.server.http_guard import BARE
 from warren.model.e2b import Plane, sandbox_id_of
 from warren.model.errors import (
@@ -184,22 +185,16 @@ def _code_of(status: int) -> str:
 
 
 class ShapedAnswer:
-    """Passes an answer on. `shape` makes a problem of the server what E2B's clients read, if it `is_wanted`."""
+    """Passes an answer on. A problem of the server becomes what E2B's clients read, as the request says."""
 
-    def __init__(
-        self,
-        send: Send,
-        shape: Callable[[WarrenError | E2bError], Response],
-        is_wanted: Callable[[], bool] = lambda: True,
-    ) -> None:
+    def __init__(self, send: Send, request: Request) -> None:
         self._send = send
-        self._shape = shape
-        self._is_wanted = is_wanted
+        self._request = request
         self._problem: Message | None = None
         self._body = bytearray()
 
     async def send(self, message: Message) -> None:
-        if message["type"] in _STARTS and _is_problem(message) and self._is_wanted():
+        if message["type"] in _STARTS and _is_problem(message) and self._request.shows_e2b_errors:
             self._problem = message
         elif self._problem is None:
             await self._send(message)
@@ -210,7 +205,8 @@ class ShapedAnswer:
                 await self._send_shaped(self._problem, message["type"])
 
     async def _send_shaped(self, start: Message, body_type: str) -> None:
-        response = self._shape(error_in_problem(bytes(self._body), start["status"]))
+        assert self._request.show_error is not None
+        response = self._request.show_error(error_in_problem(bytes(self._body), start["status"]))
         names = {name for name, _ in response.raw_headers}
         kept = [header for header in start["headers"] if header[0].lower() not in names]
         await self._send({**start, "status": response.status_code, "headers": [*response.raw_headers, *kept]})

@@ -6,7 +6,7 @@ other one is gone. A client that goes away interrupts its cell.
 
 import json
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
@@ -14,12 +14,11 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from warren.http.context import JsonAnswer
+from warren.http.e2b.call import E2bCall, Run
 from warren.http.e2b.control.sandboxes import template_of
 from warren.http.e2b.errors import E2bError, is_gone, message_of
-from warren.http.e2b.routes import E2bCall, Route
 from warren.http.e2b.users import USUAL
 from warren.http.server.http_guard import StreamedAnswer
-from warren.model.access import Scope
 from warren.model.code import CellReader, CodeContext, CodeResult
 from warren.model.e2b import sandbox_env
 from warren.model.errors import ContextLost, InvalidRequest, WarrenError
@@ -204,11 +203,11 @@ def _encode(values: dict[str, Any]) -> bytes:
     return json.dumps(values).encode() + b"\n"
 
 
-ROUTES: tuple[Route, ...] = (
-    Route("GET", "/health", "e2b_check_interpreter", None, check_health),
-    Route("POST", "/execute", "e2b_run_code", Scope.EXEC, execute),
-    Route("POST", "/contexts", "e2b_create_context", Scope.EXEC, create_context),
-    Route("GET", "/contexts", "e2b_list_contexts", Scope.READ, list_contexts),
-    Route("POST", "/contexts/{context_id}/restart", "e2b_restart_context", Scope.EXEC, restart_context),
-    Route("DELETE", "/contexts/{context_id}", "e2b_remove_context", Scope.EXEC, remove_context),
-)
+HANDLERS: Mapping[str, Run] = {
+    "e2b_check_interpreter": check_health,
+    "e2b_run_code": execute,
+    "e2b_create_context": create_context,
+    "e2b_list_contexts": list_contexts,
+    "e2b_restart_context": restart_context,
+    "e2b_remove_context": remove_context,
+}

@@ -1,6 +1,6 @@
 """What holds for commands in a sandbox of a template that its tenant has built."""
 
-from warren.http.e2b.routes import E2bCall
+from warren.http.e2b.call import E2bCall
 from warren.model.session import Session
 from warren.model.tenant_images import template_in
 

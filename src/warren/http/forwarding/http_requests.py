@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from warren.http.client.client import WorkerClient, WorkerResponse
-from warren.http.client.headers import Header, headers_for_client, headers_for_worker, request_target
+from warren.http.client.headers import Header, Passes, headers_for_client, headers_for_worker, request_target
 from warren.http.server.http_guard import BARE
 
 MAX_REWIND: Final = 64 * 1024
@@ -108,11 +108,13 @@ async def forward_request(
     body: RequestBody,
     *,
     headers: Sequence[Header] = (),
+    passes: Passes = Passes.USUAL,
 ) -> AbstractAsyncContextManager[WorkerResponse]:
     """Sends the client's request to a worker: `async with await forward_request(…) as response`.
 
     `headers` replace those of the same name that the client sent. Headers that identify the client (authorization,
-    x-api-key, cookie, origin, x-warren-*) and those that concern only its connection are not forwarded. Path and query
+    x-api-key, cookie, origin, x-warren-*) and those that concern only its connection are not forwarded, unless
+    `passes` says so. Path and query
     are forwarded byte for byte. Nothing has been sent to the client when the context begins.
 
     Raises `Unreachable` and `Broken`, and `ClientDisconnect` as soon as the client disconnects.
@@ -122,7 +124,7 @@ async def forward_request(
         address,
         scope["method"],
         request_target(scope),
-        headers_for_worker(scope, headers),
+        headers_for_worker(scope, headers, passes=passes),
         body if whole is None else whole,
         wait_for_disconnect=body.wait_for_disconnect,
     )

@@ -30,6 +30,7 @@ from warren.http.client.errors import Broken, Refused
 from warren.http.client.headers import (
     HOP_BY_HOP,
     Header,
+    Passes,
     headers_for_client,
     headers_for_worker,
     request_head,
@@ -43,7 +44,6 @@ from warren.http.client.pool import (
     tls_for,
     use_socket,
 )
-from warren.model.preview import PREVIEW
 
 MAX_MESSAGE: Final = 1024 * 1024  # the limit of the servers on both sides
 MAX_PREVIEW_MESSAGE: Final = 16 * 1024 * 1024
@@ -71,6 +71,7 @@ async def forward_websocket(
     headers: Sequence[Header] = (),
     tls: ssl.SSLContext | None = None,
     raise_on: Container[int] = (),
+    passes: Passes = Passes.USUAL,
     dialled: "Dialled | None" = None,
 ) -> None:
     """Relays messages both ways until one side closes, then closes the other with the same code and reason.
@@ -84,7 +85,7 @@ async def forward_websocket(
     if dialled is not None:
         worker = await use_socket(lambda: _new_connection(dialled.handshake(scope), dialled.max_queue), dialled.socket)
     else:
-        worker = await _connect(address, scope, headers, tls)
+        worker = await _connect(address, scope, headers, tls, passes)
     try:
         refusal = await _shake_hands(worker)
         if refusal is None:
@@ -96,10 +97,6 @@ async def forward_websocket(
             await _forward_refusal(scope, send, refusal)
     finally:
         worker.transport.abort()
-
-
-def message_limit(scope: Scope) -> int:
-    return MAX_PREVIEW_MESSAGE if PREVIEW in scope else MAX_MESSAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +140,14 @@ class _Handshake(ClientProtocol):
 
 
 async def _connect(
-    address: str, scope: Scope, headers: Sequence[Header], tls: ssl.SSLContext | None
+    address: str, scope: Scope, headers: Sequence[Header], tls: ssl.SSLContext | None, passes: Passes
 ) -> ClientConnection:
     parsed = parse_address(address)
     tls = tls_for(parsed, tls)
     uri = WebSocketURI(tls is not None, parsed.host, parsed.port, "/", "")
-    sent = headers_for_worker(scope, headers, without=HANDSHAKE_HEADERS)
-    protocol = _Handshake(uri, scope, request_target(scope), sent, message_limit(scope))
+    sent = headers_for_worker(scope, headers, without=HANDSHAKE_HEADERS, passes=passes)
+    most = MAX_PREVIEW_MESSAGE if passes is Passes.PREVIEW else MAX_MESSAGE
+    protocol = _Handshake(uri, scope, request_target(scope), sent, most)
     return await open_connection(lambda: _new_connection(protocol), parsed, tls, CONNECT_TIMEOUT_S)
 
 

@@ -1,4 +1,4 @@
-"""Forwards the requests of previews to servers inside sandboxes. It stands before the dispatcher, inside of admission.
+"""Forwards the requests of previews to servers inside sandboxes.
 
 Each request gets a connection of its own, made in the sandbox's network namespace. The request is written anew from
 what was parsed, so both sides agree where it ends. Both directions are streamed, and each side waits for the other: a
@@ -8,7 +8,7 @@ request holds about a MiB however large it is.
 from functools import partial
 from typing import Final
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from warren.http.client.client import WorkerClient
 from warren.http.client.errors import Broken, ForwardingFailed, Refused
@@ -17,12 +17,12 @@ from warren.http.context import check_scope
 from warren.http.forwarding.http_requests import RequestBody, send_pieces
 from warren.http.forwarding.websockets import MAX_PREVIEW_MESSAGE, Dialled, forward_websocket
 from warren.http.previews.headers import for_client, for_sandbox
+from warren.http.request import Request
 from warren.http.server.connections import MAX_MESSAGE
 from warren.interfaces.sandbox import Sandbox
-from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
 from warren.model.errors import Forbidden, PortClosed, PortFailed
-from warren.model.preview import CHECKED_HEADER, FROM_SANDBOX, PREVIEW, SANDBOX_HEADER, Preview, Way, preview_of_path
+from warren.model.preview import SANDBOX_HEADER, Preview, Way
 from warren.model.session import Session
 from warren.sessions.manager import Sessions
 from warren.sessions.port_connections import PortConnections
@@ -35,34 +35,27 @@ _STATUSES: Final = range(200, 600)
 
 
 class PreviewProxy:
-    """With `behind_coordinator` requests come from coordinators, which say in a header what they have checked."""
+    """With `behind_coordinator` requests come from coordinators, which are told what a sandbox answered."""
 
     def __init__(
         self,
-        app: ASGIApp,
         sessions: Sessions,
         connections: PortConnections,
         *,
         behind_coordinator: bool = False,
         first_byte_s: float = FIRST_BYTE_S,
     ) -> None:
-        self._app = app
         self._sessions = sessions
         self._connections = connections
         self._behind_coordinator = behind_coordinator
         self._first_byte_s = first_byte_s
         self._client = WorkerClient(max_idle=0, buffer_size=_BUFFER)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        preview: Preview | None = scope.get(PREVIEW)
-        if preview is None and self._behind_coordinator:
-            preview = _told_by_coordinator(scope)
-        if preview is None:
-            await self._app(scope, receive, send)
-            return
-        caller: Caller = scope["caller"]
-        scope["action"] = ACTION
-        scope["path_params"] = {"session_id": preview.session_id, "port": str(preview.port)}
+    async def __call__(self, request: Request, receive: Receive, send: Send) -> None:
+        preview, caller = request.preview, request.caller
+        assert preview is not None
+        request.action = ACTION
+        request.params = {"session_id": preview.session_id, "port": str(preview.port)}
         if preview.way is Way.KEY:
             check_scope(caller, KeyScope.EXEC)
         with self._connections.counted(preview.session_id):
@@ -70,15 +63,17 @@ class PreviewProxy:
                 preview = _check(session, preview)
                 if preview.way is not Way.PUBLIC:
                     await self._sessions.uses.record_of(session)
-                forward = self._forward_socket if scope["type"] == "websocket" else self._forward
+                forward = self._forward_socket if request.scope["type"] == "websocket" else self._forward
                 try:
-                    await forward(scope, receive, send, preview, sandbox)
+                    await forward(request, receive, send, preview, sandbox)
                 except (PortClosed, PortFailed):
-                    scope[FROM_SANDBOX] = True
+                    request.from_sandbox = True
                     raise
 
-    async def _forward(self, scope: Scope, receive: Receive, send: Send, preview: Preview, sandbox: Sandbox) -> None:
-        body = RequestBody(receive)
+    async def _forward(
+        self, request: Request, receive: Receive, send: Send, preview: Preview, sandbox: Sandbox
+    ) -> None:
+        scope, body = request.scope, RequestBody(receive)
         whole = await body.whole_if_received()
         begun = False
 
@@ -101,7 +96,7 @@ class PreviewProxy:
             async with exchange as response:
                 if response.status not in _STATUSES:
                     raise _failed(preview, Broken(f"there is no status {response.status}"))
-                scope[FROM_SANDBOX] = True
+                request.from_sandbox = True
                 answered = for_client(response.status, response.headers, preview)
                 if self._behind_coordinator:
                     answered.append((SANDBOX_HEADER, b"1"))
@@ -112,8 +107,9 @@ class PreviewProxy:
             raise _failed(preview, exc) from exc
 
     async def _forward_socket(
-        self, scope: Scope, receive: Receive, send: Send, preview: Preview, sandbox: Sandbox
+        self, request: Request, receive: Receive, send: Send, preview: Preview, sandbox: Sandbox
     ) -> None:
+        scope = request.scope
         scope["extensions"][MAX_MESSAGE]["set"](MAX_PREVIEW_MESSAGE)
         headers = [header for header in for_sandbox(scope, preview, _host(scope)) if header[0] != b"connection"]
         connected = await sandbox.dial(preview.port)
@@ -123,19 +119,10 @@ class PreviewProxy:
         except Refused as exc:
             if exc.status not in _STATUSES:
                 raise _failed(preview, Broken(f"there is no status {exc.status}")) from exc
-            scope[FROM_SANDBOX] = True
+            request.from_sandbox = True
             await _refuse(exc.status, scope, send, preview)
         except ForwardingFailed as exc:
             raise _failed(preview, exc) from exc
-
-
-def _told_by_coordinator(scope: Scope) -> Preview | None:
-    preview = preview_of_path(scope["raw_path"]) if scope["type"] in ("http", "websocket") else None
-    checked = dict(scope["headers"]).get(CHECKED_HEADER)
-    if preview is None or checked is None:
-        return None
-    scope["headers"] = [header for header in scope["headers"] if not header[0].startswith(b"x-warren-")]
-    return preview.with_checked(checked)
 
 
 def _check(session: Session, preview: Preview) -> Preview:

@@ -34,6 +34,7 @@ from websockets.frames import Frame
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from warren.http.problems import problem
+from warren.http.request import REQUEST, Request
 from warren.http.server.http_guard import DEFAULT_HEADERS, SECURITY_HEADERS, HttpLimits
 from warren.kernel.fair_share import FairShare
 from warren.kernel.logs import get_log
@@ -55,9 +56,6 @@ _MAX_REFUSED = 256  # connections over the limit that get a response; the others
 _EVICTED_PART = 100  # closes 1 % of the connections at a time, because choosing them is slow
 BODY_IS_NEXT = "warren.body_is_next"
 """In the start of a response: the next message is the whole body, so both are written at once."""
-HAS_LEFT = "warren.has_left"
-"""In the scope of a request: a function that returns whether the client has closed, even if the loop has not noticed.
-"""
 MAX_MESSAGE = "warren.max_message"
 """An extension of a WebSocket's scope: its `set` changes the maximal length of a client's message."""
 _log = get_log(__name__)
@@ -221,7 +219,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._phase in (Phase.LINGERING, Phase.LAST):
             return
         if self._phase is Phase.IDLE:
-            self._enter(Phase.HEAD)
+            self._phase, self._since = Phase.HEAD, self.loop.time()
         self._unset_keepalive_if_required()
         self._received += len(data)
         if self._rest:  # TLS may deliver bytes that it had already read
@@ -241,7 +239,7 @@ class HttpConnection(HttpToolsProtocol):
                 self.loop.call_soon(self._parse_for_a_turn)
                 return
         self._rest = memoryview(b"")
-        if not self.transport.is_closing():
+        if self._flow.is_parsing and not self.transport.is_closing():
             self._flow.end_parsing()
 
     def _parse(self, data: bytes) -> None:
@@ -259,10 +257,6 @@ class HttpConnection(HttpToolsProtocol):
         self._in_head = True
         super().on_message_begin()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # otherwise it is a trailer, after all checks
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         if self._unparsed > self._limits.max_header_bytes and self._head_size() > self._limits.max_header_bytes:
             self._refusal = self._head_too_large()
@@ -273,12 +267,15 @@ class HttpConnection(HttpToolsProtocol):
             raise InvalidHttp("too many requests were sent ahead")  # the client sends them again
         if self.parser.get_method() == b"CONNECT":
             raise InvalidHttp("this server is no proxy")
-        if self._ignores_upgrade():
+        is_upgrade = self.parser.should_upgrade()
+        if is_upgrade and self._ignores_upgrade():
             return
         self._in_head, self._unparsed = False, 0
         if self._phase is Phase.HEAD:
-            self._enter(Phase.OPEN)
+            self._phase, self._since = Phase.OPEN, self.loop.time()
         super().on_headers_complete()
+        if not is_upgrade:
+            self.headers = []  # for trailers, which nobody gets: all checks were made before they come
         if self._is_last and self.cycle is not None:
             self.cycle.keep_alive = False
 
@@ -287,7 +284,7 @@ class HttpConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._ignores_upgrade():
+        if self.parser.should_upgrade() and self._ignores_upgrade():
             return
         self._unparsed = 0
         if self.cycle is not None:
@@ -337,7 +334,8 @@ class HttpConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._active = cycle
-        cast(dict[str, Any], cycle.scope)[HAS_LEFT] = self._has_left
+        scope = cast(dict[str, Any], cycle.scope)
+        scope[REQUEST] = Request(scope, has_left=self._has_left)
         cycle.transport = cast(asyncio.Transport, self._response_transport)
         task = self.loop.create_task(self._serve(cycle, app))
         task.add_done_callback(self.tasks.discard)
@@ -394,7 +392,7 @@ class HttpConnection(HttpToolsProtocol):
         if not is_usual or cycle.disconnected or cycle.scope["method"] == "HEAD":
             return False
         headers = [*cycle.default_headers, *start["headers"]]
-        lines = b"".join([b"%s: %s\r\n" % header for header in headers])
+        lines = b"".join(map(b"%s: %s\r\n".__mod__, headers))
         if not lines.count(b"\r") == lines.count(b"\n") == len(headers) or b"\0" in lines:
             raise RuntimeError("a header of the response contains a line break or a NUL byte")
         cycle.transport.write(b"%s%s\r\n%s" % (STATUS_LINE[start["status"]], lines, body))
@@ -609,9 +607,9 @@ def choose_unused(
 
 
 def _owner_of(scope: Any, transport: asyncio.BaseTransport) -> str:
-    caller = None if scope is None else scope.get("caller")
-    if caller is not None and caller.scopes:
-        return f"tenant {caller.tenant}"
+    request: Request | None = None if scope is None else scope.get(REQUEST)
+    if request is not None and request.caller.scopes:
+        return f"tenant {request.caller.tenant}"
     client = scope.get("client") if scope else transport.get_extra_info("peername")
     address = str(client[0]) if client else ""
     return ":".join(address.split(":")[:4]) if ":" in address else address  # IPv6: a client has a whole network

@@ -1,7 +1,7 @@
-"""The outermost ASGI middleware: checks every request before the app gets it, and completes every response.
+"""The first stage of every request but previews by host: checks it, and completes its response.
 
-`HttpGuard` is one middleware rather than five, because each layer costs time. For each request it finds the client's
-address (behind a proxy too), gives the request an id and its trace, and checks
+For each request the guard finds the client's address (behind a proxy too), gives the request an id and its trace, and
+checks
 
 - the Host, because a web page could make its own name resolve to this machine,
 - the Origin, because pages of other sites must not use the browser to reach the server,
@@ -19,7 +19,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -27,17 +27,17 @@ from functools import lru_cache
 
 import anyio
 from starlette.responses import Response, StreamingResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.utils import ClientDisconnected
 
 from warren.http.problems import free_frames, internal_problem, is_disconnect, logged_error_id, problem
+from warren.http.request import NO_ROUTE, Kind, Request, Stage
 from warren.http.server.request_origin import HostRule, OriginRule, TrustedProxies, read_authority
 from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.kernel.logs import get_log
-from warren.kernel.tracing import OFF, Span, Tracing, Value
+from warren.kernel.tracing import NO_SPAN, OFF, TRACEPARENT, Span, Tracing, Value
 from warren.model.addresses import is_loopback
 from warren.model.errors import HostNotAllowed, InvalidRequest, NotFound, OriginNotAllowed, TooLarge, WarrenError
-from warren.model.preview import FROM_SANDBOX, PREVIEW
 
 _log = get_log(__name__)
 
@@ -46,7 +46,6 @@ MAX_PARAMETERS = 1000
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _CACHED_CHECKS = 256
 _SESSION_ID = re.compile(r"ses_[0-9a-f]{32}")
-_NO_ROUTE = "unknown"
 _BEGIN_NO_TRACE = ("/health", "/ready", "/metrics", "/internal/")
 """Paths that machines ask for all the time; they begin no trace."""
 SECURITY_HEADERS = (
@@ -101,67 +100,68 @@ class StreamedAnswer(StreamingResponse):
 
 
 class HttpGuard:
-    """The middleware. `takes_stream` returns whether a request's body may have any length, because it is streamed."""
-
     def __init__(
         self,
-        app: ASGIApp,
         *,
         listen_host: str = "127.0.0.1",
         allowed_hosts: Sequence[str] = (),
         allowed_origins: Sequence[str] = (),
         trusted_proxies: Sequence[str] = (),
         max_body: int = MAX_BODY,
-        takes_stream: Callable[[Scope], bool] = lambda scope: False,
         tracing: Tracing = OFF,
         recorder: Recorder = NO_RECORDER,
     ) -> None:
-        self._app = app
         self._recorder = recorder
-        self._proxies = TrustedProxies(trusted_proxies)
+        self._proxies = TrustedProxies(trusted_proxies) if trusted_proxies else None
         self._hosts = HostRule(listen_host, allowed_hosts)
         self._origins = OriginRule(allowed_origins)
         self._max_body = max_body
-        self._takes_stream = takes_stream
         self._tracing = tracing
         # The same few headers come again and again; parsing them each time would be most of the cost.
         self._find_refusal = lru_cache(maxsize=_CACHED_CHECKS)(self._check_host_and_origin)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
+    async def __call__(self, request: Request, receive: Receive, send: Send, serve: Stage) -> None:
+        """Lets `serve` answer a request that it has nothing against."""
+        scope, headers = request.scope, request.headers
+        given = headers.get(b"x-request-id")
+        chosen_id = given if given is not None and _REQUEST_ID.fullmatch(given) else os.urandom(8).hex().encode()
+        request.id = chosen_id.decode()
+        request_id.set(request.id)
+        answer = _Response(send, chosen_id, tls_required=scope["scheme"] in _TLS and _is_remote(headers))
+        if self._proxies is not None:
+            self._proxies.apply(scope)
+        handle = self._http if scope["type"] == "http" else self._websocket
+        if self._tracing is OFF and TRACEPARENT not in headers:
+            await handle(request, receive, answer, serve, NO_SPAN)
             return
-        headers = dict(scope["headers"])
         may_begin = not scope["path"].startswith(_BEGIN_NO_TRACE)
         with self._tracing.request(scope["headers"], headers, may_begin=may_begin) as span:
-            handle = self._http if scope["type"] == "http" else self._websocket
-            await handle(scope, headers, receive, send, span)
+            await handle(request, receive, answer, serve, span)
 
-    async def _http(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send, span: Span) -> None:
-        answer = _Response(send, _choose_id(headers.get(b"x-request-id")), self._tls_required(scope, headers))
-        if self._proxies:
-            self._proxies.apply(scope)
-        is_head = scope["method"] == "HEAD" and PREVIEW not in scope
-        inner = {**scope, "method": "GET"} if is_head else scope
+    async def _http(self, request: Request, receive: Receive, answer: "_Response", serve: Stage, span: Span) -> None:
+        scope = request.scope
+        method, send = scope["method"], answer.send
+        if method == "HEAD" and request.kind is not Kind.PREVIEW:
+            request.scope, send = {**scope, "method": "GET"}, answer.send_head
         try:
-            self._check(scope, headers)
-            body = self._check_body(scope, headers, receive)
-            await self._app(inner, body, answer.send_head if is_head else answer.send)
+            self._check(request)
+            length = request.headers.get(b"content-length")
+            if not request.streams and (length is not None or b"transfer-encoding" in request.headers):
+                receive = self._check_body(request, length, receive)
+            await serve(request, receive, send)
         except WarrenError as exc:
             await answer.fail(scope, receive, exc, problem(exc))
         except Exception as exc:
             await answer.fail(scope, receive, exc, None)
         finally:
-            self._end_request(scope["method"], inner, answer, span)
+            self._end_request(method, request, answer, span)
 
     async def _websocket(
-        self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send, span: Span
+        self, request: Request, receive: Receive, answer: "_Response", serve: Stage, span: Span
     ) -> None:
-        answer = _Response(send, _choose_id(headers.get(b"x-request-id")), self._tls_required(scope, headers))
-        if self._proxies:
-            self._proxies.apply(scope)
+        scope = request.scope
         try:
-            self._check(scope, headers)
+            self._check(request)
         except WarrenError as exc:
             await refuse_websocket(scope, receive, answer.send, problem(exc))
             return
@@ -175,41 +175,34 @@ class HttpGuard:
                 await answer.send(message)
 
         try:
-            await self._app(scope, receive, send_or_refuse)
+            await serve(request, receive, send_or_refuse)
         except WarrenError as exc:
             await _abort_websocket(scope, receive, answer.send, problem(exc), _CLOSE_BASE + exc.http_status)
         except Exception as exc:
             if not is_disconnect(exc):
                 await _abort_websocket(scope, receive, answer.send, internal_problem(exc), 1011)
         finally:
-            self._end_request("WEBSOCKET", scope, answer, span)
+            self._end_request("WEBSOCKET", request, answer, span)
 
-    def _end_request(self, method: str, scope: Scope, answer: "_Response", span: Span) -> None:
+    def _end_request(self, method: str, request: Request, answer: "_Response", span: Span) -> None:
         """Records the request, with the route instead of the path, whose names must not be logged."""
-        operation = scope.get("operation")
-        route = operation[0].path if operation else getattr(scope.get("route"), "path", _NO_ROUTE)
+        operation = request.operation
+        route = operation.path if operation is not None else _route_of(request)
         status, seconds = answer.status or CALLER_LEFT, time.perf_counter() - answer.began
         # A sandbox may respond as it likes: it must neither invent metric labels nor look like an error of the server.
-        self._recorder.request_ended(route, method, _PASSED_ON if scope.get(FROM_SANDBOX) else status, seconds)
-        caller = scope.get("caller")
-        is_known = caller is not None and bool(caller.scopes)
-        if span.is_recorded and not is_known:
-            self._tracing.distrust(span)
-        if span.is_recorded:
-            _note_request(span, method, route, status, scope)
+        self._recorder.request_ended(route, method, _PASSED_ON if request.from_sandbox else status, seconds)
+        is_known = bool(request.caller.scopes)
+        if span is not NO_SPAN and span.is_recorded:
+            if not is_known:
+                self._tracing.distrust(span)
+            if span.is_recorded:
+                _note_request(span, method, route, status, request)
         if _log.writes(logging.INFO):
-            tenant = caller.tenant if caller is not None and is_known else None
+            tenant = request.caller.tenant if is_known else None
             _log.info("request", method=method, route=route, status=status, ms=round(seconds * 1000, 2), tenant=tenant)
 
-    def _tls_required(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
-        """Returns whether the response tells browsers to use TLS from now on: if this request does, except on
-        loopback."""
-        if scope["scheme"] not in ("https", "wss"):
-            return False
-        authority = read_authority(headers.get(b"host", b"").decode("latin-1"))
-        return authority is not None and not is_loopback(authority.host)
-
-    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+    def _check(self, request: Request) -> None:
+        scope, headers = request.scope, request.headers
         host = headers.get(b"host")
         if len(headers) != len(scope["headers"]) and sum(name == b"host" for name, _ in scope["headers"]) > 1:
             raise InvalidRequest("the request has more than one Host header")
@@ -235,12 +228,9 @@ class HttpGuard:
             )
         return None
 
-    def _check_body(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> Receive:
+    def _check_body(self, request: Request, length: bytes | None, receive: Receive) -> Receive:
         """Refuses a body whose Content-Length is too large, and counts a body without one while it arrives."""
-        length = headers.get(b"content-length")
-        chunked = b"transfer-encoding" in headers
-        if (length is None and not chunked) or self._takes_stream(scope):
-            return receive
+        chunked = b"transfer-encoding" in request.headers
         if length is not None and int(length) > self._max_body:
             raise _too_large(self._max_body)
         return limit_body(receive, self._max_body) if chunked else receive
@@ -272,18 +262,27 @@ _PASSED_ON = 200
 CALLER_LEFT = 499  # no status was sent: the caller disconnected first
 
 
-def _choose_id(given: bytes | None) -> bytes:
-    return given if given is not None and _REQUEST_ID.fullmatch(given) else os.urandom(8).hex().encode()
+_TLS = ("https", "wss")
 
 
-def _note_request(span: Span, method: str, route: str, status: int, scope: Scope) -> None:
+def _is_remote(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a client that uses TLS is to be told to use it from now on: not for loopback."""
+    authority = read_authority(headers.get(b"host", b"").decode("latin-1"))
+    return authority is not None and not is_loopback(authority.host)
+
+
+def _route_of(request: Request) -> str:
+    """What the log shows of a request for no operation: the route of FastAPI, if one answered."""
+    return request.route or getattr(request.scope.get("route"), "path", NO_ROUTE)
+
+
+def _note_request(span: Span, method: str, route: str, status: int, request: Request) -> None:
     known: dict[str, Value] = {"http.request.method": method, "http.response.status_code": status}
-    if route != _NO_ROUTE:
+    if route != NO_ROUTE:
         known["http.route"] = route
-    span.name = f"{method} {scope.get('action', '') if route == _NO_ROUTE else route}".strip()
+    span.name = f"{method} {request.action if route == NO_ROUTE else route}".strip()
     span.note(**known)
-    operation = scope.get("operation")
-    session_id = (operation[1] if operation else scope.get("path_params", {})).get("session_id", "")
+    session_id = request.session_id or request.scope.get("path_params", {}).get("session_id", "")
     if _SESSION_ID.fullmatch(session_id):
         span.note(session=session_id)
     if status >= 500:
@@ -295,13 +294,12 @@ class _Response:
 
     __slots__ = ("_request_id", "_send", "_tls_required", "began", "status")
 
-    def __init__(self, send: Send, chosen_id: bytes, tls_required: bool) -> None:
+    def __init__(self, send: Send, chosen_id: bytes, *, tls_required: bool) -> None:
         self._send = send
         self._request_id = chosen_id
         self._tls_required = tls_required
         self.began = time.perf_counter()
         self.status = 0
-        request_id.set(chosen_id.decode())
 
     @property
     def started(self) -> bool:
@@ -326,9 +324,11 @@ class _Response:
             raise ClientDisconnected
 
     def _with_guard_headers(self, headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        names = {name for name, _ in headers}
+        names = dict(headers)
         complete = [*headers, (b"x-request-id", self._request_id), *SECURITY_HEADERS]
-        complete += [header for header in DEFAULT_HEADERS if header[0] not in names]
+        for header in DEFAULT_HEADERS:
+            if header[0] not in names:
+                complete.append(header)
         if self._tls_required:
             complete.append(_STRICT_TRANSPORT)
         return complete

@@ -1,15 +1,15 @@
 """What sandboxes use, in E2B's words: the metrics of sessions (sessions/metrics.py)."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, Final
 
 from starlette.responses import Response
 
 from warren.http.context import answer_json
+from warren.http.e2b.call import E2bCall, Run
 from warren.http.e2b.control.bodies import bad, whole_in_query
 from warren.http.e2b.control.sandboxes import running_session
-from warren.http.e2b.routes import E2bCall, Route
-from warren.model.access import Scope
 from warren.model.e2b import sandbox_id_of, session_id_of
 from warren.model.errors import SandboxLost
 from warren.model.metrics import MetricLimits, SandboxMetrics
@@ -70,7 +70,4 @@ def _view(point: SandboxMetrics, limits: MetricLimits) -> dict[str, Any]:
     }
 
 
-ROUTES: tuple[Route, ...] = (
-    Route("GET", "/sandboxes/{sandbox_id}/metrics", "e2b_get_metrics", Scope.READ, show_metrics),
-    Route("GET", "/sandboxes/metrics", "e2b_list_metrics", Scope.READ, show_metrics_of_many),
-)
+HANDLERS: Mapping[str, Run] = {"e2b_get_metrics": show_metrics, "e2b_list_metrics": show_metrics_of_many}

@@ -7,13 +7,14 @@ are shown too.
 import math
 import urllib.parse
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, Final
 
 from starlette.responses import Response
 
 from warren.http.context import answer_json
+from warren.http.e2b.call import E2bCall, Run
 from warren.http.e2b.control.bodies import (
     bad,
     moment_in_query,
@@ -25,10 +26,9 @@ from warren.http.e2b.control.bodies import (
     whole_in_query,
 )
 from warren.http.e2b.control.network import read_network, show_network, wants_public_traffic
+from warren.http.e2b.control.template_lookup import find_template
 from warren.http.e2b.control.template_start import start_template
-from warren.http.e2b.control.templates import find_template
 from warren.http.e2b.errors import E2bError
-from warren.http.e2b.routes import E2bCall, Route
 from warren.http.e2b.tokens import Opens
 from warren.interfaces.store import Page
 from warren.kernel.answer_memory import require_room
@@ -401,22 +401,21 @@ def template_of(call: E2bCall, session: Session) -> str:
 
 
 def domain_of(call: E2bCall) -> str:
-    """Below which ports of sandboxes have names; the edge knows by which name the client has come."""
+    """Below which ports of sandboxes have names; its address tells by which name the client has come."""
     return call.header(DOMAIN_HEADER.decode())
 
 
-_ONE: Final = "/sandboxes/{sandbox_id}"
-ROUTES: tuple[Route, ...] = (
-    Route("POST", "/v2/sandboxes", "e2b_create_sandbox", Scope.SESSIONS, create),
-    Route("POST", "/sandboxes", "e2b_create_sandbox", Scope.SESSIONS, create),
-    Route("GET", "/v2/sandboxes", "e2b_list_sandboxes", Scope.READ, list_sandboxes),
-    Route("GET", "/sandboxes", "e2b_list_sandboxes", Scope.READ, list_many_sandboxes),
-    Route("GET", _ONE, "e2b_get_sandbox", Scope.READ, show),
-    Route("DELETE", _ONE, "e2b_kill_sandbox", Scope.SESSIONS, kill),
-    Route("POST", f"/v2{_ONE}/connect", "e2b_connect_sandbox", Scope.SESSIONS, connect),
-    Route("POST", f"{_ONE}/connect", "e2b_connect_sandbox", Scope.SESSIONS, connect),
-    Route("POST", f"{_ONE}/resume", "e2b_connect_sandbox", Scope.SESSIONS, resume),
-    Route("POST", f"{_ONE}/timeout", "e2b_set_timeout", Scope.SESSIONS, set_timeout),
-    Route("POST", f"{_ONE}/refreshes", "e2b_refresh_sandbox", Scope.SESSIONS, refresh),
-    Route("PUT", f"{_ONE}/network", "e2b_change_network", Scope.SESSIONS, change_network),
-)
+HANDLERS: Mapping[str, Run] = {
+    "e2b_create_sandbox": create,
+    "e2b_create_sandbox_v2": create,
+    "e2b_list_sandboxes": list_many_sandboxes,
+    "e2b_list_sandboxes_v2": list_sandboxes,
+    "e2b_get_sandbox": show,
+    "e2b_kill_sandbox": kill,
+    "e2b_connect_sandbox": connect,
+    "e2b_connect_sandbox_v2": connect,
+    "e2b_resume_sandbox": resume,
+    "e2b_set_timeout": set_timeout,
+    "e2b_refresh_sandbox": refresh,
+    "e2b_change_network": change_network,
+}

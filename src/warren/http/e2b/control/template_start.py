@@ -8,9 +8,9 @@ import asyncio
 import re
 from typing import Final
 
-from warren.http.e2b.control.templates import Template
+from warren.http.e2b.call import E2bCall
+from warren.http.e2b.control.template_lookup import Template
 from warren.http.e2b.errors import E2bError
-from warren.http.e2b.routes import E2bCall
 from warren.http.e2b.users import resolve
 from warren.interfaces.sandbox import Sandbox
 from warren.kernel.shielding import run_shielded

@@ -14,14 +14,13 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from warren.http.context import answer_json
+from warren.http.e2b.call import E2bCall, Run
 from warren.http.e2b.envd.places import Rights, rights_of
 from warren.http.e2b.errors import E2bError
-from warren.http.e2b.routes import E2bCall, Route
 from warren.http.multipart import read_parts
 from warren.http.server.http_guard import StreamedAnswer
 from warren.interfaces.sandbox import Sandbox
 from warren.kernel.pacing import Pace
-from warren.model.access import Scope
 from warren.model.errors import InvalidRequest
 from warren.model.operations import FileInfo, FileKind, check_metadata
 from warren.sessions.output_events import close_source
@@ -184,7 +183,4 @@ async def gunzip(source: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
         raise InvalidRequest("the upload ended too early: the body is gzip that is cut off")
 
 
-ROUTES: tuple[Route, ...] = (
-    Route("GET", "/files", "e2b_read_file", Scope.READ, _get_file),
-    Route("POST", "/files", "e2b_write_files", Scope.EXEC, _post_files, streams=True),
-)
+HANDLERS: Mapping[str, Run] = {"e2b_read_file": _get_file, "e2b_write_files": _post_files}

@@ -2,19 +2,18 @@
 
 import contextlib
 import posixpath
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
 from starlette.responses import Response
 
 from warren.http.context import answer_json
+from warren.http.e2b.call import E2bCall, Run
 from warren.http.e2b.connect import Message, unary
 from warren.http.e2b.envd.places import called_user, rights_of, text_field
 from warren.http.e2b.errors import ConnectError
-from warren.http.e2b.routes import E2bCall, Route
 from warren.http.e2b.users import DEFAULT_USER
-from warren.model.access import Scope
 from warren.model.errors import FileExists, FileNotFound, NotADirectory
 from warren.model.operations import FileInfo, FileKind
 from warren.model.spec import USER
@@ -162,11 +161,10 @@ async def _remove(call: E2bCall, message: Message) -> Message:
     return {}
 
 
-_SERVICE: Final = "/filesystem.Filesystem"
-ROUTES: tuple[Route, ...] = (
-    Route("POST", f"{_SERVICE}/ListDir", "e2b_list_directory", Scope.READ, _list_dir),
-    unary(f"{_SERVICE}/Stat", "e2b_stat_entry", Scope.READ, _stat),
-    unary(f"{_SERVICE}/MakeDir", "e2b_make_directory", Scope.EXEC, _make_dir),
-    unary(f"{_SERVICE}/Move", "e2b_move_entry", Scope.EXEC, _move),
-    unary(f"{_SERVICE}/Remove", "e2b_remove_entry", Scope.EXEC, _remove),
-)
+HANDLERS: Mapping[str, Run] = {
+    "e2b_list_directory": _list_dir,
+    "e2b_stat_entry": unary(_stat),
+    "e2b_make_directory": unary(_make_dir),
+    "e2b_move_entry": unary(_move),
+    "e2b_remove_entry": unary(_remove),
+}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from warren.http.e2b import users
-from warren.http.e2b.routes import E2bCall
+from warren.http.e2b.call import E2bCall
 from warren.http.e2b.template_defaults import usual_user
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import InvalidPath, Unauthorized

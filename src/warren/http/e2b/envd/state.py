@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
 
 from warren.interfaces.sandbox import Sandbox
@@ -10,19 +10,23 @@ from warren.kernel.fair_share import FairShare
 from warren.kernel.lru import LruDict
 from warren.model.errors import UnknownUser
 
-if TYPE_CHECKING:
-    from warren.http.e2b.envd.watchers import Watcher
-
 MAX_EVENT_BYTES: Final = 64 * 1024 * 1024  # of all sandboxes
 _SHARE: Final = 8
 _MOST_SANDBOXES: Final = 10_000
+
+
+class Collecting(Protocol):
+    """A watcher that a client has created (watchers.py)."""
+
+    async def take(self) -> list[dict[str, Any]]: ...
+    async def end(self) -> None: ...
 
 
 @dataclass
 class EnvdState:
     """`watchers` by session id and their own."""
 
-    watchers: dict[str, dict[str, "Watcher"]] = field(default_factory=dict)
+    watchers: dict[str, dict[str, Collecting]] = field(default_factory=dict)
     _event_bytes: FairShare = field(default_factory=lambda: FairShare(MAX_EVENT_BYTES, of_rest=1 / _SHARE))
     _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     _with_root: LruDict[str, bool] = field(default_factory=lambda: LruDict(_MOST_SANDBOXES))

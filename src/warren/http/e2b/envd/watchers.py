@@ -10,19 +10,18 @@ import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Final
 
 import anyio
 
+from warren.http.e2b.call import E2bCall, Run
 from warren.http.e2b.connect import Message, server_stream, unary
 from warren.http.e2b.envd.filesystem import entry_of
 from warren.http.e2b.envd.places import Rights, called_user, rights_of, text_field
-from warren.http.e2b.envd.state import EnvdState
+from warren.http.e2b.envd.state import Collecting, EnvdState
 from warren.http.e2b.errors import ConnectError
-from warren.http.e2b.routes import E2bCall, Route
 from warren.interfaces.sandbox import FileWatch, Sandbox
-from warren.model.access import Scope
 from warren.model.errors import WarrenError
 from warren.model.operations import Change, FileEvent
 from warren.model.session import Session
@@ -171,7 +170,7 @@ async def _remove_watcher(call: E2bCall, message: Message) -> Message:
     return {}
 
 
-def _watcher(call: E2bCall, message: Message) -> Watcher:
+def _watcher(call: E2bCall, message: Message) -> Collecting:
     watcher_id = text_field(message, "watcherId", "watcher_id")
     watcher = call.envd.watchers.get(call.session_id, {}).get(watcher_id)
     if watcher is None:
@@ -193,10 +192,9 @@ async def _watch_dir(call: E2bCall, message: Message) -> AsyncGenerator[Message,
                 yield {"start": {}} if is_start else {"filesystem": await directory.show(event)}
 
 
-_SERVICE: Final = "/filesystem.Filesystem"
-ROUTES: tuple[Route, ...] = (
-    unary(f"{_SERVICE}/CreateWatcher", "e2b_create_watcher", Scope.READ, _create_watcher),
-    unary(f"{_SERVICE}/GetWatcherEvents", "e2b_get_watcher_events", Scope.READ, _get_events),
-    unary(f"{_SERVICE}/RemoveWatcher", "e2b_remove_watcher", Scope.READ, _remove_watcher),
-    server_stream(f"{_SERVICE}/WatchDir", "e2b_watch_directory", Scope.READ, _watch_dir, {"keepalive": {}}),
-)
+HANDLERS: Mapping[str, Run] = {
+    "e2b_create_watcher": unary(_create_watcher),
+    "e2b_get_watcher_events": unary(_get_events),
+    "e2b_remove_watcher": unary(_remove_watcher),
+    "e2b_watch_directory": server_stream(_watch_dir, {"keepalive": {}}),
+}

@@ -1,46 +1,35 @@
-"""The first part of a server that sees a request: it recognises those for previews.
+"""Recognises requests for previews, and decides who may send them.
 
-A request by path goes on to the checks of every request, and with a token it needs no key. A request by host is
-answered here: the rules about Host and Origin of the API do not fit it, because its host is an origin of its own.
-It is let in by a link (in a cookie, a header or the query), by a key of the API, because its port is public, or by the
-traffic token of the sandbox, which the edge for E2B's clients has checked.
+A request by path goes on to the checks of every request, and with a token it needs no key. A request by host is let in
+here: the rules about Host and Origin of the API do not fit it, because its host is an origin of its own. It is let in
+by a link (in a cookie, a header or the query), by a key of the API, because its port is public, or by the traffic token
+of the sandbox, which was checked when the request was recognised (e2b/addresses.py).
 
 A browser that opens a link gets its token as a cookie, and is sent to the same address without the token, which so
 does not stay in its history and is never sent to other sites. Cookies alone do not let in what pages of other origins
 send: neighbours of a preview are other sandboxes.
 """
 
-import logging
-import time
 from functools import lru_cache, partial
 from typing import Final
 
 from starlette.responses import RedirectResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from warren.access.identity import read_credentials
 from warren.access.tenants import Tenants
 from warren.http.preview_credentials import COOKIE, SECURE_COOKIE, clean_query, token_in_query
-from warren.http.previews.pages import error_answer
-from warren.http.problems import internal_problem, is_disconnect
-from warren.http.server.http_guard import CALLER_LEFT, refuse_websocket
-from warren.http.server.request_origin import OriginRule, TrustedProxies, read_authority
+from warren.http.request import Kind, Request
+from warren.http.server.request_origin import OriginRule, read_authority
 from warren.interfaces.store import SessionStore
 from warren.kernel.clock import Clock
-from warren.kernel.logs import get_log
 from warren.kernel.lru import LruDict
 from warren.model.access import Caller
-from warren.model.errors import NotFound, OriginNotAllowed, Unauthorized, WarrenError
+from warren.model.errors import NotFound, OriginNotAllowed, Unauthorized
 from warren.model.preview import (
     HOST_HEADER,
     NO_PREVIEW_RULES,
-    OF_E2B_SANDBOX,
-    PREVIEW,
-    PREVIEW_CALLER,
-    PREVIEW_CHECK,
-    PREVIEW_ERROR,
     TOKEN_HEADER,
-    TRAFFIC_TOKEN,
     Preview,
     PreviewRules,
     Way,
@@ -53,51 +42,52 @@ LINK_KEY: Final = "preview"
 """Stands in the audit record where the id of a key does, for who had a link or found the port public."""
 _MOST_TOKENS: Final = 8
 _MOST_REMEMBERED: Final = 10_000
-_log = get_log(__name__)
 _NAVIGATION: Final = (b"navigate", b"")
 
 
-class PreviewEdge:
-    """`guarded` answers everything but requests by host, which `app`, the same without the guard, gets. With
-    `without_keys` the server lets everybody in. `all_ports_allowed`: sandboxes may have all of their ports public."""
+class PreviewAccess:
+    """With `without_keys` the server lets everybody in. `all_ports_allowed`: sandboxes may have all of their ports
+    public."""
 
     def __init__(
         self,
-        guarded: ASGIApp,
-        app: ASGIApp,
-        *,
         links: PreviewLinks,
         store: SessionStore,
         tenants: Tenants,
         clock: Clock,
-        trusted_proxies: TrustedProxies,
+        *,
         without_keys: bool = False,
         all_ports_allowed: bool = True,
     ) -> None:
-        self._guarded, self._app = guarded, app
         self._links = links
         self._store = store
         self._tenants = tenants
         self._clock = clock
-        self._proxies = trusted_proxies
         self._without_keys = without_keys
         self._all_ports_allowed = all_ports_allowed
         self._remembered = LruDict[str, tuple[str, PreviewRules]](_MOST_REMEMBERED)  # by session id
         self._own_origin = OriginRule(())
         self._preview_of_host = lru_cache(maxsize=1024)(self._find_preview)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
-            await self._guarded(scope, receive, send)
-            return
-        hosts = [value for name, value in scope["headers"] if name == b"host"]
-        found = self._preview_of_host(hosts[0]) if len(hosts) == 1 else None
-        if found is not None:
-            await self._answer(found, scope, receive, send)
-            return
-        if b"/ports/" in scope["raw_path"] and (preview := preview_of_path(scope["raw_path"])) is not None:
-            scope = await self._admit_by_path(preview, scope)
-        await self._guarded(scope, receive, send)
+    def recognise(self, request: Request) -> None:
+        """Finds out whether it is for a preview: by its host, if it has one, or by its path."""
+        scope = request.scope
+        host = request.headers.get(b"host")
+        found = None if host is None else self._preview_of_host(host)
+        if found is not None and len(request.headers) != len(scope["headers"]):
+            hosts = [value for name, value in scope["headers"] if name == b"host"]
+            found = found if len(hosts) == 1 else None
+        if isinstance(found, NotFound):
+            request.kind, request.own_origin = Kind.PREVIEW, True
+            request.refusal = NotFound(found.message, remedy=found.remedy)
+        elif found is not None:
+            request.kind, request.own_origin, request.preview = Kind.PREVIEW, True, found
+        elif b"/ports/" in scope["raw_path"] and (preview := preview_of_path(scope["raw_path"])) is not None:
+            request.kind, request.preview = Kind.PREVIEW, preview
+
+    def is_for_preview(self, host: bytes) -> bool:
+        """Whether it is the host of one, or tries to be."""
+        return self._preview_of_host(host) is not None
 
     def _find_preview(self, host: bytes) -> Preview | NotFound | None:
         authority = read_authority(host.decode("latin-1"))
@@ -108,85 +98,57 @@ class PreviewEdge:
         except NotFound as exc:
             return exc
 
-    # -- by path
+    async def let_in_by_path(self, request: Request, preview: Preview) -> None:
+        """By its token, if it has one; without one it needs a key. Raises Unauthorized."""
+        if token := request.headers.get(TOKEN_HEADER) or token_in_query(request.scope["query_string"]):
+            preview = await self._let_in_by(self._read_token(preview, token), preview, request)
+        _make_inner(preview, request)
 
-    async def _admit_by_path(self, preview: Preview, scope: Scope) -> Scope:
-        headers = dict(scope["headers"])
-        if token := headers.get(TOKEN_HEADER) or token_in_query(scope["query_string"]):
-            try:
-                preview = await self._let_in_by(self._read_token(preview, token), preview, scope)
-            except WarrenError as exc:
-                scope[PREVIEW_ERROR] = exc  # admission raises it, when the guard answers
-        return _inner_scope(preview, scope, headers)
-
-    # -- by host
-
-    async def _answer(self, found: Preview | NotFound, scope: Scope, receive: Receive, send: Send) -> None:
-        self._proxies.apply(scope)
-        answer = _Answer(send)
-        headers = dict(scope["headers"])
-        try:
-            if isinstance(found, NotFound):
-                raise NotFound(found.message, remedy=found.remedy)
-            response = await self._serve(found, scope, headers, receive, answer)
-        except WarrenError as exc:
-            response = error_answer(exc, headers.get(b"accept", b""))
-        except Exception as exc:
-            response = None if is_disconnect(exc) or answer.status else internal_problem(exc)
-        try:
-            if response is not None and not answer.status:
-                if scope["type"] == "websocket":
-                    await refuse_websocket(scope, receive, answer.send, response)
-                else:
-                    await response(scope, receive, answer.send)
-        finally:
-            answer.log(scope)
-
-    async def _serve(
-        self, preview: Preview, scope: Scope, headers: dict[bytes, bytes], receive: Receive, answer: "_Answer"
-    ) -> Response | None:
+    async def let_in_by_host(self, request: Request, preview: Preview) -> Response | None:
+        """Returns the answer to a browser that opens a link. Raises Unauthorized, and OriginNotAllowed."""
+        scope, headers = request.scope, request.headers
         if scope["type"] == "websocket":
-            self._check_origin(scope, headers)
+            self._check_origin(request)
         in_query = token_in_query(scope["query_string"])
         if in_query:
             link = self._read_token(preview, in_query)
-            if _is_page_view(scope, headers):
-                return self._leave_cookie(link, in_query, scope, headers)
-            preview = await self._let_in_by(link, preview, scope)
+            if _is_page_view(request):
+                return self._leave_cookie(link, in_query, request)
+            preview = await self._let_in_by(link, preview, request)
         elif TOKEN_HEADER in headers:
-            preview = await self._let_in_by(self._read_token(preview, headers[TOKEN_HEADER]), preview, scope)
+            preview = await self._let_in_by(self._read_token(preview, headers[TOKEN_HEADER]), preview, request)
         else:
-            preview = await self._let_in_without_token(preview, scope, headers)
-        await self._app(_inner_scope(preview, scope, headers), receive, answer.send)
+            preview = await self._let_in_without_token(preview, request)
+        _make_inner(preview, request)
         return None
 
-    async def _let_in_without_token(self, preview: Preview, scope: Scope, headers: dict[bytes, bytes]) -> Preview:
+    async def _let_in_without_token(self, preview: Preview, request: Request) -> Preview:
         """By a cookie, because the port is public, or by a key, which admission checks. Raises Unauthorized."""
-        link, refusal = self._link_in_cookies(preview, scope)
+        link, refusal = self._link_in_cookies(preview, request.scope)
         if link is not None:
-            self._check_not_cross_site(scope, headers)
-            return await self._let_in_by(link, preview, scope)
+            self._check_not_cross_site(request)
+            return await self._let_in_by(link, preview, request)
         tenant, rules = await self._rules_of(preview.session_id)
-        scope[OF_E2B_SANDBOX] = rules.of_e2b
-        if tenant and (self._is_public(rules, preview.port) or scope.get(TRAFFIC_TOKEN)):
-            await self._set_caller(scope, tenant)
+        request.shows_e2b_errors |= rules.of_e2b
+        if tenant and (self._is_public(rules, preview.port) or request.traffic_token):
+            await self._set_caller(request, tenant)
             return preview.let_in(Way.PUBLIC if self._is_public(rules, preview.port) else Way.TOKEN)
         if self._without_keys:
-            self._check_not_cross_site(scope, headers)
-        elif not read_credentials(scope["headers"]):
+            self._check_not_cross_site(request)
+        elif not read_credentials(request.scope["headers"]):
             private = Unauthorized(
                 "this preview is private", remedy="open a link that was made for it (warren open), or send an API key"
             )
             raise refusal or private
         return preview
 
-    async def _let_in_by(self, link: Link, preview: Preview, scope: Scope) -> Preview:
-        await self._set_caller(scope, link.tenant)
-        scope[PREVIEW_CHECK] = partial(self._check_not_revoked, link)
+    async def _let_in_by(self, link: Link, preview: Preview, request: Request) -> Preview:
+        await self._set_caller(request, link.tenant)
+        request.check_again = partial(self._check_not_revoked, link)
         return preview.let_in(Way.LINK, link.generation, local_host=link.local_host)
 
-    async def _set_caller(self, scope: Scope, tenant: str) -> None:
-        scope[PREVIEW_CALLER] = Caller(tenant, LINK_KEY, frozenset(), (await self._tenants.of(tenant)).quota)
+    async def _set_caller(self, request: Request, tenant: str) -> None:
+        request.known = Caller(tenant, LINK_KEY, frozenset(), (await self._tenants.of(tenant)).quota)
 
     async def _rules_of(self, session_id: str) -> tuple[str, PreviewRules]:
         """The session's tenant, "" if there is no such session. What holds for all ports never changes, and is
@@ -227,7 +189,8 @@ class PreviewEdge:
 
     # -- what browsers send
 
-    def _leave_cookie(self, link: Link, token: bytes, scope: Scope, headers: dict[bytes, bytes]) -> Response:
+    def _leave_cookie(self, link: Link, token: bytes, request: Request) -> Response:
+        scope, headers = request.scope, request.headers
         secure = scope["scheme"] == "https"
         query = clean_query(scope["query_string"]).decode("latin-1")
         path = scope["raw_path"].decode("latin-1") or "/"
@@ -244,17 +207,19 @@ class PreviewEdge:
         ]
         return response
 
-    def _check_origin(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+    def _check_origin(self, request: Request) -> None:
         """A page of another origin must not use this one's WebSockets. Programs send no Origin."""
+        headers = request.headers
         origin, authority = headers.get(b"origin"), read_authority(headers[b"host"].decode("latin-1"))
         if origin is not None and not self._own_origin.allows(origin.decode("latin-1"), authority):
             raise OriginNotAllowed("pages of other sites may not use this preview")
 
-    def _check_not_cross_site(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+    def _check_not_cross_site(self, request: Request) -> None:
+        scope, headers = request.scope, request.headers
         if headers.get(b"sec-fetch-mode", b"") in _NAVIGATION and scope.get("method", "GET") in ("GET", "HEAD"):
             return
         if b"origin" in headers:
-            self._check_origin(scope, headers)
+            self._check_origin(request)
         if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
             raise OriginNotAllowed("pages of other sites may not use this preview")
 
@@ -267,38 +232,17 @@ def _cookie_tokens(scope: Scope) -> list[bytes]:
     return [value for name, _, value in split if name == wanted]
 
 
-def _inner_scope(preview: Preview, scope: Scope, headers: dict[bytes, bytes]) -> Scope:
-    """The request as the rest of the server sees it: by path, and without the token of a link."""
-    if headers.get(HOST_HEADER) == b"localhost":
+def _make_inner(preview: Preview, request: Request) -> None:
+    """Makes it what the rest of the server sees: a request by path, and without the token of a link."""
+    if request.headers.get(HOST_HEADER) == b"localhost":
         preview = preview.let_in(preview.way, preview.generation, local_host=True)
-    inner = {**scope, PREVIEW: preview, "query_string": clean_query(scope["query_string"])}
+    request.preview = preview
+    scope = request.scope = {**request.scope, "query_string": clean_query(request.scope["query_string"])}
     if preview.by_host:
-        inner["raw_path"] = preview.prefix + (scope["raw_path"] or b"/")
-        inner["path"] = preview.prefix.decode() + (scope["path"] or "/")
-    return inner
+        scope["raw_path"] = preview.prefix + (scope["raw_path"] or b"/")
+        scope["path"] = preview.prefix.decode() + (scope["path"] or "/")
 
 
-def _is_page_view(scope: Scope, headers: dict[bytes, bytes]) -> bool:
-    return scope["type"] == "http" and scope["method"] == "GET" and b"text/html" in headers.get(b"accept", b"")
-
-
-class _Answer:
-    """Remembers the status that was sent."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._began = time.perf_counter()
-        self.status = 0
-
-    async def send(self, message: Message) -> None:
-        if message["type"] in ("http.response.start", "websocket.http.response.start"):
-            self.status = message["status"]
-        elif message["type"] == "websocket.accept":
-            self.status = 101
-        await self._send(message)
-
-    def log(self, scope: Scope) -> None:
-        if _log.writes(logging.INFO):
-            ms = round((time.perf_counter() - self._began) * 1000, 2)
-            method = scope.get("method", "WEBSOCKET")
-            _log.info("request", method=method, route="preview", status=self.status or CALLER_LEFT, ms=ms)
+def _is_page_view(request: Request) -> bool:
+    scope = request.scope
+    return scope["type"] == "http" and scope["method"] == "GET" and b"text/html" in request.headers.get(b"accept", b"")

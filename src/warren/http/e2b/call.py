@@ -1,6 +1,5 @@
-"""Routes of E2B's wire, and what their handlers get."""
+"""What the handlers of E2B's operations get."""
 
-import re
 import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +18,8 @@ from warren.http.e2b.errors import E2bError
 from warren.http.e2b.template_builds import TemplateBuilds
 from warren.http.e2b.tokens import SandboxTokens
 from warren.http.problems import read_json_body
-from warren.model.access import Caller, Scope
+from warren.http.request import E2bAddress, Request
+from warren.model.access import Caller
 from warren.sessions.manager import Sessions
 from warren.sessions.uses import SandboxUse
 
@@ -37,15 +37,13 @@ class E2bRules:
 
 @dataclass
 class E2bCall:
-    """One request. `params` are the parts of its path that the route names."""
+    """One request."""
 
     context: Context
     rules: E2bRules
     tokens: SandboxTokens
-    scope: RequestScope
+    request: Request
     receive: Receive
-    session_id: str
-    params: dict[str, str]
     started: StartedCommands
     envd: EnvdState
 
@@ -55,19 +53,33 @@ class E2bCall:
 
     @property
     def caller(self) -> Caller:
-        caller: Caller = self.scope["caller"]
-        return caller
+        return self.request.caller
+
+    @property
+    def address(self) -> E2bAddress:
+        assert self.request.e2b is not None
+        return self.request.e2b
+
+    @property
+    def session_id(self) -> str:
+        """The sandbox whose service it is for, "" for the control plane."""
+        return self.address.session_id
+
+    @property
+    def scope(self) -> RequestScope:
+        return self.request.scope
+
+    @property
+    def params(self) -> Mapping[str, str]:
+        """The parts of its path that the operation names."""
+        return self.request.params
 
     @property
     def tenant(self) -> str:
         return self.caller.tenant
 
-    @cached_property
-    def headers(self) -> dict[bytes, bytes]:
-        return dict(self.scope["headers"])
-
     def header(self, name: str) -> str:
-        return self.headers.get(name.lower().encode(), b"").decode("latin-1")
+        return self.request.headers.get(name.lower().encode(), b"").decode("latin-1")
 
     @cached_property
     def query(self) -> dict[str, list[str]]:
@@ -109,41 +121,3 @@ class E2bCall:
 
 
 Run = Callable[[E2bCall], Awaitable[Response]]
-
-
-@dataclass(frozen=True)
-class Route:
-    """`name` is the action in the audit record. `scope` None: nobody is asked for anything. `streams`: the body may be
-    of any length."""
-
-    method: str
-    path: str
-    name: str
-    scope: Scope | None
-    run: Run
-    streams: bool = False
-
-    @cached_property
-    def pattern(self) -> re.Pattern[str]:
-        return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", self.path) + "/?")
-
-
-class RouteFinder:
-    def __init__(self, routes: tuple[Route, ...]) -> None:
-        self._plain = {(route.method, route.path): route for route in routes if "{" not in route.path}
-        self._others = [route for route in routes if "{" in route.path]
-
-    def find(self, method: str, path: str) -> tuple[Route, dict[str, str]] | None:
-        """A path that a route has without parameters is that route's, whatever parameters of others could be."""
-        route = self._plain.get((method, path)) or self._plain.get((method, path.rstrip("/")))
-        if route is not None:
-            return route, {}
-        for route in self._others:
-            if route.method == method and (match := route.pattern.fullmatch(path)):
-                return route, match.groupdict()
-        return None
-
-    def methods(self, path: str) -> list[str]:
-        """Which methods the path has, to refuse others."""
-        found = {method for method, plain in self._plain if plain == path.rstrip("/")}
-        return sorted(found | {route.method for route in self._others if route.pattern.fullmatch(path)})

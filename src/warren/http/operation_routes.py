@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from warren.http.context import new_router, tenant_of
 from warren.http.dispatch import HANDLERS, respond
+from warren.http.request import request_of
 from warren.model.api import Reads
 from warren.model.session import MAX_KEY
 from warren.sessions.operations.call import Handler
@@ -46,12 +47,14 @@ _PARAMETERS: Final[dict[str, Any]] = {
 
 def _endpoint(handler: Handler) -> Callable[..., Any]:
     async def endpoint(request: Request, **arguments: Any) -> Response:
-        return await respond(handler, request.app.state.context, request)
+        asked = request_of(request)
+        asked.params = request.path_params
+        return await respond(handler, handler.operation, request.app.state.context, asked, request.receive)
 
     operation = handler.operation
     kinds: dict[str, Any] = {
         "request": Request,
-        "tenant": Annotated[str, Security(tenant_of, scopes=[operation.scope])],
+        "tenant": Annotated[str, Security(tenant_of, scopes=[str(operation.scope)])],
     }
     kinds |= {name: kind for name, kind in _PARAMETERS.items() if f"{{{name}}}" in operation.path}
     optional: dict[str, Any] = {name: _PARAMETERS[name] for name in handler.headers}
