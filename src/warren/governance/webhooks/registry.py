@@ -220,11 +220,7 @@ def _purpose(hook_id: str) -> str:
 
 
 def _record(hook: Webhook, version: int) -> Record:
-    values = asdict(hook)
-    if not hook.old_secret:  # a server of an earlier version, which shares the store, knows no such fields
-        for name in ("old_secret", "old_sealed", "old_until"):
-            del values[name]
-    return Record(_KIND, hook.id, json.dumps(values), version, group=hook.tenant)
+    return Record(_KIND, hook.id, json.dumps(asdict(hook)), version, group=hook.tenant)
 
 
 def _read(record: Record) -> Webhook:
