@@ -25,7 +25,7 @@ _REMOVED_AT_ONCE: Final = 100
 _SECRET: Final = re.compile(r"[A-Za-z0-9_-]{43}", re.ASCII)
 
 
-class _Cached(NamedTuple):
+class _CachedToken(NamedTuple):
     record: Record
     until: float
     read: float
@@ -41,7 +41,7 @@ class OpaqueTokens:
         self._kind = kind
         self._prefix = prefix
         self._most = most
-        self._cache = LruDict[str, _Cached](_MAX_CACHED)
+        self._cache = LruDict[str, _CachedToken](_MAX_CACHED)
         self._forgotten = 0
 
     def __repr__(self) -> str:
@@ -120,7 +120,7 @@ class OpaqueTokens:
 
     def _put_in_cache(self, record: Record) -> None:
         now = self._clock.now()
-        self._cache[record.id] = _Cached(record, now + CACHED_S, now)
+        self._cache[record.id] = _CachedToken(record, now + CACHED_S, now)
 
     def _looks_right(self, token: str) -> bool:
         return token.startswith(self._prefix) and _SECRET.fullmatch(token, len(self._prefix)) is not None

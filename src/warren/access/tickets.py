@@ -23,8 +23,8 @@ from warren.model.errors import Forbidden, InvalidRequest, Unauthorized
 TICKET_S: Final = 60.0
 LONGEST_S: Final = 12 * 3600
 TOKEN_PREFIX: Final = "wst_"
-MOST_TICKETS: Final = 200
-MOST_TOKENS: Final = 1000
+MAX_TICKETS: Final = 200
+MAX_TOKENS: Final = 1000
 _WATCHING: Final = frozenset({"get_process", "read_output", "attach_socket"})
 _TYPING: Final = frozenset({"terminal_socket", "resize_terminal"})  # the socket may start a terminal, and resizes it
 _SCOPES: Final = frozenset({Scope.READ, Scope.EXEC})
@@ -85,8 +85,8 @@ class Tickets:
     def __init__(self, records: RecordStore, clock: Clock, identity: BindingIdentity) -> None:
         self._clock = clock
         self._identity = identity
-        self._tickets = OpaqueTokens(records, clock, "ticket", "wtk_", MOST_TICKETS)
-        self._tokens = OpaqueTokens(records, clock, "ticket_token", TOKEN_PREFIX, MOST_TOKENS)
+        self._tickets = OpaqueTokens(records, clock, "ticket", "wtk_", MAX_TICKETS)
+        self._tokens = OpaqueTokens(records, clock, "ticket_token", TOKEN_PREFIX, MAX_TOKENS)
 
     def __repr__(self) -> str:
         return f"<Tickets {self._tokens!r}>"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from warren.config.option_kinds import PROVIDERS, Kind, check_provider
+from warren.config.option_kinds import PROVIDERS, OptionKind, check_provider
 from warren.config.options import CONFIG_VARIABLE, OPTIONS, WORKER_PORT, Option, Settings
 from warren.model.errors import InvalidRequest
 
@@ -47,7 +47,7 @@ class _Given:
     value: object
     source: str
     subject: str
-    kind: Kind
+    kind: OptionKind
 
 
 def read_settings(

@@ -22,7 +22,7 @@ from warren.model.usage import Usage
 from warren.sessions.event_hub import EventHub
 
 EVENT_EVERY_S: Final = 10.0
-_MOST_TOLD: Final = 10_000
+_MAX_TOLD: Final = 10_000
 CONNECTION: Final = "network.connection"
 
 
@@ -44,7 +44,7 @@ class Networks:
         self._events = events
         self._payer_of = payer_of
         self._audit = audit
-        self._told = LruDict[str, tuple[float, int]](_MOST_TOLD)  # by session: when, and how many were not told
+        self._told = LruDict[str, tuple[float, int]](_MAX_TOLD)  # by session: when, and how many were not told
 
     async def report(self, session: Session, new: NetworkUse) -> float:
         """Gives for how many seconds the session must do without a network: 0 unless its quota is used up."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from warren.governance.audit.chain import Verification
-from warren.governance.audit.entries import LINE_MOST, SEARCH_BYTES, PageBuilder, parse_position
+from warren.governance.audit.entries import MAX_LINE, SEARCH_BYTES, PageBuilder, parse_position
 from warren.governance.audit.file_lines import lines_before
 from warren.governance.audit.rotating_files import (
     KEEP_FILES,
@@ -28,7 +28,7 @@ from warren.governance.audit.rotating_files import (
     opened_directory,
     opened_to_read,
 )
-from warren.governance.audit.writer import QUEUE_MOST, AuditWriter
+from warren.governance.audit.writer import MAX_QUEUE, AuditWriter
 from warren.interfaces.audit import AuditPage, Query
 from warren.kernel.shielding import run_shielded
 from warren.model.audit import AuditEntry, CommandText, RequestRecord
@@ -49,7 +49,7 @@ class FileAudit:
         commands: CommandText = CommandText.REDACTED,
         max_bytes: int = MAX_BYTES,
         keep_files: int = KEEP_FILES,
-        queue_most: int = QUEUE_MOST,
+        queue_most: int = MAX_QUEUE,
     ) -> "FileAudit":
         await asyncio.to_thread(make_directory, directory)
         return cls(directory, AuditWriter(RotatingFiles(directory, max_bytes, keep_files), commands, queue_most))
@@ -144,6 +144,6 @@ def verify_files(directory: Path, head: str = "") -> Verification:
 def _verify_file(fd: int, number: int, found: Verification) -> None:
     with open(os.dup(fd), "rb") as file:
         count = 0
-        while line := file.readline(2 * LINE_MOST):
+        while line := file.readline(2 * MAX_LINE):
             count += 1
             found.take(line.rstrip(b"\n"), f"{file_name(number)}, line {count}")

@@ -19,7 +19,7 @@ from typing import Final
 from warren.governance.audit.chain import BEGINNING, Verification, chain, split_groups
 from warren.governance.audit.entries import SEARCH_BYTES, PageBuilder, parse_position
 from warren.governance.audit.rotating_files import Appended
-from warren.governance.audit.writer import QUEUE_MOST, AuditWriter
+from warren.governance.audit.writer import MAX_QUEUE, AuditWriter
 from warren.interfaces.audit import AuditPage, Query
 from warren.kernel.logs import get_log
 from warren.kernel.shielding import run_shielded
@@ -124,12 +124,12 @@ class RedisAudit:
         *,
         commands: CommandText = CommandText.REDACTED,
         max_bytes: int = MAX_BYTES,
-        queue_most: int = QUEUE_MOST,
+        queue_most: int = MAX_QUEUE,
     ) -> "RedisAudit":
-        stream = _Stream(link, asyncio.get_running_loop(), max_bytes)
+        stream = _StreamLines(link, asyncio.get_running_loop(), max_bytes)
         return cls(link, stream, AuditWriter(stream, commands, queue_most))
 
-    def __init__(self, link: RedisLink, stream: "_Stream", writer: AuditWriter) -> None:
+    def __init__(self, link: RedisLink, stream: "_StreamLines", writer: AuditWriter) -> None:
         self._link = link
         self._stream = stream
         self._writer = writer
@@ -176,7 +176,7 @@ class RedisAudit:
         return AuditPage(page.found)
 
 
-class _Stream:
+class _StreamLines:
     """The stream, for the thread that writes. It sends a batch again until Redis takes it, or until `give_up`. While
     Redis does not, `trouble` says why."""
 
