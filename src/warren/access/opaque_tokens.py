@@ -64,7 +64,8 @@ class OpaqueTokens:
         return None if record is None else json.loads(record.value)
 
     async def take(self, token: str) -> Mapping[str, Any] | None:
-        """As `look_up`, but of all who ask, one gets the value."""
+        """Returns the value as `look_up` does, and ends the token: of several callers that ask at once, one gets the
+        value."""
         record = await self._records.get(self._kind, _hash(token)) if self._looks_right(token) else None
         if record is None or self._has_expired(record) or not await self._remove(record.id):
             return None
@@ -72,7 +73,7 @@ class OpaqueTokens:
         return value
 
     async def change(self, token: str, value: Mapping[str, Any]) -> None:
-        """Gives way to any other change of the token's value."""
+        """Changes the token's value, unless another process has changed it meanwhile."""
         record = await self._find(token)
         if record is None:
             return

@@ -74,7 +74,7 @@ class Ticket:
 
 
 def _processes(named: Mapping[str, str], query: bytes) -> set[str]:
-    """Every process that the request names: in its path, or anywhere in the query of `…/terminal`."""
+    """Returns every process that the request names: in its path, or anywhere in the query of `…/terminal`."""
     if "process_id" in named:
         return {named["process_id"]}
     pairs = urllib.parse.parse_qsl(query.decode("latin-1"), keep_blank_values=True)
@@ -101,7 +101,7 @@ class Tickets:
         lasts_s: float,
         origins: Sequence[str],
     ) -> tuple[str, Ticket]:
-        """The ticket itself, and what it opens."""
+        """Returns the text of a new ticket, and what it opens."""
         if read_only and not process_id:
             raise InvalidRequest(
                 "a ticket to watch must name the process to be watched", remedy='give its "process_id"'
@@ -114,12 +114,13 @@ class Tickets:
         return text, ticket
 
     async def look_up(self, text: str) -> Ticket | None:
-        """What a ticket opens that was not redeemed yet."""
+        """Returns what a ticket opens; None if it was redeemed, has expired or never existed."""
         value = await self._tickets.look_up(text)
         return None if value is None else Ticket.from_mapping(value)
 
     async def redeem(self, text: str) -> tuple[str, Ticket]:
-        """The token, for one of all who ask. Raises Unauthorized, with the same message for every other ticket."""
+        """Exchanges a ticket for a token: of several callers that ask at once, one gets it. Raises Unauthorized, with
+        the same message for every other ticket."""
         value = await self._tickets.take(text)
         if value is None:
             raise Unauthorized("this ticket is not valid: it works once, for a minute", remedy=_REMEDY)

@@ -175,7 +175,7 @@ def _parse_ceiling(text: str) -> tuple[str, ...]:
 
 
 def _parse_address(text: str) -> str:
-    """A host and a port; older systems write a URL."""
+    """Returns HOST:PORT; a URL, as some systems write it, is read too."""
     host, colon, port = text.removeprefix("http://").removesuffix("/").rpartition(":")
     _require(colon and re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) < 65536)
     host = _parse_host(host)
@@ -193,7 +193,7 @@ def _parse_keys(text: str) -> tuple[str, ...]:
 
 
 def _parse_cluster_secrets(text: str) -> tuple[str, ...]:
-    """Spaces between them: a secret may have a comma in it."""
+    """Splits at spaces: a secret may have a comma in it."""
     found = text.split()
     _require(found and all(re.fullmatch(r"[!-~]{16,4096}", secret) for secret in found))
     return tuple(found)

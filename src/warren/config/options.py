@@ -371,7 +371,7 @@ OPTIONS = _table()
 
 
 def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for a worker, which has another port."""
+    """As `serve_options`, for a worker, which has another port."""
     return serve_options(command, WORKER_PORT)
 
 

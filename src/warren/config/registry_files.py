@@ -89,7 +89,7 @@ class RegistryFiles(Generic[Entry]):
         return self._read_one(self._files[name])
 
     def list(self) -> Sequence[Entry]:
-        """Those that can be used, by name."""
+        """Returns the entries that can be used, by name."""
         found = []
         for name in self.names:
             with contextlib.suppress(Unavailable, self._unknown):
@@ -102,7 +102,7 @@ class RegistryFiles(Generic[Entry]):
         return {name: reading.problem if reading else "" for name, reading in readings.items()}
 
     def changes(self) -> Sequence[FileChange]:
-        """Since the last call; at first, all entries that there are."""
+        """Returns what has changed since the last call; the first call returns all entries."""
         readings = {name: reading for name in self.names if (reading := self._look_at(name))}
         before, self._reported = self._reported, readings
         found = [FileChange(name, removed=True) for name in before if name not in readings]
@@ -128,7 +128,8 @@ class RegistryFiles(Generic[Entry]):
         }
 
     def _look_at(self, name: str) -> _Reading[Entry] | None:
-        """Costs two calls of stat if nothing has changed. None: there is no such entry, or none any more."""
+        """Returns the file of an entry, read again if it has changed; None if there is none. Costs two calls of stat if
+        nothing has changed."""
         path = self._files.get(name)
         stamp = _stamp(path) if path else None
         if path is None or stamp is None:
@@ -164,7 +165,7 @@ def _names(path: Path) -> tuple[str, str]:
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
-    """Asked for several times by each create."""
+    """Returns what tells a changed file. Each create asks for it several times, so it must be cheap."""
     name, twin = _names(path)
     try:
         found = os.stat(name)

@@ -57,7 +57,8 @@ def read_settings(
     flags: Mapping[str, object] | None = None,
     config_file: Path | None = None,
 ) -> Settings:
-    """`flags` are by the option's name; None stands for a flag that was not given, "config" names the file."""
+    """Reads all sources. `flags` are by the option's name; None stands for a flag that was not given, and `config`
+    names the file. Raises InvalidRequest."""
     values = os.environ if environ is None else environ
     user = os.geteuid() if uid is None else uid
     given_flags = {name: value for name, value in (flags or {}).items() if value is not None}
@@ -209,7 +210,8 @@ def _parse(option: Option, given: _Given) -> Any:
 
 
 def _as_text(value: object) -> str:
-    """Files and callers give values of several types; only texts are parsed, so that all mean the same."""
+    """Returns a value of a file or a caller as text: only texts are parsed, so that a value means the same wherever it
+    is given."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int | float | Path):

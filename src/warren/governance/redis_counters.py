@@ -78,7 +78,7 @@ _log = get_log("warren.quotas")
 
 
 class _Away(Exception):
-    """Redis cannot be asked."""
+    """Raised while Redis cannot be asked."""
 
 
 class RedisCounters:

@@ -68,7 +68,7 @@ def _forms(secrets: Collection[str] | None) -> Forms | None:
 
 
 def _head(entry: AuditEntry) -> dict[str, Any]:
-    """All but the detail."""
+    """Returns all fields of the entry but its detail."""
     return {
         "at": _finite(entry.at),
         "action": _name(entry.action),
@@ -264,7 +264,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _callers_id(value: Any) -> str:
-    """An id that the caller may have made up: it could be a secret."""
+    """Returns an id that the caller may have made up, redacted: it could be a secret."""
     name = _name(value)
     return name if not name or _OUR_ID.fullmatch(name) else without_shapes(name)
 

@@ -40,7 +40,7 @@ _TYPE: Final = r"(?!(?:str|int|bool|bytes|float|object|string|number|boolean|any
 
 
 def _ending(endings: str) -> str:
-    """Behind a whole name: it ends like this."""
+    """Returns an expression that matches behind a name with one of these endings."""
     return f"(?:{'|'.join(f'(?<={ending})' for ending in endings.split())})"
 
 
@@ -204,7 +204,8 @@ def _forms_of_value(value: str) -> frozenset[str]:
 
 
 def without(text: str, forms: Forms) -> str:
-    """What follows the beginning of a value that is too long is not kept: nobody knows where it ends."""
+    """Removes the forms from the text. Nothing that follows the beginning of a value that is too long is kept: nobody
+    knows where it ends."""
     for form in forms.too_long:
         before, found, _ = text.partition(form)
         if found:
@@ -236,7 +237,8 @@ def without_shapes(text: str) -> str:
 
 
 def redacted(text: str, forms: Forms = NO_FORMS, most: int = _MAX_STAYS) -> str:
-    """At most `most` characters of it, then a note of how long it was; no part of a secret that was cut in two."""
+    """Returns at most `most` characters of the text without its secrets, then how long it was. A secret that was cut in
+    two is removed too."""
     was = getattr(text, "was", "")
     looked_at = _LOOKED_AT * most
     held = looked_at + 2 * _MAX_FORM
@@ -254,7 +256,7 @@ def redacted(text: str, forms: Forms = NO_FORMS, most: int = _MAX_STAYS) -> str:
 
 
 def _without_last_word(text: str) -> str:
-    """Where a text was cut, half a token is no longer known for one."""
+    """Removes the last word of a text that was cut: half a token is not recognised as one."""
     end = len(text)
     while end and not (text[end - 1].isspace() or text[end - 1] in "\"'"):
         end -= 1

@@ -143,7 +143,7 @@ class PrometheusRecorder:
         self._received.inc(use.bytes_received)
 
     def _environment(self, name: str) -> str:
-        """The name as a label: one that the registry does not have, or no longer, is `other`."""
+        """Returns the environment's name as a label; `other` for one that the registry does not have."""
         known = self._environments.get(name)
         if known is not None:
             return known

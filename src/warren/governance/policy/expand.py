@@ -141,7 +141,7 @@ def _may_be_option(word: Word) -> bool:
 
 
 def _without(word: Word, placeholder: str) -> Word:
-    """A word whose placeholder is filled in later."""
+    """Returns a word whose placeholder is filled in later."""
     if word.text is None or placeholder not in word.text:
         return word
     return Word(None, begins=word.text.partition(placeholder)[0])
@@ -253,7 +253,7 @@ def _sets_number(found: FoundCommand) -> Iterator[Item]:
 
 
 def _printf(found: FoundCommand) -> Iterator[Item]:
-    """Only `-v` makes it set a variable."""
+    """Yields the variable that `printf -v` sets; without -v it sets none."""
     if len(found.words) < 2:
         return
     option = found.words[1]

@@ -137,7 +137,7 @@ class WebhookRegistry:
         await self._records.delete(_DELETED, hook_id)
 
     async def disable(self, hook_id: str, reason: str) -> None:
-        """Lets nothing be sent to it from now on."""
+        """Disables the webhook: nothing is sent to it from now on."""
         while (record := await self._records.get(_KIND, hook_id)) is not None:
             changed = replace(_read(record), disabled=reason)
             if await self._records.put(_record(changed, record.version + 1)):
