@@ -30,7 +30,7 @@ from warren.kernel.clock import boot_time
 from warren.model.errors import KeyReused, NoSpace, Unavailable
 from warren.stores import redis_records, redis_scripts
 from warren.stores.redis_link import connect
-from warren.stores.redis_lua import Script
+from warren.stores.redis_lua import LuaScript
 from warren.stores.redis_store import RedisStore
 
 pytestmark = pytest.mark.anyio
@@ -355,7 +355,7 @@ class TestManyAtOnce:
 def _load_scripts(server: RedisServer) -> None:
     """Else it is only the complaint about an unknown script that gets lost or comes late."""
     for script in (*vars(redis_scripts).values(), *vars(redis_records).values()):
-        if isinstance(script, Script):
+        if isinstance(script, LuaScript):
             assert server.ask("SCRIPT", "LOAD", script.text) == script.sha.encode()
 
 

@@ -14,7 +14,7 @@ from warren.cluster.roster import LEASE_S, LeaseStatus, Report, Roster
 from warren.model.errors import Unavailable
 from warren.stores import redis_roster_scripts as scripts
 from warren.stores.redis_link import RedisLink, connect
-from warren.stores.redis_lua import Script
+from warren.stores.redis_lua import LuaScript
 from warren.stores.redis_scripts import VERSION
 from warren.testing.manual_clock import ManualClock
 
@@ -119,7 +119,7 @@ class TestScriptsTriedTwice:
         server.ask("FLUSHALL")
         server.ask("SET", "{warren}", VERSION)
         for script in vars(scripts).values():
-            if isinstance(script, Script):
+            if isinstance(script, LuaScript):
                 assert server.ask("SCRIPT", "LOAD", script.text) == script.sha.encode()
         async with lossy_wire(server) as (wire, url):
             link = connect(url, timeout_s=PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Makes a directory like `version-0.1` beside this file: the state of a server and of a cluster of another version.
+"""Makes a directory like `state-be6c65be` beside this file: the state of a server and of a cluster of another version.
 
     PYTHONPATH=src:tests python tests/data/make_old_state.py SOURCE DIRECTORY
 
@@ -35,10 +35,7 @@ ENV = {"TOKEN": "a test secret", "EMPTY": ""}
 HOLDABLE = """
 import asyncio, os
 from warren.cli.main import main
-try:
-    from warren.testing.fake_provider import FakeProvider
-except ImportError:
-    from warren.sandboxes.providers.fake import FakeProvider
+from warren.testing.fake_provider import FakeProvider
 
 def held(method):
     async def call(self, *args):

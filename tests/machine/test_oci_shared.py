@@ -110,13 +110,3 @@ def test_an_image_without_a_name_is_found_again_for_as_long_as_somebody_has_it(t
     os.close(fd)
     assert image.held() is None
     assert image.take() == -1
-
-
-def test_an_image_of_an_older_version_is_found_by_its_second_name(tmp_path: Path) -> None:
-    name = tmp_path / "disk.held"
-    name.write_bytes(bytes(1 << 20))
-    image = DiskImage(tmp_path, "", old_name=name)
-    assert (image.held() or 0) >= 1 << 20
-    image.give_up()
-    assert not name.exists()
-    assert image.held() is None

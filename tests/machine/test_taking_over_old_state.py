@@ -1,8 +1,9 @@
-"""A server, and a cluster, of this version go on with what version 0.1 left behind: nothing that it kept is lost.
+"""A server, and a cluster, go on with what the servers of main be6c65be left behind: nothing that they kept is lost.
 
-Its provider kept the sandboxes in memory. So sessions that ran are lost here, and the rest of them is there.
+Their provider kept the sandboxes in memory. So sessions that ran are lost here, and the rest of them is there.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,24 +19,11 @@ from webhook_page import is_genuine
 
 pytestmark = pytest.mark.anyio
 
-VERSION = Path(__file__).parents[1] / "data" / "version-0.1"
+VERSION = Path(__file__).parents[1] / "data" / "state-be6c65be"
 ACME, READER, BETA, REVOKED, ADMIN = "acme", "reader", "beta", "revoked", "admin"
 ENDED = {"deleted": "deleted", "idle": "idle", "old": "lifetime", "replaced": "lost"}
 # They are other for a session that was taken over.
-# shown since then
-NEW = {
-    "limits",
-    "image",
-    "idle_expires_at",
-    "network",
-    "secrets",
-    "agent",
-    "agent_config",
-    "gpus",
-    "artifacts",
-    "tenant",
-}
-CHANGING = {"state", "detail", "reason", "expires_at", "worker", "url"}
+CHANGING = {"state", "detail", "reason", "expires_at", "idle_expires_at", "worker", "url", "artifacts"}
 
 
 class Taken:
@@ -80,7 +68,22 @@ class Taken:
 def taken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Taken]:
     state = unpacked(request.param, VERSION, tmp_path_factory.mktemp("s"))
     with state.running() as url:
+        if state.kind == CLUSTER:
+            asyncio.run(_remove_worker(url, state.before["keys"][ADMIN], "worker-3"))
         yield Taken(state, url)
+
+
+async def _remove_worker(url: str, key: str, worker: str) -> None:
+    """What an operator does about a worker that stays away: the only coordinator that it knew is gone too. Whether it
+    is still listed depends on how long ago the state was made."""
+    async with Api(url, {"Authorization": f"Bearer {key}"}) as api:
+
+        async def is_gone() -> bool:
+            await asyncio.sleep(0.5)
+            async with api.ask("DELETE", f"/api/cluster/workers/{worker}") as answer:
+                return answer.status in (204, 404)
+
+        await until(is_gone)
 
 
 async def test_sessions_are_listed_with_what_they_had(taken: Taken) -> None:
@@ -92,7 +95,7 @@ async def test_sessions_are_listed_with_what_they_had(taken: Taken) -> None:
 
 def _lasting(session: dict[str, Any]) -> dict[str, Any]:
     changing = CHANGING if session["metadata"]["label"] not in ENDED else {"url"}
-    return {name: value for name, value in session.items() if name not in changing | NEW}
+    return {name: value for name, value in session.items() if name not in changing}
 
 
 async def test_ended_sessions_stay_ended(taken: Taken) -> None:
@@ -139,7 +142,7 @@ async def test_idempotency_keys_give_their_old_answers(taken: Taken) -> None:
             headers = {"Idempotency-Key": old["key"]}
             again = await api.call("POST", old["path"], old["body"], headers=headers, status=old["status"])
             if old is executed:
-                assert again == {**old["answer"], "stdout_base64": "", "stderr_base64": ""}
+                assert again == old["answer"]
             assert again.get("session_id") == old["answer"].get("session_id")
             await api.refused(
                 "POST",
@@ -154,10 +157,6 @@ async def test_idempotency_keys_give_their_old_answers(taken: Taken) -> None:
 async def test_keys_let_the_same_callers_in(taken: Taken) -> None:
     for who in (ADMIN, ACME, READER, BETA):
         async for before, now in taken.both(who, "/api/whoami"):
-            if who == ADMIN:
-                now["scopes"] = [
-                    scope for scope in now["scopes"] if scope not in ("audit", "metrics")
-                ]  # there were none
             assert now == before
     async for before, now in taken.both(ADMIN, "/api/admin/keys"):
         for key in (*before["keys"], *now["keys"]):
@@ -233,4 +232,4 @@ async def test_workers_of_the_cluster_are_known(taken: Taken) -> None:
     workers = {one["id"]: one for one in (await taken.ask(ADMIN, "/api/cluster"))["workers"]}
     states = {name: worker["state"] for name, worker in workers.items()}
     assert (states["worker-1"], states["worker-2"]) == ("ready", "draining")
-    assert states.get("worker-3", "dead") == "dead"  # by the clock of Redis it may be forgotten already
+    assert "worker-3" not in states

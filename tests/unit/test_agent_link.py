@@ -13,7 +13,7 @@ import anyio
 import pytest
 from unit.scripted_agent import exit_frame, hello, linked, output, said
 
-from warren.model.errors import Conflict, FileNotFound, FileProblem, InvalidRequest, ProtocolError, SandboxLost
+from warren.model.errors import FileNotFound, FileProblem, InvalidRequest, ProtocolError, SandboxLost
 from warren.model.metrics import SandboxMetrics
 from warren.model.operations import Command, FileEvent, Search, SearchMatch, SearchSummary
 from warren.model.spec import Isolation
@@ -511,33 +511,6 @@ async def test_a_sandbox_that_discards_output_is_still_held_to_the_window() -> N
 # Searching.
 
 
-async def test_an_agent_of_an_older_release_is_not_asked_to_search(tmp_path: Path) -> None:
-    async with Listener(tmp_path):
-        link = await AgentLink.dial(tmp_path, timeout_s=5)
-        with pytest.raises(Conflict, match="older than this server and cannot search") as caught:
-            await anext(AgentFiles(link).search(Search(glob="*")))
-        assert caught.value.remedy == "create a new session"
-        await link.close()
-
-
-async def test_an_agent_of_an_older_release_refuses_what_it_would_do_otherwise(tmp_path: Path) -> None:
-    """It ignores flags that it does not know, and would write the file in another way or never answer."""
-    async with Listener(tmp_path):
-        link = await AgentLink.dial(tmp_path, timeout_s=5)
-        files = AgentFiles(link)
-        for call in (
-            files.write("x", b"", in_place=True),
-            files.write("x", b"", metadata={}),
-            files.mkdir("x", owner="sandboxuser"),
-            files.watch("x").sync(),
-        ):
-            with pytest.raises(Conflict, match="older than this server and cannot"):
-                await call
-        with pytest.raises(Conflict, match="older than this server and cannot"):
-            files.watch("x", attributes=True)
-        await link.close()
-
-
 @pytest.mark.parametrize(
     "frames",
     [
@@ -549,7 +522,6 @@ async def test_an_agent_of_an_older_release_refuses_what_it_would_do_otherwise(t
 )
 async def test_a_watch_that_answers_nonsense_cuts_the_link(frames: list[bytes]) -> None:
     async with linked() as (link, agent):
-        link.last_file_op = FileOp.WRITE_IN_PLACE
         watching = asyncio.ensure_future(_events(AgentFiles(link).watch("x")))
         await agent.asked(WireRequest.FILE)
         await agent.says(*frames)
@@ -576,7 +548,6 @@ async def test_metadata_that_is_cut_short_cuts_the_link(metadata: bytes) -> None
 
 async def test_a_search_tells_the_agent_what_it_is_for() -> None:
     async with linked() as (link, agent):
-        link.last_file_op = FileOp.SEARCH
         searching = AgentFiles(link).search(
             Search(path="src", glob="*.{c,h}", pattern="x", max_matches=7, timeout_s=1.5)
         )
@@ -611,7 +582,6 @@ async def test_a_search_tells_the_agent_what_it_is_for() -> None:
 )
 async def test_a_search_that_answers_nonsense_cuts_the_link(frames: list[bytes]) -> None:
     async with linked() as (link, agent):
-        link.last_file_op = FileOp.SEARCH
         searching = asyncio.ensure_future(_all(AgentFiles(link).search(Search(glob="*", max_matches=2))))
         await agent.asked(WireRequest.FILE)
         await agent.says(*frames)

@@ -26,7 +26,7 @@ from warren.model.code import (
     read_execution,
 )
 from warren.model.command_output import CommandOutput, output_of
-from warren.model.errors import Conflict, InvalidRequest, LanguageMissing, Unavailable, WarrenError
+from warren.model.errors import InvalidRequest, LanguageMissing, Unavailable, WarrenError
 from warren.model.operations import ExecResult, Reason
 from warren.sandboxes.keepers import _why_not
 from warren.sessions.long_values import LongList, LongObject, encode, json_pieces, resolved
@@ -278,7 +278,6 @@ def test_long_executions_are_shown_in_pieces_and_mean_the_same() -> None:
 @pytest.mark.parametrize(
     ("code", "stderr", "kind", "words"),
     [
-        (2, "warren-agent --listen-fd N | --socket PATH", Conflict, "older than this server"),
         (127, "Rscript: not found", LanguageMissing, "the image small has no Rscript, which code in r needs"),
         (1, "Error: cannot allocate memory", Unavailable, "cannot allocate memory"),
     ],

@@ -17,9 +17,7 @@ from warren.images.trees.prepare import group_with_user, passwd_with_user
 from warren.images.trees.tree import Tree
 from warren.model.errors import Conflict, ImageNotFound, InvalidRequest, WarrenError
 from warren.model.image import ImageConfig
-from warren.model.spec import WRITABLE, SandboxSpec
-from warren.sandboxes.host.processes import boot_id
-from warren.sandboxes.host.record import SandboxRecord
+from warren.model.spec import WRITABLE
 
 
 @pytest.fixture
@@ -280,9 +278,7 @@ def test_uses_from_one_folder_are_one_file_and_count_apart(store: ImageStore, so
     assert not way.is_symlink()
 
 
-def test_a_use_begins_without_a_way_and_as_an_older_warren_made_it(
-    store: ImageStore, source: Path, tmp_path: Path
-) -> None:
+def test_a_use_begins_without_a_way(store: ImageStore, source: Path, tmp_path: Path) -> None:
     store.import_directory("mine", source)
     store.hold("mine", new_user(tmp_path, "first"))
     (way,) = (tmp_path / "state/images/.ways").iterdir()
@@ -355,56 +351,6 @@ def test_no_use_is_lost_while_another_process_replaces_the_image(
     assert replacing.returncode == 0
     assert len(seen) > 1
     assert len(versions_dir(tmp_path)) == 1
-
-
-def old_image(store: ImageStore, source: Path, tmp_path: Path) -> Path:
-    """An image as a Warren without versions made it."""
-    store.import_directory("mine", source)
-    place = tmp_path / "state/images/mine"
-    version = place.resolve()
-    place.unlink()
-    version.rename(place)
-    (place / "uses").rmdir()
-    version.parent.rmdir()
-    return place
-
-
-def test_an_image_from_before_versions_becomes_one_where_it_is(store: ImageStore, source: Path, tmp_path: Path) -> None:
-    place = old_image(store, source, tmp_path)
-    (shown,) = store.list()
-    assert (shown.name, shown.version, shown.current) == ("mine", "", True)
-    inode = (place / "rootfs").stat().st_ino
-    held = store.hold("mine", new_user(tmp_path))
-    assert held.path.stat().st_ino == (place / "rootfs").stat().st_ino == inode
-    assert place.is_symlink()
-    assert versions_dir(tmp_path) == [held.version]
-    store.import_directory("mine", source)
-    assert held.path.stat().st_ino == inode
-
-
-def test_a_sandbox_from_before_versions_keeps_the_oldest_one(store: ImageStore, source: Path, tmp_path: Path) -> None:
-    place = old_image(store, source, tmp_path)
-    user, late = new_user(tmp_path), new_user(tmp_path, "late")
-    store.keep("mine", user)
-    old = store.version("mine")
-    new = store.import_directory("mine", source).version
-    assert versions_dir(tmp_path) == sorted([old, new])
-    assert place.is_symlink()
-    store.keep("mine", user)
-    store.hold("mine", late)
-    store.keep("mine", late)
-    assert {one.version: one.sandboxes for one in store.list()} == {old: 1, new: 1}
-
-
-def test_an_image_is_not_replaced_under_a_running_sandbox_of_an_older_warren(
-    store: ImageStore, source: Path, tmp_path: Path
-) -> None:
-    old_image(store, source, tmp_path)
-    sandbox = tmp_path / "state/sandboxes" / ("a" * 32)
-    sandbox.mkdir(parents=True)
-    SandboxRecord("a" * 32, boot_id(), "crun", 0, SandboxSpec(image="mine")).started(os.getpid()).save(sandbox)
-    store.import_directory("mine", source)
-    assert [(one.current, one.sandboxes) for one in store.list()] == [(True, 0), (False, 1)]
 
 
 def test_a_damaged_image_can_be_removed(store: ImageStore, source: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from warren.governance.metrics.process_metrics import MetricsPage, ProcessMetrics
 from warren.governance.metrics.readings import Readings
-from warren.governance.metrics.recorder import MOST_ENVIRONMENTS, MOST_ROUTES, kind_of_loss
+from warren.governance.metrics.recorder import MAX_ENVIRONMENTS, MAX_ROUTES, kind_of_loss
 from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.worker import GuardStats, PoolStats, WorkerStats
 from warren.model.network import NetworkUse
@@ -118,17 +118,17 @@ async def test_promtool_finds_no_fault(accept: str) -> None:
 
 
 async def test_nothing_that_callers_choose_makes_the_page_grow() -> None:
-    metrics = new_metrics(*(f"env-{number}" for number in range(2 * MOST_ENVIRONMENTS)))
+    metrics = new_metrics(*(f"env-{number}" for number in range(2 * MAX_ENVIRONMENTS)))
     recorder = metrics.recorder
-    for number in range(2 * MOST_ROUTES):
+    for number in range(2 * MAX_ROUTES):
         recorder.request_ended(f"/{number}", "GET", 200, 0.1)
         recorder.request_ended("/a", f"METHOD-{number}", 200, 0.1)
         recorder.command_ended(f"unknown-{number}", "exited", 0.1, None)
         recorder.creation_ended(f"env-{number}", "pool", "created")
         recorder.sandbox_lost(f"no text that anybody knows: {number}")
     page = await page_of(metrics)
-    assert page.count("warren_http_request_seconds_count{") <= MOST_ROUTES + 1
-    assert page.count("warren_session_creates_total{") == MOST_ENVIRONMENTS + 1
+    assert page.count("warren_http_request_seconds_count{") <= MAX_ROUTES + 1
+    assert page.count("warren_session_creates_total{") == MAX_ENVIRONMENTS + 1
     assert "METHOD-" not in page
     assert 'warren_execs_total{environment="other",reason="exited"} 2000.0' in page
     assert 'warren_sandbox_lost_total{why="other"} 2000.0' in page

@@ -2,7 +2,7 @@
 
 import pytest
 
-from warren.governance.audit.page_reads import _MOST, AGAIN_S, POLLED, PageReads
+from warren.governance.audit.page_reads import _MAX_ENTRIES, AGAIN_S, POLLED, PageReads
 from warren.http.app import new_fastapi_app
 from warren.testing.manual_clock import ManualClock
 
@@ -29,10 +29,10 @@ def test_whatever_else_a_page_does_is_recorded_each_time() -> None:
 
 def test_what_it_remembers_is_bounded() -> None:
     reads = PageReads(ManualClock())
-    for number in range(_MOST + 1):
+    for number in range(_MAX_ENTRIES + 1):
         assert reads.may_record("a", "get_session", f"ses_{number}")
     assert reads.may_record("a", "get_session", "ses_0")
-    assert not reads.may_record("a", "get_session", f"ses_{_MOST}")
+    assert not reads.may_record("a", "get_session", f"ses_{_MAX_ENTRIES}")
 
 
 def test_what_counts_as_polled_only_reads() -> None:

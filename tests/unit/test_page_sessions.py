@@ -13,10 +13,10 @@ from warren.access.bindings import Binding
 from warren.access.identity import CredentialIdentity
 from warren.access.keys import Keys
 from warren.access.opaque_tokens import CACHED_S, TRUSTED_S
-from warren.access.page_sessions import CODE_S, IDLE_S, LASTS_S, MOST_OF_KEY, PageSessions
+from warren.access.page_sessions import CODE_S, IDLE_S, LASTS_S, MAX_OF_KEY, PageSessions
 from warren.access.revocations import Revocations
 from warren.access.tenants import Tenants
-from warren.access.tickets import MOST_TICKETS, TICKET_S, Ticket, Tickets
+from warren.access.tickets import MAX_TICKETS, TICKET_S, Ticket, Tickets
 from warren.access.tokens import TokenRules, Tokens
 from warren.interfaces.records import Record
 from warren.model.api import OPERATIONS
@@ -124,12 +124,12 @@ async def test_the_store_has_no_token_and_keeps_none_for_ever(world: World) -> N
     for kind in ("page_session", "sign_in_code", "ticket"):
         [record] = await world.records.list(kind)
         assert not any(text in repr(record) for text in (token, code, ticket))
-    for _ in range(MOST_OF_KEY + 5):
+    for _ in range(MAX_OF_KEY + 5):
         await world.pages.sign_in(binding)
-    assert await world.records.count("page_session") == MOST_OF_KEY
-    for _ in range(MOST_TICKETS + 5):
+    assert await world.records.count("page_session") == MAX_OF_KEY
+    for _ in range(MAX_TICKETS + 5):
         await world.ticket(binding)
-    assert await world.records.count("ticket") == MOST_TICKETS
+    assert await world.records.count("ticket") == MAX_TICKETS
     await world.clock.advance(LASTS_S)
     await world.pages.sign_in(binding)
     assert await world.records.count("page_session") == 1

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from warren.governance.audit.entries import LINE_MOST, encode_entry, encode_redacted, parse_entry, redact_entry
+from warren.governance.audit.entries import MAX_LINE, encode_entry, encode_redacted, parse_entry, redact_entry
 from warren.governance.audit.redaction import GONE, forms_of, redacted, without_shapes
 from warren.model.audit import AuditEntry, CommandText
 
@@ -266,7 +266,7 @@ def test_arguments_are_kept_as_one_text() -> None:
 )
 def test_a_line_is_bounded_whatever_is_in_it(detail: dict[str, object]) -> None:
     line = encode_redacted(AuditEntry(float("nan"), "x" * 10_000, detail=detail), [], CommandText.REDACTED)
-    assert len(line) <= LINE_MOST
+    assert len(line) <= MAX_LINE
     assert json.loads(line)["at"] == 0
 
 

@@ -13,7 +13,8 @@ from warren.model.access import Caller
 
 
 class BoundBy(StrEnum):
-    """NOTHING: the server asks nobody for credentials. ADMIN: the key that the configuration names."""
+    """What a binding rests on. NOTHING: the server asks nobody for credentials. ADMIN: the key that the configuration
+    names."""
 
     KEY = "key"
     TOKEN = "token"
@@ -23,7 +24,8 @@ class BoundBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """`proof` changes when a key gets another secret. `claims` and `scopes` are a token's."""
+    """The credential that a page session, code or ticket was made with. `proof` changes when a key gets another secret.
+    `claims` and `scopes` are those of a token."""
 
     by: BoundBy
     tenant: str
@@ -34,7 +36,7 @@ class Binding:
 
     @property
     def owner(self) -> str:
-        """The same for everything that was made with one key, or with the tokens of one subject."""
+        """Returns one name for everything that was made with one key, or with the tokens of one subject."""
         return f"{self.tenant} {self.key_id}"
 
     @property

@@ -35,9 +35,9 @@ class Identity(Protocol):
 
 
 class BindingIdentity(Identity, Protocol):
-    """The Identity of a server that has pages. `bind` says what the credential is that the text is; `bound_caller`
-    gives its caller later, as long as it is valid, and with `expired` also after a token has expired. Both raise
-    Unauthorized."""
+    """The Identity of a server that has pages. `bind` returns the binding of a credential. `bound_caller` returns the
+    caller of a binding later, as long as its credential is valid; with `expired`, also after a token has expired. Both
+    raise Unauthorized."""
 
     async def bind(self, credential: str) -> Binding: ...
     async def bound_caller(self, binding: Binding, *, expired: bool = False) -> Caller: ...
@@ -121,7 +121,7 @@ class CredentialIdentity:
         raise Unauthorized("the credential that this was made with is not valid any more", remedy="sign in again")
 
     async def _first(self, headers: Headers, *, expired: bool = False) -> Caller:
-        """Of several credentials the first valid one counts."""
+        """Returns the caller of the first credential that is valid. Raises the error of the first one if none is."""
         wrong: Unauthorized | None = None
         for text in read_credentials(headers):
             try:

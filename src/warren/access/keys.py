@@ -123,12 +123,12 @@ class Keys:
         return _read(record)
 
     async def quota_of(self, key_id: str) -> Quota:
-        """No bounds for a key that was revoked, and for the configuration's own."""
+        """Returns the quota of a key. A key that was revoked, and the one of the configuration, have no bounds."""
         record = await self._records.get(KIND, key_id) if key_id else None
         return NO_QUOTA if record is None else _read(record).quota
 
     async def revoke(self, key_id: str) -> None:
-        """Lets nobody in with this key from now on."""
+        """Deletes the key: nobody gets in with it from now on."""
         await self.get(key_id)
         await self._records.delete(KIND, key_id)
         self._forget(key_id)
@@ -151,7 +151,7 @@ class Keys:
         return (await self._recognise(text)).caller
 
     async def identify(self, text: str) -> ApiKey:
-        """The stored key that a key's text is of. Raises Unauthorized as `recognise` does."""
+        """Returns the stored key that this text is the secret of. Raises Unauthorized as `recognise` does."""
         return (await self._recognise(text)).key
 
     async def recognise_stored(self, key_id: str, hashed: str) -> Caller:
@@ -221,7 +221,7 @@ class Keys:
         task.add_done_callback(self._saving.discard)
 
     async def _save_use(self, key_id: str, now: float) -> None:
-        """Gives way to any other change of the record."""
+        """Saves when the key was used, unless its record was changed meanwhile."""
         try:
             record = await self._records.get(KIND, key_id)
             if record is not None:
@@ -274,7 +274,7 @@ def _new(
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Gives the id and the secret; both are empty if it is no key of ours."""
+    """Returns the id and the secret of a key's text; both are empty for a text that is no key of ours."""
     match = _OURS.fullmatch(text) if text.isascii() and len(text) < 256 else None
     if match is None:
         return "", ""

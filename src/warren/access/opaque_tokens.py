@@ -25,7 +25,7 @@ _REMOVED_AT_ONCE: Final = 100
 _SECRET: Final = re.compile(r"[A-Za-z0-9_-]{43}", re.ASCII)
 
 
-class _Cached(NamedTuple):
+class _CachedToken(NamedTuple):
     record: Record
     until: float
     read: float
@@ -41,7 +41,7 @@ class OpaqueTokens:
         self._kind = kind
         self._prefix = prefix
         self._most = most
-        self._cache = LruDict[str, _Cached](_MAX_CACHED)
+        self._cache = LruDict[str, _CachedToken](_MAX_CACHED)
         self._forgotten = 0
 
     def __repr__(self) -> str:
@@ -64,7 +64,8 @@ class OpaqueTokens:
         return None if record is None else json.loads(record.value)
 
     async def take(self, token: str) -> Mapping[str, Any] | None:
-        """As `look_up`, but of all who ask, one gets the value."""
+        """Returns the value as `look_up` does, and ends the token: of several callers that ask at once, one gets the
+        value."""
         record = await self._records.get(self._kind, _hash(token)) if self._looks_right(token) else None
         if record is None or self._has_expired(record) or not await self._remove(record.id):
             return None
@@ -72,7 +73,7 @@ class OpaqueTokens:
         return value
 
     async def change(self, token: str, value: Mapping[str, Any]) -> None:
-        """Gives way to any other change of the token's value."""
+        """Changes the token's value, unless another process has changed it meanwhile."""
         record = await self._find(token)
         if record is None:
             return
@@ -120,7 +121,7 @@ class OpaqueTokens:
 
     def _put_in_cache(self, record: Record) -> None:
         now = self._clock.now()
-        self._cache[record.id] = _Cached(record, now + CACHED_S, now)
+        self._cache[record.id] = _CachedToken(record, now + CACHED_S, now)
 
     def _looks_right(self, token: str) -> bool:
         return token.startswith(self._prefix) and _SECRET.fullmatch(token, len(self._prefix)) is not None

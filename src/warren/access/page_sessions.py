@@ -20,8 +20,8 @@ from warren.model.errors import Unauthorized, WarrenError
 LASTS_S: Final = 12 * 3600.0
 IDLE_S: Final = 2 * 3600.0
 CODE_S: Final = 300.0
-MOST_OF_KEY: Final = 50
-MOST_CODES: Final = 20
+MAX_OF_KEY: Final = 50
+MAX_CODES: Final = 20
 _USED_AT_S: Final = 300.0  # the precision of `used_at`
 _SIGNED_OUT: Final = "you are not signed in any more"
 _REMEDY: Final = "sign in again: with a key, or with a link that `warren ui` prints"
@@ -45,8 +45,8 @@ class PageSessions:
     def __init__(self, records: RecordStore, clock: Clock, identity: BindingIdentity) -> None:
         self._clock = clock
         self._identity = identity
-        self._sessions = OpaqueTokens(records, clock, "page_session", "wps_", MOST_OF_KEY)
-        self._codes = OpaqueTokens(records, clock, "sign_in_code", "wsc_", MOST_CODES)
+        self._sessions = OpaqueTokens(records, clock, "page_session", "wps_", MAX_OF_KEY)
+        self._codes = OpaqueTokens(records, clock, "sign_in_code", "wsc_", MAX_CODES)
 
     def __repr__(self) -> str:
         return f"<PageSessions {self._sessions!r}>"

@@ -26,7 +26,7 @@ _MAX_NAME: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Revocation:
-    """Of the token `token_id`, or of the tokens of `subject` that were issued before `made_at`."""
+    """Revokes the token `token_id`, or the tokens of `subject` that were issued before `made_at`."""
 
     id: str
     token_id: str
@@ -49,7 +49,7 @@ class Revocations:
         return f"<Revocations: {len(self._token_ids)} tokens, {len(self._subjects)} subjects>"
 
     async def revoke(self, token_id: str = "", subject: str = "", kept_s: float = KEPT_S) -> Revocation:
-        """`kept_s`: longer than any token of theirs is valid."""
+        """Revokes for `kept_s`, which is longer than any of these tokens is valid."""
         if bool(token_id) == bool(subject):
             raise InvalidRequest("a revocation is of one token or of one subject", remedy="give one of them")
         if len(token_id + subject) > _MAX_NAME or not (token_id + subject).isprintable():
@@ -115,7 +115,7 @@ class Revocations:
 
 
 def _id_of(token_id: str, subject: str) -> str:
-    """The same for the same token or subject."""
+    """Returns the record's id, which is the same for every revocation of one token or subject."""
     return f"rev_{hashlib.sha256(json.dumps([token_id, subject]).encode()).hexdigest()[:24]}"
 
 

@@ -47,7 +47,7 @@ class Tenants:
         return f"<Tenants: {len(self._cache)} cached>"
 
     async def of(self, name: str) -> Tenant:
-        """Gives what holds for this tenant."""
+        """Returns the settings that apply to this tenant: its own, or those of `*`."""
         known = self._cache.get(name)
         if known is not None and self._clock.now() < known.until:
             return known.tenant
@@ -71,7 +71,7 @@ class Tenants:
         return tenant
 
     def _forget(self, name: str) -> None:
-        """The record `*` may have been what held for any of the cached tenants."""
+        """Forgets the tenant; for `*` all of them, because its record may have applied to any of them."""
         if name == ANY_TENANT:
             self._cache.clear()
         else:

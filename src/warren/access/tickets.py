@@ -23,8 +23,8 @@ from warren.model.errors import Forbidden, InvalidRequest, Unauthorized
 TICKET_S: Final = 60.0
 LONGEST_S: Final = 12 * 3600
 TOKEN_PREFIX: Final = "wst_"
-MOST_TICKETS: Final = 200
-MOST_TOKENS: Final = 1000
+MAX_TICKETS: Final = 200
+MAX_TOKENS: Final = 1000
 _WATCHING: Final = frozenset({"get_process", "read_output", "attach_socket"})
 _TYPING: Final = frozenset({"terminal_socket", "resize_terminal"})  # the socket may start a terminal, and resizes it
 _SCOPES: Final = frozenset({Scope.READ, Scope.EXEC})
@@ -74,7 +74,7 @@ class Ticket:
 
 
 def _processes(named: Mapping[str, str], query: bytes) -> set[str]:
-    """Every process that the request names: in its path, or anywhere in the query of `…/terminal`."""
+    """Returns every process that the request names: in its path, or anywhere in the query of `…/terminal`."""
     if "process_id" in named:
         return {named["process_id"]}
     pairs = urllib.parse.parse_qsl(query.decode("latin-1"), keep_blank_values=True)
@@ -85,8 +85,8 @@ class Tickets:
     def __init__(self, records: RecordStore, clock: Clock, identity: BindingIdentity) -> None:
         self._clock = clock
         self._identity = identity
-        self._tickets = OpaqueTokens(records, clock, "ticket", "wtk_", MOST_TICKETS)
-        self._tokens = OpaqueTokens(records, clock, "ticket_token", TOKEN_PREFIX, MOST_TOKENS)
+        self._tickets = OpaqueTokens(records, clock, "ticket", "wtk_", MAX_TICKETS)
+        self._tokens = OpaqueTokens(records, clock, "ticket_token", TOKEN_PREFIX, MAX_TOKENS)
 
     def __repr__(self) -> str:
         return f"<Tickets {self._tokens!r}>"
@@ -101,7 +101,7 @@ class Tickets:
         lasts_s: float,
         origins: Sequence[str],
     ) -> tuple[str, Ticket]:
-        """The ticket itself, and what it opens."""
+        """Returns the text of a new ticket, and what it opens."""
         if read_only and not process_id:
             raise InvalidRequest(
                 "a ticket to watch must name the process to be watched", remedy='give its "process_id"'
@@ -114,12 +114,13 @@ class Tickets:
         return text, ticket
 
     async def look_up(self, text: str) -> Ticket | None:
-        """What a ticket opens that was not redeemed yet."""
+        """Returns what a ticket opens; None if it was redeemed, has expired or never existed."""
         value = await self._tickets.look_up(text)
         return None if value is None else Ticket.from_mapping(value)
 
     async def redeem(self, text: str) -> tuple[str, Ticket]:
-        """The token, for one of all who ask. Raises Unauthorized, with the same message for every other ticket."""
+        """Exchanges a ticket for a token: of several callers that ask at once, one gets it. Raises Unauthorized, with
+        the same message for every other ticket."""
         value = await self._tickets.take(text)
         if value is None:
             raise Unauthorized("this ticket is not valid: it works once, for a minute", remedy=_REMEDY)

@@ -63,7 +63,7 @@ class Tokens:
         return f"<Tokens of {self._rules.issuer}: {len(self._keys)} keys>"
 
     async def start(self) -> None:
-        """A file must be readable at the start; an address may come up later."""
+        """Reads the keys. A JWKS file must be readable now; one at an address may become reachable later."""
         try:
             await self._read_keys()
         except WarrenError as exc:
@@ -72,7 +72,7 @@ class Tokens:
             _log.warning("jwks_not_read", jwks=self._rules.jwks, action="refuse_tokens", error=exc)
 
     async def recognise(self, token: str, *, expired: bool = False) -> Caller:
-        """With `expired` also a token that has expired."""
+        """Returns the caller of a token; with `expired`, also of one that has expired. Raises Unauthorized."""
         return (await self.read(token, expired=expired))[0]
 
     async def check_claims(self, claims: Mapping[str, Any], *, expired: bool = False) -> None:
@@ -82,7 +82,7 @@ class Tokens:
             await self.revocations.check(claims)
 
     async def read(self, token: str, *, expired: bool = False) -> tuple[Caller, Mapping[str, Any]]:
-        """Whose token it is, and its claims."""
+        """Returns the caller of a token, and the token's claims."""
         if len(token) > MAX_TOKEN:
             raise Unauthorized(f"the token is longer than {MAX_TOKEN} characters", remedy=_REMEDY)
         claims = self._verify(token, await self._key_for(token))
@@ -100,7 +100,7 @@ class Tokens:
         return Caller(tenant, f"jwt:{name[:128]}", read_claimed(claims.get(self._rules.scopes_claim))), claims
 
     def _verify(self, token: str, key: jwt.PyJWK) -> Mapping[str, Any]:
-        """Without the times, which `_check_times` compares with our own clock, so that tests can set it."""
+        """Checks all but the times: `_check_times` compares those with our own clock, so that tests can set it."""
         try:
             claims = jwt.decode(
                 token,

@@ -8,8 +8,18 @@ import click
 
 from warren.cli.main import report
 from warren.cli.options import server_options
-from warren.cli.output import format_age, print_json, print_table, printable, write_bytes
-from warren.cli.remote import Server, complete, complete_session, short_id, split_session
+from warren.cli.output import format_age, print_json, printable, write_bytes
+from warren.cli.remote import (
+    Answer,
+    RemoteServer,
+    complete,
+    complete_session,
+    line,
+    server_command,
+    short_id,
+    split_session,
+    table,
+)
 from warren.sdk.results import ArtifactInfo
 
 _TITLES: Final = ("ARTIFACT", "NAME", "SIZE", "TYPE", "SESSION", "AGE")
@@ -39,19 +49,15 @@ def artifacts() -> None:
 @click.argument("session", required=False, default="", shell_complete=complete_session)
 @click.option("--thread", default="", metavar="T", help="Only those of this thread.")
 @click.option("--name", default="", metavar="GLOB", help="Only those whose name fits.")
-@server_options
-def list_artifacts(session: str, thread: str, name: str, url: str, as_json: bool) -> None:
+@server_command
+def list_artifacts(server: RemoteServer, session: str, thread: str, name: str) -> Answer:
     """List artifacts, newest first: all, or those of a session.
 
     Example: warren artifacts list --name '*.png'
     """
     given = {"session_id": session, "thread_id": thread, "name": name}
-    with Server(url) as server:
-        found = _list(server, {key: value for key, value in given.items() if value})
-    if as_json:
-        print_json({"artifacts": found})
-    else:
-        print_table(_TITLES, [_row(each) for each in found])
+    found = _list(server, {key: value for key, value in given.items() if value})
+    return table({"artifacts": found}, _TITLES, map(_row, found))
 
 
 @artifacts.command()
@@ -66,7 +72,7 @@ def save(words: tuple[str, ...], thread: str, url: str, as_json: bool) -> None:
     name, paths = split_session(words, thread)
     if not paths:
         raise click.UsageError("which files? Give paths or globs")
-    with Server(url) as server:
+    with RemoteServer(url) as server:
         saved = server.client(server.find(name, thread)).artifacts.save(paths)
     if as_json:
         shown = [{key: one[key] for key in one} for one in saved.artifacts]
@@ -91,7 +97,7 @@ def get(artifact: str, target: str, url: str, as_json: bool) -> None:
 
     Example: warren artifacts get art_7e0f2a1b9c8d7e6f5a4b3c2d1e0 plots/
     """
-    with Server(url) as server:
+    with RemoteServer(url) as server:
         if target == "-":
             with server.backend.download("read_artifact", "", artifact_id=artifact) as (_, parts):
                 for part in parts:
@@ -108,23 +114,18 @@ def get(artifact: str, target: str, url: str, as_json: bool) -> None:
 
 @artifacts.command()
 @click.argument("names", nargs=-1, required=True, metavar="ARTIFACT...", shell_complete=_complete_artifact)
-@server_options
-def rm(names: tuple[str, ...], url: str, as_json: bool) -> None:
+@server_command
+def rm(server: RemoteServer, names: tuple[str, ...]) -> Answer:
     """Remove artifacts now, not when they expire.
 
     Example: warren artifacts rm art_7e0f2a1b9c8d7e6f5a4b3c2d1e0
     """
-    with Server(url) as server:
-        for name in names:
-            server.backend.call("delete_artifact", artifact_id=name)
-    if as_json:
-        print_json({"removed": list(names)})
-    else:
-        for name in names:
-            click.echo(f"removed {name}")
+    for name in names:
+        server.backend.call("delete_artifact", artifact_id=name)
+    return line({"removed": list(names)}, "\n".join(f"removed {name}" for name in names))
 
 
-def _list(server: Server, filters: Values) -> list[Values]:
+def _list(server: RemoteServer, filters: Values) -> list[Values]:
     found: list[Values] = []
     after: str | None = ""
     while after is not None:

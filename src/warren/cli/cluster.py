@@ -1,14 +1,14 @@
 """`warren cluster`: the workers of a cluster, and a whole cluster on one machine to try it."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 import click
 
-from warren.cli.options import server_options
-from warren.cli.output import print_json, print_table
-from warren.cli.remote import Server
+from warren.cli.output import print_table
+from warren.cli.remote import Answer, RemoteServer, line, server_command
 
 _CLUSTER: Final = "/api/cluster"
 _TITLES: Final = ("WORKER", "STATE", "ADDRESS", "SESSIONS", "CAPACITY", "READY", "WAITING", "LABELS", "VERSION")
@@ -22,17 +22,17 @@ def cluster() -> None:
 
 
 @cluster.command()
-@server_options
-def status(url: str, as_json: bool) -> None:
+@server_command
+def status(server: RemoteServer) -> Answer:
     """Show the workers, and whether Redis answers.
 
     Example: warren cluster status
     """
-    with Server(url) as server:
-        found = server.call("GET", _CLUSTER)
-    if as_json:
-        print_json(found)
-        return
+    found = server.call("GET", _CLUSTER)
+    return Answer(found, partial(_print_status, found))
+
+
+def _print_status(found: Values) -> None:
     print_table(_TITLES, [_row(worker) for worker in found["workers"]])
     click.echo(f"\nRedis is {found['redis']}; answered by the coordinator {found['coordinator']}")
     if not found["settled"]:
@@ -42,34 +42,26 @@ def status(url: str, as_json: bool) -> None:
 @cluster.command()
 @click.argument("worker_id", metavar="WORKER")
 @click.option("--undo", is_flag=True, help="Give it new sessions again.")
-@server_options
-def drain(worker_id: str, undo: bool, url: str, as_json: bool) -> None:
+@server_command
+def drain(server: RemoteServer, worker_id: str, undo: bool) -> Answer:
     """Give WORKER no new sessions; its sessions go on.
 
     Example: warren cluster drain worker-2
     """
-    with Server(url) as server:
-        worker = server.call("PATCH", _path(worker_id), values={"draining": not undo})
-    if as_json:
-        print_json(worker)
-    else:
-        click.echo(f"{worker['id']} is {worker['state']}, with {worker['sessions']} sessions")
+    worker = server.call("PATCH", _path(worker_id), values={"draining": not undo})
+    return line(worker, f"{worker['id']} is {worker['state']}, with {worker['sessions']} sessions")
 
 
 @cluster.command()
 @click.argument("worker_id", metavar="WORKER")
-@server_options
-def remove(worker_id: str, url: str, as_json: bool) -> None:
+@server_command
+def remove(server: RemoteServer, worker_id: str) -> Answer:
     """Forget a dead WORKER; its sessions are reported lost at once.
 
     Example: warren cluster remove worker-2
     """
-    with Server(url) as server:
-        server.call("DELETE", _path(worker_id))
-    if as_json:
-        print_json({"removed": worker_id})
-    else:
-        click.echo(f"{worker_id} is forgotten")
+    server.call("DELETE", _path(worker_id))
+    return line({"removed": worker_id}, f"{worker_id} is forgotten")
 
 
 @cluster.command()
@@ -110,17 +102,8 @@ def _path(worker_id: str) -> str:
     return f"{_CLUSTER}/workers/{quote(worker_id, safe='')}"
 
 
-def _row(worker: Values) -> list[str]:
+def _row(worker: Values) -> tuple[object, ...]:
     ready = ", ".join(f"{name} {count}" for name, count in worker["ready"].items())
     labels = ", ".join(f"{name}={value}" for name, value in worker["labels"].items())
-    return [
-        worker["id"],
-        worker["state"],
-        worker["address"],
-        str(worker["sessions"]),
-        str(worker["capacity"]),
-        ready,
-        str(worker["waiting"]),
-        labels,
-        worker["version"],
-    ]
+    counts = worker["sessions"], worker["capacity"], ready, worker["waiting"]
+    return worker["id"], worker["state"], worker["address"], *counts, labels, worker["version"]

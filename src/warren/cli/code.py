@@ -18,7 +18,7 @@ from warren.cli.console import EXIT_TIMEOUT, until_signal, write_stream
 from warren.cli.main import EXIT_WARREN_FAILED, report
 from warren.cli.options import environment_option, parse_pairs, replace_lost_option, server_options
 from warren.cli.output import print_json, printable
-from warren.cli.remote import ImageProgress, Server, complete_session
+from warren.cli.remote import ImageProgress, RemoteServer, complete_session
 from warren.sdk.code_results import Execution, ExecutionError, OutputMessage, Result
 
 EXIT_CODE_FAILED: Final = 1
@@ -87,7 +87,7 @@ def code(
                 execution = await client.run_code(text, language, **options, **printer.callbacks)
             return exit_code_of(execution)
 
-    with Server(url) as server:
+    with RemoteServer(url) as server:
         session = find_session(server, **where)
         try:
             return asyncio.run(until_signal(run()))
@@ -95,7 +95,9 @@ def code(
             return 128 + signal.SIGPIPE
 
 
-def find_session(server: Server, session: str, thread: str, replace_lost: bool, environment: str) -> dict[str, Any]:
+def find_session(
+    server: RemoteServer, session: str, thread: str, replace_lost: bool, environment: str
+) -> dict[str, Any]:
     """The options of a client of the session that is meant, or of one that ends with the client."""
     if session and thread:
         raise click.UsageError("give --session or --thread, not both")
@@ -109,7 +111,7 @@ def find_session(server: Server, session: str, thread: str, replace_lost: bool, 
 
 
 @contextlib.asynccontextmanager
-async def open_client(server: Server, session: dict[str, Any]) -> AsyncIterator[AsyncSandboxClient]:
+async def open_client(server: RemoteServer, session: dict[str, Any]) -> AsyncIterator[AsyncSandboxClient]:
     progress = ImageProgress()
     async with contextlib.AsyncExitStack() as stack:
         try:

@@ -17,7 +17,7 @@ import click
 from warren import FileEntry, SandboxClient
 from warren.cli.options import replace_lost_option, server_options, thread_option
 from warren.cli.output import ProgressLine, format_mib, print_json, write_bytes
-from warren.cli.remote import Server
+from warren.cli.remote import RemoteServer
 from warren.model.errors import FileNotFound, IsDirectory
 from warren.sdk.protocol import CHUNK_BYTES
 
@@ -50,7 +50,7 @@ def cp(source: str, target: str, thread: str, replace_lost: bool, recursive: boo
     """
     local, remote, is_upload = _sides(_parse_side(source), _parse_side(target))
     _check_session(remote, thread)
-    with Server(url) as server:
+    with RemoteServer(url) as server:
         name = remote.session or ""
         session_id = server.find_or_create(name, thread, replace_lost) if is_upload else server.find(name, thread)
         copy = _Copy(server, session_id, recursive)
@@ -91,7 +91,7 @@ def _progress(title: str) -> Iterator[Progress]:
 
 @dataclass
 class _Copy:
-    server: Server
+    server: RemoteServer
     session_id: str
     recursive: bool
     bytes_done: int = 0

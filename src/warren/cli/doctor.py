@@ -13,7 +13,7 @@ import click
 from warren.cli.console import until_signal
 from warren.cli.options import environment_option, json_option
 from warren.cli.output import print_json
-from warren.cli.run import SandboxOptions, build_spec
+from warren.cli.run import RunOptions, build_spec
 from warren.config.settings import Settings, read_settings
 from warren.model.errors import InvalidRequest
 from warren.model.version import __version__
@@ -56,7 +56,7 @@ def doctor(
     if not attack:
         return asyncio.run(until_signal(_check(settings, provider, as_json)))
     _require_attacks()
-    options = SandboxOptions(environment, image, provider)
+    options = RunOptions(environment, image, provider)
     return asyncio.run(until_signal(_attack(settings, options, only, as_json)))
 
 
@@ -91,7 +91,7 @@ def _print_check(check: "Check") -> None:
         click.echo(f"{'':5} {'':<24} → {check.remedy}")
 
 
-async def _attack(settings: Settings, options: SandboxOptions, only: tuple[str, ...], as_json: bool) -> int:
+async def _attack(settings: Settings, options: RunOptions, only: tuple[str, ...], as_json: bool) -> int:
     from warren.app.wiring import build_provider
     from warren.doctor.reports import save_attack_report
     from warren_attack.report import summarize

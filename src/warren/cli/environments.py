@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from warren.cli.options import json_option, server_options
-from warren.cli.output import print_json, print_table
-from warren.cli.remote import Server
+from warren.cli.options import json_option
+from warren.cli.output import print_json
+from warren.cli.remote import Answer, RemoteServer, line, server_command, table
 from warren.config.settings import read_settings
 from warren.model.errors import InvalidRequest, UnknownEnvironment
 
@@ -29,39 +29,32 @@ def environments() -> None:
 
 
 @environments.command("list")
-@server_options
-def list_environments(url: str, as_json: bool) -> None:
+@server_command
+def list_environments(server: RemoteServer) -> Answer:
     """List the environments of a server that you may use.
 
     A star marks the one that sessions get by default.
 
     Example: warren environments list
     """
-    found = _ask(url)
-    if as_json:
-        print_json({"environments": found})
-        return
-    print_table(_TITLES, [_row(one) for one in found])
+    found = server.backend.call("list_environments")["environments"]
+    return table({"environments": found}, _TITLES, map(_row, found))
 
 
 @environments.command()
 @click.argument("name")
-@server_options
-def show(name: str, url: str, as_json: bool) -> None:
+@server_command
+def show(server: RemoteServer, name: str) -> Answer:
     """Show the environment NAME of a server.
 
     Example: warren environments show base
     """
-    found = _ask(url)
+    found = server.backend.call("list_environments")["environments"]
     one = next((one for one in found if one["name"] == name), None)
     if one is None:
         known = ", ".join(each["name"] for each in found) or "none"
         raise UnknownEnvironment(f"there is no environment {name!r}", remedy=f"there are: {known}")
-    if as_json:
-        print_json(one)
-        return
-    for key, value in one.items():
-        click.echo(f"{key + ':':<16} {_text(value)}")
+    return line(one, "\n".join(f"{key + ':':<16} {_text(value)}" for key, value in one.items()))
 
 
 @environments.command()
@@ -129,12 +122,6 @@ def _problem_of(file: Path) -> str:
     except InvalidRequest as exc:
         return str(exc)
     return ""
-
-
-def _ask(url: str) -> list[dict[str, Any]]:
-    with Server(url) as server:
-        found: list[dict[str, Any]] = server.backend.call("list_environments")["environments"]
-        return found
 
 
 def _row(one: dict[str, Any]) -> tuple[object, ...]:

@@ -24,7 +24,7 @@ from warren.cli.console import (
 )
 from warren.cli.options import command_options, parse_pairs, replace_lost_option, server_options, thread_option
 from warren.cli.output import print_json
-from warren.cli.remote import Server, complete_session, split_session
+from warren.cli.remote import RemoteServer, complete_session, split_session
 from warren.config.settings import read_settings
 from warren.model.errors import ServerUnreachable, WarrenError
 from warren.sdk.protocol import Request, error_from_event
@@ -81,7 +81,7 @@ def execute(ctx: click.Context, /, words: tuple[str, ...], thread: str, url: str
     if timeout_s is not None:
         command["timeout_s"] = timeout_s
     _check_options(as_json=as_json, **options)
-    with Server(url) as server:
+    with RemoteServer(url) as server:
         session_id = server.find_or_create(name, thread, options["replace_lost"])
         if options["detach"]:
             return _start(server, session_id, {**command, "process_id": options["name"]}, as_json)
@@ -113,18 +113,18 @@ def _check_options(*, detach: bool, terminal: bool, interactive: bool, name: str
         check_terminal("warren exec -t", "warren exec -i")
 
 
-def _start(server: Server, session_id: str, command: Values, as_json: bool) -> int:
+def _start(server: RemoteServer, session_id: str, command: Values, as_json: bool) -> int:
     started = server.backend.call("start_process", session_id, **command)
     print_json(started) if as_json else click.echo(started["process_id"])
     return 0
 
 
-async def run_in_terminal(server: Server, session_id: str, command: Values, timeout_s: float | None) -> int:
+async def run_in_terminal(server: RemoteServer, session_id: str, command: Values, timeout_s: float | None) -> int:
     result = await run_remote_terminal(server.url, server.key, session_id, command)
     return exit_code_of(result, timeout_s, MEMORY_HINT)
 
 
-async def _run_to_end(server: Server, session_id: str, command: Values, interactive: bool, sink: Sink) -> Values:
+async def _run_to_end(server: RemoteServer, session_id: str, command: Values, interactive: bool, sink: Sink) -> Values:
     """Returns how the command ended. Cancelling this, or an error of the sink, ends the command too."""
     from warren.sdk.aio.transport import AsyncTransport
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from warren.cli.output import CLEAR_SCREEN, format_mib, print_json, print_table
-from warren.cli.remote import Server
+from warren.cli.remote import RemoteServer
 
 Values = dict[str, Any]
 _TITLES: Final = ("", "USED", "LIMIT", "SHARE", "BEFORE")
@@ -16,7 +16,7 @@ _BARS: Final = "▁▂▃▄▅▆▇█"
 _SHOWN: Final = 30  # points of the series
 
 
-def show_session(server: Server, session_id: str, *, watch_s: float | None, as_json: bool) -> None:
+def show_session(server: RemoteServer, session_id: str, *, watch_s: float | None, as_json: bool) -> None:
     """Once, or every `watch_s` until somebody ends it: in place on a terminal, a line each time otherwise."""
     while True:
         found: Values = server.backend.call("get_metrics", session_id)

@@ -17,7 +17,7 @@ import click
 
 from warren.cli.options import Duration, drop_empty, server_options
 from warren.cli.output import format_age, format_seconds, print_json, print_table, seconds_since
-from warren.cli.remote import Server
+from warren.cli.remote import RemoteServer
 from warren.cli.tenants import format_quota, parse_quota, quota_option
 from warren.model.errors import NotFound, Unavailable, WarrenError
 
@@ -208,14 +208,14 @@ def _open_backend(url: str, state_dir: str) -> Iterator[_KeyBackend]:
     if state_dir:
         yield StoredKeys(Path(state_dir))
         return
-    with Server(url) as server:
+    with RemoteServer(url) as server:
         yield ServerKeys(server)
 
 
 class ServerKeys:
     """The keys of a server, over its API."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: RemoteServer) -> None:
         self._call = server.call
 
     def create(self, values: Values) -> Values:

@@ -1,12 +1,13 @@
 """`warren network`: what a session's sandbox may reach, what it reached, and what it was refused."""
 
+from functools import partial
 from typing import Any, Final
 
 import click
 
-from warren.cli.options import network_options, server_options, thread_option
-from warren.cli.output import format_age, format_mib, print_json, print_table, printable
-from warren.cli.remote import Server, complete_session
+from warren.cli.options import network_options, thread_option
+from warren.cli.output import format_age, format_mib, print_table, printable
+from warren.cli.remote import Answer, RemoteServer, complete_session, server_command
 
 Values = dict[str, Any]
 _NOTHING: Final[Values] = {"internet": False, "allow": [], "deny": []}
@@ -17,8 +18,9 @@ _NOTHING: Final[Values] = {"internet": False, "allow": [], "deny": []}
 @thread_option
 @network_options
 @click.option("--add", is_flag=True, help="Keep the rules there are, and add these.")
-@server_options
+@server_command
 def network(
+    server: RemoteServer,
     session: str,
     thread: str,
     allow: tuple[str, ...],
@@ -26,9 +28,7 @@ def network(
     internet: bool,
     no_network: bool,
     add: bool,
-    url: str,
-    as_json: bool,
-) -> None:
+) -> Answer:
     """Show or change what the sandbox of a session may reach.
 
     Without an option it shows the rules, how much went through them, and what was refused of late, each with the
@@ -38,22 +38,21 @@ def network(
     """
     if no_network and (allow or deny or internet or add):
         raise click.UsageError("--none goes alone")
-    with Server(url) as server:
-        session_id = server.find(session, thread)
-        if allow or deny or internet or no_network:
-            old: Values = server.backend.call("get_network", session_id) if add else _NOTHING
-            found = server.backend.call(
-                "set_network",
-                session_id,
-                internet=internet or old["internet"],
-                allow=list(dict.fromkeys([*old["allow"], *allow])),
-                deny=list(dict.fromkeys([*old["deny"], *deny])),
-            )
-        elif add:
-            raise click.UsageError("add what? Give --allow, --deny or --internet")
-        else:
-            found = server.backend.call("get_network", session_id)
-    print_json(found) if as_json else _print(found)
+    session_id = server.find(session, thread)
+    if allow or deny or internet or no_network:
+        old: Values = server.backend.call("get_network", session_id) if add else _NOTHING
+        found = server.backend.call(
+            "set_network",
+            session_id,
+            internet=internet or old["internet"],
+            allow=list(dict.fromkeys([*old["allow"], *allow])),
+            deny=list(dict.fromkeys([*old["deny"], *deny])),
+        )
+    elif add:
+        raise click.UsageError("add what? Give --allow, --deny or --internet")
+    else:
+        found = server.backend.call("get_network", session_id)
+    return Answer(found, partial(_print, found))
 
 
 def _print(found: Values) -> None:

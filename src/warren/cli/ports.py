@@ -3,14 +3,14 @@
 import asyncio
 import contextlib
 import re
+from functools import partial
 from typing import Any, Final
 
 import click
 
 from warren.cli.main import report
-from warren.cli.options import Duration, server_options, thread_option, url_option
-from warren.cli.output import print_json, print_table
-from warren.cli.remote import Server, complete_session, split_session
+from warren.cli.options import Duration, thread_option, url_option
+from warren.cli.remote import Answer, RemoteServer, complete_session, line, server_command, split_session, table
 from warren.model.errors import PortClosed, WarrenError
 from warren.model.preview import check_port
 from warren.sdk.aio.remote import AsyncRemote
@@ -26,23 +26,19 @@ _RULE: Final = re.compile(r"(?:(?:([^\s\[\]]+|\[[0-9A-Fa-f:]+\]):)?([0-9]{1,5}):
 @thread_option
 @click.option("--wait", "wait_for", type=int, metavar="PORT", help="Wait until something listens on this port.")
 @click.option("--timeout", type=Duration(), default=30.0, metavar="D", help="Wait at most so long: 1m.  [30s]")
-@server_options
-def ports(session: str, thread: str, wait_for: int | None, timeout: float, url: str, as_json: bool) -> None:
+@server_command
+def ports(server: RemoteServer, session: str, thread: str, wait_for: int | None, timeout: float) -> Answer:
     """Show the ports on which servers inside a session listen.
 
     Example: warren ports ses_0123 --wait 3000
     """
-    with Server(url) as server:
-        session_id = server.find(session, thread)
-        waiting: dict[str, Any] = {"wait_for": check_port(wait_for), "timeout_s": timeout} if wait_for else {}
-        found = server.backend.call("list_ports", session_id, work_s=timeout if wait_for else 0.0, **waiting)["ports"]
-    if as_json:
-        print_json(found)
-    elif found:
-        rows = [(each["port"], each["address"], "yes" if each["public"] else "no") for each in found]
-        print_table(("PORT", "ADDRESS", "PUBLIC"), rows)
-    else:
-        report("nothing listens in this sandbox")
+    session_id = server.find(session, thread)
+    waiting: dict[str, Any] = {"wait_for": check_port(wait_for), "timeout_s": timeout} if wait_for else {}
+    found = server.backend.call("list_ports", session_id, work_s=timeout if wait_for else 0.0, **waiting)["ports"]
+    if not found:
+        return Answer(found, partial(report, "nothing listens in this sandbox"))
+    rows = [(each["port"], each["address"], "yes" if each["public"] else "no") for each in found]
+    return table(found, ("PORT", "ADDRESS", "PUBLIC"), rows)
 
 
 @click.command("open")
@@ -52,17 +48,16 @@ def ports(session: str, thread: str, wait_for: int | None, timeout: float, url: 
 @click.option("--local-host", is_flag=True, help="The server sees `localhost` as its host: some refuse other names.")
 @click.option("--public/--private", default=None, help="Let everybody open it without a link, or not any more.")
 @click.option("--revoke", is_flag=True, help="Close every link to this session that was made before.")
-@server_options
+@server_command
 def open_port(
+    server: RemoteServer,
     words: tuple[str, ...],
     thread: str,
     expires: float,
     local_host: bool,
     public: bool | None,
     revoke: bool,
-    url: str,
-    as_json: bool,
-) -> None:
+) -> Answer:
     """Print a link that opens a server inside a session in a browser.
 
     Example: warren open ses_0123 3000
@@ -71,21 +66,17 @@ def open_port(
     if len(rest) != 1 or not rest[0].isdecimal():
         raise click.UsageError("which port? Give SESSION PORT, such as ses_0123 3000")
     port = check_port(int(rest[0]))
-    with Server(url) as server:
-        session_id = server.find(session, thread)
-        if revoke:
-            server.backend.call("revoke_links", session_id)
-        if public is not None:
-            server.backend.call("change_port", session_id, port=str(port), public=public)
-        host_header = "localhost" if local_host else ""
-        made = server.backend.call("create_link", session_id, port=port, expires_s=expires, host_header=host_header)
-        with contextlib.suppress(WarrenError):
-            if port not in {each["port"] for each in server.backend.call("list_ports", session_id)["ports"]}:
-                report(f"nothing listens on port {port} yet")
-    if as_json:
-        print_json(made)
-    else:
-        click.echo(made["url"])
+    session_id = server.find(session, thread)
+    if revoke:
+        server.backend.call("revoke_links", session_id)
+    if public is not None:
+        server.backend.call("change_port", session_id, port=str(port), public=public)
+    host_header = "localhost" if local_host else ""
+    made = server.backend.call("create_link", session_id, port=port, expires_s=expires, host_header=host_header)
+    with contextlib.suppress(WarrenError):
+        if port not in {each["port"] for each in server.backend.call("list_ports", session_id)["ports"]}:
+            report(f"nothing listens on port {port} yet")
+    return line(made, made["url"])
 
 
 @click.command()
@@ -104,7 +95,7 @@ def forward(words: tuple[str, ...], thread: str, url: str) -> None:
     rules = [_read_rule(text) for text in rest]
     if not rules:
         raise click.UsageError("which port? Give SESSION PORT, or SESSION PORT-HERE:PORT-THERE")
-    with Server(url) as server:
+    with RemoteServer(url) as server:
         session_id = server.find(session, thread)
         server.backend.call("list_ports", session_id)  # whether it can be done at all
         address, key = server.url, server.key

@@ -8,7 +8,7 @@ import click
 
 from warren.cli.options import Duration, drop_empty, json_option, server_options
 from warren.cli.output import format_mib, print_json, print_table
-from warren.cli.remote import Server, complete_session, short_id
+from warren.cli.remote import RemoteServer, complete_session, short_id
 from warren.model.errors import InvalidRequest, SessionNotFound
 from warren.sdk.protocol import Request
 
@@ -76,7 +76,7 @@ def audit(
     if tenant and all_tenants:
         raise click.UsageError("--tenant T or --all, not both")
     path = "/api/admin/audit" if tenant or all_tenants else "/api/audit"
-    with Server(url) as server:
+    with RemoteServer(url) as server:
         query = drop_empty({**filters, "tenant": tenant, "session_id": _full_session_id(server, session)})
         deeds, after = _read_deeds(server, path, query, limit)
     if as_json:
@@ -139,7 +139,7 @@ async def _verify_cluster(settings: "Settings", head: str) -> "Verification":
 
 
 def _read_deeds(
-    server: Server, path: str, query: dict[str, Any], limit: int
+    server: RemoteServer, path: str, query: dict[str, Any], limit: int
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Reads page by page: a page may be empty and still not be the last."""
     deeds: list[dict[str, Any]] = []
@@ -152,7 +152,7 @@ def _read_deeds(
             return deeds, after
 
 
-def _full_session_id(server: Server, session: str) -> str:
+def _full_session_id(server: RemoteServer, session: str) -> str:
     """The record has full ids only; the beginning of an id is enough for a session that still exists."""
     if not session or len(session) >= _SESSION_ID_LENGTH:
         return session
@@ -196,7 +196,7 @@ def usage(first: str, last: str, tenant: str, all_tenants: bool, as_csv: bool, u
         raise click.UsageError("--tenant T or --all, and --csv or --json, not both")
     path = "/api/admin/usage" if tenant or all_tenants else "/api/usage"
     query = drop_empty({"first": first, "last": last, "tenant": tenant})
-    with Server(url) as server:
+    with RemoteServer(url) as server:
         if as_csv:
             with server.transport.download(Request("GET", path, query, accept="text/csv")) as (_, parts):
                 for part in parts:

@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import click
 
-from warren.cli.options import json_option, parse_pairs, server_options
-from warren.cli.output import print_json, print_table
-from warren.cli.remote import Server
+from warren.cli.options import json_option, parse_pairs
+from warren.cli.output import print_json
+from warren.cli.remote import Answer, RemoteServer, line, server_command, table
 from warren.config.settings import read_settings
 from warren.model.agent import Agent
 from warren.model.errors import EntryNotFound, InvalidRequest
@@ -29,40 +29,33 @@ def registry() -> None:
 
 @registry.command("list")
 @click.argument("kind", type=_kind, required=False)
-@server_options
-def list_entries(kind: str | None, url: str, as_json: bool) -> None:
+@server_command
+def list_entries(server: RemoteServer, kind: str | None) -> Answer:
     """List the entries of a server that you may use.
 
     Of one KIND, or of all.
 
     Example: warren registry list tools
     """
-    with Server(url) as server:
-        found = [server.backend.call("list_registry", kind=each) for each in ([kind] if kind else _KINDS)]
-    if as_json:
-        print_json({each["kind"]: each["entries"] for each in found})
-        return
+    found = [server.backend.call("list_registry", kind=each) for each in ([kind] if kind else _KINDS)]
     rows = [(each["kind"][:-1], one["name"], one["description"]) for each in found for one in each["entries"]]
-    print_table(("KIND", "NAME", "DESCRIPTION"), rows)
+    return table({each["kind"]: each["entries"] for each in found}, ("KIND", "NAME", "DESCRIPTION"), rows)
 
 
 @registry.command()
 @click.argument("kind", type=_kind)
 @click.argument("name")
-@server_options
-def show(kind: str, name: str, url: str, as_json: bool) -> None:
+@server_command
+def show(server: RemoteServer, kind: str, name: str) -> Answer:
     """Show an entry of a server.
 
     Example: warren registry show agents coder
     """
-    with Server(url) as server:
-        entry = server.backend.call("get_registry_entry", kind=kind, entry=name)
-    if as_json:
-        print_json(entry)
-        return
     import yaml
 
-    click.echo(yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=100), nl=False)
+    entry = _get(server, kind, name)
+    text = yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=100)
+    return line(entry, text.removesuffix("\n"))
 
 
 @registry.command()
@@ -93,24 +86,19 @@ def validate(directory: Path | None, as_json: bool) -> int:
 @registry.command()
 @click.argument("name")
 @click.option("--var", "variables", multiple=True, metavar="K=V", help="A value for a variable. Repeatable.")
-@server_options
-def render(name: str, variables: tuple[str, ...], url: str, as_json: bool) -> None:
+@server_command
+def render(server: RemoteServer, name: str, variables: tuple[str, ...]) -> Answer:
     """Print a prompt with its variables filled in.
 
     NAME is a prompt, or an agent that has one.
 
     Example: warren registry render coding --var language=Go
     """
-    given = parse_pairs("--var", variables)
-    with Server(url) as server:
-        text = _render(server, name, given)
-    if as_json:
-        print_json({"name": name, "text": text})
-    else:
-        click.echo(text, nl=not text.endswith("\n"))
+    text = _render(server, name, parse_pairs("--var", variables))
+    return line({"name": name, "text": text}, text.removesuffix("\n"))
 
 
-def _render(server: Server, name: str, given: dict[str, str]) -> str:
+def _render(server: RemoteServer, name: str, given: dict[str, str]) -> str:
     try:
         text: str = server.backend.call("render_prompt", entry=name, variables=given)["text"]
         return text
@@ -126,6 +114,6 @@ def _render(server: Server, name: str, given: dict[str, str]) -> str:
     return agent.prompt.render(lambda prompt: Prompt.from_mapping(_get(server, "prompts", prompt)), given)
 
 
-def _get(server: Server, kind: str, name: str) -> dict[str, Any]:
+def _get(server: RemoteServer, kind: str, name: str) -> dict[str, Any]:
     found: dict[str, Any] = server.backend.call("get_registry_entry", kind=kind, entry=name)
     return found

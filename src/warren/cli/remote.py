@@ -5,16 +5,19 @@ WARREN_API_KEY, or is the one that a server of the same user left for its client
 """
 
 import contextlib
+import functools
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import click
 
 from warren import SandboxClient
 from warren.cli.main import report
-from warren.cli.output import ProgressLine, printable
+from warren.cli.options import server_options
+from warren.cli.output import ProgressLine, print_json, print_table, printable
 from warren.model.errors import ImageBuilding, InvalidRequest, SessionNotFound, Unauthorized, WarrenError
 from warren.sdk.blocking.backend import find_session_of_thread
 from warren.sdk.blocking.remote import Remote
@@ -28,7 +31,7 @@ _SHORT_ID_LENGTH: Final = 16
 _PAGE: Final = 1000
 
 
-class Server:
+class RemoteServer:
     """A connection to a server; closed on leaving `with`."""
 
     def __init__(self, url: str) -> None:
@@ -37,7 +40,7 @@ class Server:
         self.transport = Transport(self.url, self.key)
         self.backend = Remote(self.transport)
 
-    def __enter__(self) -> "Server":
+    def __enter__(self) -> "RemoteServer":
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -103,6 +106,37 @@ class Server:
         return str(session["session_id"])
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command has found out: `values` for programs, printed as JSON; `show` prints it for people."""
+
+    values: Any
+    show: Callable[[], None]
+    exit_code: int = 0
+
+
+def line(values: Any, text: str) -> Answer:
+    return Answer(values, functools.partial(click.echo, text))
+
+
+def table(values: Any, titles: Sequence[str], rows: Iterable[Sequence[object]]) -> Answer:
+    return Answer(values, functools.partial(print_table, titles, list(rows)))
+
+
+def server_command(command: Callable[..., Answer]) -> Callable[..., int]:
+    """Gives a command --url and --json. It is called with the server before its other arguments, and what it returns is
+    printed, as JSON or for people."""
+
+    @functools.wraps(command)
+    def call(*arguments: Any, url: str, as_json: bool, **options: Any) -> int:
+        with RemoteServer(url) as server:
+            answer = command(server, *arguments, **options)
+        print_json(answer.values) if as_json else answer.show()
+        return answer.exit_code
+
+    return server_options(call)
+
+
 class ImageProgress:
     """Shows how far the server is with an image that it builds; nothing as long as it builds none."""
 
@@ -140,15 +174,15 @@ def split_session(words: tuple[str, ...], thread: str) -> tuple[str, tuple[str, 
     return words[0], words[1:]
 
 
-def complete(ctx: click.Context, incomplete: str, list_names: Callable[[Server], Iterable[str]]) -> list[str]:
+def complete(ctx: click.Context, incomplete: str, list_names: Callable[[RemoteServer], Iterable[str]]) -> list[str]:
     """For shell completion: the names that fit, or none when the server cannot be asked."""
-    with contextlib.suppress(WarrenError, OSError), Server(ctx.params.get("url") or "") as server:
+    with contextlib.suppress(WarrenError, OSError), RemoteServer(ctx.params.get("url") or "") as server:
         return [name for name in list_names(server) if name.startswith(incomplete)]
     return []
 
 
 def complete_session(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    def list_ids(server: Server) -> list[str]:
+    def list_ids(server: RemoteServer) -> list[str]:
         return [short_id(each["session_id"]) for each in server.backend.call("list_sessions", limit=100)["sessions"]]
 
     return complete(ctx, incomplete, list_ids)

@@ -28,7 +28,7 @@ from warren.cli.code import (
 from warren.cli.console import check_terminal
 from warren.cli.main import report
 from warren.cli.options import environment_option, replace_lost_option, url_option
-from warren.cli.remote import Server
+from warren.cli.remote import RemoteServer
 from warren.model.errors import SandboxLost, ServerUnreachable, SessionEnded, SessionNotFound, WarrenError
 from warren.sdk.aio.transport import AsyncSocket, AsyncTransport
 from warren.sdk.code_results import Execution, ExecutionBuilder
@@ -62,7 +62,7 @@ def repl(language: str, context: str, timeout: float, directory: Path, url: str,
     check_terminal("warren repl", "warren code -")
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # gives `input` its keys and its memory
-    with Server(url) as server, asyncio.Runner() as runner:
+    with RemoteServer(url) as server, asyncio.Runner() as runner:
         session = find_session(server, **where)
         stack = contextlib.AsyncExitStack()
         try:

@@ -53,7 +53,7 @@ _SHELL: Final = "command -v bash >/dev/null && exec bash; exec sh"
 
 
 @dataclass(frozen=True, slots=True)
-class SandboxOptions:
+class RunOptions:
     """The options that describe a sandbox."""
 
     environment: str
@@ -136,7 +136,7 @@ def run(
         run_to_end = partial(_run_to_end, sandbox, order, interactive)
         return await show_command(run_to_end, timeout, as_json, _MEMORY_HINT)
 
-    return _run_in_fresh_sandbox(settings, SandboxOptions(**options), work)
+    return _run_in_fresh_sandbox(settings, RunOptions(**options), work)
 
 
 async def _run_in_terminal(sandbox: Sandbox, command: Command, timeout_s: float | None) -> int:
@@ -215,7 +215,7 @@ def shell(
     async def work(sandbox: Sandbox) -> int:
         return await _run_in_terminal(sandbox, command, None)
 
-    return _run_in_fresh_sandbox(settings, SandboxOptions(**options), work)
+    return _run_in_fresh_sandbox(settings, RunOptions(**options), work)
 
 
 def _check_session_options(session: str, thread: str, options: dict[str, object]) -> None:
@@ -230,17 +230,15 @@ def _check_session_options(session: str, thread: str, options: dict[str, object]
 
 def _open_on_server(url: str, session: str, thread: str, replace_lost: bool, options: dict[str, object]) -> int:
     from warren.cli.exec import run_in_terminal
-    from warren.cli.remote import Server
+    from warren.cli.remote import RemoteServer
 
-    with Server(url) as server:
+    with RemoteServer(url) as server:
         session_id = server.find_or_create(session, thread, replace_lost)
         command = {"command": ["/bin/sh", "-c", _SHELL], **options}
         return asyncio.run(until_signal(run_in_terminal(server, session_id, command, None)))
 
 
-def _run_in_fresh_sandbox(
-    settings: Settings, options: SandboxOptions, work: Callable[[Sandbox], Awaitable[int]]
-) -> int:
+def _run_in_fresh_sandbox(settings: Settings, options: RunOptions, work: Callable[[Sandbox], Awaitable[int]]) -> int:
     """Runs `work` with a sandbox of its own; returns its exit code, or 128 + N when the signal N ended it."""
     from warren.app.wiring import read_environment
 
@@ -266,7 +264,7 @@ def _ensure_image(settings: Settings, image: str) -> None:
         ensure_image(settings, image)
 
 
-def build_spec(settings: Settings, options: SandboxOptions) -> SandboxSpec:
+def build_spec(settings: Settings, options: RunOptions) -> SandboxSpec:
     from warren.app.wiring import read_environment
 
     environment = read_environment(settings, options.environment)

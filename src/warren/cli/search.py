@@ -7,7 +7,7 @@ import click
 from warren.cli.main import report
 from warren.cli.options import Duration, server_options, thread_option
 from warren.cli.output import print_json, printable
-from warren.cli.remote import Server, complete_session
+from warren.cli.remote import RemoteServer, complete_session
 from warren.sdk.results import FileMatch, SearchSummary
 
 
@@ -55,7 +55,7 @@ def search(
     if not pattern and not glob:
         raise click.UsageError("give --pattern, --glob, or both")
     summaries: list[SearchSummary] = []
-    with Server(url) as server:
+    with RemoteServer(url) as server:
         client = server.client(server.find(session, thread))
         matches = client.search_files(
             pattern,

@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 import click
 
-from warren.cli.options import Duration, drop_empty, server_options
-from warren.cli.output import format_seconds, print_json, print_table, seconds_since
-from warren.cli.remote import Server, complete
+from warren.cli.options import Duration, drop_empty
+from warren.cli.output import format_seconds, seconds_since
+from warren.cli.remote import Answer, RemoteServer, complete, line, server_command, table
 from warren.model.secrets import MAX_VALUE, SecretKind, check_value
 
 _SECRETS: Final = "/api/secrets"
@@ -63,8 +63,9 @@ def secrets() -> None:
 @click.option("--expires", "expires_in_s", type=Duration(), metavar="D", help="Send it no more after so long: 30d.")
 @click.option("--no-scrub", is_flag=True, help="Leave answers as they are, compressed if the client wants it.")
 @_tenant_option
-@server_options
+@server_command
 def set_secret(
+    server: RemoteServer,
     name: str,
     hosts: tuple[str, ...],
     header: str,
@@ -75,9 +76,7 @@ def set_secret(
     expires_in_s: float | None,
     no_scrub: bool,
     tenant: str,
-    url: str,
-    as_json: bool,
-) -> None:
+) -> Answer:
     """Set the secret NAME. Its value is read from stdin, or asked for.
 
     Example: warren secrets set crm --host api.example.com --header Authorization --format 'Bearer {}' < token.txt
@@ -92,36 +91,33 @@ def set_secret(
         "expires_in_s": expires_in_s,
     }
     body = {**drop_empty(values), "scrub": not no_scrub, "value": _read_value()}
-    with Server(url) as server:
-        secret = server.call("PUT", _path(name), _query(tenant), values=body)
-    print_json(secret) if as_json else click.echo(f"{name} is sent to {', '.join(secret['hosts'])} and nowhere else")
+    secret = server.call("PUT", _path(name), _query(tenant), values=body)
+    return line(secret, f"{name} is sent to {', '.join(secret['hosts'])} and nowhere else")
 
 
 @secrets.command("list")
 @_tenant_option
-@server_options
-def list_secrets(tenant: str, url: str, as_json: bool) -> None:
+@server_command
+def list_secrets(server: RemoteServer, tenant: str) -> Answer:
     """List the secrets, without their values.
 
     Example: warren secrets list --json
     """
-    with Server(url) as server:
-        found = _list(server, tenant)
-    print_json({"secrets": found}) if as_json else print_table(_TITLES, [_row(each) for each in found])
+    found = _list(server, tenant)
+    return table({"secrets": found}, _TITLES, map(_row, found))
 
 
 @secrets.command()
 @_name_argument
 @_tenant_option
-@server_options
-def delete(name: str, tenant: str, url: str, as_json: bool) -> None:
+@server_command
+def delete(server: RemoteServer, name: str, tenant: str) -> Answer:
     """Delete a secret: running sessions cannot use it any more.
 
     Example: warren secrets delete openai
     """
-    with Server(url) as server:
-        server.call("DELETE", _path(name), _query(tenant))
-    print_json({"deleted": name}) if as_json else click.echo(f"deleted {name}")
+    server.call("DELETE", _path(name), _query(tenant))
+    return line({"deleted": name}, f"deleted {name}")
 
 
 def _read_value() -> str:
@@ -133,7 +129,7 @@ def _read_value() -> str:
     return check_value(value)
 
 
-def _list(server: Server, tenant: str) -> list[Values]:
+def _list(server: RemoteServer, tenant: str) -> list[Values]:
     found: list[Values] = server.call("GET", _SECRETS, _query(tenant))["secrets"]
     return found
 

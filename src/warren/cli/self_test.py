@@ -13,7 +13,7 @@ import click
 from warren import SandboxClient
 from warren.cli.options import server_options
 from warren.cli.output import print_json
-from warren.cli.remote import Server
+from warren.cli.remote import RemoteServer
 from warren.model.errors import WarrenError
 
 _TRANSFER_BYTES: Final = 1024 * 1024 + 1
@@ -55,7 +55,7 @@ def self_test(url: str, as_json: bool) -> int:
         if not as_json:
             _print(result)
 
-    with Server(url) as server:
+    with RemoteServer(url) as server:
         _run_checks(server, note)
     failed = sum(not result.ok for result in results)
     if as_json:
@@ -70,7 +70,7 @@ def _print(result: CheckResult) -> None:
     click.echo(f"{word}{result.check:<32} {result.duration_ms:7.0f} ms  {result.found}")
 
 
-def _run_checks(server: Server, note: Callable[[CheckResult], None]) -> None:
+def _run_checks(server: RemoteServer, note: Callable[[CheckResult], None]) -> None:
     """Stops after the first check that fails if that is the server or the session itself."""
     client = SandboxClient(backend=server.backend, metadata={"warren": "self-test"})
     if not _run_check("the server answers", lambda: _check_version(server), note):
@@ -101,7 +101,7 @@ def expect(holds: object, found: object) -> None:
         raise CheckFailed(f"found instead: {str(found)[:300].strip() or 'nothing'}")
 
 
-def _check_version(server: Server) -> str:
+def _check_version(server: RemoteServer) -> str:
     found = server.call("GET", "/version")
     expect(found.get("name") == "warren", found)
     return f"warren {found['version']}, provider {found['provider']}"
@@ -113,7 +113,7 @@ def _check_create(client: SandboxClient) -> str:
     return f"{session.session_id}, {'from the pool' if session.pooled else 'made anew'}"
 
 
-def _check_end(server: Server, client: SandboxClient, session_id: str) -> str:
+def _check_end(server: RemoteServer, client: SandboxClient, session_id: str) -> str:
     client.cleanup()
     state = server.backend.call("get_session", session_id)["state"]
     expect(state == "ended", state)

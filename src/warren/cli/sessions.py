@@ -35,7 +35,7 @@ from warren.cli.output import (
     seconds_since,
     write_bytes,
 )
-from warren.cli.remote import Server, complete_session, report_fresh_sandbox, short_id, split_session
+from warren.cli.remote import RemoteServer, complete_session, report_fresh_sandbox, short_id, split_session
 from warren.model.errors import Conflict, InvalidRequest, NotFound, SandboxLost, SessionEnded
 from warren.model.gpus import gpus_value
 
@@ -109,7 +109,7 @@ def create(
         "metadata": parse_pairs("--metadata", metadata),
         "network": network_values(allow, deny, internet, no_network),
     }
-    with Server(url) as server:
+    with RemoteServer(url) as server:
         session = server.create_session(drop_empty(values))
     report_fresh_sandbox(session)
     print_json(session) if as_json else click.echo(session["session_id"])
@@ -127,7 +127,7 @@ def ps(with_ended: bool, quiet: bool, url: str, as_json: bool) -> None:
 
     Example: warren ps -a
     """
-    with Server(url) as server:
+    with RemoteServer(url) as server:
         sessions = list(server.sessions())
         if with_ended:
             sessions += server.sessions(state="ended")
@@ -177,7 +177,7 @@ def inspect(sessions: tuple[str, ...], thread: str, url: str, as_json: bool) -> 
 
     Example: warren inspect ses_0123
     """
-    with Server(url) as server:
+    with RemoteServer(url) as server:
 
         def get(name: str) -> Values:
             found: Values = server.backend.call("get_session", server.find(name, thread))
@@ -244,7 +244,7 @@ def logs(
     Example: warren logs -f ses_0123 web
     """
     name, process_id = _split_process(words, thread)
-    with Server(url) as server:
+    with RemoteServer(url) as server:
         session_id = server.find(name, thread)
         if not process_id:
             _print_processes(server.backend.call("list_processes", session_id)["processes"], as_json)
@@ -284,7 +284,7 @@ def _print_processes(processes: list[Values], as_json: bool) -> None:
     print_table(_PROCESS_TITLES, rows)
 
 
-def _read_output(server: Server, session_id: str, process_id: str, offset: int, follow: bool) -> Iterator[Values]:
+def _read_output(server: RemoteServer, session_id: str, process_id: str, offset: int, follow: bool) -> Iterator[Values]:
     wait_s = _FOLLOW_S if follow else 0
     while True:
         page = server.backend.call(
@@ -359,7 +359,7 @@ def kill(words: tuple[str, ...], thread: str, grace_s: float, url: str, as_json:
     Example: warren kill $(warren ps -q)
     """
     sessions, processes = _split_sessions(words, thread)
-    with Server(url) as server:
+    with RemoteServer(url) as server:
         if processes:
             kill_one = partial(_kill_process, server, server.find(sessions[0], thread), grace_s)
             return _print_each(processes, kill_one, _describe_kill, as_json)
@@ -381,7 +381,7 @@ def _split_sessions(words: tuple[str, ...], thread: str) -> tuple[tuple[str, ...
     return (name, *rest), ()
 
 
-def _kill_process(server: Server, session_id: str, grace_s: float, process_id: str) -> Values:
+def _kill_process(server: RemoteServer, session_id: str, grace_s: float, process_id: str) -> Values:
     options: Values = {"work_s": grace_s, "grace_s": grace_s}
     result: Values = server.backend.call("kill_process", session_id, process_id=process_id, **options)
     return result
@@ -405,7 +405,7 @@ def kill_all(sessions: tuple[str, ...], thread: str, url: str, as_json: bool) ->
 
     Example: warren kill-all ses_0123
     """
-    with Server(url) as server:
+    with RemoteServer(url) as server:
 
         def end(name: str) -> Values:
             session_id = server.find(name, thread)
@@ -431,7 +431,7 @@ def stats(session: str, thread: str, watch: bool, url: str, as_json: bool) -> No
 
     Example: warren stats ses_0123 --watch
     """
-    with Server(url) as server:
+    with RemoteServer(url) as server:
         if session or thread:
             session_id = server.find(session, thread)
             return show_session(server, session_id, watch_s=_WATCH_S if watch else None, as_json=as_json)

@@ -19,7 +19,7 @@ import click
 from warren import __version__
 from warren.cli.config import option_values
 from warren.cli.options import url_option
-from warren.cli.remote import Server
+from warren.cli.remote import RemoteServer
 from warren.config.options import OPTIONS
 from warren.config.settings import Settings, read_settings
 from warren.model.errors import InvalidRequest, WarrenError
@@ -97,7 +97,7 @@ def _doctor(settings: Settings) -> Any:
 
 def _server_figures(url: str) -> Any:
     def ask() -> dict[str, Any]:
-        with Server(url) as server:
+        with RemoteServer(url) as server:
             return {"version": server.call("GET", "/version"), "stats": server.backend.stats()}
 
     return _or_error(ask)

@@ -11,9 +11,8 @@ from urllib.parse import quote
 
 import click
 
-from warren.cli.options import parse_pairs, server_options
-from warren.cli.output import print_json, print_table
-from warren.cli.remote import Server, complete
+from warren.cli.options import parse_pairs
+from warren.cli.remote import Answer, RemoteServer, complete, line, server_command, table
 from warren.model.errors import InvalidRequest, NotFound
 
 Values = dict[str, Any]
@@ -25,17 +24,13 @@ _NUMBER: Final = re.compile(r"[0-9]{1,15}(\.[0-9]{1,9})?")
 
 
 @click.command()
-@server_options
-def whoami(url: str, as_json: bool) -> None:
+@server_command
+def whoami(server: RemoteServer) -> Answer:
     """Show your tenant, your key and what it may do.
 
     Example: warren whoami --json
     """
-    with Server(url) as server:
-        identity = server.call("GET", "/api/whoami")
-    if as_json:
-        print_json(identity)
-        return
+    identity = server.call("GET", "/api/whoami")
     rows = [
         ("tenant", identity["tenant"]),
         ("key", identity["key_id"]),
@@ -43,7 +38,7 @@ def whoami(url: str, as_json: bool) -> None:
         ("quota", format_quota(identity["quota"])),
         ("key's quota", format_quota(identity["key_quota"])),
     ]
-    print_table(("YOU", "ARE"), rows)
+    return table(identity, ("YOU", "ARE"), rows)
 
 
 # -- quotas
@@ -115,28 +110,25 @@ def tenants() -> None:
 
 
 @tenants.command("list")
-@server_options
-def list_tenants(url: str, as_json: bool) -> None:
+@server_command
+def list_tenants(server: RemoteServer) -> Answer:
     """List the tenants with settings.
 
     Example: warren tenants list
     """
-    with Server(url) as server:
-        found = _list(server)
-    print_json({"tenants": found}) if as_json else print_table(_TITLES, [_row(tenant) for tenant in found])
+    found = _list(server)
+    return table({"tenants": found}, _TITLES, map(_row, found))
 
 
 @tenants.command()
 @_name_argument
-@server_options
-def show(name: str, url: str, as_json: bool) -> None:
+@server_command
+def show(server: RemoteServer, name: str) -> Answer:
     """Show the settings of a tenant.
 
     Example: warren tenants show acme
     """
-    with Server(url) as server:
-        tenant = server.call("GET", _path(name))
-    _print(tenant, as_json)
+    return _answer(server.call("GET", _path(name)))
 
 
 @tenants.command("set")
@@ -144,8 +136,8 @@ def show(name: str, url: str, as_json: bool) -> None:
 @quota_option
 @click.option("--policy", "policy_file", default="", metavar="FILE", help="Its command policy, in YAML.")
 @click.option("--no-policy", is_flag=True, help="Remove its command policy.")
-@server_options
-def set_tenant(name: str, quotas: tuple[str, ...], policy_file: str, no_policy: bool, url: str, as_json: bool) -> None:
+@server_command
+def set_tenant(server: RemoteServer, name: str, quotas: tuple[str, ...], policy_file: str, no_policy: bool) -> Answer:
     """Set the quota or the command policy of a tenant.
 
     Settings that are not named stay. `--quota NAME=` removes a bound. docs/tenants.md has the names.
@@ -155,27 +147,24 @@ def set_tenant(name: str, quotas: tuple[str, ...], policy_file: str, no_policy: 
     if not (quotas or policy_file or no_policy) or (policy_file and no_policy):
         raise click.UsageError("set what? Give --quota NAME=N, and --policy FILE or --no-policy")
     changes, policy = parse_quota(quotas), read_policy(Path(policy_file)) if policy_file else None
-    with Server(url) as server:
-        old = _get_or_empty(server, name)
-        values = {
-            "quota": _merge_quota(old["quota"], changes),
-            "policy": {} if no_policy else old["policy"] if policy is None else policy,
-        }
-        tenant = server.call("PUT", _path(name), values=values)
-    _print(tenant, as_json)
+    old = _get_or_empty(server, name)
+    values = {
+        "quota": _merge_quota(old["quota"], changes),
+        "policy": {} if no_policy else old["policy"] if policy is None else policy,
+    }
+    return _answer(server.call("PUT", _path(name), values=values))
 
 
 @tenants.command()
 @_name_argument
-@server_options
-def remove(name: str, url: str, as_json: bool) -> None:
+@server_command
+def remove(server: RemoteServer, name: str) -> Answer:
     """Remove the settings of a tenant; its keys and sessions stay.
 
     Example: warren tenants remove acme
     """
-    with Server(url) as server:
-        server.call("DELETE", _path(name))
-    print_json({"removed": name}) if as_json else click.echo(f"nothing is set for {name} any more")
+    server.call("DELETE", _path(name))
+    return line({"removed": name}, f"nothing is set for {name} any more")
 
 
 def read_policy(path: Path) -> Values:
@@ -190,12 +179,12 @@ def read_policy(path: Path) -> Values:
     return values
 
 
-def _list(server: Server) -> list[Values]:
+def _list(server: RemoteServer) -> list[Values]:
     found: list[Values] = server.call("GET", _TENANTS)["tenants"]
     return found
 
 
-def _get_or_empty(server: Server, name: str) -> Values:
+def _get_or_empty(server: RemoteServer, name: str) -> Values:
     try:
         tenant: Values = server.call("GET", _path(name))
     except NotFound:
@@ -207,8 +196,8 @@ def _path(name: str) -> str:
     return f"{_TENANTS}/{quote(name, safe='')}"
 
 
-def _print(tenant: Values, as_json: bool) -> None:
-    print_json(tenant) if as_json else print_table(_TITLES, [_row(tenant)])
+def _answer(tenant: Values) -> Answer:
+    return table(tenant, _TITLES, [_row(tenant)])
 
 
 def _row(tenant: Values) -> tuple[object, ...]:

@@ -13,7 +13,7 @@ import click
 from warren.cli.main import report
 from warren.cli.options import server_options
 from warren.cli.output import print_json
-from warren.cli.remote import Server
+from warren.cli.remote import RemoteServer
 from warren.config.settings import environment_with
 from warren.model.addresses import is_loopback
 
@@ -31,7 +31,7 @@ def ui(only_print: bool, url: str, as_json: bool) -> None:
 
     Example: warren ui --no-browser
     """
-    with Server(url) as server:
+    with RemoteServer(url) as server:
         made: dict[str, Any] = server.call("POST", "/api/ui/links")
         address = server.transport.address.url
     # The server may not know by which address it is reached; this program has just reached it.

@@ -1,13 +1,14 @@
 """`warren webhooks`: the addresses that a server calls when something happens."""
 
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import quote
 
 import click
 
-from warren.cli.options import Duration, server_options
-from warren.cli.output import format_age, format_seconds, print_json, print_table, seconds_since
-from warren.cli.remote import Server, complete
+from warren.cli.options import Duration
+from warren.cli.output import format_age, format_seconds, seconds_since
+from warren.cli.remote import Answer, RemoteServer, complete, line, server_command, table
 from warren.model.events import EventKind
 
 _HOOKS: Final = "/api/webhooks"
@@ -46,8 +47,8 @@ def webhooks() -> None:
 )  # fmt: skip
 @click.option("--description", default="", metavar="TEXT", help="For people.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the secret alone.")
-@server_options
-def create(address: str, events: tuple[str, ...], description: str, quiet: bool, url: str, as_json: bool) -> None:
+@server_command
+def create(server: RemoteServer, address: str, events: tuple[str, ...], description: str, quiet: bool) -> Answer:
     """Have the server call URL when something happens.
 
     Shows the secret that signs the calls, this once.
@@ -55,94 +56,84 @@ def create(address: str, events: tuple[str, ...], description: str, quiet: bool,
     Example: warren webhooks create https://example.org/hook --event session.lost --event session.expired
     """
     values = {"url": address, "events": list(events) or ["*"], "description": description}
-    with Server(url) as server:
-        hook = server.call("POST", _HOOKS, values=values)
-    if as_json:
-        print_json(hook)
-        return
-    if not quiet:
-        click.echo(f"{hook['id']} calls {address}. The secret that signs the calls is shown this once:", err=True)
-    click.echo(hook["secret"])
+    hook = server.call("POST", _HOOKS, values=values)
+
+    def show() -> None:
+        if not quiet:
+            click.echo(f"{hook['id']} calls {address}. The secret that signs the calls is shown this once:", err=True)
+        click.echo(hook["secret"])
+
+    return Answer(hook, show)
 
 
 @webhooks.command("list")
-@server_options
-def list_hooks(url: str, as_json: bool) -> None:
+@server_command
+def list_hooks(server: RemoteServer) -> Answer:
     """List the webhooks of your tenant.
 
     Example: warren webhooks list --json
     """
-    with Server(url) as server:
-        found = _list(server)
-    print_json({"webhooks": found}) if as_json else print_table(_TITLES, [_row(hook) for hook in found])
+    found = _list(server)
+    return table({"webhooks": found}, _TITLES, map(_row, found))
 
 
 @webhooks.command()
 @_hook_argument
-@server_options
-def delete(hook_id: str, url: str, as_json: bool) -> None:
+@server_command
+def delete(server: RemoteServer, hook_id: str) -> Answer:
     """Delete a webhook: the server calls it no more.
 
     Example: warren webhooks delete wh_0123456789abcdef
     """
-    with Server(url) as server:
-        server.call("DELETE", _path(hook_id))
-    print_json({"deleted": hook_id}) if as_json else click.echo(f"deleted {hook_id}")
+    server.call("DELETE", _path(hook_id))
+    return line({"deleted": hook_id}, f"deleted {hook_id}")
 
 
 @webhooks.command()
 @_hook_argument
 @click.option("--keep-old", type=Duration(), default="1d", metavar="D", help="Sign with the old one, too, for so long.")
-@server_options
-def rotate(hook_id: str, keep_old: float, url: str, as_json: bool) -> None:
+@server_command
+def rotate(server: RemoteServer, hook_id: str, keep_old: float) -> Answer:
     """Give a webhook a new secret and show it, this once.
 
     Example: SECRET=$(warren webhooks rotate wh_0123456789abcdef)
     """
-    with Server(url) as server:
-        hook: Values = server.call("POST", f"{_path(hook_id)}/rotate", {"keep_old_s": keep_old})
-    print_json(hook) if as_json else click.echo(hook["secret"])
+    hook: Values = server.call("POST", f"{_path(hook_id)}/rotate", {"keep_old_s": keep_old})
+    return line(hook, hook["secret"])
 
 
 @webhooks.command("test")
 @_hook_argument
-@server_options
-def test_hook(hook_id: str, url: str, as_json: bool) -> int:
+@server_command
+def test_hook(server: RemoteServer, hook_id: str) -> Answer:
     """Call a webhook with a `ping`, at once, and show the result.
 
     The exit code is 1 if the ping was not delivered.
 
     Example: warren webhooks test wh_0123456789abcdef
     """
-    with Server(url) as server:
-        result: Values = server.call("POST", f"{_path(hook_id)}/test", work_s=_PING_S)
-    if as_json:
-        print_json(result)
-    else:
-        delivered = "yes" if result["delivered"] else "no"
-        print_table(("DELIVERED", "STATUS", "ERROR"), [(delivered, result["status"], result["error"])])
-    return 0 if result["delivered"] else EXIT_NOT_DELIVERED
+    result: Values = server.call("POST", f"{_path(hook_id)}/test", work_s=_PING_S)
+    delivered = "yes" if result["delivered"] else "no"
+    shown = table(result, ("DELIVERED", "STATUS", "ERROR"), [(delivered, result["status"], result["error"])])
+    return shown if result["delivered"] else replace(shown, exit_code=EXIT_NOT_DELIVERED)
 
 
 @webhooks.command()
 @_hook_argument
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, metavar="N", help="At most this many.  [50]")
-@server_options
-def deliveries(hook_id: str, limit: int, url: str, as_json: bool) -> None:
+@server_command
+def deliveries(server: RemoteServer, hook_id: str, limit: int) -> Answer:
     """Show the undelivered messages of a webhook.
 
     Those that wait, and those that were given up.
 
     Example: warren webhooks deliveries wh_0123456789abcdef
     """
-    with Server(url) as server:
-        found = server.call("GET", f"{_path(hook_id)}/deliveries", {"limit": limit})
-    print_json(found) if as_json else print_table(
-        _DELIVERY_TITLES, [_delivery_row(each) for each in found["deliveries"]]
-    )
+    found = server.call("GET", f"{_path(hook_id)}/deliveries", {"limit": limit})
+    return table(found, _DELIVERY_TITLES, map(_delivery_row, found["deliveries"]))
 
 
-def _list(server: Server) -> list[Values]:
+def _list(server: RemoteServer) -> list[Values]:
     found: list[Values] = server.call("GET", _HOOKS)["webhooks"]
     return found
 

@@ -75,10 +75,7 @@ class CoordinatorIdentity:
 
 
 def encode_caller(caller: Caller) -> bytes:
-    """Without the scopes `audit` and `metrics`: a worker answers no such request of a coordinator, and one of an older
-    version does not know them."""
-    scopes = sorted(caller.scopes - {Scope.AUDIT, Scope.METRICS})
-    values: dict[str, Any] = {"tenant": caller.tenant, "key_id": caller.key_id, "scopes": scopes}
+    values: dict[str, Any] = {"tenant": caller.tenant, "key_id": caller.key_id, "scopes": sorted(caller.scopes)}
     for name, quota in (("quota", caller.quota), ("key_quota", caller.key_quota)):
         if mapping := quota.as_mapping():
             values[name] = mapping

@@ -38,7 +38,7 @@ ENVIRONMENT_IMAGES: Final = (
 BLOCK_KEYS: Final = ("from", "apt", "python", "npm", "run", "copy", "env", "workdir", "user", "about")
 _COPY_KEYS: Final = ("from", "to", "owner", "mode")
 ROOT: Final = "root"
-_MOST_ENTRIES: Final = 500
+_MAX_ENTRIES: Final = 500
 _LONGEST: Final = 100_000
 _log = get_log(__name__)
 
@@ -181,8 +181,8 @@ def _packages(block: Mapping[str, Any], kind: str, where: Where) -> list[str]:
     names = split_packages(given) if isinstance(given, str) else given
     if not isinstance(names, list):
         at.refuse(f"{at.key} is {_shown(given)}, it must be a list of packages")
-    if len(names) > _MOST_ENTRIES:
-        at.refuse(f"{at.key} has {len(names)} entries, {_MOST_ENTRIES} are the most")
+    if len(names) > _MAX_ENTRIES:
+        at.refuse(f"{at.key} has {len(names)} entries, {_MAX_ENTRIES} are the most")
     for number, name in enumerate(names):
         if not isinstance(name, str) or len(name) > 200 or not re.fullmatch(_PACKAGES[kind], name):
             at.at(number).refuse(f"{_shown(name)} is not the name of a package", f"such as {_EXAMPLES[kind]}")
@@ -208,8 +208,8 @@ def _list(block: Mapping[str, Any], key: str, where: Where) -> list[Any]:
     found = [] if given is None else [given] if isinstance(given, str | dict) else given
     if not isinstance(found, list):
         where.at(key).refuse(f"{where.at(key).key} is {_shown(given)}, it must be a list")
-    if len(found) > _MOST_ENTRIES:
-        where.at(key).refuse(f"{where.at(key).key} has {len(found)} entries, {_MOST_ENTRIES} are the most")
+    if len(found) > _MAX_ENTRIES:
+        where.at(key).refuse(f"{where.at(key).key} has {len(found)} entries, {_MAX_ENTRIES} are the most")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What options take: a Kind turns the text of an option into its value, and says in words what is expected."""
+"""What options take: an OptionKind turns the text of an option into its value, and says in words what is expected."""
 
 import ipaddress
 import re
@@ -27,7 +27,7 @@ _REGISTRY_HOST = r"([A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9a-fA-F:.
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class OptionKind:
     """What an option takes: `parse` turns a text into the value, and raises ValueError for a text that does not fit."""
 
     takes: str
@@ -50,23 +50,23 @@ def _require(holds: object) -> None:
         raise ValueError
 
 
-def whole_number(low: int, high: int) -> Kind:
+def whole_number(low: int, high: int) -> OptionKind:
     def parse(text: str) -> int:
         _require(re.fullmatch(r"[0-9]{1,12}", text) and low <= int(text) <= high)
         return int(text)
 
-    return Kind(f"a whole number from {low} to {high}", "N", parse)
+    return OptionKind(f"a whole number from {low} to {high}", "N", parse)
 
 
-def number(low: float, high: float) -> Kind:
+def number(low: float, high: float) -> OptionKind:
     def parse(text: str) -> float:
         _require(re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?", text) and low <= float(text) <= high)
         return float(text)
 
-    return Kind(f"a number from {low:g} to {high:g}", "N", parse)
+    return OptionKind(f"a number from {low:g} to {high:g}", "N", parse)
 
 
-def time(low: float, high: float) -> Kind:
+def time(low: float, high: float) -> OptionKind:
     def parse(text: str) -> float:
         match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?) ?([smhd]?)", text)
         if not match:
@@ -75,23 +75,23 @@ def time(low: float, high: float) -> Kind:
         _require(low <= seconds <= high)
         return seconds
 
-    return Kind(f"a time from {low:g}s to {high / 86400:g}d (like 90, 30s, 10m or 1h)", "TIME", parse)
+    return OptionKind(f"a time from {low:g}s to {high / 86400:g}d (like 90, 30s, 10m or 1h)", "TIME", parse)
 
 
-def one_of(*names: str) -> Kind:
+def one_of(*names: str) -> OptionKind:
     def parse(text: str) -> str:
         _require(text.lower() in names)
         return text.lower()
 
-    return Kind(f"one of {', '.join(names)}", "|".join(names), parse)
+    return OptionKind(f"one of {', '.join(names)}", "|".join(names), parse)
 
 
-def matching(pattern: str, takes: str, metavar: str = "NAME") -> Kind:
+def matching(pattern: str, takes: str, metavar: str = "NAME") -> OptionKind:
     def parse(text: str) -> str:
         _require(re.fullmatch(pattern, text))
         return text
 
-    return Kind(takes, metavar, parse)
+    return OptionKind(takes, metavar, parse)
 
 
 def _parse_switch(text: str) -> bool:
@@ -175,7 +175,7 @@ def _parse_ceiling(text: str) -> tuple[str, ...]:
 
 
 def _parse_address(text: str) -> str:
-    """A host and a port; older systems write a URL."""
+    """Returns HOST:PORT; a URL, as some systems write it, is read too."""
     host, colon, port = text.removeprefix("http://").removesuffix("/").rpartition(":")
     _require(colon and re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) < 65536)
     host = _parse_host(host)
@@ -193,7 +193,7 @@ def _parse_keys(text: str) -> tuple[str, ...]:
 
 
 def _parse_cluster_secrets(text: str) -> tuple[str, ...]:
-    """Spaces between them: a secret may have a comma in it."""
+    """Splits at spaces: a secret may have a comma in it."""
     found = text.split()
     _require(found and all(re.fullmatch(r"[!-~]{16,4096}", secret) for secret in found))
     return tuple(found)
@@ -218,41 +218,47 @@ def _parse_registries(text: str) -> tuple[str, ...]:
 
 
 _SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-SWITCH = Kind("one of 1, 0, true, false, yes, no, on, off", "BOOL", _parse_switch)
-MEMORY = Kind("an amount of memory from 64m to 1t (like 512m, 1g or 536870912)", "SIZE", _parse_memory)
+SWITCH = OptionKind("one of 1, 0, true, false, yes, no, on, off", "BOOL", _parse_switch)
+MEMORY = OptionKind("an amount of memory from 64m to 1t (like 512m, 1g or 536870912)", "SIZE", _parse_memory)
 CORES = number(0.05, 256)
-QUOTA = Kind("a number of microseconds in 100 ms from 5000 to 25600000 (50000 is half a core)", "N", _parse_quota)
-PREVIEW_DOMAIN = Kind("the name of a domain, such as preview.example.com", "NAME", _parse_domain)
-PATH = Kind("a path", "PATH", _parse_path)
-IMAGE = Kind("the name of an image", "IMAGE", _parse_image)
-HOST = Kind("a name or an address, without a port", "HOST", _parse_host)
-HOSTS = Kind(
+QUOTA = OptionKind("a number of microseconds in 100 ms from 5000 to 25600000 (50000 is half a core)", "N", _parse_quota)
+PREVIEW_DOMAIN = OptionKind("the name of a domain, such as preview.example.com", "NAME", _parse_domain)
+PATH = OptionKind("a path", "PATH", _parse_path)
+IMAGE = OptionKind("the name of an image", "IMAGE", _parse_image)
+HOST = OptionKind("a name or an address, without a port", "HOST", _parse_host)
+HOSTS = OptionKind(
     "a list of names, patterns such as *.example.com, and addresses without ports, with commas between them",
     "LIST",
     _parse_hosts,
 )
-ORIGINS = Kind("a list of origins such as https://app.example.com, with commas between them", "LIST", _parse_origins)
-NETWORKS = Kind(
+ORIGINS = OptionKind(
+    "a list of origins such as https://app.example.com, with commas between them", "LIST", _parse_origins
+)
+NETWORKS = OptionKind(
     "a list of addresses and networks such as 10.0.0.0/8, with commas between them", "LIST", _parse_networks
 )
-RULES = Kind("a list of rules such as *.example.com or 10.0.0.0/8:443, with commas between them", "LIST", _parse_rules)
-CEILING = Kind("a list of rules and presets, with commas between them; or internet, or none", "LIST", _parse_ceiling)
-ADDRESS = Kind("a host and a port, such as 10.0.0.5:5000", "HOST:PORT", _parse_address)
-ADDRESSES = Kind("a list of hosts with ports, with commas between them", "LIST", _parse_addresses)
+RULES = OptionKind(
+    "a list of rules such as *.example.com or 10.0.0.0/8:443, with commas between them", "LIST", _parse_rules
+)
+CEILING = OptionKind(
+    "a list of rules and presets, with commas between them; or internet, or none", "LIST", _parse_ceiling
+)
+ADDRESS = OptionKind("a host and a port, such as 10.0.0.5:5000", "HOST:PORT", _parse_address)
+ADDRESSES = OptionKind("a list of hosts with ports, with commas between them", "LIST", _parse_addresses)
 REGISTRY = matching(
     rf"{_REGISTRY_HOST}(/[a-z0-9._-]+)*", "the host of a registry, with a port or a path", "HOST[:PORT][/PATH]"
 )
-REGISTRIES = Kind("a list of hosts, with or without ports, with commas between them", "LIST", _parse_registries)
-GPUS = Kind("off, all, or a list of ids such as 0,1", "LIST", _parse_gpus)
-TEMPLATES = Kind("a list such as base=e2b,ml=python", "LIST", _parse_labels)
-LABELS = Kind("a list such as gpu=1,zone=a", "LIST", _parse_labels)
-PROVIDER_LIST = Kind(f"a list of {', '.join(PROVIDERS)}, with commas between them", "LIST", _parse_providers)
+REGISTRIES = OptionKind("a list of hosts, with or without ports, with commas between them", "LIST", _parse_registries)
+GPUS = OptionKind("off, all, or a list of ids such as 0,1", "LIST", _parse_gpus)
+TEMPLATES = OptionKind("a list such as base=e2b,ml=python", "LIST", _parse_labels)
+LABELS = OptionKind("a list such as gpu=1,zone=a", "LIST", _parse_labels)
+PROVIDER_LIST = OptionKind(f"a list of {', '.join(PROVIDERS)}, with commas between them", "LIST", _parse_providers)
 TEXT = matching(r"[!-~]{1,4096}", "a text without spaces")
 ENVIRONMENT = matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", "the name of an environment")
 WORKER = matching(r"[A-Za-z0-9._-]{1,64}", "a name of 1 to 64 letters, digits, '.', '_' and '-'")
 SECRET = matching(r"[!-~]{1,4096}", "a text of ASCII characters without spaces", "KEY")
-SECRETS_KEYS = Kind("a list of keys of 64 hexadecimal digits, with commas between them", "LIST", _parse_keys)
-CLUSTER_SECRETS = Kind(
+SECRETS_KEYS = OptionKind("a list of keys of 64 hexadecimal digits, with commas between them", "LIST", _parse_keys)
+CLUSTER_SECRETS = OptionKind(
     "a list of texts of 16 or more ASCII characters, with spaces between them", "LIST", _parse_cluster_secrets
 )
 POOL = whole_number(0, MOST_POOLED)

@@ -1,6 +1,6 @@
 """All options of the server, each written once: as a field of `Settings`.
 
-A field says what the option takes (its Kind), its default, what it means, and the names it can be given by. Its
+A field says what the option takes (its OptionKind), its default, what it means, and the names it can be given by. Its
 variable is WARREN_ and its name in capitals; `aliases` are variables of other systems; the first that is set counts.
 `OPTIONS`, the flags of `warren serve` and the table of docs/configuration.md are made from the fields. Nothing here
 reads the environment or a file: warren.config.settings does.
@@ -52,7 +52,7 @@ from warren.config.option_kinds import (
     TEMPLATES,
     TEXT,
     WORKER,
-    Kind,
+    OptionKind,
     number,
     one_of,
     time,
@@ -72,13 +72,13 @@ _OPTION = "option"  # where the metadata of a field has its Option
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """`default_text` describes a default that depends on something. An alias with a Kind of its own takes something
+    """`default_text` describes a default that depends on something. An alias with a kind of its own takes something
     else than the option does. `attribute` is the field of Settings."""
 
-    kind: Kind
+    kind: OptionKind
     default: Any
     help: str
-    aliases: Mapping[str, Kind | None] = field(default_factory=dict)
+    aliases: Mapping[str, OptionKind | None] = field(default_factory=dict)
     flag: str = ""
     secret: bool = False
     default_text: str = ""
@@ -90,7 +90,7 @@ class Option:
         return f"WARREN_{self.name.upper()}"
 
     @property
-    def variables(self) -> dict[str, Kind]:
+    def variables(self) -> dict[str, OptionKind]:
         """All variables of the option, with what they take; the first that is set counts."""
         return {self.variable: self.kind, **{name: kind or self.kind for name, kind in self.aliases.items()}}
 
@@ -98,7 +98,7 @@ class Option:
     def default_shown(self) -> str:
         return self.show(self.default)
 
-    def parse(self, text: str, kind: Kind) -> Any:
+    def parse(self, text: str, kind: OptionKind) -> Any:
         """Raises ValueError, or InvalidRequest with a better message. An empty text means an empty default."""
         if not text and self.default in ("", None, ()):
             return self.default
@@ -120,7 +120,7 @@ class Option:
         return f"{value}m" if self.kind is MEMORY else str(value)
 
 
-def option(kind: Kind, default: Any, help: str, **more: Any) -> Any:
+def option(kind: OptionKind, default: Any, help: str, **more: Any) -> Any:
     """A field of Settings. `name` is that of the option, where the field has another one; see Option for the rest."""
     found = Option(kind, default, help, **more)
     return field(repr=not found.secret, metadata={_OPTION: found})
@@ -371,7 +371,7 @@ OPTIONS = _table()
 
 
 def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for a worker, which has another port."""
+    """As `serve_options`, for a worker, which has another port."""
     return serve_options(command, WORKER_PORT)
 
 

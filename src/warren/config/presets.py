@@ -108,7 +108,7 @@ class PresetReader:
         return Preset(tuple(dict.fromkeys(hosts)), env)
 
     def _pip_values(self) -> dict[str, str]:
-        """As `pip config list` shows them: later files win, the environment wins over files."""
+        """Returns pip's options as `pip config list` shows them: later files win, the environment wins over files."""
         files = [
             self._root / "etc/xdg/pip/pip.conf",
             self._root / "etc/pip.conf",
@@ -141,7 +141,7 @@ class PresetReader:
         return Preset((_rule(urls[0]),), {"npm_config_registry": urls[0].geturl()}) if urls else None
 
     def _apt(self) -> Preset | None:
-        """Rules alone: apt inside a sandbox reads the sources of its image."""
+        """Returns rules, but no variables: apt inside a sandbox reads the sources of its image."""
         folder = self._root / "etc/apt"
         texts = [_text(folder / "sources.list"), *map(_text, sorted((folder / "sources.list.d").glob("*.list")))]
         found = [match for text in texts for match in re.findall(r"^\s*deb\s+(?:\[[^\]]*\]\s+)?(\S+)", text, re.M)]
@@ -151,7 +151,7 @@ class PresetReader:
         return Preset(tuple(dict.fromkeys(_rule(url) for url in self._addresses("debian-packages", found))))
 
     def _addresses(self, preset: str, texts: Iterable[str]) -> Iterator[SplitResult]:
-        """Those that a sandbox could use, without credentials."""
+        """Returns the addresses that a sandbox could use, without credentials."""
         for text in texts:
             try:
                 url = urlsplit(text)
@@ -168,7 +168,7 @@ class PresetReader:
             yield url
 
     def _ask(self, *commands: list[str]) -> str:
-        """What the first of the programs says that runs; nothing if none does."""
+        """Returns what the first of the programs that runs says; nothing if none runs."""
         for command in commands:
             try:
                 done = subprocess.run(

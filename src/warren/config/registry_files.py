@@ -21,7 +21,7 @@ _SUFFIXES: Final = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FileChange:
     """`kept`: the file has a mistake, and the entry stays as it was read before."""
 
     name: str
@@ -89,7 +89,7 @@ class RegistryFiles(Generic[Entry]):
         return self._read_one(self._files[name])
 
     def list(self) -> Sequence[Entry]:
-        """Those that can be used, by name."""
+        """Returns the entries that can be used, by name."""
         found = []
         for name in self.names:
             with contextlib.suppress(Unavailable, self._unknown):
@@ -101,14 +101,14 @@ class RegistryFiles(Generic[Entry]):
         readings = {name: self._look_at(name) for name in self.names}
         return {name: reading.problem if reading else "" for name, reading in readings.items()}
 
-    def changes(self) -> Sequence[Change]:
-        """Since the last call; at first, all entries that there are."""
+    def changes(self) -> Sequence[FileChange]:
+        """Returns what has changed since the last call; the first call returns all entries."""
         readings = {name: reading for name in self.names if (reading := self._look_at(name))}
         before, self._reported = self._reported, readings
-        found = [Change(name, removed=True) for name in before if name not in readings]
+        found = [FileChange(name, removed=True) for name in before if name not in readings]
         for name, reading in readings.items():
             if before.get(name) is not reading:
-                found.append(Change(name, reading.problem, kept=bool(reading.problem and reading.entry)))
+                found.append(FileChange(name, reading.problem, kept=bool(reading.problem and reading.entry)))
         return found
 
     def path(self, name: str) -> Path:
@@ -128,7 +128,8 @@ class RegistryFiles(Generic[Entry]):
         }
 
     def _look_at(self, name: str) -> _Reading[Entry] | None:
-        """Costs two calls of stat if nothing has changed. None: there is no such entry, or none any more."""
+        """Returns the file of an entry, read again if it has changed; None if there is none. Costs two calls of stat if
+        nothing has changed."""
         path = self._files.get(name)
         stamp = _stamp(path) if path else None
         if path is None or stamp is None:
@@ -164,7 +165,7 @@ def _names(path: Path) -> tuple[str, str]:
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
-    """Asked for several times by each create."""
+    """Returns what tells a changed file. Each create asks for it several times, so it must be cheap."""
     name, twin = _names(path)
     try:
         found = os.stat(name)

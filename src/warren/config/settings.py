@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from warren.config.option_kinds import PROVIDERS, Kind, check_provider
+from warren.config.option_kinds import PROVIDERS, OptionKind, check_provider
 from warren.config.options import CONFIG_VARIABLE, OPTIONS, WORKER_PORT, Option, Settings
 from warren.model.errors import InvalidRequest
 
@@ -47,7 +47,7 @@ class _Given:
     value: object
     source: str
     subject: str
-    kind: Kind
+    kind: OptionKind
 
 
 def read_settings(
@@ -57,7 +57,8 @@ def read_settings(
     flags: Mapping[str, object] | None = None,
     config_file: Path | None = None,
 ) -> Settings:
-    """`flags` are by the option's name; None stands for a flag that was not given, "config" names the file."""
+    """Reads all sources. `flags` are by the option's name; None stands for a flag that was not given, and `config`
+    names the file. Raises InvalidRequest."""
     values = os.environ if environ is None else environ
     user = os.geteuid() if uid is None else uid
     given_flags = {name: value for name, value in (flags or {}).items() if value is not None}
@@ -209,7 +210,8 @@ def _parse(option: Option, given: _Given) -> Any:
 
 
 def _as_text(value: object) -> str:
-    """Files and callers give values of several types; only texts are parsed, so that all mean the same."""
+    """Returns a value of a file or a caller as text: only texts are parsed, so that a value means the same wherever it
+    is given."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int | float | Path):

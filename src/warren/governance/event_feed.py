@@ -78,7 +78,7 @@ class FeedEntry:
 
 
 class _Ring:
-    """`lost` is the number of the last event that is not in it any more."""
+    """The newest events of one tenant. `lost` is the number of the last one that was removed."""
 
     __slots__ = ("entries", "lost")
 
@@ -122,7 +122,7 @@ class EventFeed:
             self.add(FeedEntry(self.last + 1, event.tenant, str(event.kind), event.session_id, event))
 
     def add(self, entry: FeedEntry) -> None:
-        """Numbers only grow."""
+        """Adds an entry; its number must be higher than that of every entry before."""
         self.last = entry.number
         for name in (entry.tenant, ANY_TENANT):
             self._keep(name, entry)
@@ -147,14 +147,15 @@ class EventFeed:
                 self._lost = max(self._lost, gone.entries[-1].number)
 
     def lose(self, number: int) -> None:
-        """Events up to this number did not get here: every stream says so, and whoever resumes from before them too."""
+        """Notes that events up to this number are missing here. Every stream, and whoever resumes from before them, is
+        told of a gap."""
         self._rings.clear()
         self._in_all, self._lost, self.last = 0, number, number
         for stream in self._all_streams():
             stream.wake.set()
 
     def begin_again(self, run: str, last: int) -> None:
-        """The events are counted by another process from now on, or that one has begun anew."""
+        """Forgets all events: another process counts them from now on, or the one that does has started again."""
         self.run, self.last = run, last
         self._rings.clear()
         self._in_all, self._lost = 0, last
@@ -260,7 +261,7 @@ class EventFeed:
 
 
 class _Stream:
-    """`is_broken`: it has missed something."""
+    """One reader. `is_broken`: it has missed something, and is told so next."""
 
     __slots__ = ("_kinds", "_session_id", "cursor", "is_broken", "wake")
 

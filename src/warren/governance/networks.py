@@ -22,7 +22,7 @@ from warren.model.usage import Usage
 from warren.sessions.event_hub import EventHub
 
 EVENT_EVERY_S: Final = 10.0
-_MOST_TOLD: Final = 10_000
+_MAX_TOLD: Final = 10_000
 CONNECTION: Final = "network.connection"
 
 
@@ -44,10 +44,11 @@ class Networks:
         self._events = events
         self._payer_of = payer_of
         self._audit = audit
-        self._told = LruDict[str, tuple[float, int]](_MOST_TOLD)  # by session: when, and how many were not told
+        self._told = LruDict[str, tuple[float, int]](_MAX_TOLD)  # by session: when, and how many were not told
 
     async def report(self, session: Session, new: NetworkUse) -> float:
-        """Gives for how many seconds the session must do without a network: 0 unless its quota is used up."""
+        """Counts what is new. Returns for how many seconds the session must do without a network: 0 unless its quota is
+        used up."""
         amount = new.bytes_sent + new.bytes_received
         closed_s = await self._spend(session, amount)  # before usage: a counter that begins reads what that has
         used = Usage(egress_bytes=amount, egress_connections=new.connections, egress_refused=new.refused)
@@ -58,13 +59,13 @@ class Networks:
         return closed_s
 
     async def bounds_of(self, session: Session) -> tuple[EgressBound, ...]:
-        """What the session's sandbox shares with others of its tenant, and of its key. Raises Unavailable."""
+        """Returns what the session's sandbox shares with others of its tenant, and of its key. Raises Unavailable."""
         levels = (await self._payer_of(session)).quota_levels
         bounds = (EgressBound(whose, quota.egress_connections, quota.egress_mbps) for whose, quota in levels)
         return tuple(bound for bound in bounds if bound != EgressBound(bound.owner))
 
     async def _spend(self, session: Session, amount: int) -> float:
-        """While the counters cannot be read, networks stay open."""
+        """Spends the bytes. Returns as `report` does. While the counters cannot be read, networks stay open."""
         if not amount:
             return 0.0
         try:

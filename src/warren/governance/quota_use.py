@@ -46,7 +46,7 @@ class QuotaReader:
         self._artifact_bytes = artifact_bytes
 
     async def read(self, caller: Caller) -> list[QuotaUse]:
-        """All of the tenant's; of the key those that bound it."""
+        """Returns all quotas of the tenant, and those of the key that bound it."""
         held, held_by_key = await self._store.held(caller.tenant, caller.key_id)
         artifacts_mb = -(-await self._artifact_bytes(caller.tenant) // MIB)
         rows: list[QuotaUse] = []
@@ -73,7 +73,8 @@ class QuotaReader:
             yield name, NOW, None
 
     async def _day_use(self, tenant: str, whose: str, name: str, bound: int | None) -> int:
-        """The usage book knows what came before a restart; the counter what was not yet written there."""
+        """Returns the larger of two figures: the usage book knows what came before a restart, the counter what is not
+        yet written there."""
         what = name.removesuffix("_per_day")
         counted = 0 if bound is None else await self._quotas.day_use(whose, what)
         return max(counted, int(await self._spent_today(tenant, what))) if whose.startswith("tenant:") else counted

@@ -20,7 +20,7 @@ from warren.model.errors import QuotaExceeded, RateLimited, Unavailable
 DAY_S: Final = 86400
 EGRESS_BYTES: Final = "egress_bytes"
 _TOLD_AGAIN_S: Final = 60.0
-_MOST_TOLD: Final = 10_000
+_MAX_TOLD: Final = 10_000
 _TRIES: Final = 5
 
 Reached = Callable[[Caller, str], None]
@@ -111,7 +111,7 @@ class Quotas:
         """Spends an amount of a day's quota. Gives False if less was left; then the quota counts as used up."""
         for whose, most in caller.bounds[f"{what}_per_day"]:
             if not await self._spend(caller, what, whose, most, amount):
-                if len(self._used_up) > _MOST_TOLD:
+                if len(self._used_up) > _MAX_TOLD:
                     self._used_up.clear()
                 self._used_up[what, whose] = self._day(), most
                 self.tell(caller, f"{what}_per_day")
@@ -202,7 +202,7 @@ class Quotas:
         name, now = (caller.tenant, quota), self._clock.now()
         if now - self._told.get(name, -math.inf) < _TOLD_AGAIN_S:
             return
-        if len(self._told) > _MOST_TOLD:
+        if len(self._told) > _MAX_TOLD:
             self._told.clear()
         self._told[name] = now
         self._reached(caller, quota)

@@ -17,7 +17,7 @@ from warren.kernel.logs import get_log
 from warren.model.errors import NoSpace, Unavailable
 from warren.stores.redis_address import RedisAddress, read_address
 from warren.stores.redis_link import RedisLink, Value
-from warren.stores.redis_lua import Script, script
+from warren.stores.redis_lua import LuaScript, script
 
 TIMEOUT_S: Final = 1.0
 RETRY_S: Final = 2.0
@@ -78,7 +78,7 @@ _log = get_log("warren.quotas")
 
 
 class _Away(Exception):
-    """Redis cannot be asked."""
+    """Raised while Redis cannot be asked."""
 
 
 class RedisCounters:
@@ -165,7 +165,7 @@ class RedisCounters:
         except _Away:
             return await self._memory.get(name)
 
-    async def _run(self, work: Script, *values: Value) -> Any:
+    async def _run(self, work: LuaScript, *values: Value) -> Any:
         if self._away:
             if self._reconnecting is None and self._now() - self._tried_at >= self._retry_s:
                 self._reconnecting = asyncio.create_task(self._reconnect(), name="reconnecting quotas to Redis")

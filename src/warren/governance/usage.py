@@ -80,7 +80,7 @@ class UsageBook:
         return f"<UsageBook: {len(self._sums)} sums to save>"
 
     def add(self, tenant: str, usage: Usage) -> None:
-        """Counts for today."""
+        """Adds to the tenant's usage of today."""
         self._sum(self._day(), tenant).add(usage)
 
     def add_request(self, tenant: str, bytes_in: int, bytes_out: int) -> None:
@@ -173,7 +173,7 @@ class UsageBook:
             raise trouble
 
     def _sum(self, day: date, tenant: str) -> _Sum:
-        """The sum to add to. If there are too many it is one that is lost."""
+        """Returns the sum to add to. If there are too many sums, what is added to the one it returns is lost."""
         found = self._sums.get((day, tenant))
         if found is not None:
             return found

@@ -26,8 +26,7 @@ class RootFs:
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """What is known of a version. image.json holds the fields up to `format`: older versions of Warren read it too, and
-    know no more. config.json beside it holds the others, and may be missing.
+    """What is known of a version. image.json holds the fields up to `format`, config.json beside it the others.
 
     `content` is the digest of its files, as images/pack.py writes them. `uid` is that of the user whom commands run as
     unless they name one. `seeded` are the writable directories (model.spec.WRITABLE) in which it has files.
@@ -92,14 +91,11 @@ class Images(Protocol):
     its files. `hold` returns them for a sandbox whose directory is `user`: the version then stays, whatever becomes of
     the name, until `release` or until that directory is gone. These raise ImageNotFound, with the remedy, if there is
     no image of that name.
-    `keep` does so for a sandbox that may have been made by a Warren without versions; if it holds a version already,
-    nothing changes.
     `prune` removes the versions that no name points to and nobody uses.
     """
 
     def version(self, name: str) -> str: ...
     def rootfs(self, name: str) -> RootFs: ...
     def hold(self, name: str, user: Path) -> RootFs: ...
-    def keep(self, name: str, user: Path) -> None: ...
     def release(self, user: Path) -> None: ...
     def prune(self) -> object: ...

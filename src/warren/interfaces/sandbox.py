@@ -77,7 +77,7 @@ class Sandbox(Protocol):
     `kill_all` ends everything that runs in the sandbox at once, without grace, also when the sandbox is at its limit of
     processes; file operations under way fail. It returns when all of it is gone, with the number of processes, and
     raises Unavailable if some cannot be ended. Commands so ended have the reason `cancelled` and keep their output.
-    Until it returns, what is to be started raises Conflict. A sandbox that an older release made raises Conflict.
+    Until it returns, what is to be started raises Conflict.
 
     Files: operations run inside the sandbox with the rights of `user` (by default the sandbox user) and stream files
     of any size. Relative paths start in the workspace. Writing is atomic: a reader sees the old file or the new one,
@@ -86,8 +86,7 @@ class Sandbox(Protocol):
 
     `write` with `in_place` writes into the file that is there: hard links to it stay, and a watch sees it created,
     given to the user and modified. It is not atomic. `metadata` replaces all that the file has; a file system that
-    knows no attributes keeps none. Where commands may be root, `owner` is the user who gets what root creates. A
-    sandbox that an older release made refuses these, and a watch for `attributes`, with Conflict, and has no `details`.
+    knows no attributes keeps none. Where commands may be root, `owner` is the user who gets what root creates.
 
     `entries` yields what `list` gives, as it is found, and with `details` in the order of names, each directory before
     what is in it; `list` raises LimitReached for more entries than fit in memory.
@@ -95,8 +94,7 @@ class Sandbox(Protocol):
     `search` yields matches as they are found, ordered by directory and name, and one SearchSummary as the last item.
     Reaching a limit is not an error; the summary says so. An invalid expression raises InvalidRequest, one that needs
     too much memory or time to compile LimitReached, both before any match. A `path` that does not exist raises
-    FileNotFound. Leaving the iteration ends the search. A sandbox that an older release made may not be able to
-    search; then `search` raises Conflict.
+    FileNotFound. Leaving the iteration ends the search.
 
     `set_network` replaces the rules about what the sandbox may reach; when it returns, connections that are no longer
     allowed are cut. NO_NETWORK closes the network. If it raises, the sandbox reaches nothing. An adopted sandbox has no

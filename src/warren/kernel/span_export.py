@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
 PATH: Final = "/v1/traces"
-MOST_WAITING: Final = 4096
+MAX_WAITING: Final = 4096
 BATCH: Final = 128  # encoding more at once would keep the event loop waiting for the GIL
 INTERVAL_S: Final = 1.0
 SEND_TIMEOUT_S: Final = 5.0
@@ -45,7 +45,7 @@ class SpanExporter:
         endpoint: str,
         resource: Mapping[str, str],
         *,
-        most_waiting: int = MOST_WAITING,
+        most_waiting: int = MAX_WAITING,
         interval_s: float = INTERVAL_S,
         send_timeout_s: float = SEND_TIMEOUT_S,
         stop_s: float = STOP_S,

@@ -1,7 +1,7 @@
 """Traces: which request something belongs to across processes, and how long its parts took.
 
 A request that carries a `traceparent` (W3C Trace Context) belongs to the caller's trace: its id is in the log lines and
-the audit record, and goes on to the worker that answers. Spans are recorded only where the server has a `Recorder`
+the audit record, and goes on to the worker that answers. Spans are recorded only where the server has a `SpanRecorder`
 (kernel.span_export), and only of traces that are sampled: the caller decides that, or `Tracing` for traces that begin
 here. Without one, the calls of this module cost a look at a context variable.
 
@@ -29,8 +29,8 @@ TRACEPARENT: Final = b"traceparent"
 TRACESTATE: Final = b"tracestate"
 _PARENT: Final = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-[ -~]*)?")
 _MEMBER: Final = re.compile(r"[a-z0-9][a-z0-9_*/@-]{0,255}=[!-+\--<>-~ ]{0,255}[!-+\--<>-~]")
-_MOST_STATE: Final = 512
-_MOST_MEMBERS: Final = 32
+_MAX_STATE: Final = 512
+_MAX_MEMBERS: Final = 32
 _SAMPLED: Final = 1
 
 
@@ -62,14 +62,14 @@ def read_trace_context(headers: Sequence[Header]) -> TraceContext | None:
 
 def _checked_state(state: bytes) -> str:
     """Returns the vendors' part as it came; empty if it is not valid, or too long to pass on."""
-    if not state or len(state) > _MOST_STATE:
+    if not state or len(state) > _MAX_STATE:
         return ""
     members = [member.strip(" \t") for member in state.decode("latin-1").split(",")]
-    valid = len(members) <= _MOST_MEMBERS and all(_MEMBER.fullmatch(member) for member in members if member)
+    valid = len(members) <= _MAX_MEMBERS and all(_MEMBER.fullmatch(member) for member in members if member)
     return ",".join(filter(None, members)) if valid else ""
 
 
-class Recorder(Protocol):
+class SpanRecorder(Protocol):
     """Takes spans that have ended. `record` neither waits nor raises: a span that it cannot keep is lost."""
 
     def record(self, span: "Span") -> None: ...
@@ -91,7 +91,7 @@ class Span:
         self,
         name: str,
         context: TraceContext,
-        recorder: Recorder | None = None,
+        recorder: SpanRecorder | None = None,
         parent_id: str = "",
         attributes: dict[str, Value] | None = None,
         *,
@@ -170,7 +170,7 @@ class Tracing:
 
     __slots__ = ("_recorder", "_sample")
 
-    def __init__(self, recorder: Recorder | None = None, sample: float = 1.0) -> None:
+    def __init__(self, recorder: SpanRecorder | None = None, sample: float = 1.0) -> None:
         self._recorder = recorder
         self._sample = sample
 

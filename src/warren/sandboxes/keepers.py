@@ -7,14 +7,14 @@ is ready; one that ends before, or says something else, is removed again.
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import anyio
 
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.code import AGENT, CONTEXT_IDLE_S, NO_PROGRAM, BadFrames, FrameReader, Language
-from warren.model.errors import Conflict, InvalidJson, LanguageMissing, TooLarge, Unavailable, WarrenError
+from warren.model.errors import InvalidJson, LanguageMissing, TooLarge, Unavailable, WarrenError
 from warren.model.operations import Command, ExecResult
 from warren.model.strict_json import read_json
 
@@ -22,8 +22,6 @@ _START_S: Final = 30.0
 _KEEP: Final = 64 * 1024
 _LONGEST_HELLO: Final = 512 * 1024
 _MAX_NAMES: Final = 16 * 1024  # bytes
-_WRONG_USE: Final = 64
-_OLDER: Final = "warren-agent --listen-fd"  # how an agent begins that knows no contexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +46,8 @@ async def start_keeper(
 ) -> Hello:
     """Returns when the context can run cells. It ends when it ran none for `idle_s`; 0: it does not.
 
-    If it fails or is cancelled, no process is left. Raises Conflict if the context exists or the sandbox's agent is
-    older, and LanguageMissing if the image lacks the program.
+    If it fails or is cancelled, no process is left. Raises Conflict if the context exists, and
+    LanguageMissing if the image lacks the program.
     """
     options = ["--idle-s", str(max(1, round(idle_s)))] if idle_s else []
     named = [word for name in env or () for word in ("--env", name)]
@@ -64,9 +62,6 @@ async def start_keeper(
         judged_as=language.judged_start,
     )
     ended = await _start(sandbox, language, command, context_id)
-    if isinstance(ended, ExecResult) and ended.exit_code == _WRONG_USE and named:  # an older agent tells no variables
-        argv = (AGENT, "context", "--id", context_id, *options, "--", *language.argv)
-        ended = await _start(sandbox, language, replace(command, argv=argv), context_id)
     if isinstance(ended, Hello):
         return ended
     raise _why_not(language, ended, image)
@@ -139,11 +134,6 @@ def _hello_of(told: Mapping[str, bytes]) -> Hello:
 
 def _why_not(language: Language, ended: ExecResult, image: str) -> WarrenError:
     said = ended.stderr.strip()[-2000:]
-    if _OLDER in said or ended.exit_code == 126:
-        return Conflict(
-            "the agent of this sandbox is older than this server and cannot keep code contexts",
-            remedy="create a new session",
-        )
     if ended.exit_code == NO_PROGRAM:
         of_image = f"the image {image}" if image else "the sandbox's image"
         return LanguageMissing(

@@ -93,6 +93,13 @@ def end_time(session: Session) -> float | None:
     return session.used if session.ended is None else session.ended
 
 
+def columns_of(session: Session) -> tuple[str | int | float | None, ...]:
+    """Returns what stores keep beside the session's JSON, to find it by: from its id to its disk."""
+    moments = session.version, float(session.created_at), float(session.deadline), session.epoch, end_time(session)
+    names = session.id, session.tenant, session.thread_id, session.state, session.environment
+    return *names, *moments, session.key_id, session.disk_mb
+
+
 def list_position(session: Session) -> tuple[float, str]:
     """Returns the sort key of a tenant's sessions, oldest first. It never changes."""
     return session.created_at, session.id

@@ -21,7 +21,7 @@ from redis.backoff import NoBackoff
 
 from warren.model.errors import NoSpace, StoreAway, Unavailable, WarrenError
 from warren.stores.redis_address import RedisAddress, RedisKind, read_address
-from warren.stores.redis_lua import TOKEN_BYTES, Script
+from warren.stores.redis_lua import TOKEN_BYTES, LuaScript
 
 TIMEOUT_S: Final = 2.0
 _RETRY_AFTER_S: Final = 1.0
@@ -57,7 +57,7 @@ class RedisLink:
     def __repr__(self) -> str:
         return f"<RedisLink {self.address}{' closed' if self._closed else ''}>"
 
-    async def run(self, script: Script, *values: Value) -> Any:
+    async def run(self, script: LuaScript, *values: Value) -> Any:
         """Returns the result of the script. Raises Unavailable or NoSpace."""
         if self._closed:
             raise Unavailable(f"the connection to Redis at {self.address} is closed")
@@ -70,7 +70,7 @@ class RedisLink:
         finally:
             self._is_tried = False
 
-    async def _run_or_translate(self, script: Script, packed: tuple[Any, ...]) -> Any:
+    async def _run_or_translate(self, script: LuaScript, packed: tuple[Any, ...]) -> Any:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
         try:
@@ -98,7 +98,7 @@ class RedisLink:
             self._closed = True
             await self._close()
 
-    async def _run_in_time(self, script: Script, values: tuple[Any, ...], deadline: float) -> Any:
+    async def _run_in_time(self, script: LuaScript, values: tuple[Any, ...], deadline: float) -> Any:
         """Runs the script until it is in time: without a result, it came too late by a clock that we knew wrongly."""
         while True:
             not_after = b"" if self._ahead_s is None else repr(deadline + self._ahead_s).encode()
@@ -107,7 +107,7 @@ class RedisLink:
             if result:
                 return result[0]
 
-    async def _run_twice(self, script: Script, values: tuple[Any, ...]) -> Any:
+    async def _run_twice(self, script: LuaScript, values: tuple[Any, ...]) -> Any:
         """Runs the script, and again if the connection was dropped."""
         try:
             return await self._evaluate(script, values)
@@ -119,7 +119,7 @@ class RedisLink:
             await self._client.connection_pool.disconnect(inuse_connections=False)
         return await self._evaluate(script, values)
 
-    async def _evaluate(self, script: Script, values: tuple[Any, ...]) -> Any:
+    async def _evaluate(self, script: LuaScript, values: tuple[Any, ...]) -> Any:
         """Runs the script by its hash; sends its text if Redis does not know it, as after a restart."""
         try:
             return await self._client.execute_command("EVALSHA", script.sha, 1, self._tag, *values)

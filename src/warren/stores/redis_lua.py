@@ -36,7 +36,7 @@ TOKEN_BYTES: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class LuaScript:
     """A script. Redis knows one that it has seen by its `sha`."""
 
     text: str
@@ -93,6 +93,6 @@ return {now, work() or false}
 """
 
 
-def script(*parts: str, body: str) -> Script:
+def script(*parts: str, body: str) -> LuaScript:
     text = "".join((_START, *parts, "\nlocal function work()\n", body, "\nend\n", _END))
-    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    return LuaScript(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

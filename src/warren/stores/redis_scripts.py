@@ -253,7 +253,7 @@ return 1
 # sessions, and of MiB, because every client of Redis waits for a script. Metadata is compared as text only.
 WALK: Final = script(
     body="""
-local MOST_BYTES, size = 4194304, 0
+local MAX_BYTES, size = 4194304, 0
 local index, tenant, thread, after, score = unpack(ARGV, 3, 7)
 local environment, limit, most, states, texts = ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10]), {}, {}
 local at = 12 + tonumber(ARGV[11])
@@ -290,7 +290,7 @@ while true do
   local ids = call('ZREVRANGE', set, rank, rank + 99, 'WITHSCORES')
   if #ids == 0 then return {'', '', found} end
   for number = 1, #ids, 2 do
-    if #found >= limit or looked >= most or size >= MOST_BYTES then return {after, score, found} end
+    if #found >= limit or looked >= most or size >= MAX_BYTES then return {after, score, found} end
     local id, created = ids[number], ids[number + 1]
     if tonumber(created) ~= start_score or is_before(id, start) then
       after, score, looked = id, created, looked + 1

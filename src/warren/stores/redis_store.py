@@ -21,7 +21,7 @@ from warren.stores.common import (
     check_caps,
     check_fingerprint,
     check_keys,
-    end_time,
+    columns_of,
     frees_key,
     matches_page,
 )
@@ -172,23 +172,8 @@ class RedisStore:
 
     def _row(self, session: Session) -> tuple[Value, ...]:
         """Returns the session's values in the order of `scripts.FIELDS`."""
-        return (
-            session.id,
-            session.tenant,
-            session.thread_id,
-            session.state,
-            session.environment,
-            session.version,
-            float(session.created_at),
-            float(session.deadline),
-            session.epoch,
-            end_time(session),
-            session.key_id,
-            session.disk_mb,
-            "1" if frees_key(session) else "",
-            len(session.gpus),
-            encode_session(session, self._encryption),
-        )
+        frees = "1" if frees_key(session) else ""
+        return *columns_of(session), frees, len(session.gpus), encode_session(session, self._encryption)
 
     def _decoded(self, data: bytes) -> Session:
         return decode_session(data, self._encryption)

@@ -39,6 +39,7 @@ from warren.stores.common import (
     KeySums,
     check_caps,
     check_fingerprint,
+    columns_of,
     counted_size,
     end_time,
     frees_key,
@@ -431,21 +432,7 @@ class SqliteStore:
             ) from None
 
     def _row(self, session: Session) -> tuple[Any, ...]:
-        return (
-            session.id,
-            session.tenant,
-            session.thread_id,
-            session.state,
-            session.environment,
-            session.version,
-            session.created_at,
-            session.deadline,
-            session.epoch,
-            end_time(session),
-            session.key_id,
-            session.disk_mb,
-            encode_session(session, self._encryption),
-        )
+        return *columns_of(session), encode_session(session, self._encryption)
 
     def _check_caps(self, caps: Caps, session: Session) -> None:
         if caps != NO_CAPS:

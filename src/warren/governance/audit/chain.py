@@ -18,7 +18,7 @@ BEGINNING: Final = "0" * 64  # what the first line follows
 SUFFIX_BYTES: Final = 75
 HEADER_BYTES: Final = 128  # more than a header has
 _MARK: Final = b',"hash":"'
-_PROBLEMS_MOST: Final = 20
+_MAX_PROBLEMS: Final = 20
 
 
 def chain(lines: Iterable[bytes], last: str) -> tuple[list[bytes], str]:
@@ -91,7 +91,7 @@ class Verification:
             self._add(f"{place}: an entry without a hash was inserted")
 
     def _add(self, problem: str) -> None:
-        if len(self.problems) < _PROBLEMS_MOST:
+        if len(self.problems) < _MAX_PROBLEMS:
             self.problems.append(problem)
 
 

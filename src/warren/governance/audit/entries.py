@@ -15,8 +15,8 @@ from pydantic_core import to_json
 
 from warren.governance.audit.redaction import (
     GONE,
+    MAX_TEXT_HELD,
     NO_FORMS,
-    TEXT_HELD_MOST,
     Forms,
     contains_any,
     forms_of,
@@ -29,18 +29,18 @@ from warren.interfaces.audit import MOST_ON_PAGE, Query
 from warren.model.audit import COMMAND, AuditEntry, CommandText
 from warren.model.errors import InvalidRequest
 
-TEXT_MOST: Final = 2048
+MAX_TEXT: Final = 2048
 LEFT_OUT: Final = "[left out: more variables than are searched for]"
-LINE_MOST: Final = 32 * 1024
+MAX_LINE: Final = 32 * 1024
 SEARCH_BYTES: Final = 8 * 1024 * 1024  # so much is read for one page
-_NAME_MOST: Final = 256
-_ENTRIES_MOST: Final = 64
-_DEPTH_MOST: Final = 4
-_PLAIN_MOST: Final = 16
-_PLAIN_TEXT_MOST: Final = 1024
-_VALUES_MOST: Final = 256  # of a whole entry
-_WORK_MOST: Final = 64 * 1024  # characters of a whole entry that are searched for secrets
-_FIGURE_MOST: Final = 1 << 63
+_MAX_NAME: Final = 256
+_MAX_ENTRIES: Final = 64
+_MAX_DEPTH: Final = 4
+_MAX_PLAIN: Final = 16
+_MAX_PLAIN_TEXT: Final = 1024
+_MAX_VALUES: Final = 256  # of a whole entry
+_MAX_WORK: Final = 64 * 1024  # characters of a whole entry that are searched for secrets
+_MAX_FIGURE: Final = 1 << 63
 _FIELDS: Final = tuple(each.name for each in fields(AuditEntry))
 _VALUES: Final = attrgetter(*_FIELDS)
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
@@ -51,7 +51,7 @@ _FIGURES: Final = ("at", "status", "duration_ms")
 
 
 def redact_entry(
-    entry: AuditEntry, secrets: Collection[str] | None, commands: CommandText, text_most: int = TEXT_MOST
+    entry: AuditEntry, secrets: Collection[str] | None, commands: CommandText, text_most: int = MAX_TEXT
 ) -> AuditEntry:
     """Gives the entry as it may be written. Without secrets to search for (None) no texts are kept.
 
@@ -68,7 +68,7 @@ def _forms(secrets: Collection[str] | None) -> Forms | None:
 
 
 def _head(entry: AuditEntry) -> dict[str, Any]:
-    """All but the detail."""
+    """Returns all fields of the entry but its detail."""
     return {
         "at": _finite(entry.at),
         "action": _name(entry.action),
@@ -88,13 +88,13 @@ def encode_without_detail(entry: AuditEntry, reason: str) -> bytes:
 
 
 def encode_redacted(entry: AuditEntry, secrets: Collection[str] | None, commands: CommandText) -> bytes:
-    """Gives the line to be written, LINE_MOST bytes at most."""
+    """Gives the line to be written, MAX_LINE bytes at most."""
     head = _head(entry)
     detail = _plain_detail(entry.detail, secrets, commands)
     if detail is None:
-        detail = _Cleaner(_forms(secrets), TEXT_MOST).detail(entry.detail, commands)
+        detail = _Cleaner(_forms(secrets), MAX_TEXT).detail(entry.detail, commands)
     line = _encode({**head, "detail": detail})
-    if len(line) <= LINE_MOST:
+    if len(line) <= MAX_LINE:
         return line
     return _encode({**head, "detail": {"left_out": f"{len(line)} bytes of detail"}})
 
@@ -118,7 +118,7 @@ def _plain_detail(
     detail: Mapping[str, Any], secrets: Collection[str] | None, commands: CommandText
 ) -> dict[str, Any] | None:
     """Gives the detail of an entry in which there is nothing to remove or to cut, as in most; else None."""
-    if secrets is None or len(detail) > _PLAIN_MOST:
+    if secrets is None or len(detail) > _MAX_PLAIN:
         return None
     plain: dict[str, Any] = {}
     texts = []
@@ -129,15 +129,15 @@ def _plain_detail(
             continue
         if type(value) is str:
             texts.append(value)
-        elif name == COMMAND and type(value) is tuple and len(value) <= _PLAIN_MOST:
+        elif name == COMMAND and type(value) is tuple and len(value) <= _MAX_PLAIN:
             texts.extend(value)
             value = shlex.join(value)
             texts.append(value)
-        elif value is not None and type(value) is not bool and not (type(value) is int and abs(value) < _FIGURE_MOST):
+        elif value is not None and type(value) is not bool and not (type(value) is int and abs(value) < _MAX_FIGURE):
             return None
         plain[name] = value
     text = "\n".join(texts)
-    if len(text) > _PLAIN_TEXT_MOST or may_have_shapes(text):
+    if len(text) > _MAX_PLAIN_TEXT or may_have_shapes(text):
         return None
     return None if secrets and contains_any(text, secrets) else plain
 
@@ -204,14 +204,14 @@ class _Cleaner:
     def __init__(self, forms: Forms | None, text_most: int) -> None:
         self._forms = forms
         self._text_most = text_most
-        self._values_left = _VALUES_MOST
-        self._work_left = _WORK_MOST
+        self._values_left = _MAX_VALUES
+        self._work_left = _MAX_WORK
 
     def detail(self, detail: Mapping[str, Any], commands: CommandText) -> dict[str, Any]:
         clean = {}
-        for name, value in islice(detail.items(), _ENTRIES_MOST):
+        for name, value in islice(detail.items(), _MAX_ENTRIES):
             if name != COMMAND:
-                clean[str(name)[:_NAME_MOST]] = self._named(str(name), value, 1)
+                clean[str(name)[:_MAX_NAME]] = self._named(str(name), value, 1)
             elif commands is CommandText.REDACTED:
                 clean[COMMAND] = self._command(value)
         return clean
@@ -222,7 +222,7 @@ class _Cleaner:
             return self._value(value, 1)
         if self._forms is None:
             return LEFT_OUT
-        self._work_left -= TEXT_HELD_MOST
+        self._work_left -= MAX_TEXT_HELD
         return self._text(joined(value, self._forms))
 
     def _named(self, name: str, value: Any, depth: int) -> Any:
@@ -235,20 +235,20 @@ class _Cleaner:
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int | float):
-            return value if abs(value) < _FIGURE_MOST else f"<{type(value).__name__}>"
+            return value if abs(value) < _MAX_FIGURE else f"<{type(value).__name__}>"
         if isinstance(value, str):
             return self._text(value)
-        if depth >= _DEPTH_MOST or self._values_left <= 0 or not (isinstance(value, Mapping) or _is_list(value)):
+        if depth >= _MAX_DEPTH or self._values_left <= 0 or not (isinstance(value, Mapping) or _is_list(value)):
             return f"<{type(value).__name__}>"
         if isinstance(value, Mapping):
-            entries = islice(value.items(), min(_ENTRIES_MOST, self._values_left))
+            entries = islice(value.items(), min(_MAX_ENTRIES, self._values_left))
             return {self._text(str(name)): self._named(str(name), one, depth + 1) for name, one in entries}
-        return [self._value(one, depth + 1) for one in islice(value, min(_ENTRIES_MOST, self._values_left))]
+        return [self._value(one, depth + 1) for one in islice(value, min(_MAX_ENTRIES, self._values_left))]
 
     def _text(self, text: str) -> str:
         if self._forms is None:
             return LEFT_OUT if text else text
-        self._work_left -= min(len(text), TEXT_HELD_MOST)
+        self._work_left -= min(len(text), MAX_TEXT_HELD)
         if self._work_left <= 0:
             return f"<{len(text)} characters>"
         return redacted(text, self._forms, self._text_most)
@@ -256,7 +256,7 @@ class _Cleaner:
 
 @lru_cache(1024)
 def _names_a_secret(name: str) -> bool:
-    return without_shapes(assigned := f"{name[:_NAME_MOST]}=x") != assigned
+    return without_shapes(assigned := f"{name[:_MAX_NAME]}=x") != assigned
 
 
 def _is_list(value: Any) -> bool:
@@ -264,13 +264,13 @@ def _is_list(value: Any) -> bool:
 
 
 def _callers_id(value: Any) -> str:
-    """An id that the caller may have made up: it could be a secret."""
+    """Returns an id that the caller may have made up, redacted: it could be a secret."""
     name = _name(value)
     return name if not name or _OUR_ID.fullmatch(name) else without_shapes(name)
 
 
 def _name(value: Any) -> str:
-    return value if type(value) is str and len(value) <= _NAME_MOST else str(value)[:_NAME_MOST]
+    return value if type(value) is str and len(value) <= _MAX_NAME else str(value)[:_MAX_NAME]
 
 
 def _finite(figure: float) -> float:

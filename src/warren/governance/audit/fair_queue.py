@@ -11,10 +11,10 @@ from typing import Final, NamedTuple
 from warren.kernel.fair_share import FairShare, Turns
 from warren.model.audit import AuditEntry, RequestRecord
 
-_LOOKS_MOST: Final = 8  # so often is the largest tenant looked for while some entries are put in: it takes a while
+_MAX_LOOKS: Final = 8  # so often is the largest tenant looked for while some entries are put in: it takes a while
 
 
-class Waiting(NamedTuple):
+class WaitingEntry(NamedTuple):
     """An entry in the queue. `size` counts the characters of its texts, and something for the rest of it."""
 
     entry: AuditEntry | RequestRecord
@@ -28,7 +28,7 @@ class FairQueue:
 
     def __init__(self, most: int, held_most: int) -> None:
         self._most = most
-        self._entries = Turns[Waiting]()
+        self._entries = Turns[WaitingEntry]()
         self._characters = FairShare(held_most)
         self._largest = ""
         self.last_number = 0
@@ -41,10 +41,10 @@ class FairQueue:
         """The number of the oldest entry; if there is none, the number that the next one will get."""
         return min((item.number for item in self._entries.firsts()), default=self.last_number + 1)
 
-    def put(self, entries: Iterable[Waiting]) -> list[Waiting]:
+    def put(self, entries: Iterable[WaitingEntry]) -> list[WaitingEntry]:
         """Gives the entries for which there is no room."""
-        lost: list[Waiting] = []
-        looks = _LOOKS_MOST
+        lost: list[WaitingEntry] = []
+        looks = _MAX_LOOKS
         for item in entries:
             tenant = tenant_of(item.entry)
             while self._is_full(item.size) and self._is_within_share(tenant, item.size):
@@ -60,7 +60,7 @@ class FairQueue:
                 self._append(tenant, item)
         return lost
 
-    def take(self, most: int) -> list[Waiting]:
+    def take(self, most: int) -> list[WaitingEntry]:
         """Takes the oldest entry of each tenant in turn."""
         return [self._forget(*self._entries.next()) for _ in range(min(most, len(self._entries)))]
 
@@ -79,12 +79,12 @@ class FairQueue:
         entries = len(self._entries.of(tenant)) + bool(size)
         return max(entries / self._most, (self._characters.held(tenant) + size) / self._characters.total)
 
-    def _append(self, tenant: str, item: Waiting) -> None:
+    def _append(self, tenant: str, item: WaitingEntry) -> None:
         self.last_number += 1
         self._entries.add(tenant, item._replace(number=self.last_number))
         self._characters.take(tenant, item.size)
 
-    def _forget(self, tenant: str, item: Waiting) -> Waiting:
+    def _forget(self, tenant: str, item: WaitingEntry) -> WaitingEntry:
         self._characters.give_back(tenant, item.size)
         return item
 

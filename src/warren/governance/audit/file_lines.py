@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from warren.governance.audit.entries import LINE_MOST
+from warren.governance.audit.entries import MAX_LINE
 
 _BLOCK_BYTES: Final = 64 * 1024
 
@@ -22,7 +22,7 @@ def lines_before(fd: int, end: int) -> Iterator[tuple[int, bytes]]:
             yield position, text
             position -= 1
         rest, end = first, start
-        if len(rest) > 2 * LINE_MOST:
+        if len(rest) > 2 * MAX_LINE:
             yield start, rest
             rest = b""
     if rest:

@@ -10,13 +10,12 @@ page starts with the line before. Files only grow, or are removed whole, so a po
 
 import asyncio
 import os
-from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from warren.governance.audit.chain import Verification
-from warren.governance.audit.entries import LINE_MOST, SEARCH_BYTES, PageBuilder, parse_position
+from warren.governance.audit.entries import MAX_LINE, SEARCH_BYTES, PageBuilder, parse_position
 from warren.governance.audit.file_lines import lines_before
 from warren.governance.audit.rotating_files import (
     KEEP_FILES,
@@ -28,17 +27,14 @@ from warren.governance.audit.rotating_files import (
     opened_directory,
     opened_to_read,
 )
-from warren.governance.audit.writer import QUEUE_MOST, AuditWriter
+from warren.governance.audit.writer import MAX_QUEUE, AuditWriter
+from warren.governance.audit.written_log import CLOSE_S, FLUSH_S, WrittenLog
 from warren.interfaces.audit import AuditPage, Query
-from warren.kernel.shielding import run_shielded
-from warren.model.audit import AuditEntry, CommandText, RequestRecord
+from warren.model.audit import CommandText
 from warren.model.errors import Unavailable
 
-_FLUSH_MOST_S: Final = 5.0
-_CLOSE_MOST_S: Final = 5.0
 
-
-class FileAudit:
+class FileAudit(WrittenLog):
     """Use `open`: it makes the directory, and raises Unavailable if it cannot. Queries run one at a time."""
 
     @classmethod
@@ -49,46 +45,20 @@ class FileAudit:
         commands: CommandText = CommandText.REDACTED,
         max_bytes: int = MAX_BYTES,
         keep_files: int = KEEP_FILES,
-        queue_most: int = QUEUE_MOST,
+        queue_most: int = MAX_QUEUE,
     ) -> "FileAudit":
         await asyncio.to_thread(make_directory, directory)
         return cls(directory, AuditWriter(RotatingFiles(directory, max_bytes, keep_files), commands, queue_most))
 
-    def __init__(self, directory: Path, writer: AuditWriter, *, close_most_s: float = _CLOSE_MOST_S) -> None:
+    def __init__(self, directory: Path, writer: AuditWriter, *, close_most_s: float = CLOSE_S) -> None:
+        super().__init__(directory, writer, close_most_s)
         self._directory = directory
-        self._writer = writer
-        self._close_most_s = close_most_s
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="warren-audit-read")
-        self._closed = False
 
-    def __repr__(self) -> str:
-        state = "closed" if self._closed else f"{self._writer.waiting} waiting"
-        return f"<FileAudit {self._directory}: {state}, {self._writer.dropped} dropped>"
-
-    @property
-    def dropped(self) -> int:
-        """The number of entries lost since it was opened."""
-        return self._writer.dropped
-
-    def record(self, entry: AuditEntry | RequestRecord, secrets: Collection[str] | None = ()) -> None:
-        self._writer.add(entry, secrets)
-
-    async def find(self, query: Query) -> AuditPage:
-        if self._closed:
-            raise Unavailable("the audit record is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._reader, self._read, query)
-
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        if not await run_shielded(asyncio.to_thread(self._writer.close, self._close_most_s)):
-            # Only a disk that does not answer takes longer.
-            await run_shielded(asyncio.to_thread(self._writer.close, self._close_most_s))
-        self._reader.shutdown(wait=False)
+    async def _find(self, query: Query) -> AuditPage:
+        return await asyncio.get_running_loop().run_in_executor(self._queries, self._read, query)
 
     def _read(self, query: Query) -> AuditPage:
-        self._writer.flush(_FLUSH_MOST_S)
+        self._writer.flush(FLUSH_S)
         return read_page(self._directory, query)
 
 
@@ -144,6 +114,6 @@ def verify_files(directory: Path, head: str = "") -> Verification:
 def _verify_file(fd: int, number: int, found: Verification) -> None:
     with open(os.dup(fd), "rb") as file:
         count = 0
-        while line := file.readline(2 * LINE_MOST):
+        while line := file.readline(2 * MAX_LINE):
             count += 1
             found.take(line.rstrip(b"\n"), f"{file_name(number)}, line {count}")

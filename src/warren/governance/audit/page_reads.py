@@ -12,7 +12,7 @@ from warren.kernel.clock import Clock
 from warren.kernel.lru import LruDict
 
 AGAIN_S: Final = 3600.0
-_MOST: Final = 20_000  # of one that was forgotten early there is one more entry
+_MAX_ENTRIES: Final = 20_000  # of one that was forgotten early there is one more entry
 
 POLLED: Final = frozenset(
     {
@@ -28,7 +28,7 @@ POLLED: Final = frozenset(
 class PageReads:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._recorded = LruDict[tuple[str, str, str], float](_MOST)
+        self._recorded = LruDict[tuple[str, str, str], float](_MAX_ENTRIES)
 
     def may_record(self, page: str, action: str, session_id: str) -> bool:
         """Whether this request of a page gets an entry. `page` tells the signed-in browsers apart."""

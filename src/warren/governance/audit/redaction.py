@@ -18,12 +18,12 @@ from urllib.parse import quote, quote_plus
 
 GONE: Final = "[redacted]"
 SHORTEST: Final = 6  # shorter values stand in every other text
-SECRETS_MOST: Final = 256  # of more values none is searched for, and no text is kept
-SECRETS_HELD_MOST: Final = 32 * 1024  # characters of all values, likewise
+MAX_SECRETS: Final = 256  # of more values none is searched for, and no text is kept
+MAX_SECRETS_HELD: Final = 32 * 1024  # characters of all values, likewise
 _LOOKED_AT: Final = 2  # times what may stay: so much of a long text is searched for shapes
-_FORM_MOST: Final = 2048  # so much of a longer value is searched for; what follows it is not kept
-_STAYS_MOST: Final = 2048  # characters of a text that stay
-TEXT_HELD_MOST: Final = _LOOKED_AT * _STAYS_MOST + 2 * _FORM_MOST  # no more of a text is looked at
+_MAX_FORM: Final = 2048  # so much of a longer value is searched for; what follows it is not kept
+_MAX_STAYS: Final = 2048  # characters of a text that stay
+MAX_TEXT_HELD: Final = _LOOKED_AT * _MAX_STAYS + 2 * _MAX_FORM  # no more of a text is looked at
 
 # One value as a shell, JSON or a program writes it. A quote that is never closed reaches to the end of the text.
 _QUOTED: Final = r"""(?:\\"(?:(?!\\").)*+(?:\\"|\Z)|"(?:[^"\\]|\\.)*+(?:"|\Z)|'[^']*+(?:'|\Z)|`[^`]*+(?:`|\Z))"""
@@ -40,7 +40,7 @@ _TYPE: Final = r"(?!(?:str|int|bool|bytes|float|object|string|number|boolean|any
 
 
 def _ending(endings: str) -> str:
-    """Behind a whole name: it ends like this."""
+    """Returns an expression that matches behind a name with one of these endings."""
     return f"(?:{'|'.join(f'(?<={ending})' for ending in endings.split())})"
 
 
@@ -143,7 +143,7 @@ class CutText(str):
 
     @classmethod
     def of(cls, text: str, was: str = "") -> Self:
-        cut = cls(text[:TEXT_HELD_MOST])
+        cut = cls(text[:MAX_TEXT_HELD])
         cut.was = was or f"{len(text)} characters"
         return cut
 
@@ -154,11 +154,11 @@ def cut_words(words: Sequence[Any]) -> tuple[Any, ...] | None:
     kept: list[Any] = []
     length = 0
     for word in words:
-        if length > TEXT_HELD_MOST:
+        if length > MAX_TEXT_HELD:
             return (*kept, CutText.of("", f"{len(words)} words"))
-        kept.append(word[:TEXT_HELD_MOST] if isinstance(word, str) else word)
+        kept.append(word[:MAX_TEXT_HELD] if isinstance(word, str) else word)
         length += 1 + (len(word) if isinstance(word, str) else 0)
-    return tuple(kept) if length > TEXT_HELD_MOST else None
+    return tuple(kept) if length > MAX_TEXT_HELD else None
 
 
 def joined(words: Sequence[Any], forms: "Forms") -> str:
@@ -184,9 +184,9 @@ def forms_of(values: Iterable[str]) -> Forms:
     """The values, and how they look when they were encoded for an address, in base64 or for a shell. Longest first."""
     forms: set[str] = set()
     for value in values:
-        forms.update(_forms_of_value(value[: _FORM_MOST + 1]))
-    whole = sorted((form for form in forms if len(form) <= _FORM_MOST), key=lambda form: (-len(form), form))
-    return Forms(tuple(whole), tuple({form[:_FORM_MOST] for form in forms if len(form) > _FORM_MOST}))
+        forms.update(_forms_of_value(value[: _MAX_FORM + 1]))
+    whole = sorted((form for form in forms if len(form) <= _MAX_FORM), key=lambda form: (-len(form), form))
+    return Forms(tuple(whole), tuple({form[:_MAX_FORM] for form in forms if len(form) > _MAX_FORM}))
 
 
 @lru_cache(512)
@@ -195,7 +195,7 @@ def _forms_of_value(value: str) -> frozenset[str]:
     for one in (value, value.strip()):
         if len(one) >= SHORTEST:
             raw = one.encode(errors="surrogatepass")
-            whole = raw if len(raw) <= _FORM_MOST else raw[: _FORM_MOST // 3 * 3]  # else its end would be padded
+            whole = raw if len(raw) <= _MAX_FORM else raw[: _MAX_FORM // 3 * 3]  # else its end would be padded
             forms |= {one, base64.b64encode(whole).decode()}
             if not (one.isascii() and one.isalnum()):
                 forms |= {quote(raw, safe=""), quote_plus(raw)}
@@ -204,7 +204,8 @@ def _forms_of_value(value: str) -> frozenset[str]:
 
 
 def without(text: str, forms: Forms) -> str:
-    """What follows the beginning of a value that is too long is not kept: nobody knows where it ends."""
+    """Removes the forms from the text. Nothing that follows the beginning of a value that is too long is kept: nobody
+    knows where it ends."""
     for form in forms.too_long:
         before, found, _ = text.partition(form)
         if found:
@@ -217,7 +218,7 @@ def without(text: str, forms: Forms) -> str:
 
 def contains_any(text: str, values: Iterable[str]) -> bool:
     """Whether one of the values is in the text, in any of its forms."""
-    return any(form[:_FORM_MOST] in text for value in values for form in _forms_of_value(value[: _FORM_MOST + 1]))
+    return any(form[:_MAX_FORM] in text for value in values for form in _forms_of_value(value[: _MAX_FORM + 1]))
 
 
 def may_have_shapes(text: str) -> bool:
@@ -235,15 +236,16 @@ def without_shapes(text: str) -> str:
     return text
 
 
-def redacted(text: str, forms: Forms = NO_FORMS, most: int = _STAYS_MOST) -> str:
-    """At most `most` characters of it, then a note of how long it was; no part of a secret that was cut in two."""
+def redacted(text: str, forms: Forms = NO_FORMS, most: int = _MAX_STAYS) -> str:
+    """Returns at most `most` characters of the text without its secrets, then how long it was. A secret that was cut in
+    two is removed too."""
     was = getattr(text, "was", "")
     looked_at = _LOOKED_AT * most
-    held = looked_at + 2 * _FORM_MOST
+    held = looked_at + 2 * _MAX_FORM
     clean = without(text[:held], forms)
     if was or len(text) > held:
         # A value that was cut in two begins in the last part, which is replaced by at most twice its length.
-        clean = clean[: max(0, min(looked_at, len(clean) - 2 * _FORM_MOST))]
+        clean = clean[: max(0, min(looked_at, len(clean) - 2 * _MAX_FORM))]
         clean = _without_last_word(clean)
     elif len(clean) > looked_at:
         clean = _without_last_word(clean[:looked_at])
@@ -254,7 +256,7 @@ def redacted(text: str, forms: Forms = NO_FORMS, most: int = _STAYS_MOST) -> str
 
 
 def _without_last_word(text: str) -> str:
-    """Where a text was cut, half a token is no longer known for one."""
+    """Removes the last word of a text that was cut: half a token is not recognised as one."""
     end = len(text)
     while end and not (text[end - 1].isspace() or text[end - 1] in "\"'"):
         end -= 1

@@ -12,19 +12,17 @@ batch only if it follows the last entry, so all processes together make one chai
 import asyncio
 import secrets
 import threading
-from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import Final
 
 from warren.governance.audit.chain import BEGINNING, Verification, chain, split_groups
 from warren.governance.audit.entries import SEARCH_BYTES, PageBuilder, parse_position
 from warren.governance.audit.rotating_files import Appended
-from warren.governance.audit.writer import QUEUE_MOST, AuditWriter
+from warren.governance.audit.writer import MAX_QUEUE, AuditWriter
+from warren.governance.audit.written_log import FLUSH_S, WrittenLog
 from warren.interfaces.audit import AuditPage, Query
 from warren.kernel.logs import get_log
-from warren.kernel.shielding import run_shielded
-from warren.model.audit import AuditEntry, CommandText, RequestRecord
-from warren.model.errors import Unavailable
+from warren.model.audit import CommandText
 from warren.stores.redis_link import RedisLink
 from warren.stores.redis_lua import script
 
@@ -33,8 +31,6 @@ RETRY_S: Final = 1.0
 _TRIES: Final = 200
 _AT_ONCE: Final = 64 * 1024  # bytes in one batch, and about what one step of reading gives
 _ANSWER_MOST_S: Final = 30.0  # far longer than the link waits
-_FLUSH_MOST_S: Final = 5.0
-_CLOSE_MOST_S: Final = 5.0
 
 _APPEND: Final = script(
     body="""
@@ -113,7 +109,7 @@ async def verify_stream(link: RedisLink, head: str = "") -> Verification:
     return verification
 
 
-class RedisAudit:
+class RedisAudit(WrittenLog):
     """Use `open`. `close` leaves the link open. `max_bytes` bounds the whole stream, whoever writes to it; what Redis
     itself needs for an entry counts as a few bytes."""
 
@@ -124,47 +120,22 @@ class RedisAudit:
         *,
         commands: CommandText = CommandText.REDACTED,
         max_bytes: int = MAX_BYTES,
-        queue_most: int = QUEUE_MOST,
+        queue_most: int = MAX_QUEUE,
     ) -> "RedisAudit":
-        stream = _Stream(link, asyncio.get_running_loop(), max_bytes)
+        stream = _StreamLines(link, asyncio.get_running_loop(), max_bytes)
         return cls(link, stream, AuditWriter(stream, commands, queue_most))
 
-    def __init__(self, link: RedisLink, stream: "_Stream", writer: AuditWriter) -> None:
+    def __init__(self, link: RedisLink, stream: "_StreamLines", writer: AuditWriter) -> None:
+        super().__init__(link.address, writer, hurry=stream.give_up)
         self._link = link
         self._stream = stream
-        self._writer = writer
-        self._waiter = ThreadPoolExecutor(1, thread_name_prefix="warren-audit-wait")
-        self._closed = False
 
-    def __repr__(self) -> str:
-        state = "closed" if self._closed else f"{self._writer.waiting} waiting"
-        return f"<RedisAudit {self._link.address}: {state}, {self._writer.dropped} dropped>"
-
-    @property
-    def dropped(self) -> int:
-        """The number of entries lost since it was opened."""
-        return self._writer.dropped
-
-    def record(self, entry: AuditEntry | RequestRecord, secrets: Collection[str] | None = ()) -> None:
-        self._writer.add(entry, secrets)
-
-    async def find(self, query: Query) -> AuditPage:
-        if self._closed:
-            raise Unavailable("the audit record is closed")
+    async def _find(self, query: Query) -> AuditPage:
         if query.after and parse_position(query.after) == (0, 0):
             return AuditPage([])  # there is nothing before the beginning
         if not self._stream.trouble:
-            await asyncio.get_running_loop().run_in_executor(self._waiter, self._writer.flush, _FLUSH_MOST_S)
+            await asyncio.get_running_loop().run_in_executor(self._queries, self._writer.flush, FLUSH_S)
         return await self._page(query)
-
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        if not await run_shielded(asyncio.to_thread(self._writer.close, _CLOSE_MOST_S)):
-            self._stream.give_up()
-            await run_shielded(asyncio.to_thread(self._writer.close, _CLOSE_MOST_S))
-        self._waiter.shutdown(wait=False)
 
     async def _page(self, query: Query) -> AuditPage:
         page, place = PageBuilder(query, SEARCH_BYTES), query.after
@@ -176,7 +147,7 @@ class RedisAudit:
         return AuditPage(page.found)
 
 
-class _Stream:
+class _StreamLines:
     """The stream, for the thread that writes. It sends a batch again until Redis takes it, or until `give_up`. While
     Redis does not, `trouble` says why."""
 

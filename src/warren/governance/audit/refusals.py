@@ -14,7 +14,7 @@ from warren.model.audit import REFUSED, AuditEntry
 
 RECORDED_REFUSALS_PER_MINUTE: Final = 60
 _MINUTE_S: Final = 60.0
-_TENANTS_MOST: Final = 1024
+_MAX_TENANTS: Final = 1024
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class RefusalLimit:
         """Whether this request gets an entry of its own. `tenant` is empty for strangers."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_MINUTE_S, self.flush)
-        if tenant not in self._counts and len(self._counts) >= _TENANTS_MOST:
+        if tenant not in self._counts and len(self._counts) >= _MAX_TENANTS:
             tenant = ""
         now = self._clock.wall()
         count = self._counts.setdefault(tenant, _Count(now, now))

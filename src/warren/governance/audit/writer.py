@@ -18,16 +18,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from warren.governance.audit.entries import encode_entry, encode_redacted, encode_without_detail
-from warren.governance.audit.fair_queue import FairQueue, Waiting, tenant_of
-from warren.governance.audit.redaction import SECRETS_HELD_MOST, SECRETS_MOST, TEXT_HELD_MOST, CutText, cut_words
+from warren.governance.audit.fair_queue import FairQueue, WaitingEntry, tenant_of
+from warren.governance.audit.redaction import MAX_SECRETS, MAX_SECRETS_HELD, MAX_TEXT_HELD, CutText, cut_words
 from warren.governance.audit.rotating_files import Appended
 from warren.kernel.logs import get_log
 from warren.model.audit import DROPPED, AuditEntry, CommandText, RequestRecord
 
 FLUSH_S: Final = 0.2
-QUEUE_MOST: Final = 20_000
-_HELD_MOST: Final = 32 * 1024 * 1024  # characters of all that waits
-_HANDED_MOST: Final = 1000  # entries that were handed over and are not yet in the queue
+MAX_QUEUE: Final = 20_000
+_MAX_HELD: Final = 32 * 1024 * 1024  # characters of all that waits
+_MAX_HANDED: Final = 1000  # entries that were handed over and are not yet in the queue
 _LARGE: Final = 4096  # an entry with more characters goes into the queue at once
 _BATCH: Final = 1000
 _ENCODE_MOST_S: Final = 0.2  # so long entries are encoded before they are written
@@ -49,12 +49,12 @@ class AuditLines(Protocol):
 
 
 class AuditWriter:
-    def __init__(self, lines: AuditLines, commands: CommandText, queue_most: int = QUEUE_MOST) -> None:
+    def __init__(self, lines: AuditLines, commands: CommandText, queue_most: int = MAX_QUEUE) -> None:
         self._lines = lines
         self._commands = commands
-        self._handed: deque[Waiting] = deque()
-        self._handed_most = min(_HANDED_MOST, queue_most)
-        self._queue = FairQueue(queue_most, _HELD_MOST)
+        self._handed: deque[WaitingEntry] = deque()
+        self._handed_most = min(_MAX_HANDED, queue_most)
+        self._queue = FairQueue(queue_most, _MAX_HELD)
         self._lost = _Losses()
         self._changed = threading.Condition()  # guards the queue, the losses and what follows
         self._written_below = 1  # all entries with smaller numbers are written, or lost
@@ -129,7 +129,7 @@ class AuditWriter:
 
     def _run(self) -> None:
         while self._wait_for_entries():
-            batch: list[tuple[Waiting, bytes]] = []
+            batch: list[tuple[WaitingEntry, bytes]] = []
             try:
                 batch = self._encode_batch()
                 self._write(batch)
@@ -161,9 +161,9 @@ class AuditWriter:
                 self._asleep = False
                 idle_since = time.monotonic()
 
-    def _encode_batch(self) -> list[tuple[Waiting, bytes]]:
+    def _encode_batch(self) -> list[tuple[WaitingEntry, bytes]]:
         """Encodes entries for a bounded time, those of all tenants in turn. They are written as they came."""
-        batch: list[tuple[Waiting, bytes]] = []
+        batch: list[tuple[WaitingEntry, bytes]] = []
         until = time.monotonic() + _ENCODE_MOST_S
         while len(batch) < _BATCH and (began := time.monotonic()) < until:
             with self._changed:
@@ -176,7 +176,7 @@ class AuditWriter:
             time.sleep(took_s if took_s > _SLOW_S and not self._stopping else _TURN_S)  # the event loop's turn
         return sorted(batch, key=lambda one: one[0].number)
 
-    def _encode(self, item: Waiting) -> bytes:
+    def _encode(self, item: WaitingEntry) -> bytes:
         """Gives nothing for an entry that cannot be encoded: no content may end this thread."""
         try:
             entry = item.entry.as_entry() if isinstance(item.entry, RequestRecord) else item.entry
@@ -188,7 +188,7 @@ class AuditWriter:
             self._count_lost([item.entry])
             return b""
 
-    def _write(self, batch: Sequence[tuple[Waiting, bytes]]) -> None:
+    def _write(self, batch: Sequence[tuple[WaitingEntry, bytes]]) -> None:
         with self._changed:
             notes = self._lost.as_entries()
         ready = [(item, line) for item, line in batch if line]
@@ -210,33 +210,33 @@ class AuditWriter:
         self._trouble = trouble
 
 
-def _measure(entry: AuditEntry | RequestRecord, secrets: Collection[str] | None) -> Waiting:
+def _measure(entry: AuditEntry | RequestRecord, secrets: Collection[str] | None) -> WaitingEntry:
     """Keeps no more of long texts and of many secrets than will be looked at. Raises for what cannot be looked at."""
     detail = entry.notes if isinstance(entry, RequestRecord) else entry.detail
     held: tuple[str, ...] | None = ()
     size = _BASE_SIZE
-    if secrets is None or len(secrets) > SECRETS_MOST:
+    if secrets is None or len(secrets) > MAX_SECRETS:
         held = None
     elif secrets:
         held = tuple(secrets)
         size += sum(map(len, held))
-        if size > SECRETS_HELD_MOST:
+        if size > MAX_SECRETS_HELD:
             held, size = None, _BASE_SIZE
     cut: dict[str, Any] = {}
     for name, value in detail.items():
         if isinstance(value, str):
-            size += min(len(value), TEXT_HELD_MOST)
-            if len(value) > TEXT_HELD_MOST:
+            size += min(len(value), MAX_TEXT_HELD)
+            if len(value) > MAX_TEXT_HELD:
                 cut[name] = CutText.of(value)
         elif isinstance(value, list | tuple):
             if words := cut_words(value):
                 cut[name] = words
-            size += 2 * TEXT_HELD_MOST if words else len(value)
+            size += 2 * MAX_TEXT_HELD if words else len(value)
     if not cut:
-        return Waiting(entry, held, size)
+        return WaitingEntry(entry, held, size)
     if isinstance(entry, RequestRecord):
-        return Waiting(entry._replace(notes={**detail, **cut}), held, size)
-    return Waiting(replace(entry, detail={**detail, **cut}), held, size)
+        return WaitingEntry(entry._replace(notes={**detail, **cut}), held, size)
+    return WaitingEntry(replace(entry, detail={**detail, **cut}), held, size)
 
 
 class _Losses:

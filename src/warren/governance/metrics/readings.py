@@ -14,7 +14,8 @@ from warren.model.spec import MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
-    """None: this process has no such thing, or cannot tell it now. `sessions` and `cluster_workers` are by state."""
+    """Values of the moment. None: this process has no such thing, or cannot tell it now. `sessions` and
+    `cluster_workers` are by state."""
 
     sessions: Mapping[str, int] | None = None
     worker: WorkerStats | None = None
@@ -30,7 +31,7 @@ class ReadingsCollector(Collector):
         self.readings = Readings()
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: the registry would collect to learn the names."""
+        """Returns nothing: otherwise the registry would collect once only to learn the names."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:

@@ -9,8 +9,8 @@ from warren.governance.metrics.histograms import Histogram, Series
 from warren.model.network import NetworkUse
 
 OTHER: Final = "other"
-MOST_ENVIRONMENTS: Final = 200
-MOST_ROUTES: Final = 1000  # label sets of requests; there are some 150 routes
+MAX_ENVIRONMENTS: Final = 200
+MAX_ROUTES: Final = 1000  # label sets of requests; there are some 150 routes
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "WEBSOCKET"})
 _LIMITED: Final = 429
 _LOSSES: Final = (  # what the reason of a loss says, and its label
@@ -130,7 +130,7 @@ class PrometheusRecorder:
             self._limited.inc()
         known = self._requests.get((route, method, status))
         if known is None:
-            if len(self._requests) >= MOST_ROUTES:
+            if len(self._requests) >= MAX_ROUTES:
                 self._request_s.labels(OTHER, OTHER, OTHER).observe(seconds)
                 return
             known = self._requests[route, method, status] = self._request_s.labels(route, method, str(status))
@@ -143,11 +143,11 @@ class PrometheusRecorder:
         self._received.inc(use.bytes_received)
 
     def _environment(self, name: str) -> str:
-        """The name as a label: one that the registry does not have, or no longer, is `other`."""
+        """Returns the environment's name as a label; `other` for one that the registry does not have."""
         known = self._environments.get(name)
         if known is not None:
             return known
-        if len(self._environments) >= MOST_ENVIRONMENTS or not self._is_environment(name):
+        if len(self._environments) >= MAX_ENVIRONMENTS or not self._is_environment(name):
             return OTHER
         self._environments[name] = name
         self._hits.labels(name), self._misses.labels(name)  # a ratio needs both, also while one is 0

@@ -9,7 +9,7 @@ from warren.governance.policy.parse import Doubt, FoundCommand, Script, is_code_
 from warren.governance.policy.shell_words import Word
 
 Item = FoundCommand | Doubt | Script
-_MOST_GUESSES = 64
+_MAX_GUESSES = 64
 _RESERVED: Final = frozenset({
     "!", "{", "}", "[[", "]]", "case", "coproc", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if",
     "in", "select", "then", "until", "while",
@@ -113,7 +113,7 @@ def _opaque(found: FoundCommand, name: str) -> Iterator[Item]:
     if found.guess:
         return
     route = (*found.route, name)
-    for place, word in enumerate(found.words[1 : 1 + _MOST_GUESSES], 1):
+    for place, word in enumerate(found.words[1 : 1 + _MAX_GUESSES], 1):
         yield replace(found, words=found.words[place:], route=route, guess=True, stdin=None)
         if word.text:
             yield Script(word.text, route, found.place, guess=True)
@@ -141,7 +141,7 @@ def _may_be_option(word: Word) -> bool:
 
 
 def _without(word: Word, placeholder: str) -> Word:
-    """A word whose placeholder is filled in later."""
+    """Returns a word whose placeholder is filled in later."""
     if word.text is None or placeholder not in word.text:
         return word
     return Word(None, begins=word.text.partition(placeholder)[0])
@@ -171,7 +171,7 @@ def _env(found: FoundCommand) -> Iterator[Item]:
         return
     if start.why:
         yield _doubt(found, start.why)
-    for word in found.words[1 : 1 + _MOST_GUESSES] if start.why else ():
+    for word in found.words[1 : 1 + _MAX_GUESSES] if start.why else ():
         text = (word.text or "").removeprefix("--split-string=")
         yield Script(text[text.find("S") + 1 :] if text.startswith("-") else text, found.route, found.place, guess=True)
     yield from _assigned(found, start.assigned)
@@ -253,7 +253,7 @@ def _sets_number(found: FoundCommand) -> Iterator[Item]:
 
 
 def _printf(found: FoundCommand) -> Iterator[Item]:
-    """Only `-v` makes it set a variable."""
+    """Yields the variable that `printf -v` sets; without -v it sets none."""
     if len(found.words) < 2:
         return
     option = found.words[1]

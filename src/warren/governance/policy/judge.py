@@ -29,9 +29,9 @@ NOT_ALLOWED = "not on the allow list"
 UNKNOWN = "cannot be known"
 REFUSED_EXIT_CODE = 126
 _DEEPEST = 12
-_MOST_STEPS = 20_000
-_MOST_NESTED = 48 * 1024  # characters for shells within shells
-_MOST_NAMES = 200
+_MAX_STEPS = 20_000
+_MAX_NESTED = 48 * 1024  # characters for shells within shells
+_MAX_NAMES = 200
 # They start nothing that is not judged itself, so an allow list need not name them.
 _FREE = frozenset({
     ":", "[", "[[", "alias", "break", "builtin", "cd", "command", "continue", "declare", "dirs", "echo", "env", "eval",
@@ -67,7 +67,7 @@ def judge(policy: Policy, command: Command) -> PolicyVerdict:
         return PolicyVerdict(allowed=True)
     items = _find_all(command)
     names = dict.fromkeys(item.name or "?" for item in items if isinstance(item, FoundCommand) and not item.guess)
-    found = tuple(names)[:_MOST_NAMES]
+    found = tuple(names)[:_MAX_NAMES]
     objections = [objection for item in items if (objection := _objection(policy, item))]
     if not objections:
         return PolicyVerdict(True, found=found)
@@ -100,7 +100,7 @@ def _find_all(command: Command) -> list[FoundCommand | Doubt]:
             continue
         steps += 1
         nested += len(item.text) if isinstance(item, Script) and item.route else 0
-        if steps > _MOST_STEPS or nested > _MOST_NESTED:
+        if steps > _MAX_STEPS or nested > _MAX_NESTED:
             return [*result, Doubt("it has too much text for shells in it", item.place, item.route[:3])]
         if len(item.route) > _DEEPEST:
             result.append(Doubt("commands are nested too deeply in each other", item.place, item.route[:3]))

@@ -122,7 +122,7 @@ def find_started(words: tuple[Word, ...], kind: Launcher) -> Start:
 
 
 def _width(text: str, kind: Launcher) -> int:
-    """How many words an option takes, 0 if it is not known."""
+    """Returns how many words an option takes, 0 if it is not known."""
     if text.startswith("--"):
         name, equals, _ = text.partition("=")
         known = kind.words.split()

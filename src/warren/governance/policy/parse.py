@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from warren.governance.policy.here_documents import Cut, cut_here_documents
 from warren.governance.policy.shell_words import Word
 from warren.governance.policy.syntax import gap_doubt, odd_doubt, text_doubt, token_doubt
-from warren.governance.policy.tokens import Source
+from warren.governance.policy.tokens import SourceText
 
 if TYPE_CHECKING:
     from tree_sitter import Language, Node, Tree
@@ -157,7 +157,7 @@ class _Walk:
         except UnicodeEncodeError:
             self._doubt("it has characters in it that no shell can be given", text)
             return False
-        self._source = Source(raw, self._cut.bodies)
+        self._source = SourceText(raw, self._cut.bodies)
         stack: list[tuple[Node, str]] = [(_tree(raw).root_node, "")]
         while stack:
             node, parent = stack.pop()

@@ -22,7 +22,7 @@ _SUBSTITUTES = frozenset("$`")
 _READING = frozenset({"<", "<&", "<>", "<&-"})
 
 
-class Source:
+class SourceText:
     """A text and the bodies that were cut out of it."""
 
     def __init__(self, raw: bytes, bodies: dict[str, str]) -> None:

@@ -177,7 +177,8 @@ class DeliveryWorker:
             await asyncio.sleep(0)
 
     def _pause_s(self) -> float:
-        """While all slots are taken only the next scan has a time: a freed slot wakes the worker up."""
+        """Returns how long to wait for the next look. While all slots are taken that is the next scan: a freed slot
+        wakes the worker up."""
         until_scan_s = self._next_scan - self._clock.now()
         if self._slots.are_full or not self._next_looks:
             return until_scan_s
@@ -251,7 +252,7 @@ class DeliveryWorker:
     # -- one attempt
 
     async def _deliver(self, hook_id: str, record: Record, delivery: Delivery) -> None:
-        """If the store fails, the lease expires and some process tries again."""
+        """Makes the attempt. If the store fails, the lease expires and some process tries again."""
         try:
             await self._attempt(hook_id, record, delivery)
         except asyncio.CancelledError:
@@ -309,7 +310,7 @@ class DeliveryWorker:
         return after_response(attempt, outcome.status, outcome.retry_after_s, chance)
 
     async def _put_back(self, record: Record, delivery: Delivery) -> None:
-        """Lets another attempt follow one that was aborted, which may have arrived or not. Does nothing if its outcome
-        was saved."""
+        """Makes an aborted attempt due again; its message may have arrived or not. Does nothing if the outcome was
+        saved."""
         waiting = replace(delivery, state=State.WAITING, attempts=delivery.attempts - 1)
         await self._queues.change(record, waiting, self._clock.wall())

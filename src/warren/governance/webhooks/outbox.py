@@ -34,7 +34,7 @@ _log = get_log("warren.webhooks")
 
 
 @dataclass(slots=True)
-class _Cached:
+class _TenantWebhooks:
     """A tenant's webhooks and how many deliveries wait for them, those added since included; valid until then."""
 
     hooks: Sequence[Webhook]
@@ -61,7 +61,7 @@ class Webhooks:
         self._registry = WebhookRegistry(records, clock, encryption)
         self._queues = DeliveryQueues(records)
         self._worker = DeliveryWorker(self._registry, self._queues, clock, sender)
-        self._cache = LruDict[str, _Cached](_MAX_CACHED)
+        self._cache = LruDict[str, _TenantWebhooks](_MAX_CACHED)
         self._unwritten = Turns[Event]()
         self._writing: asyncio.Task[None] | None = None
         self._wakeup = Wakeup(clock)
@@ -195,12 +195,12 @@ class Webhooks:
             self._full.add(tenant)
             _log.warning("webhook_deliveries_dropped", tenant=tenant, waiting=self._max_waiting)
 
-    def _find_cached(self, tenant: str) -> _Cached | None:
+    def _find_cached(self, tenant: str) -> _TenantWebhooks | None:
         cached = self._cache.get(tenant)
         return cached if cached is not None and cached.until > self._clock.now() else None
 
-    async def _read_tenant(self, tenant: str) -> _Cached:
+    async def _read_tenant(self, tenant: str) -> _TenantWebhooks:
         hooks = await self._registry.list(tenant)
         counts = [await self._queues.count(hook.id) for hook in hooks]
-        cached = self._cache[tenant] = _Cached(hooks, sum(counts), self._clock.now() + CACHED_S)
+        cached = self._cache[tenant] = _TenantWebhooks(hooks, sum(counts), self._clock.now() + CACHED_S)
         return cached

@@ -137,7 +137,7 @@ class WebhookRegistry:
         await self._records.delete(_DELETED, hook_id)
 
     async def disable(self, hook_id: str, reason: str) -> None:
-        """Lets nothing be sent to it from now on."""
+        """Disables the webhook: nothing is sent to it from now on."""
         while (record := await self._records.get(_KIND, hook_id)) is not None:
             changed = replace(_read(record), disabled=reason)
             if await self._records.put(_record(changed, record.version + 1)):
@@ -220,11 +220,7 @@ def _purpose(hook_id: str) -> str:
 
 
 def _record(hook: Webhook, version: int) -> Record:
-    values = asdict(hook)
-    if not hook.old_secret:  # a server of an earlier version, which shares the store, knows no such fields
-        for name in ("old_secret", "old_sealed", "old_until"):
-            del values[name]
-    return Record(_KIND, hook.id, json.dumps(values), version, group=hook.tenant)
+    return Record(_KIND, hook.id, json.dumps(asdict(hook)), version, group=hook.tenant)
 
 
 def _read(record: Record) -> Webhook:

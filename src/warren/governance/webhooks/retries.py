@@ -36,7 +36,7 @@ class Step:
 
 
 def after_response(attempt: int, status: int, retry_after_s: float, chance: float) -> Step:
-    """`attempt` counts from 1; `chance` is a random number from 0 to 1."""
+    """Returns what follows a response. `attempt` counts from 1; `chance` is a random number from 0 to 1."""
     if 200 <= status < 300:
         return Step(NextStep.DONE)
     if status == _GONE:
@@ -45,7 +45,8 @@ def after_response(attempt: int, status: int, retry_after_s: float, chance: floa
 
 
 def after_failure(attempt: int, chance: float, *, retryable: bool) -> Step:
-    """There was no response; `retryable` is that of the error: an address that is not allowed is not tried again."""
+    """Returns what follows an attempt without a response. One whose error is not `retryable`, such as an address that
+    is not allowed, is not tried again."""
     return _try_again(attempt, 0.0, chance, retryable=retryable)
 
 
@@ -57,7 +58,7 @@ def _try_again(attempt: int, retry_after_s: float, chance: float, *, retryable: 
 
 
 def read_retry_after(text: str, now: float) -> float:
-    """The seconds that a Retry-After header asks for, as a number or as a date; 0 if it cannot be read."""
+    """Returns the seconds that a Retry-After header asks for, as a number or as a date; 0 if it cannot be read."""
     text = text.strip()
     if _SECONDS.fullmatch(text):
         return float(text)

@@ -25,9 +25,6 @@ class StepImages:
     def hold(self, name: str, user: Path) -> RootFs:
         return self.rootfs(name)
 
-    def keep(self, name: str, user: Path) -> None:
-        """Does nothing: the builder itself keeps the images that its steps use."""
-
     def release(self, user: Path) -> None:
         """Does nothing: the builder itself keeps the images that its steps use."""
 

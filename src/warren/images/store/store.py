@@ -40,7 +40,7 @@ class ImageStore:
 
     def __init__(self, state_dir: Path) -> None:
         self._images = state_dir / "images"
-        self._versions = Versions(self._images, state_dir / "sandboxes")
+        self._versions = Versions(self._images)
 
     def __repr__(self) -> str:
         return f"<ImageStore {self._images}>"
@@ -64,9 +64,6 @@ class ImageStore:
 
     def hold(self, name: str, user: Path) -> RootFs:
         return self._versions.hold(name, user) or _missing(name)
-
-    def keep(self, name: str, user: Path) -> None:
-        self._versions.keep(name, user)
 
     def release(self, user: Path) -> None:
         self._versions.release(user)

@@ -8,17 +8,13 @@
 A use is a link in `uses/`, named after a sandbox, to the folder that holds the sandbox's directory. It counts as long
 as that directory exists. The directory is made before the use and removed after it, so a use also ends if its process
 is killed. All uses from one folder are hard links to one symbolic link, its way: some file systems are slow to make
-files where many were removed lately. An older version made a symbolic link for each use, to the directory itself; so
-does this one where a way cannot have more hard links. To give up a version, a process first removes the directory
-`uses/`. The kernel refuses that while there is a use, and without the directory no use can begin. So several processes
-can use, replace and remove images without asking each other. A lock on the folder serializes changes of names.
-
-Before there were versions, `images/NAME` was the image itself. Such a directory becomes a version when it is first
-used: it and a link to its new place are exchanged.
+files where many were removed lately. Where a way cannot have more hard links, a use is a symbolic link of its own, to
+the directory itself. To give up a version, a process first removes the directory `uses/`. The kernel refuses that while
+there is a use, and without the directory no use can begin. So several processes can use, replace and remove images
+without asking each other. A lock on the folder serializes changes of names.
 """
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import hashlib
@@ -38,7 +34,6 @@ from warren.kernel.logs import get_log
 from warren.model.errors import Conflict, ImageNotFound, InvalidRequest, NoSpace, PermissionDenied, WarrenError
 from warren.model.image import ImageConfig
 from warren.model.spec import check_image_name
-from warren.sandboxes.host.record import SandboxRecord
 
 VERSIONS: Final = ".versions"
 WAYS: Final = ".ways"
@@ -47,23 +42,18 @@ USES: Final = "uses"
 _TEMPORARY: Final = ".making-"
 _TRIES: Final = 10
 _MAX_CACHED: Final = 100
-_RENAME_EXCHANGE: Final = 2
-_AT_FDCWD: Final = -100
 _FIRST: Final = ("name", "source", "created", "files", "size_bytes", "host_usr", "format")
 _LATER: Final = tuple(each.name for each in fields(ImageInfo) if each.name not in _FIRST)
 
 _log = get_log(__name__)
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Versions:
-    """The images of a folder. Sandboxes in the folder `sandboxes` may use images without a link, because an older
-    Warren made them."""
+    """The images of a folder."""
 
-    def __init__(self, folder: Path, sandboxes: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._versions = folder / VERSIONS
-        self._sandboxes = sandboxes
         self._places: dict[str, str] = {}  # name -> path of its link
         # folder of sandboxes -> the relative path to it, and the way that holds this path
         self._ways: dict[Path, tuple[str, str]] = {}
@@ -81,11 +71,9 @@ class Versions:
         try:
             return os.readlink(place).rpartition("/")[2]
         except OSError as exc:
-            if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+            if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL):  # EINVAL: it is no link
                 return ""
-            if exc.errno != errno.EINVAL:  # EINVAL: it is a directory, not a link
-                raise PermissionDenied(f"the image {name} cannot be read: {exc.strerror}") from exc
-        return self._take_over(name)
+            raise PermissionDenied(f"the image {name} cannot be read: {exc.strerror}") from exc
 
     def place(self, name: str) -> Path:
         check_image_name(name)
@@ -111,11 +99,9 @@ class Versions:
         return self._versions / version
 
     def show_all(self) -> list[ImageVersion]:
-        """Returns all versions by name, the newest first. An image that is no version yet has an empty `version`."""
+        """Returns all versions by name, the newest first."""
         names = self._names()
         found = [self._show(version, names) for version in self._all()]
-        plain = (_read_info(path, unquote(path.name)) for path in self._plain())
-        found += [version_of(info) for info in plain if info is not None]
         return sorted(found, key=lambda one: (one.name, -one.created))
 
     def add(self, name: str, made: Path) -> str:
@@ -180,19 +166,6 @@ class Versions:
                 continue  # the version was given up after the name was read; the name points to another one now
             return rootfs
         return None
-
-    def keep(self, name: str, user: Path) -> None:
-        """Keeps the oldest version of a name for a sandbox that has no use, because an older Warren made it."""
-        self.current(name)
-        if any(os.path.lexists(self._use(version, user)) for version in self._all()):
-            return
-        infos = [
-            (info.created, version) for version in self._all() if (info := self._read(version)) and info.name == name
-        ]
-        for _, version in sorted(infos):
-            with contextlib.suppress(FileNotFoundError):
-                self._begin_use(user, self._use(version, user))
-                return
 
     def release(self, user: Path) -> None:
         """Ends the use of a version. Removes the version if nobody else uses it and no name points to it."""
@@ -307,9 +280,6 @@ class Versions:
             with contextlib.suppress(FileNotFoundError):
                 if way.lstat().st_nlink == 1:
                     way.unlink()
-        for version in self._all():  # an interrupted take-over leaves such a link
-            if (self._versions / version).is_symlink():
-                (self._versions / version).unlink()
 
     def _clear(self, left: Path) -> bool:
         """Destroys the sandboxes of a build that died in this directory. Returns False if that is not possible now."""
@@ -321,46 +291,11 @@ class Versions:
                 return False
         return True
 
-    def _take_over(self, name: str) -> str:
-        """Makes a version of the directory `images/NAME`. Returns its id, or "" if the directory holds no image."""
-        place = self.place(name)
-        try:
-            with self.locked():
-                if place.is_symlink():  # another process was first
-                    return os.path.basename(os.readlink(place))
-                if _read_info(place, name) is None:
-                    return ""
-                version = secrets.token_hex(6)
-                self._versions.mkdir(mode=0o755, exist_ok=True)
-                (place / USES).mkdir(mode=0o755, exist_ok=True)
-                self._note_old_users(name, place / USES)
-                os.symlink(f"{VERSIONS}/{version}", self._versions / version)
-                _exchange(place, self._versions / version)
-                return version
-        except OSError as exc:
-            raise PermissionDenied(
-                f"the image {name} cannot be made a version of: {exc.strerror}",
-                remedy="run it as root, and see that the folder of the images can be written",
-            ) from exc
-
-    def _note_old_users(self, name: str, uses: Path) -> None:
-        for directory in self._sandboxes.glob("*"):
-            record = SandboxRecord.load(directory)
-            if record is not None and record.spec.image == name and record.alive():
-                self._begin_use(directory, str(uses / directory.name))
-
     def _all(self) -> list[str]:
         try:
             return sorted(os.listdir(self._versions))
         except (FileNotFoundError, NotADirectoryError):
             return []
-
-    def _plain(self) -> list[Path]:
-        """Returns the directories of images that an older Warren made without versions."""
-        if not self._folder.is_dir():
-            return []
-        found = (path for path in sorted(self._folder.iterdir()) if not path.name.startswith("."))
-        return [path for path in found if path.is_dir() and not path.is_symlink()]
 
     def _names(self) -> dict[str, list[str]]:
         """Returns, by version, the quoted names that point to it."""
@@ -454,23 +389,6 @@ def _is_elsewhere(folder: str) -> bool:
     """Returns whether a folder of sandboxes is out of sight: in the memory of another machine or container, or of an
     earlier boot, until Warren runs there again."""
     return os.path.islink(folder) and not os.path.exists(folder)
-
-
-def _exchange(directory: Path, link: Path) -> None:
-    """Exchanges the two paths, atomically where the file system can."""
-    try:
-        names = os.fsencode(directory), os.fsencode(link)
-        if _libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
-            return
-        number = ctypes.get_errno()
-    except AttributeError:  # this C library has no renameat2
-        number = errno.ENOSYS
-    if number not in (errno.EINVAL, errno.ENOSYS):
-        raise OSError(number, os.strerror(number), str(directory))
-    target = os.readlink(link)
-    link.unlink()
-    os.rename(directory, link)
-    os.symlink(target, directory)
 
 
 @contextlib.contextmanager

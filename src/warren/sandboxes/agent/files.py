@@ -115,7 +115,6 @@ class AgentFiles:
     ) -> FileInfo:
         items: list[tuple[WireTag, int | str]] = [] if mode is None else [(WireTag.MODE, check_mode(mode))]
         if in_place or metadata is not None or owner:
-            self._require(FileOp.WRITE_IN_PLACE, "write files in place or with metadata")
             flags = Flag.DETAILS | (Flag(0) if metadata is None else Flag.METADATA)
             items += [(WireTag.FLAGS, int(flags)), *_owner_item(owner)]
             items += [(WireTag.METADATA, f"{key}={value}") for key, value in check_metadata(metadata or {}).items()]
@@ -157,8 +156,6 @@ class AgentFiles:
             return replace(found, path=check_path(path))
 
     async def mkdir(self, path: str, *, mode: int = 0o755, user: str = "", owner: str = "") -> None:
-        if owner:
-            self._require(FileOp.WRITE_IN_PLACE, "make directories for another user")
         await self._run(FileOp.MKDIR, path, user, (WireTag.MODE, check_mode(mode)), *_owner_item(owner))
 
     async def remove(self, path: str, *, recursive: bool = False, user: str = "") -> None:
@@ -221,14 +218,10 @@ class AgentFiles:
             return end.fields.number(WireTag.COUNT)
 
     def watch(self, path: str, *, recursive: bool = False, user: str = "", attributes: bool = False) -> "AgentWatch":
-        if attributes:
-            self._require(FileOp.WRITE_IN_PLACE, "tell changes of attributes apart")
         flags = Flag.RECURSIVE * recursive | Flag.ATTRIBUTES * attributes
-        can_sync = self._link.last_file_op >= FileOp.WRITE_IN_PLACE
-        return AgentWatch(self._operation(FileOp.WATCH, path, user, *_flags(flags)), check_path(path), can_sync)
+        return AgentWatch(self._operation(FileOp.WATCH, path, user, *_flags(flags)), check_path(path))
 
     async def search(self, query: Search) -> AsyncIterator[SearchMatch | SearchSummary]:
-        self._require(FileOp.SEARCH, "search files")
         base, matches = check_path(query.path), 0
         async with self._operation(FileOp.SEARCH, query.path, query.user, *_search_items(query)) as channel:
             async for found in read_records(channel):
@@ -237,10 +230,6 @@ class AgentFiles:
                     raise channel.violation("more matches than were asked for")
                 yield _search_match(channel, found, base)
             yield _search_summary(channel, (await channel.last()).fields)
-
-    def _require(self, op: FileOp, what: str) -> None:
-        if self._link.last_file_op < op:
-            raise _too_old(what)
 
     async def _run(self, op: FileOp, path: str, user: str, *items: tuple[WireTag, int | str]) -> None:
         async with self._operation(op, path, user, *items) as channel:
@@ -267,10 +256,8 @@ class AgentFiles:
 class AgentWatch(AsyncGenerator[FileEvent, None]):
     """A FileWatch. The agent answers a request to sync behind the changes, so that it passes whoever iterates last."""
 
-    def __init__(
-        self, opening: contextlib.AbstractAsyncContextManager[AgentChannel], base: str, can_sync: bool
-    ) -> None:
-        self._opening, self._base, self._can_sync = opening, base, can_sync
+    def __init__(self, opening: contextlib.AbstractAsyncContextManager[AgentChannel], base: str) -> None:
+        self._opening, self._base = opening, base
         self._events = self._read()
         self._channel: AgentChannel | None = None
         self._syncs = deque[asyncio.Future[None]]()
@@ -285,8 +272,6 @@ class AgentWatch(AsyncGenerator[FileEvent, None]):
         await self._events.aclose()
 
     async def sync(self) -> None:
-        if not self._can_sync:
-            raise _too_old("say when all changes have been reported")
         if self._channel is None:
             raise Conflict("the watch has not begun, or has ended")
         if len(self._syncs) >= _MAX_SYNCS:
@@ -323,12 +308,6 @@ class AgentWatch(AsyncGenerator[FileEvent, None]):
             raise channel.violation("an answer to a request to sync that was never made")
         if not (synced := self._syncs.popleft()).done():
             synced.set_result(None)
-
-
-def _too_old(what: str) -> Conflict:
-    return Conflict(
-        f"the agent of this sandbox is older than this server and cannot {what}", remedy="create a new session"
-    )
 
 
 def _with_path(exc: WarrenError, name: str) -> WarrenError:

@@ -26,7 +26,6 @@ from warren.sandboxes.agent.frames import FrameStream
 from warren.sandboxes.agent.wire import (
     MAX_FRAME_OUT,
     VERSION,
-    FileOp,
     WireFields,
     WireRequest,
     WireResponse,
@@ -79,10 +78,7 @@ class _Losing:
 
 
 class AgentLink(FrameStream):
-    """Made by `dial`. `why_lost` is called when a link that was greeted is lost; it tells what became of the sandbox.
-
-    `last_file_op` is the last file operation that the agent knows; an agent of an older release knows fewer.
-    """
+    """Made by `dial`. `why_lost` is called when a greeted link is lost; it tells what became of the sandbox."""
 
     def __init__(self, why_lost: WhyLost = _connection_gone) -> None:
         super().__init__()
@@ -92,7 +88,6 @@ class AgentLink(FrameStream):
         self._highest = 0
         self._strays_left = 64 * STRAYS
         self._hello: asyncio.Future[WireFields] = self._loop.create_future()
-        self.last_file_op = int(FileOp.WATCH)
         self.lost = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -120,7 +115,6 @@ class AgentLink(FrameStream):
         try:
             link.write_frame(frame(WireRequest.HELLO, 0, fields([(WireTag.VERSION, VERSION)])))
             hello = await link._hello
-            link.last_file_op = hello.number(WireTag.OP, link.last_file_op)
             if (version := hello.number(WireTag.VERSION)) != VERSION:
                 raise ProtocolError(
                     f"the agent speaks version {version} of the protocol, this worker version {VERSION}",

@@ -16,7 +16,7 @@ import anyio
 from warren.kernel.answer_memory import SHORT_BYTES, give_back_room, make_room
 from warren.kernel.pacing import Pace
 from warren.model.command_output import CommandOutput
-from warren.model.errors import Conflict, InvalidRequest, ProcessNotFound, ProtocolError, SandboxLost, Unavailable
+from warren.model.errors import InvalidRequest, ProcessNotFound, ProtocolError, SandboxLost, Unavailable
 from warren.model.operations import MAX_KEEP_BYTES, Chunk, Command, ExecResult, ProcessInfo, Stream, TerminalSize
 from warren.sandboxes.agent.channel import AgentChannel, AgentReply, Output
 from warren.sandboxes.agent.command_result import (
@@ -206,11 +206,6 @@ class Commands:
         channel = await self._link.open(WireRequest.CONTROL, fields([(WireTag.OP, int(ControlOp.KILL_ALL))]))
         try:
             end = (await channel.last()).fields
-        except ProcessNotFound:  # it looked for a process without a name
-            raise Conflict(
-                "the agent of this sandbox is older than this server and cannot end everything at once",
-                remedy="end its processes one by one, or create a new session",
-            ) from None
         finally:
             channel.close()
         if survivors := end.number(WireTag.SURVIVORS):

@@ -20,7 +20,6 @@ from typing import Final
 from warren.kernel.shielding import run_shielded
 from warren.model.spec import MIB
 
-OLD_NAME: Final = "disk.held"
 _MAX_WAITING: Final = 512
 _MAX_WAITING_BYTES: Final = 256 * MIB
 _LARGEST_WAITING: Final = 4 * MIB
@@ -71,9 +70,8 @@ def open_handle(directory: Path, text: str) -> int:
 class DiskImage:
     """The image of one sandbox: open here, or else opened by its handle each time. Threads may share it."""
 
-    def __init__(self, directory: Path, handle: str, *, fd: int = -1, old_name: Path | None = None) -> None:
+    def __init__(self, directory: Path, handle: str, *, fd: int = -1) -> None:
         self._directory, self.handle, self._fd = directory, handle, fd
-        self._old_name = old_name
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -106,12 +104,6 @@ class DiskImage:
         if fd >= 0:
             os.close(fd)
 
-    def give_up(self) -> None:
-        """Lets go of the image of a dead sandbox."""
-        self.close()
-        if self._old_name is not None:
-            self._old_name.unlink(missing_ok=True)
-
     @contextmanager
     def _opened(self) -> Iterator[int]:
         # Duplicated under the lock: another thread may close the descriptor at any time.
@@ -125,8 +117,6 @@ class DiskImage:
             os.close(fd)
 
     def _open(self) -> int:
-        if self._old_name is not None:
-            return os.open(self._old_name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         if not self.handle:
             raise FileNotFoundError
         return open_handle(self._directory, self.handle)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from warren.model.spec import MIB
-from warren.sandboxes.host.disk_images import OLD_NAME, DiskImage, FreedImages, handle_of
+from warren.sandboxes.host.disk_images import DiskImage, FreedImages, handle_of
 from warren.sandboxes.host.disk_room import ENDED, DiskWatch, Promises, WatchedDisk, find_disk
 from warren.sandboxes.host.disks import Disks
 from warren.sandboxes.host.processes import kill_if
@@ -88,7 +88,7 @@ class SandboxDisks(Generic[R]):
         for name in names:
             disk = self._watched.get(name)
             if disk is not None and not disk.is_there:
-                disk.image.give_up()
+                disk.image.close()
                 self._watched[name] = None
             if name not in self._watched and (record := records.known(name)) is not None and record.pid:
                 self._watched[name] = self._watched_disk(record)
@@ -103,7 +103,7 @@ class SandboxDisks(Generic[R]):
         except OSError:
             disk = None
         if disk is None:
-            image.give_up()
+            image.close()
             return None
         where, device = disk
         mounted = Path(f"/proc/{record.pid}/root{where}")
@@ -137,8 +137,7 @@ class SandboxDisks(Generic[R]):
     def _image_of(self, record: R) -> DiskImage:
         if (image := self._images.get(record.sandbox_id)) is not None:
             return image
-        old_name = None if record.image else self._records.directory(record.sandbox_id) / OLD_NAME
-        return DiskImage(self._disks.directory, record.image, old_name=old_name)
+        return DiskImage(self._disks.directory, record.image)
 
     def close_image(self, sandbox_id: str) -> None:
         if (image := self._images.pop(sandbox_id, None)) is not None:

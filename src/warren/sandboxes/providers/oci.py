@@ -15,7 +15,6 @@ longer installed.
 import asyncio
 import os
 import secrets
-import shutil
 import time
 from functools import partial
 from pathlib import Path
@@ -73,7 +72,6 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         super().__init__(state_dir, bin_dir, at_once=_AT_ONCE, **options)
         self._images = images
         self._folder = MemoryFolder(self._home)
-        self._old_runtime = self._state / "runtime"  # where an older version had the runtime's state
         self._runtimes = Runtimes(self._state, self._probe, runtime, {direct.NAME: self._programs.launcher})
         self._runtime: Runtime | None = None
         self._launcher = self.launcher_class(
@@ -90,12 +88,6 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
 
     async def image_version(self, image: str) -> str:
         return self._images.version(image)
-
-    async def adopt(self, sandbox_id: str) -> AgentSandbox:
-        sandbox = await super().adopt(sandbox_id)
-        if (record := self.load_record(sandbox_id)) is not None:
-            await asyncio.to_thread(self._images.keep, record.spec.image, self.directory(sandbox_id))
-        return sandbox
 
     async def sweep(self) -> int:
         left = await super().sweep()
@@ -269,9 +261,6 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
             return False
         self._release_uids(record, directory)
         self._images.release(directory)
-        if os.path.isdir(self._old_runtime):
-            for state in self._old_runtime.glob(f"*/{directory.name}"):
-                shutil.rmtree(state, ignore_errors=True)
         self._remove(directory)
         return True
 
