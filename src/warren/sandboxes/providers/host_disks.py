@@ -14,6 +14,7 @@ from warren.sandboxes.host.disk_room import ENDED, DiskWatch, Promises, WatchedD
 from warren.sandboxes.host.disks import Disks
 from warren.sandboxes.host.processes import kill_if
 from warren.sandboxes.host.record import SandboxRecord
+from warren.sandboxes.providers.host_limits import HostLimits
 from warren.sandboxes.providers.host_records import SandboxRecords
 
 R = TypeVar("R", bound=SandboxRecord)
@@ -109,9 +110,14 @@ class SandboxDisks(Generic[R]):
         mounted = Path(f"/proc/{record.pid}/root{where}")
         return WatchedDisk(mounted, device, record.spec.limits.disk_mb * MIB, image)
 
-    def is_used_by_others(self, device: int, sandbox_id: str) -> bool:
+    def lift_io_limit(self, sandbox_id: str, limits: HostLimits) -> None:
+        """Before the sandbox gives its device back, which anybody may get then."""
+        if (record := self._records.made.get(sandbox_id)) is not None and not record.spec.io:
+            return
+        device = limits.limited_device(self._records.directory(sandbox_id))
         others = (disk.device for name, disk in [*self._watched.items()] if disk and name != sandbox_id)
-        return device in others
+        if device is not None and device not in others:
+            limits.lift_io(device)
 
     def _end_sandbox(self, sandbox_id: str, why: str) -> None:
         record = self._records.load(sandbox_id)

@@ -169,7 +169,7 @@ class HostProvider(ABC, Generic[R, Plan]):
                 await asyncio.sleep(0)
                 return sandbox
             except BaseException as exc:
-                self._lift_io_limit(sandbox_id)
+                self.sandbox_disks.lift_io_limit(sandbox_id, self._limits)
                 await run_shielded(self._unmake(sandbox_id))
                 self.records.made.pop(sandbox_id, None)
                 self.sandbox_disks.promises.remove(sandbox_id)
@@ -199,7 +199,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         lock = self._destroying.setdefault(sandbox_id, asyncio.Lock())
         async with lock, self._destroy_slots:
             try:
-                self._lift_io_limit(sandbox_id)
+                self.sandbox_disks.lift_io_limit(sandbox_id, self._limits)
                 if self._egress is not None:
                     await self._egress.forget(sandbox_id)
                 await self._unmake(sandbox_id)
@@ -298,14 +298,6 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._open.add(sandbox)
         self._kernel_watches.start()
         return sandbox
-
-    def _lift_io_limit(self, sandbox_id: str) -> None:
-        """Before the sandbox gives its device back, which anybody may get then."""
-        if (record := self.records.made.get(sandbox_id)) is not None and not record.spec.io:
-            return
-        device = self._limits.limited_device(self.directory(sandbox_id))
-        if device is not None and not self.sandbox_disks.is_used_by_others(device, sandbox_id):
-            self._limits.lift_io(device)
 
     async def _read_isolation(self, record: R, cgroup: SandboxCgroup) -> Isolation:
         found = await self._isolation_reader.read(self.name, record, cgroup.limits())
