@@ -10,6 +10,7 @@ from browser.conftest import FAR_NAME, NewKey, Visit
 from browser.shell import PROMPT, Shell
 from browser.watched_page import WatchedPage
 from e2e.api_client import Api, SessionApi
+from marks import first_of
 from playwright.async_api import expect
 from server_process import ServerProcess
 
@@ -171,17 +172,19 @@ async def test_endless_output_waits_for_the_page_and_can_be_interrupted(shell: S
 
 @pytest.mark.parametrize(
     "sequence",
-    [
-        r"\033]52;c;%s\a" % base64.b64encode(b"stolen").decode(),  # noqa: UP031
-        r"\033]0;a title\a\033]1;a title\a\033]2;a title\a",
-        r"\033]9;a notification\a\033]777;notify;a;b\a\033]99;;a\a",
-        r"\033]1337;File=inline=1:%s\a" % base64.b64encode(b"<svg/onload=alert(1)>").decode(),  # noqa: UP031
-        r"\033]8;;javascript:alert(1)\aclick\033]8;;\a <img src=x onerror=alert(1)>",
-        r"\033[21t\033[20t\033]2;\n id > /workspace/pwned \n\a\033[21t",
-        r"\033P$qm\033\\\033[6n\033[c\033[>c",
-        r"\033[8;200;9999t\033[3;0;0t\033[5t",
-        r"\033[?2004h\033[?1000h\033[?1003h\033[?1006h\033[38;2;1;2;3;48;2;9;9;9mcolours\033[0m",
-    ],
+    first_of(
+        [
+            r"\033]52;c;%s\a" % base64.b64encode(b"stolen").decode(),  # noqa: UP031
+            r"\033]0;a title\a\033]1;a title\a\033]2;a title\a",
+            r"\033]9;a notification\a\033]777;notify;a;b\a\033]99;;a\a",
+            r"\033]1337;File=inline=1:%s\a" % base64.b64encode(b"<svg/onload=alert(1)>").decode(),  # noqa: UP031
+            r"\033]8;;javascript:alert(1)\aclick\033]8;;\a <img src=x onerror=alert(1)>",
+            r"\033[21t\033[20t\033]2;\n id > /workspace/pwned \n\a\033[21t",
+            r"\033P$qm\033\\\033[6n\033[c\033[>c",
+            r"\033[8;200;9999t\033[3;0;0t\033[5t",
+            r"\033[?2004h\033[?1000h\033[?1003h\033[?1006h\033[38;2;1;2;3;48;2;9;9;9mcolours\033[0m",
+        ]
+    ),
 )
 async def test_sequences_of_the_sandbox_reach_neither_clipboard_nor_title_nor_shell(
     visit: Visit, admin_key: str, session: SessionApi, server: ServerProcess, sequence: str

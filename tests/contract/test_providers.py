@@ -54,14 +54,17 @@ class TestBareFakeProvider(kinds.BareFakeHooks, ProviderContract):
     pass
 
 
+@pytest.mark.extended
 class TestAgentProvider(kinds.AgentHooks, ProviderContract):
     pass
 
 
+@pytest.mark.extended
 class TestAgentSandbox(kinds.AgentHooks, SandboxContract):
     pass
 
 
+@pytest.mark.extended
 class TestAgentFiles(kinds.AgentHooks, FilesContract):
     pass
 

@@ -98,6 +98,7 @@ asyncio.run(main())
     assert run(code, "oci") == "hi\n"
 
 
+@pytest.mark.extended
 def test_a_second_program_is_told_who_has_the_state_directory(start: Start) -> None:
     first = start('SandboxClient(mode="local").execute("true"); print("ready", flush=True); input()')
     assert first.stdout is not None

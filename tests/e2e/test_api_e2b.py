@@ -53,14 +53,17 @@ class TestCommands(CommandSuite):
     pass
 
 
+@pytest.mark.extended
 class TestCode(CodeSuite):
     pass
 
 
+@pytest.mark.extended
 class TestArtifacts(ArtifactSuite):
     pass
 
 
+@pytest.mark.extended
 class TestTerminals(TerminalSuite):
     pass
 
@@ -93,5 +96,6 @@ async def test_what_a_session_is_told_about_its_sandbox_is_true(api: Api) -> Non
     assert "does not have the capability egress" in refused["detail"]
 
 
+@pytest.mark.extended
 class TestFigures(LinuxFiguresSuite):
     pass

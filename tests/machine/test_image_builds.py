@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import this_run
 from build_world import BuildWorld, configure, copy, run
+from marks import first_of
 
 import warren
 from warren.model.errors import BuildFailed, ImageNotFound, InvalidRequest, NoSpace
@@ -398,7 +399,7 @@ class TestFailures:
             world.build("x", Stage("no-such/image:1"))
         assert "image_registry" in caught.value.remedy
 
-    @pytest.mark.parametrize("size", [55, 90])
+    @pytest.mark.parametrize("size", first_of([55, 90]))
     def test_a_full_disk_keeps_the_old_image(self, world: BuildWorld, tmp_path: Path, size: int) -> None:
         """The folder of the images is on a small file system, which only this test's processes see."""
         place = tmp_path / "state"
@@ -449,7 +450,7 @@ def wait_until(condition: object, seconds: float = 30.0) -> None:
 
 
 class TestEnds:
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+    @pytest.mark.parametrize("number", first_of([signal.SIGINT, signal.SIGTERM, signal.SIGKILL]))
     def test_a_build_that_is_stopped_leaves_nothing(self, world: BuildWorld, number: int) -> None:
         before = world.build("stopped", run("echo before > /opt/x"))
         marker = f"sleep 98765{number}"

@@ -95,6 +95,7 @@ def test_a_test_that_passes_alone_is_flaky_and_both_logs_are_shown(suite: Suite)
     assert "attempt 2" in second
 
 
+@pytest.mark.extended
 def test_three_flaky_tests_are_green_and_four_are_red(tmp_path: Path) -> None:
     for count, expected in ((3, 0), (4, 1)):
         place = tmp_path / str(count)
@@ -103,11 +104,13 @@ def test_three_flaky_tests_are_green_and_four_are_red(tmp_path: Path) -> None:
         assert (code, last_line(output)) == (expected, f"{count} passed, 0 failed, {count} flaky")
 
 
+@pytest.mark.extended
 def test_without_the_extended_tests_nothing_is_repeated(suite: Suite) -> None:
     code, output = suite.run(GOOD, FLAKY.format(number=1), everything=False)
     assert (code, last_line(output)) == (1, "1 passed, 1 failed")
 
 
+@pytest.mark.extended
 def test_a_failing_fixture_is_repeated_too(suite: Suite) -> None:
     source = FLAKY.format(number=1).replace("def test_flaky1", "import pytest\n@pytest.fixture\ndef broken")
     code, output = suite.run(source + "\ndef test_with_it(broken): pass\n")
@@ -127,6 +130,7 @@ def test_a_test_that_crashes_its_process_is_red_and_the_others_run(suite: Suite)
     assert "FAILED test_1.py::test_crash" in output.splitlines()
 
 
+@pytest.mark.extended
 def test_a_test_that_crashed_its_process_once_is_flaky(suite: Suite) -> None:
     source = FLAKY.format(number=1).replace(
         "    assert", "    import os\n    if attempts.read_text() == 'x': os._exit(7)\n    assert"
@@ -136,6 +140,7 @@ def test_a_test_that_crashed_its_process_once_is_flaky(suite: Suite) -> None:
     assert "crashed" in output.partition("FLAKY")[2]
 
 
+@pytest.mark.extended
 def test_an_event_loop_that_cannot_be_closed_fails_one_test(suite: Suite, tmp_path: Path) -> None:
     hook = "from event_loops import pytest_runtest_teardown\n"
     (tmp_path / "conftest.py").write_text(f"{hook}pytest_plugins = ['anyio.pytest_plugin']\n")
