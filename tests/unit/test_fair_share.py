@@ -53,6 +53,13 @@ def test_what_is_given_back_is_there_again() -> None:
     assert (list(made.owners), made.held("a")) == (["b"], 0)
 
 
+def test_who_holds_nothing_may_give_nothing_back() -> None:
+    made = share(10)
+    made.give_back("a", 0)
+    assert not made.owners
+    assert made.in_all == 0
+
+
 def test_the_one_that_holds_most_gives_something_up() -> None:
     made = share(a=2, b=7, c=3)
     assert made.largest() == "b"

@@ -58,12 +58,13 @@ class FairShare:
         self.in_all += amount
 
     def give_back(self, owner: str, amount: int = 1) -> None:
+        """Counts the amount no more. An owner that holds nothing may give nothing back."""
         self.in_all -= amount
-        left = self._held[owner] - amount
+        left = self._held.get(owner, 0) - amount
         if left:
             self._held[owner] = left
         else:
-            del self._held[owner]
+            self._held.pop(owner, None)
 
     def largest(self, among: Iterable[str] | None = None) -> str:
         """Returns the owner that holds the most, which should give something up first."""

@@ -167,8 +167,10 @@ class RotatingFile:
         self._file = self._open()
 
     def write(self, text: str) -> int:
-        if self._file.tell() + len(text) > self._most_bytes:
+        size = len(text) if text.isascii() else len(text.encode(errors="replace"))
+        if self._size + size > self._most_bytes:
             self._rotate()
+        self._size += size  # counted, because `tell` would take longer than all the rest of a line
         return self._file.write(text)
 
     def flush(self) -> None:
@@ -179,9 +181,8 @@ class RotatingFile:
 
     def _open(self) -> TextIO:
         fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        file = os.fdopen(fd, "a")
-        file.seek(0, os.SEEK_END)
-        return file
+        self._size = os.fstat(fd).st_size
+        return os.fdopen(fd, "a")
 
     def _rotate(self) -> None:
         """Renames the parts. If that fails, the file keeps growing: losing lines would be worse."""
