@@ -67,6 +67,7 @@ def free(state_dir: Path) -> None:
     (state_dir / "ballast").unlink()
 
 
+@pytest.mark.extended
 async def test_creates_are_refused_and_sessions_go_on(caller: Caller, small_state: Path) -> None:
     ledger = Ledger()
     held = await occupied(caller, ledger, idle_timeout_s=30)

@@ -23,6 +23,7 @@ from warren.model.spec import Layer, SandboxSpec
 from warren.sandboxes.host.record import SandboxRecord
 from warren.sandboxes.network.egress import Egress
 from warren.sandboxes.providers.oci import OciProvider
+from warren.sandboxes.providers.oci_launcher import OciLauncher
 from warren.testing.fake_provider import FakeProvider
 from warren_attack.probe import Finding, Group, Probe, ProbeResult, ProbeVerdict, contained
 from warren_attack.sandbox_code import read_outcome
@@ -116,16 +117,21 @@ async def test_the_host_image_leaks_nothing_of_the_host(provider: OciProvider, s
 Weaken = Callable[[dict[str, Any]], object]
 
 
-class WeakProvider(OciProvider):
-    """Makes sandboxes with something taken out of their configuration, and does not refuse them."""
-
-    promised = frozenset[Layer]()
+class WeakLauncher(OciLauncher):
     weaken: Weaken
 
     def _oci_config(self, record: SandboxRecord, sandbox_id: str, rootfs: RootFs) -> str:
         config = json.loads(super()._oci_config(record, sandbox_id, rootfs))
         self.weaken(config)
         return json.dumps(config)
+
+
+class WeakProvider(OciProvider):
+    """Makes sandboxes with something taken out of their configuration, and does not refuse them."""
+
+    promised = frozenset[Layer]()
+    launcher_class = WeakLauncher
+    _launcher: WeakLauncher
 
 
 def without_seccomp(config: dict[str, Any]) -> None:
@@ -183,7 +189,7 @@ async def test_a_weakened_sandbox_is_seen_through(
     state_dir: Path, image_store: ImageStore, weaken: Weaken, probes: tuple[str, ...]
 ) -> None:
     weak = WeakProvider(state_dir, image_store, BIN, "crun")
-    weak.weaken = weaken
+    weak._launcher.weaken = weaken
     findings = await attack(weak, SPEC, probes=choose(probes))
     await weak.close()
     verdicts = {finding.probe.id: finding.outcome.verdict for finding in findings}

@@ -77,6 +77,7 @@ async def say(box: Sandbox, shell: str) -> str:
 
 
 @pytest.mark.parametrize("writable_root", [False, True])
+@pytest.mark.extended
 async def test_writers_get_no_space_before_the_host_is_full(
     provider: OciProvider, small_state: Path, writable_root: bool
 ) -> None:

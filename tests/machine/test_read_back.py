@@ -13,6 +13,7 @@ from warren.model.errors import IsolationUnavailable
 from warren.model.operations import Command
 from warren.model.spec import WRITABLE, Layer, SandboxSpec
 from warren.sandboxes.providers.oci import OciProvider
+from warren.sandboxes.providers.oci_launcher import OciLauncher
 
 BIN = Path(warren.__file__).parent / "bin"
 SPEC = SandboxSpec(image="host")
@@ -23,7 +24,7 @@ Config = dict[str, Any]
 Weaken = Callable[[Config], None]
 
 
-class WeakProvider(OciProvider):
+class WeakLauncher(OciLauncher):
     """Asks its runtime for less than the spec says, as a runtime with a fault would give."""
 
     weaken: Weaken = staticmethod(lambda config: None)
@@ -34,12 +35,17 @@ class WeakProvider(OciProvider):
         self.weaken(config)
         return json.dumps(config)
 
-    def _launch_argv(self, *arguments: Any, **options: Any) -> list[str]:
-        argv = super()._launch_argv(*arguments, **options)
+    def argv(self, *arguments: Any, **options: Any) -> list[str]:
+        argv = super().argv(*arguments, **options)
         for name in self.without_options:
             at = argv.index(name)
             del argv[at : at + 2]
         return argv
+
+
+class WeakProvider(OciProvider):
+    launcher_class = WeakLauncher
+    _launcher: WeakLauncher
 
 
 @pytest.fixture(params=["direct"])
@@ -126,7 +132,7 @@ WEAKENED: dict[str, tuple[Weaken, Layer]] = {
 )
 async def test_a_sandbox_that_lacks_a_part_is_not_handed_out(provider: WeakProvider, name: str) -> None:
     weaken, layer = WEAKENED[name]
-    provider.weaken = weaken
+    provider._launcher.weaken = weaken
     with pytest.raises(IsolationUnavailable, match=rf"\b{layer}: "):
         await provider.create(SPEC)
 
@@ -135,7 +141,7 @@ async def test_a_sandbox_that_lacks_a_part_is_not_handed_out(provider: WeakProvi
 async def test_a_sandbox_without_a_limit_of_its_processes_is_not_handed_out(
     provider: WeakProvider, option: str
 ) -> None:
-    provider.without_options = (option,)
+    provider._launcher.without_options = (option,)
     with pytest.raises(IsolationUnavailable, match=r"\brlimits: "):
         await provider.create(SPEC)
 
@@ -143,7 +149,7 @@ async def test_a_sandbox_without_a_limit_of_its_processes_is_not_handed_out(
 async def test_a_sandbox_of_an_older_version_is_taken_over_with_what_it_was_made_with(
     provider: WeakProvider, state_dir: Path, image_store: ImageStore
 ) -> None:
-    provider.weaken = without_mask("/proc/keys")
+    provider._launcher.weaken = without_mask("/proc/keys")
     provider.promised = provider.promised - {Layer.MASKED_PATHS}  # type: ignore[misc]
     made = await provider.create(SPEC)
     later = OciProvider(state_dir, image_store, BIN)
