@@ -11,12 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from copied_image import add_image
+
 import warren
 from warren.app.image_wiring import build_image_settings
 from warren.config.settings import read_settings
 from warren.images.building.builder import build_recipe
 from warren.images.store.store import ImageStore
-from warren.images.trees.layers import USUAL_CAPS, LayerCaps, flatten
+from warren.images.trees.layers import USUAL_CAPS, LayerCaps
 from warren.interfaces.images import ImageVersion
 from warren.model.image import Configure, Copy, Recipe, Run, Stage, Step
 
@@ -66,9 +68,7 @@ class BuildWorld:
         """Makes a world with `base`, and `small`: the shell and the small programs of `base`."""
         world = cls(state)
         base = ImageStore(image_cache).rootfs("base").path
-        (state / "images/base").mkdir(parents=True)
-        flatten(base, [], state / "images/base/rootfs")
-        shutil.copy(base.parent / "image.json", state / "images/base/image.json")
+        add_image(state, "base", base.parent)
         small = state / "small"
         for folder in ("usr/bin", f"usr/lib/{os.uname().machine}-linux-gnu", "usr/lib64"):
             if (base / folder).is_dir():

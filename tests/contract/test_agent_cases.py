@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 SLOW = "x(a|b?){60}(c|d?){60}[^x]"
 
 
-@pytest.fixture(params=["warren-agent", "warren-agent-sanitized"])
+@pytest.fixture(params=["warren-agent", pytest.param("warren-agent-sanitized", marks=pytest.mark.extended)])
 async def box(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Sandbox]:
     provider = NamespaceProvider(BIN / request.param, tmp_path)
     sandbox = await provider.create(SandboxSpec())

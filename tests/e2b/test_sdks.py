@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 import warm_parent
 from certificates import NAME, make_certificates
+from copied_image import add_image
 from e2e.image_state import new_image_state
 from local_names import LocalNames
 from machine.test_documents import SHOWN_SERVER, fenced
@@ -111,10 +112,7 @@ def new_state(image_cache: Path, code_image: Path | None) -> Path:
     state = new_image_state(image_cache)
     if code_image is None:
         return state
-    image = state / "images" / "code-interpreter"
-    image.mkdir()
-    flatten(code_image / "rootfs", [], image / "rootfs")
-    shutil.copy(code_image / "image.json", image)
+    add_image(state, "code-interpreter", code_image)
     return state
 
 

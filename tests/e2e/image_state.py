@@ -2,24 +2,20 @@
 
 import ipaddress
 import os
-import shutil
 import socket
 from pathlib import Path
 
+from copied_image import add_image
 from this_run import new_state_dir
 
 from warren.config.presets import PresetReader
 from warren.images.store.store import ImageStore
-from warren.images.trees.layers import flatten
 
 
 def new_image_state(image_cache: Path) -> Path:
     """Shares no directory of images with others. The files of `base` are hard links."""
     state = new_state_dir()
-    base = ImageStore(image_cache).rootfs("base").path
-    (state / "images/base").mkdir(parents=True)
-    flatten(base, [], state / "images/base/rootfs")
-    shutil.copy(base.parent / "image.json", state / "images/base/image.json")
+    add_image(state, "base", ImageStore(image_cache).rootfs("base").path.parent)
     return state
 
 

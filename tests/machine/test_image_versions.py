@@ -1,6 +1,5 @@
 """Images that change while a server runs: sandboxes keep their version, the pool gets the new one, the old one goes."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from server_process import ServerProcess, clean_environ
 
 from warren import SandboxClient
 from warren.images.store.store import ImageStore
-from warren.images.store.versions import VERSIONS
 from warren.model.errors import WarrenError
 
 POOL = ("--pool-size", "2", "--pool-min", "2", "--pool-max", "2")
@@ -96,24 +94,3 @@ def test_an_image_in_use_is_not_removed_and_goes_later_if_that_is_wanted(server:
         with pytest.raises(WarrenError, match="there is no image 'host'"), SandboxClient(server.url):
             pass
     wait_until(lambda: versions(state) == {}, server)
-
-
-def test_an_image_of_an_older_warren_is_taken_over_with_the_sandboxes_that_use_it(
-    server: ServerProcess, state: Path
-) -> None:
-    with SandboxClient(server.url) as session:
-        assert session.execute("true").exit_code == 0
-        server.kill()
-        place = state / "images/host"
-        version = place.resolve()
-        place.unlink()
-        version.rename(place)  # as it was before there were versions, with sandboxes that hold none
-        for use in (place / "uses").iterdir():
-            use.unlink()
-        (place / "uses").rmdir()
-        server.start()
-        wait_until(lambda: place.is_symlink(), server)
-        assert warren(state, "build", "host").returncode == 0
-        wait_until(lambda: sorted(versions(state).values()) == [(False, 1), (True, 2)], server)
-        assert session.execute(READ).stdout == CONTENT
-    wait_until(lambda: len(os.listdir(state / "images" / VERSIONS)) == 1, server)
