@@ -15,6 +15,7 @@ from faults.invariants import Ledger, check, check_held, occupied, settled
 from faults.test_kill_points import has_ended
 from faults.world import FLAGS, new_state, remove_state, until
 from server_process import ServerProcess
+from this_run import patience
 
 pytestmark = pytest.mark.anyio
 
@@ -38,7 +39,10 @@ def small_state(image_cache: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def server(small_state: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess(small_state, *FLAGS, argv=ARGV, WARREN_CLAIM_TIMEOUT_S="3", WARREN_DISK_OVERCOMMIT="1000")
+    timeout_s = str(round(patience(3)))  # the first claim waits for the pool of a server that has just started
+    server = ServerProcess(
+        small_state, *FLAGS, argv=ARGV, WARREN_CLAIM_TIMEOUT_S=timeout_s, WARREN_DISK_OVERCOMMIT="1000"
+    )
     server.log_path = small_state.with_suffix(".log")
     server.start()
     yield server

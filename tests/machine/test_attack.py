@@ -118,6 +118,8 @@ Weaken = Callable[[dict[str, Any]], object]
 
 
 class WeakLauncher(OciLauncher):
+    """Takes something out of the configuration that its runtime gets."""
+
     weaken: Weaken
 
     def _oci_config(self, record: SandboxRecord, sandbox_id: str, rootfs: RootFs) -> str:
@@ -131,7 +133,10 @@ class WeakProvider(OciProvider):
 
     promised = frozenset[Layer]()
     launcher_class = WeakLauncher
-    _launcher: WeakLauncher
+
+    def weaken(self, weaken: Weaken) -> None:
+        assert isinstance(self._launcher, WeakLauncher)
+        self._launcher.weaken = weaken
 
 
 def without_seccomp(config: dict[str, Any]) -> None:
@@ -189,7 +194,7 @@ async def test_a_weakened_sandbox_is_seen_through(
     state_dir: Path, image_store: ImageStore, weaken: Weaken, probes: tuple[str, ...]
 ) -> None:
     weak = WeakProvider(state_dir, image_store, BIN, "crun")
-    weak._launcher.weaken = weaken
+    weak.weaken(weaken)
     findings = await attack(weak, SPEC, probes=choose(probes))
     await weak.close()
     verdicts = {finding.probe.id: finding.outcome.verdict for finding in findings}

@@ -45,7 +45,11 @@ class WeakLauncher(OciLauncher):
 
 class WeakProvider(OciProvider):
     launcher_class = WeakLauncher
-    _launcher: WeakLauncher
+
+    @property
+    def launcher(self) -> WeakLauncher:
+        assert isinstance(self._launcher, WeakLauncher)
+        return self._launcher
 
 
 @pytest.fixture(params=["direct"])
@@ -132,7 +136,7 @@ WEAKENED: dict[str, tuple[Weaken, Layer]] = {
 )
 async def test_a_sandbox_that_lacks_a_part_is_not_handed_out(provider: WeakProvider, name: str) -> None:
     weaken, layer = WEAKENED[name]
-    provider._launcher.weaken = weaken
+    provider.launcher.weaken = weaken
     with pytest.raises(IsolationUnavailable, match=rf"\b{layer}: "):
         await provider.create(SPEC)
 
@@ -141,7 +145,7 @@ async def test_a_sandbox_that_lacks_a_part_is_not_handed_out(provider: WeakProvi
 async def test_a_sandbox_without_a_limit_of_its_processes_is_not_handed_out(
     provider: WeakProvider, option: str
 ) -> None:
-    provider._launcher.without_options = (option,)
+    provider.launcher.without_options = (option,)
     with pytest.raises(IsolationUnavailable, match=r"\brlimits: "):
         await provider.create(SPEC)
 
@@ -149,7 +153,7 @@ async def test_a_sandbox_without_a_limit_of_its_processes_is_not_handed_out(
 async def test_a_sandbox_of_an_older_version_is_taken_over_with_what_it_was_made_with(
     provider: WeakProvider, state_dir: Path, image_store: ImageStore
 ) -> None:
-    provider._launcher.weaken = without_mask("/proc/keys")
+    provider.launcher.weaken = without_mask("/proc/keys")
     provider.promised = provider.promised - {Layer.MASKED_PATHS}  # type: ignore[misc]
     made = await provider.create(SPEC)
     later = OciProvider(state_dir, image_store, BIN)
