@@ -1,4 +1,4 @@
-"""The relay to an agent on another machine (agent/relay.c), fed by hand; the program has sanitizers in it."""
+"""The relay to an agent on another machine (agent/relay.c), fed by hand; also a program with sanitizers in it."""
 
 import contextlib
 import random
@@ -14,7 +14,8 @@ import pytest
 
 import warren
 
-AGENT = Path(warren.__file__).parent / "bin" / "warren-agent-sanitized"
+BIN = Path(warren.__file__).parent / "bin"
+AGENTS = ["warren-agent", pytest.param("warren-agent-sanitized", marks=pytest.mark.extended)]
 _FRAME = struct.Struct("<cQI")
 WINDOW = 512 * 1024
 
@@ -56,14 +57,14 @@ class Between:
         return self.process.stderr.read().decode()
 
 
-@pytest.fixture
-def between(tmp_path: Path) -> Iterator[Between]:
+@pytest.fixture(params=AGENTS)
+def between(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Between]:
     pipe = subprocess.PIPE
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(str(tmp_path / "s"))
         door.listen()
         door.settimeout(20)
-        argv = [AGENT, "relay", tmp_path / "s"]
+        argv = [BIN / request.param, "relay", tmp_path / "s"]
         with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe) as process:
             agent, _ = door.accept()
             with agent:
