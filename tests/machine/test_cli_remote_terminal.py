@@ -41,6 +41,7 @@ def test_a_thread_gets_its_session(cli: RemoteCli, opened: Open) -> None:
     cli.say("kill", "--thread", "typed")
 
 
+@pytest.mark.extended
 def test_a_new_size_reaches_the_program(session: str, opened: Open) -> None:
     terminal = opened("shell", "--session", session)
     terminal.expect("$ ")
