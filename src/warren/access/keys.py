@@ -18,8 +18,8 @@ from dataclasses import asdict, replace
 from typing import Any, Final, NamedTuple
 
 from warren.interfaces.records import Record, RecordStore
+from warren.kernel.bounded_dict import BoundedDict
 from warren.kernel.clock import Clock
-from warren.kernel.lru import LruDict
 from warren.model.access import (
     NO_QUOTA,
     USUAL_SCOPES,
@@ -64,7 +64,7 @@ class Keys:
     def __init__(self, records: RecordStore, clock: Clock) -> None:
         self._records = records
         self._clock = clock
-        self._cache = LruDict[bytes, _CachedKey](_MAX_CACHED)
+        self._cache = BoundedDict[bytes, _CachedKey](_MAX_CACHED)
         self._forgotten = 0
         self._saving: set[asyncio.Task[None]] = set()
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from warren.interfaces.records import Record, RecordStore
+from warren.kernel.bounded_dict import BoundedDict
 from warren.kernel.clock import Clock
-from warren.kernel.lru import LruDict
 from warren.model.errors import Unavailable
 
 CACHED_S: Final = 2.0
@@ -41,7 +41,7 @@ class OpaqueTokens:
         self._kind = kind
         self._prefix = prefix
         self._most = most
-        self._cache = LruDict[str, _CachedToken](_MAX_CACHED)
+        self._cache = BoundedDict[str, _CachedToken](_MAX_CACHED)
         self._forgotten = 0
 
     def __repr__(self) -> str:

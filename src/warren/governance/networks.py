@@ -10,8 +10,8 @@ from typing import Any, Final
 from warren.governance.quotas import EGRESS_BYTES, Quotas
 from warren.governance.usage import UsageBook
 from warren.interfaces.audit import AuditLog
+from warren.kernel.bounded_dict import BoundedDict
 from warren.kernel.clock import Clock
-from warren.kernel.lru import LruDict
 from warren.model.access import Caller
 from warren.model.audit import AuditEntry
 from warren.model.errors import WarrenError
@@ -44,7 +44,7 @@ class Networks:
         self._events = events
         self._payer_of = payer_of
         self._audit = audit
-        self._told = LruDict[str, tuple[float, int]](_MAX_TOLD)  # by session: when, and how many were not told
+        self._told = BoundedDict[str, tuple[float, int]](_MAX_TOLD)  # by session: when, and how many were not told
 
     async def report(self, session: Session, new: NetworkUse) -> float:
         """Counts what is new. Returns for how many seconds the session must do without a network: 0 unless its quota is

@@ -5,8 +5,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
+from warren.kernel.bounded_dict import BoundedDict
 from warren.kernel.logs import get_log
-from warren.kernel.lru import LruDict
 from warren.model.environment import Environment
 from warren.model.errors import WarrenError
 from warren.model.operations import Command, ExecResult
@@ -33,7 +33,7 @@ class Policies:
         self._of_tenant = of_tenant
         self._judging = asyncio.Semaphore(_THREADS)
         self._known: dict[str, tuple[Policy, float]] = {}  # by environment, and until when
-        self._verdicts = LruDict[tuple[Policy, tuple[str, ...], str], "PolicyVerdict"](_CACHED)
+        self._verdicts = BoundedDict[tuple[Policy, tuple[str, ...], str], "PolicyVerdict"](_CACHED)
 
     async def refused(self, session: Session, command: Command) -> ExecResult | None:
         """Gives the result of a command that may not run. In the mode `audit` it only notes the rule."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
-from warren.kernel.lru import LruDict
+from warren.kernel.bounded_dict import BoundedDict
 
 KEPT_S: Final = 1.0
 _MOST: Final = 16
@@ -16,7 +16,7 @@ _MOST: Final = 16
 class SharedPages:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._pages = LruDict[Hashable, tuple[float, Hashable, dict[str, Any]]](_MOST)
+        self._pages = BoundedDict[Hashable, tuple[float, Hashable, dict[str, Any]]](_MOST)
 
     def find(self, name: Hashable, revision: Hashable | None) -> dict[str, Any] | None:
         if revision is None or (known := self._pages.get(name)) is None:

@@ -26,9 +26,9 @@ from warren.interfaces.store import (
     KeyRecord,
     Page,
 )
+from warren.kernel.bounded_dict import BoundedDict
 from warren.kernel.clock import Clock, SystemClock
 from warren.kernel.logs import get_log
-from warren.kernel.lru import LruDict
 from warren.kernel.pacing import Pace
 from warren.kernel.shielding import run_shielded
 from warren.model.access import ANY_TENANT
@@ -173,7 +173,7 @@ class SqliteStore:
     ) -> None:
         self._file = file
         self._alone = alone
-        self._in_memory = LruDict[str, Session](_ROWS_IN_MEMORY)  # active sessions by id
+        self._in_memory = BoundedDict[str, Session](_ROWS_IN_MEMORY)  # active sessions by id
         self._encryption = encryption
         self.records = SqliteRecords(file, self._writable)
         self._run = file.run

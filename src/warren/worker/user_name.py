@@ -10,7 +10,7 @@ import asyncio
 from typing import Final
 
 from warren.interfaces.sandbox import Sandbox
-from warren.kernel.lru import LruDict
+from warren.kernel.bounded_dict import BoundedDict
 from warren.model.spec import USER_UID
 
 _PASSWD: Final = "/etc/passwd"
@@ -25,7 +25,7 @@ class UserNames:
     """Remembers for each version of an image what to write: most sandboxes are of an image that was seen before."""
 
     def __init__(self) -> None:
-        self._kept = LruDict[tuple[str, ...], dict[str, bytes]](_MAX_KEPT)
+        self._kept = BoundedDict[tuple[str, ...], dict[str, bytes]](_MAX_KEPT)
 
     async def add(self, sandbox: Sandbox, name: str, home: str, image: tuple[str, ...] = ()) -> None:
         """Needs a sandbox whose root is writable and which allows root. `image` identifies what its image has; empty

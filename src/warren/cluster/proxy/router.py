@@ -49,7 +49,7 @@ from warren.http.problems import MEDIA_TYPE
 from warren.http.request import Kind, Request
 from warren.http.server.connections import MAX_MESSAGE
 from warren.interfaces.store import SessionStore
-from warren.kernel.lru import LruDict
+from warren.kernel.bounded_dict import BoundedDict
 from warren.kernel.tracing import trace_headers
 from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
@@ -116,7 +116,7 @@ class Router:
         self._e2b_wishes = e2b_wishes
         self._tls = tls
         self._tasks: set[asyncio.Task[None]] = set()
-        self._worker_ids = LruDict[_LookupKey, str](_MAX_REMEMBERED)
+        self._worker_ids = BoundedDict[_LookupKey, str](_MAX_REMEMBERED)
 
     async def __call__(self, request: Request, receive: Receive, send: Send) -> Receive | None:
         """Forwards the request and its answer. Returns how the request's body is received if no worker has to answer,

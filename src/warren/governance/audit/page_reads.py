@@ -8,8 +8,8 @@ each time: changes, commands, what reads files, output or artifacts, requests th
 
 from typing import Final
 
+from warren.kernel.bounded_dict import BoundedDict
 from warren.kernel.clock import Clock
-from warren.kernel.lru import LruDict
 
 AGAIN_S: Final = 3600.0
 _MAX_ENTRIES: Final = 20_000  # of one that was forgotten early there is one more entry
@@ -28,7 +28,7 @@ POLLED: Final = frozenset(
 class PageReads:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._recorded = LruDict[tuple[str, str, str], float](_MAX_ENTRIES)
+        self._recorded = BoundedDict[tuple[str, str, str], float](_MAX_ENTRIES)
 
     def may_record(self, page: str, action: str, session_id: str) -> bool:
         """Whether this request of a page gets an entry. `page` tells the signed-in browsers apart."""

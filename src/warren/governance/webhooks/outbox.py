@@ -17,10 +17,10 @@ from warren.governance.webhooks.delivery_worker import DeliveryOutcome, Delivery
 from warren.governance.webhooks.registry import Webhook, WebhookRegistry
 from warren.governance.webhooks.sender import WebhookSender
 from warren.interfaces.records import RecordStore
+from warren.kernel.bounded_dict import BoundedDict
 from warren.kernel.clock import Clock
 from warren.kernel.fair_share import Turns
 from warren.kernel.logs import get_log
-from warren.kernel.lru import LruDict
 from warren.model.errors import Conflict, WarrenError
 from warren.model.events import Event, EventKind
 from warren.stores.encryption import Encryption
@@ -61,7 +61,7 @@ class Webhooks:
         self._registry = WebhookRegistry(records, clock, encryption)
         self._queues = DeliveryQueues(records)
         self._worker = DeliveryWorker(self._registry, self._queues, clock, sender)
-        self._cache = LruDict[str, _TenantWebhooks](_MAX_CACHED)
+        self._cache = BoundedDict[str, _TenantWebhooks](_MAX_CACHED)
         self._unwritten = Turns[Event]()
         self._writing: asyncio.Task[None] | None = None
         self._wakeup = Wakeup(clock)

@@ -9,8 +9,8 @@ from warren.http.e2b.signed_urls import SignedUrls, read_signed
 from warren.http.e2b.tokens import Opens, SandboxTokens
 from warren.http.request import E2bAddress, Request
 from warren.interfaces.store import SessionStore
+from warren.kernel.bounded_dict import BoundedDict
 from warren.kernel.clock import Clock
-from warren.kernel.lru import LruDict
 from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
 from warren.model.e2b import UPLOADS, Plane
@@ -40,7 +40,7 @@ class E2bCallers:
         self._keys = keys
         self._without_keys = without_keys
         self._signed_urls = SignedUrls(tokens, store, clock)
-        self._callers = LruDict[str, Caller](_MOST_CALLERS)  # by session id
+        self._callers = BoundedDict[str, Caller](_MOST_CALLERS)  # by session id
 
     async def find_session(self, request: Request) -> None:
         """Gives a request whose signature alone names its sandbox the path of that sandbox. Raises Unauthorized."""

@@ -18,9 +18,9 @@ from typing import Final, NamedTuple
 
 from warren.http.e2b.tokens import Opens, SandboxTokens
 from warren.interfaces.store import SessionStore
+from warren.kernel.bounded_dict import BoundedDict
 from warren.kernel.clock import Clock
 from warren.kernel.fair_share import FairShare
-from warren.kernel.lru import LruDict
 from warren.kernel.pacing import Pace
 from warren.model.errors import RateLimited, Unauthorized
 
@@ -75,8 +75,8 @@ class SignedUrls:
         self._tokens = tokens
         self._store = store
         self._clock = clock
-        self._found = LruDict[str, str](_MOST_REMEMBERED)  # session ids by signature: paths may be long
-        self._known = LruDict[str, list[str]](_MOST_TOKENS)  # access tokens by session id
+        self._found = BoundedDict[str, str](_MOST_REMEMBERED)  # session ids by signature: paths may be long
+        self._known = BoundedDict[str, list[str]](_MOST_TOKENS)  # access tokens by session id
         self._one_at_a_time = asyncio.Lock()
         self._waiting = FairShare(_MOST_WAITING, each=_MOST_OF_CLIENT)
 

@@ -22,9 +22,9 @@ from warren.http.e2b.template_uploads import KEPT_S, Uploads
 from warren.images.building.on_demand import run_build
 from warren.interfaces.images import ImageVersion
 from warren.interfaces.records import RecordStore
+from warren.kernel.bounded_dict import BoundedDict
 from warren.kernel.clock import Clock
 from warren.kernel.logs import get_log
-from warren.kernel.lru import LruDict
 from warren.kernel.shielding import run_shielded
 from warren.model.errors import ImageNotFound, MachineFull, Stopping, WarrenError
 from warren.model.spec import MIB
@@ -149,8 +149,8 @@ class TemplateBuilds:
         self.uploads = Uploads(state_dir / TEMPLATES / "uploads", self.check_room)
         self._running: dict[str, asyncio.Task[None]] = {}  # by tenant
         self._in_work: set[str] = set()  # images to which no tag points yet
-        self._logs = LruDict[str, BuildLog](_MOST_LOGS)
-        self._known = LruDict[str, Build](_MOST_KNOWN)  # by image
+        self._logs = BoundedDict[str, BuildLog](_MOST_LOGS)
+        self._known = BoundedDict[str, Build](_MOST_KNOWN)  # by image
         self._recovering: asyncio.Task[None] | None = None
         self._removing: asyncio.Task[None] | None = None
         self._closed = False

@@ -22,8 +22,8 @@ from warren.http.preview_credentials import COOKIE, SECURE_COOKIE, clean_query, 
 from warren.http.request import Kind, Request
 from warren.http.server.request_origin import OriginRule, read_authority
 from warren.interfaces.store import SessionStore
+from warren.kernel.bounded_dict import BoundedDict
 from warren.kernel.clock import Clock
-from warren.kernel.lru import LruDict
 from warren.model.access import Caller
 from warren.model.errors import NotFound, OriginNotAllowed, Unauthorized
 from warren.model.preview import (
@@ -65,7 +65,7 @@ class PreviewAccess:
         self._clock = clock
         self._without_keys = without_keys
         self._all_ports_allowed = all_ports_allowed
-        self._remembered = LruDict[str, tuple[str, PreviewRules]](_MOST_REMEMBERED)  # by session id
+        self._remembered = BoundedDict[str, tuple[str, PreviewRules]](_MOST_REMEMBERED)  # by session id
         self._own_origin = OriginRule(())
         self._preview_of_host = lru_cache(maxsize=1024)(self._find_preview)
 

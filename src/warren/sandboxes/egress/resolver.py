@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
 from typing import Final
 
-from warren.kernel.lru import LruDict
+from warren.kernel.bounded_dict import BoundedDict
 from warren.model.addresses import Address
 
 _THREADS: Final = 32
@@ -23,7 +23,7 @@ class NotResolved(Exception):
 class Resolver:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="resolve")
-        self._found = LruDict[str, tuple[float, tuple[Address, ...]]](_KEPT)
+        self._found = BoundedDict[str, tuple[float, tuple[Address, ...]]](_KEPT)
         self._asking: dict[str, asyncio.Future[tuple[Address, ...]]] = {}
 
     async def resolve(self, name: str) -> tuple[Address, ...]:

@@ -6,8 +6,8 @@ from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
 
 from warren.interfaces.sandbox import Sandbox
+from warren.kernel.bounded_dict import BoundedDict
 from warren.kernel.fair_share import FairShare
-from warren.kernel.lru import LruDict
 from warren.model.errors import UnknownUser
 
 MAX_EVENT_BYTES: Final = 64 * 1024 * 1024  # of all sandboxes
@@ -29,7 +29,7 @@ class EnvdState:
     watchers: dict[str, dict[str, Collecting]] = field(default_factory=dict)
     _event_bytes: FairShare = field(default_factory=lambda: FairShare(MAX_EVENT_BYTES, of_rest=1 / _SHARE))
     _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
-    _with_root: LruDict[str, bool] = field(default_factory=lambda: LruDict(_MOST_SANDBOXES))
+    _with_root: BoundedDict[str, bool] = field(default_factory=lambda: BoundedDict(_MOST_SANDBOXES))
 
     def take_room(self, session_id: str, size: int) -> bool:
         """Whether events of a sandbox may take so much more. A sandbox gets an eighth of what is left to all, so one

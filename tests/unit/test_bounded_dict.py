@@ -1,10 +1,10 @@
 """The bounded dictionary of the caches."""
 
-from warren.kernel.lru import LruDict
+from warren.kernel.bounded_dict import BoundedDict
 
 
-def full() -> LruDict[str, int]:
-    entries = LruDict[str, int](3)
+def full() -> BoundedDict[str, int]:
+    entries = BoundedDict[str, int](3)
     for number, name in enumerate("abc"):
         entries[name] = number
     return entries

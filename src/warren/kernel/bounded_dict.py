@@ -11,7 +11,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class LruDict(OrderedDict[K, V]):
+class BoundedDict(OrderedDict[K, V]):
     """Holds at most `max_entries`. A written entry is the newest; one too many removes the oldest."""
 
     def __init__(self, max_entries: int) -> None:
