@@ -38,6 +38,9 @@ def test_what_is_allocated_and_not_written_counts_as_taken_and_ends_whom_it_does
     assert plan_disks(GIB - 1, GIB, uses).end == ("a", "b")
     assert plan_disks(GIB - 1, GIB, {"b": uses["b"], "c": uses["c"]}).end == ("b",)
     assert plan_disks(GIB - 1, GIB, uses, coming=2 * GIB).end == ()
+    more = {**uses, "d": uses["a"]}
+    assert plan_disks(2 * GIB, GIB, more).end == ()
+    assert plan_disks(2 * GIB, GIB, more, falling=1).end == ("a",)
 
 
 def test_it_looks_more_often_the_less_there_is() -> None:

@@ -22,7 +22,7 @@ import re
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,12 +85,15 @@ class DiskPlan:
     end: tuple[str, ...] = ()
 
 
-def plan_disks(host_free: int, reserve: int, uses: Mapping[str, DiskUse], coming: int = 0) -> DiskPlan:
+def plan_disks(
+    host_free: int, reserve: int, uses: Mapping[str, DiskUse], *, coming: int = 0, falling: int = 0
+) -> DiskPlan:
     """Decides how much the disks may grow, and which sandboxes to end. `coming`: the bytes that ending sandboxes will
-    free. Small disks may use a quarter of the reserve, if others were faster than the watch."""
+    free. `falling`: the bytes written since the last check, so perhaps as many before the next one. Small disks may use
+    a quarter of the reserve, if others were faster than the watch."""
     room = host_free - reserve - sum(use.unwritten for use in uses.values())
     growth = {} if room >= reserve else share(max(reserve // 4, room), uses)
-    too_low = host_free + coming < 2 * reserve
+    too_low = host_free + coming - falling < 2 * reserve
     return DiskPlan(growth, tuple(_whom_to_end(host_free + coming, reserve, uses)) if too_low else ())
 
 
@@ -213,17 +216,18 @@ class WatchedDisk:
         growth = max(0, free - (size - self.limit) - _usual_reserve(size, inside.f_frsize) * inside.f_frsize)
         return DiskUse(size, held, free, growth, allocated)
 
-    def abandon(self) -> None:
-        """Frees at once what the disk holds. The caller must end the sandbox: its data are lost."""
+    def shut_down(self) -> bool:
+        """Lets nothing more be written to the disk, and returns whether that worked. The caller must end the sandbox:
+        its data are lost."""
         with suppress(OSError):
             fd = os.open(self.mounted, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                # Shut down before the image is emptied: the kernel must not write to blocks that are given back.
                 if os.fstat(fd).st_dev == self.device:
                     fcntl.ioctl(fd, _SHUTDOWN, struct.pack("<I", _WITHOUT_FLUSH))
-                    self.image.empty()
+                    return True
             finally:
                 os.close(fd)
+        return False
 
     def restrict(self, use: DiskUse, growth: int) -> None:
         """Lets the disk grow by `growth`, up to its limit. Raises OSError, ValueError."""
@@ -266,7 +270,7 @@ def _device(words: list[str]) -> int:
 
 
 class DiskWatch:
-    """Watches the free space. `disks` lists the disks of all live sandboxes; `end` ends a sandbox for a reason. Both
+    """Watches the free space. `disks` lists the disks of all live sandboxes; `end` ends some for a reason. Both
     are called in threads. `coming_back` returns the bytes of destroyed sandboxes that are still to be freed."""
 
     def __init__(
@@ -275,13 +279,14 @@ class DiskWatch:
         reserve_mb: int | None,
         *,
         disks: Callable[[], Mapping[str, WatchedDisk]],
-        end: Callable[[str, str], None],
+        end: Callable[[Sequence[str], str], None],
         coming_back: Callable[[], int] = lambda: 0,
     ) -> None:
         self._directory, self._disks, self._end, self._coming_back = directory, disks, end, coming_back
         self._reserve_mb = reserve_mb
         self._restricted: set[str] | None = None  # None: unknown, because an earlier process may have restricted some
         self._ending: list[tuple[float, int]] = []  # ended sandboxes: until when, and how much, they may give back
+        self._last_free = 0  # at the last check, if there was little then
         self.held_mb = 0
 
     def __repr__(self) -> str:
@@ -311,13 +316,17 @@ class DiskWatch:
         reserve, disks = self._reserve(total), self._disks()
         self.held_mb = sum(disk.image.held() or 0 for disk in disks.values()) // MIB
         threshold = 3 * reserve + sum(disk.limit for disk in disks.values()) // _METADATA_SHARE
+        pause = pause_s(free - threshold + 3 * reserve, reserve)
         if free - _dirty() >= threshold and self._restricted == set():
-            return pause_s(free - threshold + 3 * reserve, reserve)
+            self._last_free = 0
+            return pause
         uses = {name: use for name, disk in disks.items() if (use := disk.look()) is not None}
         self._ending = [(until, held) for until, held in self._ending if until > time.monotonic()]
         coming = sum(held for _, held in self._ending) + self._coming_back()
-        self._apply(plan_disks(free, reserve, uses, coming), uses, disks)
-        return _SHORTEST_S if free < threshold else 10 * _SHORTEST_S
+        falling = max(0, self._last_free - free)
+        self._last_free = free
+        self._apply(plan_disks(free, reserve, uses, coming=coming, falling=falling), uses, disks)
+        return min(pause, 10 * _SHORTEST_S)
 
     def _apply(self, plan: DiskPlan, uses: Mapping[str, DiskUse], disks: Mapping[str, WatchedDisk]) -> None:
         restricted = set()
@@ -331,10 +340,12 @@ class DiskWatch:
             action = "restrict" if restricted else "release"
             _log.warning("disk_space_low" if restricted else "disk_space_back", action=action, disks=len(uses))
         self._restricted = restricted
+        if not plan.end:
+            return
         for name in plan.end:
             _log.error("sandbox_ended", sandbox=name, reason="disk_full", unwritten_mb=uses[name].unwritten // MIB)
             self._ending.append((time.monotonic() + _GIVE_BACK_S, uses[name].held))
-            self._end(name, "it had allocated more disk space than the machine has left")
+        self._end(plan.end, "it had allocated more disk space than the machine has left")
 
     def _space(self) -> tuple[int, int]:
         place = self._directory

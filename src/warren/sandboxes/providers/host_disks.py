@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +36,7 @@ class SandboxDisks(Generic[R]):
             state_dir,
             min_free_mb,
             disks=self.list,
-            end=self._end_sandbox,
+            end=self._end_sandboxes,
             coming_back=lambda: self.freeing_bytes,
         )
         self._watching: asyncio.Task[None] | None = None
@@ -119,17 +119,24 @@ class SandboxDisks(Generic[R]):
         if device is not None and device not in others:
             limits.lift_io(device)
 
-    def _end_sandbox(self, sandbox_id: str, why: str) -> None:
-        record = self._records.load(sandbox_id)
-        if record is None or not record.alive():
-            return
-        with suppress(OSError):
-            (self._records.directory(sandbox_id) / ENDED).write_text(why)
-        disk = self._watched.get(sandbox_id)
-        if disk is not None:
-            disk.abandon()
-        kill_if(record.pid, lambda _: record.alive())
-        self._watched[sandbox_id] = None
+    def _end_sandboxes(self, sandbox_ids: Sequence[str], why: str) -> None:
+        """Frees at once what the sandboxes' disks hold."""
+        ending = [record for name in sandbox_ids if (record := self._records.load(name)) and record.alive()]
+        shut_down = []
+        # All are shut down before the first image is emptied: that can take as long as the others need to fill the
+        # host. And the kernel must not write to blocks that are given back.
+        for record in ending:
+            with suppress(OSError):
+                (self._records.directory(record.sandbox_id) / ENDED).write_text(why)
+            disk = self._watched.get(record.sandbox_id)
+            if disk is not None and disk.shut_down():
+                shut_down.append(disk)
+        for disk in shut_down:
+            with suppress(OSError):
+                disk.image.empty()
+        for record in ending:
+            _kill(record)
+            self._watched[record.sandbox_id] = None
 
     # -- images
 
@@ -156,3 +163,7 @@ class SandboxDisks(Generic[R]):
         self._images.pop(sandbox_id, None)
         async with self._freed.keeping(image) if image is not None else nullcontext():
             yield
+
+
+def _kill(record: SandboxRecord) -> None:
+    kill_if(record.pid, lambda _: record.alive())
