@@ -11,11 +11,10 @@ from warren.kernel.tracing import (
     Span,
     TraceContext,
     Tracing,
+    current_span,
     is_traced,
-    note_trace,
     read_trace_context,
     trace_headers,
-    trace_id,
     traced,
 )
 from warren.model.errors import NoCapacity
@@ -27,6 +26,11 @@ SAMPLED = f"00-{TRACE}-{PARENT}-01".encode()
 class Kept(list[Span]):
     def record(self, span: Span) -> None:
         self.append(span)
+
+
+def trace_id() -> str:
+    span = current_span.get()
+    return "" if span is None else span.context.trace_id
 
 
 def a_request(tracing: Tracing, *headers: tuple[bytes, bytes], may_begin: bool = True) -> Span:
@@ -99,7 +103,7 @@ def test_spans_are_below_the_one_that_goes_on() -> None:
         assert trace_id() == TRACE
         with traced("claim", session="s") as claim, Tracing(kept).span("create"):
             pass
-        note_trace(session="s")
+        request.note(session="s")
         passed_on = trace_headers()
     assert [span.name for span in kept] == ["create", "claim", "request"]
     assert [span.parent_id for span in kept] == [claim.context.span_id, request.context.span_id, PARENT]

@@ -139,10 +139,9 @@ def _run_process(
     from warren.http.server.http_guard import request_id
     from warren.http.server.serving import new_event_loop
     from warren.kernel.logs import set_up_logs
-    from warren.kernel.tracing import trace_id
 
     try:
-        set_up_logs(settings.log_level, settings.log_format, request_id.get, settings.log_file, trace_id)
+        set_up_logs(settings.log_level, settings.log_format, request_id.get, settings.log_file)
     except OSError as exc:
         raise InvalidRequest(f"the log file {settings.log_file} cannot be written: {exc.strerror}") from exc
     for warning in settings.warnings:

@@ -41,10 +41,6 @@ _FRAME_BYTES: Final = 64 * 1024
 _KEEPALIVE: Final = b": keep-alive\n\n"
 
 
-def wants(tenant: str, kind: EventKind) -> bool:
-    return kind is not EventKind.COMMAND_FINISHED
-
-
 def event_text(event: Event) -> str:
     """The event as JSON, with the same fields as a webhook's message."""
     moment = datetime.fromtimestamp(event.at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -118,7 +114,7 @@ class EventFeed:
         return self._readers.in_all
 
     def publish(self, event: Event) -> None:
-        if wants(event.tenant, event.kind):
+        if event.kind is not EventKind.COMMAND_FINISHED:
             self.add(FeedEntry(self.last + 1, event.tenant, str(event.kind), event.session_id, event))
 
     def add(self, entry: FeedEntry) -> None:

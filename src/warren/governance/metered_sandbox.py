@@ -26,7 +26,7 @@ from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.kernel.answer_memory import waits_for_room
 from warren.kernel.clock import Clock
-from warren.kernel.tracing import NO_SPAN, Span, is_traced
+from warren.kernel.tracing import NO_SPAN, Span, current_span
 from warren.model.access import Caller
 from warren.model.code import is_context
 from warren.model.command_output import CommandOutput, output_of
@@ -178,13 +178,15 @@ class MeteredSandbox(DelegatedSandbox):
     def __repr__(self) -> str:
         return f"<MeteredSandbox {self._sandbox!r}>"
 
-    async def exec(
+    def exec(
         self, command: Command, stdin: bytes | AsyncIterable[bytes] = b"", *, process_id: str = ""
-    ) -> ExecResult:
-        if not is_traced():
-            return await self._exec(command, stdin, process_id)
+    ) -> Coroutine[Any, Any, ExecResult]:
+        executing = self._exec(command, stdin, process_id)
+        return executing if current_span.get() is None else self._traced(executing)
+
+    async def _traced(self, executing: Coroutine[Any, Any, ExecResult]) -> ExecResult:
         with self._span("exec") as span:
-            result = await self._exec(command, stdin, process_id)
+            result = await executing
             _note_result(span, result)
             return result
 

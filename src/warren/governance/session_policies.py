@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
+from warren.access.tenants import Tenant
 from warren.kernel.bounded_dict import BoundedDict
 from warren.kernel.logs import get_log
 from warren.model.environment import Environment
@@ -22,22 +23,22 @@ _THREADS: Final = 2
 _CACHED: Final = 1024
 _CACHED_S: Final = 1.0
 
-PolicyOfTenant = Callable[[str], Awaitable[Policy]]
-
 _log = get_log(__name__)
 
 
 class Policies:
-    def __init__(self, environments: Callable[[str], Environment], of_tenant: PolicyOfTenant) -> None:
+    def __init__(
+        self, environments: Callable[[str], Environment], tenant_of: Callable[[str], Awaitable[Tenant]]
+    ) -> None:
         self._environments = environments
-        self._of_tenant = of_tenant
+        self._tenant_of = tenant_of
         self._judging = asyncio.Semaphore(_THREADS)
         self._known: dict[str, tuple[Policy, float]] = {}  # by environment, and until when
         self._verdicts = BoundedDict[tuple[Policy, tuple[str, ...], str], "PolicyVerdict"](_CACHED)
 
     async def refused(self, session: Session, command: Command) -> ExecResult | None:
         """Gives the result of a command that may not run. In the mode `audit` it only notes the rule."""
-        for policy in (self._of_environment(session.environment), await self._of_tenant(session.tenant)):
+        for policy in (self._of_environment(session.environment), (await self._tenant_of(session.tenant)).policy):
             if policy.mode is PolicyMode.OFF:
                 continue
             verdict = await self._verdict(policy, command.as_judged())

@@ -14,7 +14,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Final
 
-from warren.governance.event_feed import EventFeed, FeedEntry, event_text, wants
+from warren.governance.event_feed import KINDS, EventFeed, FeedEntry, event_text
 from warren.kernel.logs import get_log
 from warren.model.errors import WarrenError
 from warren.model.events import Event
@@ -80,7 +80,7 @@ class SharedEvents:
         return f"<SharedEvents: {len(self._waiting)} to be written{', Redis is away' if self._is_away else ''}>"
 
     def publish(self, event: Event) -> None:
-        if self._closed or not wants(event.tenant, event.kind):
+        if self._closed or event.kind not in KINDS:
             return
         if len(self._waiting) >= _MAX_WAITING:
             self._waiting.popleft()

@@ -13,7 +13,7 @@ from warren.access.tenants import Tenants
 from warren.governance.audit.page_reads import PageReads
 from warren.governance.audit.refusals import RefusalLimit
 from warren.governance.counters import Counters
-from warren.governance.event_feed import EventFeed, wants
+from warren.governance.event_feed import KINDS, EventFeed
 from warren.governance.metered_sandbox import CommandMetering
 from warren.governance.networks import Networks
 from warren.governance.quotas import Quotas
@@ -39,7 +39,6 @@ from warren.model.events import (
     SessionCreatedData,
     SessionEndedData,
 )
-from warren.model.policy import Policy
 from warren.model.session import Session
 from warren.model.spec import MIB
 from warren.model.usage import Usage
@@ -51,6 +50,8 @@ if TYPE_CHECKING:
     from warren.governance.webhooks.outbox import Webhooks
 
 _log = get_log(__name__)
+_OF_SESSIONS: Final = frozenset(EventKind) - {EventKind.COMMAND_FINISHED, EventKind.COMMAND_REFUSED}
+"""Commands that a request waited for are neither counted nor recorded by their events."""
 _COUNTED_AS: Final = {"exec_seconds": "exec_s", "bytes_out": "bytes_out", "egress_bytes": "egress_bytes"}
 
 
@@ -82,15 +83,15 @@ class Tenancy:
         self.refusals = None if audit is None else RefusalLimit(clock, audit.record)
         self.webhooks = webhooks
         self.events = EventHub()
-        self.events.subscribe(self._count_usage, _is_of_session)
-        self.events.subscribe(self._record_event, _is_of_session)
+        self.events.subscribe(self._count_usage, kinds=_OF_SESSIONS)
+        self.events.subscribe(self._record_event, kinds=_OF_SESSIONS)
         if webhooks is not None:
             self.events.subscribe(webhooks.publish, webhooks.wants)
         self.feed = feed or EventFeed()
         self._shared_events = shared_events
-        self.events.subscribe((shared_events or self.feed).publish, wants)
+        self.events.subscribe((shared_events or self.feed).publish, kinds=KINDS)
         quotas = Quotas(clock, counters, reached=self._publish_quota_reached, spent_before=self.spent_today)
-        policies = Policies(environments, self._policy_of)
+        policies = Policies(environments, self.tenants.of)
         self.metering = CommandMetering(
             clock,
             quotas,
@@ -190,11 +191,3 @@ class Tenancy:
 
     async def report_artifact_limit(self, session: Session) -> None:
         self.metering.report_limit(await self._payer_of(session), "artifacts_mb")
-
-    async def _policy_of(self, tenant: str) -> Policy:
-        return (await self.tenants.of(tenant)).policy
-
-
-def _is_of_session(tenant: str, kind: EventKind) -> bool:
-    """Not of a command: those that a request waited for are neither counted nor recorded by their events."""
-    return kind not in (EventKind.COMMAND_FINISHED, EventKind.COMMAND_REFUSED)

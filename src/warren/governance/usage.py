@@ -81,25 +81,25 @@ class UsageBook:
 
     def add(self, tenant: str, usage: Usage) -> None:
         """Adds to the tenant's usage of today."""
-        self._sum(self._day(), tenant).add(usage)
+        self._of_today(tenant).add(usage)
 
     def add_request(self, tenant: str, bytes_in: int, bytes_out: int) -> None:
-        found = self._sum(self._day(), tenant)
+        found = self._of_today(tenant)
         found.bytes_in += bytes_in
         found.bytes_out += bytes_out
 
     def add_command(self, tenant: str, ran_s: float, cpu_s: float) -> None:
-        found = self._sum(self._day(), tenant)
+        found = self._of_today(tenant)
         found.commands += 1
         found.exec_s += ran_s
         found.cpu_s += cpu_s
 
-    def _day(self) -> date:
+    def _of_today(self, tenant: str) -> _Sum:
         now = self._clock.wall()
         if not self._today_from <= now < self._today_from + _DAY_S:
             self._today = day_of(now)
             self._today_from = _start_of(self._today)
-        return self._today
+        return self._sums.get((self._today, tenant)) or self._sum(self._today, tenant)
 
     async def run(self) -> None:
         trouble = ""

@@ -28,7 +28,7 @@ from warren.interfaces.audit import AuditLog
 from warren.kernel.answer_memory import AnswerMemory, AnswerRoom, set_answer_room
 from warren.kernel.clock import Clock
 from warren.kernel.fair_share import FairShare
-from warren.kernel.tracing import trace_id
+from warren.kernel.tracing import current_span
 from warren.model.access import Caller
 from warren.model.audit import RequestRecord
 from warren.model.errors import RateLimited, Unauthorized, WarrenError
@@ -145,8 +145,8 @@ class Admission:
             session_id = str(notes.get("session_id") or params.get("session_id", ""))
             if "error" not in notes and not self._page_reads.may_record(request.page_mark, action, session_id):
                 return
-        if trace := trace_id():
-            notes["trace"] = trace
+        if (span := current_span.get()) is not None:
+            notes["trace"] = span.context.trace_id
         # The writer's thread makes the entry; here, on the event loop, every microsecond counts for each request.
         client = request.scope.get("client")
         self._audit.record(

@@ -22,7 +22,7 @@ from warren.http.server.http_guard import StreamedAnswer
 from warren.kernel.answer_memory import AnswerMemory
 from warren.model.access import Caller, Scope
 from warren.model.errors import Forbidden, Unavailable
-from warren.sessions.long_values import HasLongValues, encode, json_pieces
+from warren.sessions.long_values import ENCODER, HasLongValues, json_pieces
 from warren.sessions.operations.call import OperationContext
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class JsonAnswer(Response):
     def __init__(self, values: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         self.status_code = status
         self.background = None
-        self.body = encode(values)
+        self.body = f"{ENCODER.encode(values)}\n".encode()
         self.raw_headers = [(b"content-length", b"%d" % len(self.body)), (b"content-type", b"application/json")]
         for name, value in (headers or {}).items():
             self.raw_headers.append((name.lower().encode("latin-1"), value.encode("latin-1")))

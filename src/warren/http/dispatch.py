@@ -9,7 +9,7 @@ document, and to refuse wrong methods.
 import asyncio
 import re
 import urllib.parse
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -25,15 +25,16 @@ from warren.http.api import e2b, flat, health
 from warren.http.context import Context, answer_json, check_scope
 from warren.http.e2b.handlers import E2bHandlers
 from warren.http.event_streams import EVENT_STREAM, stream_events
-from warren.http.problems import invalid_arguments, problem, read_json_body
+from warren.http.problems import SHORT_BODY, invalid_arguments, problem, read_json_body
 from warren.http.request import Kind, Request
 from warren.http.server.http_guard import StreamedAnswer
 from warren.model.api import Answers, Operation, Reads
 from warren.model.errors import InvalidRequest, RangeNotSatisfiable
 from warren.model.session import MAX_KEY
+from warren.model.strict_json import read_json
 from warren.sessions.operations import files, handlers, sessions
 from warren.sessions.operations.call import ByteRange, BytesHead, Call, Handler, OperationReply, perform, perform_stream
-from warren.sessions.validation import many_errors
+from warren.sessions.validation import MANY, many_errors
 
 T = TypeVar("T")
 
@@ -48,19 +49,22 @@ class Dispatcher:
         self._context = context
         self._e2b = e2b
 
-    async def __call__(self, request: Request, receive: Receive) -> Response | None:
-        """The answer to a request that asks for an operation; None if it asks for something else."""
+    def __call__(self, request: Request, receive: Receive) -> Awaitable[Response | None]:
+        """Returns the answer to a request that asks for an operation; None if it asks for something else."""
         operation = request.operation
         if request.kind is Kind.E2B:
-            return await self._e2b.respond(request, receive)
+            return self._e2b.respond(request, receive)
         if operation is not None and operation.answers is not Answers.SOCKET:
             request.action = operation.name
-            return await respond(HANDLERS[operation.name], operation, self._context, request, receive)
+            return respond(HANDLERS[operation.name], operation, self._context, request, receive)
+        return self._respond_often(request)
+
+    async def _respond_often(self, request: Request) -> Response | None:
         asked_often = health.ASKED_OFTEN.get(request.scope["path"])
-        if asked_often is not None and request.scope.get("method") == "GET":
-            request.scope["route"], describe = asked_often
-            return answer_json(await describe(self._context))
-        return None
+        if asked_often is None or request.scope.get("method") != "GET":
+            return None
+        request.scope["route"], describe = asked_often
+        return answer_json(await describe(self._context))
 
 
 async def respond(
@@ -73,8 +77,8 @@ async def respond(
     errors: list[dict[str, Any]] = []
     arguments: list[Any] = []
     if handler.query is not None:
-        values = _query_values(scope) if scope["query_string"] else {}
-        arguments.append(_validate(handler.query, values, "query", errors))
+        raw = scope["query_string"]
+        arguments.append(_validate(handler.query, _query_values(scope) if raw else {}, "query", errors, len(raw)))
     if handler.headers:
         errors.extend(_read_headers(handler, call, headers))
     content_type = headers.get(b"content-type", b"").decode("latin-1")
@@ -109,8 +113,11 @@ def _base_url(scope: Scope) -> str:
 # -- arguments
 
 
-def _validate(model: type[BaseModel], values: Any, where: str, errors: list[dict[str, Any]]) -> BaseModel | None:
-    if values and (many := many_errors(model, values)):
+def _validate(
+    model: type[BaseModel], values: Any, where: str, errors: list[dict[str, Any]], size: int
+) -> BaseModel | None:
+    """`size`: the number of bytes that the values came in."""
+    if size > MANY and (many := many_errors(model, values)):
         errors.append({**many, "loc": (where, *many["loc"])})
         return None
     try:
@@ -180,9 +187,11 @@ async def _read_body(
     if content_type.startswith("multipart/"):
         errors.append({"type": "model_type", "loc": ("body",)})
         return None
-    values = await read_json_body(data) if data else None
+    values = None
+    if data:
+        values = read_json(data) if len(data) <= SHORT_BODY else await read_json_body(data)
     if values is not None:
-        return _validate(model, values, "body", errors)
+        return _validate(model, values, "body", errors, len(data))
     if operation.reads is Reads.JSON:
         errors.append({"type": "missing", "loc": ("body",)})
     return None

@@ -106,7 +106,9 @@ class Pipeline:
             raise
         if request.scope["path"] in OPEN_PATHS and request.scope["type"] == "http":
             # Nobody's share of the server bounds these requests, so they must be small.
-            await self._answer(request, limit_body(receive, MAX_OPEN_BODY), send)
+            if b"content-length" in request.headers or b"transfer-encoding" in request.headers:
+                receive = limit_body(receive, MAX_OPEN_BODY)
+            await self._answer(request, receive, send)
         else:
             await self._admission.admit(request, receive, send, self._answer)
 

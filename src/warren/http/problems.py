@@ -28,7 +28,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 
 from warren.kernel.logs import get_log
 from warren.model.errors import ImageBuilding, InvalidJson, InvalidRequest, Misdirected, StoreAway, WarrenError
-from warren.model.strict_json import MAX_VALUES, json_error, read_in_steps, shortened, too_deep
+from warren.model.strict_json import MAX_VALUES, json_error, read_in_steps, read_json, shortened, too_deep
 from warren.sessions.request_context import note
 from warren.sessions.validation import describe_error, field_name, summary
 
@@ -36,7 +36,7 @@ MEDIA_TYPE = "application/problem+json"
 _RETRY_AFTER_S = 1.0
 _RETRY_STATUSES = frozenset({429, 503})
 _MAX_DETAIL = 600
-_SHORT_BODY = 256 * 1024
+SHORT_BODY = 256 * 1024  # bytes that can be read at once, without holding up anybody
 _MOST_VALUES = 2000  # of routes beside the operations, whose bodies are small
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _CODES = {
@@ -245,11 +245,12 @@ def _shorten(detail: str) -> str:
 
 async def read_json_body(body: bytes, most: int = MAX_VALUES) -> Any:
     """Gives way to other requests between the steps of reading a long body."""
+    if len(body) <= SHORT_BODY:
+        return read_json(body, most)
     found: Any = None
     for value in read_in_steps(body, most):
         found = value
-        if len(body) > _SHORT_BODY:
-            await asyncio.sleep(0)
+        await asyncio.sleep(0)
     return found
 
 

@@ -8,10 +8,12 @@ of `now` to a time of day; it gives the same result each time, unless the machin
 
 import asyncio
 import time
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 CLOCK_WAS_SET_S: Final = 0.5  # a smaller difference comes from reading two clocks in turn, or from slewing
+boot_time: Final = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
 
 
 class Clock(Protocol):
@@ -32,11 +34,9 @@ class SystemClock:
     def epoch(self) -> str:
         return self._epoch
 
-    def now(self) -> float:
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-    def wall(self) -> float:
-        return time.time()
+    # Each request asks a dozen times: a method in Python would take three times as long.
+    now = staticmethod(boot_time)
+    wall = staticmethod(time.time)
 
     def wall_at(self, moment: float) -> float:
         offset = self.wall() - self.now()
@@ -68,14 +68,10 @@ class ClusterClock(SystemClock):
         return "cluster"
 
     def now(self) -> float:
-        return time.clock_gettime(time.CLOCK_BOOTTIME) + self.offset_s
+        return boot_time() + self.offset_s
 
     def wall(self) -> float:
-        return self.now()
+        return boot_time() + self.offset_s
 
     def wall_at(self, moment: float) -> float:
         return moment
-
-
-def boot_time() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)

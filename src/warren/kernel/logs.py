@@ -21,6 +21,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, TextIO
 
+from warren.kernel.tracing import current_span
+
 _ROOT: Final = "warren"
 _LEVELS: Final = {
     logging.getLevelName(name): name.lower() for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -49,10 +51,6 @@ class EventLog:
         """Writes the line; with `exc`, its traceback follows."""
         self._write(logging.ERROR, event, fields, exc)
 
-    def writes(self, level: int) -> bool:
-        """Returns whether lines of this level are written, for callers whose fields are costly to make."""
-        return self._logger.isEnabledFor(level)
-
     def _write(self, level: int, event: str, fields: dict[str, object], exc: BaseException | None = None) -> None:
         if not self._logger.isEnabledFor(level):
             return
@@ -74,18 +72,12 @@ def _nothing() -> str:
     return ""
 
 
-def set_up_logs(
-    level: str,
-    form: str,
-    request_id: Callable[[], str] = _nothing,
-    file: Path | None = None,
-    trace_id: Callable[[], str] = _nothing,
-) -> None:
+def set_up_logs(level: str, form: str, request_id: Callable[[], str] = _nothing, file: Path | None = None) -> None:
     """Writes the log to stderr, or to a file that is rotated: its older parts are FILE.1 to FILE.4.
 
-    `request_id` and `trace_id` return what a line belongs to. Raises OSError if the file cannot be written.
+    `request_id` returns the request that a line belongs to. Raises OSError if the file cannot be written.
     """
-    lines = (JsonLines if form == "json" else TextLines)(request_id, trace_id)
+    lines = (JsonLines if form == "json" else TextLines)(request_id)
     handler = _Handler(lines, sys.stderr if file is None else RotatingFile(file))
     _handlers[:] = [handler]
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
@@ -98,20 +90,22 @@ def set_up_logs(
 
 
 class TextLines(logging.Formatter):
-    def __init__(self, request_id: Callable[[], str] = _nothing, trace_id: Callable[[], str] = _nothing) -> None:
+    def __init__(self, request_id: Callable[[], str] = _nothing) -> None:
         super().__init__()
-        self._request_id, self._trace_id = request_id, trace_id
+        self._request_id = request_id
 
     def line(self, logger: str, level: int, created: float, event: str, fields: Fields) -> str:
         request = self._request_id()
         if request and "request" not in fields:
             fields = {**fields, "request": request}
-        if trace := self._trace_id():
-            fields = {**fields, "trace": trace}
+        if (span := current_span.get()) is not None:
+            fields = {**fields, "trace": span.context.trace_id}
         shown = f"{_time(created)} {_LEVELS.get(level, str(level)):7} {event}"
         for name, value in fields.items():
-            if type(value) is str and _PLAIN.fullmatch(value) and value.isprintable():
+            if (type(value) is str and _PLAIN.fullmatch(value) and value.isprintable()) or type(value) is int:
                 shown += f" {name}={value}"
+            elif type(value) is float:
+                shown += f" {name}={value:.6g}"
             elif value is not None:
                 shown += f" {name}={_text(value)}"
         return shown
@@ -122,9 +116,9 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    def __init__(self, request_id: Callable[[], str] = _nothing, trace_id: Callable[[], str] = _nothing) -> None:
+    def __init__(self, request_id: Callable[[], str] = _nothing) -> None:
         super().__init__()
-        self._request_id, self._trace_id = request_id, trace_id
+        self._request_id = request_id
 
     def line(self, logger: str, level: int, created: float, event: str, fields: Fields) -> str:
         start = {"time": _time(created), "level": _LEVELS.get(level, str(level)), "logger": logger, "event": event}
@@ -133,7 +127,8 @@ class JsonLines(logging.Formatter):
             for name, value in fields.items()
             if value is not None
         }
-        belongs_to = {"request": self._request_id(), "trace": self._trace_id()}
+        span = current_span.get()
+        belongs_to = {"request": self._request_id(), "trace": span.context.trace_id if span is not None else ""}
         return json.dumps({**start, **{name: value for name, value in belongs_to.items() if value}, **shown})
 
     def format(self, record: logging.LogRecord) -> str:
@@ -153,8 +148,8 @@ class _Handler(logging.StreamHandler[TextIO]):
 
     def write_line(self, logger: str, level: int, event: str, fields: Fields) -> None:
         try:
+            # Both stderr and the file flush whole lines by themselves.
             self.stream.write(self._lines.line(logger, level, time.time(), event, fields) + "\n")
-            self.stream.flush()
         except Exception:
             self.handleError(logging.LogRecord(logger, level, "", 0, event, (), None))
 
@@ -182,7 +177,7 @@ class RotatingFile:
     def _open(self) -> TextIO:
         fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._size = os.fstat(fd).st_size
-        return os.fdopen(fd, "a")
+        return os.fdopen(fd, "a", buffering=1)
 
     def _rotate(self) -> None:
         """Renames the parts. If that fails, the file keeps growing: losing lines would be worse."""
@@ -210,8 +205,6 @@ def _parts(record: logging.LogRecord) -> tuple[str, Fields]:
 
 
 def _text(value: object) -> str:
-    if type(value) is int:
-        return str(value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):

@@ -146,7 +146,7 @@ class Span:
 
     def __enter__(self) -> "Span":
         if self is not NO_SPAN:
-            self._token = _current.set(self)
+            self._token = current_span.set(self)
             self.start()
         return self
 
@@ -154,14 +154,14 @@ class Span:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._token is not None:
-            _current.reset(self._token)
+            current_span.reset(self._token)
             self._token = None
             self.end(exc)
 
 
 NO_SPAN: Final = Span("", TraceContext("", "", sampled=False))
 """The span of work that belongs to no trace, or to one that is not recorded."""
-_current: ContextVar[Span | None] = ContextVar("span", default=None)
+current_span: ContextVar[Span | None] = ContextVar("span", default=None)
 
 
 class Tracing:
@@ -194,7 +194,7 @@ class Tracing:
 
     def span(self, name: str, **attributes: Value) -> Span:
         """Returns a child of the current span, or the first span of a new trace."""
-        current = _current.get()
+        current = current_span.get()
         if current is not None:
             return current.child(name, attributes)
         return NO_SPAN if self._recorder is None else self._begin(name, attributes)
@@ -211,32 +211,19 @@ OFF: Final = Tracing()
 
 def traced(name: str, **attributes: Value) -> Span:
     """Returns a child of the current span; without a current span, one that records nothing."""
-    current = _current.get()
+    current = current_span.get()
     return NO_SPAN if current is None else current.child(name, attributes)
 
 
 def is_traced() -> bool:
     """Returns whether spans are recorded now, for callers whose attributes are costly to make."""
-    current = _current.get()
+    current = current_span.get()
     return current is not None and current.is_recorded
-
-
-def note_trace(**attributes: Value) -> None:
-    """Adds attributes to the current span, if there is one."""
-    current = _current.get()
-    if current is not None:
-        current.note(**attributes)
-
-
-def trace_id() -> str:
-    """Returns the id of the current trace, or an empty text."""
-    current = _current.get()
-    return "" if current is None else current.context.trace_id
 
 
 def trace_headers() -> list[Header]:
     """Returns the headers that tell another process of the current trace."""
-    current = _current.get()
+    current = current_span.get()
     return [] if current is None else current.context.headers()
 
 

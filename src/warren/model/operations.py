@@ -1,5 +1,6 @@
 """The operations in a sandbox, and their results."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ MAX_GLOBS = 64
 MAX_METADATA = 64
 MAX_METADATA_BYTES = 4096
 MAX_METADATA_KEY_BYTES = 246
+_PROCESS_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _BRACES = re.compile(r"(?<!\\)\{([^{}]*,[^{}]*)\}")
 
 
@@ -370,3 +372,13 @@ def check_user(user: str) -> str:
     if "\0" in user or len(user.encode(errors="surrogateescape")) > 255:
         raise UnknownUser(f"{user[:80]!r} cannot be the name of a user")
     return user
+
+
+def new_process_id() -> str:
+    return f"p_{os.urandom(6).hex()}"
+
+
+def check_process_id(process_id: str) -> str:
+    if not _PROCESS_ID.fullmatch(process_id):
+        raise InvalidRequest(f"{process_id!r} cannot be a process id: up to 64 letters, digits and _ . : -")
+    return process_id

@@ -23,36 +23,43 @@ _SHOWN = 60
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def read_json(body: bytes) -> Any:
-    """Returns the value. Raises InvalidJson, which says what is wrong and where, or TooLarge."""
-    *_, value = read_in_steps(body)
+def read_json(body: bytes, most: int = MAX_VALUES) -> Any:
+    """Returns the value. `most` bounds the number of values. Raises InvalidJson, which says what is wrong and where, or
+    TooLarge."""
+    if len(body) > MAX_DEPTH:  # a shorter body cannot be too deep or hold too many values
+        _refuse_too_much(_without_escapes(body), most)
+    value = _decode(body)
+    if b"\\u" in body:
+        _refuse_lone_surrogates(body)
     return value
 
 
 def read_in_steps(body: bytes, most: int = MAX_VALUES) -> Iterator[Any]:
-    """Reads JSON in steps that each take a while for a body of some MiB: yields None after each step, and at last the
-    value. `most` bounds the number of values. Raises what `read_json` raises."""
-    if len(body) > MAX_DEPTH:  # a shorter body cannot be too deep or hold too many values
+    """Does the same as `read_json` in steps that each take a while for a body of some MiB: yields None after each, and
+    at last the value."""
+    if len(body) > MAX_DEPTH:
         rest = _without_escapes(body)
         yield None
         _refuse_too_much(rest, most)
         del rest
         yield None
+    value = _decode(body)
+    if b"\\u" in body:
+        yield None
+        _refuse_lone_surrogates(body)
+    yield value
+
+
+def _decode(body: bytes) -> Any:
     body = body.removeprefix(_BYTE_ORDER_MARK)
     try:
-        text = body.decode()
-        yield None
-        value = _DECODER.decode(text)
+        return _DECODER.decode(body.decode())
     except UnicodeDecodeError as exc:
         raise InvalidJson(f"the body is not valid UTF-8: byte {exc.start} is 0x{body[exc.start]:02x}") from exc
     except json.JSONDecodeError as exc:
         raise json_error(exc) from exc
     except ValueError as exc:  # a number of more than 4,300 digits
         raise InvalidJson("the JSON in the body holds a number that is too long") from exc
-    if b"\\u" in body:
-        yield None
-        _refuse_lone_surrogates(body)
-    yield value
 
 
 def count_values(body: bytes) -> int:

@@ -1,6 +1,6 @@
 """Passes events on to whoever subscribes to them: webhooks, audit, usage."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from warren.kernel.logs import get_log
 from warren.model.events import Event, EventKind
@@ -16,20 +16,28 @@ class EventHub:
 
     def __init__(self, *subscribers: Subscriber) -> None:
         self._subscribers: list[Subscriber] = []
-        self._wants: list[Wants] = []
+        self._wants: dict[EventKind, list[Wants]] = {kind: [] for kind in EventKind}
         for subscriber in subscribers:
             self.subscribe(subscriber)
 
     def __repr__(self) -> str:
         return f"<EventHub: {len(self._subscribers)} subscribers>"
 
-    def subscribe(self, subscriber: Subscriber, wants: Wants = lambda tenant, kind: True) -> None:
-        """`wants` tells whether the subscriber has any use for events of a kind; it may get others too."""
+    def subscribe(
+        self,
+        subscriber: Subscriber,
+        wants: Wants = lambda tenant, kind: True,
+        *,
+        kinds: Collection[EventKind] = tuple(EventKind),
+    ) -> None:
+        """`kinds` and `wants` tell of what events the subscriber has any use; it may get others too."""
         self._subscribers.append(subscriber)
-        self._wants.append(wants)
+        for kind in kinds:
+            self._wants[kind].append(wants)
 
     def is_wanted(self, tenant: str, kind: EventKind) -> bool:
-        for wants in self._wants:  # noqa: SIM110 (each command asks, and a generator takes twice the time)
+        """Returns whether anybody has a use for such events: if not, the caller need not make them."""
+        for wants in self._wants[kind]:  # noqa: SIM110 (each command asks, and a generator takes twice the time)
             if wants(tenant, kind):
                 return True
         return False

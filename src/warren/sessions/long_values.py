@@ -52,7 +52,7 @@ def _refuse_long(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not a value of JSON")
 
 
-_ENCODER: Final = json.JSONEncoder(default=_refuse_long)
+ENCODER: Final = json.JSONEncoder(default=_refuse_long)
 
 
 def encode(values: Any) -> bytes:
@@ -60,7 +60,7 @@ def encode(values: Any) -> bytes:
 
     It is ASCII with escapes, because bytes that are not text are lone surrogates in it.
     """
-    return f"{_ENCODER.encode(values)}\n".encode()
+    return f"{ENCODER.encode(values)}\n".encode()
 
 
 async def json_pieces(values: Any) -> AsyncGenerator[bytes, None]:
@@ -93,7 +93,7 @@ async def _parts(value: Any) -> AsyncGenerator[str, None]:
                         async for part in parts:
                             yield part
                 else:
-                    yield separator + _ENCODER.encode(item)
+                    yield separator + ENCODER.encode(item)
                 separator = ", "
         yield "[]" if separator == "[" else "]"
     elif isinstance(value, dict):
@@ -133,7 +133,7 @@ def _plain_parts(value: Any) -> Iterator[str]:
             separator = ", "
         yield "}"
     else:
-        yield _ENCODER.encode(value)
+        yield ENCODER.encode(value)
 
 
 async def _items(value: LongList) -> AsyncGenerator[Any, None]:

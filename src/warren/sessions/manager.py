@@ -10,7 +10,7 @@ from warren.interfaces.metering import Metering
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import Added, Key
 from warren.interfaces.worker import WorkerStats
-from warren.kernel.tracing import note_trace
+from warren.kernel.tracing import current_span
 from warren.model.access import Caller
 from warren.model.capability import network_needs
 from warren.model.errors import (
@@ -94,7 +94,8 @@ class Sessions:
                     raise
                 session, added = earlier, Added.THREAD
             note(session_id=session.id)
-            note_trace(session=session.id, environment=session.environment)
+            if (span := current_span.get()) is not None:
+                span.note(session=session.id, environment=session.environment)
             if added is Added.NEW:
                 has_no_name = not key and not request.thread_id
                 return CreateResult(await starting.start(session, end_if_abandoned=has_no_name), created=True)

@@ -13,7 +13,7 @@ from types import TracebackType
 from warren.interfaces.metering import Metering
 from warren.interfaces.sandbox import Sandbox
 from warren.kernel.shielding import run_shielded
-from warren.kernel.tracing import note_trace
+from warren.kernel.tracing import current_span
 from warren.model.errors import NoSpace, SandboxLost, SandboxNotFound, Stopping, Unavailable, WarrenError
 from warren.model.session import Session, SessionState
 from warren.sessions.basis import SessionBasis
@@ -132,7 +132,8 @@ class SandboxUse:
         if uses.stopping:
             uses.check_open()
         session = await uses.usable(*self._name)
-        note_trace(session=session.id, environment=session.environment)
+        if (span := current_span.get()) is not None:
+            span.note(session=session.id, environment=session.environment)
         self._begun, self._slack_s = basis.clock.now(), session.slack_s
         if self._counts and self._begun - session.used >= self._slack_s:
             session = await uses.record_of(session)

@@ -12,18 +12,18 @@ from warren.model.strict_json import shortened
 M = TypeVar("M", bound=BaseModel)
 
 
-_MANY = 100
+MANY = 100  # errors
 
 
 def many_errors(model: type[BaseModel], values: Any) -> dict[str, Any] | None:
     """One error for what would be many: pydantic finds and describes each, which takes long for thousands."""
     if not isinstance(values, dict):
         return None
-    if len(values) > _MANY and len(values) > len(model.model_fields):
+    if len(values) > MANY and len(values) > len(model.model_fields):
         unknown = next(name for name in values if name not in model.model_fields)
         return {"type": "extra_forbidden", "loc": (unknown,)}
     for name, value in values.items():
-        if isinstance(value, dict | list) and len(value) > _MANY:
+        if isinstance(value, dict | list) and len(value) > MANY:
             items = value.values() if isinstance(value, dict) else value
             if not all(item is None or isinstance(item, str) for item in items):
                 return {"type": "string_type", "loc": (name, "*"), "input": []}

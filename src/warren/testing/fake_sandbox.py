@@ -39,12 +39,13 @@ from warren.model.operations import (
     SearchMatch,
     SearchSummary,
     check_metadata,
+    check_process_id,
+    new_process_id,
 )
 from warren.model.secrets import BoundSecret
 from warren.model.spec import HOME, USER, WORKSPACE, Isolation, SandboxSpec
 from warren.sandboxes.agent.command_result import lost_result
 from warren.sandboxes.agent.files import check_mode
-from warren.sandboxes.agent.process import check_id, new_id
 from warren.sandboxes.agent.tar_stream import TarMember, TarReader, header, padding, trailer
 from warren.testing.fake_contexts import FakeAgent, FakeContext
 from warren.testing.fake_files import FakeFiles, normalize_path, uid_of
@@ -120,7 +121,7 @@ class FakeSandbox:
     ) -> ExecResult:
         if (loss := self._machine.loss()) is not None:
             return lost_result(loss.message, "")
-        process = self._start(command, check_id(process_id) if process_id else new_id())
+        process = self._start(command, check_process_id(process_id) if process_id else new_process_id())
         feeder = asyncio.ensure_future(_feed(process, stdin))
         waiting = asyncio.ensure_future(process.wait())
         try:
@@ -153,7 +154,7 @@ class FakeSandbox:
 
     async def start(self, command: Command, *, process_id: str = "", follow: bool = False) -> Process:
         self._check_alive()
-        process = self._start(command, check_id(process_id) if process_id else new_id())
+        process = self._start(command, check_process_id(process_id) if process_id else new_process_id())
         if follow:
             process.hold()
         return process
@@ -207,7 +208,7 @@ class FakeSandbox:
         raise InvalidPath(f"the working directory {cwd!r} cannot be entered")
 
     async def process(self, process_id: str) -> Process:
-        found = self._check_alive().processes.get(check_id(process_id))
+        found = self._check_alive().processes.get(check_process_id(process_id))
         if found is None:
             raise ProcessNotFound(f"there is no process {process_id}")
         return found

@@ -78,7 +78,7 @@ class AuditWriter:
             self._put_handed()
             return self._lost.total
 
-    def add(self, entry: AuditEntry | RequestRecord, secrets: Collection[str] | None) -> None:
+    def add(self, entry: AuditEntry | RequestRecord, secrets: Collection[str] | None = ()) -> None:
         try:
             item = _measure(entry, secrets)
         except Exception:  # whatever somebody put into it
@@ -229,7 +229,12 @@ def _measure(entry: AuditEntry | RequestRecord, secrets: Collection[str] | None)
             if len(value) > MAX_TEXT_HELD:
                 cut[name] = CutText.of(value)
         elif isinstance(value, list | tuple):
-            if words := cut_words(value):
+            try:
+                is_short = len(value) + sum(map(len, value)) <= MAX_TEXT_HELD
+            except TypeError:  # not all of them are texts
+                is_short = False
+            words = None if is_short else cut_words(value)
+            if words:
                 cut[name] = words
             size += 2 * MAX_TEXT_HELD if words else len(value)
     if not cut:

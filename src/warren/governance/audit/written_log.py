@@ -2,14 +2,13 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from warren.governance.audit.writer import AuditWriter
 from warren.interfaces.audit import AuditPage, Query
 from warren.kernel.shielding import run_shielded
-from warren.model.audit import AuditEntry, RequestRecord
 from warren.model.errors import Unavailable
 
 FLUSH_S: Final = 5.0
@@ -26,6 +25,7 @@ class WrittenLog(ABC):
     ) -> None:
         self._place = place
         self._writer = writer
+        self.record = writer.add
         self._close_s = close_s
         self._hurry = hurry
         self._queries = ThreadPoolExecutor(1, thread_name_prefix="warren-audit-read")
@@ -39,9 +39,6 @@ class WrittenLog(ABC):
     def dropped(self) -> int:
         """The number of entries lost since it was opened."""
         return self._writer.dropped
-
-    def record(self, entry: AuditEntry | RequestRecord, secrets: Collection[str] | None = ()) -> None:
-        self._writer.add(entry, secrets)
 
     async def find(self, query: Query) -> AuditPage:
         if self._closed:

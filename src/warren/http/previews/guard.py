@@ -4,7 +4,6 @@ The guard of all other requests (http/server/http_guard.py) has no part in these
 and what a sandbox answers there gets no headers of the server.
 """
 
-import logging
 import time
 
 from starlette.types import Message, Receive, Scope, Send
@@ -67,7 +66,6 @@ class _Answer:
         await self._send(message)
 
     def log(self, scope: Scope) -> None:
-        if _log.writes(logging.INFO):
-            ms = round((time.perf_counter() - self._began) * 1000, 2)
-            method = scope.get("method", "WEBSOCKET")
-            _log.info("request", method=method, route="preview", status=self.status or CALLER_LEFT, ms=ms)
+        ms = round((time.perf_counter() - self._began) * 1000, 2)
+        method = scope.get("method", "WEBSOCKET")
+        _log.info("request", method=method, route="preview", status=self.status or CALLER_LEFT, ms=ms)

@@ -225,6 +225,10 @@ class HttpConnection(HttpToolsProtocol):
         if self._rest:  # TLS may deliver bytes that it had already read
             self._rest = memoryview(bytes(self._rest) + data)
         else:
+            if len(data) <= _HTTP_STEP and not self.transport.is_closing():
+                self._unparsed += len(data)
+                self._parse(data)
+                return
             self._rest = memoryview(data)
             self._parse_for_a_turn()
 
@@ -303,7 +307,7 @@ class HttpConnection(HttpToolsProtocol):
         if more_body:
             self._enter(Phase.DRAINING)
         elif not queued and self._phase is not Phase.LAST:
-            self._enter(Phase.HEAD if self._in_head else Phase.IDLE)
+            self._phase, self._since = Phase.HEAD if self._in_head else Phase.IDLE, self.loop.time()
 
     def check_timeouts(self, now: float) -> None:
         """Ends the connection if its client has stalled for too long."""

@@ -15,7 +15,6 @@ HEAD is performed as GET, and the response ends before its body. There is no COR
 The server itself enforces the time-outs and the limits on connections, see `serving`.
 """
 
-import logging
 import os
 import re
 import time
@@ -197,9 +196,8 @@ class HttpGuard:
                 self._tracing.distrust(span)
             if span.is_recorded:
                 _note_request(span, method, route, status, request)
-        if _log.writes(logging.INFO):
-            tenant = request.caller.tenant if is_known else None
-            _log.info("request", method=method, route=route, status=status, ms=round(seconds * 1000, 2), tenant=tenant)
+        tenant = request.caller.tenant if is_known else None
+        _log.info("request", method=method, route=route, status=status, ms=round(seconds * 1000, 2), tenant=tenant)
 
     def _check(self, request: Request) -> None:
         scope, headers = request.scope, request.headers
@@ -309,7 +307,15 @@ class _Response:
         if message["type"] in _STARTS:
             self.status = message["status"]
             if not message.pop(BARE, False):
-                message["headers"] = self._with_guard_headers(message.get("headers", ()))
+                headers = message.get("headers", ())
+                names = dict(headers)
+                complete = [*headers, (b"x-request-id", self._request_id), *SECURITY_HEADERS]
+                for header in DEFAULT_HEADERS:
+                    if header[0] not in names:
+                        complete.append(header)
+                if self._tls_required:
+                    complete.append(_STRICT_TRANSPORT)
+                message["headers"] = complete
         elif message["type"] == "websocket.accept":
             self.status = SWITCHING_PROTOCOLS
         await self._send(message)
@@ -322,16 +328,6 @@ class _Response:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         if message.get("more_body"):
             raise ClientDisconnected
-
-    def _with_guard_headers(self, headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        names = dict(headers)
-        complete = [*headers, (b"x-request-id", self._request_id), *SECURITY_HEADERS]
-        for header in DEFAULT_HEADERS:
-            if header[0] not in names:
-                complete.append(header)
-        if self._tls_required:
-            complete.append(_STRICT_TRANSPORT)
-        return complete
 
     async def fail(self, scope: Scope, receive: Receive, exc: Exception, response: Response | None) -> None:
         if is_disconnect(exc):

@@ -6,8 +6,6 @@ channel per process for its stdin. `AgentProcess` is only a handle with an id; t
 
 import asyncio
 import contextlib
-import os
-import re
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -17,7 +15,17 @@ from warren.kernel.answer_memory import SHORT_BYTES, give_back_room, make_room
 from warren.kernel.pacing import Pace
 from warren.model.command_output import CommandOutput
 from warren.model.errors import InvalidRequest, ProcessNotFound, ProtocolError, SandboxLost, Unavailable
-from warren.model.operations import MAX_KEEP_BYTES, Chunk, Command, ExecResult, ProcessInfo, Stream, TerminalSize
+from warren.model.operations import (
+    MAX_KEEP_BYTES,
+    Chunk,
+    Command,
+    ExecResult,
+    ProcessInfo,
+    Stream,
+    TerminalSize,
+    check_process_id,
+    new_process_id,
+)
 from warren.sandboxes.agent.channel import AgentChannel, AgentReply, Output
 from warren.sandboxes.agent.command_result import (
     REMEMBERED,
@@ -50,7 +58,6 @@ _SLACK_BYTES = 64 * 1024
 _PACED = 100  # pieces of output that are taken in one go
 _MAX_GAPS = 10_000  # the agent keeps the head and the tail of an output: there is one gap, seldom more
 _HANG_S = 30.0  # more than WAIT_S of answer_memory: waiting for room is no silence of the agent
-_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _STDIN, _DEFER, _ONCE = int(Flag.STDIN), int(Flag.DEFER), int(Flag.ONCE)
 _STREAMS = {
     int(StreamNumber.STDOUT): Stream.STDOUT,
@@ -71,7 +78,7 @@ class Commands:
 
     async def exec(self, command: Command, stdin: bytes | AsyncIterable[bytes], process_id: str = "") -> ExecResult:
         once = 0 if process_id else _ONCE
-        process_id = check_id(process_id) if process_id else new_id()
+        process_id = check_process_id(process_id) if process_id else new_process_id()
         try:
             self._oom.begin(process_id)
             return await self._run(command, stdin, process_id, once)
@@ -149,7 +156,7 @@ class Commands:
             raise channel.violation(exc.message) from None
 
     async def start(self, command: Command, process_id: str, *, follow: bool = False) -> "AgentProcess":
-        process_id = check_id(process_id) if process_id else new_id()
+        process_id = check_process_id(process_id) if process_id else new_process_id()
         flags = int(Flag.LOSSLESS | (Flag.STDIN if command.stdin else 0))
         channel = await self._link.open(WireRequest.START, self._start_payload(command, process_id, flags))
         try:
@@ -172,7 +179,7 @@ class Commands:
 
     async def find(self, process_id: str) -> "AgentProcess":
         channel = await self._link.open(
-            WireRequest.ATTACH, _attach_payload(check_id(process_id), NO_REPLAY, Flag(0)), discard_output=True
+            WireRequest.ATTACH, _attach_payload(check_process_id(process_id), NO_REPLAY, Flag(0)), discard_output=True
         )
         try:
             await channel.last()
@@ -213,7 +220,7 @@ class Commands:
         return end.number(WireTag.KILLED)
 
     async def forget(self, process_id: str) -> None:
-        await self.control(check_id(process_id), ControlOp.FORGET)
+        await self.control(check_process_id(process_id), ControlOp.FORGET)
         self._keep.pop(process_id, None)
         self._oom.forget(process_id)
 
@@ -355,16 +362,6 @@ class AgentProcess:
         await self._commands.control(
             self._id, ControlOp.RESIZE, (WireTag.ROWS, size.rows), (WireTag.COLS, size.columns)
         )
-
-
-def new_id() -> str:
-    return f"p_{os.urandom(6).hex()}"
-
-
-def check_id(process_id: str) -> str:
-    if not _ID.fullmatch(process_id):
-        raise InvalidRequest(f"{process_id!r} cannot be a process id: up to 64 letters, digits and _ . : -")
-    return process_id
 
 
 async def send_all(channel: AgentChannel, source: bytes | AsyncIterable[bytes]) -> None:
