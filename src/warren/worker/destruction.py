@@ -19,13 +19,13 @@ from warren.worker.provider_choice import ProviderChoice
 _AT_ONCE: Final = 8
 _RETRY_S: Final = 5.0
 _LEAK_LOOK_S: Final = 60.0
-_LEAK_LOOKS: Final = 3  # so often in a row a sandbox is found that this worker does not know, then it is a leak
+_LEAK_LOOKS: Final = 3  # an unknown sandbox that this many looks in a row have found is a leak
 _log = get_log(__name__)
 
 
 class Destroyer:
-    """`pools` are told when there is room again. `running` are the destructions under way, `unfinished` the ids of
-    those and of those that have failed."""
+    """Tells `pools` when there is room again. `running` holds the destructions under way. `unfinished` holds their ids,
+    and those of sandboxes whose destruction has failed."""
 
     def __init__(
         self,
@@ -43,10 +43,14 @@ class Destroyer:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self.running: dict[str, asyncio.Task[None]] = {}
         self.unfinished: set[str] = set()
-        self._strangers: dict[str, int] = {}  # sandboxes that it should know and does not: how often found in a row
+        self._strangers: dict[str, int] = {}  # unknown sandboxes, each with how many looks in a row have found it
 
     async def destroy(self, sandbox_id: str) -> None:
-        """Idempotent; does nothing for a sandbox that no worker of this state directory made."""
+        """Destroys a sandbox; does nothing if it is gone, or if no worker of this state directory made it.
+
+        The destruction goes on if the caller is cancelled, and is tried again if it fails. Raises what the provider
+        raises.
+        """
         if not await self._is_mine(sandbox_id):
             return
         self._holdings.lost.pop(sandbox_id, None)
@@ -62,7 +66,8 @@ class Destroyer:
         return sandbox_id in mine
 
     def begin(self, sandbox_id: str) -> asyncio.Task[None]:
-        """The task that destroys it: one, however many callers wait for it."""
+        """Returns the task that destroys the sandbox, which all callers share."""
+        # Before the task runs: from now on nobody may find the sandbox.
         self._holdings.claimed.pop(sandbox_id, None)
         self._holdings.live.discard(sandbox_id)
         task = self.running.get(sandbox_id)
@@ -72,7 +77,7 @@ class Destroyer:
         return task
 
     async def undo(self, sandbox_id: str) -> None:
-        """Waits for the destruction, whether it succeeds or not: one that fails is tried again."""
+        """Destroys a sandbox and waits for the end. Does not raise if that fails: `retry` tries it again."""
         await asyncio.wait([self.begin(sandbox_id)])
 
     async def _destroy(self, sandbox_id: str) -> None:
@@ -93,7 +98,7 @@ class Destroyer:
             pool.creations.note_room()
 
     async def retry(self) -> None:
-        """Tries again for ever what has failed."""
+        """Repeats failed destructions, for ever."""
         while True:
             await self._options.clock.sleep(_RETRY_S)
             self._begin_failed()
@@ -110,7 +115,10 @@ class Destroyer:
     # -- leaks
 
     async def look_for_leaks(self) -> None:
-        """Destroys nothing: what this worker does not know, somebody should look at."""
+        """Logs sandboxes that carry a worker's label and that this worker does not know, for ever.
+
+        It does not destroy them: the operator should find out where they come from.
+        """
         held = self._holdings
         while True:
             await self._options.clock.sleep(_LEAK_LOOK_S)
@@ -126,6 +134,7 @@ class Destroyer:
 
     @property
     def leaks(self) -> int:
-        """How many destructions have failed so far, and how many strangers have been there for minutes."""
+        """Returns how many failed destructions wait for another attempt, plus how many unknown sandboxes have been
+        there for minutes."""
         strangers = sum(times >= _LEAK_LOOKS for times in self._strangers.values())
         return len(self.unfinished - self.running.keys()) + strangers

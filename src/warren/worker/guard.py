@@ -20,7 +20,7 @@ from warren.sandboxes.host.machine_size import default_reserve_of
 
 MAX_SANDBOXES: Final = 4000
 SANDBOX_MB: Final = 8
-TIGHT, EASY = 2, 3  # pressure begins and ends at so many times the reserve
+TIGHT, EASY = 2, 3  # pressure begins and ends at these multiples of the reserve
 _FRESH_S: Final = 0.2
 _RETRY_S: Final = 5.0
 _FILES_SHARE: Final = 0.8
@@ -31,7 +31,7 @@ _MAX_OPEN_FILES: Final = 65536
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a machine has in all and free, in MiB."""
+    """What a machine has in all and free: memory and disk in MiB, open files as numbers."""
 
     memory_total: int
     memory_free: int
@@ -59,13 +59,14 @@ def default_disk_reserve(room: Room) -> int:
 
 
 def refusal(room: Room, reserve: Reserve, live: int, creating: int) -> MachineFull | None:
-    """Why one more sandbox is refused, beside `live` ones and `creating` others; None if there is room."""
+    """Returns why one more sandbox is refused beside `live` ones and `creating` others; None if there is room."""
     if live + creating >= reserve.max_sandboxes:
         return _full(
             "sandboxes",
             f"there are {live + creating} sandboxes on this machine, {reserve.max_sandboxes} are allowed",
             "end sessions that are not needed any more, or allow more sandboxes",
         )
+    # A sandbox that is being made has not taken its memory yet, so it is subtracted here.
     memory = room.memory_free - SANDBOX_MB * (creating + 1)
     if memory < reserve.memory:
         return _full(
@@ -95,15 +96,15 @@ def _full(what: str, message: str, remedy: str) -> MachineFull:
 
 
 def is_tight(room: Room, reserve: Reserve, *, was_tight: bool = False) -> bool:
-    """Whether it is close to full. Pressure ends later than it begins, so that a pool does not make again at once
-    what it has just given up."""
+    """Whether the machine is close to full. Pressure ends with more room than it begins with, so that a pool does not
+    make again at once what it has just given up."""
     times = EASY if was_tight else TIGHT
     return room.memory_free < times * reserve.memory or room.disk_free < times * reserve.disk
 
 
 def most_ahead(room: Room, reserve: Reserve, live: int) -> int:
-    """How many sandboxes pools may hold together when they grow beyond their sizes: as many as a quarter of the memory
-    that may be used could hold, and half of those that may still be made."""
+    """Returns how many sandboxes all pools together may hold when they grow beyond their sizes: as many as fit into a
+    quarter of the memory that is free above the level of pressure, and at most half of those that may still be made."""
     memory = (room.memory_free - EASY * reserve.memory) // _POOLS_SHARE // SANDBOX_MB
     return max(0, min(memory, (reserve.max_sandboxes - live) // 2))
 
@@ -125,8 +126,8 @@ def read_room(state_dir: Path) -> Room:
 
 
 def default_ceilings(room: Room, cores: int, processes: int) -> Ceilings:
-    """What one sandbox may have at most of a machine that can have so many processes: half of its memory and disk, and
-    so few processes and files that it cannot use them up. Never less than the defaults."""
+    """Returns the most that one sandbox may have on a machine with room for `processes` processes: half of its memory
+    and disk, an eighth of its processes, a quarter of its open files. Never less than the default limits."""
     usual = Limits()
     return Ceilings(
         memory_mb=max(usual.memory_mb, room.memory_total // 2),
@@ -143,8 +144,8 @@ def _mib(entry: str) -> int:
 
 
 class MachineGuard:
-    """Reads the machine's room at most five times a second. `freeing`: the bytes of destroyed sandboxes that are being
-    given back to the disk."""
+    """Reads the machine's room at most five times a second. `freeing` returns how many bytes of destroyed sandboxes are
+    being given back to the disk; they count as free."""
 
     def __init__(
         self,

@@ -16,8 +16,8 @@ NOT_ADOPTABLE: Final = (SandboxLost, SandboxNotFound, ProtocolError, IsolationUn
 
 
 class Holdings:
-    """`live` are the ids of all that this worker has made or adopted, `makers` says which provider made each.
-    `claimed` are those of sessions; None: known, but not connected. `lost` says why claimed ones have died."""
+    """`live` has the ids of all sandboxes that this worker has made or adopted; `makers` says which provider made each.
+    `claimed` has the sandboxes of sessions, None for one that is not connected. `lost` says why claimed ones died."""
 
     def __init__(self, choice: ProviderChoice, tasks: OwnedTasks) -> None:
         self._choice = choice
@@ -40,7 +40,7 @@ class Holdings:
         sandbox.when_lost(partial(self._lose, sandbox_id))
 
     async def find(self, sandbox_id: str) -> Sandbox:
-        """The claimed sandbox, which is adopted if it is not connected. Raises SandboxLost, SandboxNotFound."""
+        """Returns a claimed sandbox, and connects to it first if necessary. Raises SandboxLost, SandboxNotFound."""
         if (sandbox := self.claimed.get(sandbox_id)) is not None:
             return sandbox
         if sandbox_id in self.lost:
@@ -54,7 +54,7 @@ class Holdings:
             raise
 
     async def adopt(self, sandbox_id: str) -> Sandbox:
-        """Connects once, however many callers wait for it."""
+        """Connects to a claimed sandbox, once however many callers wait for it."""
         task = self._adopting.get(sandbox_id)
         if task is None:
             task = self._adopting[sandbox_id] = self._tasks.run(self._adopt(sandbox_id))
@@ -63,14 +63,15 @@ class Holdings:
 
     async def _adopt(self, sandbox_id: str) -> Sandbox:
         sandbox = await self.maker(sandbox_id).adopt(sandbox_id)
-        if sandbox_id not in self.claimed:
+        if sandbox_id not in self.claimed:  # its destruction has begun meanwhile
             await sandbox.close()
             raise _not_found(sandbox_id)
         self.hold(sandbox)
         return sandbox
 
     def maker(self, sandbox_id: str) -> Provider:
-        """For a sandbox that no provider lists, the default one, whose errors say so."""
+        """Returns the provider that made a sandbox. If no provider lists it, returns the default one, whose errors say
+        that there is no such sandbox."""
         return self.makers.get(sandbox_id) or self._choice.default
 
     def _lose(self, sandbox_id: str, why: str) -> None:

@@ -33,7 +33,7 @@ class SandboxMaker:
 
     @asynccontextmanager
     async def standstill(self) -> AsyncIterator[None]:
-        """Holds every slot: no sandbox is half-made meanwhile."""
+        """Takes every slot, so that no sandbox is half-made within the block."""
         async with AsyncExitStack() as stack:
             for _ in range(self._options.parallel):
                 await stack.enter_async_context(self._slots)
@@ -42,7 +42,8 @@ class SandboxMaker:
     async def make_in_time(
         self, provider: Provider, spec: SandboxSpec, environment: Environment, timeout_s: float
     ) -> Sandbox:
-        """Raises NoCapacity if it takes longer; nothing is left then, nor after a cancellation."""
+        """Makes a sandbox. Raises NoCapacity if that takes longer than `timeout_s`; nothing is left behind then, nor
+        after a cancellation."""
         making = asyncio.ensure_future(self._make_with_user(provider, spec, environment))
         alarm = asyncio.ensure_future(self._options.clock.sleep(timeout_s))
         try:
@@ -68,13 +69,13 @@ class SandboxMaker:
             await self._destroyer.undo(making.result().id)
 
     async def make_ahead(self, provider: Provider, environment: Environment) -> Sandbox:
-        """A sandbox for the pool, with the code contexts of its environment in it. It is destroyed if one of them
-        cannot be started."""
+        """Makes a sandbox for the pool and starts the code contexts of its environment in it. Destroys it if one of
+        them cannot be started."""
         sandbox = await self._make_with_user(provider, spec_of(environment), environment)
         try:
             for name in environment.contexts:
                 language = find_language(name)
-                # It has no idle time: it may wait here for longer than that.
+                # Without an idle time: the sandbox may stay in the pool for longer than that.
                 await start_keeper(
                     sandbox,
                     language,
@@ -92,6 +93,8 @@ class SandboxMaker:
     async def _make_with_user(self, provider: Provider, spec: SandboxSpec, environment: Environment) -> Sandbox:
         if not environment.user:
             return await self._make(provider, spec, environment)
+        # If the image changes while the sandbox is made, nobody knows which version the sandbox has. What is written
+        # then must not be remembered for later sandboxes.
         before = await provider.image_version(spec.image)
         sandbox = await self._make(provider, spec, environment)
         try:
@@ -108,6 +111,7 @@ class SandboxMaker:
         async with self._slots:
             began = time.perf_counter()
             try:
+                # No await between the check and the count, or several creations would take the same last room.
                 options.guard.check(len(self._holdings.live), self._creating)
                 self._creating += 1
                 try:

@@ -110,7 +110,7 @@ class Pool:
 
     @property
     def held(self) -> int:
-        """How many sandboxes it has or is making that no caller waits for."""
+        """Returns how many sandboxes it has and is making."""
         return len(self._stock) + self.creations.running
 
     @property
@@ -119,7 +119,8 @@ class Pool:
 
     @property
     def lasting_failure(self) -> Exception | None:
-        """Why one attempt after the other to make a sandbox fails, if none is ready and room is not what is missing."""
+        """Returns the last error if creations fail one after the other and no sandbox is ready; None otherwise, and
+        while the machine is merely full."""
         failures = self.creations.failures
         lasts = failures.count >= LASTING and self.target > 0 and not self._stock.ready
         return failures.error if lasts and not isinstance(failures.error, MachineFull) else None
@@ -153,8 +154,8 @@ class Pool:
     # -- claiming
 
     async def claim(self, timeout_s: float, tenant: str = "") -> Claimed:
-        """Raises NoCapacity when none comes in time or too many wait already, and what `create` raises if waiting
-        cannot help."""
+        """Takes a ready sandbox, or waits for one. Raises NoCapacity if none comes in time or too many claims wait
+        already, and what `create` raises if waiting cannot help."""
         if self._drained:
             raise _stopping()
         ticket, began, now = next(self._tickets), time.perf_counter(), self._clock.now()
@@ -169,7 +170,7 @@ class Pool:
                 future: asyncio.Future[PoolMember] = asyncio.get_running_loop().create_future()
                 member = await self._wait_in_queue(Waiter(tenant, ticket, now, now + timeout_s, future))
         except BaseException:
-            self._demand = self._demand.replaced()
+            self._demand = self._demand.replaced()  # this claim took nothing that must be replaced
             raise
         self._turns.note_taken(tenant, self._clock.now())
         if pooled:
@@ -205,7 +206,7 @@ class Pool:
             except (WarrenError, TimeoutError, OSError):
                 self._discard(member)
             except BaseException:
-                self._place(member)
+                self._place(member)  # cancelled during the ping: the sandbox is unused
                 raise
         return None
 
@@ -223,6 +224,7 @@ class Pool:
         try:
             return await waiter.member
         except asyncio.CancelledError:
+            # A sandbox may have been handed over in the moment of the cancellation.
             if (member := self._queue.leave(waiter)) is not None:
                 self._place(member)
             self._wake.set()
@@ -265,9 +267,9 @@ class Pool:
     # -- filling and emptying
 
     async def run(self) -> None:
-        """Ends when the pool is drained."""
+        """Makes and gives up sandboxes until the pool is drained."""
         while not self._drained:
-            self._wake.clear()
+            self._wake.clear()  # before the step, so that what changes during it leads to another one
             try:
                 again_in_s = self._step()
             except Exception as exc:
@@ -300,7 +302,7 @@ class Pool:
 
     async def drain(self) -> None:
         """Destroys what is ready, cancels what is being made, and fails the waiters with Stopping."""
-        self._drained = True
+        self._drained = True  # first: what is completed although it is cancelled is then destroyed, not kept
         self._wake.set()
         self._queue.fail_all(_stopping)
         await self.creations.cancel()

@@ -14,7 +14,7 @@ from warren.model.errors import MachineFull, WarrenError
 from warren.worker.pool_plan import NO_FAILURES, is_hopeless
 from warren.worker.pool_stock import PoolMember, PoolStock, WaitQueue
 
-LASTING: Final = 3  # failures one after the other, with pauses between them
+LASTING: Final = 3  # this many failures in a row, with pauses between them, count as lasting
 _log = get_log(__name__)
 
 
@@ -34,7 +34,7 @@ class PoolSource:
 
 
 class PoolCreations:
-    """`made` gets each new sandbox. `failures` are those since the last success."""
+    """Calls `made` with each new sandbox. `failures` are those since the last success."""
 
     def __init__(
         self,
@@ -70,6 +70,7 @@ class PoolCreations:
 
     async def _create(self, pool: str) -> None:
         try:
+            # Before the creation: if the image changes meanwhile, a new sandbox counts as stale, not an old one as new.
             version = await self._source.version()
             self._stock.note_version(version)
             sandbox = await self._source.create()
@@ -97,7 +98,7 @@ class PoolCreations:
             self._queue.fail_all(lambda: _copy_of(error))
 
     def note_room(self) -> None:
-        """A sandbox was destroyed: if the machine was full, creating one may work now."""
+        """Notes that a sandbox was destroyed: if the machine was full, creating one may work now."""
         if isinstance(self.failures.error, MachineFull):
             self.failures = NO_FAILURES
             self._wake.set()
@@ -110,7 +111,7 @@ class PoolCreations:
 
 
 def _copy_of(error: Exception) -> Exception:
-    """Every waiter gets an exception object of its own."""
+    """Copies an error, because every waiter raises an exception object of its own."""
     if isinstance(error, WarrenError):
         return type(error)(error.message, remedy=error.remedy, retry_after_s=error.retry_after_s)
     return error

@@ -40,9 +40,9 @@ class PoolCounts:
 class Demand:
     """What the claims so far tell about those to come.
 
-    `missing` counts the claims whose sandboxes have not been replaced yet: so many had to be ready for nobody to wait.
-    `burst` is the most there were, at `burst_at`. `rate` is how many claims there were per second, at `claimed_at`, as
-    an average that forgets within RATE_S.
+    `missing` counts the claims whose sandboxes have not been replaced yet: with that many sandboxes ready, nobody would
+    have waited. `burst` is the largest `missing` there was, at `burst_at`. `rate` is the number of claims per second at
+    `claimed_at`, as an average over about RATE_S.
     """
 
     claimed_at: float
@@ -58,11 +58,11 @@ class Demand:
         return Demand(now, missing, self.burst, self.burst_at, rate)
 
     def replaced(self) -> "Demand":
-        """A sandbox was made, or a claim ended without one."""
+        """Returns the demand after a sandbox was made, or a claim ended without one."""
         return replace(self, missing=max(0, self.missing - 1))
 
     def burst_by(self, now: float) -> float:
-        """What is remembered of the largest burst."""
+        """Returns what the pool still remembers of the largest burst."""
         return self.burst * 0.5 ** ((now - self.burst_at) / HALF_LIFE_S) if self.burst else 0.0
 
     def rate_at(self, now: float) -> float:
@@ -99,8 +99,8 @@ NO_FAILURES: Final = Failures()
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """`pressure`: the machine is short of room. `kept`: the pool stays filled even if nobody claims. `ceiling`: from
-    so many sandboxes on, a pool grows beyond its size no more; it keeps what it has."""
+    """`pressure`: the machine is short of room. `kept`: the pool stays filled even if nobody claims. `ceiling`: a pool
+    with this many sandboxes does not grow beyond its size any more, but keeps what it has."""
 
     now: float
     parallel: int
@@ -140,7 +140,7 @@ def plan_pool(
 
 
 def levels(size: PoolSize, demand: Demand, around: Circumstances) -> tuple[int, int]:
-    """How many sandboxes should be ready at once, and how many in the end."""
+    """Returns up to how many ready sandboxes the pool is filled at full speed, and up to how many in quiet moments."""
     if not around.kept and around.now - demand.claimed_at >= GIVE_UP_S:
         return 0, 0
     target = size.min if around.pressure else demand.target(size, around.now)

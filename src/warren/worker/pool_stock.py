@@ -32,14 +32,14 @@ class Waiter:
 
 
 class PoolStock:
-    """`ready` are of the image's present version, `stale` of another one. Both are taken oldest first, so none stays
-    for long and a bad one is found soon."""
+    """`ready` has sandboxes of the image's present version, `stale` those of another one. Both are taken oldest first,
+    so none stays for long and a bad one is found soon."""
 
     def __init__(self, environment: Environment, destroy: Callable[[str], object], wake: asyncio.Event) -> None:
         self._environment = environment
         self._destroy = destroy
         self._wake = wake
-        self._version: str | None = None  # the image's, as last found; None: not known yet
+        self._version: str | None = None  # the image's version when last looked at; None before the first look
         self.ready: dict[str, PoolMember] = {}
         self.stale: dict[str, PoolMember] = {}
 
@@ -51,7 +51,7 @@ class PoolStock:
         members[member.sandbox.id] = member
 
     def take(self) -> PoolMember:
-        """The oldest one, of the present version if there is one."""
+        """Removes and returns the oldest sandbox, of the present version if there is one."""
         members = self.ready or self.stale
         return members.pop(next(iter(members)))
 
@@ -59,7 +59,7 @@ class PoolStock:
         return (self.ready.pop(sandbox_id, None) or self.stale.pop(sandbox_id, None)) is not None
 
     def note_version(self, version: str) -> None:
-        """Those of another version become stale."""
+        """Makes all ready sandboxes stale if the image has another version than before."""
         if version == self._version:
             return
         if self._version is not None:
@@ -71,7 +71,7 @@ class PoolStock:
         self._wake.set()
 
     def give_up(self, ready: int, stale: int) -> None:
-        """Destroys so many of the oldest ones."""
+        """Destroys the oldest sandboxes: `ready` of those that are ready, `stale` of those that are stale."""
         for members, count in ((self.ready, ready), (self.stale, stale)):
             for name in list(itertools.islice(members, count)):
                 del members[name]
@@ -79,7 +79,7 @@ class PoolStock:
 
 
 class WaitQueue:
-    """`waiters` are in the order of their tickets. Whoever was served or has failed is done."""
+    """`waiters` are in the order of their tickets. The future of a waiter is done when it was served or has failed."""
 
     def __init__(self) -> None:
         self.waiters: list[Waiter] = []
@@ -88,7 +88,7 @@ class WaitQueue:
         bisect.insort(self.waiters, waiter, key=lambda other: other.ticket)
 
     def leave(self, waiter: Waiter) -> PoolMember | None:
-        """Gives the sandbox that the waiter got and will not take."""
+        """Removes a waiter. Returns the sandbox that it was given and will not take, or None."""
         with suppress(ValueError):
             self.waiters.remove(waiter)
         member = waiter.member
@@ -103,7 +103,7 @@ class WaitQueue:
         waiter.member.set_result(member)
 
     def fail_overdue(self, now: float, error: Callable[[Waiter, int], Exception]) -> int:
-        """Fails those whose time is over, and gives their number. `error` gets the waiter and its position."""
+        """Fails the waiters whose time is over, and returns their number. `error` gets the waiter and its position."""
         failed = 0
         for position, waiter in enumerate(list(self.waiters), 1):
             if waiter.deadline <= now and not waiter.member.done():
@@ -122,7 +122,7 @@ class WaitQueue:
 def no_capacity(
     pool: str, waited_s: float, position: int, waiting: int, failure: Exception | None, parallel: int
 ) -> NoCapacity:
-    """Why a waiter at this position gets nothing."""
+    """Returns the error that says why a waiter at this position gets nothing."""
     after = f"; the last one could not be made: {failure}" if failure else ""
     kind = MachineFull if isinstance(failure, MachineFull) else NoCapacity
     return kind(

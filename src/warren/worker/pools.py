@@ -25,7 +25,7 @@ from warren.worker.pool import Pool, PoolRules
 from warren.worker.pool_creations import PoolSource
 from warren.worker.provider_choice import ProviderChoice, WorkerImages
 
-NO_POOL: Final = PoolSize(0, 0, 0)  # a graphics processor must not wait in one
+NO_POOL: Final = PoolSize(0, 0, 0)  # for sandboxes with a graphics processor, which must not wait unused
 RETRY_IMAGE_S: Final = 2.0
 _LOOK_S: Final = 1.0
 _log = get_log(__name__)
@@ -66,7 +66,7 @@ class PoolMaker:
         return Pool(environment, size, source, options.clock, PoolRules(is_kept), options.recorder)
 
     def _ceiling(self, key: PoolKey) -> int:
-        """What the guard allows all pools together, less what the others have."""
+        """Returns what the guard allows all pools together, less what the other pools have."""
         others = sum(pool.held for name, pool in self._pools.items() if name != key)
         return self._options.guard.most_ahead(len(self._holdings.live)) - others
 
@@ -101,7 +101,7 @@ class Pools:
             self.get(provider, environment)
 
     async def _start_when_built(self) -> None:
-        """Once the image is there, if it has to be built; others start with their first claim."""
+        """Makes the default environment's pool as soon as its image is built."""
         name = self._options.default_environment
         while not self._drained:
             with suppress(WarrenError):
@@ -141,7 +141,7 @@ class Pools:
                     _log.info("pool_not_looked_at", pool=pool.environment.name, error=exc)
 
     def _replace(self, key: PoolKey, pool: Pool) -> None:
-        """The default environment's is made anew at once, any other with its next claim."""
+        """Retires a pool. The default environment gets a new one at once, any other with its next claim."""
         self._retire(pool)
         del self._pools[key]
         environment = self._choice.environments(pool.environment.name)

@@ -55,7 +55,8 @@ class WorkerImages:
         return can_get and provider.local_images
 
     async def prepare(self, environment: str, image: str = "", provider: str = "") -> None:
-        """Raises ImageBuilding while the image is missing and being built."""
+        """Sees to it that the provider has the image. Raises ImageBuilding while it is being built, and
+        ImageBuildFailed if that failed a moment ago."""
         if self.builds is not None:
             found = self._choice.environments(environment)
             maker = self._choice.provider_for(found, provider)
@@ -63,7 +64,8 @@ class WorkerImages:
                 await self.builds.prepare(*self._image_of(found, image, maker))
 
     async def state(self, environment: Environment) -> str | None:
-        """None where it cannot be told: an environment may need a provider that this worker does not have."""
+        """Returns the state of an environment's image. Returns None where it is not known: the environment may need a
+        provider that this worker does not have."""
         if self.builds is None:
             return None
         try:

@@ -32,7 +32,8 @@ class Readiness:
         self._looked_at = 0.0
 
     async def check(self) -> None:
-        """Raises ProviderUnavailable, with the reason. Looks at most once in a few seconds, however many ask."""
+        """Raises ProviderUnavailable with the reason if no sandbox can be made. Looks at most once in a few seconds,
+        however many callers ask."""
         clock = self._options.clock
         is_old = self._looked_at + _FRESH_S <= clock.now()
         if self._looking is None or (self._looking.done() and is_old):

@@ -30,7 +30,8 @@ class RecoveryPlan:
 
 
 def plan_recovery(known: Collection[str], mine: Collection[str], in_use: Collection[str]) -> RecoveryPlan:
-    """`known`: sandboxes of sessions. `mine`: all that workers made here. `in_use`: those of this worker's own life.
+    """`known`: sandboxes of sessions. `mine`: all that workers made here. `in_use`: those that this worker itself has
+    made or adopted, or is destroying.
 
     A known sandbox is adopted even if it is not listed: the provider says what became of it.
     """
@@ -55,8 +56,8 @@ class Recovery:
         self._clock = clock
 
     async def recover(self, known: Collection[str]) -> dict[str, str]:
-        """Connects to the sandboxes in `known` and destroys every other one that a worker made; gives the reasons why
-        some of them cannot be taken over."""
+        """Connects to the sandboxes in `known` and destroys every other one that a worker made. Returns, by id, why
+        some of `known` cannot be taken over."""
         makers = self._holdings.makers
         async with self._maker.standstill():  # else one that is half-made now would be mistaken for an orphan
             mine = await self._choice.list_ids(LABELS)
@@ -82,6 +83,7 @@ class Recovery:
                 except Exception as exc:
                     _log.warning("sandbox_not_reachable_yet", sandbox=sandbox_id, error=exc)
 
+        # Before they are connected: `adopt` drops a sandbox that is not claimed, as one that was destroyed meanwhile.
         self._holdings.claimed.update(dict.fromkeys(sandbox_ids))
         await asyncio.gather(*(take_over(sandbox_id) for sandbox_id in sandbox_ids))
         for sandbox_id, why in reasons.items():

@@ -29,9 +29,9 @@ class TenantTurns:
     def __init__(self, share: int, reserve: int) -> None:
         self.reserve = reserve
         self._share = max(1, share)
-        self._taken: deque[tuple[float, str]] = deque()  # recently
-        self._counts = FairShare()  # of those, per tenant
-        self._requested_at: dict[str, float] = {}  # the tenant that asked last comes last
+        self._taken: deque[tuple[float, str]] = deque()  # the claims of the last RECENT_S: when, and whose
+        self._counts = FairShare()  # how many of those each tenant has
+        self._requested_at: dict[str, float] = {}  # in order: the tenant that asked last comes last
         self._last_served: dict[str, int] = {}
         self._served = 0
 
@@ -57,7 +57,7 @@ class TenantTurns:
             self._counts.give_back(self._taken.popleft()[1])
 
     def is_greedy(self, tenant: str, now: float) -> bool:
-        """Whether it should leave the reserve to others."""
+        """Whether the tenant should leave the reserve to others."""
         if len(self._requested_at) < 2:
             return False
         self._forget_old(now)
@@ -75,7 +75,8 @@ class TenantTurns:
         return not waiting or all(self.is_greedy(waiter.tenant, now) for waiter in waiting)
 
     def choose(self, waiting: Iterable[W], ready: int, now: float) -> W | None:
-        """The waiter that gets a new sandbox; None if it stays ready for another tenant. `waiting` is in order."""
+        """Returns the waiter that gets a new sandbox; None if the sandbox stays ready for another tenant. `waiting` is
+        in the order of arrival."""
         waiters = list(waiting)
         if ready < self.reserve:
             waiters = [waiter for waiter in waiters if not self.is_greedy(waiter.tenant, now)]

@@ -1,8 +1,8 @@
 """Gives the sandbox user another name, under which programs in the sandbox see it.
 
-Whoever looks up the number of a user takes the first line that has it. So a line before the usual one renames the user
-for `whoami` and `ls -l`, and both names go on to mean the same user. Login shells of the user find
-the programs that `pip` installs for it. `worker.py` does this in sandboxes of environments with the key `user`, before
+A program that looks up the number of a user takes the first line that has it. So a line before the usual one renames
+the user for `whoami` and `ls -l`, and both names go on to mean the same user. Login shells of the user find the
+programs that `pip` installs for it. `making.py` does this in sandboxes of environments with the key `user`, before
 anybody gets them.
 """
 
@@ -28,8 +28,8 @@ class UserNames:
         self._kept = BoundedDict[tuple[str, ...], dict[str, bytes]](_MAX_KEPT)
 
     async def add(self, sandbox: Sandbox, name: str, home: str, image: tuple[str, ...] = ()) -> None:
-        """Needs a sandbox whose root is writable and which allows root. `image` identifies what its image has; empty
-        if that is not known."""
+        """Gives the user of a sandbox another name. The sandbox must have a writable root and allow root. `image`
+        identifies the contents of its image, and is empty if they are not known."""
         files = self._kept.get((*image, name)) if image else None
         if files is None:
             files = await _changed_files(sandbox, name, home)
@@ -51,8 +51,8 @@ async def _changed_files(sandbox: Sandbox, name: str, home: str) -> dict[str, by
 
 
 def add_line(text: str, line: str) -> str:
-    """The file with the line before all others that have its number. A name that the file has already stays as it is,
-    except that it comes first if it has that number."""
+    """Returns the file with the line before all others that have its number. If the file has a line for that name
+    already, that line is not changed: it is moved to that place if it has the number, and else stays where it is."""
     name, number = line.split(":")[0], line.split(":")[2]
     lines = text.splitlines(keepends=True)
     own = [each for each in lines if each.split(":")[0] == name]

@@ -38,8 +38,8 @@ class WorkerState(StrEnum):
 
 
 class LocalWorker:
-    """`start` comes before the first claim. The first provider is the default. The providers stay the caller's, who
-    closes them after the worker. `environments` finds an environment by name and raises UnknownEnvironment.
+    """Call `start` before the first claim. The first provider is the default. The caller owns the providers, and closes
+    them after the worker. `environments` finds an environment by name, or raises UnknownEnvironment.
     """
 
     def __init__(
