@@ -41,7 +41,7 @@ class Binding:
 
     @property
     def expires_at(self) -> float | None:
-        """When a token expires. A key is asked each time."""
+        """Returns when the token expires; None for a key, whose expiry is checked at each use."""
         return self.claims.get("exp")
 
     def as_mapping(self) -> dict[str, Any]:
@@ -54,8 +54,8 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Lets a request in as `caller`. `check_again` raises Unauthorized once that does not hold any more. `is_page`: the
-    request comes from a signed-in page of this server."""
+    """Lets a request in as `caller`. `check_again` raises Unauthorized once the credential is not valid any more.
+    `is_page`: the request comes from a signed-in page of this server."""
 
     caller: Caller
     binding: Binding

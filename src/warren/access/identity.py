@@ -26,8 +26,8 @@ _KEPT_CLAIMS: Final = ("sub", "jti", "iat", "nbf", "exp")
 
 
 class Identity(Protocol):
-    """`caller` gives whose request it is, with the quota of its tenant. `check_again` is for requests that last: a
-    key must still be valid, and a token not revoked; one that has expired is good for what it began. Both raise
+    """`caller` returns who sent a request, with the quota of its tenant. `check_again` is for requests that last: a key
+    must still be valid, and a token must not be revoked, but may have expired since the request began. Both raise
     Unauthorized."""
 
     async def caller(self, headers: Headers) -> Caller: ...
@@ -51,7 +51,7 @@ class AnonymousIdentity:
         self._caller = Caller()
 
     async def caller(self, headers: Headers) -> Caller:
-        """The same object as before, if nothing has changed: a caller computes the bounds of its quotas once."""
+        """Returns the same object as before if nothing has changed: a caller computes the bounds of its quotas once."""
         quota = (await self._tenants.of(DEFAULT_TENANT)).quota
         if quota != self._caller.quota:
             self._caller = Caller(quota=quota)
@@ -68,8 +68,8 @@ class AnonymousIdentity:
 
 
 class CredentialIdentity:
-    """Asks for a key or a token. `admin_key` is a key with every scope that the configuration may name. `secret`, which
-    only this installation knows, makes the proof of it that bindings keep."""
+    """Asks for a key or a token. `admin_key` is a key that the configuration may name; it has every scope. `secret`,
+    which only this installation knows, makes the proof of the admin key that bindings keep."""
 
     def __init__(
         self,
@@ -83,6 +83,8 @@ class CredentialIdentity:
         self._tenants = tenants
         self._tokens = tokens
         self._admin_key = admin_key.encode()
+        # Bindings are stored. With a plain hash there, whoever reads the store could try out admin keys: people choose
+        # them, so they may be weak.
         self._admin_proof = hmac.digest(secret, _PURPOSE + self._admin_key, hashlib.sha256).hex()
         self._admin = Caller(DEFAULT_TENANT, ADMIN_KEY_ID, ALL_SCOPES)
         self._complete: dict[str, tuple[Caller, Caller]] = {}  # by key: the caller without and with its tenant's quota
@@ -131,7 +133,7 @@ class CredentialIdentity:
         raise wrong or Unauthorized("this server wants an API key", remedy=_REMEDY)
 
     def _with_quota(self, caller: Caller, quota: Quota) -> Caller:
-        """The same object as before, if nothing has changed: a caller computes the bounds of its quotas once."""
+        """Returns the same object as before if nothing has changed: a caller computes the bounds of its quotas once."""
         known = self._complete.get(caller.key_id)
         if known is not None and known[0] is caller and known[1].quota is quota:
             return known[1]
@@ -153,7 +155,7 @@ class CredentialIdentity:
 
 
 def read_credentials(headers: Headers) -> list[str]:
-    """Gives the credentials in the headers of a request, without what can be neither a key nor a token."""
+    """Returns the credentials in the headers of a request, without what can be neither a key nor a token."""
     found = []
     for name, value in headers:
         if name == b"authorization":

@@ -2,9 +2,9 @@
 
 A key is `wk_ID_SECRET`; `e2b_` with id and secret after it is another spelling of the same key, for E2B's clients. The
 id finds its record, which holds a salted SHA-256 of the secret. The secret is 256 random bits, so nobody can guess it
-and a slow hash would add nothing. A recognised key is cached for CACHED_S: so long after another process has revoked
-it, it may still be accepted. While the store is away, keys are accepted that were verified in the last TRUSTED_S, and
-no others.
+and a slow hash would add nothing. A recognised key is cached for CACHED_S, so it may still be accepted for that long
+after another process has revoked it. While the store is away, keys are accepted that were verified in the last
+TRUSTED_S, and no others.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ class Keys:
         expires_at: float | None = None,
         quota: Quota = NO_QUOTA,
     ) -> tuple[ApiKey, str]:
-        """Gives the key's record, and the key itself, which nobody can show again."""
+        """Returns the key's record, and the key itself, which is not stored and cannot be shown again."""
         _check_name(name)
         check_tenant(tenant)
         if not scopes:
@@ -95,8 +95,8 @@ class Keys:
     async def create_first(
         self, name: str, tenant: str, scopes: frozenset[Scope], known: str = ""
     ) -> tuple[ApiKey, str] | None:
-        """Creates the key of an installation that has none. Gives None if there is a key; of several processes that ask
-        at once, one gets it.
+        """Creates the key of an installation that has none. Returns None if there is a key; of several processes that
+        ask at once, one gets it.
 
         `known` is the first key of another installation that the same clients use: if it is one, it becomes the first
         key of this installation too. The id is fixed, so the record is its own lock, and a process that dies leaves
@@ -147,7 +147,8 @@ class Keys:
                 return fresh, text
 
     async def recognise(self, text: str) -> Caller:
-        """Raises Unauthorized, with the same message and in the same time for every wrong key."""
+        """Returns the caller of a key. Raises Unauthorized, with the same message and in the same time for every wrong
+        key."""
         return (await self._recognise(text)).caller
 
     async def identify(self, text: str) -> ApiKey:
@@ -155,8 +156,8 @@ class Keys:
         return (await self._recognise(text)).key
 
     async def recognise_stored(self, key_id: str, hashed: str) -> Caller:
-        """The caller of a stored key, as long as it has the secret with this hash: not once it was revoked or rotated.
-        Raises Unauthorized."""
+        """Returns the caller of a stored key as long as its secret has this hash. Raises Unauthorized once the key was
+        revoked or rotated."""
         digest = hashlib.sha256(f"stored {key_id} {hashed}".encode()).digest()
         return (await self._look_up(digest, key_id, lambda key: hashed if key else _NO_SALT)).caller
 
@@ -184,9 +185,10 @@ class Keys:
             if (trusted := self._trusted(digest)) is None:
                 raise
             return trusted
-        if forgotten != self._forgotten:  # a key was revoked while this one was looked up
+        if forgotten != self._forgotten:  # a key was revoked since, perhaps this one: its record may be an old one
             return await self._find(digest, key_id, hash_for)
         key = None if record is None else _read(record)
+        # Compares also for an unknown id, so that the time of the answer does not tell which ids exist.
         right = hmac.compare_digest(hash_for(key), key.hashed if key else _NO_SALT)
         if key is None or not right:
             self._cache.pop(digest, None)
@@ -194,7 +196,7 @@ class Keys:
         return self._put_in_cache(digest, key)
 
     def _trusted(self, digest: bytes) -> _CachedKey | None:
-        """Gives a key that was verified in the last TRUSTED_S; the store is asked again after CACHED_S."""
+        """Returns a key that was verified in the last TRUSTED_S; the store is asked again after CACHED_S."""
         known, now = self._cache.get(digest), self._clock.now()
         if known is None or now >= known.verified + TRUSTED_S:
             return None
@@ -235,7 +237,7 @@ def looks_like_key(text: str) -> bool:
 
 
 def e2b_spelling(text: str) -> str:
-    """The key as E2B's clients take it. Raises InvalidRequest for one that has no such spelling."""
+    """Returns the key as E2B's clients take it. Raises InvalidRequest for one that has no such spelling."""
     key_id, secret = _split(text)
     spelled = E2B_PREFIX + key_id.removeprefix("key_") + secret
     if _split(spelled) != (key_id, secret):
@@ -244,7 +246,7 @@ def e2b_spelling(text: str) -> str:
 
 
 def key_view(key: ApiKey) -> dict[str, Any]:
-    """Everything about a key but its hash."""
+    """Returns everything about a key but its salt and its hash."""
     return {
         "id": key.id,
         "name": key.name,

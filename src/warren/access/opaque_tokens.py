@@ -1,9 +1,9 @@
 """Random tokens that stand for a value: page sessions, sign-in codes, tickets.
 
 A token is 256 random bits. Its value is a record under the SHA-256 of the token, so whoever reads the store learns no
-token, and all processes that share the store know it. A value that was looked up is cached for CACHED_S: so long after
-another process has withdrawn a token, it may still be accepted. While the store is away, tokens are accepted that were
-looked up in the last TRUSTED_S. A token is taken by deleting its record, which succeeds once.
+token, and all processes that share the store know it. A value that was looked up is cached for CACHED_S, so a token may
+still be accepted for that long after another process has withdrawn it. While the store is away, tokens are accepted
+that were looked up in the last TRUSTED_S. A token is taken by deleting its record, which succeeds once.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ class OpaqueTokens:
         return token
 
     async def look_up(self, token: str) -> Mapping[str, Any] | None:
-        """The value of a token that was issued and has not expired; None for every other text."""
+        """Returns the value of a token that was issued and has not expired; None for every other text."""
         record = await self._find(token)
         return None if record is None else json.loads(record.value)
 
@@ -78,6 +78,7 @@ class OpaqueTokens:
         if record is None:
             return
         changed, forgotten = record.changed(json.dumps(value), record.due), self._forgotten
+        # A token that was withdrawn meanwhile, perhaps this one, must not come back into the cache.
         if await self._records.put(changed) and forgotten == self._forgotten:
             self._put_in_cache(changed)
         else:

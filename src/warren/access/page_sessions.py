@@ -52,7 +52,8 @@ class PageSessions:
         return f"<PageSessions {self._sessions!r}>"
 
     async def sign_in(self, binding: Binding, old_token: str = "") -> tuple[str, PageSession]:
-        """Gives a new token, and ends the page session of the token that the browser had before."""
+        """Returns a new token with its page session, and ends that of the token that the browser had before. Raises
+        Unauthorized."""
         await self._identity.bound_caller(binding)
         if old_token:
             await self._sessions.withdraw(old_token)
@@ -64,7 +65,7 @@ class PageSessions:
         return await self._sessions.issue(session.as_mapping(), expires_at, binding.owner), session
 
     async def grant(self, token: str) -> Grant:
-        """Lets in what a signed-in page sends. Raises Unauthorized."""
+        """Lets in a request of a signed-in page. Raises Unauthorized."""
         session = await self._find(token)
         caller = await self._caller(session)
         now = self._clock.wall()
@@ -78,6 +79,7 @@ class PageSessions:
 
     async def sign_out_everywhere(self, binding: Binding) -> None:
         """Ends every page session of this key, or of the tokens of this subject, and the codes that would make more."""
+        # The codes first, so that none is left to sign in with after the sessions have ended.
         await self._codes.withdraw_all(binding.owner)
         await self._sessions.withdraw_all(binding.owner)
 
@@ -86,7 +88,8 @@ class PageSessions:
         return await self._codes.issue({"binding": binding.as_mapping()}, expires_at, binding.owner), expires_at
 
     async def use_code(self, code: str) -> Binding:
-        """Raises Unauthorized, with the same message for every code that is not valid, or not any more."""
+        """Returns the binding of a code, which then is used up. Raises Unauthorized, with the same message for every
+        code that is not valid, or not any more."""
         value = await self._codes.take(code)
         if value is None:
             raise Unauthorized(

@@ -1,8 +1,9 @@
 """Tokens that are refused before they expire: one token by its id (`jti`), or all that a subject has got until now.
 
-The revocations are records. Each process reads them again every CACHED_S: so long after another process has revoked a
-token, it may still be accepted. If they cannot be read, those read last count for TRUSTED_S; after that, and if none
-were read yet, no token is accepted. A revocation is removed when the tokens that it is about have surely expired.
+The revocations are records. Each process reads them again every CACHED_S, so a token may still be accepted for that
+long after another process has revoked it. If they cannot be read, those read last count for TRUSTED_S; after that, and
+if none were read yet, no token is accepted. A revocation is removed when the tokens that it is about have surely
+expired.
 """
 
 import asyncio
@@ -87,7 +88,7 @@ class Revocations:
             await self._refresh()
         issued_at, subject = claims.get("iat"), claims.get("sub")
         before = self._subjects.get(subject) if isinstance(subject, str) else None
-        # Without a number that says when it was issued it counts as old.
+        # A token that does not say when it was issued counts as one from before the revocation.
         old = before is not None and not (isinstance(issued_at, int | float) and issued_at > before)
         if old or claims.get("jti") in self._token_ids:
             raise Unauthorized("the token was revoked", remedy="get a new token from your issuer")

@@ -34,8 +34,8 @@ _FINDER: Final = OperationFinder()
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What it opens: the terminals of a session, or only one process of it; with `read_only` to watch it. `origins` are
-    the sites that may show the page of this ticket in a frame. `expires_at` is the token's."""
+    """Opens the terminals of a session, or only one process of it; with `read_only` only to watch that. `origins` are
+    the sites that may show the page of this ticket in a frame. `expires_at` is when the token of the ticket expires."""
 
     binding: Binding
     session_id: str
@@ -74,7 +74,8 @@ class Ticket:
 
 
 def _processes(named: Mapping[str, str], query: bytes) -> set[str]:
-    """Returns every process that the request names: in its path, or anywhere in the query of `…/terminal`."""
+    """Returns every process that the request names: in its path, or anywhere in the query of `…/terminal`. A second
+    name in the query must not get past the check."""
     if "process_id" in named:
         return {named["process_id"]}
     pairs = urllib.parse.parse_qsl(query.decode("latin-1"), keep_blank_values=True)

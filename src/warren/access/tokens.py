@@ -146,7 +146,7 @@ class Tokens:
         return key
 
     async def _refresh_keys(self) -> None:
-        """If the JWKS cannot be read now it is read later; known keys stay valid."""
+        """Reads the keys again. If the JWKS cannot be read now, known keys stay valid."""
         async with self._reading:
             if self._clock.now() - self._read_at < _ASK_AGAIN_S:
                 return
@@ -156,6 +156,7 @@ class Tokens:
                 _log.warning("jwks_not_read", jwks=self._rules.jwks, action="keep_known_keys", error=exc)
 
     async def _read_keys(self) -> None:
+        # Before the attempt, so that a JWKS that cannot be read is not asked for with every token.
         self._read_at = self._clock.now()
         where = self._rules.jwks
         text = await _fetch(where) if _is_address(where) else await asyncio.to_thread(_read_file, where)
@@ -163,7 +164,7 @@ class Tokens:
 
 
 def read_jwks(text: str, where: str) -> dict[str, jwt.PyJWK]:
-    """Gives the keys for our algorithms, by their ids."""
+    """Returns the keys for our algorithms, by their ids. Raises Unavailable if the text is not a JWKS."""
     try:
         entries = json.loads(text)["keys"]
         found = [jwt.PyJWK(entry) for entry in entries if _is_signing_key(entry)]
@@ -179,7 +180,7 @@ def _is_signing_key(entry: Mapping[str, Any]) -> bool:
 
 
 def read_claimed(claim: Any) -> frozenset[Scope]:
-    """Gives our scopes among others: `exec`, or `warren:exec`, in a list or in one text.
+    """Returns those of our scopes that a claim names: `exec`, or `warren:exec`, in a list or in one text.
 
     `admin`, `audit` and `metrics` may mean something else to the issuer, so the claim has to say `warren:admin`.
     """
