@@ -216,6 +216,7 @@ class AsyncLocal(_Client):
         return await ENGINE.run(calls.stats())
 
     async def _joined_calls(self) -> "LocalCalls":
+        # The first call starts the service and blocks until it runs, so it must not do that on the caller's loop.
         return self._calls if self._joined else await asyncio.to_thread(lambda: self._calls)
 
     @contextlib.asynccontextmanager

@@ -45,7 +45,7 @@ class LocalCalls:
         self, operation: str, session_id: str = "", *, key: str = "", work_s: float = 0.0, **arguments: Any
     ) -> Values | None:
         handler = HANDLERS[operation]
-        set_image_wait(0)  # the client asks again, and shows how far it is
+        set_image_wait(0)  # the client asks again itself, and shows how far the build of the image is
         # A key is for repeating a create after a broken connection, and here no connection can break.
         call = self._new_call(handler, session_id, arguments, "" if operation == "create_session" else key)
         result = await perform(handler, call, *_arguments(handler, arguments))

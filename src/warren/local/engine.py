@@ -94,10 +94,10 @@ class Engine:
     """The service of this process. `use` and `leave` count its clients; the first starts it, the last stops it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # held while it starts and stops
-        self._holder = 0  # the id of the thread that holds it
-        # Held while work is submitted, so that none is submitted to a loop that has ended. The collector may run code
-        # that submits work while this thread holds it.
+        self._lock = threading.Lock()  # held while the service starts and stops
+        self._holder = 0  # the id of the thread that holds `_lock`
+        # Held while work is submitted, so that none is submitted to a loop that has ended. It is re-entrant because the
+        # garbage collector may run code that submits work in a thread that holds it already.
         self._gate = threading.RLock()
         self._process = os.getpid()
         self._clients = 0
@@ -120,7 +120,8 @@ class Engine:
         if self._process != os.getpid():
             return
         if threading.current_thread() is self._thread or threading.get_ident() == self._holder:
-            # The collector closes an unused client in whatever thread it runs. This thread must not wait for the lock.
+            # The garbage collector closes an unused client in whatever thread it runs, also in the one that holds the
+            # lock, or in that of the loop, which stopping waits for. Neither may wait for the lock.
             with contextlib.suppress(RuntimeError):  # the process ends, and `end` stops the service
                 threading.Thread(target=self.leave, name="warren local leave").start()
             return
@@ -225,7 +226,7 @@ class Engine:
     def finish(self, work: Work[Any]) -> None:
         """Waits for work that releases something. If the engine has ended, that has been done already.
 
-        On the engine's own thread it only starts the work: the collector may close an iterator in any thread.
+        On the engine's own thread it only starts the work: the garbage collector may close an iterator in any thread.
         """
         if threading.current_thread() is self._thread:
             _Submission(work, lambda: None).begin()
