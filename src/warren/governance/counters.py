@@ -25,11 +25,11 @@ class Counters(Protocol):
     """Every operation is atomic, and a counter that has expired does not exist.
 
     `hit` counts a request, unless there were `limit` in the last 60 seconds: a refused request is not counted. A minute
-    begins with the first hit and is followed by the next. Of the hits of the minute before, as large a part counts as
-    is less than 60 seconds ago, as if they had come evenly.
+    begins with the first hit and is followed by the next. The hits of the minute before count in part, as if they had
+    come evenly: by how much of that minute is less than 60 seconds ago.
     `begin` creates a counter with what was spent before, and does nothing if it exists. `spend` adds `amount` if that
-    makes no more than `most` and says whether it did; if not, all of `most` counts as spent. It gives None if the
-    counter does not exist: then `begin` it. `get` gives 0 for a counter that does not exist. `hits` gives how many
+    makes no more than `most`, and returns whether it did; if not, all of `most` counts as spent. It returns None if the
+    counter does not exist: then `begin` it. `get` returns 0 for a counter that does not exist. `hits` returns how many
     requests count now, and counts none.
     """
 
@@ -53,7 +53,7 @@ class Counters(Protocol):
 
 @dataclass(slots=True)
 class _Minutes:
-    """The hits in the minute that began then, and in the one before it."""
+    """The hits in the minute that began at `began`, and in the one before it."""
 
     began: float
     previous: int = 0

@@ -95,7 +95,7 @@ class TracedFiles:
 
 
 class DelegatedSandbox(TracedFiles):
-    """All of a sandbox but its commands."""
+    """Passes on everything to the sandbox but `exec` and `start`."""
 
     __slots__ = ()
 
@@ -152,7 +152,7 @@ async def _traced_stream(span: Span, source: AsyncIterator[T]) -> AsyncGenerator
     try:
         async for piece in source:
             yield piece
-    except GeneratorExit:
+    except GeneratorExit:  # the reader has enough, which is no error for the span to tell
         raise
     except BaseException as exc:
         span.end(exc)

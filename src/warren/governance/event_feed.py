@@ -178,8 +178,9 @@ class EventFeed:
         after: str = "",
         keepalive_s: float = 15.0,
     ) -> AsyncGenerator[bytes, None]:
-        """Server-sent events, encoded: `ready` first, then those that happen, with what came since `after` (the id of
-        an event) before. `of` is whose events, `tenant` who reads them. Raises RateLimited for a stream too many."""
+        """Yields server-sent events, encoded: `ready`, then what came since `after` (the id of an event), then events
+        as they happen. `of` names the tenant whose events they are, `tenant` the one that reads them. Raises
+        RateLimited if that one has too many streams, and Stopping."""
         if self._closed:
             raise Stopping("the server is being stopped", retry_after_s=5)
         if not self._readers.try_take(tenant):
@@ -200,7 +201,7 @@ class EventFeed:
             reader.is_broken = bool(after) and not resumed
             yield _frame("ready", f"{self.run}-{reader.cursor}", json.dumps({"resumed": resumed}))
             while not self._closed:
-                reader.wake.clear()
+                reader.wake.clear()  # before reading, so that an event that comes meanwhile wakes the stream again
                 is_told = False
                 while data := self._next(name, reader):
                     yield data
@@ -219,8 +220,8 @@ class EventFeed:
                 del self._streams[name]
 
     def _next(self, name: str, reader: "_Stream") -> bytes:
-        """Some of what the reader wants of the events after its cursor, which moves behind them; nothing if there is no
-        more. So a reader that is slow holds no more than it is being sent."""
+        """Returns the next events for the reader, up to a bound of bytes, and moves its cursor behind them; empty if
+        there are none. So a slow reader holds no more than what is being sent to it."""
         if reader.is_broken or not self._has_all_since(name, reader.cursor):
             reader.is_broken, reader.cursor = False, self.last
             return self._gap()

@@ -63,6 +63,7 @@ class FairGate:
         try:
             return await turn
         except asyncio.CancelledError:
+            # The turn may have come in the moment of the cancellation: pass it on.
             if turn.done() and not turn.cancelled():
                 turn.result().leave()
             raise

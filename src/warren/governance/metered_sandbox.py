@@ -62,9 +62,9 @@ async def _unbounded(session: Session) -> Caller:
 
 
 class CommandMetering:
-    """`refused` gives the result of a command that a policy does not allow, else None; `payer_of` gives the caller
-    whose exec seconds pay for the commands that an earlier server process left running in a session; `count_command`
-    gets the tenant of a command that has ended, the seconds it ran and its processor time."""
+    """`refused` returns the result of a command that a policy does not allow, else None. `payer_of` returns the caller
+    whose exec seconds pay for the commands that an earlier server process left running in a session. `count_command`
+    is called with the tenant of a command that has ended, the seconds it ran and its processor time."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class CommandMetering:
     def finished(
         self, session: Session, result: ExecResult, *, background: bool = False, waited_s: float | None = None
     ) -> None:
-        """`waited_s`: how long the caller waited for it in all."""
+        """Counts a command that has ended, and publishes that. `waited_s`: how long the caller waited for it in all."""
         ran_s = result.duration_ms / 1000
         overhead_s = None if waited_s is None else max(0.0, waited_s - ran_s)
         self._recorder.command_ended(session.environment, result.reason, ran_s, overhead_s)
@@ -276,7 +276,7 @@ class MeteredSandbox(DelegatedSandbox):
         return process, follow
 
     def _refused(self, refusal: ExecResult, *, follow: bool) -> Process:
-        if follow:  # somebody reads it as a stream: the refusal is what it says
+        if follow:  # somebody reads its output as a stream, which then says the refusal
             return RefusedProcess(refusal)
         raise CommandRefused(refusal.stderr.strip(), remedy="ask for another command, or another policy")
 
@@ -303,7 +303,7 @@ class MeteredSandbox(DelegatedSandbox):
         metering.finished(self._session, _timed(result, metering.clock.now() - began), background=background)
 
     async def _paid_while(self, caller: Caller, running: asyncio.Future[ExecResult]) -> bool:
-        """Pays while it runs; gives whether the seconds lasted until the end."""
+        """Pays while the command runs; returns whether the seconds lasted until its end."""
         while not (await asyncio.wait([running], timeout=self._metering.slice_s))[0]:
             if not await self._metering.can_go_on(caller):
                 return False
@@ -339,7 +339,7 @@ class _Payer:
         self._task.cancel()
 
     def take_back_cancellation(self) -> bool:
-        """Gives whether the payer cancelled the task, and if so takes the cancellation back."""
+        """Returns whether it was the payer alone that cancelled the task, and takes that cancellation back."""
         return self._cancelled and self._task.uncancel() == 0
 
     def end(self) -> None:
@@ -361,7 +361,7 @@ def _timed(result: ExecResult, ran_s: float) -> ExecResult:
 
 
 def _cut_short(why: BaseException | None, ran_s: float, process_id: str = "") -> ExecResult:
-    """Gives a result for a command whose end nobody has seen."""
+    """Returns a result for a command whose end nobody has seen."""
     reason = Reason.SANDBOX_LOST if isinstance(why, SandboxLost) else Reason.CANCELLED
     ran_ms = max(0.0, ran_s) * 1000
     return ExecResult(137, CommandOutput(), reason, None, ran_ms, 0.0, 0, truncated=False, process_id=process_id)

@@ -27,7 +27,7 @@ CONNECTION: Final = "network.connection"
 
 
 class Networks:
-    """`payer_of` gives the caller whose quotas a session uses up."""
+    """`payer_of` returns the caller whose quotas a session uses up."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Networks:
         """Counts what is new. Returns for how many seconds the session must do without a network: 0 unless its quota is
         used up."""
         amount = new.bytes_sent + new.bytes_received
-        closed_s = await self._spend(session, amount)  # before usage: a counter that begins reads what that has
+        closed_s = await self._spend(session, amount)  # before usage: a new counter begins with the usage so far
         used = Usage(egress_bytes=amount, egress_connections=new.connections, egress_refused=new.refused)
         self._usage.add(session.tenant, used)
         self._record(session, new)

@@ -20,8 +20,8 @@ _UNCOUNTED: Final = ("egress_connections", "egress_mbps")  # workers enforce the
 
 @dataclass(frozen=True, slots=True)
 class QuotaUse:
-    """`of` is tenant or key. `bound` None: there is none. `used` None: it is not counted; requests and creates are
-    counted only where they are bounded."""
+    """`of` is tenant or key. `bound` is None if there is none. `used` is None if it is not counted: requests and
+    creates are counted only where they are bounded."""
 
     name: str
     of: str
@@ -31,7 +31,7 @@ class QuotaUse:
 
 
 class QuotaReader:
-    """`spent_today` gives what a tenant has used of something today, `artifact_bytes` what its artifacts take."""
+    """`spent_today` returns what a tenant has used of something today, `artifact_bytes` what its artifacts take."""
 
     def __init__(
         self,

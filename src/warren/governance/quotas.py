@@ -51,7 +51,7 @@ async def _nothing(tenant: str, what: str) -> float:
 class Quotas:
     """Calls `reached` when a caller has reached a quota, at most once a minute for each.
 
-    `spent_before` gives what a tenant has spent of a day's quota before it was counted here.
+    `spent_before` returns what a tenant has spent of a day's quota before it was counted here.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Quotas:
         self._reached = reached
         self._spent_before = spent_before
         self._told: dict[tuple[str, str], float] = {}
-        self._used_up: dict[tuple[str, str], tuple[str, int]] = {}  # a quota, whose: on which day, how much it was
+        self._used_up: dict[tuple[str, str], tuple[str, int]] = {}  # by quota and owner: the day, and the bound then
         self._beginning: dict[str, asyncio.Future[None]] = {}
 
     def __repr__(self) -> str:
@@ -77,7 +77,7 @@ class Quotas:
         await self._counters.close()
 
     async def request(self, caller: Caller) -> Standing | None:
-        """Counts a request; raises RateLimited if it is one too many. Gives None if nothing bounds the caller."""
+        """Counts a request; raises RateLimited if it is one too many. Returns None if nothing bounds the caller."""
         least: Standing | None = None
         for whose, most in caller.bounds["requests_per_minute"]:
             standing = await self._hit(caller, "requests_per_minute", whose, most)
@@ -108,7 +108,7 @@ class Quotas:
         return bool(caller.bounds[f"{what}_per_day"])
 
     async def spend(self, caller: Caller, what: str, amount: int) -> bool:
-        """Spends an amount of a day's quota. Gives False if less was left; then the quota counts as used up."""
+        """Spends an amount of a day's quota. Returns False if less was left; then the quota counts as used up."""
         for whose, most in caller.bounds[f"{what}_per_day"]:
             if not await self._spend(caller, what, whose, most, amount):
                 if len(self._used_up) > _MAX_TOLD:
@@ -124,18 +124,18 @@ class Quotas:
             await self.spend(caller, what, amount)
 
     async def left(self, caller: Caller, what: str) -> float:
-        """Gives how much of a day's quota is left, to the tenant or the key, whichever has less."""
+        """Returns how much of a day's quota is left to the tenant or the key, whichever has less."""
         least = math.inf
         for whose, most in caller.bounds[f"{what}_per_day"]:
             least = min(least, max(0, most - await self._counters.get(self._today(what, whose))))
         return least
 
     async def minute_use(self, whose: str, what: str) -> int:
-        """How many of these count now, for a tenant or a key that has such a quota."""
+        """Returns how many requests or creates count now, for a tenant or a key that has such a quota."""
         return await self._counters.hits(f"{what}/{whose}")
 
     async def day_use(self, whose: str, what: str) -> int:
-        """How much was spent today, for a tenant or a key that has such a quota."""
+        """Returns how much was spent today, for a tenant or a key that has such a quota."""
         return await self._counters.get(self._today(what, whose))
 
     @property
@@ -177,7 +177,7 @@ class Quotas:
             work = asyncio.ensure_future(self._count_before(key, what, whose, caller))
             self._beginning[key] = work
             work.add_done_callback(lambda _: self._beginning.pop(key, None))
-        await asyncio.shield(self._beginning[key])
+        await asyncio.shield(self._beginning[key])  # one caller that leaves must not stop it for the others
 
     async def _count_before(self, key: str, what: str, whose: str, caller: Caller) -> None:
         try:

@@ -2,8 +2,8 @@
 
 While Redis is away each process counts in its own memory, from where it last saw the counters, so that requests go
 on. A background task asks Redis now and then whether it is back: no request waits for that. Redis then learns what was
-spent of quotas of a day; hits of a minute are soon forgotten anyway. A script that the connection lost over is run
-again, so an amount may be counted twice, never not at all.
+spent of quotas of a day; hits of a minute are soon forgotten anyway. If the connection is lost during a script, the
+script is run again, so an amount may be counted twice, never not at all.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ end
 return {{allowed and 1 or 0, previous, current, tostring(left)}}
 """
 )
-# Gives the hits of the minute before and of the current one, and how long that lasts; nothing if there were none.
+# Returns the hits of the minute before and of the current one, and how long that one lasts; nothing if there are none.
 _HITS: Final = script(
     body=f"""{_NAME}
 local kept = call('HMGET', name, 'began', 'previous', 'current')
@@ -82,8 +82,8 @@ class _Away(Exception):
 
 
 class RedisCounters:
-    """A call waits for Redis for `timeout_s` at most. Once one has waited in vain, all count in memory, and Redis is
-    asked again every `retry_s`. Raises InvalidRequest for a URL that is none."""
+    """A call waits for Redis for `timeout_s` at most. Once one has waited in vain, all calls count in memory, and Redis
+    is asked again every `retry_s`. Raises InvalidRequest for an address that cannot be read."""
 
     survives_restart = True
 
@@ -183,7 +183,8 @@ class RedisCounters:
         self._reconnecting, self._tried_at = None, self._now()
 
     async def _reconnect(self) -> None:
-        """Pays what is owed, then counts in Redis again: nothing can come in between."""
+        """Tells Redis what was spent in memory, then counts in Redis again. Nothing is spent in between, because no
+        await comes after the last payment."""
         try:
             await self._link.run(_PING)
             while self._owed:

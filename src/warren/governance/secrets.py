@@ -1,7 +1,8 @@
 """The secrets of tenants, as records: set and deleted by their tenant, used by its sessions, shown to nobody.
 
-The value is encrypted for the tenant, the name and everything the secret is bound to: whoever can write to the database
-and not to the key cannot bind it to another host. For a tenant the secrets of others do not exist.
+The value is encrypted for the tenant, the name, the hosts and the place in a request (header or query, format): whoever
+can write to the database but does not have the key cannot bind it to another host. For a tenant the secrets of others
+do not exist.
 
 `changed` callbacks run before `put` and `delete` return, so sessions of this process follow at once; other processes
 compare versions (`SecretRenewal.watch`).
@@ -39,8 +40,8 @@ class Secret:
 
 
 class Secrets:
-    """Keeps the contract of interfaces/secrets.py. Without `encryption` the values are sealed with a key that ends with
-    this process: for stores that end with it, too."""
+    """Keeps the contract of interfaces/secrets.py. Without `encryption` the values are sealed with a key that only this
+    process has: for stores that end with the process, too."""
 
     def __init__(self, records: RecordStore, clock: Clock, encryption: Encryption | None = None) -> None:
         self._records = records
@@ -53,11 +54,11 @@ class Secrets:
         return "<Secrets>"
 
     def when_changed(self, call: Changed) -> None:
-        """Calls with the tenant and the name of each secret that this process sets or deletes."""
+        """Registers a callback, which gets the tenant and the name of each secret that this process sets or deletes."""
         self._callbacks.append(call)
 
     async def put(self, tenant: str, binding: SecretBinding, value: str) -> tuple[Secret, bool]:
-        """Sets the secret, in place of one that has its name; tells whether it is new."""
+        """Sets the secret, in place of one that has its name. Returns it, and whether it is new."""
         check_tenant(tenant)
         check_value(value)
         now = self._clock.wall()
@@ -78,7 +79,7 @@ class Secrets:
         return secret, current is None
 
     async def list(self, tenant: str) -> Sequence[Secret]:
-        """In the order of their names. Leaves out damaged records, so that they harm no others."""
+        """Returns secrets in the order of their names, without damaged records, so that these harm no others."""
         found = []
         for record in await self._records.list(_KIND, group=tenant, limit=2 * MAX_SECRETS):
             try:
@@ -130,7 +131,8 @@ class Secrets:
             after = page[-1].id
 
     async def _renew(self, record: Record) -> None:
-        """A record that has changed meanwhile was encrypted with the first key by that change."""
+        """Encrypts one value anew. If the record has changed meanwhile, that change has encrypted it with the first
+        key."""
         values = _values(record)
         sealed = self._encryption.renew(values["sealed"], _purpose(_read(record)))
         if sealed != values["sealed"]:
@@ -165,7 +167,7 @@ class Secrets:
 
 
 def secret_view(secret: Secret) -> dict[str, Any]:
-    """Everything about a secret but its value."""
+    """Returns everything about a secret but its value."""
     binding = secret.binding
     return {
         "name": binding.name,

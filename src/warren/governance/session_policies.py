@@ -33,11 +33,11 @@ class Policies:
         self._environments = environments
         self._tenant_of = tenant_of
         self._judging = asyncio.Semaphore(_THREADS)
-        self._known: dict[str, tuple[Policy, float]] = {}  # by environment, and until when
+        self._known: dict[str, tuple[Policy, float]] = {}  # by environment: its policy, and until when that is fresh
         self._verdicts = BoundedDict[tuple[Policy, tuple[str, ...], str], "PolicyVerdict"](_CACHED)
 
     async def refused(self, session: Session, command: Command) -> ExecResult | None:
-        """Gives the result of a command that may not run. In the mode `audit` it only notes the rule."""
+        """Returns the result of a command that may not run, else None. In the mode `audit` it only notes the rule."""
         for policy in (self._of_environment(session.environment), (await self._tenant_of(session.tenant)).policy):
             if policy.mode is PolicyMode.OFF:
                 continue
@@ -51,7 +51,8 @@ class Policies:
         return None
 
     async def _verdict(self, policy: Policy, command: Command) -> "PolicyVerdict":
-        """Caches verdicts, except of commands with variables: these matter too, and may be secrets."""
+        """Returns a verdict from the cache or judges the command. Verdicts about commands with variables are not
+        cached: the variables matter too, and may be secrets."""
         if command.env or command.base_env or _length(command) > _SHORT:
             return await self._judge(policy, command)
         asked = policy, command.argv, command.shell
@@ -63,7 +64,7 @@ class Policies:
         return verdict
 
     async def _judge(self, policy: Policy, command: Command) -> "PolicyVerdict":
-        """If judging fails the command is refused, unless the policy only audits."""
+        """Judges a command. If that fails the command is refused, unless the policy only audits."""
         from warren.governance.policy import PolicyVerdict, judge
 
         try:
@@ -79,7 +80,8 @@ class Policies:
             )
 
     def _of_environment(self, name: str) -> Policy:
-        """If an environment is no longer in the registry, or cannot be read, its last policy still holds."""
+        """Returns an environment's policy. If the environment is no longer in the registry, or cannot be read, its last
+        policy still holds."""
         known, now = self._known.get(name), time.monotonic()
         if known is not None and now < known[1]:
             return known[0]

@@ -45,7 +45,7 @@ call('EXPIRE', list, DAY_S)
 """
 )
 
-# Gives the name of the counting, the number of the last event before those it gives, and the events.
+# Returns the name of the counting, the events after a number, and the number of the event before the first of them.
 _READ: Final = script(
     body="""
 if call('HSETNX', key('events'), 'run', ARGV[6]) == 1 then call('DEL', key('feed')) end
@@ -110,7 +110,7 @@ class SharedEvents:
             await self._writing
 
     async def _read_some(self) -> bool:
-        """Gives whether there may be more."""
+        """Reads the next events into the feed. Returns whether there may be more."""
         feed = self._feed
         run, after, texts = await self._link.run(_READ, feed.run, feed.last, _READ_AT_ONCE, _new_run())
         if run.decode() != feed.run:

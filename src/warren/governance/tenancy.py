@@ -171,13 +171,13 @@ class Tenancy:
         self.events.publish(Event(EventKind.QUOTA_REACHED, caller.tenant, self._clock.wall(), data))
 
     async def spent_today(self, tenant: str, what: str) -> float:
-        """What a tenant has used of a day's quota, by the usage book."""
+        """Returns what a tenant has used of a day's quota, by the usage book."""
         today = day_of(self._clock.wall())
         rows = await self.usage.between(tenant, today, today)
         return sum(float(getattr(row.usage, _COUNTED_AS[what])) for row in rows)
 
     async def _payer_of(self, session: Session) -> Caller:
-        """Gives the caller whose quotas a session uses up: its tenant, and the key it was made with."""
+        """Returns the caller whose quotas a session uses up: its tenant, and the key it was made with."""
         caller = Caller(session.tenant, session.key_id, quota=(await self.tenants.of(session.tenant)).quota)
         try:
             return replace(caller, key_quota=(await self.keys.get(session.key_id)).quota)
@@ -185,7 +185,7 @@ class Tenancy:
             return caller
 
     async def artifact_bound(self, session: Session) -> int | None:
-        """How many bytes the artifacts of the session's tenant may have in all; None is no bound."""
+        """Returns how many bytes the artifacts of the session's tenant may have in all; None if nothing bounds them."""
         bounds = (await self._payer_of(session)).bounds["artifacts_mb"]
         return min((most * MIB for _, most in bounds), default=None)
 

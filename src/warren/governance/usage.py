@@ -116,7 +116,7 @@ class UsageBook:
                     _log.error("usage_not_saved", action="retry", error=exc, exc=_unforeseen(exc))
 
     async def flush(self) -> None:
-        """Saves what was added before. What the store refuses waits on, and the first error is raised."""
+        """Saves what was added before. Raises the first error of the store; what it refuses waits for the next time."""
         await run_shielded(self._flush())
 
     async def close(self) -> None:
@@ -127,8 +127,8 @@ class UsageBook:
             _log.warning("usage_lost", sums=len(self._sums), error=exc)
 
     async def between(self, tenant: str | None, first: date, last: date) -> Sequence[DayUsage]:
-        """Gives the usage from the first day to the last, both included; by day, then by tenant. None: of all tenants.
-        Saves what this process has counted before."""
+        """Returns the usage from the first day to the last, both included, by day, then by tenant; of all tenants if
+        `tenant` is None. Saves first what this process has counted."""
         await self.flush()
         rows: list[DayUsage] = []
         after = first.isoformat()
@@ -142,7 +142,7 @@ class UsageBook:
         return rows
 
     async def prune(self) -> int:
-        """Deletes the days that are too old; gives the number of deleted records."""
+        """Deletes the days that are too old; returns the number of deleted records."""
         end = _start_of(day_of(self._clock.wall()) - timedelta(days=self._keep_days)) - 1.0
         deleted = 0
         while old := await self._records.due(_KIND, end, _BATCH):
@@ -173,7 +173,7 @@ class UsageBook:
             raise trouble
 
     def _sum(self, day: date, tenant: str) -> _Sum:
-        """Returns the sum to add to. If there are too many sums, what is added to the one it returns is lost."""
+        """Returns the sum to add to. If there are too many sums, it returns one that is never saved."""
         found = self._sums.get((day, tenant))
         if found is not None:
             return found

@@ -22,7 +22,7 @@ _MAX_PROBLEMS: Final = 20
 
 
 def chain(lines: Iterable[bytes], last: str) -> tuple[list[bytes], str]:
-    """Gives the lines with their hashes, and the last hash. Each line is an object of JSON and ends with a new line."""
+    """Returns the lines with their hashes, and the last hash. Each line is a JSON object and ends with a newline."""
     linked = []
     for line in lines:
         last = _hash(last, line[:-1])
@@ -46,8 +46,8 @@ class Verification:
     """What was found while lines were taken in their order. `problems` is empty if nobody has changed anything."""
 
     entries: int = 0
-    unchained: int = 0  # of versions that did not chain entries yet
-    damaged: int = 0  # half lines, of writers that were killed
+    unchained: int = 0  # entries of versions that did not chain them yet
+    damaged: int = 0  # half lines that killed writers have left
     head: str = ""
     problems: list[str] = field(default_factory=list)
 
@@ -60,7 +60,7 @@ class Verification:
         self._looked_for = head
 
     def take(self, line: bytes, place: str) -> None:
-        """`line` without its end. `place` says where it is, for people."""
+        """Checks the next line, which is given without its end. `place` says where it is, for people."""
         parts = _split(line)
         if parts is None:
             self._take_other(line, place)
@@ -104,7 +104,7 @@ def last_hash(lines: Iterable[bytes]) -> str:
 
 
 def split_groups(lines: Sequence[bytes], most: int) -> Iterable[list[bytes]]:
-    """Splits lines into groups that have at most so many bytes once they are chained, or one line."""
+    """Splits lines into groups that have at most `most` bytes once they are chained. A longer line is a group alone."""
     group: list[bytes] = []
     size = 0
     for line in lines:

@@ -32,7 +32,7 @@ from warren.model.errors import InvalidRequest
 MAX_TEXT: Final = 2048
 LEFT_OUT: Final = "[left out: more variables than are searched for]"
 MAX_LINE: Final = 32 * 1024
-SEARCH_BYTES: Final = 8 * 1024 * 1024  # so much is read for one page
+SEARCH_BYTES: Final = 8 * 1024 * 1024  # the most that is read for one page
 _MAX_NAME: Final = 256
 _MAX_ENTRIES: Final = 64
 _MAX_DEPTH: Final = 4
@@ -53,10 +53,10 @@ _FIGURES: Final = ("at", "status", "duration_ms")
 def redact_entry(
     entry: AuditEntry, secrets: Collection[str] | None, commands: CommandText, text_most: int = MAX_TEXT
 ) -> AuditEntry:
-    """Gives the entry as it may be written. Without secrets to search for (None) no texts are kept.
+    """Returns the entry as it may be written. If the secrets to search for are not known (None), no texts are kept.
 
-    Values of variables stay in the fields that say who did what: a caller who chooses variables could otherwise hide
-    there.
+    The fields that say who did what are not searched for values of variables: a caller, who chooses these, could
+    otherwise remove its own name.
     """
     return AuditEntry(**_head(entry), detail=_Cleaner(_forms(secrets), text_most).detail(entry.detail, commands))
 
@@ -88,7 +88,7 @@ def encode_without_detail(entry: AuditEntry, reason: str) -> bytes:
 
 
 def encode_redacted(entry: AuditEntry, secrets: Collection[str] | None, commands: CommandText) -> bytes:
-    """Gives the line to be written, MAX_LINE bytes at most."""
+    """Returns the line to be written, MAX_LINE bytes at most."""
     head = _head(entry)
     detail = _plain_detail(entry.detail, secrets, commands)
     if detail is None:
@@ -104,7 +104,7 @@ def encode_entry(entry: AuditEntry) -> bytes:
 
 
 def _encode(values: Mapping[str, Any]) -> bytes:
-    """Escapes every character that a terminal could take for a command."""
+    """Returns a line, in which every character that a terminal could take for a command is escaped."""
     try:
         line: bytes = to_json(values, inf_nan_mode="constants")
     except ValueError:  # such as half of a surrogate pair
@@ -117,7 +117,7 @@ def _encode(values: Mapping[str, Any]) -> bytes:
 def _plain_detail(
     detail: Mapping[str, Any], secrets: Collection[str] | None, commands: CommandText
 ) -> dict[str, Any] | None:
-    """Gives the detail of an entry in which there is nothing to remove or to cut, as in most; else None."""
+    """Returns the detail of an entry in which there is nothing to remove or to cut, as in most; else None."""
     if secrets is None or len(detail) > _MAX_PLAIN:
         return None
     plain: dict[str, Any] = {}
@@ -143,7 +143,7 @@ def _plain_detail(
 
 
 def parse_entry(line: bytes) -> AuditEntry | None:
-    """Gives None for what is not a whole entry: half a line, or another program's."""
+    """Returns the entry of a line; None for what is not a whole entry: half a line, or another program's."""
     try:
         values = json.loads(line)
     except (ValueError, RecursionError):
@@ -165,7 +165,7 @@ def matches(query: Query, entry: AuditEntry) -> bool:
 
 
 def search_marks(query: Query) -> tuple[bytes, ...]:
-    """Gives texts that the line of every matching entry contains: searching is far faster than parsing."""
+    """Returns texts that the line of every matching entry contains: searching is far faster than parsing."""
     wanted = {"tenant": query.tenant, "session_id": query.session_id, "key_id": query.key_id, "action": query.action}
     marks = (json.dumps({name: value}, separators=(",", ":"))[1:-1] for name, value in wanted.items() if value)
     return tuple(mark.encode() for mark in marks)
@@ -182,7 +182,7 @@ class PageBuilder:
         self._left = search_bytes
 
     def take(self, line: bytes) -> bool:
-        """Gives whether the page ends here."""
+        """Takes the next line, and returns whether the page ends with it."""
         self._left -= len(line) + 1
         marked = all(mark in line for mark in self._marks)
         if marked and (entry := parse_entry(line)) and matches(self._query, entry):
@@ -191,7 +191,7 @@ class PageBuilder:
 
 
 def parse_position(after: str) -> tuple[int, int]:
-    """Gives the two numbers of a position. Raises InvalidRequest if it is none."""
+    """Returns the two numbers of a position. Raises InvalidRequest for any other text."""
     match = _POSITION.fullmatch(after)
     if match is None:
         raise InvalidRequest(f"{after[:80]!r} is no page of the audit record", remedy="give the `after` of a page")
@@ -199,7 +199,8 @@ def parse_position(after: str) -> tuple[int, int]:
 
 
 class _Cleaner:
-    """For one entry. Without forms no text is kept. The work for the entry is bounded: what comes later is left out."""
+    """Removes secrets from one entry. Without forms it keeps no text. Its work is bounded: what is beyond that is left
+    out."""
 
     def __init__(self, forms: Forms | None, text_most: int) -> None:
         self._forms = forms

@@ -1,8 +1,8 @@
 """Entries that wait to be written: a bounded queue in which no tenant can take the place of the others.
 
 While there is room a tenant may use all of it. When the queue is full, the newest entry of the tenant that uses most
-makes room for one of a tenant that uses less than its share. Entries are taken from the tenants in turn. Used with the
-writer's lock held.
+makes room for one of a tenant that uses less than its share. Entries are taken from the tenants in turn. The writer
+holds its lock during every call.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from warren.kernel.fair_share import FairShare, Turns
 from warren.model.audit import AuditEntry, RequestRecord
 
-_MAX_LOOKS: Final = 8  # so often is the largest tenant looked for while some entries are put in: it takes a while
+_MAX_LOOKS: Final = 8  # how often one `put` looks for the largest tenant: that takes a while
 
 
 class WaitingEntry(NamedTuple):
@@ -42,7 +42,7 @@ class FairQueue:
         return min((item.number for item in self._entries.firsts()), default=self.last_number + 1)
 
     def put(self, entries: Iterable[WaitingEntry]) -> list[WaitingEntry]:
-        """Gives the entries for which there is no room."""
+        """Adds entries. Returns those for which there is no room, of the new ones and of those that waited."""
         lost: list[WaitingEntry] = []
         looks = _MAX_LOOKS
         for item in entries:

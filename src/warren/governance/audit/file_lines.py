@@ -10,8 +10,8 @@ _BLOCK_BYTES: Final = 64 * 1024
 
 
 def lines_before(fd: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Gives, from the end to the start, where each line begins and its text; what is too long for a line of ours, in
-    parts."""
+    """Yields, from the end to the start, where each line begins and its text. A line that is too long to be ours comes
+    in parts."""
     rest = b""
     while end > 0:
         start = max(0, end - _BLOCK_BYTES)

@@ -12,7 +12,7 @@ from warren.kernel.bounded_dict import BoundedDict
 from warren.kernel.clock import Clock
 
 AGAIN_S: Final = 3600.0
-_MAX_ENTRIES: Final = 20_000  # of one that was forgotten early there is one more entry
+_MAX_ENTRIES: Final = 20_000  # a read that was forgotten early is recorded once more
 
 POLLED: Final = frozenset(
     {

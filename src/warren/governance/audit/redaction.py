@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple, Self
 from urllib.parse import quote, quote_plus
 
 GONE: Final = "[redacted]"
-SHORTEST: Final = 6  # shorter values stand in every other text
-MAX_SECRETS: Final = 256  # of more values none is searched for, and no text is kept
-MAX_SECRETS_HELD: Final = 32 * 1024  # characters of all values, likewise
-_LOOKED_AT: Final = 2  # times what may stay: so much of a long text is searched for shapes
-_MAX_FORM: Final = 2048  # so much of a longer value is searched for; what follows it is not kept
+SHORTEST: Final = 6  # shorter values occur by chance in many texts
+MAX_SECRETS: Final = 256  # if there are more values, none is searched for and no text is kept
+MAX_SECRETS_HELD: Final = 32 * 1024  # the same for the characters of all values together
+_LOOKED_AT: Final = 2  # a long text is searched for shapes up to this multiple of what may stay
+_MAX_FORM: Final = 2048  # only this much of a longer value is searched for, and nothing behind it is kept
 _MAX_STAYS: Final = 2048  # characters of a text that stay
 MAX_TEXT_HELD: Final = _LOOKED_AT * _MAX_STAYS + 2 * _MAX_FORM  # no more of a text is looked at
 
@@ -49,7 +49,8 @@ _HEADER: Final = rf"[\w-]{{1,80}}+{_ending('authorization cookie api-key apikey 
 
 
 class _Shape(NamedTuple):
-    """`hints`: without one of them (in small letters) there is nothing to find. `put` is put in its place."""
+    """`hints`: the pattern finds something only in a text that contains one of these (in lower case). `put` replaces
+    what it finds."""
 
     hints: Sequence[str]
     pattern: re.Pattern[str]
@@ -61,7 +62,7 @@ def _shape(hints: str, pattern: str, put: str = rf"\g<1>{GONE}") -> _Shape:
 
 
 def _token(hint: str, pattern: str) -> _Shape:
-    """A secret that is known by its own beginning; capitals count."""
+    """Returns the shape of a secret that is known by its beginning, in capitals and small letters as given."""
     return _Shape([hint], re.compile(rf"(?<![\w-])(?:{pattern})", re.ASCII), GONE)
 
 
@@ -149,8 +150,8 @@ class CutText(str):
 
 
 def cut_words(words: Sequence[Any]) -> tuple[Any, ...] | None:
-    """The first arguments of a long command, as many as are looked at; the last one says how many there were. None if
-    the command is not long."""
+    """Returns the first arguments of a long command, as many as are looked at, with a last one that says how many there
+    were. Returns None if the command is not long."""
     kept: list[Any] = []
     length = 0
     for word in words:
@@ -162,7 +163,8 @@ def cut_words(words: Sequence[Any]) -> tuple[Any, ...] | None:
 
 
 def joined(words: Sequence[Any], forms: "Forms") -> str:
-    """Arguments as one text, as a shell would take them, without the values: these could look different in it."""
+    """Joins arguments to one text, as a shell would take them. Removes the known values before that, because quoting
+    could change how they look."""
     kept = cut_words(words) or words
     was = getattr(kept[-1], "was", "") if kept else ""
     clean = without("\0".join(map(str, kept[:-1] if was else kept)), forms)
@@ -171,7 +173,7 @@ def joined(words: Sequence[Any], forms: "Forms") -> str:
 
 
 class Forms(NamedTuple):
-    """How values look in texts. Of values that are `too_long` to be searched for whole, only the beginning."""
+    """How values look in texts. `too_long` has the beginnings of values that are too long to be searched for whole."""
 
     whole: tuple[str, ...] = ()
     too_long: tuple[str, ...] = ()
@@ -181,7 +183,8 @@ NO_FORMS: Final = Forms()
 
 
 def forms_of(values: Iterable[str]) -> Forms:
-    """The values, and how they look when they were encoded for an address, in base64 or for a shell. Longest first."""
+    """Returns the values, and how they look when they were encoded for an address, in base64 or for a shell. Longest
+    first."""
     forms: set[str] = set()
     for value in values:
         forms.update(_forms_of_value(value[: _MAX_FORM + 1]))

@@ -148,8 +148,8 @@ class RedisAudit(WrittenLog):
 
 
 class _StreamLines:
-    """The stream, for the thread that writes. It sends a batch again until Redis takes it, or until `give_up`. While
-    Redis does not, `trouble` says why."""
+    """Appends lines to the stream, in the thread of the writer. It sends a batch again until Redis takes it, or until
+    `give_up`. While Redis takes none, `trouble` says why."""
 
     def __init__(self, link: RedisLink, loop: asyncio.AbstractEventLoop, max_bytes: int) -> None:
         self.trouble = ""
@@ -186,7 +186,7 @@ class _StreamLines:
         return False
 
     def _try_to_append(self, group: Sequence[bytes], tries: int = _TRIES) -> str:
-        """Gives why it did not work; empty if it did."""
+        """Sends a batch. Returns why that failed; empty if Redis has taken it."""
         linked, head = chain(group, self._head or BEGINNING)
         work = self._link.run(_APPEND, self._name, self._batch, self._max_bytes, self._head, *linked)
         try:

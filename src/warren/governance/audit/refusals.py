@@ -25,7 +25,7 @@ class _Count:
 
 
 class RefusalLimit:
-    """`record` gets the entries that tell the numbers: a minute after the first request, and with `flush`."""
+    """Calls `record` with the entries that tell the numbers: a minute after the first request, and in `flush`."""
 
     def __init__(self, clock: Clock, record: Callable[[AuditEntry], None]) -> None:
         self._clock = clock

@@ -45,7 +45,7 @@ class RotatingFiles:
         self._keep_files = max(1, keep_files)
         self._fd = -1
         self._number = 0
-        self._last, self._last_at = "", (-1, -1)  # the last hash of a file (its inode) of this size
+        self._last, self._last_at = "", (-1, -1)  # the last hash written; the inode and the size of its file then
 
     def append(self, lines: Sequence[bytes]) -> Appended:
         count = 0
@@ -81,7 +81,7 @@ class RotatingFiles:
             return data.count(b"\n", 0, written) - (1 if first and written >= len(first) else 0)
 
     def _find_last(self, directory: int, state: os.stat_result) -> str:
-        """The hash that the next line follows: of this file, or of the one before that has any."""
+        """Returns the hash that the next line follows: the last one of the newest file that has any."""
         if self._last and self._last_at == (state.st_ino, state.st_size):
             return self._last
         for number in sorted(numbers_in(directory), reverse=True):
@@ -91,7 +91,7 @@ class RotatingFiles:
         return BEGINNING
 
     def _make_room(self, directory: int, size: int) -> None:
-        """Opens a file that has room for so many bytes and is still the newest in its directory."""
+        """Opens a file that has room for `size` bytes and is still the newest in its directory."""
         if self._fd >= 0:
             state = os.fstat(self._fd)
             newest = self._number == max(numbers_in(directory), default=0)
@@ -157,7 +157,7 @@ def opened_directory(path: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def opened_to_read(directory: int, number: int) -> Iterator[int | None]:
-    """Gives None if it is not, or no longer, a file of ours."""
+    """Yields a descriptor; None if the file is not, or no longer, one of ours."""
     try:
         fd = _open(directory, number, os.O_RDONLY)
     except (FileNotFoundError, _NotOurs):

@@ -30,8 +30,8 @@ _MAX_HELD: Final = 32 * 1024 * 1024  # characters of all that waits
 _MAX_HANDED: Final = 1000  # entries that were handed over and are not yet in the queue
 _LARGE: Final = 4096  # an entry with more characters goes into the queue at once
 _BATCH: Final = 1000
-_ENCODE_MOST_S: Final = 0.2  # so long entries are encoded before they are written
-_TURN: Final = 8  # so many entries are encoded before other threads get their turn
+_ENCODE_MOST_S: Final = 0.2  # how long entries are encoded before they are written
+_TURN: Final = 8  # how many entries are encoded before other threads get their turn
 _TURN_S: Final = 0.0001
 _SLOW_S: Final = 0.002  # after a turn that took longer, other threads get as much time as it took
 _IDLE_S: Final = 2.0
@@ -56,11 +56,11 @@ class AuditWriter:
         self._handed_most = min(_MAX_HANDED, queue_most)
         self._queue = FairQueue(queue_most, _MAX_HELD)
         self._lost = _Losses()
-        self._changed = threading.Condition()  # guards the queue, the losses and what follows
+        self._changed = threading.Condition()  # guards the queue, the losses and `_written_below`
         self._written_below = 1  # all entries with smaller numbers are written, or lost
         self._wake = threading.Event()
         self._asleep = self._stopping = False
-        self._hasty_from = math.inf
+        self._hasty_from = math.inf  # from then on entries are written without their details
         self._trouble = ""
         self._thread = threading.Thread(target=self._run, name="warren-audit", daemon=True)
         self._thread.start()
@@ -96,7 +96,7 @@ class AuditWriter:
             self._wake.set()
 
     def flush(self, timeout_s: float) -> bool:
-        """Blocks until what was added before is written, or lost; for the time-out at most."""
+        """Blocks until what was added before is written, or lost; for the time-out at most. Returns whether it is."""
         with self._changed:
             self._put_handed()
             goal = self._queue.last_number
@@ -104,7 +104,7 @@ class AuditWriter:
             return self._changed.wait_for(lambda: self._written_below > goal, timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Blocks until all is written and the thread has ended; for the time-out at most."""
+        """Blocks until all is written and the thread has ended; for the time-out at most. Returns whether it has."""
         with self._changed:
             self._stopping = True
             self._hasty_from = min(self._hasty_from, time.monotonic() + timeout_s / 2)
@@ -145,7 +145,8 @@ class AuditWriter:
             _log.error("audit_entries_lost", count=unreported, reason="server_stopped")
 
     def _wait_for_entries(self) -> bool:
-        """Gives False when no more will come. Lets entries gather for a while, unless somebody waits for them."""
+        """Waits for entries; returns False when no more will come. Lets entries gather for a while, unless somebody
+        waits for them to be written."""
         idle_since = time.monotonic()
         while True:
             self._wake.wait(0 if self._stopping or len(self._queue) else FLUSH_S)
@@ -177,7 +178,7 @@ class AuditWriter:
         return sorted(batch, key=lambda one: one[0].number)
 
     def _encode(self, item: WaitingEntry) -> bytes:
-        """Gives nothing for an entry that cannot be encoded: no content may end this thread."""
+        """Returns an empty line for an entry that cannot be encoded: no content may end this thread."""
         try:
             entry = item.entry.as_entry() if isinstance(item.entry, RequestRecord) else item.entry
             if time.monotonic() > self._hasty_from:
@@ -211,7 +212,8 @@ class AuditWriter:
 
 
 def _measure(entry: AuditEntry | RequestRecord, secrets: Collection[str] | None) -> WaitingEntry:
-    """Keeps no more of long texts and of many secrets than will be looked at. Raises for what cannot be looked at."""
+    """Returns an entry for the queue, with no more of long texts and of many secrets than will be looked at. Raises if
+    the entry holds what cannot be measured."""
     detail = entry.notes if isinstance(entry, RequestRecord) else entry.detail
     held: tuple[str, ...] | None = ()
     size = _BASE_SIZE
@@ -245,7 +247,7 @@ def _measure(entry: AuditEntry | RequestRecord, secrets: Collection[str] | None)
 
 
 class _Losses:
-    """Lost entries of each tenant, among them those that no entry in the log reports yet."""
+    """Counts lost entries: all of them, and by tenant those that no entry in the log reports yet."""
 
     def __init__(self) -> None:
         self.total = 0

@@ -51,12 +51,12 @@ class ProcessMetrics:
 
 
 class MetricsPage:
-    """The metrics of a process as text. `read` gives the values of the moment."""
+    """The metrics of a process as text. `read` returns the values of the moment."""
 
     def __init__(self, metrics: ProcessMetrics, read: Callable[[], Awaitable[Readings]]) -> None:
         self._metrics = metrics
         self._read = read
-        self._pages: dict[bool, tuple[float, Page]] = {}  # by whether it is OpenMetrics: until when it is fresh
+        self._pages: dict[bool, tuple[float, Page]] = {}  # by whether it is OpenMetrics: until when a page is fresh
         self._writing = asyncio.Lock()
 
     async def render(self, accept: str = "") -> Page:

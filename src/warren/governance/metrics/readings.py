@@ -14,8 +14,8 @@ from warren.model.spec import MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
-    """Values of the moment. None: this process has no such thing, or cannot tell it now. `sessions` and
-    `cluster_workers` are by state."""
+    """Values of the moment; None where this process has no such thing, or cannot read it now. `sessions` and
+    `cluster_workers` are counts by state."""
 
     sessions: Mapping[str, int] | None = None
     worker: WorkerStats | None = None
@@ -25,7 +25,7 @@ class Readings:
 
 
 class ReadingsCollector(Collector):
-    """Gives the readings that were set last."""
+    """Gives Prometheus the readings that were set last."""
 
     def __init__(self) -> None:
         self.readings = Readings()

@@ -77,7 +77,7 @@ class PrometheusRecorder:
             "warren_egress_connections_total", "Connections that sandboxes wanted to make", "verdict"
         )
         self._bytes = counter("warren_egress_bytes_total", "Bytes between sandboxes and the network", "direction")
-        # So that a rate can be told from the first one on.
+        # These exist with the value 0 from the start, so that a rate can be told from the first event on.
         self._allowed, self._refused = (self._connections.labels(verdict) for verdict in ("allowed", "refused"))
         self._sent, self._received = (self._bytes.labels(direction) for direction in ("sent", "received"))
         for _, why in _LOSSES:

@@ -22,7 +22,7 @@ _EXECUTES: Final = frozenset(["-exec", "-execdir", "-ok", "-okdir"])
 
 
 def expand(found: FoundCommand) -> Iterator[Item]:
-    """Gives what `found` starts, one level deep: the caller expands the result again."""
+    """Yields what `found` starts, one level deep: the caller expands the result again."""
     if found.words[0].text is None:
         yield _doubt(found, "its name is known only when it runs")
         return
@@ -82,7 +82,8 @@ def _shell(found: FoundCommand, name: str) -> Iterator[Item]:
 
 
 def _shell_options(words: tuple[Word, ...]) -> tuple[bool | None, bool, tuple[Word, ...], str]:
-    """Whether it is given a text (None: it does nothing), whether it reads its input, its operands, and a doubt."""
+    """Returns whether the shell is given a text (None: it runs nothing), whether it reads its input, its operands, and
+    a doubt."""
     text = stdin = False
     place, why = 0, ""
     while place < len(words):
@@ -207,7 +208,7 @@ def _alias(found: FoundCommand) -> Iterator[Item]:
 
 
 def _names_in(found: FoundCommand, words: tuple[Word, ...]) -> Iterator[Item]:
-    """Words that are names of variables, perhaps with a value, or with an option in front (`-vNAME`)."""
+    """Yields doubts about words that name variables, perhaps with a value, or with an option in front (`-vNAME`)."""
     names = []
     for word in words:
         text = word.text if word.text is not None else word.begins
@@ -219,7 +220,8 @@ def _names_in(found: FoundCommand, words: tuple[Word, ...]) -> Iterator[Item]:
 
 
 def _assigns(valued: str = "") -> Callable[[FoundCommand], Iterator[Item]]:
-    """For builtins that set the variables they are given the names of. `valued`: options whose value is no name."""
+    """Returns a function that looks at a builtin which sets the variables named by its arguments. `valued` has the
+    options whose value is no name."""
 
     def look(found: FoundCommand) -> Iterator[Item]:
         words, names, place = found.words[1:], [], 0

@@ -62,7 +62,7 @@ class _Objection:
 
 
 def judge(policy: Policy, command: Command) -> PolicyVerdict:
-    """Never raises, whatever the command is."""
+    """Judges a command. Never raises, whatever the command is."""
     if policy.mode is PolicyMode.OFF:
         return PolicyVerdict(allowed=True)
     items = _find_all(command)

@@ -92,7 +92,7 @@ class Start:
 
 
 def find_started(words: tuple[Word, ...], kind: Launcher) -> Start:
-    """`words` without the launcher's own name."""
+    """Finds the command that a launcher starts. `words` are its arguments, without its own name."""
     place, operands, assigned, why = 0, kind.operands, [], ""
     ended = False
     while place < len(words):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LONGEST_TEXT = 256 * 1024
 _PLACE_CHARS = 60
-# Shells run what is in the first, or what it says in their place, and find programs by the others.
+# Shells run what is in the code variables, or take from them what names stand for; they find programs by the others.
 _CODE_VARIABLES = frozenset({
     "BASH_ALIASES", "BASH_CMDS", "BASH_ENV", "BASHOPTS", "ENV", "PROMPT_COMMAND", "PS0", "PS4", "SHELLOPTS",
 })  # fmt: skip
@@ -76,7 +76,7 @@ class Doubt:
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """Says that a text has a substitution `stored` in brackets, or that the shell `evaluates` what a variable holds.
-    Each is harmless without the other, wherever in the command that is."""
+    Either is harmless without the other; both may be anywhere in the command."""
 
     stored: bool
     evaluates: bool
@@ -102,7 +102,7 @@ def _grammar() -> "Language":
 
 
 def _tree(raw: bytes) -> "Tree":
-    """A parser serves one thread, so each text has its own."""
+    """Parses a text, with a parser of its own: a parser serves one thread."""
     import tree_sitter
 
     return tree_sitter.Parser(_grammar()).parse(raw)
@@ -118,7 +118,7 @@ def is_lookup_variable(name: str) -> bool:
 
 
 def parse(script: Script) -> list[FoundCommand | Doubt | Evaluation]:
-    """Never raises; takes time in proportion to the text."""
+    """Finds the commands in a text, and the doubts about it. Never raises; takes time in proportion to the text."""
     if len(script.text) > LONGEST_TEXT:
         why = f"it is longer than {LONGEST_TEXT // 1024} KiB"
         return [Doubt(why, _excerpt(script.text), script.route)]
@@ -133,7 +133,7 @@ def parse(script: Script) -> list[FoundCommand | Doubt | Evaluation]:
 
 
 class _Walk:
-    """One way through one tree."""
+    """Walks through the syntax tree of one text, once."""
 
     def __init__(self, script: Script, without: Cut) -> None:
         self._script = script
@@ -145,7 +145,7 @@ class _Walk:
         self._stored = self._evaluates = False
 
     def run(self) -> bool:
-        """Whether the text could be parsed at all."""
+        """Fills `result`. Returns whether the text could be parsed at all."""
         text = self._cut.text
         if why := text_doubt(text):
             self._doubt(why, text)
@@ -265,7 +265,8 @@ class _Walk:
 
 
 def has_code_in_brackets(text: str) -> bool:
-    """Subscripts and lists are evaluated once more where arithmetic or a declaration finds them in a value."""
+    """Whether a substitution stands in a subscript or a list. Where arithmetic or a declaration finds these in a value,
+    the shell evaluates them once more."""
     bracket = _BRACKET.search(text)
     return bracket is not None and ("$(" in text[bracket.end() :] or "`" in text[bracket.end() :])
 

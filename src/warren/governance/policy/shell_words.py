@@ -78,7 +78,8 @@ def in_here_document(text: str) -> str:
 
 
 def decode_ansi(text: str) -> str | None:
-    """The inside of `$'…'`. None if it has a NUL, at which shells differ, or a number that is no character."""
+    """Decodes the inside of `$'…'`. Returns None if it has a NUL, at which shells differ, or a number that is no
+    character."""
     try:
         found = _ANSI.sub(_ansi_character, text)
     except (ValueError, OverflowError):

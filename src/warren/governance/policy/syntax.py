@@ -25,17 +25,17 @@ _BEFORE_COMMENT = b" \t\n;&|()`"
 _DELIMITER = re.compile(rb"'([\w.-]+)'|\"([\w.-]+)\"|\\([\w.-]+)|(\w+)")
 _LOOSE = frozenset({"expansion", "test_command", "binary_expression", "case_item", "regex", "extglob_pattern"})
 _PATTERNS = frozenset({"regex", "extglob_pattern"})
-# Tokens between whose parts text may stand that is no token.
 _OF_WORDS = frozenset({"command", "declaration_command", "unset_command"})
 _ON_ONE_LINE = _OF_WORDS | {
     "redirected_statement", "file_redirect", "herestring_redirect", "variable_assignment", "pipeline", "list",
     "negated_command", "test_command", "concatenation",
 }  # fmt: skip
+# Tokens that may have text of their own between their parts.
 _WITH_TEXT = frozenset({"string", "heredoc_body", "translated_string"})
 
 
 def text_doubt(text: str) -> str:
-    """What makes a text impossible to judge, before it is parsed; it is short enough then to be parsed quickly."""
+    """Returns why a text is not parsed at all, because that could take long; empty if it may be parsed."""
     if len(text) > STRUCTURE_BYTES or len(text.encode(errors="replace")) > STRUCTURE_BYTES:
         return f"it is longer than {STRUCTURE_BYTES // 1024} KiB without its here-documents"
     if len(_SIGNS.findall(text)) > STRUCTURE_SIGNS:
@@ -44,7 +44,7 @@ def text_doubt(text: str) -> str:
 
 
 def odd_doubt(text: str) -> str:
-    """Characters that the shell and the grammar take differently."""
+    """Returns why a text has characters that the shell and the grammar take differently; empty if it has none."""
     if _ODD_SPACES.search(text):
         return "it has white space in it that is no white space to a shell"
     if _SPLIT_WORD.search(text):
@@ -53,7 +53,8 @@ def odd_doubt(text: str) -> str:
 
 
 def token_doubt(node: "Node", parent: str, source: bytes) -> str:
-    """What is wrong with a token, or with the text directly in a string. `parent` is the type of the node around it."""
+    """Returns what is wrong with a token, or with the text directly in a string. `parent` is the type of the node
+    around it."""
     if node.is_error or node.is_missing:
         return "its syntax is not understood"
     kind, text = node.type, source[node.start_byte : node.end_byte]
@@ -77,7 +78,7 @@ def token_doubt(node: "Node", parent: str, source: bytes) -> str:
 
 
 def gap_doubt(node: "Node", source: bytes) -> str:
-    """What is wrong with the text of a node that none of its parts covers."""
+    """Returns what is wrong with the text of a node that none of its parts covers."""
     if node.type in _WITH_TEXT or not node.child_count:
         return ""
     place, before = node.start_byte, None
@@ -120,7 +121,7 @@ def _comment_doubt(node: "Node", parent: str, source: bytes) -> str:
 
 
 def _document_doubt(node: "Node", source: bytes) -> str:
-    """A here-document must begin and end where a shell would begin and end it."""
+    """Returns a doubt unless a here-document begins and ends where a shell would begin and end it."""
     parts = {child.type: source[child.start_byte : child.end_byte] for child in node.children}
     bodies = [child for child in node.children if child.type == "heredoc_body"]
     found = _DELIMITER.fullmatch(parts.get("heredoc_start", b""))

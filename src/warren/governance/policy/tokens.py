@@ -1,4 +1,4 @@
-"""Nodes of the grammar -> words, and what a command reads."""
+"""Turns nodes of the grammar into words, and finds what a command reads."""
 
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ _READING = frozenset({"<", "<&", "<>", "<&-"})
 
 
 class SourceText:
-    """A text and the bodies that were cut out of it."""
+    """A text, and the bodies of here-documents that were cut out of it."""
 
     def __init__(self, raw: bytes, bodies: dict[str, str]) -> None:
         self.raw = raw
@@ -42,14 +42,14 @@ class SourceText:
         return "".join(without_backslashes(part.text or "") if part.bare else part.text or "" for part in known)
 
     def words_after(self, redirect: "Node") -> list[Word]:
-        """What stands behind the file of a redirection belongs to the command."""
+        """Returns the words behind the file of a redirection: they belong to the command."""
         named = [child for child in redirect.named_children if child.type != "file_descriptor"]
         if redirect.type == "heredoc_redirect":
             return [word for child in named if child.type == "file_redirect" for word in self.words_after(child)]
         return [self.word(child) for child in named[1:]]
 
     def stdin(self, redirects: "list[Node]") -> tuple[str, ...] | None:
-        """The texts it reads, or None if it may read something else."""
+        """Returns the texts that a command reads, or None if it may read something else."""
         texts: list[str] = []
         for redirect in [part for outer in redirects for part in (outer, *_within(outer))]:
             if not _is_input(redirect):
@@ -61,7 +61,7 @@ class SourceText:
         return tuple(texts) or None
 
     def body(self, node: "Node") -> str | None:
-        """The text of a here-document; None if it has expansions in it. Takes note of the mark."""
+        """Returns the text of a here-document; None if it has expansions in it. Notes its mark as seen."""
         text = self.text(node)
         mark = text.strip("\t\n")
         if mark in self._bodies:
@@ -103,7 +103,8 @@ class SourceText:
         return [WordPart(None, many=True)]
 
     def _nested(self, node: "Node") -> list[WordPart]:
-        """Concatenations can stand in each other, but only as deep as a text is long: no recursion."""
+        """Returns the parts of concatenations, which may stand in each other. Without recursion: they may be nested as
+        deeply as the text is long."""
         parts: list[WordPart] = []
         stack = [node]
         while stack:

@@ -84,11 +84,11 @@ class DeliveryQueues:
         return await self._records.count(_waiting(hook_id))
 
     async def first(self, hook_id: str, now: float, limit: int) -> Sequence[Record]:
-        """Gives the deliveries that are due first, also those that are not due yet."""
+        """Returns the deliveries that are due first, also those that are not due yet."""
         return await self._records.due(_waiting(hook_id), now + _FAR_S, limit)
 
     async def change(self, record: Record, delivery: Delivery, due: float) -> Record | None:
-        """Gives the changed record; None if another process has changed or deleted it."""
+        """Returns the changed record; None if another process has changed or deleted it."""
         changed = record.changed(_text(delivery), due)
         return changed if await self._records.put(changed) else None
 
@@ -99,13 +99,13 @@ class DeliveryQueues:
         """Moves a delivery from the queue to the failed ones, which are kept for a day."""
         value = _text(replace(delivery, state=State.FAILED))
         kept = Record(_failed(hook_id), record.id, value, group=record.group, due=now + FAILED_KEPT_S)
-        await self._records.put(kept)
+        await self._records.put(kept)  # before it leaves the queue: if the process dies in between, it is not lost
         await self.remove(record)
         for old in (await self._records.list(kept.kind, limit=MAX_FAILED + 1))[MAX_FAILED:]:
             await self.remove(old)
 
     async def newest(self, hook_id: str, limit: int) -> Sequence[Record]:
-        """Gives deliveries that wait, are being sent or have failed, newest first."""
+        """Returns deliveries that wait, are being sent or have failed, newest first."""
         waiting = await self._records.list(_waiting(hook_id), limit=limit)
         failed = await self._records.list(_failed(hook_id), limit=limit)
         return sorted([*waiting, *failed], key=lambda record: record.id)[:limit]
@@ -132,7 +132,7 @@ def read_delivery(record: Record) -> Delivery:
 
 
 def delivery_view(record: Record) -> dict[str, Any]:
-    """The progress of a delivery, without its content. Times are times of day."""
+    """Returns the progress of a delivery, without its content. Times are times of day."""
     delivery = read_delivery(record)
     waiting = delivery.state is State.WAITING
     return {

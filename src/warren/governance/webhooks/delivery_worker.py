@@ -42,7 +42,7 @@ _log = get_log("warren.webhooks")
 
 
 class Wakeup:
-    """`wait` returns when the time is over or `wake` is called, also if that was before."""
+    """`wait` returns when the time is over or `wake` is called, at once if it was called since the last `wait`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -113,7 +113,7 @@ class DeliveryWorker:
         self._slots = DeliverySlots()
         self._wakeup = Wakeup(clock)
         self._next_looks: dict[str, float] = {}  # when to look at which queue
-        self._blocked: dict[str, dict[str, None]] = {}  # queues to look at when their tenant has a slot, in turn
+        self._blocked: dict[str, dict[str, None]] = {}  # by tenant: the queues that wait for a slot, in their order
         self._sending: set[asyncio.Task[None]] = set()
         self._next_scan = self._next_sweep = clock.now()
 
@@ -121,7 +121,7 @@ class DeliveryWorker:
         return f"<DeliveryWorker: {len(self._sending)} sending, {len(self._next_looks)} queues to look at>"
 
     def expect(self, hook_id: str, at: float) -> None:
-        """Looks at this queue at that time."""
+        """Has the worker look at this queue at that time, or earlier."""
         self._next_looks[hook_id] = min(at, self._next_looks.get(hook_id, at))
         self._wakeup.wake()
 

@@ -25,10 +25,10 @@ _NAME: Final = re.compile(rf"(?=.{{1,254}}\Z)(?:{_LABEL}\.)*{_LABEL}\.?")
 
 
 def read_address(host: str) -> Address | None:
-    """Gives the address that a URL's host is, or None for a name, which has to be looked up.
+    """Returns the address that a URL's host is, or None for a name, which has to be looked up.
 
     Systems accept more as an address than people do: 2130706433, 0x7f.1, 0177.0.0.1 and 127.1 are all 127.0.0.1.
-    A host that ends like a number and is not four plain numbers is refused.
+    Raises InvalidRequest for a host that ends like a number and is not four plain numbers.
     """
     try:
         if ":" in host:

@@ -35,7 +35,8 @@ _log = get_log("warren.webhooks")
 
 @dataclass(slots=True)
 class _TenantWebhooks:
-    """A tenant's webhooks and how many deliveries wait for them, those added since included; valid until then."""
+    """A tenant's webhooks, and how many deliveries wait for them, those that were added since included. It is read
+    again after `until`."""
 
     hooks: Sequence[Webhook]
     waiting: int
@@ -75,7 +76,7 @@ class Webhooks:
     # -- webhooks
 
     async def create(self, tenant: str, url: str, events: Sequence[str], description: str = "") -> tuple[Webhook, str]:
-        """Gives the webhook and the secret it signs with, which nobody can show again.
+        """Returns the webhook and the secret it signs with, which nobody can show again.
 
         Raises InvalidRequest for a URL that is not allowed. Its name is not looked up before something is sent.
         """
@@ -110,7 +111,7 @@ class Webhooks:
         return await self._worker.ping(hook)
 
     async def deliveries(self, tenant: str, hook_id: str, limit: int = 100) -> Sequence[dict[str, Any]]:
-        """Gives deliveries that wait, are being sent or failed in the last day, newest first."""
+        """Returns deliveries that wait, are being sent or failed in the last day, newest first."""
         await self._registry.get(tenant, hook_id)
         return [delivery_view(record) for record in await self._queues.newest(hook_id, limit)]
 

@@ -25,7 +25,7 @@ from warren.stores.encryption import Encryption, decrypt
 EVERYTHING: Final = "*"
 MAX_WEBHOOKS: Final = 20
 MAX_DESCRIPTION: Final = 200
-CLEARED_AGAIN_S: Final = 120.0  # by then every process knows of it, and every attempt under way has ended
+CLEARED_AGAIN_S: Final = 120.0  # by then every process knows of the deletion, and every attempt under way has ended
 _KIND: Final = "webhook"
 _DELETED: Final = "webhook-deleted"
 _PAGE: Final = 200
@@ -36,7 +36,7 @@ _log = get_log("warren.webhooks")
 @dataclass(frozen=True, slots=True)
 class Webhook:
     """`secret` may be encrypted, see `WebhookRegistry.secrets_of`. Until `old_until` messages are signed with the
-    `old_secret` as well. `disabled` says why it is; empty: it is not."""
+    `old_secret` as well. `disabled` says why the webhook is disabled, and is empty if it is not."""
 
     id: str
     tenant: str
@@ -66,7 +66,7 @@ class WebhookRegistry:
         return f"<WebhookRegistry {'encrypted' if self._encryption else 'not encrypted'}>"
 
     async def create(self, tenant: str, url: str, events: Sequence[str], description: str) -> tuple[Webhook, str]:
-        """Gives the webhook and its secret, which nobody can show again. Does not check the URL."""
+        """Returns the webhook and its secret, which nobody can show again. Does not check the URL."""
         wanted = read_events(events)
         _check_description(description)
         secret, hook_id = new_secret(), f"wh_{secrets.token_hex(12)}"
@@ -90,7 +90,7 @@ class WebhookRegistry:
         return hook, secret
 
     async def list(self, tenant: str) -> Sequence[Webhook]:
-        """Leaves out damaged records, so that they harm no others."""
+        """Returns a tenant's webhooks, without damaged records, so that these harm no others."""
         found = []
         for record in await self._records.list(_KIND, group=tenant, limit=_PAGE):
             try:
@@ -116,7 +116,7 @@ class WebhookRegistry:
         return None if record is None else _read(record)
 
     async def ids(self) -> AsyncIterator[str]:
-        """Gives the ids of all tenants' webhooks."""
+        """Yields the ids of all tenants' webhooks."""
         after = ""
         while page := await self._records.list(_KIND, after=after, limit=_PAGE):
             for record in page:
@@ -126,11 +126,12 @@ class WebhookRegistry:
     async def delete(self, tenant: str, hook_id: str) -> None:
         await self._record_of(tenant, hook_id)
         due = self._clock.wall() + CLEARED_AGAIN_S
+        # Before the webhook is gone: if the process dies after that, its queue is cleared all the same.
         await self._records.put(Record(_DELETED, hook_id, "", due=due))
         await self._records.delete(_KIND, hook_id)
 
     async def deleted_before(self) -> Sequence[str]:
-        """Gives deleted webhooks whose queues have to be cleared once more; then `forget` them."""
+        """Returns deleted webhooks whose queues have to be cleared once more; then `forget` them."""
         return [record.id for record in await self._records.due(_DELETED, self._clock.wall(), _PAGE)]
 
     async def forget(self, hook_id: str) -> None:
@@ -180,8 +181,8 @@ class WebhookRegistry:
                 return
 
     def secrets_of(self, hook: Webhook) -> Sequence[str]:
-        """What its messages are signed with, the newest first. Raises Unavailable if a secret was encrypted with a key
-        that this server does not have."""
+        """Returns the secrets that sign its messages, the newest first. Raises Unavailable if one was encrypted with a
+        key that this server does not have."""
         kept = [(hook.secret, hook.sealed)]
         if hook.old_secret and self._clock.wall() < hook.old_until:
             kept.append((hook.old_secret, hook.old_sealed))
@@ -199,7 +200,7 @@ def read_events(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def webhook_view(hook: Webhook) -> dict[str, Any]:
-    """Everything about a webhook but its secret."""
+    """Returns everything about a webhook but its secret."""
     return {
         "id": hook.id,
         "url": hook.url,

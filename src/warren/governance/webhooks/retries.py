@@ -17,7 +17,7 @@ ATTEMPTS: Final = len(PAUSES_S) + 1
 MAX_RETRY_AFTER_S: Final = 43200.0
 SPREAD: Final = 0.2
 _GONE: Final = 410
-# About the method, size, type, header or version of a request, which are the same each time.
+# These refuse the method, size, type, header or version of a request, which are the same each time.
 _FINAL: Final = frozenset({405, 413, 414, 415, 431, 501, 505})
 _SECONDS: Final = re.compile(r"[0-9]{1,9}")
 

@@ -138,8 +138,8 @@ def new_socket(info: _AddrInfo, allowed: Sequence[Network]) -> socket.socket:
 
 
 class CheckedResolver(AbstractResolver):
-    """Gives the addresses that another resolver gives, if all are allowed: one that is not spoils the name. Whatever
-    the reason, a failure looks the same; the server's log has it."""
+    """Returns the addresses that another resolver returns, if all of them are allowed, else none. Every failure looks
+    the same to the tenant; the server's log has the reason."""
 
     def __init__(self, inner: AbstractResolver, allowed: Sequence[Network]) -> None:
         self._inner = inner
@@ -195,7 +195,7 @@ def _numeric(address: tuple[object, ...]) -> str:
 
 
 async def _read_excerpt(response: aiohttp.ClientResponse, most: int) -> str:
-    """Reads the beginning of the body as printable text. A body may break off, or not end in time."""
+    """Returns the beginning of the body as printable text, also of one that breaks off or does not end in time."""
     data = b""
     try:
         while len(data) < most and (part := await response.content.read(most - len(data))):
