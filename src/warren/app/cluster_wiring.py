@@ -55,13 +55,13 @@ _log = get_log(__name__)
 
 
 def worker_settings(settings: Settings) -> Settings:
-    """The settings with the defaults of a worker. Raises InvalidRequest."""
+    """Returns the settings with the defaults of a worker. Raises InvalidRequest."""
     port = WORKER_PORT if settings.sources["port"] == "default" else settings.port
     return replace(coordinator_settings(settings), port=port)
 
 
 def coordinator_settings(settings: Settings) -> Settings:
-    """The settings with the defaults of a coordinator. Raises InvalidRequest."""
+    """Returns the settings with the defaults of a coordinator. Raises InvalidRequest."""
     if not settings.cluster_secret:
         if not _is_on_one_machine(settings):
             raise InvalidRequest(
@@ -79,7 +79,7 @@ def coordinator_settings(settings: Settings) -> Settings:
 
 
 def secret_path(settings: Settings) -> Path:
-    """The cluster's secret on a machine that has the whole cluster, and was given none."""
+    """Returns the file of the cluster's secret, for a cluster on one machine that was given no secret."""
     return settings.state_dir / _SECRET_FILE
 
 
@@ -91,7 +91,8 @@ def _is_on_one_machine(settings: Settings) -> bool:
 
 
 def read_or_make_secret(path: Path) -> str:
-    """Of several processes that make it at once, all get the same."""
+    """Reads the secret from a file, or makes one there. Several processes that do this at once get the same secret.
+    Raises Unavailable."""
     try:
         path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
         fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mkstemp uses mode 0600
@@ -99,7 +100,7 @@ def read_or_make_secret(path: Path) -> str:
             with os.fdopen(fd, "w") as file:
                 file.write(secrets.token_hex(32))
             with contextlib.suppress(FileExistsError):
-                os.link(name, path)
+                os.link(name, path)  # unlike a rename, it does not replace the secret of a process that was first
         finally:
             os.unlink(name)
         return path.read_text().strip()
@@ -119,7 +120,7 @@ def redis_url(settings: Settings) -> str:
 
 
 def advertised_address(settings: Settings) -> str:
-    """Where the other processes reach this one."""
+    """Returns the address at which the other processes reach this one."""
     if settings.advertise:
         return settings.advertise
     host = settings.host
@@ -129,7 +130,7 @@ def advertised_address(settings: Settings) -> str:
 
 
 def _address_towards_redis(settings: Settings) -> str:
-    """The address from which this machine reaches Redis. Sends nothing."""
+    """Returns the address from which this machine reaches Redis. Sends nothing."""
     hosts = read_address(redis_url(settings)).hosts
     if not hosts:
         return "127.0.0.1"
@@ -227,9 +228,9 @@ async def build_tenancy(
 
 
 async def wait_for_redis_time(link: RedisLink) -> float:
-    """How far Redis' time of day is ahead of this machine's boot clock. Waits for Redis.
+    """Waits for Redis, and returns how far its time of day is ahead of this machine's boot clock.
 
-    The answer that came fastest counts: one that was late makes the clock late for as long as the machine runs, and
+    Of several answers the fastest counts: a late one would make the clock late for as long as the machine runs, and
     sessions are listed in the order of their workers' clocks.
     """
     problems = ProblemLog(_log)
@@ -243,7 +244,7 @@ async def wait_for_redis_time(link: RedisLink) -> float:
 
 
 async def _measure_offset(link: RedisLink) -> tuple[float, float]:
-    """How long Redis took to tell its time, and how far that was ahead half-way."""
+    """Returns how long Redis took to tell its time, and how far that time was ahead in the middle of the call."""
     asked = boot_time()
     await link.run(OPEN, "")
     told = link.time_of_day()
@@ -252,7 +253,8 @@ async def _measure_offset(link: RedisLink) -> tuple[float, float]:
 
 
 def open_clock(state_dir: Path, offset_s: float) -> tuple[ClusterClock, bool]:
-    """The clock of a worker, which stays the same while its machine runs, and whether the machine was rebooted."""
+    """Returns the clock of a worker, whose offset stays the same while its machine runs, and whether the machine was
+    rebooted since the last start."""
     path, clock = state_dir / _CLOCK_FILE, ClusterClock(offset_s)
     rebooted = False
     try:
@@ -267,7 +269,7 @@ def open_clock(state_dir: Path, offset_s: float) -> tuple[ClusterClock, bool]:
 
 
 def state_dir_id(state_dir: Path) -> str:
-    """A random name of this state directory, made at the first call."""
+    """Returns a random name of this state directory, made at the first call."""
     path = state_dir / _STATE_DIR_ID_FILE
     if not path.exists():
         _replace_file(path, secrets.token_hex(16))
@@ -281,12 +283,13 @@ def _replace_file(path: Path, text: str) -> None:
 
 
 def coordinator_id(settings: Settings) -> str:
-    """Unlike the name of a worker, that of a coordinator need not outlast a restart."""
+    """Returns the name of a coordinator, made from `worker_id` and its address. Unlike that of a worker it need not
+    outlast a restart."""
     return f"{settings.worker_id}-{hashlib.sha256(advertised_address(settings).encode()).hexdigest()[:8]}"
 
 
 def build_environment_of(environments: Environments) -> Callable[[str], Environment | None]:
-    """None for an environment that this coordinator does not have."""
+    """Returns a function that finds an environment, and returns None for one that this coordinator does not have."""
 
     def find(environment: str) -> Environment | None:
         try:
@@ -298,7 +301,8 @@ def build_environment_of(environments: Environments) -> Callable[[str], Environm
 
 
 def build_agent_of(environments: Environments) -> Callable[[object], Mapping[str, Any]]:
-    """What the agent that a session is made for says, by its name or as the request has it; the worker checks it."""
+    """Returns a function that finds the settings of the agent that a session is made for: by its name in the registry,
+    or as the request has them. It checks nothing: the worker does."""
 
     def find(config: object) -> Mapping[str, Any]:
         if isinstance(config, str) and config:

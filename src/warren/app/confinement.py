@@ -1,4 +1,4 @@
-"""What a process that needs neither root nor other programs gives up for good: capabilities, system calls, Landlock.
+"""Confines a process that needs neither root nor other programs, for good: by capabilities, system calls and Landlock.
 
 A coordinator reads requests of everybody and needs only sockets. After `confine` it starts no program, writes only
 below the directories it is given, and sends signals to nobody; nor can whoever takes it over. Root's capabilities are
@@ -45,16 +45,18 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def landlock_version() -> int:
-    """The kernel's version of Landlock; 0 if there is none."""
+    """Returns the kernel's version of Landlock; 0 if there is none."""
     return max(0, int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION))))
 
 
 def confine(writable: Iterable[Path]) -> int:
-    """Gives up programs, signals, and writing but below `writable`, as far as they exist. Returns Landlock's version.
+    """Gives up starting programs, sending signals, and writing anywhere but below the paths in `writable` that exist.
+    Returns Landlock's version.
 
-    Raises OSError where the kernel has no Landlock, or refuses something else; all the rest is then given up.
+    Raises OSError if the kernel has no Landlock or refuses something else; everything else is given up even then.
     """
     failures = []
+    # In this order: without capabilities the kernel takes a filter only from a process that gets no new privileges.
     for give_up in (_drop_capabilities, _refuse_new_privileges, _refuse_calls):
         try:
             give_up()
@@ -98,7 +100,7 @@ def _drop_capabilities() -> None:
         return
     for capability in range(_LAST_CAPABILITY + 1):
         if capability != _BIND_LOW_PORTS:
-            _libc.prctl(_DROP_BOUNDING, capability, 0, 0, 0)  # there may be fewer
+            _libc.prctl(_DROP_BOUNDING, capability, 0, 0, 0)  # fails for numbers that this kernel does not have
     had = _capabilities()
     kept = had & 1 << _BIND_LOW_PORTS
     header = struct.pack("Ii", _CAPABILITY_VERSION, 0)
@@ -106,7 +108,7 @@ def _drop_capabilities() -> None:
 
 
 def _capabilities() -> int:
-    """Those that are permitted, of the first 32."""
+    """Returns which of the first 32 capabilities are permitted, as bits."""
     data = ctypes.create_string_buffer(24)
     _check("reading capabilities", _libc.capget(struct.pack("Ii", _CAPABILITY_VERSION, 0), data))
     return int(struct.unpack("6I", data.raw)[1])

@@ -74,7 +74,8 @@ def _new_provider(settings: Settings, state_dir: Path, images: "Images") -> Buil
 
 
 def read_authorities() -> str:
-    """Those that this machine trusts; empty if they are not where Debian or Red Hat have them."""
+    """Returns the authorities that this machine trusts, in PEM; empty if they are not where Debian or Red Hat have
+    them."""
     for file in (environment_with({}).get("SSL_CERT_FILE", ""), *_AUTHORITIES):
         try:
             if file:
@@ -85,7 +86,7 @@ def read_authorities() -> str:
 
 
 def find_build_network(settings: Settings) -> BuildNetwork:
-    """What steps of builds may reach; a preset that this machine does not know is left out."""
+    """Returns what steps of builds may reach. A preset that this machine does not know is left out."""
     from warren.config.apt_sources import read_apt_sources
     from warren.config.presets import PresetReader
 

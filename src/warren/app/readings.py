@@ -29,7 +29,7 @@ def server_readings(sessions: Sessions, connections: PortConnections) -> Read:
 
 
 def worker_readings(mirror: MirroredStore, worker: LocalWorker, connections: PortConnections, lease: Lease) -> Read:
-    """Only this worker's own sessions, so that the sum over all workers is right."""
+    """Counts only this worker's own sessions, so that the sum over all workers is right."""
 
     async def read() -> Readings:
         return Readings(
@@ -51,5 +51,5 @@ def coordinator_readings(control: ClusterControl) -> Read:
 
 
 def _by_state(counts: Mapping[SessionState, int]) -> dict[str, int]:
-    """Without those that have ended: they are remembered for a while, and nothing is left of them."""
+    """Leaves out sessions that have ended: their rows stay for a while, but nothing runs for them."""
     return {str(state): counts.get(state, 0) for state in SessionState if state is not SessionState.ENDED}

@@ -86,7 +86,7 @@ class Service:
         self._template_builds: TemplateBuilds | None = None
 
     def template_builds(self) -> "TemplateBuilds":
-        """What builds templates of E2B's clients, for a server that has these; it ends with the service."""
+        """Returns what builds templates for E2B's clients, made with the first call; it ends with the service."""
         if self._template_builds is None:
             assert self._store is not None
             self._template_builds = build_template_builds(self._settings, self._store)
@@ -105,6 +105,7 @@ class Service:
         settings = self._settings
         with state_dir_errors(settings.state_dir):
             settings.state_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+            # Before anything is read: of two services in one directory, each would destroy the other's sandboxes.
             self._lock = lock_state(settings.state_dir)
         await asyncio.to_thread(self.environments.look)
         self._store = await self._open_store()
@@ -162,7 +163,7 @@ class Service:
         return Reading({str(state): count for state, count in counts.items()}, self._worker.stats())
 
     async def _report_obstacle(self, worker: LocalWorker) -> None:
-        """Logs why no sandbox can be made, and when it can; then it is the pools that report failures."""
+        """Logs why no sandbox can be made, until one can. From then on the pools report failures."""
         last = ""
         while True:
             try:
@@ -180,7 +181,7 @@ class Service:
             return
 
     def _fetch_image(self) -> "FetchImage | None":
-        """What gets images that are missing here from other machines."""
+        """Returns what gets missing images from other machines; None outside of a cluster."""
         return None
 
     async def _open_store(self) -> SessionStore:
@@ -230,7 +231,7 @@ class Service:
             await self._artifact_store.close()
         if self._store is not None:
             await self._store.close()
-        if self._lock >= 0:
+        if self._lock >= 0:  # last: from now on another service may use the state directory
             os.close(self._lock)
             self._lock = -1
 

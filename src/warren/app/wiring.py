@@ -87,7 +87,8 @@ def build_registry(settings: Settings) -> Registry:
 
 
 def read_environment(settings: Settings, name: str) -> Environment:
-    """For commands of the operator: the error for an unknown name also says where files of their own are read from."""
+    """Reads an environment for a command of the operator: the error for an unknown name also says where the operator's
+    own files are read from."""
     try:
         return build_registry(settings).read(name)
     except UnknownEnvironment as exc:
@@ -255,7 +256,7 @@ def build_metrics(settings: Settings, environments: Environments, role: str) -> 
 def build_metrics_page(
     metrics: "ProcessMetrics | None", read: "Callable[[], Awaitable[Readings]]"
 ) -> "MetricsPage | None":
-    """The page of the process's metrics, which `read` gives the values of the moment."""
+    """Returns the page of the process's metrics, if it has any. `read` returns the values of the moment."""
     from warren.governance.metrics.process_metrics import MetricsPage
 
     return None if metrics is None else MetricsPage(metrics, read)
@@ -321,7 +322,8 @@ def build_image_builds(settings: Settings, fetch: "FetchImage | None" = None) ->
 
 
 def _child_variables(settings: Settings, *more: str) -> dict[str, str]:
-    """The environment of a process that builds images, or with `more` options does other things."""
+    """Returns the environment of a child process that builds images. `more` are the beginnings of the names of further
+    options that a child needs for something else."""
     names = ("state_dir", "bin_dir", "runtime", "registry_dir", "image", "egress", *more)
     return environment_with(as_variables(settings, names))
 
@@ -360,7 +362,7 @@ def build_recipes(settings: Settings) -> "Callable[[str], NamedRecipe | None]":
 
 
 def build_span_exporter(settings: Settings, role: str) -> "SpanExporter | None":
-    """What sends spans to the collector, if there is one. Raises InvalidRequest, so call it before anything is
+    """Returns what sends spans to the collector, if there is one. Raises InvalidRequest, so call it before anything is
     started."""
     if not settings.otlp_endpoint:
         return None
@@ -441,7 +443,8 @@ def build_artifacts(
     *,
     in_cluster: bool = False,
 ) -> "Artifacts":
-    """In a cluster, what is in a worker's own directory is reached through that worker."""
+    """In a cluster without a shared store, the artifacts in a worker's own directory are reached through that
+    worker."""
     from warren.model.artifact import ArtifactRules
     from warren.model.spec import MIB
     from warren.sessions.artifacts import Artifacts
@@ -494,7 +497,7 @@ def build_lifecycle(
 
 
 def build_egress(settings: Settings) -> "EgressRules":
-    """What sessions may ask for of the network."""
+    """Returns what sessions may ask for of the network."""
     from warren.config.presets import PresetReader
     from warren.model.egress import Ceiling
     from warren.sessions.egress import EgressRules
@@ -504,8 +507,8 @@ def build_egress(settings: Settings) -> "EgressRules":
 
 
 def build_egress_policy(settings: Settings) -> "EgressPolicy":
-    """What holds for every connection of every sandbox. What sessions may ask for is checked before: what is written in
-    an environment may go beyond `egress_allowed`."""
+    """Returns the rules for every connection of every sandbox. `egress_allowed` is not among them: it bounds what
+    sessions ask for, and an environment may go beyond it."""
     from warren.model.network import EgressPolicy
 
     return EgressPolicy(
@@ -562,7 +565,6 @@ def build_ceilings(settings: Settings) -> "Ceilings":
 
 
 def build_identity(settings: Settings, tenancy: "Tenancy", tokens: "Tokens | None" = None) -> "BindingIdentity":
-    """How callers are identified."""
     from warren.access.identity import AnonymousIdentity, CredentialIdentity
 
     if not settings.auth:
@@ -573,7 +575,8 @@ def build_identity(settings: Settings, tenancy: "Tenancy", tokens: "Tokens | Non
 
 
 async def build_tokens(settings: Settings) -> "Tokens | None":
-    """Raises what is wrong with the settings, so call it before anything is started."""
+    """Returns what recognises tokens, if they are accepted. Raises if the settings are wrong, so call it before
+    anything is started."""
     if not (settings.auth and settings.jwt_jwks):
         return None
     from warren.access.tokens import TokenRules, Tokens
@@ -656,7 +659,7 @@ def with_pages(settings: Settings, context: "Context") -> "Context":
 
 
 def build_clients(settings: Settings, context: "Context") -> "Clients":
-    """Whom the server lets in beside those that send a key, and how."""
+    """Returns the ways in which the server lets in others than those who send a key."""
     from warren.http.dashboard.access import PageAccess
     from warren.http.dashboard.page_requests import PageRequests
     from warren.http.dashboard.pages import Pages
@@ -760,7 +763,7 @@ def build_pipeline(
 
 
 def build_admission(context: "Context", *, counts: bool = True) -> "Admission":
-    """Without `counts` no quota and usage is counted."""
+    """Without `counts` neither quotas nor usage are counted."""
     from warren.http.admission import Admission
 
     tenancy = context.tenancy

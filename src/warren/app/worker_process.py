@@ -56,7 +56,7 @@ from warren.stores.sqlite import SqliteStore
 
 _COPIES_FILE: Final = "cluster.db"
 _REPORTED_TENANTS: Final = 64  # the tenants with the most sessions
-_PLENTY: Final = 3  # multiples of the reserve
+_PLENTY: Final = 3  # there is no pressure while this many times the reserve is free beyond it
 _MB_PER_SANDBOX: Final = 64  # the least memory of a sandbox, which bounds how many a machine holds
 
 
@@ -166,7 +166,7 @@ class WorkerService(Service):
         )
 
     async def _read_history(self) -> Reading:
-        """Only its own sessions: those of all are in a coordinator's history."""
+        """Counts only its own sessions: a coordinator's history has those of all workers."""
         assert self._mirror is not None
         assert self._worker is not None
         return Reading(Counter(str(session.state) for session in self._mirror.own()), self._worker.stats())
@@ -208,7 +208,8 @@ class WorkerService(Service):
         )
 
     def _metrics_stage(self, context: Context) -> Stage:
-        """For Prometheus, which no coordinator has let in. It needs a key, whatever coordinators ask for."""
+        """Returns the stage that serves Prometheus, which asks workers directly. It always needs a key, also in a
+        cluster whose coordinators ask for none."""
         assert self._mirror is not None
         assert self._worker is not None
         read = worker_readings(self._mirror, self._worker, context.port_connections, self.lease)
@@ -240,5 +241,5 @@ class WorkerService(Service):
 
 
 def _pressure(free: int, reserve: int) -> float:
-    """0 while there is plenty, 1 when nothing is left but the reserve."""
+    """Returns 0 while there is plenty, 1 when nothing is left but the reserve."""
     return round(min(1.0, max(0.0, 1 - (free - reserve) / max(1, _PLENTY * reserve))), 3)
