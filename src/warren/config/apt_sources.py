@@ -14,7 +14,7 @@ _KEYRING: Final = re.compile(r"/usr/share/keyrings/(debian|ubuntu)-archive-keyri
 
 
 def read_apt_sources(root: Path = Path("/")) -> dict[str, str]:
-    """Lines for sources.list, by the code name of the release; empty where apt is not used."""
+    """Returns lines for sources.list, by the code name of the release; empty where apt is not used."""
     release = _text(root / "etc/os-release")
     code_name = re.search(r'^VERSION_CODENAME="?([a-z0-9.-]+)', release, re.MULTILINE)
     if code_name is None:

@@ -25,7 +25,7 @@ class RegistryEnvironments:
     def __init__(self, registry: Registry, adapt: Callable[[Environment], Environment]) -> None:
         self._registry = registry
         self._adapt = adapt
-        self._adapted: dict[str, tuple[Environment, Environment]] = {}  # as in the registry, and with the settings
+        self._adapted: dict[str, tuple[Environment, Environment]] = {}  # as in the registry, and as `adapt` made it
 
     def __call__(self, name: str) -> Environment:
         environment = self._registry.environment(name)

@@ -32,9 +32,8 @@ from warren.model.image import RECIPE, Configure, Copy, Recipe, Run, Stage, Step
 from warren.model.spec import check_env, check_image_name
 from warren.model.suggestions import suggest
 
-ENVIRONMENT_IMAGES: Final = (
-    "environment/"  # the names of images that environments describe; no image made by hand has one
-)
+# The names of images that environments describe begin so; no image made by hand has such a name.
+ENVIRONMENT_IMAGES: Final = "environment/"
 BLOCK_KEYS: Final = ("from", "apt", "python", "npm", "run", "copy", "env", "workdir", "user", "about")
 _COPY_KEYS: Final = ("from", "to", "owner", "mode")
 ROOT: Final = "root"
@@ -110,7 +109,7 @@ class Where:
 
 
 def recipe_of(block: Mapping[str, Any], where: Where) -> Recipe:
-    """The recipe that a block describes. Raises InvalidRequest, with the file and the line."""
+    """Returns the recipe that a block describes. Raises InvalidRequest, with the file and the line."""
     for key in block:
         if key not in BLOCK_KEYS:
             at = where.at(str(key))
@@ -166,7 +165,7 @@ def _package_steps(block: Mapping[str, Any], where: Where) -> list[Run]:
 
 
 def _installed(program: str, package: str) -> str:
-    """Installs a program that the base lacks."""
+    """Returns shell text that installs a program if the base lacks it."""
     install = f"{_APT} update && {_APT} install -y --no-install-recommends -- {package} && {_CLEAN}"
     return f"command -v {program} >/dev/null || {{ {install}; }}"
 
@@ -235,7 +234,7 @@ def _variables(value: Any, at: Where) -> dict[str, str]:
 
 
 def _copy(value: Any, at: Where, workdir: str) -> Copy:
-    """`source target`, or keys; both may have blanks only in the second form."""
+    """Reads a copy step: `source target`, or keys. Paths with blanks in them need the keys."""
     if isinstance(value, str):
         words = value.split()
         if len(words) != 2:
@@ -265,7 +264,7 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NamedRecipe:
-    """`directory` is what its copies are taken from."""
+    """`directory` has the files that the recipe copies."""
 
     name: str
     recipe: Recipe
@@ -285,7 +284,8 @@ class ImageRecipes:
         return sorted({path.stem for folder in self._folders for path in folder.glob("*.y*ml")})
 
     def find(self, name: str) -> NamedRecipe | None:
-        """None if there is no such recipe, or if its file has a mistake, which is logged. Costs a few calls of stat."""
+        """Returns None if there is no such recipe, or if its file has a mistake, which is logged. Costs a few calls of
+        stat."""
         path = self.path(name)
         try:
             found = path.stat() if path else None

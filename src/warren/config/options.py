@@ -99,7 +99,8 @@ class Option:
         return self.show(self.default)
 
     def parse(self, text: str, kind: OptionKind) -> Any:
-        """Raises ValueError, or InvalidRequest with a better message. An empty text means an empty default."""
+        """Returns the value of a text; for an empty one the default, if that is empty. Raises ValueError, or
+        InvalidRequest with a better message."""
         if not text and self.default in ("", None, ()):
             return self.default
         return kind.parse(text)
@@ -121,7 +122,8 @@ class Option:
 
 
 def option(kind: OptionKind, default: Any, help: str, **more: Any) -> Any:
-    """A field of Settings. `name` is that of the option, where the field has another one; see Option for the rest."""
+    """Returns a field of Settings. `name` is the option's name if it differs from the field's; see Option for the
+    rest."""
     found = Option(kind, default, help, **more)
     return field(repr=not found.secret, metadata={_OPTION: found})
 
@@ -371,7 +373,7 @@ OPTIONS = _table()
 
 
 def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """As `serve_options`, for a worker, which has another port."""
+    """Does what `serve_options` does, for a worker, which has another default port."""
     return serve_options(command, WORKER_PORT)
 
 

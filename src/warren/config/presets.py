@@ -51,14 +51,14 @@ class PresetReader:
         self._told: set[str] = set()
 
     async def __call__(self) -> Presets:
-        async with self._finding:
+        async with self._finding:  # one reading at a time: it starts programs
             if self._found is None or time.monotonic() - self._found_at > KEPT_S:
                 self._found = await asyncio.to_thread(self.read)
                 self._found_at = time.monotonic()
             return self._found
 
     def read(self) -> Presets:
-        """Asks pip and npm themselves for what no file says, which takes up to a second."""
+        """Reads all presets. Asks pip and npm themselves for what no file says, which takes up to a second."""
         known: dict[str, Preset] = {}
         problems: dict[str, str] = {}
         given = self._read_file(problems)

@@ -111,7 +111,7 @@ class Registry(RegistryFiles[Environment]):
             raise InvalidRequest(f"the prompt {prompt.name!r} has no variable {unknown[0]!r}", remedy=remedy)
 
     def all_problems(self) -> dict[tuple[str, str], str]:
-        """By kind and name, what is wrong with every entry, references included; empty if nothing is."""
+        """Returns by kind and name what is wrong with each entry, references included; empty texts if nothing is."""
         found = {
             (kind, name): problem for kind, files in self.kinds.items() for name, problem in files.problems().items()
         }
@@ -219,7 +219,7 @@ def read_environment(path: Path) -> Environment:
 
 @contextlib.contextmanager
 def _mistakes(file: YamlFile, *keys: str) -> Iterator[None]:
-    """Says of what is wrong in the block where it is written."""
+    """Adds the file and the line to an InvalidRequest that is raised in the block."""
     try:
         yield
     except InvalidRequest as exc:
@@ -313,7 +313,7 @@ def _read_alerts(file: YamlFile, values: dict[Any, Any]) -> AlertThresholds:
 
 
 def _read_pool(file: YamlFile, values: dict[Any, Any]) -> PoolSize:
-    """A min or max that is not given follows the size."""
+    """Reads the size of a pool. A min or max that is not given follows the size."""
     _check_whole_numbers(file, "pool", values, [field.name for field in fields(PoolSize)])
     defaults = PoolSize()
     size = values.get("size", defaults.size)

@@ -32,7 +32,7 @@ class FileChange:
 
 @dataclass(frozen=True, slots=True)
 class _Reading(Generic[Entry]):
-    """A file as it was read; `stamp` tells whether it has changed since. `entry` is None until it was right."""
+    """A file as it was read; `stamp` tells whether it has changed since. `entry` is None if it was never right."""
 
     path: Path
     stamp: tuple[int, ...]
@@ -66,8 +66,8 @@ class RegistryFiles(Generic[Entry]):
         return sorted(self._files, key=lambda name: (name.casefold(), name))
 
     def get(self, name: str) -> Entry:
-        """Raises the kind's error for a name that is unknown, and Unavailable if there is a mistake in its file. The
-        message does not say which: callers of the server get it."""
+        """Returns an entry. Raises the kind's error for a name that is unknown, and Unavailable if there is a mistake
+        in its file. The message does not tell the mistake, because callers of the server get it."""
         reading = self._look_at(name)
         if reading is None:
             raise self.unknown_error(name)
@@ -83,7 +83,7 @@ class RegistryFiles(Generic[Entry]):
         return "environments validate" if self.kind == "environments" else "registry validate"
 
     def read(self, name: str) -> Entry:
-        """For the operator: raises InvalidRequest, with the file and what is wrong in it."""
+        """Returns an entry for the operator. Raises InvalidRequest, with the file and what is wrong in it."""
         if self._look_at(name) is None:
             raise self.unknown_error(name)
         return self._read_one(self._files[name])
@@ -97,7 +97,7 @@ class RegistryFiles(Generic[Entry]):
         return found
 
     def problems(self) -> dict[str, str]:
-        """By name, what is wrong with an entry's file; empty if nothing is."""
+        """Returns by name what is wrong with each entry's file; empty texts if nothing is."""
         readings = {name: self._look_at(name) for name in self.names}
         return {name: reading.problem if reading else "" for name, reading in readings.items()}
 
@@ -123,7 +123,7 @@ class RegistryFiles(Generic[Entry]):
         return {
             path.stem: path
             for directory in self._directories
-            for path in sorted((directory / self.kind).glob("*.y*ml"), reverse=True)  # of two, `.yaml` is meant
+            for path in sorted((directory / self.kind).glob("*.y*ml"), reverse=True)  # `.yaml` after `.yml`, so it wins
             if path.suffix in _SUFFIXES and not path.name.startswith(".")
         }
 
@@ -165,7 +165,8 @@ def _names(path: Path) -> tuple[str, str]:
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
-    """Returns what tells a changed file. Each create asks for it several times, so it must be cheap."""
+    """Returns values that differ once the file was changed. Each create asks for them several times, so this must be
+    cheap."""
     name, twin = _names(path)
     try:
         found = os.stat(name)

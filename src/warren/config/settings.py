@@ -42,7 +42,7 @@ _ASCENDING = (("pool_min", "pool_size", "pool_max"), ("command_timeout_s", "max_
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A value as it was given. `source` names where, for a table; `subject` does in a sentence."""
+    """A value as it was given. `source` says in a table where it comes from, `subject` in a sentence."""
 
     value: object
     source: str
@@ -71,12 +71,13 @@ def read_settings(
 
 
 def environment_with(more: Mapping[str, str]) -> dict[str, str]:
-    """The environment of this process with additions, for a child process."""
+    """Returns the environment of this process with additions, for a child process."""
     return {**os.environ, **more}
 
 
 def as_variables(settings: Settings, names: Iterable[str]) -> dict[str, str]:
-    """The values of the options whose names begin so, as variables for a child process; empty ones are left out."""
+    """Returns the options whose names begin with one of `names`, as variables for a child process. Empty values are
+    left out."""
     names, found = tuple(names), dict[str, str]()
     for name in (each for each in OPTIONS if each.startswith(names)):
         value = getattr(settings, OPTIONS[name].attribute)
@@ -87,7 +88,7 @@ def as_variables(settings: Settings, names: Iterable[str]) -> dict[str, str]:
 
 
 def given_variables(settings: Settings) -> dict[str, str]:
-    """The variables of this process that the settings were read from, for a process that starts elsewhere."""
+    """Returns the variables of this process that the settings were read from, for a process that starts elsewhere."""
     names = {source.removeprefix("environment ") for source in settings.sources.values()} | {CONFIG_VARIABLE}
     return {name: os.environ[name] for name in sorted(names) if name in os.environ}
 
@@ -172,7 +173,7 @@ def _closest(word: str, words: Iterable[str]) -> str:
 
 
 def _closest_option(name: str) -> str:
-    """The option whose name is closest, also by its name in Settings or in an older system."""
+    """Returns the option whose name is closest, also by its name in Settings or in an older system."""
     names = {known: option.name for option in OPTIONS.values() for known in (option.attribute, *option.aliases)}
     every = {**{known.lower(): name for known, name in names.items()}, **{name: name for name in OPTIONS}}
     return every[_closest(name.lower(), every)]

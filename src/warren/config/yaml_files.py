@@ -35,7 +35,7 @@ class YamlFile:
         return str(self.path)
 
     def error(self, message: str, *keys: Key, remedy: str = "") -> InvalidRequest:
-        """An error that names the file and the line of these keys, or of the innermost one that there is."""
+        """Returns an error that names the file and the line of these keys, or of the innermost one that there is."""
         while keys and keys not in self._lines:
             keys = keys[:-1]
         line = f", line {self._lines[keys]}" if keys else ""
@@ -50,7 +50,7 @@ class YamlFile:
             self._look_through(root, (), ())
             return loader.construct_document(root)
         except yaml.MarkedYAMLError as exc:
-            last = max(1, len(text.splitlines()))  # what is missing at the end is missing there
+            last = max(1, len(text.splitlines()))  # what is missing at the end is reported behind the last line
             line = min(last, exc.problem_mark.line + 1) if exc.problem_mark else "?"
             remedy = "indent with blanks, YAML takes no tabs" if "'\\t'" in str(exc.problem) else ""
             raise InvalidRequest(f"{self.path}, line {line}: this is not YAML: {exc.problem}", remedy=remedy) from exc
@@ -62,7 +62,8 @@ class YamlFile:
             loader.dispose()
 
     def _look_through(self, node: yaml.Node, keys: tuple[Key, ...], above: tuple[yaml.Node, ...]) -> None:
-        """Notes the lines of keys; raises for what no file needs."""
+        """Notes the lines of keys. Raises InvalidRequest for duplicate keys, and for more values or more depth than any
+        file needs."""
         self._nodes += 1
         if self._nodes > _MAX_NODES:
             raise self.error(f"it has more than {_MAX_NODES} values, counting those that aliases repeat")
