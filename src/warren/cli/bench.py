@@ -70,7 +70,8 @@ async def _measure(effort: "Effort", as_json: bool) -> int:
 
 
 def _new_state() -> Path:
-    """A state directory with an image, on the disk of the usual one, which a server's speed depends on."""
+    """Makes a state directory with an image. It is on the disk of the usual one, because a server's speed depends on
+    the disk."""
     from warren.images.store.store import ImageStore
 
     usual = read_settings().state_dir

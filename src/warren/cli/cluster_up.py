@@ -59,7 +59,8 @@ def _find_redis() -> str:
 
 
 def _check_ports(host: str, ports: Iterable[int]) -> None:
-    """Before anything is started or written, also the key that clients of the server on such a port use."""
+    """Raises Unavailable if a port cannot be used. To be called before anything is started or written, also the key,
+    which clients of another server on such a port would find."""
     for port in ports:
         try:
             address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -171,7 +172,7 @@ class _Cluster:
         asyncio.run(prepare())
 
     def _share_images(self, state: Path) -> None:
-        """Images are only read: all workers of the machine share them."""
+        """Links the images of the machine into the state directory of a worker: all workers share them."""
         state.mkdir(mode=0o711, exist_ok=True)
         images = self._settings.state_dir / "images"
         if not (state / "images").exists() and images.exists():
@@ -218,13 +219,13 @@ def _is_redis_up(path: Path) -> bool:
 
 
 def _last_error(log: str) -> str:
-    """The last line of a log that is not a hint below another one."""
+    """Returns the last line of a log that is not a hint below another one."""
     lines = [line for line in log.splitlines() if line.strip() and not line.startswith(" ")]
     return lines[-1].removeprefix("warren: ") if lines else "it did not say why"
 
 
 def _free_ports(count: int) -> list[int]:
-    """Any free ports of loopback: a fixed one could be taken by another cluster that starts at the same time."""
+    """Returns free ports of loopback: fixed ones could be taken by another cluster that starts at the same time."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

@@ -98,7 +98,7 @@ def code(
 def find_session(
     server: RemoteServer, session: str, thread: str, replace_lost: bool, environment: str
 ) -> dict[str, Any]:
-    """The options of a client of the session that is meant, or of one that ends with the client."""
+    """Returns the options for a client of the session that is meant, or of a fresh one that ends with the client."""
     if session and thread:
         raise click.UsageError("give --session or --thread, not both")
     if (session or thread) and environment:
@@ -123,7 +123,7 @@ async def open_client(server: RemoteServer, session: dict[str, Any]) -> AsyncIte
 
 
 class Printer:
-    """Shows what code gives while it runs."""
+    """Shows the output and the results of code while it runs."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
@@ -156,7 +156,7 @@ def save_pictures(execution: Execution, directory: Path | None) -> None:
 
 
 def save_picture(result: Result, directory: Path | None) -> None:
-    """Saves it under a name that no file has yet, and says so on stderr."""
+    """Saves a picture under a name that no file has yet, and says so on stderr."""
     if directory is None:
         report("the code showed a picture", "--save DIR saves pictures into files")
         return
@@ -167,7 +167,7 @@ def save_picture(result: Result, directory: Path | None) -> None:
 
 
 def exit_code_of(execution: Execution) -> int:
-    """The exit code of `warren` for this code; reports an end that the code did not choose itself."""
+    """Returns the exit code of `warren` for this code; reports an end that the code did not choose itself."""
     if execution.truncated:
         report("some output is missing: the code gave more than is kept")
     if execution.reason == "timeout":

@@ -139,7 +139,7 @@ async def show_command(
 
 
 def exit_code_of(result: ExecuteResult | ExecResult, timeout_s: float | None, memory_hint: str) -> int:
-    """The exit code of `warren` for a command; reports an end that the command did not choose itself."""
+    """Returns the exit code of `warren` for a command; reports an end that the command did not choose itself."""
     if result.reason == Reason.TIMEOUT:
         limit = "its time-out" if timeout_s is None else f"{timeout_s:g} s"
         report(f"the command was ended after {limit}, with {result.killed} processes", "--timeout S gives it longer")

@@ -67,7 +67,7 @@ def _parse_side(text: str) -> _Side:
 
 
 def _sides(source: _Side, target: _Side) -> tuple[str, _Side, bool]:
-    """The local path, the side in the session, and whether the copy goes into the session."""
+    """Returns the local path, the side in the session, and whether the copy goes into the session."""
     if (source.session is None) == (target.session is None):
         raise click.UsageError("one side must be SESSION:PATH, and the other a path of this machine")
     return (source.path, target, True) if source.session is None else (target.path, source, False)

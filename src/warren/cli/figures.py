@@ -17,7 +17,8 @@ _SHOWN: Final = 30  # points of the series
 
 
 def show_session(server: RemoteServer, session_id: str, *, watch_s: float | None, as_json: bool) -> None:
-    """Once, or every `watch_s` until somebody ends it: in place on a terminal, a line each time otherwise."""
+    """Shows what a session uses: once, or every `watch_s` until it is interrupted, in place on a terminal and otherwise
+    as a line each time."""
     while True:
         found: Values = server.backend.call("get_metrics", session_id)
         if as_json and watch_s is None:
@@ -58,7 +59,7 @@ def _bytes(now: Values, limits: Values, name: str) -> tuple[str, str]:
 
 
 def _share(found: Values, name: str) -> tuple[str, str]:
-    """How much of the limit is used, and a bar for each of the last points."""
+    """Returns how much of the limit is used, and a bar for each of the last points."""
     limit = found["limits"][name] or 1
     bars = (_bar(point[name] / limit) for point in found["series"][-_SHOWN:])
     return f"{found['now'][name] / limit:.0%}", "".join(bars)

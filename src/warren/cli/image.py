@@ -106,7 +106,7 @@ def _looks_like_path(source: str) -> bool:
 
 
 def name_of(source: str) -> str:
-    """The name of an image without --name: the Docker reference, or the file's name without its endings."""
+    """Returns the name of an image without --name: the Docker reference, or the file's name without its endings."""
     if source == "-":
         raise click.UsageError("a tar from stdin needs a --name")
     if source.startswith("docker:") or not _looks_like_path(source):

@@ -42,7 +42,7 @@ _OUTPUT_LINES: Final = 40
 
 
 class StepLines:
-    """A line for each step, with its seconds; on a terminal the step that runs is shown too."""
+    """Prints a line for each step, with its seconds; on a terminal it shows the step that runs, too."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -59,7 +59,7 @@ class StepLines:
             self._write(f"\r\033[K{self._title}{percent}: {_line(step)[:100]} …")
 
     def output(self, text: str) -> None:
-        """What steps write is shown if one fails."""
+        """Shows nothing: what steps write is shown if one fails."""
 
     def end_step(self, *, failed: bool = False) -> None:
         if not self._step:
@@ -75,7 +75,8 @@ class StepLines:
 
 
 class ReportLines:
-    """Lines of JSON on stdout, for the server that has started this process; with `output` also what steps write."""
+    """Writes lines of JSON on stdout, for the server that has started this process; with `output` also what steps
+    write."""
 
     def __init__(self, *, output: bool = False) -> None:
         self._last = ""
@@ -87,7 +88,8 @@ class ReportLines:
             self.write({"step": _line(step), "fraction": fraction})
 
     def output(self, text: str) -> None:
-        """The last lines of a step that fails are in its error."""
+        """Reports what a step writes, if the server wants that. The last lines of a step that fails are in its error in
+        any case."""
         if self._with_output:
             self.write({"output": text})
 
@@ -99,7 +101,7 @@ class ReportLines:
 
 
 def _line(step: str) -> str:
-    """A step on one line: commands may have several."""
+    """Returns a step on one line: commands may have several."""
     first = step.strip().split("\n", 1)
     return printable(first[0][:300]) + (" …" if len(first) > 1 or len(first[0]) > 300 else "")
 
@@ -110,9 +112,9 @@ def _line(step: str) -> str:
 def build_named(
     settings: Settings, named: NamedRecipe, progress: "BuildProgress", *, no_cache: bool = False, again: bool = True
 ) -> "ImageVersion":
-    """Builds an image, one build of it at a time among all processes, and before it those that it is built on, if they
-    are missing and there is a recipe for them. Without `again`, an image that is up to date when it is this build's
-    turn is left as it is."""
+    """Builds an image, one build of it at a time among all processes. Before that it builds the images that this one is
+    built on, if they are missing and there is a recipe for them. Without `again`, an image that is up to date when it
+    is this build's turn is left as it is."""
     from warren.app.wiring import build_images
     from warren.images.building.on_demand import building_lock
 
@@ -131,8 +133,8 @@ def build_named(
 
 
 def build_missing_base(settings: Settings, base: str, progress: "BuildProgress", above: tuple[str, ...] = ()) -> None:
-    """Builds `base`, if it is missing, after what it is built on itself. `above`: what is going to be built on it. What
-    neither Warren nor a recipe makes is left to whoever needs it."""
+    """Builds `base`, if it is missing, after what it is built on itself. `above`: what is going to be built on it.
+    Does nothing for an image that neither Warren nor a recipe makes."""
     from warren.app.wiring import build_images, build_recipes
 
     images = build_images(settings)
@@ -277,7 +279,7 @@ def build(
 
 
 def _is_directory(word: str) -> bool:
-    """Whether it is written as a directory is: names of images begin with a letter or digit, and do not end with /."""
+    """Whether a word is written as a directory: names of images begin with a letter or digit, and do not end with /."""
     return word.startswith((".", "/", "~")) or word.endswith("/")
 
 
@@ -306,7 +308,8 @@ def _build_by_name(
 
 
 def find_recipe(settings: Settings, image: str) -> NamedRecipe:
-    """The recipe of an image by the image's name. Raises InvalidRequest, with the mistake if its file has one."""
+    """Returns the recipe of an image by the image's name. Raises InvalidRequest, with the mistake if its file has
+    one."""
     from warren.app.wiring import build_registry, recipe_folders
     from warren.config.image_recipes import read_recipe
 
@@ -329,7 +332,8 @@ def find_recipe(settings: Settings, image: str) -> NamedRecipe:
 
 
 def check_own_name(name: str) -> None:
-    """Raises InvalidRequest for what is no name, and for those of images that environments describe."""
+    """Raises InvalidRequest for a text that is no name of an image, and for names of images that environments
+    describe."""
     check_image_name(name)
     if name.startswith(ENVIRONMENT_IMAGES):
         raise InvalidRequest(
@@ -502,7 +506,7 @@ def _build_for_server(settings: Settings, words: tuple[str, ...], parent: int) -
 
 
 def _build_template(settings: Settings, image: str, lines: ReportLines) -> None:
-    """Builds the image of a template, of which the server has written down what it is made of."""
+    """Builds the image of a template. The server has written down what the template is made of."""
     from warren.app.image_wiring import build_image_settings
     from warren.app.wiring import build_images
     from warren.http.e2b.template_process import read_template
@@ -524,7 +528,7 @@ def _build_template(settings: Settings, image: str, lines: ReportLines) -> None:
 def _end_with(parent: int) -> None:
     """Lets the kernel interrupt this process, as Ctrl-C does, when its parent dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
-    if os.getppid() != parent:
+    if os.getppid() != parent:  # it has died before the kernel was told
         raise SystemExit(1)
 
 

@@ -147,5 +147,5 @@ def _lines(one: "ImageVersion") -> Iterator[tuple[str, str]]:
 
 
 def _printable(text: str) -> str:
-    """What a stranger has written into the image does not reach the terminal as it is."""
+    """Escapes control characters: what a stranger has written into an image must not reach the terminal as it is."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:2000])

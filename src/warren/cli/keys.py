@@ -267,7 +267,7 @@ class StoredKeys:
         return asyncio.run(self._with_store(work))
 
     async def _with_store(self, work: "Callable[[Keys], Awaitable[T]]") -> T:
-        """The store is opened without its sealing key: keys are stored as hashes, not as sealed secrets."""
+        """Opens the store for `work`, without its sealing key: keys are stored as hashes, not as sealed secrets."""
         from warren.access.keys import Keys
         from warren.app.wiring import build_clock
         from warren.stores.sqlite import SqliteStore
@@ -279,7 +279,8 @@ class StoredKeys:
             await store.close()
 
     def _find_database(self) -> Path:
-        """The file must exist: a mistyped directory must not become a new store."""
+        """Returns the file of the store. Raises NotFound if there is none: a mistyped directory must not become a new
+        store."""
         from warren.app.wiring import DATABASE
 
         path = self._state_dir / DATABASE

@@ -93,7 +93,8 @@ def mcp(
 
 
 def check_exposure(host: str, key: str) -> None:
-    """Without a key only this machine may reach the server: its callers can run commands in every sandbox."""
+    """Raises InvalidRequest if others than this machine could reach a server without a key: its callers can run
+    commands in every sandbox."""
     if not key and not is_loopback(host):
         raise InvalidRequest(
             f"without a key the MCP server listens on loopback only, not on {host}",

@@ -47,7 +47,7 @@ def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def network_values(
     allow: tuple[str, ...], deny: tuple[str, ...], internet: bool, no_network: bool
 ) -> dict[str, Any] | None:
-    """The rules as the API takes them; None if no option was given."""
+    """Returns the rules as the API takes them; None if no option was given."""
     if no_network and (allow or deny or internet):
         raise click.UsageError("--no-network goes alone")
     if not (allow or deny or internet or no_network):
@@ -88,7 +88,7 @@ def _check_environment(ctx: click.Context, param: click.Parameter, value: str) -
 
 
 def environment_option(help_text: str, default: str = "") -> Callable[..., Any]:
-    """`--env` is its earlier name."""
+    """Returns the option --environment, whose earlier name is --env."""
     return click.option(
         "-E", "--environment", "--env", "environment", default=default, metavar="E", help=help_text,
         callback=_check_environment,
@@ -96,7 +96,8 @@ def environment_option(help_text: str, default: str = "") -> Callable[..., Any]:
 
 
 def command_options(where: str) -> Callable[..., Any]:
-    """Who runs a command in the sandbox, where, and with which variables."""
+    """Returns the options that say who runs a command in the sandbox, and in which directory. `where` is the default
+    directory, in words."""
     options = (
         click.option("-u", "--user", default="", metavar="U", help="User inside the sandbox.  [sandboxuser]"),
         click.option("-w", "--workdir", "--cwd", "cwd", default="", metavar="D", help=f"Directory.  [{where}]"),
@@ -120,5 +121,5 @@ def parse_pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
 
 
 def drop_empty(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that were given: options without one are None or empty."""
+    """Returns the values that were given: options without one are None or empty."""
     return {name: value for name, value in values.items() if value not in (None, "", [], {})}

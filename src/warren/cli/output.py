@@ -36,7 +36,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """One figure, as a person would say it: 45 s, 12 min, 3 h, 2 d."""
+    """Returns a duration as a person would say it, with one figure: 45 s, 12 min, 3 h, 2 d."""
     if seconds < 0:
         return "now"
     for unit, length_s in (("d", 86400), ("h", 3600), ("min", 60)):
@@ -54,7 +54,7 @@ def format_mib(count: float) -> str:
 
 
 def seconds_since(timestamp: str) -> float:
-    """Negative for a time in the future."""
+    """Returns the seconds since a time; negative for a time in the future."""
     return (datetime.now(UTC) - datetime.fromisoformat(timestamp)).total_seconds()
 
 

@@ -144,7 +144,7 @@ async def _listen(remote: AsyncRemote, session_id: str, host: str, here: int, th
 
 
 async def _relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, socket: AsyncSocket) -> None:
-    """Each direction ends by itself; the connection when both have."""
+    """Passes data on in both directions. Each ends by itself, and the connection when both have ended."""
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_send(reader, socket))
         tasks.create_task(_receive(socket, writer))

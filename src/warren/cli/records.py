@@ -153,7 +153,8 @@ def _read_deeds(
 
 
 def _full_session_id(server: RemoteServer, session: str) -> str:
-    """The record has full ids only; the beginning of an id is enough for a session that still exists."""
+    """Returns the full id of a session, because the record has no others. The beginning of an id is enough for a
+    session that still exists."""
     if not session or len(session) >= _SESSION_ID_LENGTH:
         return session
     try:

@@ -61,7 +61,7 @@ class RemoteServer:
         return SandboxClient(session_id=session_id, backend=self.backend)
 
     def sessions(self, **filters: Any) -> Iterator[dict[str, Any]]:
-        """All of them, newest first, page by page."""
+        """Yields all sessions, newest first, page by page."""
         after: str | None = ""
         while after is not None:
             page = self.backend.call("list_sessions", limit=_PAGE, after=after, **filters)
@@ -95,7 +95,7 @@ class RemoteServer:
             progress.end()
 
     def find_or_create(self, name: str, thread: str, replace_lost: bool = False) -> str:
-        """As `find`; but a thread without a session gets one, as with its first command over the API."""
+        """Does what `find` does, but a thread without a session gets one, as with its first command over the API."""
         if not thread:
             if replace_lost:
                 raise click.UsageError("--replace-lost needs --thread; without one, `warren create` makes a session")
@@ -175,7 +175,7 @@ def split_session(words: tuple[str, ...], thread: str) -> tuple[str, tuple[str, 
 
 
 def complete(ctx: click.Context, incomplete: str, list_names: Callable[[RemoteServer], Iterable[str]]) -> list[str]:
-    """For shell completion: the names that fit, or none when the server cannot be asked."""
+    """Returns the names that fit, for shell completion; none if the server cannot be asked."""
     with contextlib.suppress(WarrenError, OSError), RemoteServer(ctx.params.get("url") or "") as server:
         return [name for name in list_names(server) if name.startswith(incomplete)]
     return []

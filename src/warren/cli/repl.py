@@ -98,14 +98,14 @@ def _run_cells(runner: asyncio.Runner, cells: "_Cells", language: str) -> None:
 
 
 class _Cells:
-    """Runs cells over a WebSocket each, on which Ctrl-C interrupts this cell and nobody else's."""
+    """Runs each cell over a WebSocket of its own, so that Ctrl-C interrupts this cell and nobody else's."""
 
     def __init__(self, transport: AsyncTransport, session_id: str, values: dict[str, Any], printer: Printer) -> None:
         self._transport, self._values, self._printer = transport, values, printer
         self._request = Request("GET", f"/api/sessions/{session_id}/code")
 
     async def run(self, cell: str) -> Execution | None:
-        """None if the user gives the cell up."""
+        """Runs a cell. Returns None if the user gives it up."""
         loop = asyncio.get_running_loop()
         async with self._transport.socket(self._request) as socket:
             task = asyncio.ensure_future(self._follow(socket, cell))
@@ -146,7 +146,7 @@ class _Cells:
 
 
 def _read_cell(language: str) -> str:
-    """The lines of the next cell. Raises EOFError where the user wants to end."""
+    """Returns the next cell that the user types. Raises EOFError if the user wants to end."""
     first, more = (">>> ", "... ") if language == "python" else (f"{language}> ", "... ")
     lines = [input(first)]
     if lines[0].strip() in _ENDS:
@@ -171,7 +171,8 @@ def _needs_more(language: str, lines: list[str]) -> bool:
 
 
 def join_lines(language: str, lines: list[str]) -> str:
-    """bash knows a backslash at the end of a line itself; for others it only means that the cell goes on."""
+    """Joins the lines of a cell. Python and bash know a backslash at the end of a line themselves; for other languages
+    it only means that the cell goes on, and is removed."""
     if language in ("python", "bash"):
         return "\n".join(lines)
     return "\n".join(line.removesuffix("\\") for line in lines)

@@ -83,7 +83,7 @@ _OPTIONS = (
 
 
 def _complete_session(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    from warren.cli.remote import complete_session  # `warren run` does without
+    from warren.cli.remote import complete_session  # here, so that `warren run` does not wait for the import
 
     return complete_session(ctx, parameter, incomplete)
 
@@ -161,7 +161,7 @@ async def _run_to_end(sandbox: Sandbox, command: Command, interactive: bool, sin
 
 
 async def _send_input(process: Process, interactive: bool) -> None:
-    """Passes stdin on; a terminal's only if asked to: `warren shell` and -t are for those."""
+    """Passes stdin on, but that of a terminal only if asked to: `warren shell` and -t are for terminals."""
     if sys.stdin is not None and (interactive or not os.isatty(0)):
         async for data in read_stream(0):
             await process.write(data)
@@ -319,7 +319,7 @@ async def _with_sandbox(
 
 
 async def _check_network(settings: Settings, rules: NetworkRules) -> tuple[NetworkRules, dict[str, str]]:
-    """The rules without presets, and the variables that the presets give."""
+    """Checks the rules. Returns them without presets, and the variables that the presets set."""
     from warren.app.wiring import build_egress
     from warren.model.access import Caller
 
@@ -329,7 +329,7 @@ async def _check_network(settings: Settings, rules: NetworkRules) -> tuple[Netwo
 
 
 async def _report_refusals(sandbox: Sandbox) -> None:
-    """A command that failed may have been refused the network: says what, and how to allow it."""
+    """Says what the network has refused to a command that failed, and how to allow it."""
     with contextlib.suppress(WarrenError):
         refusals = (await sandbox.network_use()).refusals
         for refusal in list({(each.name, each.address, each.port): each for each in refusals}.values())[-_REFUSALS:]:

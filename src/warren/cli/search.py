@@ -80,6 +80,7 @@ def search(
 
 
 def _line(match: FileMatch) -> str:
-    """On a terminal without control characters: what is in a sandbox must not move the cursor or colour it."""
+    """Returns a match as text. For a terminal it has no control characters: what is in a sandbox must not move the
+    cursor or colour it."""
     line = f"{match.path}:{match.line}:{match.text}" if match.line else match.path
     return printable(line, keep="\t") if sys.stdout.isatty() else line

@@ -121,7 +121,7 @@ def delete(server: RemoteServer, name: str, tenant: str) -> Answer:
 
 
 def _read_value() -> str:
-    """One line; the newline at its end does not count."""
+    """Reads the value of a secret, without the newline at its end."""
     if sys.stdin.isatty():
         value = str(click.prompt("Value", hide_input=True, err=True))
     else:

@@ -71,7 +71,7 @@ def _print(result: CheckResult) -> None:
 
 
 def _run_checks(server: RemoteServer, note: Callable[[CheckResult], None]) -> None:
-    """Stops after the first check that fails if that is the server or the session itself."""
+    """Runs all checks, but stops if the server does not answer or the session cannot be created."""
     client = SandboxClient(backend=server.backend, metadata={"warren": "self-test"})
     if not _run_check("the server answers", lambda: _check_version(server), note):
         return

@@ -84,7 +84,7 @@ def worker(flags: dict[str, Any]) -> int:
 
 
 def _tell_secret(given: Settings) -> None:
-    """Where the secret is that coordinator_settings found or made."""
+    """Prints where the secret is that `coordinator_settings` found or made."""
     from warren.app.cluster_wiring import secret_path
 
     if not given.cluster_secret:
@@ -106,7 +106,8 @@ def run_server(settings: Settings, make_service: "Callable[[Settings], Service] 
 
 
 def check_user(settings: Settings) -> None:
-    """Without root a server would start, and then fail to make every sandbox."""
+    """Refuses to start without root if a provider needs it: the server would start, and then fail to make every
+    sandbox."""
     from warren.sandboxes.providers.host_provider import require_root
 
     for provider in settings.providers:
@@ -115,7 +116,8 @@ def check_user(settings: Settings) -> None:
 
 
 def check_exposure(settings: Settings) -> None:
-    """Without authentication only this machine may reach the server, and not through a proxy."""
+    """Raises InvalidRequest if a server without authentication could be reached from other machines, or through a
+    proxy."""
     if settings.auth:
         return
     if settings.trusted_proxies:
@@ -184,10 +186,10 @@ async def _run_service(settings: Settings, service: "Service", tls: "ssl.SSLCont
 
 
 def _confine_coordinator(settings: Settings) -> str:
-    """Gives up what a coordinator does not need: it keeps temporary files and the first key, artifacts if all machines
-    share their directory, and all else in Redis.
+    """Confines this process to what a coordinator needs: it writes temporary files, its log, the first key, and
+    artifacts if all machines share their directory; it keeps all else in Redis.
 
-    Returns why that was not possible; it then runs all the same.
+    Returns why that was not possible, or an empty text; the coordinator runs in either case.
     """
     import tempfile
 
@@ -247,7 +249,7 @@ async def _serve_until_stopped(
     app: "Callable[[], ASGIApp]",
     announce: Callable[[int], Awaitable[None]],
 ) -> int:
-    """With traces, if the settings name a collector for them."""
+    """Serves until a signal comes, with traces if the settings name a collector for them. Returns the exit code."""
     from warren.app.wiring import build_span_exporter
     from warren.kernel.tracing import Tracing
 

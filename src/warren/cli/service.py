@@ -66,7 +66,7 @@ def install(show: bool) -> None:
     _write(UNIT, text, 0o644)
     _systemctl("daemon-reload")
     _systemctl("enable", NAME)
-    _systemctl("restart", NAME)  # one that runs already has the settings of before; its sandboxes outlive this
+    _systemctl("restart", NAME)  # a service that runs already has the old settings; its sandboxes outlive the restart
     click.echo(f"The service {NAME} runs: {UNIT}, with the settings in {ENVIRONMENT}.")
     click.echo("  log: journalctl -u warren    state: systemctl status warren    remove: warren service uninstall")
 
@@ -99,7 +99,7 @@ def unit_text(settings: Settings) -> str:
 
 
 def environment_lines(settings: Settings) -> list[str]:
-    """The variables of this shell that are settings of the server, as systemd reads them from a file."""
+    """Returns the variables of this shell that are settings of the server, as systemd reads them from a file."""
     return [f"{name}={_quoted(value)}" for name, value in given_variables(settings).items()]
 
 

@@ -189,7 +189,7 @@ def inspect(sessions: tuple[str, ...], thread: str, url: str, as_json: bool) -> 
 
 
 def _given_sessions(words: tuple[str, ...], thread: str) -> tuple[str, ...]:
-    """The SESSION arguments; one empty name stands for the session of --thread."""
+    """Returns the SESSION arguments; one empty name stands for the session of --thread."""
     name, rest = split_session(words, thread)
     if thread and rest:
         raise click.UsageError("give SESSION or --thread, not both")
@@ -197,7 +197,7 @@ def _given_sessions(words: tuple[str, ...], thread: str) -> tuple[str, ...]:
 
 
 def _for_each(names: tuple[str, ...], do: Callable[[str], Values]) -> tuple[list[Values], int]:
-    """Does it for each of them, also if it fails for some; returns the results and the exit code."""
+    """Calls `do` with each name, also if it fails for some. Returns the results and the exit code."""
     results, code = [], 0
     for name in names:
         try:
@@ -213,7 +213,8 @@ def _for_each(names: tuple[str, ...], do: Callable[[str], Values]) -> tuple[list
 def _print_each(
     names: tuple[str, ...], do: Callable[[str], Values], line: Callable[[Values], str], as_json: bool
 ) -> int:
-    """Prints a line for each of them, or one document: for one name its result, for several a list."""
+    """Calls `do` with each name. Prints a line for each result, or one document: for one name its result, for several a
+    list. Returns the exit code."""
 
     def do_and_print(name: str) -> Values:
         result = do(name)
@@ -306,9 +307,9 @@ def _read_output(server: RemoteServer, session_id: str, process_id: str, offset:
 def _find_tail(pages: Iterator[Values], lines: int) -> int:
     """Returns the offset at which the last `lines` lines of the output begin.
 
-    Keeps the offsets of so many line ends, not the output.
+    Keeps only the offsets of these lines, not the output.
     """
-    begins: deque[int] = deque(maxlen=lines + 1)  # of lines
+    begins: deque[int] = deque(maxlen=lines + 1)  # the offsets at which lines begin
     end = 0
     for page in pages:
         for chunk in page["chunks"]:
@@ -325,7 +326,7 @@ def _find_tail(pages: Iterator[Values], lines: int) -> int:
 
 
 def _print_chunk(chunk: Values, offset: int) -> int:
-    """Returns the offset after the chunk. Reports bytes that the sandbox did not keep."""
+    """Prints a chunk, and reports bytes before it that the sandbox did not keep. Returns the offset after the chunk."""
     if chunk["offset"] > offset:
         report(f"{chunk['offset'] - offset} bytes were not kept")
     write_bytes(STREAM_FDS[chunk["stream"]], base64.b64decode(chunk["data"]))

@@ -104,7 +104,7 @@ def _server_figures(url: str) -> Any:
 
 
 def _or_error(get: Any) -> Any:
-    """A part that cannot be had says why: the others are still worth sending."""
+    """Returns a part of the bundle, or why it cannot be had: the other parts are still worth sending."""
     try:
         return get()
     except (WarrenError, OSError) as exc:

@@ -79,7 +79,7 @@ def _merge_quota(quota: Mapping[str, Any], changes: Mapping[str, Any]) -> Values
 
 
 def format_quota(quota: Mapping[str, Any]) -> str:
-    """The quota as --quota takes it."""
+    """Returns the quota as --quota takes it."""
     parts = []
     for name, value in quota.items():
         if isinstance(value, Mapping):

@@ -49,7 +49,7 @@ def ui(only_print: bool, url: str, as_json: bool) -> None:
 
 
 def _has_browser() -> bool:
-    """Not root's: a browser that root starts would run as root."""
+    """Whether a browser can be opened. For root none can, unless BROWSER names it: it would run as root."""
     environ = environment_with({})
     if os.geteuid() == 0 and "BROWSER" not in environ:
         return False
@@ -57,7 +57,8 @@ def _has_browser() -> bool:
 
 
 def _open(link: str) -> bool:
-    """By a file that only this user can read: every user of the machine can read the arguments of a browser."""
+    """Opens the link in a browser, by a file that only this user can read: every user of the machine can read the
+    arguments of a browser. Returns whether that worked."""
     folder = Path(environment_with({}).get("XDG_RUNTIME_DIR") or Path.home() / ".cache")
     page = f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={html.escape(link)}">\n'
     try:

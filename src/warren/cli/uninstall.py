@@ -79,7 +79,8 @@ def _describe(settings: Settings, purge: bool) -> list[str]:
 
 
 def _cluster_dirs(state: Path) -> list[Path]:
-    """The state directories of a cluster that `warren cluster up` has run there; its own process first."""
+    """Returns the state directories of a cluster that `warren cluster up` has run there; first that of its own
+    process."""
     cluster = state / "cluster"
     return [cluster, *sorted(cluster.glob("worker-*"))] if cluster.is_dir() else []
 
@@ -96,7 +97,8 @@ async def _count_sandboxes(settings: Settings) -> dict[str, int]:
 
 
 def _providers(settings: Settings) -> dict[str, Provider]:
-    """Those that may have sandboxes in the state directory, also if the server does not use them any more."""
+    """Returns the providers that may have sandboxes in the state directory, also if the server does not use them any
+    more."""
     from warren.app.wiring import build_provider
 
     used = [name for name, folder in _FOLDERS.items() if (settings.state_dir / folder).is_dir()]
@@ -104,7 +106,7 @@ def _providers(settings: Settings) -> dict[str, Provider]:
 
 
 def _server_pid(state: Path) -> int:
-    """The process that holds the state directory, or 0."""
+    """Returns the process that holds the state directory, or 0."""
     from warren.app.service import LOCK
 
     try:
