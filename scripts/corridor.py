@@ -134,7 +134,7 @@ def served_settings() -> Iterator[Settings]:
             "WARREN_PROVIDER": "fake",
             "WARREN_STATE_DIR": state,
             "WARREN_API_KEY": KEY,
-            "WARREN_ENVIRONMENT": "host",
+            "WARREN_DEFAULT_ENVIRONMENT": "host",
             "WARREN_POOL_SIZE": "32",
             "WARREN_MIN_FREE_MEMORY_MB": "1",
             "WARREN_MIN_FREE_DISK_MB": "1",

@@ -60,10 +60,10 @@ def test_texts(outputs: list[Output], total: int, expected: tuple[str, str, str]
 
 def test_a_result_says_everything() -> None:
     said = end(exit_code=143, reason=WireEnd.TIMEOUT, signal=15, duration_us=1500, cpu_us=200, bytes=3, killed=4)
-    result = exec_result(said, written([Output(OUT, 0, b"abc")]), "p_1")
+    result = exec_result(said, written([Output(OUT, 0, b"abc")]), "p_1", None)
     assert (result.exit_code, result.reason, result.signal, result.killed) == (143, Reason.TIMEOUT, 15, 4)
     assert (result.duration_ms, result.cpu_ms, result.bytes_total, result.truncated) == (1.5, 0.2, 3, False)
-    assert exec_result(end(bytes=4), written([Output(OUT, 0, b"abc")]), "p").truncated
+    assert exec_result(end(bytes=4), written([Output(OUT, 0, b"abc")]), "p", None).truncated
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,21 @@ def test_a_result_says_everything() -> None:
 )
 def test_a_result_that_cannot_be_is_a_protocol_error(said: dict[str, int], outputs: list[Output]) -> None:
     with pytest.raises(ProtocolError):
-        exec_result(end(**said), written(outputs), "p")
+        exec_result(end(**said), written(outputs), "p", None)
+
+
+def ran_out() -> OomTracker:
+    """Of the command `p`."""
+    kills = [0]
+    tracker = OomTracker(lambda: kills[0])
+    tracker.begin("p")
+    kills[0] = 1
+    return tracker
 
 
 def test_a_time_out_stays_a_time_out_even_without_memory() -> None:
-    assert exec_result(end(exit_code=137, reason=WireEnd.TIMEOUT), written([]), "p", oom=True).reason is Reason.TIMEOUT
-    assert exec_result(end(exit_code=137, reason=WireEnd.SIGNAL), written([]), "p", oom=True).reason is Reason.OOM
+    assert exec_result(end(exit_code=137, reason=WireEnd.TIMEOUT), written([]), "p", ran_out()).reason is Reason.TIMEOUT
+    assert exec_result(end(exit_code=137, reason=WireEnd.SIGNAL), written([]), "p", ran_out()).reason is Reason.OOM
 
 
 def test_a_lost_sandbox_is_a_result_with_the_reason() -> None:

@@ -319,6 +319,14 @@ def test_a_bad_value_in_the_file_names_key_and_file(value: str, file: Path) -> N
     assert caught.value.message.startswith(f"port in {file} is ")
 
 
+def test_a_list_in_the_file_keeps_its_items(file: Path) -> None:
+    """Those of secrets are separated by spaces, because a secret may have a comma in it."""
+    file.write_text('other_cluster_secrets = ["first,secret,of-all", "second-secret-of-all"]\n')
+    file.chmod(0o600)
+    settings = read_settings({}, uid=0, config_file=file)
+    assert settings.other_cluster_secrets == ("first,secret,of-all", "second-secret-of-all")
+
+
 def test_a_file_that_is_not_utf_8(file: Path) -> None:
     file.write_bytes(b"host = '\xff'")
     with pytest.raises(InvalidRequest, match="line 1: this is not UTF-8"):

@@ -1,5 +1,6 @@
 """JSON Web Tokens: those that are right, and every way to be wrong."""
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -191,9 +192,15 @@ class Issuer:
         self.asked = 0
         self.status = 200
 
-    async def answer(self, _: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Answers in two pieces, as a network does with a long answer."""
         self.asked += 1
-        return web.json_response({"keys": self.keys}, status=self.status)
+        text, response = json.dumps({"keys": self.keys}).encode(), web.StreamResponse(status=self.status)
+        await response.prepare(request)
+        await response.write(text[:100])
+        await asyncio.sleep(0.05)
+        await response.write(text[100:])
+        return response
 
 
 @pytest.fixture
@@ -222,7 +229,8 @@ async def test_an_issuers_new_key_is_fetched_but_not_for_every_forgery(
     assert served.asked == 1
     served.keys.append({**OKPAlgorithm.to_jwk(OTHER.public_key(), as_dict=True), "kid": "new", "alg": "EdDSA"})
     await clock.advance(11)
-    assert (await tokens.recognise(newcomer)).tenant == "acme"
+    found = await asyncio.gather(*(tokens.recognise(newcomer) for _ in range(3)))  # all wait for the same answer
+    assert [caller.tenant for caller in found] == ["acme"] * 3
     assert served.asked == 2
 
 

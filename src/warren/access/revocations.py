@@ -84,8 +84,12 @@ class Revocations:
 
     async def check(self, claims: Mapping[str, Any]) -> None:
         """Raises Unauthorized if the token with these claims was revoked."""
-        if self._clock.now() - self._tried_at >= CACHED_S:
+        now = self._clock.now()
+        if now - self._tried_at >= CACHED_S:
             await self._refresh()
+        elif self._read_at is None or now - self._read_at >= TRUSTED_S:
+            # The last attempt failed a moment ago: who was revoked since is not known.
+            raise Unavailable("whether the token was revoked cannot be told now", retry_after_s=CACHED_S)
         issued_at, subject = claims.get("iat"), claims.get("sub")
         before = self._subjects.get(subject) if isinstance(subject, str) else None
         # A token that does not say when it was issued counts as one from before the revocation.

@@ -139,7 +139,10 @@ class Tokens:
         if not isinstance(key_id, str):
             raise Unauthorized("the token does not say which key signed it (kid)", remedy=_REMEDY)
         now = self._clock.now()
-        if (key_id not in self._keys and now - self._read_at >= _ASK_AGAIN_S) or now - self._read_at >= _FRESH_S:
+        age_s = now - self._read_at
+        # While the keys are being read, a token with a new one waits for them.
+        is_awaited = key_id not in self._keys and (age_s >= _ASK_AGAIN_S or self._reading.locked())
+        if is_awaited or age_s >= _FRESH_S:
             await self._refresh_keys()
         if (key := self._keys.get(key_id)) is None:
             raise Unauthorized("the token was signed with a key that is not known", remedy=_REMEDY)
@@ -207,7 +210,12 @@ async def _fetch(url: str) -> str:
         async with aiohttp.ClientSession(timeout=timeout) as client, client.get(url, allow_redirects=False) as answer:
             if answer.status != 200:
                 raise Unavailable(f"the JWKS at {url} cannot be read: status {answer.status}")
-            return (await answer.content.read(_MAX_JWKS)).decode(errors="replace")
+            found = bytearray()
+            async for part in answer.content.iter_chunked(_MAX_JWKS):
+                found += part
+                if len(found) > _MAX_JWKS:
+                    raise Unavailable(f"the JWKS at {url} is larger than {_MAX_JWKS} bytes")
+            return found.decode(errors="replace")
     except (aiohttp.ClientError, TimeoutError, OSError) as exc:
         raise Unavailable(f"the JWKS at {url} cannot be read: {exc or type(exc).__name__}") from exc
 

@@ -28,11 +28,13 @@ _REGISTRY_HOST = r"([A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9a-fA-F:.
 
 @dataclass(frozen=True, slots=True)
 class OptionKind:
-    """What an option takes: `parse` turns a text into the value, and raises ValueError for a text that does not fit."""
+    """What an option takes: `parse` turns a text into the value, and raises ValueError for a text that does not fit.
+    The text of a list has `separator` between its items."""
 
     takes: str
     metavar: str
     parse: Callable[[str], Any]
+    separator: str = ","
 
 
 def check_provider(name: str) -> str:
@@ -259,7 +261,7 @@ WORKER = matching(r"[A-Za-z0-9._-]{1,64}", "a name of 1 to 64 letters, digits, '
 SECRET = matching(r"[!-~]{1,4096}", "a text of ASCII characters without spaces", "KEY")
 SECRETS_KEYS = OptionKind("a list of keys of 64 hexadecimal digits, with commas between them", "LIST", _parse_keys)
 CLUSTER_SECRETS = OptionKind(
-    "a list of texts of 16 or more ASCII characters, with spaces between them", "LIST", _parse_cluster_secrets
+    "a list of texts of 16 or more ASCII characters, with spaces between them", "LIST", _parse_cluster_secrets, " "
 )
 POOL = whole_number(0, MOST_POOLED)
 SESSION_TIME = time(1, LONGEST_S)

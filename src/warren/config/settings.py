@@ -202,7 +202,7 @@ def _from_flags(flags: Mapping[str, object]) -> dict[str, _Given]:
 
 def _parse(option: Option, given: _Given) -> Any:
     try:
-        return option.parse(_as_text(given.value), given.kind)
+        return option.parse(_as_text(given.value, given.kind.separator), given.kind)
     except ValueError as exc:
         shown = "" if option.secret else f" is {str(given.value)[:_SHOWN_LENGTH]!r}"
         raise InvalidRequest(f"{given.subject}{shown}: {given.kind.takes} is expected") from exc
@@ -210,7 +210,7 @@ def _parse(option: Option, given: _Given) -> Any:
         raise InvalidRequest(exc.message, remedy=f"{given.subject} says so; {exc.remedy}") from exc
 
 
-def _as_text(value: object) -> str:
+def _as_text(value: object, separator: str) -> str:
     """Returns a value of a file or a caller as text: only texts are parsed, so that a value means the same wherever it
     is given."""
     if isinstance(value, bool):
@@ -218,7 +218,7 @@ def _as_text(value: object) -> str:
     if isinstance(value, str | int | float | Path):
         return str(value).strip()
     if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
-        return ",".join(value)
+        return separator.join(value)
     raise ValueError
 
 

@@ -18,6 +18,10 @@ _REASONS = {
 }
 
 
+_RESULT = (
+    *(WireTag.EXIT_CODE, WireTag.REASON, WireTag.BYTES, WireTag.SIGNAL, WireTag.DURATION_US, WireTag.CPU_US),
+    *(WireTag.KILLED, WireTag.SURVIVORS, WireTag.BACKGROUND),
+)
 REMEMBERED = 4096  # commands of a sandbox; the agent has 1,024 at most
 _TITLE = 1000  # characters of a command's title; the agent sends 200 bytes
 _TERMINAL, _CARRY, _UNTIL_CLOSED = int(Flag.TERMINAL), int(Flag.CARRY), int(Flag.UNTIL_CLOSED)
@@ -52,25 +56,27 @@ def start_payload(command: Command, process_id: str, base_env: bytes, flags: int
     return fields(items) + base_env
 
 
-def exec_result(end: WireFields, written: CommandOutput, process_id: str, *, oom: bool = False) -> ExecResult:
-    """The result of a command that has ended. Raises ProtocolError if the agent's report contradicts itself."""
-    total = end.number(WireTag.BYTES)
+def exec_result(end: WireFields, written: CommandOutput, process_id: str, oom: "OomTracker | None") -> ExecResult:
+    """Returns the result of a command that has ended; `oom` tells whether it ran out of memory. Raises ProtocolError if
+    the agent's report contradicts itself."""
+    code, number, total, signal, duration_us, cpu_us, killed, survivors, background = end.numbers(*_RESULT)
     if total < written.end:
         raise ProtocolError("a command with more output than it wrote")
     written.total = total
-    signal, reason = end.number(WireTag.SIGNAL), parse_reason(end)
+    code, reason = _checked_exit_code(code), _checked_reason(number)
+    is_oom = oom is not None and oom.end(process_id, code, signal)
     return ExecResult(
-        exit_code=parse_exit_code(end),
+        exit_code=code,
         written=written,
-        reason=Reason.OOM if oom and reason in (Reason.EXITED, Reason.SIGNAL) else reason,
+        reason=Reason.OOM if is_oom and reason in (Reason.EXITED, Reason.SIGNAL) else reason,
         signal=signal if 0 < signal < 128 else None,
-        duration_ms=end.number(WireTag.DURATION_US) / 1000,
-        cpu_ms=end.number(WireTag.CPU_US) / 1000,
+        duration_ms=duration_us / 1000,
+        cpu_ms=cpu_us / 1000,
         bytes_total=total,
         truncated=total > written.kept,
-        killed=end.number(WireTag.KILLED),
-        survivors=end.number(WireTag.SURVIVORS),
-        background=end.number(WireTag.BACKGROUND),
+        killed=killed,
+        survivors=survivors,
+        background=background,
         process_id=process_id,
     )
 
@@ -82,15 +88,13 @@ def lost_result(why: str, process_id: str) -> ExecResult:
     )  # fmt: skip
 
 
-def parse_exit_code(end: WireFields) -> int:
-    code = end.number(WireTag.EXIT_CODE)
+def _checked_exit_code(code: int) -> int:
     if code > 255:
         raise ProtocolError(f"an exit code of {code}")
     return code
 
 
-def parse_reason(end: WireFields) -> Reason:
-    number = end.number(WireTag.REASON)
+def _checked_reason(number: int) -> Reason:
     if number not in _REASONS:
         raise ProtocolError(f"a command that ended for the unknown reason {number}")
     return _REASONS[number]
@@ -108,8 +112,8 @@ def process_info(found: WireFields) -> ProcessInfo:
         bytes_total=found.number(WireTag.BYTES),
         truncated=bool(found.number(WireTag.TRUNCATED)),
         started_s_ago=found.number(WireTag.AGE_MS) / 1000,
-        exit_code=None if running else parse_exit_code(found),
-        reason=None if running else parse_reason(found),
+        exit_code=None if running else _checked_exit_code(found.number(WireTag.EXIT_CODE)),
+        reason=None if running else _checked_reason(found.number(WireTag.REASON)),
         background=found.number(WireTag.BACKGROUND),
     )
 
@@ -182,7 +186,8 @@ class OomTracker:
         if command is not None:
             killed = exit_code != 0 and self._oom_kills() > command.oom_kills_before
             self._results[process_id] = killed and (signal == 9 or exit_code == 137 or command.alone)
-            drop_oldest(self._results)
+            if len(self._results) > REMEMBERED:
+                drop_oldest(self._results)
         return self._results.get(process_id, False)
 
     def forget(self, process_id: str) -> None:

@@ -34,7 +34,6 @@ from warren.sandboxes.agent.command_result import (
     drop_oldest,
     exec_result,
     lost_result,
-    parse_exit_code,
     process_info,
     start_payload,
 )
@@ -150,8 +149,7 @@ class Commands:
 
     def _result(self, channel: AgentChannel, end: WireFields, outputs: CommandOutput, process_id: str) -> ExecResult:
         try:
-            code, signal = parse_exit_code(end), end.number(WireTag.SIGNAL)
-            return exec_result(end, outputs, process_id, oom=self._oom.end(process_id, code, signal))
+            return exec_result(end, outputs, process_id, self._oom)
         except ProtocolError as exc:
             raise channel.violation(exc.message) from None
 

@@ -317,6 +317,19 @@ class WireFields:
             raise ProtocolError(f"field {tag.name} is not a number")
         return int.from_bytes(raw, "little")
 
+    def numbers(self, *tags: WireTag) -> list[int]:
+        """Returns the number of each tag, or 0, as `number` does, for those who want many at once."""
+        values, found = self._values, []
+        for tag in tags:
+            raw = values.get(tag)
+            if raw is None:
+                found.append(0)
+            elif len(raw) in (4, 8):
+                found.append(int.from_bytes(raw, "little"))
+            else:
+                raise ProtocolError(f"field {tag.name} is not a number")
+        return found
+
     def raw(self, tag: WireTag) -> bytes:
         return self._values.get(tag, b"")
 
