@@ -101,8 +101,9 @@ class UvloopAgentHooks(AgentHooks):
 
     pytestmark = pytest.mark.extended
 
-    @pytest.fixture(scope="session")
-    def anyio_backend(self) -> tuple[str, dict[str, Any]]:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def anyio_backend(cls) -> tuple[str, dict[str, Any]]:
         return "asyncio", {"use_uvloop": True}
 
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 LOCK: Final = "server.lock"
 _LOOK_AGAIN_S: Final = 5.0
+_ORPHANED_LOCK_S: Final = 5.0
 
 _log = get_log(__name__)
 
@@ -249,20 +251,29 @@ def state_dir_errors(state_dir: Path) -> Iterator[None]:
 
 
 def lock_state(state_dir: Path) -> int:
-    """Locks the state directory for this process, until the descriptor is closed or the process ends."""
+    """Locks the state directory for this process, until the descriptor is closed or the process ends.
+
+    A server that was killed while it started a program may leave a copy of itself that has the lock until it becomes
+    that program: for some milliseconds, or for longer on a busy machine. So it waits for a lock without a server.
+    """
     fd = os.open(state_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(fd)
-        raise Unavailable(
-            f"another server uses the state directory {state_dir} (process {holder})",
-            remedy="stop that one, or give this one a state directory of its own with --state-dir",
-        ) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
+    until = time.monotonic() + _ORPHANED_LOCK_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
+            if time.monotonic() < until and holder.isdecimal() and not Path(f"/proc/{holder}").exists():
+                time.sleep(0.02)
+                continue
+            os.close(fd)
+            raise Unavailable(
+                f"another server uses the state directory {state_dir} (process {holder or 'unknown'})",
+                remedy="stop that one, or give this one a state directory of its own with --state-dir",
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        return fd
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import re
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Iterable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -78,7 +78,9 @@ async def respond(
     arguments: list[Any] = []
     if handler.query is not None:
         raw = scope["query_string"]
-        arguments.append(_validate(handler.query, _query_values(scope) if raw else {}, "query", errors, len(raw)))
+        usual = None if raw else _usual_query(handler.query)
+        values = _query_values(scope) if raw else {}
+        arguments.append(usual or _validate(handler.query, values, "query", errors, len(raw)))
     if handler.headers:
         errors.extend(_read_headers(handler, call, headers))
     content_type = headers.get(b"content-type", b"").decode("latin-1")
@@ -124,6 +126,15 @@ def _validate(
         return model.model_validate(values)
     except ValidationError as exc:
         errors.extend({**error, "loc": (where, *error["loc"])} for error in exc.errors())
+        return None
+
+
+@cache
+def _usual_query(model: type[BaseModel]) -> BaseModel | None:
+    """Returns what no query means; None if the operation needs one. Handlers only read it, so all calls share it."""
+    try:
+        return model.model_validate({})
+    except ValidationError:
         return None
 
 
