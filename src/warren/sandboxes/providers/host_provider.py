@@ -277,7 +277,8 @@ class HostProvider(ABC, Generic[R, Plan]):
             if creating and record.spec.io:
                 self._limits.limit_io(cgroup, record, self.directory(record.sandbox_id))
             in_force = await self._read_isolation(record, cgroup)
-            # An adopted sandbox passed these layers when it was made; a newer version may want more of them now.
+            # An adopted sandbox passed these when it was made: a newer version may want more now, and its network may
+            # have been opened.
             passed_before = frozenset() if creating else isolation.GROWING
             promised = self.promised - ({Layer.READ_ONLY_ROOT} if record.spec.writable_root else set())
             isolation.check(in_force, record.spec.require - passed_before, promised - passed_before)
