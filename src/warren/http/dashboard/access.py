@@ -26,7 +26,6 @@ from warren.http.request import Request
 from warren.http.server.request_origin import OriginRule, read_authority
 from warren.model.errors import OriginNotAllowed, WarrenError
 
-SUBPROTOCOL: Final = "warren"
 TOKEN_SUBPROTOCOL: Final = "warren.token."
 PAGE_COOKIE: Final = COOKIE.encode()
 TICKET: Final = TOKEN_PREFIX.encode()
