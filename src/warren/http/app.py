@@ -24,11 +24,11 @@ from warren.http.docs_page import add_pages
 from warren.http.openapi import DESCRIPTION, PROBLEMS, TAGS, openapi_builder, operation_id
 from warren.http.problems import register
 
-# FastAPI tries one route after the other, and the dispatcher answers nearly all that `operation_routes` has.
+# FastAPI tries one route after the other. `operation_routes` is last: the dispatcher answers nearly all that it has.
 ROUTERS = (events, metrics, health, pages, records, secrets, webhooks, admin, cluster, sockets, operation_routes)
 
 
-# FastAPI's own would tell whatever is set up in the process of paths, bodies and exceptions. Ours is kernel.tracing.
+# FastAPI's own would report paths, bodies and exceptions to whatever is set up in the process. Ours is kernel.tracing.
 _NO_TELEMETRY: Final[TelemetryConfig] = {
     "tracing": False,
     "metrics": False,

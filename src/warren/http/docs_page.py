@@ -50,7 +50,7 @@ def add_pages(app: FastAPI, version: str) -> None:
     making, made = asyncio.Lock(), list[str]()
 
     async def texts() -> list[str]:
-        """The document and the page. They are made once, in a thread: it takes a good part of a second."""
+        """Returns the document and the page. They are made once, in a thread: it takes a good part of a second."""
         async with making:
             if not made:
                 made.extend(await asyncio.to_thread(_write, app))
@@ -200,7 +200,7 @@ def _try_it(document: Values, operation: Values, media: str, body: Values) -> st
 
 
 def _example(document: Values, schema: Values) -> Any:
-    """The example of a field; of an object, those fields that are required or have an example."""
+    """Returns the example of a field; of an object, those fields that are required or have an example."""
     if schema.get("examples"):
         return schema["examples"][0]
     resolved = _resolved(document, schema)

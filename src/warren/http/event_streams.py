@@ -49,7 +49,7 @@ def _encode_event(event: OutputEvent | None) -> bytes:
 
 
 def error_values(exc: WarrenError) -> dict[str, Any]:
-    """An error as an event, for an answer whose status was sent before."""
+    """Returns an error as an event, for an answer whose status was sent before."""
     note(error=exc.code)
     values: dict[str, Any] = {"code": exc.code, "status": exc.http_status, "detail": exc.message}
     return {**values, "remedy": exc.remedy} if exc.remedy else values

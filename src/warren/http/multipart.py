@@ -24,7 +24,7 @@ MAX_PARTS = 100
 MAX_PART_HEADERS = 16 * 1024
 MAX_FIELD = 64 * 1024
 _MAX_HEADER_COUNT = 32
-_STEP = 4 * 1024  # bytes that are parsed at once; the parser takes a microsecond for each of some
+_STEP = 4 * 1024  # bytes that are parsed at once; for some bytes the parser takes a microsecond each
 _ENOUGH = 64 * 1024
 _PARAMETER = re.compile(r';\s*([^\s=;"]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^;]*)', re.DOTALL)
 
@@ -123,7 +123,7 @@ class _Form:
         return self._events.popleft()
 
     def _is_growing(self) -> bool:
-        """Whether the bytes of a part, if they come next, are few and may become more: tiny pieces cost the most."""
+        """Whether the next event is a short piece of a part that may still grow: tiny pieces cost the most."""
         first = self._events[0]
         return len(self._events) == 1 and isinstance(first, bytearray) and len(first) < _ENOUGH
 
@@ -213,7 +213,7 @@ def _read_parameters(header: str) -> Iterator[tuple[str, str]]:
 
 
 def _decode_extended(value: str) -> str:
-    """`UTF-8''na%C3%AFve.txt`, as RFC 5987 writes names that are not ASCII."""
+    """Decodes `UTF-8''na%C3%AFve.txt`, as RFC 5987 writes names that are not ASCII."""
     charset, _, rest = value.partition("'")
     _, quote, encoded = rest.partition("'")
     if not quote or charset.lower() not in ("utf-8", "iso-8859-1"):

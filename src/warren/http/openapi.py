@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI cannot derive from the routes.
+"""Builds the OpenAPI document: adds what FastAPI cannot derive from the routes.
 
 Every error of every route is a problem, described once. Names of operations do not depend on paths, so clients
 generated from the document keep their names when a path is moved.
@@ -98,13 +98,13 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
 
 
 def operation_id(route: APIRoute) -> str:
-    """The function's name, with a prefix for the flat and the e2b API."""
+    """Returns the function's name, with a prefix for the flat and the e2b API."""
     api = next((str(tag) for tag in route.tags if tag in _OTHER_APIS), "")
     return f"{api}_{route.name}" if api else route.name
 
 
 def openapi_builder(app: FastAPI, *, with_key: bool) -> Callable[[], dict[str, Any]]:
-    """A replacement for the app's `openapi` that adds the schemas to which its routes refer."""
+    """Returns a replacement for the app's `openapi` that adds the schemas to which its routes refer."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:

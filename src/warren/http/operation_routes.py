@@ -1,4 +1,4 @@
-"""A route for each operation of the table, with the parameters of its handler, for the OpenAPI document.
+"""Adds a route for each operation of the table, with the parameters of its handler, for the OpenAPI document.
 
 The dispatcher (http/dispatch.py) answers these requests before the app sees them.
 """

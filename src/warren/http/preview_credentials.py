@@ -1,4 +1,4 @@
-"""The credentials of previews in a request, and how they are taken out of it before a sandbox sees it.
+"""Finds the credentials of previews in a request, and takes them out of it before a sandbox sees it.
 
 `Admission` takes them out when it has identified the caller: nothing that opens the API or a preview reaches a sandbox.
 """
@@ -25,7 +25,7 @@ def is_our_cookie(pair: bytes) -> bool:
 
 
 def clean_request(headers: Iterable[Header], preview: Preview) -> list[Header]:
-    """The client's headers without its credentials of the API and of previews."""
+    """Returns the client's headers without its credentials of the API and of previews."""
     cleaned = []
     for name, value in headers:
         if name == b"authorization" and (not preview.by_host or preview.way is Way.KEY or _holds_key(value)):
@@ -47,7 +47,7 @@ def _holds_key(value: bytes) -> bool:
 
 
 def clean_query(query: bytes) -> bytes:
-    """The query without the token of a link."""
+    """Returns the query without the token of a link."""
     if TOKEN_PARAMETER not in query:
         return query
     pairs = query.split(b"&")

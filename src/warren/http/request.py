@@ -127,7 +127,7 @@ Stage = Callable[[Request, Receive, Send], Awaitable[None]]
 
 
 def request_in(scope: Scope) -> Request:
-    """The record of a request, which is made if there is none yet."""
+    """Returns the record of a request, which is made if there is none yet."""
     request: Request | None = scope.get(REQUEST)
     if request is None:
         request = scope[REQUEST] = Request(scope)
@@ -135,7 +135,7 @@ def request_in(scope: Scope) -> Request:
 
 
 def request_of(connection: HTTPConnection) -> Request:
-    """The record of the request that a route answers."""
+    """Returns the record of the request that a route answers."""
     request: Request = connection.scope[REQUEST]
     return request
 

@@ -49,11 +49,13 @@ class SessionActivity:
         return session.id in self.ending
 
     def is_unsettled(self, session: Session) -> bool:
-        """Whether it may be running in the store alone: its start goes on, or failed and the store has yet to learn."""
+        """Whether the row may say that the session runs although it cannot be used: its start still goes on, or it
+        failed and the store does not know yet."""
         return session.id in self.starting or session.id in self.unsaved_ends
 
     def busy(self) -> set[str]:
-        """The ids of sessions whose tasks destroy what is left of them."""
+        """The ids of the sessions that a task is starting or ending: that task destroys what is left of their
+        sandboxes."""
         tasks = (*self.starting.items(), *self.ending.items())
         return {session_id for session_id, task in tasks if not task.done()}
 

@@ -17,7 +17,8 @@ _CEILING_OPTIONS = {
 
 
 def choose_tenant(caller: Caller, of: str, *scopes: Scope) -> str:
-    """Whose things a caller looks at: its own, or those of the tenant that an operator names. ANY_TENANT is all."""
+    """Returns the tenant whose things the caller looks at: its own, or `of`, which may be ANY_TENANT. Raises Forbidden
+    if the caller names one and has none of the scopes."""
     if not of:
         return caller.tenant
     if not any(map(caller.may, scopes)):
@@ -29,7 +30,7 @@ def choose_tenant(caller: Caller, of: str, *scopes: Scope) -> str:
 
 
 def caps_of(caller: Caller) -> Caps:
-    """The caps that the store enforces."""
+    """Returns the caps that the store enforces for this caller."""
     tenant, key = caller.quota, caller.key_quota
     if tenant is NO_QUOTA and key is NO_QUOTA:
         return NO_CAPS
@@ -57,6 +58,7 @@ def check_allowed(caller: Caller, environment: str, limits: Limits, lifetime_s: 
 
 def check_ceilings(ceilings: Ceilings, limits: Limits, environment: Limits) -> None:
     """Raises InvalidRequest if more is asked for than this server gives to any sandbox."""
+    # The operator wrote the environment, so a session may have what its environment says even above the ceilings.
     for name, option in _CEILING_OPTIONS.items():
         most, asked = getattr(ceilings, name), getattr(limits, name)
         if most is not None and asked > max(most, getattr(environment, name)):

@@ -10,7 +10,7 @@ from warren.sessions.artifacts import Artifacts
 
 _EXPIRE_EVERY_S: Final = 60.0
 _SWEEP_EVERY_S: Final = 3600.0
-_LEFT_AFTER_S: Final = 3600.0  # content without a record in a store of several processes is no work of theirs any more
+_LEFT_AFTER_S: Final = 3600.0  # in a shared store: older content without a record is not being saved by another process
 
 _log = get_log(__name__)
 
@@ -20,7 +20,7 @@ class ArtifactExpiry:
         self._artifacts, self._clock = artifacts, clock
 
     async def run(self) -> None:
-        """Removes what has expired each minute; at first and each hour contents without records."""
+        """Removes expired artifacts each minute, and contents without a record at the start and each hour."""
         swept = -_SWEEP_EVERY_S
         while True:
             try:

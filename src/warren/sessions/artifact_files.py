@@ -1,4 +1,4 @@
-"""Which files of a sandbox are meant by the paths and globs of a caller.
+"""Finds the files of a sandbox that the paths and globs of a caller mean.
 
 Everything in a sandbox may be hostile: what is looked at is bounded by number and time.
 """
@@ -21,7 +21,7 @@ _SEARCH_S: Final = 30.0
 
 
 class Tally:
-    """What came of one call: bounded, however many files there are."""
+    """Collects what one call saved and left out. It names at most MOST_TOLD of the files that were left out."""
 
     def __init__(self) -> None:
         self.artifacts: list[Artifact] = []

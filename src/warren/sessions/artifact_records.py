@@ -1,6 +1,6 @@
-"""The records of artifacts: finds them, and counts how many bytes each tenant has in all.
+"""Keeps the records of artifacts: finds them, and counts how many bytes each tenant has in all.
 
-`Artifacts` writes them when it saves something, `ArtifactExpiry` looks for those that are over.
+`Artifacts` writes records when it saves something; `ArtifactExpiry` looks for those that have expired.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class ArtifactRecords:
         await self._records.put(Record(_KIND, record_id, value, group=artifact.session_id, due=artifact.expires_at))
 
     async def remove(self, artifact: Artifact) -> bool:
-        """False if it was not there any more."""
+        """Returns False if there was no such record any more."""
         return await self._records.delete(_KIND, _id(artifact.tenant, artifact.id))
 
     async def exists(self, tenant: str, artifact_id: str) -> bool:
@@ -43,7 +43,8 @@ class ArtifactRecords:
         return await self._records.get(_KIND, _id(tenant, artifact_id)) is not None
 
     async def expired(self) -> list[Artifact]:
-        """Some of those whose time is over; empty if there are none. Deletes damaged records among them."""
+        """Returns some artifacts that have expired, or an empty list if there are none. Deletes damaged records among
+        them."""
         while due := await self._records.due(_KIND, self._clock.wall(), PAGE):
             found = list[Artifact]()
             for record in due:
@@ -67,7 +68,8 @@ class ArtifactRecords:
         after: str = "",
         limit: int = 100,
     ) -> tuple[list[Artifact], str | None]:
-        """The newest first, and the id after which the next page begins; a page may have fewer than `limit`."""
+        """Returns artifacts, the newest first, and the id after which the next page begins; None if there is none. A
+        page may have fewer than `limit`."""
         found: list[Artifact] = []
         wanted = Filter.of(session_id=session_id, thread_id=thread_id, name=name)
         scanned, last = 0, ""
@@ -103,7 +105,7 @@ class ArtifactRecords:
             at = page[-1].id
 
     def _read_record(self, record: Record) -> Artifact | None:
-        """None for one that has expired, or is damaged."""
+        """Returns None for an artifact that has expired, or whose record is damaged."""
         try:
             artifact = Artifact.from_mapping(json.loads(record.value))
         except (ValueError, TypeError) as exc:
@@ -112,7 +114,7 @@ class ArtifactRecords:
         return artifact if artifact.expires_at > self._clock.wall() else None
 
     async def get(self, tenant: str, artifact_id: str) -> Artifact:
-        """Raises NotFound, also for those of other tenants."""
+        """Raises NotFound, also for an artifact of another tenant."""
         record = await self._records.get(_KIND, _id(tenant, artifact_id)) if is_artifact_id(artifact_id) else None
         artifact = self._read_record(record) if record else None
         if artifact is None:
@@ -130,6 +132,7 @@ class ArtifactRecords:
             _log.warning("artifact_use_not_saved", tenant=tenant, action="count_later", error=exc)
 
     async def change_use(self, tenant: str, size: int, bound: int | None) -> bool:
+        """Adds `size`, which may be negative, to the tenant's sum. Returns False if the sum would exceed `bound`."""
         if not size:
             return True
         for attempt in range(_TRIES):
@@ -144,14 +147,14 @@ class ArtifactRecords:
         raise Unavailable("the sum of the tenant's artifacts changes all the time", retry_after_s=1)
 
     async def used_bytes(self, tenant: str | None) -> int:
-        """Of one tenant, or of all."""
+        """The bytes that the artifacts of one tenant have, or those of all tenants."""
         if tenant is None:
             return sum([int(use.value) async for use in self.users()])
         current = await self._records.get(_USE, tenant)
         return int(current.value) if current else 0
 
     async def users(self) -> AsyncGenerator[Record, None]:
-        """The sums of all tenants."""
+        """Yields a record per tenant, whose value is the sum of the tenant's bytes."""
         after = ""
         while page := await self._records.list(_USE, after=after, limit=PAGE):
             for record in page:
@@ -159,7 +162,8 @@ class ArtifactRecords:
             after = page[-1].id
 
     async def count_anew(self, use: Record, is_busy: Callable[[], bool]) -> None:
-        """Gives way to whoever changes the sum meanwhile; the next time it is counted again."""
+        """Corrects the tenant's sum. Does nothing while something is being saved, or if the sum has changed meanwhile:
+        the next sweep counts again."""
         if is_busy():
             return
         total = 0
@@ -170,7 +174,8 @@ class ArtifactRecords:
 
 
 async def place_of(records: RecordStore, tenant: str, artifact_id: str) -> str:
-    """The worker that keeps the content of an artifact; "" if every process reaches it, or there is no such one."""
+    """Returns the worker that keeps the content of an artifact; "" if every process reaches it, or there is no such
+    artifact."""
     record = await records.get(_KIND, _id(tenant, artifact_id)) if is_artifact_id(artifact_id) else None
     if record is None:
         return ""
@@ -181,5 +186,5 @@ async def place_of(records: RecordStore, tenant: str, artifact_id: str) -> str:
 
 
 def _id(tenant: str, artifact_id: str) -> str:
-    """No tenant's name has a slash in it, so all of a tenant's are one range of ids."""
+    """No tenant's name has a slash in it, so the records of a tenant form one range of ids."""
     return f"{tenant}/{artifact_id}"

@@ -2,7 +2,7 @@
 
 Handlers save files after a command, and bytes that the server itself has (operations/artifact_saving.py);
 `SessionEnding` calls `save_at_end` before it destroys a sandbox. `artifact_files.py` finds the files,
-`artifact_records.py` what was saved; `artifact_expiry.py` removes what is over.
+`artifact_records.py` what was saved; `artifact_expiry.py` removes what has expired.
 
 The sum of a tenant's bytes is charged before a content is written, and given back if nothing comes of it. Everything in
 a sandbox may be hostile: what is read of it is bounded by number, size and time.
@@ -44,7 +44,7 @@ from warren.sessions.artifact_records import ArtifactRecords
 from warren.sessions.event_hub import EventHub
 from warren.sessions.output_events import close_source
 
-_FIND_S: Final = 5.0  # in which a sandbox must say at its end whether there is something to save
+_FIND_S: Final = 5.0  # how long a sandbox that ends may take to say whether it has something to save
 _SAVE_S: Final = 60.0
 _AT_ONCE: Final = 6
 _NOT_SAVED: Final = {FileKind.SYMLINK: "it is a link", FileKind.OTHER: "it is no regular file"}
@@ -142,8 +142,8 @@ class Artifacts:
         return SavedAtEnd(len(tally.artifacts), size, tally.left_out_count, tuple(tally.left_out))
 
     async def _find_filled(self, find: Callable[[], Awaitable[Sandbox]]) -> Sandbox | None:
-        """The sandbox, if it has something to save; what ran in it has then ended, so that its files stay as they
-        are."""
+        """Returns the sandbox if it has something to save, else None. Kills what runs in it, so that its files do not
+        change while they are saved."""
         try:
             async with asyncio.timeout(_FIND_S):
                 sandbox = await find()
@@ -168,7 +168,8 @@ class Artifacts:
     async def _save_files(
         self, session: Session, sandbox: Sandbox, files: AsyncGenerator[FileInfo, None], tally: Tally
     ) -> None:
-        """Some at the same time: each waits for the disk."""
+        """Saves several files at the same time, because each mostly waits for the disk. Raises a failure that all
+        others would meet too."""
         standing, slots = await self._standing(session), asyncio.Semaphore(_AT_ONCE)
         done, failures = set[int](), list[WarrenError]()  # done: hashes, as names could be too much to keep
 
@@ -197,7 +198,7 @@ class Artifacts:
             raise failures[0]
 
     async def _save_file(self, session: Session, sandbox: Sandbox, standing: _Standing, info: FileInfo) -> Artifact:
-        """As many bytes as it has now: it may grow while it is read."""
+        """Saves as many bytes as the file has now: it may grow while it is read, and no more were checked."""
         if info.kind in _NOT_SAVED:
             raise _NotSaved(_NOT_SAVED[info.kind])
         self._check_room(standing, info.size)
@@ -238,6 +239,7 @@ class Artifacts:
         store = self._here()
         now = self._clock.wall()
         artifact_id = new_artifact_id(now)
+        # Counted before the first await: `_save_files` runs several of these with the same standing.
         standing.count += 1
         standing.size += size
         try:
@@ -268,7 +270,8 @@ class Artifacts:
                 now + self._rules.ttl_s,
                 self._place,
             )
-            unused, is_saved = size - content.size, True  # perhaps: if the store's answer gets lost
+            # Set before the store answers: if its answer gets lost, the record may be there all the same.
+            unused, is_saved = size - content.size, True
             await self.records.add(artifact)
             self._fault("record stored")
         finally:
@@ -307,7 +310,8 @@ class Artifacts:
                 yield part
 
     async def delete(self, tenant: str, artifact_id: str) -> None:
-        """The content goes after the record; if it is kept elsewhere, whoever keeps it removes it within the hour."""
+        """Deletes the record, then the content. Content that is kept elsewhere is removed within the hour by whoever
+        keeps it."""
         await self.remove(await self.records.get(tenant, artifact_id))
 
     async def remove(self, artifact: Artifact) -> None:
@@ -343,7 +347,7 @@ class Artifacts:
             self._events.publish(Event(kind, session.tenant, self._clock.wall(), data, session.id))
 
     def _lock(self, session: Session) -> asyncio.Lock:
-        """Held while a session saves, so that what it may save in all is counted right."""
+        """The lock that a session holds while it saves, so that what it may save in all is counted right."""
         return self._locks.setdefault(session.id, asyncio.Lock())
 
 

@@ -50,13 +50,13 @@ from warren.sandboxes.keepers import Hello, read_hello, remove_keeper, start_kee
 GRACE_S: Final = 3.5  # longer than a keeper gives its interpreter after an interrupt, so that its last words arrive
 _REMEMBERED: Final = 10_000
 _HELLO_S: Final = 5.0
-_END_S: Final = 2.0  # in which a keeper ends whose interpreter has: longer than that lives one that took its place
+_END_S: Final = 2.0  # a keeper ends within this time after its interpreter; one that lives longer has taken its place
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """How a default context starts that is not there yet: its directory, variables of its own, and after how long
-    without a cell it ends (None: as the server is set, 0: never)."""
+    """How to start a default context that does not exist yet: its directory, its own variables, and after how many
+    seconds without a cell it ends (None: as the server is set, 0: never)."""
 
     cwd: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -88,10 +88,10 @@ class Keeper:
 
 
 class Contexts:
-    """`most` are the contexts that a session may have at once; one that runs no cell for `idle_s` ends.
+    """A session may have `most` contexts at once; a context that runs no cell for `idle_s` ends.
 
-    `most_bytes` of variables are remembered, the oldest contexts make room. `turn_s` is how long somebody waits while
-    others start and end contexts of the same sandbox.
+    At most `most_bytes` of variables are remembered; the oldest contexts make room. A request waits up to `turn_s`
+    while others start or end contexts of the same sandbox.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Contexts:
             await self._remove(sandbox, context_id)
 
     async def restart(self, sandbox: Sandbox, session: Session, context_id: str, image: str = "") -> CodeContext:
-        """With the directory, variables and idle time that it was created with."""
+        """Replaces the interpreter by a fresh one, with the directory, variables and idle time of the context."""
         async with self._turn(sandbox):
             known = await sandbox.processes()
             keeper = await self._known(sandbox, _find(known, context_id))
@@ -156,7 +156,7 @@ class Contexts:
         return await self.get(sandbox, context_id)
 
     async def interrupt(self, sandbox: Sandbox, context_id: str) -> CodeContext:
-        """Interrupts the cell that it runs; one that runs none is not touched."""
+        """Interrupts the cell that the context runs, if there is one. Raises ContextLost if the context has ended."""
         info = _find(await sandbox.processes(), context_id)
         if not info.running:
             raise await self._lost_error(sandbox, info)
@@ -185,7 +185,8 @@ class Contexts:
             await remove_keeper(sandbox, await sandbox.process(context_id))
 
     def _found(self, sandbox: Sandbox, info: ProcessInfo) -> Keeper:
-        """As it is remembered, or new: what it said at its start is read when somebody wants to know it."""
+        """Returns the keeper as it is remembered, or a new one. What a new one said at its start is read only when
+        `_known` needs it."""
         keeper = self._keepers.get((sandbox.id, info.id))
         if keeper is None or keeper.pid != info.pid:
             language = language_of(info.id)
@@ -202,7 +203,7 @@ class Contexts:
             with contextlib.suppress(TimeoutError, WarrenError):
                 async with asyncio.timeout(_HELLO_S):
                     hello = await read_hello(await sandbox.process(info.id))
-            if hello is not None:  # an earlier server, or the pool, has started it: what it was created with
+            if hello is not None:  # an earlier server or the pool has started it, with these
                 is_remembered = (sandbox.id, info.id) in self._keepers
                 self.forget(sandbox, info.id)
                 keeper.hello, keeper.cwd, keeper.env = replace(hello, env={}), hello.cwd, dict(hello.env)
@@ -235,7 +236,7 @@ class Contexts:
 
     @contextlib.asynccontextmanager
     async def _turn(self, sandbox: Sandbox) -> AsyncIterator[None]:
-        """One at a time starts and ends contexts of a sandbox, so that their number is right."""
+        """Lets one request at a time start or end contexts of a sandbox, so that their number stays right."""
         lock = self._locks.get(sandbox.id)
         if lock is None:
             lock = self._locks[sandbox.id] = asyncio.Lock()
@@ -254,7 +255,7 @@ class Contexts:
             lock.release()
 
     def forget_later(self, sandbox: Sandbox, cell_id: str) -> None:
-        """Has the agent forget a cell whose caller has its result, and does not let the caller wait for that."""
+        """Has the agent forget a cell whose caller has its result, without letting the caller wait for that."""
         task = asyncio.create_task(_forget_cell(sandbox, cell_id), name=f"forgetting {cell_id}")
         self._forgetting.add(task)
         task.add_done_callback(self._forgetting.discard)
@@ -262,7 +263,7 @@ class Contexts:
     # -- contexts that have ended
 
     async def why_lost(self, sandbox: Sandbox, context_id: str) -> str:
-        """oom, killed or exited: why a context that has ended did so."""
+        """Returns why a context that has ended did so: oom, killed or exited."""
         try:
             async with asyncio.timeout(_END_S):
                 ended = await (await sandbox.process(context_id)).ended()
@@ -283,8 +284,8 @@ class Contexts:
         )
 
     async def note_lost(self, sandbox: Sandbox, context_id: str) -> str:
-        """After a cell during which its context has ended: gives why. The next cell of a default context finds a fresh
-        one, because this one tells its caller."""
+        """Returns why the context ended during a cell. A default context is forgotten, so that the next cell gets a
+        fresh one: the caller of this cell learns of the loss."""
         self.forget(sandbox, context_id)
         why = await self.why_lost(sandbox, context_id)
         if context_id == _default_of(context_id):
@@ -304,8 +305,8 @@ class Contexts:
         look: bool = False,
         beginning: Beginning = PLAIN,
     ) -> Keeper:
-        """The context that a cell is for; starts a default one that is not there. `look`: as it is now, not as it is
-        remembered."""
+        """Returns the context that a cell is for, and starts a default one that does not exist. With `look` the sandbox
+        is asked instead of what is remembered. Raises ContextNotFound, and ContextLost if the context has ended."""
         if not look and (known := self._keepers.get((sandbox.id, context_id))) is not None:
             return known
         if (running := await self._running(sandbox, context_id)) is not None:
@@ -316,6 +317,7 @@ class Contexts:
                 return self._found(sandbox, found[0])
             self.forget(sandbox, context_id)
             if found:
+                # The loss of a default context is reported once: the next cell starts a fresh one.
                 lost = await self._lost_error(sandbox, found[0])
                 if context_id == _default_of(context_id):
                     with contextlib.suppress(ProcessNotFound):
@@ -333,7 +335,7 @@ class Contexts:
             return keeper
 
     async def _running(self, sandbox: Sandbox, context_id: str) -> Keeper | None:
-        """The remembered context, if it runs: then nobody need wait for others that are being started."""
+        """Returns the remembered context if it still runs: then the cell need not wait while others are started."""
         known = self._keepers.get((sandbox.id, context_id))
         if known is None:
             return None
@@ -362,13 +364,13 @@ def with_pid(command: Command, keeper: Keeper) -> Command:
 
 
 def cell_request(session: Session, context_id: str, code: str, env: Mapping[str, str]) -> bytes:
-    """What the runner gets. A default context has the session's variables from here."""
+    """The request that the runner gets. It brings a default context the session's variables."""
     given = {**session.env, **env} if context_id == _default_of(context_id) else dict(env)
     return json.dumps({"code": code, "env": given}).encode()
 
 
 def context_and_language(context_id: str, language: str) -> tuple[str, Language]:
-    """Which context a cell is for. `language` may be left out for a context, and the other way round."""
+    """Returns the context that a cell is for, and its language. Either argument may be empty."""
     asked = find_language(language) if language else None
     if not context_id:
         asked = asked or find_language("python")
@@ -417,7 +419,7 @@ def context_view(context: CodeContext) -> dict[str, Any]:
 
 
 def _idle_of(info: ProcessInfo) -> float:
-    """The idle time of a context that an earlier server may have started; 0 is none."""
+    """The idle time of a context that an earlier server may have started; 0 means that it has none."""
     words = info.command.split()
     seconds = words[words.index("--idle-s") + 1] if "--idle-s" in words[:-1] else ""
     return float(seconds) if seconds.isascii() and seconds.isdecimal() else 0.0

@@ -19,8 +19,8 @@ async def _no_presets() -> Presets:
 
 
 class EgressRules:
-    """`enabled`: sessions may have a network at all. `find_presets` tells what presets stand for on this machine; it is
-    asked only if one is named."""
+    """`enabled`: sessions may have a network at all. `find_presets` returns what presets stand for on this machine; it
+    is called only if one is named."""
 
     def __init__(
         self, ceiling: Ceiling = NO_CEILING, find_presets: FindPresets = _no_presets, *, enabled: bool = True
@@ -30,7 +30,7 @@ class EgressRules:
         self._find_presets = find_presets
 
     async def check(self, rules: NetworkRules, caller: Caller, environment: NetworkRules = NO_NETWORK) -> Presets:
-        """Gives the presets that the rules name. Raises Forbidden if the rules open more than this caller may; those
+        """Returns the presets that the rules name. Raises Forbidden if the rules open more than this caller may; those
         of the session's environment, which the operator wrote, are bounded by the caller's quota alone."""
         if not rules.is_open:
             return NO_PRESETS

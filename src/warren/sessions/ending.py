@@ -21,7 +21,7 @@ from warren.sessions.networks import SessionNetworks
 from warren.sessions.reports import SessionReports
 
 MAX_KEPT_BYTES: Final = 4096
-"""Of the metadata of a session that has ended, and of the names of its variables."""
+"""The most that is kept of the metadata of a session that has ended, and the most of the names of its variables."""
 POLL_S: Final = (0.005, 0.1)  # the first and the longest pause between two looks at the store
 _CONFIRM_S: Final = 2.0
 _REASON_TEXTS: Final = {
@@ -56,6 +56,7 @@ class SessionEnding:
         since it was read. Raises the store's error if the store cannot save the end: it is saved later.
         """
         if session.state.can_be_lost:
+            # Raises if another worker has the session: only its own worker ends one that may still run.
             self._basis.worker_of(session)
         if session.state is SessionState.LOST and self._basis.is_elsewhere(session):
             return await self._end_at_once(session, reason, detail)
@@ -70,7 +71,8 @@ class SessionEnding:
         return await self.confirm(await self.begin_end(stopping))
 
     async def _end_at_once(self, session: Session, reason: EndReason, detail: str) -> Session | None:
-        """In one step, because its worker would not take care of a session that this process has left in STOPPING."""
+        """Ends the session in one step: its worker would not take care of one that this process had left in
+        STOPPING."""
         ended = self._ended(session, reason, detail)
         if not await self._basis.store.swap(ended):
             return None
@@ -154,7 +156,8 @@ class SessionEnding:
         return False
 
     async def confirm(self, ended: Session) -> Session:
-        """Waits until the store has the end: who is told of it must not be shown a session that is still stopping."""
+        """Waits until the store has the end, so that a caller who was told of it is not shown a session that is still
+        stopping."""
         clock = self._basis.clock
         pause, deadline = POLL_S[0], clock.now() + _CONFIRM_S
         while ended.id in self._activity.unsaved_ends:
@@ -180,13 +183,13 @@ class SessionEnding:
 
 
 def _beginning(texts: Mapping[str, str]) -> dict[str, str]:
-    """The first entries, as far as they are short together."""
+    """Returns the first entries, at most MAX_KEPT_BYTES of them together."""
     sizes = accumulate(len(f"{name}{value}".encode(errors="surrogatepass")) for name, value in texts.items())
     return {name: texts[name] for name, size in zip(texts, sizes, strict=True) if size <= MAX_KEPT_BYTES}
 
 
 def unusable_error(session: Session) -> WarrenError:
-    """Why a session cannot be used."""
+    """Returns the error that says why a session cannot be used."""
     if session.state is SessionState.LOST:
         return SandboxLost(
             f"the sandbox of session {session.id} is lost: {session.detail}",

@@ -49,7 +49,10 @@ async def exec_once(
     key: str,
     prepare: Prepare = _as_it_is,
 ) -> ExecResult:
-    """`prepare` completes a command that is about to run with what a repetition need not have the same."""
+    """Runs a command once per key, and returns its result to every request with the key.
+
+    `prepare` completes a command that is about to run. What it adds may differ in a repetition: it is not compared.
+    """
     if len(stdin) > MAX_STDIN:
         raise InvalidRequest(
             f"with an Idempotency-Key stdin may have {MAX_STDIN} bytes, this has {len(stdin)}",
@@ -94,7 +97,8 @@ def remove_task(sessions: Sessions, name: Key, task: asyncio.Task[Any]) -> None:
 async def _run_apart(
     sessions: Sessions, name: Key, command: Command, stdin: bytes, prepare: Prepare, *, stdin_sent: bool
 ) -> ExecResult:
-    """Several requests may wait for the result, and the first may leave before the others."""
+    """Runs the command with room of its own for its output: several requests may wait for the result, and the first may
+    leave before the others."""
     with separate_room():
         return await _run(sessions, name, command, stdin, prepare, stdin_sent=stdin_sent)
 
@@ -175,7 +179,7 @@ async def _forget(sandbox: Sandbox, process_id: str) -> None:
 
 
 def _write_answer(result: ExecResult) -> str:
-    """Empty if it is too long to be kept."""
+    """Returns the result as JSON; empty if it is too long to be kept."""
     if result.written.kept > _MAX_ANSWER // 2:  # an answer has every byte twice
         return ""
     stdout, stderr, output = result.written.texts()

@@ -1,4 +1,4 @@
-"""What becomes of sessions whose sandboxes have died by themselves, or were taken from this worker."""
+"""Marks sessions as lost whose sandboxes have died, and destroys sandboxes that were taken from this worker."""
 
 import asyncio
 from typing import Final
@@ -25,7 +25,8 @@ class SessionLosses:
         self._ending = ending
 
     async def mark_lost(self, session: Session, why: str) -> Session:
-        """The session's sandbox has died: destroys the rest of the sandbox; the session stays and tells why."""
+        """Marks a session whose sandbox has died as lost, and destroys the rest of the sandbox. The session stays and
+        tells why."""
         return await asyncio.shield(self._activity.tasks.run(self._mark_lost(session, why), f"losing {session.id}"))
 
     async def _mark_lost(self, session: Session, why: str) -> Session:
@@ -52,7 +53,8 @@ class SessionLosses:
             await self.mark_lost(session, why)
 
     async def check_sandbox(self, session: Session) -> None:
-        """Marks a running session as lost if its worker does not have its sandbox. One whose start failed ends."""
+        """Marks a running session as lost if its worker does not have its sandbox. Leaves a session alone whose start
+        goes on or has failed: that one ends."""
         if session.state.can_be_lost and not self._activity.is_unsettled(session):
             try:
                 await self._basis.sandbox_of(session)

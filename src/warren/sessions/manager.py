@@ -72,7 +72,7 @@ class Sessions:
     # -- creating
 
     async def create(self, tenant: str, request: NewSession, key: str = "") -> CreateResult:
-        """A new session, or the session that the thread or the Idempotency-Key already has."""
+        """Returns a new session, or the session that the thread or the Idempotency-Key already has."""
         self.uses.check_open()
         caller, starting = current_caller(), self.lifecycle.starting
         idempotency = Key(tenant, "create", check_key(key), fingerprint(request)) if key else None
@@ -82,8 +82,9 @@ class Sessions:
             earlier = await self.store.of_thread(tenant, request.thread_id) if request.thread_id else None
             if (previous := previous_of(earlier)) != row.previous:
                 row = replace(row, previous=previous)
+            # Only a request that may make a session waits for its image and counts as one, however often this is tried.
             if not counted and (earlier is None or not earlier.active):
-                await starting.prepare(row, wait=not key)  # who has a key asks again
+                await starting.prepare(row, wait=not key)  # a caller with a key asks again
                 await self.metering.count_create(caller)
                 counted = True
             try:
@@ -111,7 +112,8 @@ class Sessions:
             raise
 
     async def _use_existing(self, session: Session, added: Added, request: NewSession) -> CreateResult | None:
-        """Decides about the session that the store has found. None: it is out of the way now, so try again.
+        """Decides about the session that the store has found. Returns None if it is out of the way now: the caller
+        tries again.
 
         Raises Misdirected for a running session of another worker, which alone knows whether the start was a success.
         """
@@ -150,7 +152,7 @@ class Sessions:
         return session
 
     async def find_sandbox(self, session: Session) -> Sandbox | None:
-        """The session's sandbox, without using it; None if it cannot be reached."""
+        """Returns the session's sandbox, without using it; None if it cannot be reached."""
         if not session.state.can_run:
             return None
         with contextlib.suppress(WarrenError):

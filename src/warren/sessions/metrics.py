@@ -39,7 +39,7 @@ POINTS: Final = 60
 FRESH_S: Final = 1.0
 _LOOK_S: Final = 1.0
 _AT_ONCE: Final = 32
-_BATCH_S: Final = 5.0  # that the readings of a batch may take
+_BATCH_S: Final = 5.0  # for the readings of one batch
 _FALL: Final = 10.0  # percentage points below the threshold, after which the next alert may come
 _ALERT_EVERY_S: Final = 60.0
 _CPU_HOLDS_S: Final = 60.0
@@ -51,7 +51,7 @@ Publish = Callable[[Event], None]
 
 @dataclass(slots=True)
 class _Alert:
-    """Of one resource. `since` is when the metrics reached the threshold; `told`: an event says so."""
+    """The alert of one resource. `since` is when the metrics reached the threshold; `told`: an event says so."""
 
     since: float | None = None
     told: bool = False
@@ -60,8 +60,8 @@ class _Alert:
 
 @dataclass(slots=True)
 class _MeteredSession:
-    """`last` is the last point of the series, or one that somebody asked for since. The times of both are by the clock
-    that never jumps."""
+    """`last` is the last point of the series, or a newer one that a caller asked for. `point_at` and `last_at` are the
+    times of these two, by the clock that never jumps."""
 
     session: Session
     limits: MetricLimits
@@ -78,7 +78,7 @@ class _MeteredSession:
 
 
 class MetricsMeter:
-    """`find_sandbox` gives the sandbox of a session."""
+    """`find_sandbox` returns the sandbox of a session."""
 
     def __init__(
         self,
@@ -111,7 +111,8 @@ class MetricsMeter:
     # -- for callers
 
     async def now(self, session: Session, sandbox: Sandbox) -> SandboxMetrics:
-        """What the session uses now; a point that is less than a second old will do. Raises what `metrics` does."""
+        """Returns what the session uses now, or a point that is less than a second old. Raises what `Sandbox.metrics`
+        raises."""
         followed = self._followed.get((session.tenant, session.id)) or _MeteredSession.of(session)
         async with followed.reading:
             if followed.last is None or self._clock.now() - followed.last_at >= FRESH_S:
@@ -124,7 +125,7 @@ class MetricsMeter:
         return tuple(followed.points) if followed is not None else ()
 
     def latest(self, tenant: str, session_ids: Sequence[str]) -> Mapping[str, LatestMetrics]:
-        """The last point of each, as far as there is one. Reads nothing."""
+        """Returns the last point of each session that has one. Reads no sandbox."""
         found = {}
         for session_id in session_ids:
             followed = self._followed.get((tenant, session_id))
@@ -212,7 +213,7 @@ class MetricsMeter:
                 self._publish(Event(EventKind.RESOURCE_HIGH, session.tenant, self._clock.wall(), data, session.id))
 
     def _thresholds(self, environment: str, known: dict[str, AlertThresholds]) -> AlertThresholds:
-        """Those of the environment as it is now; the usual ones if it is gone or broken."""
+        """Returns the thresholds of the environment as it is now, or the default ones if it is gone or broken."""
         if environment not in known:
             known[environment] = DEFAULT_ALERTS
             if self._environments is not None:
@@ -222,7 +223,7 @@ class MetricsMeter:
 
 
 def _is_due(alert: _Alert, percent: float, threshold: float, now: float, holds_s: float) -> bool:
-    """Whether an event is to be published for a new point; notes what follows from it."""
+    """Whether an event is to be published for a new point. Updates the alert."""
     if not threshold:
         alert.since, alert.told = None, False
         return False

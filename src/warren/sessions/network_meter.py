@@ -2,8 +2,8 @@
 
 `run` reads every sandbox that has a network each READ_S; the lifecycle has the last reading made before it destroys or
 closes one. When the report says that nothing is left of the tenant's quota, the sandbox's network is closed, and opened
-again when there may be some. When the bounds of connections and rate have changed, the rules are applied again with the
-new ones.
+again when something may be left. When the bounds of connections and rate have changed, the rules are applied again with
+the new ones.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _LAST_READING_S: Final = 1.0
 _log = get_log(__name__)
 
 Report = Callable[[Session, NetworkUse], Awaitable[float]]
-"""Takes what is new. Gives 0, or for how many seconds the session must do without a network."""
+"""Takes what a session has used since the last report. Returns how many seconds it must do without a network, or 0."""
 Bounds = tuple[EgressBound, ...]
 BoundsOf = Callable[[Session], Awaitable[Bounds]]
 Reopen = Callable[[Session], None]
@@ -50,7 +50,7 @@ class _MeteredNetwork:
 
 
 class NetworkMeter:
-    """`bounds_of` gives what a session shares with others."""
+    """`bounds_of` returns the bounds of connections and rate that a session shares with others."""
 
     def __init__(
         self,
@@ -134,8 +134,8 @@ class NetworkMeter:
 
 
 def _difference(use: NetworkUse, before: NetworkUse) -> NetworkUse | None:
-    """What has happened in between, with the refusals and ended connections of that time as far as they are kept; None
-    if nothing has. Counts that have become smaller began anew."""
+    """Returns what has happened in between, with the refusals and ended connections of that time as far as they are
+    kept; None if nothing has. Counts that have become smaller began anew."""
     if use.connections < before.connections or use.refused < before.refused or use.bytes_sent < before.bytes_sent:
         before = NetworkUse()
     ended = _ended(use) - _ended(before)

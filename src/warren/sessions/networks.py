@@ -65,6 +65,7 @@ class SessionNetworks:
             return await sandbox.set_network(rules)
         bounds = await self.meter.bounds_of(session)
         if session.secrets:
+            # Read before the secrets: if one changes in between, `SecretRenewal` sees an old version and renews it.
             versions = await self._secrets.versions(session.tenant, session.secrets)
             await sandbox.set_network(rules, await self._secrets.find(session.tenant, session.secrets), bounds)
             self.secret_users[session.id] = SecretUser(session, sandbox, versions)
@@ -104,7 +105,7 @@ class SessionNetworks:
             pause_s = RETRY_S
 
     def stop_trying(self) -> None:
-        """Networks that cannot be opened are left to the next process: they stay closed."""
+        """Stops the retries. Networks that could not be opened stay closed, and are left to the next process."""
         for task in self._retrying:
             task.cancel()
 

@@ -111,14 +111,14 @@ class NewRows:
     async def check_network(
         self, rules: NetworkRules, caller: Caller, environment: NetworkRules = NO_NETWORK
     ) -> Presets:
-        """Gives the presets that the rules name. Raises Forbidden if the caller may not have these rules, and
+        """Returns the presets that the rules name. Raises Forbidden if the caller may not have these rules, and
         QuotaExceeded if nothing is left of its bytes."""
         if rules.is_open:
             await self._metering.check_network(caller)
         return await self._lifecycle.networks.egress.check(rules, caller, environment)
 
     def _find_agent(self, config: str | Mapping[str, Any]) -> Agent:
-        """Raises for an agent that is unknown or mistaken, and for what it names and the registry does not have."""
+        """Raises for an agent that is unknown or mistaken, and for one that names what the registry does not have."""
         entries = self._offer.entries
         if entries is None:
             raise InvalidRequest("there is no registry here, and no agents")
@@ -129,8 +129,8 @@ class NewRows:
     async def _find_secrets(
         self, tenant: str, environment: Environment, request: NewSession, caller: Caller
     ) -> Sequence[BoundSecret]:
-        """Those that the environment and the request name. Raises InvalidRequest if the tenant does not have one, and
-        Forbidden if the caller may not reach the hosts of one."""
+        """Returns the secrets that the environment and the request name. Raises InvalidRequest if the tenant does not
+        have one, and Forbidden if the caller may not reach the hosts of one."""
         names = check_names((*environment.secrets, *request.secrets))
         found = await self._lifecycle.secrets.find(tenant, names)
         missing = sorted(set(names) - {secret.name for secret in found})

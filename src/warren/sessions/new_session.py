@@ -83,7 +83,7 @@ def previous_of(earlier: Session | None) -> Previous | None:
 
 
 def with_agent(request: NewSession, agent: Agent) -> NewSession:
-    """The request with what the agent says and the request does not."""
+    """Returns the request, completed with what only the agent says."""
     return replace(
         request,
         environment=request.environment or agent.environment,
@@ -93,6 +93,5 @@ def with_agent(request: NewSession, agent: Agent) -> NewSession:
 
 
 def changed_limits(limits: Limits, changes: Mapping[str, float]) -> Limits:
-    """The limits with these changes."""
     values: dict[str, Any] = dict(changes)
     return replace(limits, **values) if values else limits

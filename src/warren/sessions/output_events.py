@@ -1,4 +1,4 @@
-"""The output of a process as events, with keep-alives when nothing happens.
+"""Shows the output of a process as events, with keep-alives when nothing happens.
 
 Text is decoded incrementally, so a character that two reads have cut apart comes out whole. Callers who want the bytes
 ask for base64.
@@ -114,6 +114,7 @@ async def with_keepalives(source: AsyncIterator[T], every_s: float) -> AsyncIter
             yield item
     finally:
         with anyio.CancelScope(shield=True):
+            # A generator cannot be closed while a task still runs in it, so that task ends first.
             if waiting is not None:
                 waiting.cancel()
                 await asyncio.wait([waiting])

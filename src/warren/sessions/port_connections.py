@@ -1,4 +1,4 @@
-"""Counts the connections to servers inside sandboxes: each session may have so many at once."""
+"""Counts the connections to servers inside sandboxes, and bounds how many a session may have at once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ class PortConnections:
 
     @contextmanager
     def counted(self, session_id: str) -> Iterator[None]:
-        """Raises LimitReached."""
+        """Counts a connection for the time of the block. Raises LimitReached if the session has too many."""
         if not self._open.try_take(session_id):
             raise LimitReached(
                 f"{self._open.each} connections to the ports of this session are open already", retry_after_s=1

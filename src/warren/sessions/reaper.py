@@ -85,7 +85,7 @@ class Reaper:
                 await self._clock.sleep(TICK_S)
 
     async def _mark_lost(self, loss: Loss) -> bool:
-        """False: the store cannot write now."""
+        """Returns False if the store cannot write now."""
         try:
             await self._losses.mark_owner_lost(loss.sandbox_id, loss.why)
         except (NoSpace, Unavailable):
@@ -113,7 +113,8 @@ class Reaper:
         return session.worker == worker.name or (session.worker != "" and not self._basis.in_cluster)
 
     def _may_be_alive(self, session: Session) -> bool:
-        """Also that of a session in STOPPING: what it has to save is saved before the sandbox is destroyed."""
+        """Whether the session's sandbox may be alive. That of a session in STOPPING counts too: its artifacts are saved
+        before it is destroyed."""
         same_boot = not self._rebooted and session.epoch == self._clock.epoch
         return (session.state.can_be_lost or session.state is SessionState.STOPPING) and same_boot
 

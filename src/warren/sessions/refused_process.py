@@ -53,7 +53,7 @@ class RefusedProcess:
 
 
 def refused_result(refused: CommandRefused) -> ExecResult:
-    """The same result as `exec` gives."""
+    """Returns the result that `exec` gives for a refused command."""
     reason = f"{refused.message}\n"
     size = len(reason.encode(errors="replace"))
     return ExecResult(_EXIT_CODE, output_of(stderr=reason), Reason.REFUSED, None, 0.0, 0.0, size, truncated=False)

@@ -50,7 +50,7 @@ class SessionReports:
         self._publish(EventKind.SESSION_CHANGED, session, SessionChangedData(session.thread_id or None, changed))
 
     def ended(self, session: Session) -> None:
-        """A session that never had a sandbox has no `session_created` before it, and is no event for subscribers."""
+        """A session that never had a sandbox is no event for subscribers, who were not told that it was created."""
         reason, name = session.reason, "session_ended" if session.sandbox_id else "session_not_created"
         detail = session.detail or None
         _log.info(name, session=session.id, tenant=session.tenant, reason=reason, detail=detail)

@@ -76,7 +76,7 @@ class NetworkBody(Body):
     deny: list[str] = Field([], description="With `internet`: what is refused all the same", max_length=MAX_RULES)
 
     async def to_rules(self) -> NetworkRules:
-        """In a thread if there are many: to check one takes up to 50 microseconds."""
+        """Checks the rules in a thread if there are many: one takes up to 50 microseconds."""
         values = self.model_dump()
         if len(self.allow) + len(self.deny) > _FEW_RULES:
             return await asyncio.to_thread(NetworkRules.from_mapping, values)
@@ -764,7 +764,7 @@ def exec_view(result: ExecResult) -> dict[str, Any]:
 
 
 def _exact_bytes(result: ExecResult, *texts: str | LongText) -> Iterator[str | LongText]:
-    """stdout and stderr as base64; empty if the text says the same."""
+    """Yields stdout and stderr as base64; empty if the text says the same."""
     for shown, text in zip((Shown.STDOUT, Shown.STDERR), texts, strict=True):
         pieces = partial(result.written.base64_if_broken, shown)
         if isinstance(text, LongText):
@@ -821,7 +821,7 @@ def file_view(info: FileInfo) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def _limit_items(limits: Limits) -> tuple[tuple[str, Any], ...]:
-    """A list of sessions has the same limits again and again, and `asdict` would be a third of its cost."""
+    """Cached: a list of sessions has the same limits again and again, and `asdict` would be a third of its cost."""
     return tuple(asdict(limits).items())
 
 

@@ -26,8 +26,8 @@ class SecretRenewal:
         self._secrets = secrets
 
     async def secret_changed(self, tenant: str, name: str) -> None:
-        """Gives a secret that was set or deleted to the running sandboxes that use it, or takes it from them. Of one
-        for which that fails the network is closed, and it is tried again."""
+        """Gives a secret that was set or deleted to the running sandboxes that use it, or takes it from them. If that
+        fails for a sandbox, its network is closed and it is tried again."""
         users = [user for user in self._networks.secret_users.values() if user.session.tenant == tenant]
         await self._renew([user for user in users if name in user.session.secrets])
 

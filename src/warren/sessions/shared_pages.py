@@ -1,6 +1,6 @@
-"""Pages of the list of sessions, kept for a moment for others who ask for the same: open dashboards do.
+"""Keeps pages of the list of sessions for a moment, for others who ask for the same: open dashboards do.
 
-A page is given again only while nothing was written to the store, so nobody sees less than before.
+A page is returned again only while nothing was written to the store, so nobody sees less than before.
 """
 
 import time

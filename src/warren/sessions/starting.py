@@ -63,8 +63,8 @@ class SessionStarting:
             choose_provider(self._basis.worker.providers, name, needs)
 
     async def prepare(self, session: Session, *, wait: bool) -> None:
-        """Raises ImageBuilding if the image of a new session is not there yet: nothing is stored then. With `wait`,
-        only once the caller has waited for it as long as callers may."""
+        """Raises ImageBuilding if the image of a new session is not there yet: nothing is stored then. With `wait` the
+        caller first waits for the image as long as callers may."""
         worker, clock = self._basis.worker, self._basis.clock
         if worker is None:
             return
@@ -80,7 +80,7 @@ class SessionStarting:
             await clock.sleep(_IMAGE_LOOK_S)
 
     async def image_state(self, environment: Environment) -> str | None:
-        """None where no worker can tell: on a coordinator."""
+        """Returns None on a coordinator, which has no worker to ask."""
         return None if self._basis.worker is None else await self._basis.worker.image_state(environment)
 
     # -- starting
@@ -140,6 +140,7 @@ class SessionStarting:
         try:
             saved = await basis.store.swap(running)
         except BaseException as exc:
+            # The store may have saved it all the same: `_fail` then ends the row that says RUNNING (`_try_save_end`).
             await run_shielded(self._ending.destroy_sandbox(running))
             await run_shielded(self._fail(session, exc))
             raise
@@ -189,7 +190,8 @@ class SessionStarting:
         return current is None or not current.state.holds_sandbox
 
     async def _why_not_started(self, session: Session) -> WarrenError:
-        """A caller, or a coordinator that took the worker for dead, has ended the session in the meantime."""
+        """Returns the error for a session that a caller, or a coordinator that took the worker for dead, has ended
+        meanwhile."""
         current = await self._basis.store.get(session.tenant, session.id)
         if current is None or current.state is SessionState.LOST or current.reason in FAILED_CREATIONS:
             return Unavailable(f"session {session.id} was given up while it was being made", retry_after_s=1)
@@ -204,7 +206,8 @@ class SessionStarting:
     # -- waiting
 
     async def wait_until_settled(self, session: Session) -> Session:
-        """Waits while the session is starting or ending, here or in another process; Unavailable if that takes long."""
+        """Waits while the session is starting or ending, here or in another process. Raises Unavailable if that takes
+        long."""
         basis, activity = self._basis, self._activity
         task = activity.starting.get(session.id) or activity.ending.get(session.id)
         if task is not None:

@@ -27,7 +27,7 @@ class TerminalViewer:
         self._changed.set()
 
     async def next_size(self) -> TerminalSize:
-        """Waits until it is told a size, and gives the last."""
+        """Waits until a size is told, and returns the last one."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -36,8 +36,8 @@ class TerminalViewer:
 
 
 class TerminalViewers:
-    """All viewers that this process serves, at most `most` of one terminal: what happens there costs time for each of
-    them. A terminal is forgotten with its last viewer."""
+    """All viewers that this process serves, at most `most` of one terminal: whatever happens there costs time for each
+    viewer. A terminal is forgotten with its last viewer."""
 
     def __init__(self, most: int = MAX_VIEWERS) -> None:
         self._most = most
@@ -48,7 +48,7 @@ class TerminalViewers:
 
     @contextmanager
     def viewing(self, session_id: str, process_id: str) -> Iterator[TerminalViewer]:
-        """Raises RateLimited for a viewer too many."""
+        """Registers a viewer for the time of the block. Raises RateLimited if the terminal has too many."""
         key = (session_id, process_id)
         if len(self._viewers.get(key, ())) >= self._most:
             raise RateLimited(
@@ -65,8 +65,8 @@ class TerminalViewers:
                 del self._viewers[key]
 
     def resized(self, session_id: str, process_id: str, size: TerminalSize, by: TerminalViewer | None = None) -> None:
-        """Tells all viewers. The one that did it is told too, unless it is alone: if two do it at the same time, both
-        must end with the size that came last."""
+        """Tells all viewers the new size, also the one that resized unless it is alone: if two resize at the same time,
+        both must end with the size that came last."""
         viewers = self._viewers.get((session_id, process_id), ())
         for viewer in viewers:
             if viewer is by and len(viewers) == 1:

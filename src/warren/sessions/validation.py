@@ -16,7 +16,8 @@ MANY = 100  # errors
 
 
 def many_errors(model: type[BaseModel], values: Any) -> dict[str, Any] | None:
-    """One error for what would be many: pydantic finds and describes each, which takes long for thousands."""
+    """Returns one error instead of very many, else None: pydantic finds and describes each, which takes long for
+    thousands."""
     if not isinstance(values, dict):
         return None
     if len(values) > MANY and len(values) > len(model.model_fields):
@@ -46,7 +47,7 @@ def summary(errors: Sequence[Mapping[str, str]]) -> str:
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
-    """The error for values that are not the body of an HTTP request."""
+    """Returns the error for values that did not come as the body of an HTTP request."""
     return InvalidRequest(
         summary([{"message": describe_error({**error, "loc": ("body", *error["loc"])})} for error in errors])
     )
@@ -100,7 +101,8 @@ def _describe_rule(kind: str, error: Mapping[str, Any]) -> str:
 
 
 def _describe_input(error: Mapping[str, Any]) -> str:
-    """The value that was sent, unless it is long or may be a secret: headers and environment variables."""
+    """Returns the value that was sent, unless it is long or may be a secret, as headers and environment variables
+    may."""
     value = error.get("input")
     secret = error["loc"][0] in ("header", "cookie") or "env" in error["loc"]
     if secret or not isinstance(value, str | int | float | bool | None):

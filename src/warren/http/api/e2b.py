@@ -49,7 +49,7 @@ _MOST_FILES: Final = 200_000
 _LONGEST_ANSWER: Final = 1024 * 1024  # that is kept for an Idempotency-Key
 _BASH_STATUS: Final = "ExitCode"  # the error of bash code that ends with a status other than 0
 _STATUS: Final = re.compile("[0-9]{1,3}")
-_LANGUAGE_OF: Final = {"Node": "javascript"}  # by environment; of all others python
+_LANGUAGE_OF: Final = {"Node": "javascript"}  # by environment; python in all others
 
 
 class RunBody(Body):
@@ -127,7 +127,7 @@ async def execute(call: Call, body: RunBody) -> Values:
 
 
 async def _find(call: Call, body: RunBody) -> tuple[Session, str | None]:
-    """What is wrong with the request is said before a session is made for it."""
+    """Finds or makes the session. Raises what is wrong with the request before a session is made for it."""
     context_id, language = context_and_language(body.context_id, body.language)
     body.timeout = call.context.limited_timeout(body.timeout)
     cell_command(context_id, language, body.code, body.envs, body.timeout)
@@ -170,7 +170,7 @@ def _joined(pieces: list[str], rest: str, is_long: bool) -> str | LongText:
 
 
 def _last_words(execution: Execution) -> str:
-    """The error as a program shows it when it ends."""
+    """Returns the error as a program shows it when it ends."""
     error = execution.error
     if error is None or (execution.language == "bash" and error.name == _BASH_STATUS):
         return ""
@@ -215,7 +215,8 @@ async def stream_execute(call: Call, body: RunBody) -> Events:
 
 
 async def _execute_once(call: Call, body: RunBody, cell: CodeBody) -> Values:
-    """The same answer for the same key. `run_to_end` runs the code once; here the whole answer is kept, files too."""
+    """Returns the same answer for the same key. `run_to_end` runs the code once; here the whole answer is kept, files
+    too."""
     sessions, request = call.sessions, _hash(body.model_dump_json())
     name = Key(call.tenant, call.session_id, f"e2b_{_hash(check_key(call.key))}", request)
     known = await sessions.store.claim_key(name, sessions.clock.epoch, sessions.clock.now())
@@ -258,7 +259,7 @@ def _hash(text: str) -> str:
 
 
 async def _seen_files(sandbox: Sandbox) -> set[int]:
-    """The files of the workspace as hashes: their names could be too much to keep."""
+    """Returns the files of the workspace as hashes: their names could be too much to keep."""
     seen: set[int] = set()
     async for info in sandbox.entries(WORKSPACE, depth=_DEPTH):
         seen.add(_fingerprint(info))

@@ -215,7 +215,8 @@ async def find_session(call: Call, session_id: str, thread_id: str) -> Session:
 async def find_or_create(
     call: Call, session_id: str, thread_id: str, *, replace_lost: bool = False
 ) -> tuple[Session, str | None]:
-    """The session, created if the thread has none; and a notice for the caller if an earlier session is gone."""
+    """Returns the session, created if the thread has none, and a notice for the caller if an earlier session is
+    gone."""
     if session_id or not thread_id or not current_caller().may(Scope.SESSIONS):
         return await find_session(call, session_id, thread_id), None
     result = await call.sessions.create(call.tenant, NewSession(thread_id=thread_id, replace_lost=replace_lost))

@@ -85,4 +85,4 @@ ASKED_OFTEN: Final[Mapping[str, tuple[BaseRoute, Callable[[Context], Awaitable[d
     for route in router.routes
     if isinstance(route, APIRoute) and route.endpoint in (health, ready, version)
 }
-"""By path, what the dispatcher answers without looking for the route: programs ask for it all day."""
+"""Routes by path that the dispatcher answers without a search, because programs ask for them all day."""

@@ -151,7 +151,7 @@ async def sign_in(request: Request, body: SignInBody, context: Ctx) -> Response:
         if context.tenancy.refusals is None or context.tenancy.refusals.may_record(""):
             _record(context, request.scope, "sign_in", exc=exc)
         raise
-    await context.tenancy.metering.quotas.request(caller)  # admission does not know whose request it is
+    await context.tenancy.metering.quotas.request(caller)  # admission cannot count it: it does not know the caller
     _record(context, request.scope, "sign_in", caller)
     if not keeps_cookie or not context.with_key:
         return JsonAnswer({**_show_account(caller, binding.expires_at), "cookie": not context.with_key})
@@ -240,7 +240,7 @@ async def redeem_ticket(body: RedeemBody, context: Ctx) -> Response:
 
 
 def _check_page_header(scope: Scope) -> None:
-    """A form of another site cannot send this header, and a script of another site may not."""
+    """Refuses requests of other sites: a form of another site cannot send this header, and a script may not."""
     if dict(scope["headers"]).get(PAGE_HEADER.encode()) != b"1":
         raise Forbidden("this request is for the pages of this server", remedy="send the header `X-Warren-Page: 1`")
 
@@ -290,7 +290,7 @@ def _tickets(context: Context) -> Tickets:
 def _record(
     context: Context, scope: Scope, action: str, caller: Caller | None = None, exc: WarrenError | None = None
 ) -> None:
-    """Requests that need no caller are not recorded by admission."""
+    """Writes the audit record of a request that needs no caller: admission does not record those."""
     if context.tenancy.audit is None:
         return
     client = scope.get("client")

@@ -30,10 +30,10 @@ from warren.sessions.schemas import timestamp
 
 CSV: Final = "text/csv"
 _NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
-_FEW: Final = 100  # entries; an answer with more is made on its way
-_ENTRY_BYTES: Final = 4096  # in memory, of an entry
+_FEW: Final = 100  # an answer with more entries is made while it is sent
+_ENTRY_BYTES: Final = 4096  # of memory, for an entry
 _searching: Final = WeakValueDictionary[str, asyncio.Lock]()
-"""The record is searched by one thread: of each tenant one search waits for it, so that nobody's turn is far away."""
+"""A lock for each tenant: one thread searches the record, and of each tenant only one search waits for it."""
 _DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 router = new_router(prefix="/api", tags=["records"])
@@ -115,13 +115,13 @@ def _filters(
     after: Annotated[str, Query(description="`next` of the page before", max_length=64)] = "",
     limit: Annotated[int, Query(ge=1, le=audit.MOST_ON_PAGE, description="So many at most")] = 100,
 ) -> audit.Query:
-    """The filters without the tenant, which the route adds."""
+    """Returns the filters without the tenant, which the route adds."""
     return audit.Query("", read_moment(since), read_moment(until), session_id, key_id, action, limit, after)
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The first and the last day as the caller gave them; `csv`: as a table."""
+    """The first and the last day as the caller gave them; `csv`: the answer is a table."""
 
     first: str | None
     last: str | None
@@ -245,7 +245,7 @@ def deed_view(deed: AuditEntry) -> dict[str, Any]:
 
 
 def read_moment(text: str) -> float | None:
-    """A time of day: ISO 8601 (UTC if it does not say) or Unix seconds; None for an empty text."""
+    """Reads a time: ISO 8601 (UTC if it does not say) or Unix seconds; None for an empty text."""
     if not text:
         return None
     if _NUMBER.fullmatch(text):
@@ -261,7 +261,7 @@ def read_moment(text: str) -> float | None:
 
 
 def read_span(first: str | None, last: str | None, today: date) -> tuple[date, date]:
-    """From the first day to the last, both included; by default from the first of the month until today."""
+    """Returns the first day and the last, both included; by default from the first of the month until today."""
     end = today if last is None else read_day(last)
     begin = end.replace(day=1) if first is None else read_day(first)
     if begin > end:

@@ -176,7 +176,7 @@ def _size_of(rows: int | None, columns: int | None) -> TerminalSize | None:
 
 
 class _Window:
-    """Bounds the output that is on its way to a client that says what it has shown; with a size of 0 nothing is."""
+    """Bounds the output that is on its way to a client that says what it has shown. A size of 0 bounds nothing."""
 
     def __init__(self, size: int, offset: int) -> None:
         self._size = size
@@ -191,7 +191,8 @@ class _Window:
         self._shown += size
 
     async def wait_for_room(self, sent: int) -> None:
-        """Raises RequestTimedOut if the client shows nothing for as long as one may read nothing."""
+        """Waits until less than the window is on its way. Raises RequestTimedOut if the client shows nothing for too
+        long."""
         while self._size and sent - self._shown >= self._size:
             self._moved.clear()
             try:
@@ -205,7 +206,7 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class _Terminal:
-    """What the socket of a process that may have a terminal has beside that of a command."""
+    """What a socket needs for a process that may have a terminal."""
 
     viewer: TerminalViewer
     resized: Callable[[TerminalSize], None]
@@ -215,7 +216,7 @@ class _Terminal:
         while True:
             size = await self.viewer.next_size()
             await _send(socket, "size", {"rows": size.rows, "columns": size.columns})
-            await asyncio.sleep(_SIZES_REST_S)  # each change is told to all who look: many changes, to all of them once
+            await asyncio.sleep(_SIZES_REST_S)  # every change goes to all viewers: quick changes go as one
 
 
 @contextlib.contextmanager
@@ -341,12 +342,13 @@ async def _bridge(
 
 
 async def _until_one_ends(*tasks: asyncio.Task[None]) -> None:
-    """Cancels the others then, and raises what one of them has raised."""
+    """Waits until one task ends, cancels the others, and raises what one of them has raised."""
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()
+        # Even if this is cancelled: they must not use the socket and the process after it returns.
         with anyio.CancelScope(shield=True):
             await asyncio.wait(tasks)
     for task in tasks:

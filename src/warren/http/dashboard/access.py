@@ -26,7 +26,6 @@ from warren.http.request import Request
 from warren.http.server.request_origin import OriginRule, read_authority
 from warren.model.errors import OriginNotAllowed, WarrenError
 
-SUBPROTOCOL: Final = "warren"
 TOKEN_SUBPROTOCOL: Final = "warren.token."
 PAGE_COOKIE: Final = COOKIE.encode()
 TICKET: Final = TOKEN_PREFIX.encode()
@@ -47,8 +46,8 @@ class PageAccess:
         self._with_cookies = with_cookies
 
     async def admit(self, request: Request, receive: Receive, send: Send) -> tuple[Receive, Send]:
-        """Adds the grant of a request of the API, or why there is none although there should be, and takes our cookies
-        out of it: nothing further on has a use for them."""
+        """Adds the grant to a request for the API, or as `refusal` why a credential does not count. Takes our cookies
+        out of the request: nothing further on has a use for them."""
         if request.scope["path"].startswith("/api/"):
             try:
                 if token := _token_of_ticket(request.scope):
@@ -77,7 +76,8 @@ class PageAccess:
         if scope["type"] != "websocket":
             return receive, send
         if ticket.process_id:
-            # Else whoever comes when the process has ended could start anything under its name. The last one counts.
+            # Else whoever comes when the process has ended could start anything under its name. Of several values for
+            # one parameter the last counts.
             scope["query_string"] += b"&existing=true"
         if ticket.read_only:
             receive = _without_input(receive)
@@ -92,7 +92,7 @@ class PageAccess:
 
 
 def cookie_token(scope: Scope) -> str:
-    """The token of a page session. None counts if there are several: a browser sends one."""
+    """Returns the token of a page session, "" if there are several: a browser sends one."""
     pairs = (pair for header, value in scope["headers"] if header == b"cookie" for pair in value.split(b";"))
     found = [value for given, _, value in (pair.strip().partition(b"=") for pair in pairs) if given == PAGE_COOKIE]
     return found[0].decode("latin-1") if len(found) == 1 else ""
@@ -142,7 +142,7 @@ def _token_of_ticket(scope: Scope) -> str:
 
 
 def _without_input(receive: Receive) -> Receive:
-    """Of what a client sends, only that it goes away."""
+    """Drops what a client sends, and passes on only that it goes away."""
 
     async def receive_end() -> Message:
         while (message := await receive())["type"] == "websocket.receive":

@@ -25,7 +25,8 @@ class PageRequests:
         self._tickets = tickets
 
     def recognise(self, request: Request) -> None:
-        """The address of a page is one of the API too, or of nothing, unless a browser asks for a page."""
+        """Recognises requests for pages and their files. The address of a page counts as one only if a browser asks for
+        HTML: else it belongs to the API, or to nothing."""
         scope = request.scope
         path = scope["path"]
         if not PAGE_PATH.fullmatch(path) or scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):

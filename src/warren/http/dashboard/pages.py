@@ -46,7 +46,7 @@ _POLICY: Final = (
 
 @dataclass(slots=True)
 class StaticFile:
-    """`gzipped` is made when it is asked for first."""
+    """`gzipped` is made when it is first asked for."""
 
     content: bytes
     media_type: str
@@ -86,7 +86,7 @@ class Pages:
         return self._page(INDEX, "'none'", headers, b"person" if by_person else b"page")
 
     def embedded(self, origins: Sequence[str]) -> Response:
-        """The page of an embedded terminal, which `origins` may show in a frame."""
+        """Returns the page of an embedded terminal, which `origins` may show in a frame."""
         allowed = " ".join(dict.fromkeys((*self._embed_origins, *origins)))
         return _Framed(self._page(EMBEDDED, allowed, {})) if allowed else self._page(EMBEDDED, "'none'", {})
 
@@ -97,7 +97,7 @@ class Pages:
         return Response(content, headers={"Content-Security-Policy": policy, **headers}, media_type="text/html")
 
     async def file(self, name: str, request: Request) -> Response | None:
-        """None if there is no file of exactly this name."""
+        """Returns None if there is no file of exactly this name."""
         found = self._files.get(name)
         if found is None:
             return None

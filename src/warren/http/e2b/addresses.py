@@ -44,7 +44,7 @@ _API_PATH: Final = re.compile(
     re.DOTALL,
 )
 ANY_PATH: Final = re.compile(rf"{_API_PATH.pattern}|{PREFIX}(/.*)?|{FILES}", re.DOTALL)
-"""The paths of which some request of E2B's clients has one, if nothing else tells it apart."""
+"""The paths by which requests of E2B's clients are known if nothing else tells them apart."""
 _CODE_PATH: Final = re.compile(r"/(execute|contexts(/.*)?)", re.DOTALL)
 _HOST: Final = re.compile(r"([1-9][0-9]{0,4})-([0-9a-f]{32})", re.ASCII)
 _PLANE_OF_PORT: Final = {ENVD_PORT: Plane.ENVD, CODE_PORT: Plane.CODE}
@@ -65,9 +65,9 @@ class _Named(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What a request is for. With `host` it gets this one: its own is no name of the server.
+    """What a request is for. If `host` is set it replaces the request's own, which is no name of the server.
 
-    `domain` is that below which a client of the control plane finds ports of sandboxes.
+    `domain` is the one below which a client of the control plane finds ports of sandboxes.
     """
 
     plane: Plane
@@ -80,7 +80,7 @@ class _Found(NamedTuple):
 
 
 class _Port(NamedTuple):
-    """A port of a sandbox, which is a preview's. With `host` the request gets this one."""
+    """A port of a sandbox, which is a preview's. If `host` is set it replaces the request's own."""
 
     session_id: str
     number: int
@@ -88,7 +88,7 @@ class _Port(NamedTuple):
 
 
 class E2bAddresses:
-    """`domain` is that of previews."""
+    """`domain` is the domain of previews."""
 
     def __init__(self, tokens: SandboxTokens, domain: str = "") -> None:
         self._tokens = tokens
@@ -96,8 +96,8 @@ class E2bAddresses:
         self._named_by = lru_cache(maxsize=1024)(self._read_host)
 
     def recognise(self, request: Request) -> None:
-        """Gives a request of E2B's clients its inner form, one for a port of a sandbox the host of its preview. One
-        that contradicts itself gets its answer. Other requests stay as they are."""
+        """Gives a request of E2B's clients its inner form, and one for a port of a sandbox the host of its preview. One
+        that contradicts itself gets its answer in `refused`. Other requests stay as they are."""
         scope = request.scope
         named = self._named_by(request.headers.get(b"host", b""))
         sent = [(name, value.decode("latin-1")) for name, value in scope["headers"] if name in _HEADERS]
@@ -117,7 +117,8 @@ class E2bAddresses:
         return self._named_by(host) is not None
 
     def _make_preview(self, request: Request, port: _Port, headers: dict[bytes, str]) -> None:
-        """Who asks for previews decides who may; whether E2B's clients made the sandbox shows only then."""
+        """Makes the request one for a preview. Who may open the port is decided in previews/access.py, where it also
+        shows whether E2B's clients made the sandbox."""
         if port.host:
             left_out = (b"host", _ID, _PORT)
             kept = [header for header in request.scope["headers"] if header[0] not in left_out]
@@ -131,7 +132,7 @@ class E2bAddresses:
     def _find(
         self, named: _Named | None, scope: Scope, headers: dict[bytes, str], *, is_ambiguous: bool
     ) -> _Found | _Port | None:
-        """Raises SessionNotFound for an id that no sandbox can have, E2bError for what is contradictory."""
+        """Raises SessionNotFound for an id that no sandbox can have, E2bError for a request that contradicts itself."""
         if named is not None:
             _check_same(named, headers, is_ambiguous=is_ambiguous)
             if not named.is_api and named.sandbox_port not in _PLANE_OF_PORT:
@@ -158,7 +159,7 @@ class E2bAddresses:
     def _addressed(
         self, session_id: str, scope: Scope, headers: dict[bytes, str], path: str, raw_path: bytes
     ) -> _Found | _Port:
-        """What E2B's headers name. A request without the port is for the service that its path is of.
+        """Returns what E2B's headers name. Without a port, the path tells which service is meant.
 
         Clients before 2.25 name the sandbox to the control plane as well, when they connect.
         """
@@ -191,8 +192,8 @@ class E2bAddresses:
         return _Named(session_id_of(match[2]), int(match[1]), parent, authority.port)
 
     def _domain_for(self, headers: dict[bytes, str]) -> str:
-        """The domain of previews, or the name by which the client knows this server. Names below `localhost` lead to
-        the same machine; names below an address lead nowhere."""
+        """Returns the domain of previews, or the name by which the client knows this server. Names below `localhost`
+        lead to the same machine; names below an address lead nowhere."""
         host = headers.get(b"host", "")
         authority = read_authority(host)
         if self._domain or authority is None:
@@ -213,14 +214,15 @@ def _check_same(named: _Named, headers: dict[bytes, str], *, is_ambiguous: bool)
 
 
 def _session_in(headers: dict[bytes, str]) -> str:
-    """The session that E2B's headers name. Clients of some versions send the token alone, which names it too."""
+    """Returns the session that E2B's headers name. Clients of some versions send the token alone, which names it
+    too."""
     if headers.get(_ID):
         return session_id_of(headers[_ID])
     return session_named_in(headers.get(ACCESS_HEADER, "")) or session_named_in(headers.get(TRAFFIC_HEADER, ""))
 
 
 def _without_prefix(scope: Scope) -> tuple[str, bytes, bool]:
-    """The path without `/e2b`, decoded and as it was sent, and whether it was there."""
+    """Returns the path without `/e2b`, decoded and as it was sent, and whether the prefix was there."""
     path: str = scope["path"]
     raw_path: bytes = scope["raw_path"] or b"/"
     if path != PREFIX and not path.startswith(f"{PREFIX}/"):
@@ -237,9 +239,11 @@ def _make_inner(request: Request, found: _Found, headers: dict[bytes, str]) -> N
     if found.plane is Plane.API:
         host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
         base = host + scope["path"].removesuffix(found.path)
+        # A client cannot choose the domain itself.
         others = (header for header in scope["headers"] if header[0] != DOMAIN_HEADER)
         kept = [*others, (DOMAIN_HEADER, found.domain.encode("latin-1"))]
     else:
+        # Only the tokens in `E2bAddress` count for a sandbox's services: other credentials are not passed on.
         kept = [header for header in scope["headers"] if not _is_credential(*header)]
     if found.host:
         kept = [(name, found.host if name == b"host" else value) for name, value in kept]
@@ -260,7 +264,7 @@ def _make_inner(request: Request, found: _Found, headers: dict[bytes, str]) -> N
 
 
 def set_inner_path(request: Request, session_id: str, raw_path: bytes) -> None:
-    """`raw_path` is what the client asked the service for, as it was sent."""
+    """Sets the inner path. `raw_path` is what the client asked the service for, as it was sent."""
     assert request.e2b is not None
     address = request.e2b = request.e2b._replace(session_id=session_id)
     place = f"{PREFIX}/{address.plane}" + (f"/{session_id}" if session_id else "")
@@ -278,5 +282,5 @@ def _with_port(name: str, port: int | None) -> str:
 
 
 def _is_credential(name: bytes, value: bytes) -> bool:
-    """Basic authorization is none: it says as which user of the sandbox."""
+    """Whether the header is a credential. Basic authorization is none: it names the user of the sandbox."""
     return name in _CREDENTIALS or (name == b"authorization" and value[:6].lower() != b"basic ")

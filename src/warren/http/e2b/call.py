@@ -62,7 +62,7 @@ class E2bCall:
 
     @property
     def session_id(self) -> str:
-        """The sandbox whose service it is for, "" for the control plane."""
+        """The id of the sandbox whose service it is for, "" for the control plane."""
         return self.address.session_id
 
     @property
@@ -88,7 +88,7 @@ class E2bCall:
         )
 
     def parameter(self, name: str) -> str:
-        """The last value that the query gives it, or ""."""
+        """The last value that the query has for this name, or ""."""
         return self.query.get(name, [""])[-1]
 
     def sandbox(self, *, counts: bool = True) -> SandboxUse:
@@ -96,7 +96,7 @@ class E2bCall:
         return self.sessions.using(self.tenant, self.session_id, counts=counts)
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """The body as it comes. Raises ClientDisconnect."""
+        """Yields the body as it comes. Raises ClientDisconnect."""
         while True:
             message = await self.receive()
             if message["type"] == "http.disconnect":

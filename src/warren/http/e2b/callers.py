@@ -53,7 +53,7 @@ class E2bCallers:
         set_inner_path(request, session_id, scope["raw_path"].removeprefix(b"/e2b/envd"))
 
     async def find_caller(self, request: Request) -> Caller | None:
-        """None for the control plane, which wants a key. Raises Unauthorized, and SessionNotFound."""
+        """Returns None for the control plane, which wants a key. Raises Unauthorized, and SessionNotFound."""
         address = request.e2b
         assert address is not None
         if address.plane is not Plane.API:
@@ -87,7 +87,7 @@ class E2bCallers:
             raise Unauthorized("this sandbox wants its access token", remedy="connect to the sandbox again")
 
     async def _owner(self, session_id: str) -> Caller:
-        """Whoever uses a sandbox uses up the quotas of the key that made it."""
+        """Returns the caller whose quotas the use of a sandbox counts against: the key that made it."""
         session = await self._store.find(session_id)
         if session is None:
             raise SessionNotFound(f"there is no session {session_id}")
@@ -95,6 +95,7 @@ class E2bCallers:
 
 
 def _token_in(query: bytes) -> str:
-    """As the client got it, with no other parameter: signed addresses are not to be changed."""
+    """Returns the token as the client got it. No other parameter may come with it: signed addresses are not to be
+    changed."""
     name, _, token = query.decode("latin-1").partition("=")
     return token if name == "token" else ""

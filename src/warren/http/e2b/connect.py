@@ -49,8 +49,8 @@ def unary(call: Callable[[E2bCall, Message], Awaitable[Message]]) -> Run:
 def server_stream(
     call: Callable[[E2bCall, Message], AsyncIterator[Message | bytes]], keepalive: Message | None = None
 ) -> Run:
-    """The call's messages (bytes: encoded ones) are sent as they come, until the client leaves or its deadline is over;
-    `keepalive` if nothing came for as long as the client says. If the sandbox is gone the connection is dropped:
+    """Sends the call's messages (bytes are encoded ones) as they come, until the client leaves or its deadline is over,
+    and `keepalive` if nothing came for as long as the client says. If the sandbox is gone the connection is dropped:
     clients take an end for the end of their command."""
 
     async def run(request: E2bCall) -> Response:
@@ -77,7 +77,7 @@ def client_stream(call: Callable[[E2bCall, AsyncIterator[Message]], Awaitable[Me
 
 
 def timeout_of(request: E2bCall) -> float | None:
-    """The seconds after which the client wants the call to end; None: never."""
+    """Returns the seconds after which the client wants the call to end; None: never."""
     text = request.header(_TIMEOUT)
     if not text:
         return None
@@ -103,7 +103,7 @@ def deadline_exceeded() -> ConnectError:
 
 
 async def read_messages(pieces: AsyncIterator[bytes]) -> AsyncIterator[Message]:
-    """The messages of a request. Raises ConnectError for what is not framed properly."""
+    """Yields the messages of a request. Raises ConnectError for what is not framed properly."""
     data, pace = bytearray(), Pace()
     async for piece in pieces:
         data += piece
@@ -174,7 +174,7 @@ class _StreamAnswer(Response):
         await frames.send(_end(error), last=True)
 
     async def _send_until_left(self, receive: Receive, frames: "_FrameSender") -> None:
-        """Raises ClientDisconnect."""
+        """Raises ClientDisconnect if the client leaves first."""
         work = self._send_messages(await _read_one(self._request), frames)
         sending = asyncio.create_task(work, name="sending a stream")
         leaving = asyncio.create_task(_wait_until_left(receive), name="waiting for a client to leave")
@@ -204,7 +204,8 @@ class _StreamAnswer(Response):
 
 
 class _FrameSender:
-    """The head of the answer goes out with its first frame: a sandbox that is gone before that gets another status."""
+    """Sends frames. The head of the answer goes out with the first: if the sandbox is gone before that, the answer can
+    still have another status."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -223,7 +224,7 @@ class _FrameSender:
             self._sent_at = time.monotonic()
 
     def keep_alive(self, data: bytes, every_s: float, first_s: float | None = None) -> None:
-        """Sends `data` whenever nothing was sent for so long."""
+        """Sends `data` whenever nothing was sent for `every_s`."""
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(every_s if first_s is None else first_s, self._keep_alive_now, data, every_s)
 

@@ -97,7 +97,7 @@ def as_connect_error(exc: WarrenError) -> ConnectError:
         return ConnectError("unauthenticated", message_of(exc))
     if isinstance(exc, CommandRefused):
         return ConnectError("permission_denied", message_of(exc))
-    if isinstance(exc, Conflict):  # of the calls only one for a file can mean that something exists
+    if isinstance(exc, Conflict):  # only a call for a file can mean that something exists
         return ConnectError("already_exists" if isinstance(exc, FileExists) else "failed_precondition", message_of(exc))
     if isinstance(exc, IsDirectory | NotADirectory | InvalidRequest):
         return ConnectError("invalid_argument", message_of(exc))
@@ -122,7 +122,7 @@ def is_gone(exc: Exception) -> bool:
 
 
 def gone_response(session_id: str) -> Response:
-    """What a client hears of a sandbox that does not run (any more)."""
+    """Returns the answer for a sandbox that does not run (any more)."""
     body = {"sandboxId": sandbox_id_of(session_id), "message": "The sandbox was not found", "code": 502}
     return JSONResponse(body, 502)
 
@@ -140,7 +140,7 @@ def error_response(exc: E2bError | ConnectError, headers: Mapping[str, str] | No
 
 
 def response_to(exc: WarrenError | E2bError, plane: Plane, session_id: str, *, is_call: bool) -> Response:
-    """The answer to a request that failed; `is_call`: it is a remote procedure call."""
+    """Returns the answer to a request that failed; `is_call`: it is a remote procedure call."""
     if isinstance(exc, E2bError):
         return error_response(ConnectError(_code_of(exc.status), exc.message) if is_call else exc)
     if is_gone(exc):
@@ -152,7 +152,7 @@ def response_to(exc: WarrenError | E2bError, plane: Plane, session_id: str, *, i
 
 
 def response_of_port(exc: WarrenError | E2bError, session_id: str, port: int) -> Response:
-    """The answer of a port of a sandbox that cannot be reached. A port that is not public wants a token."""
+    """Returns the answer for a port of a sandbox that cannot be reached. A port that is not public wants a token."""
     if isinstance(exc, PortClosed):
         return closed_port_response(session_id, port)
     if isinstance(exc, E2bError) or is_gone(exc):
@@ -165,7 +165,7 @@ def response_of_port(exc: WarrenError | E2bError, session_id: str, port: int) ->
 
 
 def error_in_problem(body: bytes, status: int) -> WarrenError | E2bError:
-    """What a problem of this server (http/problems.py) says."""
+    """Returns the error that a problem of this server (http/problems.py) tells of."""
     try:
         values = json.loads(body)
         message, remedy = str(values["detail"]), str(values.get("remedy", ""))
@@ -185,7 +185,7 @@ def _code_of(status: int) -> str:
 
 
 class ShapedAnswer:
-    """Passes an answer on. A problem of the server becomes what E2B's clients read, as the request says."""
+    """Passes an answer on. A problem of the server becomes what E2B's clients read, if the request says so."""
 
     def __init__(self, send: Send, request: Request) -> None:
         self._send = send
@@ -214,7 +214,7 @@ class ShapedAnswer:
 
 
 def _is_problem(message: Message) -> bool:
-    """Of this server; what a sandbox answers is its own."""
+    """Whether this server reports a problem. What a sandbox answers is its own."""
     wanted = MEDIA_TYPE.encode()
     return not message.get(BARE) and any(
         name.lower() == b"content-type" and value.startswith(wanted) for name, value in message["headers"]

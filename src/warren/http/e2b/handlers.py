@@ -1,7 +1,7 @@
 """Answers the requests of E2B's clients: the handlers of E2B's rows in the table (model/api.py).
 
-A handler reads the request and answers in E2B's words. Errors of ours pass: the guard answers them, and the answer gets
-the form that E2B's clients read, also in a cluster, where that is done by a coordinator.
+A handler reads the request and answers in E2B's words. It lets errors of Warren pass: the guard answers them, and the
+answer gets the form that E2B's clients read. In a cluster the coordinator does that.
 """
 
 from collections.abc import Mapping

@@ -149,8 +149,9 @@ async def _lines(events: Events) -> AsyncGenerator[bytes, None]:
 
 
 async def _events(call: Call, body: CodeBody) -> Events:
-    """If the context is gone before anything has run, the cell is tried again. The first look at a default context that
-    has ended tells that, the next one starts a fresh one; a named context stays as it is."""
+    """Yields the events of a cell, and tries it again if the context is gone before anything has run. The first look at
+    a default context that has ended reports the loss, the next one starts a fresh context; a named context stays
+    lost."""
     tries = 2 if body.context else 3
     for attempt in range(tries):
         try:
@@ -177,7 +178,7 @@ def _line(event: OutputEvent | None) -> bytes:
 
 
 def _end(values: dict[str, Any]) -> bytes:
-    """There is no field that tells of output which was too much, so it is told where people look."""
+    """E2B has no field for output that was too much, so a line of stderr tells of it."""
     lines, dropped = b"", values["dropped"]
     if values["truncated"]:
         told = f"[{dropped['text']} bytes of output and {dropped['events']} results were too much, and left out]\n"
@@ -188,7 +189,7 @@ def _end(values: dict[str, Any]) -> bytes:
 
 
 def _result(result: CodeResult) -> CodeResult:
-    """A text that is a quoted string loses its quotes."""
+    """Keeps the formats that E2B knows. A text that is a quoted string loses its quotes."""
     shown = {name: value for name, value in result.items() if name in _FIELDS}
     text = shown.get("text")
     if isinstance(text, LongText):
@@ -199,7 +200,7 @@ def _result(result: CodeResult) -> CodeResult:
 
 
 def _encode(values: dict[str, Any]) -> bytes:
-    """ASCII: clients split lines at every character that Unicode calls the end of one."""
+    """Writes ASCII: clients split lines at every character that Unicode calls the end of one."""
     return json.dumps(values).encode() + b"\n"
 
 

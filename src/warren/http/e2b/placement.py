@@ -12,7 +12,7 @@ from warren.model.errors import InvalidRequest
 
 
 def placement_wishes(values: Mapping[str, Any], templates: Mapping[str, str]) -> dict[str, Any]:
-    """In the words of the native API. What is wrong with a request the worker says."""
+    """Returns them in the words of the native API. What is wrong with a request is left to the worker to say."""
     given = values.get("templateID")
     template = given.removesuffix(f":{DEFAULT_TAG}") if isinstance(given, str) else ""
     wishes: dict[str, Any] = {"environment": templates.get(template, template)}

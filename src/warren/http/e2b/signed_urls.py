@@ -2,8 +2,8 @@
 
 A signature is a hash of path, operation, user, token and time of expiry. If the address does not say which sandbox is
 meant, the signature is tried with the tokens of all running ones. One search runs at a time, in turns with everything
-else; few of one client wait for it, and a search for nothing is followed by a pause, so forged signatures cannot take
-more than a quarter of the time. A signature that was found is remembered.
+else; only a few of one client wait for it, and one that finds nothing is followed by a pause, so forged signatures
+cannot take more than a quarter of the time. A signature that was found is remembered.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _MOST_TOKENS: Final = 50_000
 _MOST_WAITING: Final = 200
 _MOST_OF_CLIENT: Final = 8
 _REST: Final = 3
-"""A search for nothing is followed by a pause of so many times its length."""
+"""A search that finds nothing is followed by a pause that is this many times as long."""
 _STEP: Final = 64
 _MOST_PARAMETERS: Final = 64
 
@@ -55,10 +55,10 @@ class SignedRequest(NamedTuple):
 
 
 def read_signed(method: str, query: bytes) -> SignedRequest | None:
-    """None for a request without a signature. Raises Unauthorized for one that no signature can allow."""
+    """Returns None for a request without a signature. Raises Unauthorized for one that no signature can allow."""
     if b"signature=" not in query:
         return None
-    if query.count(b"&") >= _MOST_PARAMETERS:  # nobody has been let in yet, and reading them takes time
+    if query.count(b"&") >= _MOST_PARAMETERS:  # the caller is not known yet, and reading them takes time
         raise _invalid()
     values = dict(urllib.parse.parse_qsl(query.decode("latin-1"), keep_blank_values=True, errors="surrogateescape"))
     if not values.get("signature"):
@@ -88,8 +88,8 @@ class SignedUrls:
             raise Unauthorized("the signature is already expired", remedy="make a new URL")
 
     async def find(self, asked: SignedRequest, client: str) -> str:
-        """The id of the session whose token signed it. Raises Unauthorized, and RateLimited for a `client` that tries
-        too many."""
+        """Returns the id of the session whose token signed the request. Raises Unauthorized, and RateLimited for a
+        `client` that tries too many."""
         session_id = self._found.get(asked.signature)
         if session_id is None:
             session_id = await self._search(asked, client)

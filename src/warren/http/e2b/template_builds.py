@@ -1,8 +1,8 @@
 """Builds templates, each in a process of its own (`warren image build`): one at a time for a tenant.
 
 The record of a template says `building` before its process starts. The process dies with this one; the next server then
-says `error` for that build, and removes what is left of it: its directory, and an image that no tag points to. Output
-of builds is kept in memory, that of the last few.
+says `error` for that build, and removes what is left of it: its directory, and an image that no tag points to. The
+output of the last few builds is kept in memory.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class BuildLog:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._before = self._after = 0  # how many steps of the recipe are none of the template
+        self._before = self._after = 0  # steps of the recipe that are not the template's own
         self.entries: list[LogEntry] = []
         self.step = "base"
         self.error = ""
@@ -72,7 +72,7 @@ class BuildLog:
         self._line = ""
 
     def note(self, line: str) -> None:
-        """A line of the process that builds."""
+        """Takes a line of the process that builds."""
         try:
             values: Any = json.loads(line)
         except ValueError:
@@ -113,7 +113,7 @@ class BuildLog:
             self.add(_STEP.sub(self._counted, step, count=1))
 
     def _counted(self, match: re.Match[str]) -> str:
-        """A step as the template counts it."""
+        """Numbers a step as the template counts it."""
         return f"step {int(match[1]) - self._before} of {int(match[2]) - self._before - self._after}: "
 
     def _add_output(self, text: str) -> None:
@@ -158,7 +158,7 @@ class TemplateBuilds:
     # -- life
 
     def start(self) -> None:
-        """Removes what an earlier server has left, and then, now and then, what is too old."""
+        """Removes what an earlier server has left, and every few minutes what is too old."""
         self._recovering = asyncio.create_task(self._recover(), name="templates")
         self._removing = asyncio.create_task(self._remove_old(), name="template uploads")
 
@@ -212,7 +212,7 @@ class TemplateBuilds:
             )
 
     async def build_of(self, tenant: str, image: str) -> Build | None:
-        """The build that an image of the tenant came from, if it is not forgotten."""
+        """Returns the build that an image of the tenant came from, if it is not forgotten."""
         known = self._known.get(image)
         if known is None:
             template = await self.records.find(tenant, template_in(image))
@@ -228,11 +228,11 @@ class TemplateBuilds:
         return found.entries if found else ()
 
     def images(self) -> Sequence[ImageVersion]:
-        """Those of this machine. Takes its time: call it in a thread."""
+        """Returns the images of this machine. Takes its time: call it in a thread."""
         return self._images.list()
 
     async def build(self, template: BuiltTemplate, build: Build, plan: Plan) -> None:
-        """Starts it. Raises E2bError if it cannot be started now."""
+        """Starts a build, and returns when its record says so. Raises E2bError if it cannot be started now."""
         tenant = template.tenant
         if self._closed:
             raise Stopping("the server is being stopped", retry_after_s=5.0)
@@ -315,6 +315,7 @@ class TemplateBuilds:
         await asyncio.to_thread(shutil.rmtree, build_directory(self._state_dir, image), ignore_errors=True)
         if began:
             await self._finish(template, build.id, status, why)
+        # Not before the record has its tag: `remove_unneeded` would take the image for one that nobody needs.
         self._in_work.discard(image)
         if began:
             await self.remove_unneeded()
@@ -331,7 +332,7 @@ class TemplateBuilds:
 
     async def remove_unneeded(self) -> None:
         """Removes the images of templates that no tag points to; one that is in use goes when its last sandbox ends."""
-        needed = set(self._in_work)  # first: one of them may get its tag meanwhile
+        needed = set(self._in_work)  # before the records are read: one of them may get its tag meanwhile
         try:
             for template in await self.records.list_all():
                 images = (tenant_image(template.tenant, template.name, tag.build) for tag in template.tags.values())
@@ -348,7 +349,7 @@ class TemplateBuilds:
 
 
 def _started(template: BuiltTemplate, build: Build) -> BuiltTemplate:
-    """Raises E2bError if it was started already."""
+    """Raises E2bError if the build was started already."""
     if template.build(build.id).status is not Status.WAITING:
         raise E2bError(400, f"the build {build.id} was started already; ask for a new one")
     return with_build(template, build)

@@ -53,7 +53,7 @@ def write_plan(directory: Path, plan: Plan) -> None:
 def read_template(
     state_dir: Path, image: str, config_of: Callable[[str], ImageConfig], most_bytes: int
 ) -> ReadTemplate:
-    """Reads what the server has written down, and unpacks the files, at most so many bytes of them."""
+    """Reads what the server has written down, and unpacks the files, at most `most_bytes` of them."""
     directory = build_directory(state_dir, image)
     try:
         values = json.loads((directory / _PLAN).read_text())

@@ -77,7 +77,7 @@ class BuiltTemplate:
             raise E2bError(404, f"the template {self.name!r} has no build {build_id[:80]!r}") from None
 
     def tagged(self, tag: str) -> Build:
-        """The build that a tag points to."""
+        """Returns the build that a tag points to."""
         try:
             return self.builds[self.tags[tag].build]
         except KeyError:
@@ -97,7 +97,7 @@ class BuiltTemplate:
 
 
 def read_name(text: Any) -> tuple[str, str]:
-    """The name and the tag, or "", of `name` or `name:tag`. Raises E2bError."""
+    """Returns the name and the tag, or "", of `name` or `name:tag`. Raises E2bError."""
     name, colon, tag = text.partition(":") if isinstance(text, str) else ("", "", "")
     name = name.lower()
     if not _NAME.fullmatch(name) or (colon and not _TAG.fullmatch(tag)):
@@ -119,7 +119,7 @@ def read_tags(values: Any) -> tuple[str, ...]:
 
 
 def with_build(template: BuiltTemplate, build: Build) -> BuiltTemplate:
-    """With a new or changed build; the oldest that nobody needs are left out."""
+    """Returns the template with a new or changed build; the oldest that nobody needs are left out."""
     builds = {**template.builds, build.id: build}
     needed = {tag.build for tag in template.tags.values()} | {build.id}
     others = [one for one in builds.values() if one.id not in needed and one.status is not Status.BUILDING]
@@ -129,7 +129,7 @@ def with_build(template: BuiltTemplate, build: Build) -> BuiltTemplate:
 
 
 def with_tags(template: BuiltTemplate, build: Build, tags: Sequence[str], now: float) -> BuiltTemplate:
-    """Raises E2bError if it would have too many."""
+    """Raises E2bError if the template would have too many tags."""
     changed = {**template.tags, **{tag: Tag(build.id, now) for tag in tags}}
     if len(changed) > _MOST_TAGS:
         raise E2bError(400, f"a template may have {_MOST_TAGS} tags; remove some first")
@@ -179,7 +179,8 @@ class TemplateRecords:
         return found
 
     async def ensure(self, tenant: str, name: str, now: float) -> BuiltTemplate:
-        """The template of that name, which is made if there is none. Raises E2bError if the tenant has too many."""
+        """Returns the template of that name, which is made if there is none. Raises E2bError if the tenant has too
+        many."""
         found = await self.find(tenant, name)
         if found is not None:
             return found

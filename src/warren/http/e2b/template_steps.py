@@ -152,7 +152,7 @@ def make_recipe(base: str, config: ImageConfig, user: str, steps: Sequence[Templ
             made.append(Configure("workdir", directory, text))
         else:
             user = args[0]
-            # Warren's own word for E2B's `user` is no user at all: whoever runs commands in sandboxes.
+            # An image without a user has E2B's `user`: the one who runs commands in sandboxes.
             made.append(Configure("user", "" if user == DEFAULT_USER else user, text))
     if any(step.kind == "ENV" and "PATH" in step.args[::2] for step in steps):
         line = f"export PATH={shlex.quote(env['PATH'])}"

@@ -37,7 +37,7 @@ class Uploads:
         self._running = FairShare(each=_MOST_AT_ONCE)
 
     async def has(self, tenant: str, files_hash: str) -> bool:
-        """Whether it is there; then it stays for another hour."""
+        """Whether the archive is there; then it stays for another hour."""
         return await asyncio.to_thread(_touch, self._path(tenant, files_hash))
 
     async def put(self, tenant: str, files_hash: str, content: AsyncIterator[bytes], length: int) -> None:

@@ -30,7 +30,7 @@ class Opens(StrEnum):
 
 
 class Upload(NamedTuple):
-    """Who may upload which files. It is named by its hash, and `expires` is a time of day."""
+    """Who may upload which files. `files_hash` names the archive, and `expires` is in seconds since the epoch."""
 
     expires: int
     tenant: str
@@ -60,7 +60,7 @@ class SandboxTokens:
         return any(hmac.compare_digest(given, one.encode()) for one in self.accepted(opens, session_id))
 
     def accepted(self, opens: Opens, session_id: str) -> list[str]:
-        """All tokens that open this sandbox, the one that is given out first."""
+        """Returns all tokens that open this sandbox, first the one that is given out."""
         sandbox_id = sandbox_id_of(session_id)
         macs = self._signer.macs(f"{opens} {sandbox_id}".encode())
         return [f"{opens}_{sandbox_id}_{mac.hex()}" for mac in macs]
@@ -70,7 +70,7 @@ class SandboxTokens:
         return f"{text}.{self._upload_macs(text)[0]}"
 
     def read_upload(self, text: str) -> Upload:
-        """Raises Unauthorized for what was not signed, or long ago."""
+        """Raises Unauthorized for what was not signed, or has expired."""
         body, _, mac = text.partition(".")
         given = mac.encode(errors="replace")
         if any(hmac.compare_digest(given, right.encode()) for right in self._upload_macs(body)):
@@ -84,6 +84,6 @@ class SandboxTokens:
 
 
 def session_named_in(token: str) -> str:
-    """The id of the session that a token says it opens, unchecked; "" if it is no token of ours."""
+    """Returns the id of the session that a token says it opens, unchecked; "" if it is no token of ours."""
     match = _TOKEN.fullmatch(token)
     return session_id_of(match[2]) if match else ""

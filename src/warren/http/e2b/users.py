@@ -36,8 +36,8 @@ USUAL: Final = _user(USER, DEFAULT_HOME, DEFAULT_USER)
 
 
 async def resolve(sandbox: Sandbox, name: str = "") -> SandboxUser:
-    """The user that a client names; "" is the usual one. Raises UnknownUser. Whether root is allowed is decided by the
-    sandbox when something is done as root."""
+    """Returns the user that a client names; "" is the usual one. Raises UnknownUser. Whether root is allowed is decided
+    by the sandbox when something is done as root."""
     if name in ("", DEFAULT_USER):
         return USUAL
     if name == "root":

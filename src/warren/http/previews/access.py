@@ -39,7 +39,7 @@ from warren.model.preview import (
 from warren.sessions.preview_links import Link, PreviewLinks
 
 LINK_KEY: Final = "preview"
-"""Stands in the audit record where the id of a key does, for who had a link or found the port public."""
+"""Stands in the audit record for the id of a key, if a link or a public port let the caller in."""
 _MOST_TOKENS: Final = 8
 _MOST_REMEMBERED: Final = 10_000
 _NAVIGATION: Final = (b"navigate", b"")
@@ -70,7 +70,7 @@ class PreviewAccess:
         self._preview_of_host = lru_cache(maxsize=1024)(self._find_preview)
 
     def recognise(self, request: Request) -> None:
-        """Finds out whether it is for a preview: by its host, if it has one, or by its path."""
+        """Finds out whether a request is for a preview: by its host, or by its path."""
         scope = request.scope
         host = request.headers.get(b"host")
         found = None if host is None else self._preview_of_host(host)
@@ -86,7 +86,7 @@ class PreviewAccess:
             request.kind, request.preview = Kind.PREVIEW, preview
 
     def is_for_preview(self, host: bytes) -> bool:
-        """Whether it is the host of one, or tries to be."""
+        """Whether the host is that of a preview, or has the form of one."""
         return self._preview_of_host(host) is not None
 
     def _find_preview(self, host: bytes) -> Preview | NotFound | None:
@@ -99,13 +99,14 @@ class PreviewAccess:
             return exc
 
     async def let_in_by_path(self, request: Request, preview: Preview) -> None:
-        """By its token, if it has one; without one it needs a key. Raises Unauthorized."""
+        """Lets a request in by its token, if it has one; without one it needs a key. Raises Unauthorized."""
         if token := request.headers.get(TOKEN_HEADER) or token_in_query(request.scope["query_string"]):
             preview = await self._let_in_by(self._read_token(preview, token), preview, request)
         _make_inner(preview, request)
 
     async def let_in_by_host(self, request: Request, preview: Preview) -> Response | None:
-        """Returns the answer to a browser that opens a link. Raises Unauthorized, and OriginNotAllowed."""
+        """Lets a request in, or returns the answer to a browser that opens a link. Raises Unauthorized, and
+        OriginNotAllowed."""
         scope, headers = request.scope, request.headers
         if scope["type"] == "websocket":
             self._check_origin(request)
@@ -123,7 +124,8 @@ class PreviewAccess:
         return None
 
     async def _let_in_without_token(self, preview: Preview, request: Request) -> Preview:
-        """By a cookie, because the port is public, or by a key, which admission checks. Raises Unauthorized."""
+        """Lets a request in by a cookie, because the port is public, by the sandbox's traffic token, or by a key, which
+        admission checks. Raises Unauthorized."""
         link, refusal = self._link_in_cookies(preview, request.scope)
         if link is not None:
             self._check_not_cross_site(request)
@@ -151,8 +153,8 @@ class PreviewAccess:
         request.known = Caller(tenant, LINK_KEY, frozenset(), (await self._tenants.of(tenant)).quota)
 
     async def _rules_of(self, session_id: str) -> tuple[str, PreviewRules]:
-        """The session's tenant, "" if there is no such session. What holds for all ports never changes, and is
-        remembered: it does not need the store."""
+        """Returns the session's tenant, "" if there is no such session, and its rules. What holds for all ports never
+        changes, and is remembered: it does not need the store."""
         known = self._remembered.get(session_id)
         if known is not None and (known[1].of_e2b or not self._links.public_allowed):
             return known
@@ -178,7 +180,7 @@ class PreviewAccess:
         return link
 
     def _link_in_cookies(self, preview: Preview, scope: Scope) -> tuple[Link | None, Unauthorized | None]:
-        """The first that is valid, or why the first is not."""
+        """Returns the first link that is valid, or why the first is not."""
         refusal: Unauthorized | None = None
         for token in _cookie_tokens(scope)[:_MOST_TOKENS]:
             try:
@@ -216,6 +218,7 @@ class PreviewAccess:
 
     def _check_not_cross_site(self, request: Request) -> None:
         scope, headers = request.scope, request.headers
+        # A link on another site may lead here: a navigation shows the page to a person, not to a script of that site.
         if headers.get(b"sec-fetch-mode", b"") in _NAVIGATION and scope.get("method", "GET") in ("GET", "HEAD"):
             return
         if b"origin" in headers:
@@ -225,7 +228,8 @@ class PreviewAccess:
 
 
 def _cookie_tokens(scope: Scope) -> list[bytes]:
-    """Other pages below the same domain may set cookies of the same name, but none that begins with __Host-."""
+    """Returns the tokens in our cookies. Other pages below the same domain may set cookies of the same name, but none
+    that begins with __Host-."""
     wanted = SECURE_COOKIE if scope["scheme"] in ("https", "wss") else COOKIE
     pairs = (pair for name, value in scope["headers"] if name == b"cookie" for pair in value.split(b";"))
     split = (pair.strip().partition(b"=") for pair in pairs)
@@ -233,7 +237,7 @@ def _cookie_tokens(scope: Scope) -> list[bytes]:
 
 
 def _make_inner(preview: Preview, request: Request) -> None:
-    """Makes it what the rest of the server sees: a request by path, and without the token of a link."""
+    """Gives a request the form that the rest of the server sees: by path, and without the token of a link."""
     if request.headers.get(HOST_HEADER) == b"localhost":
         preview = preview.let_in(preview.way, preview.generation, local_host=True)
     request.preview = preview

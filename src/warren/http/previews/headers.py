@@ -25,11 +25,11 @@ PATH_POLICY: Final = (
     b"content-security-policy",
     b"sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads",
 )
-"""A page that is read by path has no origin, for otherwise it would have the API's."""
+"""Takes the origin from a page that is read by path: it would otherwise have the API's."""
 
 
 def for_sandbox(scope: Scope, preview: Preview, client_host: bytes) -> list[Header]:
-    """The head of the request that the server inside gets, Host first."""
+    """Returns the head of the request that the server inside gets, Host first."""
     headers: list[Header] = scope["headers"]
     left_out = HOP_BY_HOP | _NEVER_TO_SANDBOX | named_in_connection(headers)
     local = b"%s:%d" % (LOCALHOST.encode(), preview.port)
@@ -49,7 +49,7 @@ def for_sandbox(scope: Scope, preview: Preview, client_host: bytes) -> list[Head
 
 
 def for_client(status: int, headers: Iterable[Header], preview: Preview) -> list[Header]:
-    """The headers of the answer that the client gets."""
+    """Returns the headers of the answer that the client gets."""
     left_out = _NEVER_TO_CLIENT if preview.by_host else _NEVER_TO_CLIENT | _NEVER_BY_PATH
     if status in STATUSES_WITHOUT_BODY:
         left_out |= {b"content-length"}  # the server would wait for that many bytes
@@ -68,7 +68,7 @@ def for_client(status: int, headers: Iterable[Header], preview: Preview) -> list
 
 
 def _own_cookie(value: bytes, preview: Preview) -> bytes | None:
-    """A cookie of the preview's own host, or by path of its own path: never of a domain, never one of ours."""
+    """Returns a cookie of the preview's own host, or by path of its own path: never of a domain, never one of ours."""
     pair, *attributes = value.split(b";")
     if is_our_cookie(pair):
         return None

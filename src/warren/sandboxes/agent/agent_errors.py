@@ -1,4 +1,4 @@
-"""The exceptions that the agent's error codes stand for."""
+"""Turns the agent's error codes into exceptions."""
 
 from warren.model import errors
 from warren.model.errors import ProtocolError, WarrenError
@@ -23,7 +23,7 @@ ERRORS: dict[int, type[WarrenError]] = {
 
 
 def parse_error(reply: WireFields) -> WarrenError:
-    """The exception that an ERROR stands for, with its message made safe to print."""
+    """Returns the exception that an ERROR stands for, with its message made safe to print."""
     kind = ERRORS.get(reply.number(WireTag.CODE))
     if kind is None:
         raise ProtocolError(f"an error with the unknown code {reply.number(WireTag.CODE)}")
@@ -34,6 +34,6 @@ def parse_error(reply: WireFields) -> WarrenError:
 
 
 def printable(text: str, limit: int = 2000) -> str:
-    """Untrusted text for messages: bounded, control characters and broken bytes escaped."""
+    """Makes untrusted text fit for messages: bounds it, and escapes control characters and broken bytes."""
     cut = text if len(text) <= limit else text[:limit] + "…"
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in cut)

@@ -153,6 +153,8 @@ class AgentChannel:
     def give_up(self, error: WarrenError) -> None:
         """Closes the channel; whoever takes from it gets the error."""
         if self._end is None:
+            # The agent may use up its window, and answer, before it hears of this: only more than that breaks the
+            # protocol.
             self._link.forget(self.number, may_follow=self._room + STDIN_WINDOW + STRAYS)
             self._link.write_frame(frame(WireRequest.CLOSE, self.number))
             self._finish(error)
@@ -262,7 +264,7 @@ class AgentChannel:
 
 
 def _unpack_outputs(block: bytearray) -> list[Output]:
-    """The outputs of a block, last first."""
+    """Returns the outputs of a block, last first."""
     outputs: list[Output] = []
     at = 0
     while at < len(block):

@@ -32,7 +32,7 @@ def base_env_fields(env: Mapping[str, str]) -> bytes:
 
 
 def start_payload(command: Command, process_id: str, base_env: bytes, flags: int) -> bytes:
-    """The fields of START. `base_env` has those of the variables that the command's `env` overrides."""
+    """Returns the fields of START. `base_env` are the encoded variables that the command's `env` overrides."""
     if command.terminal is not None:
         flags |= _TERMINAL
     if command.shell and command.carry_state:
@@ -150,7 +150,7 @@ class OomTracker:
     def __init__(self, oom_kills: Callable[[], int]) -> None:
         self._oom_kills = oom_kills
         self._running: dict[str, _RunningCommand] = {}
-        self._adopted: dict[str, int] = {}  # the count when they were found
+        self._adopted: dict[str, int] = {}  # by process id: the kernel's count when it was found
         self._results: dict[str, bool] = {}
 
     @property

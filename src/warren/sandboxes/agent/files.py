@@ -180,7 +180,7 @@ class AgentFiles:
         yield trailer()
 
     async def members(self, path: str, *, user: str = "") -> AsyncGenerator[TarMember | bytes, None]:
-        """What `pack` packs: members, each file followed by its bytes."""
+        """Yields what `pack` packs: members, each file followed by its bytes."""
         async with self._operation(FileOp.PACK, path, user) as channel:
             records, links, pace = Records(), set[int](), Pace()
             left = 0
@@ -210,9 +210,9 @@ class AgentFiles:
             return end.fields.number(WireTag.COUNT)
 
     async def place(self, path: str, members: AsyncIterable[TarMember | bytes], *, user: str = "") -> int:
-        """Makes these members below the directory `path`, as `unpack` does, but for their owners, which only root can
-        set. Their links may lead anywhere: only for sandboxes of which nothing is kept that somebody else could be led
-        astray by."""
+        """Makes these members below the directory `path`, as `unpack` does, and gives them their owners, which only
+        root can do. Their links may lead anywhere: only for sandboxes of which nothing is kept that somebody else could
+        be led astray by."""
         async with self._operation(FileOp.UNPACK, path, user) as channel:
             end = await _send_and_wait(channel, _send_parts(channel, members))
             return end.fields.number(WireTag.COUNT)
@@ -239,7 +239,7 @@ class AgentFiles:
     async def _operation(
         self, op: FileOp, path: str, user: str, *items: tuple[WireTag, int | str]
     ) -> AsyncGenerator[AgentChannel, None]:
-        """The channel of a file operation. Leaving before its end undoes the operation."""
+        """Yields the channel of a file operation. Leaving before its end undoes the operation."""
         payload: list[tuple[WireTag, int | str]] = [(WireTag.OP, int(op)), (WireTag.PATH, check_path(path)), *items]
         if user:
             payload.append((WireTag.USER, check_user(user)))
@@ -254,7 +254,8 @@ class AgentFiles:
 
 
 class AgentWatch(AsyncGenerator[FileEvent, None]):
-    """A FileWatch. The agent answers a request to sync behind the changes, so that it passes whoever iterates last."""
+    """A FileWatch. The agent answers a request to sync after all changes that came before it, so `sync` returns when
+    whoever iterates has been given them."""
 
     def __init__(self, opening: contextlib.AbstractAsyncContextManager[AgentChannel], base: str) -> None:
         self._opening, self._base = opening, base
@@ -353,7 +354,7 @@ async def _send_and_wait(channel: AgentChannel, sending: Coroutine[None, None, N
 
 
 def _next_member(channel: AgentChannel, records: Records, links: set[int]) -> TarMember | None:
-    """The next member of a packed directory; skips the directory itself and what tar cannot carry.
+    """Returns the next member of a packed directory; skips the directory itself and what tar cannot carry.
 
     `links` are the links so far. A member beneath one would be written wherever the link leads.
     """
@@ -392,7 +393,7 @@ def _member_record(member: TarMember) -> bytes:
 
 
 def _signed(number: int) -> int:
-    """Of 64 bits: files may be older than 1970."""
+    """Reads 64 bits as a signed number: files may be older than 1970."""
     return number - (1 << 64) if number >> 63 else number
 
 
@@ -429,7 +430,7 @@ def _metadata(found: WireFields) -> dict[str, str]:
 
 
 def _file_event(channel: AgentChannel, found: WireFields, base: str) -> FileEvent | None:
-    """None is the answer to a request to sync."""
+    """Returns None for a record that only answers a request to sync."""
     try:
         if found.number(WireTag.CHANGE) == ChangeKind.SYNCED:
             return None

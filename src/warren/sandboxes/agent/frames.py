@@ -1,4 +1,4 @@
-"""Frames on a connection to an agent: splits what arrives into them, and sends others.
+"""Splits what arrives on a connection to an agent into frames, and sends frames.
 
 Receiving uses one scratch buffer per thread, so an idle connection owns no buffer: the loop fills the scratch buffer
 and the reader parses it at once. Only a frame that is cut off at the end of the buffer is copied into a buffer of the

@@ -36,7 +36,7 @@ from warren.sandboxes.agent.wire import (
 
 _MAX_CHANNEL = (1 << 32) - 1
 _FLUSH_S = 1.0
-_STRAY_HEAD = 9  # of OUTPUT, which does not count
+_STRAY_HEAD = 9  # bytes that OUTPUT begins with, which do not count
 
 WhyLost = Callable[[], str]
 
@@ -47,8 +47,8 @@ def _connection_gone() -> str:
 
 @dataclass(slots=True)
 class _Losing:
-    """Why a link has ended or will have: the agent broke the protocol, or what `why_lost` says. `calls` are called
-    once, unless the link was `closed` here."""
+    """Says why a link has ended: the agent broke the protocol, or what `why_lost` says. `calls` are called once, unless
+    the link was `closed` here."""
 
     why_lost: WhyLost = _connection_gone
     violation: str = ""
@@ -128,7 +128,7 @@ class AgentLink(FrameStream):
 
     @classmethod
     async def over(cls, sock: socket.socket, why_lost: WhyLost = _connection_gone) -> "AgentLink":
-        """A link over a connected socket, before the greeting. The link owns the socket."""
+        """Returns a link over a connected socket, before the greeting. The link owns the socket."""
         try:
             _, link = await asyncio.get_running_loop().create_connection(lambda: cls(why_lost), sock=sock)
         except BaseException:
@@ -162,7 +162,7 @@ class AgentLink(FrameStream):
             raise self.loss()
 
     def loss(self) -> WarrenError:
-        """Why the link has ended, as a new exception for each caller."""
+        """Returns why the link has ended, as a new exception for each caller."""
         return self._losing.error()
 
     def when_lost(self, call: Callable[[str], None]) -> None:
@@ -173,7 +173,7 @@ class AgentLink(FrameStream):
             call(self._losing.reason())
 
     async def drain(self) -> None:
-        """Waits until the transport accepts more data. Raises why the link has ended."""
+        """Waits until the transport accepts more data. Raises `loss` if the link has ended."""
         await self._wait_until_writable()
         self.check()
 
@@ -203,7 +203,8 @@ class AgentLink(FrameStream):
             self.abort()
 
     def forget(self, number: int, may_follow: int = 0) -> None:
-        """`may_follow`: bytes that the agent may have sent before it hears that the channel is closed."""
+        """Removes a channel. `may_follow`: bytes that the agent may have sent before it hears that the channel is
+        closed."""
         self._channels.pop(number, None)
         self._strays_left += may_follow
 

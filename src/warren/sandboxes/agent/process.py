@@ -73,7 +73,7 @@ class Commands:
         self._oom = OomTracker(oom_kills)
         self._keep: dict[str, int] = {}
         self._stdin: dict[str, StdinPipe] = {}
-        self._waiting_channels: dict[str, AgentChannel] = {}  # by id: processes that wait for their first reader
+        self._waiting_channels: dict[str, AgentChannel] = {}  # by process id, until the first reader takes them
 
     async def exec(self, command: Command, stdin: bytes | AsyncIterable[bytes], process_id: str = "") -> ExecResult:
         once = 0 if process_id else _ONCE
@@ -143,6 +143,7 @@ class Commands:
 
     async def _end_cancelled(self, channel: AgentChannel, process_id: str, grace_s: float) -> None:
         """Kills the command and waits, for a limited time, until its processes have ended."""
+        # Shielded, so that the processes end although the caller was cancelled; bounded, because the agent may hang.
         with anyio.move_on_after(grace_s + 10, shield=True), contextlib.suppress(SandboxLost, ProtocolError):
             self._post_kill(process_id, grace_s)
             await channel.last()
@@ -163,6 +164,7 @@ class Commands:
                 raise channel.violation("more commands that run than an agent can have")
         except BaseException as exc:
             channel.close()
+            # The agent may have started the command, and the caller gets no handle to end it.
             if isinstance(exc, asyncio.CancelledError):
                 self._post_kill(process_id)
             raise
@@ -277,6 +279,7 @@ class Commands:
             self._stdin = {key: held for key, held in self._stdin.items() if not held.channel.ended}
             payload = _attach_payload(process_id, NO_REPLAY, Flag.FOLLOW)
             channel = await self._link.open(WireRequest.ATTACH, payload, discard_output=True)
+            # Another writer may have opened one while this one waited.
             pipe = self._stdin.get(process_id)
             if pipe is not None and not pipe.channel.ended:
                 channel.close()
@@ -414,7 +417,7 @@ async def _collect(channel: AgentChannel, keep: int) -> tuple[WireFields, Comman
 
 
 async def read_records(channel: AgentChannel) -> AsyncIterator[WireFields]:
-    """The records of a channel that carries nothing else, in turns with other work."""
+    """Yields the records of a channel that carries nothing else, in turns with other work."""
     records, pace = Records(), Pace()
     while isinstance(data := await channel.take(), bytes):
         records.add(data)

@@ -124,7 +124,7 @@ class TarReader:
             raise InvalidRequest(f"the tar archive unpacks to more than {MAX_TOTAL_BYTES:,} bytes, at {member.path!r}")
 
     async def _read_member(self) -> tarfile.TarInfo | None:
-        """The next member with its extensions (long names, pax records) applied."""
+        """Returns the next member with its extensions (long names, pax records) applied."""
         pax: dict[str, str] = {}
         gnu: dict[str, str] = {}
         extensions = 0
@@ -202,7 +202,7 @@ _REFUSED = {
 
 
 def check_member(info: tarfile.TarInfo, links: set[int]) -> TarMember | _Skip:
-    """The member as it may be unpacked. Raises InvalidRequest with its name.
+    """Returns the member as it may be unpacked. Raises InvalidRequest with its name.
 
     `links` collects the links so far, as hashes of their paths: 100,000 paths of 4 KiB would be too much to keep. Two
     paths with the same hash would only refuse a member, and nobody outside this process can make such two.
@@ -239,7 +239,7 @@ def check_member(info: tarfile.TarInfo, links: set[int]) -> TarMember | _Skip:
 
 
 def _split_path(name: str) -> list[str]:
-    """The components of a path. Raises if it leads out of the directory it starts in."""
+    """Returns the components of a path. Raises if it leads out of the directory it starts in."""
     if "\0" in name or len(name.encode("utf-8", "surrogateescape")) > MAX_PATH_BYTES:
         raise InvalidRequest(f"the tar member {name[:80]!r} has a name that cannot be")
     if name.startswith("/"):
@@ -265,12 +265,12 @@ def _check_link_target(info: tarfile.TarInfo, depth: int) -> None:
 
 
 def _decode_name(raw: bytes) -> str:
-    """At most one byte more than a path may have, which is enough to refuse it."""
+    """Returns at most one byte more than a path may have, which is enough to refuse it."""
     return raw.split(b"\0", 1)[0][: MAX_PATH_BYTES + 1].decode("utf-8", "surrogateescape")
 
 
 def _parse_pax(text: bytes) -> dict[str, str]:
-    """The records that count (_KEPT_RECORDS), cut like names; _SPARSE if there is one of a sparse file."""
+    """Returns the records of _KEPT_RECORDS, cut like names, and _SPARSE if there is one of a sparse file."""
     found: dict[str, str] = {}
     at = count = 0
     while at < len(text) and text[at] != 0:

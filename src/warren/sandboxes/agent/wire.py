@@ -345,7 +345,7 @@ class WireFields:
 
 
 def output(payload: memoryview) -> tuple[int, int, bytes]:
-    """The stream number, offset and bytes of an OUTPUT frame."""
+    """Returns the stream number, offset and bytes of an OUTPUT frame."""
     if len(payload) < _OUTPUT.size:
         raise ProtocolError("an output frame is cut short")
     stream, offset = _OUTPUT.unpack_from(payload)
@@ -372,7 +372,7 @@ class Records:
         self._buffer += data
 
     def next(self) -> WireFields | None:
-        """The next record, or None if it is not complete yet."""
+        """Returns the next record, or None if it is not complete yet."""
         if len(self._buffer) < _U32.size:
             return None
         end = _U32.size + _U32.unpack_from(self._buffer)[0]
@@ -385,7 +385,7 @@ class Records:
         return WireFields(payload)
 
     def take_raw(self, limit: int) -> bytes:
-        """Up to `limit` bytes that follow the last record, as file contents do in PACK."""
+        """Returns up to `limit` bytes that follow the last record, as file contents do in PACK."""
         raw = bytes(self._buffer[:limit])
         del self._buffer[:limit]
         return raw

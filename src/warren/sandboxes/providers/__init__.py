@@ -1,1 +1,1 @@
-"""Providers: the ways to make sandboxes (oci, docker)."""
+"""Providers: the ways to make sandboxes (oci, docker, e2b)."""

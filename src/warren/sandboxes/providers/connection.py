@@ -1,4 +1,4 @@
-"""Connecting to a running sandbox: dialling its agent, and reading back from the kernel which isolation is in force.
+"""Connects to a running sandbox: dials its agent, and reads back from the kernel which isolation is in force.
 
 A provider is given both parts. Those here are for sandboxes whose processes and sockets are on this host; a sandbox
 with a kernel of its own needs others.
@@ -41,15 +41,15 @@ class AgentDialer(Protocol):
 
 class IsolationReader(Protocol):
     async def read(self, provider: str, record: SandboxRecord, limits: CgroupLimits) -> Isolation:
-        """Which layers hold for a running sandbox, each with its evidence. Raises SandboxLost."""
+        """Returns the layers that hold for a running sandbox, each with its evidence. Raises SandboxLost."""
 
 
 class EgressService(Protocol):
-    """What opens the network of sandboxes. `why_not` says why it cannot do so here; it is empty if it can.
+    """Opens the networks of sandboxes. `why_not` says why it cannot do so here; it is empty if it can.
 
-    `try_out` starts all that no sandbox is needed for, and ends it; it raises ProviderUnavailable. `network_of` gives
-    the network of a sandbox, which is closed until it is set. `forget` closes it when the sandbox is destroyed; `close`
-    closes all.
+    `try_out` starts everything that needs no sandbox, and ends it again; it raises ProviderUnavailable if that fails.
+    `network_of` returns the network of a sandbox, which is closed until it is set. `forget` closes it when the sandbox
+    is destroyed; `close` closes all.
     """
 
     @property
@@ -73,6 +73,7 @@ class SocketDialer:
                 return dialling.result()
             raise SandboxLost("the sandbox's agent ended before it answered")
         except asyncio.CancelledError:
+            # It has connected at the moment of the cancellation: nobody else would close the link.
             if dialling.done() and not dialling.exception():
                 dialling.result().abort()
             raise

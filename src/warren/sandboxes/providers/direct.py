@@ -44,7 +44,7 @@ class CompiledFilter:
 
 @cache
 def compiled_filter(ptrace: bool) -> CompiledFilter:
-    """Raises ProviderUnavailable."""
+    """Raises ProviderUnavailable if there is none for this machine."""
     name = f"{platform.machine()}-ptrace" if ptrace else platform.machine()
     try:
         digest = json.loads((_FOLDER / "digests.json").read_text())["sha256"][name]
@@ -60,7 +60,8 @@ def compiled_filter(ptrace: bool) -> CompiledFilter:
 
 
 def plan(config: str, hierarchies: Hierarchies, *, sandbox_id: str, digest: str, limits_io: bool) -> str:
-    """`config` is config.json of a sandbox with the id ANY_ID, so that those of one kind have the same."""
+    """Returns the words that the launcher reads. `config` is the config.json of a sandbox with the id ANY_ID, so that
+    sandboxes of one kind share a plan."""
     mounts = tuple(hierarchies.mounts.items())
     return _plan(config, mounts, digest, limits_io).replace(ANY_ID, sandbox_id)
 
@@ -176,7 +177,7 @@ def _device_words(resources: Json) -> Iterator[str]:
 
 
 def _allowed(resources: Json) -> Iterator[Json]:
-    """Whatever no rule names is refused: the first rule says so."""
+    """Yields the rules that allow a device. Raises ValueError unless the first rule refuses all devices."""
     refuse_all, *rules = resources["devices"]
     if refuse_all != {"allow": False, "access": "rwm"} or not all(rule["allow"] for rule in rules):
         raise ValueError("the rules for devices do not begin with refusing all")

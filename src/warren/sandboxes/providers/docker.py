@@ -61,7 +61,7 @@ _AT_ONCE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class DockerRecord(SandboxRecord):
-    """`container` is the engine's id of it."""
+    """`container` is the engine's id of the container."""
 
     container: str = ""
 
@@ -135,9 +135,9 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
                 f"the Docker engine at {self.engine.url} is rootless: it cannot give sandboxes uids of their own",
                 remedy="use an engine that runs as root, or the provider oci",
             )
-        # systemd has slices of its own instead, and moves what others put beside them.
         self._has_cdi = bool(info.get("CDISpecDirs"))
         self._has_nvidia = "nvidia" in (info.get("Runtimes") or {})
+        # systemd has slices of its own instead, and moves what others put beside them.
         self._cgroup_parent = PARENT if info.get("CgroupDriver") == "cgroupfs" else ""
         return f"{info.get('DefaultRuntime', 'runc')} by docker {info.get('ServerVersion', '?')}"
 
@@ -268,7 +268,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
     # -- unmaking
 
     async def _unmake(self, sandbox_id: str) -> None:
-        """Idempotent, and right for a sandbox at any stage: the directory goes last."""
+        """Destroys a sandbox at any stage of its making; idempotent. The directory goes last."""
         directory = self.directory(sandbox_id)
         record = DockerRecord.load(directory)
         async with self.sandbox_disks.freeing_image(sandbox_id, record):

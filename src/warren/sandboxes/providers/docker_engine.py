@@ -91,13 +91,13 @@ class DockerEngine:
                 await asyncio.sleep(_PAUSE_S)
 
     async def containers(self, label: str) -> Sequence[Json]:
-        """Every container, running or not, that has this label."""
+        """Returns every container, running or not, that has this label."""
         with self._errors("listing containers"):
             return await self._list("containers/json", label)
 
     @asynccontextmanager
     async def export(self, container: str) -> AsyncIterator[aiohttp.StreamReader]:
-        """The files of a container as a tar stream."""
+        """Yields the files of a container as a tar stream."""
         async with AsyncExitStack() as stack:
             with self._errors("exporting a container"):
                 # aiodocker has no method for it.
@@ -220,7 +220,7 @@ async def _released(
 
 
 def translate_error(doing: str, status: int, message: str) -> WarrenError:
-    """An error response of the engine as an error of Warren's. Pure."""
+    """Turns an error response of the engine into an error of Warren's. Pure."""
     text, lower = f"docker, {doing}: {message.strip()}", message.lower()
     if "bind source path does not exist" in lower:
         return ProviderUnavailable(

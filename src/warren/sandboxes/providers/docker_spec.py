@@ -102,8 +102,8 @@ def container(
 
 
 def device_request(ids: Sequence[str], cdi: Sequence[str]) -> Json:
-    """What the engine is asked for graphics processors: by their names in CDI files, or else by the vendor's runtime,
-    which knows them by number."""
+    """Returns the request for graphics processors: by their names in CDI files, or else for the vendor's runtime, which
+    knows them by number."""
     if cdi:
         return {"Driver": "cdi", "DeviceIDs": list(cdi)}
     return {"Driver": "nvidia", "DeviceIDs": list(ids), "Capabilities": [["gpu", "compute", "utility"]]}

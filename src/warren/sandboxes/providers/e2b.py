@@ -99,8 +99,8 @@ class E2bRecord(SandboxRecord):
 
 
 class E2bProvider:
-    """`templates` are the far side's by the names of images; any other image is a template of that name. `runtime` and
-    `guest_kernel` are the operator's word for what the far side is. The provider owns `api`."""
+    """`templates` are the far side's templates by the names of images; any other image is a template of that name.
+    `runtime` and `guest_kernel` are the operator's word for what the far side is. The provider owns `api`."""
 
     name = "e2b"
     local_images = False
@@ -153,7 +153,7 @@ class E2bProvider:
                 raise
 
     async def image_version(self, image: str) -> str:
-        """Asked for once in a few seconds: everything that looks at it goes over the network."""
+        """Remembers the answer for a few seconds: asking for it goes over the network."""
         now = asyncio.get_running_loop().time()
         known = self._templates.get(image)
         if known is None or known[0] < now:
@@ -202,6 +202,8 @@ class E2bProvider:
         left = {name for name in self._names() if is_abandoned(self._directory(name), E2bRecord)}
         with suppress(ProviderUnavailable, NoCapacity):
             names = {metadata.get(ID_KEY, "") for _, metadata in await self._list_far()}
+            # Made by a server with this state directory that has lost its record: nobody else would end what costs
+            # money.
             left |= {name for name in names if _ID.fullmatch(name) and not self._directory(name).is_dir()}
         for sandbox_id in left:
             await self.destroy(sandbox_id)
@@ -390,7 +392,7 @@ class E2bProvider:
                 self._keeping = asyncio.create_task(self._keep_alive(), name="e2b-keep-alive")
 
     async def _unmake(self, sandbox_id: str) -> None:
-        """Idempotent, and right for a sandbox at any stage: the directory goes last."""
+        """Destroys a sandbox at any stage of its making; idempotent. The directory goes last."""
         directory = self._directory(sandbox_id)
         record = self._load(sandbox_id)
         if record is not None and record.far:
@@ -425,7 +427,8 @@ class E2bProvider:
         return record is not None and labels.items() <= record.spec.labels.items()
 
     async def list_far_ids(self) -> Sequence[str]:
-        """Those that the far side has now. Unlike `list_ids` it raises ProviderUnavailable, NoCapacity."""
+        """Returns the ids of the sandboxes that the far side has now. Unlike `list_ids` it raises ProviderUnavailable,
+        NoCapacity."""
         return [metadata.get(ID_KEY, "") for _, metadata in await self.api.list({STATE_KEY: self._state_id()})]
 
     async def _list_far(self, more: Mapping[str, str] | None = None) -> Sequence[tuple[str, Mapping[str, str]]]:
@@ -434,7 +437,8 @@ class E2bProvider:
         return await self.api.list({STATE_KEY: self._state_id(), **(more or {})})
 
     def _state_id(self) -> str:
-        """Chance, not a name: servers on other machines may have the same account, and the same state directory."""
+        """Returns a random id that was made once: servers on other machines may have the same account, and a state
+        directory of the same name."""
         path = self._home / "state-id"
         with suppress(FileNotFoundError):
             return path.read_text()
@@ -450,8 +454,8 @@ class E2bProvider:
 
 
 class FarMetricsReader:
-    """What the far side says that a sandbox uses. It tells how busy the processors are and no total, so that is added
-    up here from one reading to the next; it does not tell how many processes there are."""
+    """Reads what a sandbox uses, as the far side says. It tells how busy the processors are and no total, so the total
+    is added up here from one reading to the next; it does not tell how many processes there are."""
 
     def __init__(self, api: E2bApi, far: str) -> None:
         self._api, self._far = api, far
@@ -474,7 +478,8 @@ class FarMetricsReader:
 
 
 def _check_size(spec: SandboxSpec, size: FarSize) -> None:
-    """A template that has more than is wanted will do; `isolation` says what it has."""
+    """Raises InvalidRequest if the template has less than is wanted. One that has more will do; `isolation` says what
+    it has."""
     asked: Limits = spec.limits
     for name, wanted, has in (
         ("memory_mb", asked.memory_mb, size.memory_mb),
@@ -497,7 +502,7 @@ def _labels(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def _archive(agent: Path) -> bytes:
-    """The agent, which nobody may read (agent/keeper.c), and the runners."""
+    """Packs the agent, which nobody may read (agent/keeper.c), and the runners."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=6) as tar:
 
@@ -513,8 +518,8 @@ def _archive(agent: Path) -> bytes:
 
 
 def _script(spec: SandboxSpec) -> str:
-    """Makes the user and the directories, and becomes the agent. The user's line comes first: others may have the same
-    number. A far side that is a Warren has its own /.warren."""
+    """Returns a script that makes the user and the directories, and becomes the agent. The user's line comes first:
+    others may have the same number. A far side that is a Warren has its own /.warren."""
     places = " ".join(path for path in WRITABLE if not path.endswith("/tmp"))
     here = platform.machine()
     return f"""

@@ -53,7 +53,7 @@ Json = dict[str, Any]
 
 
 class FarFailure(Exception):
-    """What the far side answered to a request that it did not do. `kind` is Connect's name of an RPC's error."""
+    """The far side refused a request, or its answer cannot be used. `kind` is Connect's name of an RPC's error."""
 
     def __init__(self, status: int, said: str, kind: str = "", retry_after_s: float | None = None) -> None:
         super().__init__(said)
@@ -112,7 +112,7 @@ class E2bApi:
     # -- the control plane
 
     async def create(self, template: str, timeout_s: int, metadata: Mapping[str, str]) -> FarSandbox:
-        """The network of the sandbox is closed: nothing here can open it later, nor say what it may reach."""
+        """Makes a sandbox with a closed network: nothing here can open it later, nor say what it may reach."""
         body = {"templateID": template, "timeout": timeout_s, "metadata": dict(metadata), "secure": True}
         with _errors("creating a sandbox"):
             try:
@@ -128,7 +128,7 @@ class E2bApi:
             return FarSandbox(_text(made, "sandboxID"), token, domain)
 
     async def size(self, sandbox_id: str) -> FarSize | None:
-        """What the sandbox has; None if it is gone."""
+        """Returns what the sandbox has; None if it is gone."""
         with _errors("looking at a sandbox"):
             try:
                 found = await self._call("GET", f"/sandboxes/{quote(sandbox_id)}")
@@ -142,7 +142,7 @@ class E2bApi:
             return FarSize(cpus, int(memory_mb), int(disk_mb))
 
     async def metrics(self, sandbox_id: str, since: float) -> FarMetrics | None:
-        """The last that was measured since then; None if nothing was."""
+        """Returns the last metrics that were measured since then; None if there are none."""
         with _errors("reading the metrics of a sandbox"):
             found, _ = await self._exchange("GET", f"/sandboxes/{quote(sandbox_id)}/metrics?start={int(since)}")
             points = [point for point in found if isinstance(point, dict)] if isinstance(found, list) else []
@@ -153,7 +153,7 @@ class E2bApi:
             return FarMetrics(used / 100 * count, *(_size(last, name) for name in ("memUsed", "memCache", "diskUsed")))
 
     async def list(self, metadata: Mapping[str, str]) -> Sequence[tuple[str, Mapping[str, str]]]:
-        """The ids of those that have this metadata, each with all that it has."""
+        """Returns the ids of the sandboxes that have this metadata, each with all of its metadata."""
         query = {"metadata": urlencode({quote(name): quote(value) for name, value in metadata.items()}), "limit": "100"}
         found: list[tuple[str, Mapping[str, str]]] = []
         size = 0
@@ -173,7 +173,7 @@ class E2bApi:
             raise ProviderUnavailable("E2B, listing sandboxes: the list has no end")
 
     async def prolong(self, sandbox_id: str, timeout_s: int) -> bool:
-        """The sandbox ends that long from now on. False if it is gone."""
+        """Makes the sandbox end `timeout_s` from now. Returns False if it is gone."""
         return await self._done("POST", f"/sandboxes/{quote(sandbox_id)}/timeout", {"timeout": timeout_s})
 
     async def kill(self, sandbox_id: str) -> None:
@@ -191,7 +191,8 @@ class E2bApi:
             return True
 
     async def template(self, name: str) -> str:
-        """What the name stands for now. Raises ImageNotFound; a far side that does not tell gets the name back."""
+        """Returns the id that the name stands for now, or the name if the far side does not tell. Raises
+        ImageNotFound."""
         with _errors("looking for a template"):
             try:
                 found = await self._call("GET", f"/templates/aliases/{quote(name, safe='')}")
@@ -215,7 +216,8 @@ class E2bApi:
     async def _exchange(
         self, method: str, path: str, body: Json | None = None, again: frozenset[int] | set[int] = _BUSY
     ) -> tuple[Any, Mapping[str, str]]:
-        """Raises FarFailure for every answer but success; those of `again` only after some tries."""
+        """Raises FarFailure for every answer but success. Tries some times before it raises one with a status of
+        `again`."""
         if not self._key:
             raise ProviderUnavailable("there is no key for E2B", remedy="set WARREN_E2B_API_KEY, or E2B_API_KEY")
         pause = _PAUSE_S
@@ -258,7 +260,7 @@ class E2bApi:
                 await _answer(response)
 
     async def send_input(self, far: FarSandbox, pid: int, data: bytes) -> None:
-        """To the stdin of a program. Raises FarFailure, aiohttp.ClientError, TimeoutError."""
+        """Writes to the stdin of a program. Raises FarFailure, aiohttp.ClientError, TimeoutError."""
         body = {"process": {"pid": pid}, "input": {"stdin": base64.b64encode(data).decode()}}
         headers = {**self._headers(far), "Connect-Protocol-Version": "1"}
         url = f"{self._envd(far)}/process.Process/SendInput"
@@ -271,7 +273,7 @@ class E2bApi:
     async def start(
         self, far: FarSandbox, argv: Sequence[str], *, stdin: bool = False
     ) -> AsyncIterator[AsyncIterator[Json]]:
-        """Starts a program as root and follows it: its events, `start` the first. It runs on when nobody follows."""
+        """Starts a program as root and yields its events, `start` the first. It runs on when nobody follows it."""
         process = {"cmd": argv[0], "args": [*argv[1:]], "envs": {}, "cwd": "/"}
         async with self._follow(far, "Start", {"process": process, "stdin": stdin}) as events:
             yield events
@@ -354,7 +356,7 @@ async def _answer(response: aiohttp.ClientResponse) -> Any:
 
 
 async def _parsed(raw: bytes) -> Any:
-    """Raises WarrenError for what is not JSON, or too much of it. What is long is read in steps."""
+    """Raises WarrenError for what is not JSON, or too much of it. Reads a long text in steps."""
     found: Any = None
     for value in read_in_steps(raw):
         found = value
@@ -364,7 +366,7 @@ async def _parsed(raw: bytes) -> Any:
 
 
 async def _object(raw: bytes) -> Json:
-    """Empty for everything but an object."""
+    """Returns an empty object for everything but an object."""
     try:
         found = await _parsed(raw)
     except WarrenError:
@@ -439,7 +441,7 @@ def translated(failure: FarFailure, doing: str) -> WarrenError:
 
 
 def decoded(text: object) -> bytes:
-    """Output, as events have it. Raises FarFailure."""
+    """Returns the output that an event carries as base64. Raises FarFailure."""
     try:
         return base64.b64decode(text, validate=True) if isinstance(text, str) else b""
     except ValueError:

@@ -1,10 +1,10 @@
-"""The bytes between a link and its agent on another machine, through a program that the far side runs (agent/relay.c).
+"""Carries the bytes between a link and an agent on another machine, through a program of the far side (agent/relay.c).
 
     link ══ socket pair ══ Relay ══ HTTP: SendInput, and a stream of events ══ relay ══ socket ══ agent
 
-The network may break: the stream is opened again, and the program inside says once more what has not arrived; what was
-sent and not answered is sent again, and the program skips what it knows. So the link loses nothing, and does not hear
-of it, unless it lasts too long, or the sandbox is gone.
+If the network breaks, the stream is opened again, and the program inside repeats what has not arrived; what was sent
+and not answered is sent again, and the program skips what it knows. So the link loses nothing, and does not notice the
+outage unless it lasts too long, or the sandbox is gone.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class RelayEnded(Exception):
 
 
 class FarRelay:
-    """`open` gives the socket for the link. `why` says what became of it once the socket has ended."""
+    """`open` returns the socket for the link. `why` says why the connection has ended; it is empty until then."""
 
     def __init__(
         self, api: E2bApi, far: FarSandbox, argv: tuple[str, ...], *, name: str, outage_s: float = OUTAGE_S
@@ -72,7 +72,7 @@ class FarRelay:
             await asyncio.wait([self._task])
 
     def _end(self, why: str) -> None:
-        """The task is never cancelled: it must not be while it cleans up."""
+        """Asks the task to end. It is not cancelled, because it must not be while it cleans up."""
         self.why = self.why or why
         self._ending.set()
 
@@ -117,7 +117,8 @@ class FarRelay:
         return self._api.start(self._far, self._argv, stdin=True)
 
     async def _receive(self, events: AsyncIterator[Json], sock: socket.socket, outage: "_Outage") -> None:
-        """Hands on what comes after a new mark, which is asked for as soon as the stream runs."""
+        """Hands on what comes after a new mark. Asks for the mark as soon as the stream runs, with the offset from
+        which the program inside is to go on."""
         self._marks += 1
         mark = struct.pack(">Q", self._marks) + secrets.token_bytes(16)
         before, found, said, marking = b"", False, b"", None
@@ -181,7 +182,7 @@ class FarRelay:
             sent += len(data)
 
     async def _send(self, kind: bytes, offset: int, data: bytes = b"") -> None:
-        """Returns when it has arrived."""
+        """Sends a frame, again if necessary, and returns when it has arrived."""
         outage = _Outage(self._outage_s, self._is_gone)
         async with self._sending:
             while True:

@@ -44,14 +44,14 @@ class GpuGrant:
 
     @property
     def cdi_names(self) -> tuple[str, ...]:
-        """Empty unless a CDI file names all of them."""
+        """The names in CDI files; empty unless all processors have one."""
         names = tuple(gpu.cdi for gpu in self.gpus)
         return names if all(names) else ()
 
 
 class GpuAccess:
-    """`allowed` are the ids of those that sandboxes may have, or ALL. Tests give other `places` and another `directory`
-    for the leases."""
+    """`allowed` are the ids of the processors that sandboxes may have, or ALL. Tests give other `places` and another
+    `directory` for the leases."""
 
     def __init__(
         self,
@@ -72,22 +72,22 @@ class GpuAccess:
         return f"<GpuAccess to {', '.join(self._allowed) or 'none'}>"
 
     def judge_owners_by(self, is_over: Callable[[Path], bool]) -> None:
-        """`is_over` tells of a sandbox's directory whether its sandbox has died."""
+        """`is_over` tells whether the sandbox of a directory has died."""
         self.leases = GpuLeases(is_over, self._directory)
 
     @property
     def is_usable(self) -> bool:
-        """Whether there is any that sandboxes may have."""
+        """Whether there is a processor that sandboxes may have."""
         return bool(self._allowed) and (gpus.has_nodes(self._places) or bool(self._found and self._found.gpus))
 
     @property
     def has_cdi(self) -> bool:
-        """Whether CDI files name all of them."""
+        """Whether CDI files name all processors that sandboxes may have."""
         return bool(self._found and self._found.gpus) and all(gpu.cdi for gpu in (self._found or Found()).gpus)
 
     async def found(self) -> Found:
-        """What there is, as far as it is allowed. What was complete once is not looked for again, unless a node of it
-        is gone."""
+        """Returns the processors that are here and allowed. Once all was found, it looks again only if a node or a file
+        of it is gone."""
         async with self._finding:
             known = self._found
             if known is None or known.missing or not _is_there(known):
@@ -106,7 +106,7 @@ class GpuAccess:
         return Found(allowed, found.shared, found.files, found.links, found.driver, found.source, missing)
 
     async def check(self, wanted: Sequence[str]) -> None:
-        """Raises ProviderUnavailable with what is missing here, and NoCapacity if there are never so many."""
+        """Raises ProviderUnavailable with what is missing here, and NoCapacity if this machine has fewer processors."""
         found = await self.found()
         gpus.require_usable(found)
         if len(wanted) > len(found.gpus):
@@ -116,23 +116,24 @@ class GpuAccess:
             )
 
     async def check_spec(self, spec: SandboxSpec, provider: str, can: Collection[Capability]) -> None:
-        """Raises what keeps a sandbox of a provider that `can` do so much from having those that it asks for, whoever
-        has them now."""
+        """Raises the error that keeps a sandbox of this provider, which has the capabilities `can`, from having the
+        processors it asks for. Whether others have them now does not matter."""
         if spec.gpus:
             if Capability.GPU not in can:
                 raise lacks(provider, Capability.GPU)
             await self.check(spec.gpus)
 
     def claim_for(self, spec: SandboxSpec, owner: Path) -> SandboxSpec:
-        """The spec with the ids of those that the sandbox has from now on. Raises NoCapacity."""
+        """Leases the processors that the spec asks for, and returns the spec with their ids. Raises NoCapacity."""
         return replace(spec, gpus=self.claim(spec.gpus, owner)) if spec.gpus else spec
 
     def claim(self, wanted: Sequence[str], owner: Path) -> tuple[str, ...]:
-        """After `check`. Leases them to the sandbox whose directory is `owner`, and gives their ids."""
+        """Leases processors to the sandbox whose directory is `owner`, and returns their ids. To be called after
+        `check`."""
         return tuple(gpu.id for gpu in self.leases.claim((self._found or Found()).gpus, wanted, owner))
 
     def granted(self, ids: Sequence[str]) -> GpuGrant | None:
-        """What a sandbox that has these was given; None if it is not known here any more."""
+        """Returns what a sandbox with these processors was given; None if one is not known here any more."""
         found = self._found or Found()
         known = {gpu.id: gpu for gpu in found.gpus}
         if not ids or any(name not in known for name in ids):
@@ -143,18 +144,19 @@ class GpuAccess:
         return GpuGrant(taken, (*nodes.values(), *found.shared), shut)
 
     def known(self) -> Sequence[str]:
-        """The ids of all that sandboxes may have; none before the first look."""
+        """The ids of all processors that sandboxes may have; none before the first look."""
         return [gpu.id for gpu in self._found.gpus] if self._found else ()
 
     def free(self) -> Sequence[str]:
-        """The ids of those that a sandbox could have now."""
+        """The ids of the processors that a sandbox could have now."""
         return self.leases.free(self._found.gpus) if self._found else ()
 
     def release(self, owner: Path) -> None:
         self.leases.release(owner)
 
     async def tree(self, state: Path, in_use: Callable[[], bool]) -> Path:
-        """The libraries. When they are new, those of earlier drivers are removed unless one may be `in_use`."""
+        """Returns the directory of the libraries. When it is new, those of earlier drivers are removed unless one may
+        be `in_use`."""
         return await asyncio.to_thread(self._tree, state / LIBRARIES, in_use)
 
     def _tree(self, folder: Path, in_use: Callable[[], bool]) -> Path:
@@ -178,7 +180,7 @@ def variables(spec: SandboxSpec) -> dict[str, str]:
 
 
 def read_back(pid: int, cgroup: SandboxCgroup, grant: GpuGrant | None, ids: Sequence[str]) -> dict[str, str]:
-    """By id, what is open to a running sandbox, with the nodes in its /dev and the rules of its cgroup. Raises
+    """Returns by id what is open to a running sandbox: the nodes in its /dev, and the rules of its cgroup. Raises
     IsolationUnavailable if more is open than it was to have, or less."""
     nodes = {name: numbers for name, numbers in read_nodes(pid).items() if name.startswith("nvidia")}
     rules = read_rules(cgroup)
@@ -192,7 +194,8 @@ def read_back(pid: int, cgroup: SandboxCgroup, grant: GpuGrant | None, ids: Sequ
 
 
 def check_rules(rules: DeviceRules, grant: GpuGrant) -> str:
-    """Whether the rules open what was granted, and no other processor, in words; raises IsolationUnavailable."""
+    """Says whether the rules open what was granted, and no other processor. Raises IsolationUnavailable if they open
+    less, or more."""
     granted = {(node.major, node.minor) for node in grant.nodes}
     for node in grant.nodes:
         if rules.allows(node.major, node.minor) is False:
@@ -217,8 +220,8 @@ def check_nodes(nodes: Mapping[str, tuple[int, int]], wanted: Mapping[str, tuple
 
 
 def read_nodes(pid: int) -> dict[str, tuple[int, int]]:
-    """The character devices in a sandbox's /dev, and in the folders there, with their numbers. Nothing is opened but
-    directories, and no link is followed."""
+    """Returns the character devices in a sandbox's /dev, and in the folders there, with their numbers. Opens nothing
+    but directories, and follows no link."""
     try:
         top = os.open(f"/proc/{pid}/root/dev", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as exc:

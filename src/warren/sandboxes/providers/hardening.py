@@ -24,8 +24,8 @@ from typing import Any, Final
 AGENT_CAPABILITIES: Final = ("CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP")
 
 # What commands have that run as root, where a sandbox allows it: enough to install packages. They hold only within the
-# sandbox's user namespace. Never SETPCAP: the kernel lets nobody trace a process that has a capability more, as the
-# agent and its supervisors then do.
+# sandbox's user namespace. Never SETPCAP: the kernel lets no process trace one that has a capability more, and so these
+# commands cannot trace the agent and its supervisors, which have this one.
 ROOT_CAPABILITIES: Final = (
     *("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"),
     "CAP_NET_BIND_SERVICE",
@@ -36,7 +36,7 @@ ROOT_CAPABILITIES: Final = (
 CORE_LIMIT: Final = 1
 MEMLOCK_BYTES: Final = 8 * 1024 * 1024
 
-# Of the 3,072 that the kernel gives to all sandboxes together unless it is told otherwise.
+# Of one sandbox. The kernel gives 3,072 to all sandboxes together unless it is told otherwise.
 TERMINALS: Final = 64
 
 _ARCHITECTURES: Final = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
@@ -86,9 +86,9 @@ _IPC: Final = """
     semop semtimedop shmat shmctl shmdt
 """
 _TRACING: Final = "kcmp process_vm_readv process_vm_writev ptrace"
-# The machine has room for 65,536 of its operations in all; and cachestat tells which files others have read.
+# The machine has room for 65,536 asynchronous operations (io_*) in all; cachestat tells which files others have read.
 _NOT_THERE: Final = "clone3 cachestat io_cancel io_destroy io_getevents io_pgetevents io_setup io_submit"
-# It would write the unwritten data of all sandboxes, and last as long; the disk does not outlive the machine anyway.
+# It would write the data of all sandboxes, and take as long; a sandbox's disk does not outlive the machine anyway.
 _NOTHING_TO_DO: Final = "sync"
 
 _NEW_NAMESPACES: Final = 0x7E020000
@@ -121,8 +121,8 @@ _PROTOCOLS: Final = {
     _NETLINK: (0,),  # NETLINK_ROUTE: libc lists the interfaces with it
 }
 
-# What describes the machine, and what changes when others use it. What is left of the latter is a sum for the whole
-# machine that ordinary programs ask for (cpuinfo, loadavg, meminfo, stat, uptime), or below every process (its `net`).
+# Files that describe the machine, or change when others use it. Some that change are left: sums for the whole machine
+# that ordinary programs ask for (cpuinfo, loadavg, meminfo, stat, uptime), and what is below every process (its `net`).
 _MASKED: Final = """
     /proc/acpi /proc/allocinfo /proc/asound /proc/bootconfig /proc/buddyinfo /proc/bus /proc/cgroups /proc/cmdline
     /proc/config.gz /proc/consoles /proc/crypto /proc/diskstats /proc/driver /proc/fs /proc/interrupts /proc/iomem
@@ -144,7 +144,8 @@ Rule = dict[str, Any]
 
 
 def agent_capabilities(*, sudo: bool) -> tuple[str, ...]:
-    """The agent cannot give what it does not have."""
+    """The agent's capabilities. With `sudo` they include those of root's commands: it cannot give what it does not
+    have."""
     return tuple(dict.fromkeys((*AGENT_CAPABILITIES, *ROOT_CAPABILITIES))) if sudo else AGENT_CAPABILITIES
 
 
@@ -202,8 +203,8 @@ def _rules(ptrace: bool) -> list[Rule]:
 
 
 def _clone_rules(ptrace: bool) -> Iterable[Rule]:
-    """No new namespaces. And only threads share open files: the kernel attributes a lock to the process that took it,
-    which must not end before its lock. The tracer of a leak sanitizer is an exception, and needs ptrace."""
+    """Allows no new namespaces. Only threads may share open files: the kernel attributes a lock to the process that
+    took it, which must not end before its lock. The tracer of a leak sanitizer is an exception, and needs ptrace."""
     if ptrace:
         yield _allow(["clone"], _masked(0, _NEW_NAMESPACES, 0))
     else:
@@ -212,7 +213,7 @@ def _clone_rules(ptrace: bool) -> Iterable[Rule]:
 
 
 def _core_rules() -> Iterable[Rule]:
-    """CORE_LIMIT stays as it is. Programs that set it to 0 get their wish: no core is dumped."""
+    """Keeps CORE_LIMIT as it is. Programs that set it to 0 are told that it worked: no core is dumped either way."""
     for other in _other_than(0, {_RLIMIT_CORE}, bits=4):
         yield _allow(["setrlimit"], other)
     for other in _other_than(1, {_RLIMIT_CORE}, bits=4):
@@ -244,7 +245,8 @@ def _cache_rules() -> Iterable[Rule]:
 
 
 def _lock_rules() -> Iterable[Rule]:
-    """Locks of open files have no owner that could be made to answer for their number; a program then takes others."""
+    """Refuses locks of open file descriptions: they have no owner that could be made to answer for their number.
+    Programs then take other locks."""
     refused = (_F_OFD_SETLK, _F_OFD_SETLKW)
     for other in _other_than(1, refused, bits=6):
         yield _allow(["fcntl"], other)
@@ -254,7 +256,8 @@ def _lock_rules() -> Iterable[Rule]:
 
 
 def _program_rules() -> Iterable[Rule]:
-    """Programs for the kernel, which it compiles: the room for them is the whole machine's, and no limit counts it."""
+    """Refuses filters of system calls: the kernel compiles them, the room for them is the whole machine's, and no limit
+    counts it."""
     for option in (*_other_than(0, {_PR_SET_SECCOMP}, bits=8), *(_masked(0, _INT, name) for name in _PR_NAMES)):
         yield _allow(["prctl"], option)
     yield _answer(["prctl"], errno.EINVAL, _masked(0, _INT, _PR_SET_SECCOMP))
@@ -262,7 +265,7 @@ def _program_rules() -> Iterable[Rule]:
 
 
 def _socket_option_rules() -> Iterable[Rule]:
-    """Without programs for sockets (see above), and without what the kernel keeps for a socket and charges to nobody.
+    """Refuses programs for sockets, which the kernel compiles too, and what it keeps for sockets and charges to nobody.
 
     Joining groups takes the lock of all the machine's networks, and leaving them holds it: with many memberships, long
     enough for nobody to get a sandbox. Flow labels are 4,096 for the whole machine. Keys for TCP and the queues of
@@ -309,16 +312,16 @@ def _socket_rules() -> Iterable[Rule]:
 
 
 def _personalities(ptrace: bool) -> tuple[int, ...]:
-    """Debuggers switch address randomisation off."""
+    """Allows debuggers to switch address randomisation off."""
     return (0, 0xFFFFFFFF, _NO_RANDOMIZE) if ptrace else (0, 0xFFFFFFFF)
 
 
 def _other_than(index: int, values: Collection[int], *, bits: int = 32) -> Iterable[Rule]:
-    """Conditions of which one holds for every number of so many bits but these.
+    """Returns conditions of which one holds for every number of `bits` bits except `values`.
 
     One comparison for "not equal" would look at all 64 bits of the argument, and a set high bit would pass. So the
-    numbers are divided into blocks that begin with the same bits. The fewer bits, the fewer blocks, each of which
-    costs time when a sandbox is made.
+    numbers are divided into blocks that begin with the same bits. The fewer bits, the fewer blocks, each of which costs
+    time when a sandbox is made.
     """
 
     def divide(first: int, bits: int) -> Iterable[tuple[int, int]]:
@@ -337,7 +340,7 @@ def _allow(names: Sequence[str], *conditions: Rule) -> Rule:
 
 
 def _answer(names: Sequence[str], number: int, *conditions: Rule) -> Rule:
-    """The call does nothing and returns this error; success if it is 0."""
+    """Makes the call do nothing and return the error `number`; success if it is 0."""
     rule: Rule = {"names": list(names), "action": "SCMP_ACT_ERRNO", "errnoRet": number}
     return {**rule, "args": list(conditions)} if conditions else rule
 

@@ -1,4 +1,5 @@
-"""The disks of a provider's sandboxes: the room that they may take, their images, and who must go when it runs out."""
+"""The disks of a provider's sandboxes: the room they may take, their images, and which sandboxes end when it runs
+out."""
 
 import asyncio
 import threading
@@ -59,7 +60,7 @@ class SandboxDisks(Generic[R]):
     # -- room
 
     async def promise(self, sandbox_id: str, disk_mb: int) -> None:
-        """Raises NoSpace or MachineFull if there is not as much left to promise."""
+        """Promises the sandbox this much of the disk. Raises NoSpace or MachineFull if there is not as much left."""
         await self.begin_watching()
         if not self._disks.why_not_loop:
             self.promises.add(sandbox_id, disk_mb, self._watch.room_mb())
@@ -79,7 +80,7 @@ class SandboxDisks(Generic[R]):
 
     def _list_alone(self) -> dict[str, WatchedDisk]:
         records = self._records
-        known = {*records.made, *self._images}  # before the names: what is made meanwhile was not destroyed
+        known = {*records.made, *self._images}  # read before the names: else one made meanwhile would look destroyed
         names = set(records.names())
         for name in self._watched.keys() - names:
             del self._watched[name]
@@ -111,7 +112,8 @@ class SandboxDisks(Generic[R]):
         return WatchedDisk(mounted, device, record.spec.limits.disk_mb * MIB, image)
 
     def lift_io_limit(self, sandbox_id: str, limits: HostLimits) -> None:
-        """Before the sandbox gives its device back, which anybody may get then."""
+        """Lifts the limit of the sandbox's device. To be called before the sandbox gives the device back: whoever gets
+        it then would have the limit."""
         if (record := self._records.made.get(sandbox_id)) is not None and not record.spec.io:
             return
         device = limits.limited_device(self._records.directory(sandbox_id))
@@ -120,7 +122,7 @@ class SandboxDisks(Generic[R]):
             limits.lift_io(device)
 
     def _end_sandboxes(self, sandbox_ids: Sequence[str], why: str) -> None:
-        """Frees at once what the sandboxes' disks hold."""
+        """Ends sandboxes and frees at once what their disks hold."""
         ending = [record for name in sandbox_ids if (record := self._records.load(name)) and record.alive()]
         shut_down = []
         # All are shut down before the first image is emptied: that can take as long as the others need to fill the
@@ -141,7 +143,8 @@ class SandboxDisks(Generic[R]):
     # -- images
 
     async def new_image(self, record: R) -> tuple[R, int]:
-        """The record with the disk's image, and the descriptor of it for the launcher. Needs loop devices."""
+        """Makes a disk. Returns the record with the disk's image, and the image's descriptor for the launcher. Needs
+        loop devices."""
         fd = await self._disks.copy(record.spec.limits.disk_mb)
         record = replace(record, image=handle_of(fd))
         self._images[record.sandbox_id] = DiskImage(self._disks.directory, record.image, fd=fd)
@@ -158,7 +161,7 @@ class SandboxDisks(Generic[R]):
 
     @asynccontextmanager
     async def freeing_image(self, sandbox_id: str, record: R | None) -> AsyncIterator[None]:
-        """While its sandbox is destroyed."""
+        """Frees the disk of a sandbox that is destroyed during the block."""
         image = self._image_of(record) if record is not None else self._images.get(sandbox_id)
         self._images.pop(sandbox_id, None)
         async with self._freed.keeping(image) if image is not None else nullcontext():

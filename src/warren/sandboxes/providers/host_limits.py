@@ -36,7 +36,8 @@ class HostRoom:
         return any(value is not None for value in (self.total_memory_mb, self.total_cpus, self.total_pids))
 
     def totals(self, memory_total_mb: int, processes: int) -> CgroupLimits:
-        """The limits of all sandboxes together, on a machine with so much memory and so many possible processes."""
+        """Returns the limits of all sandboxes together, on a machine with this much memory and this many possible
+        processes."""
         reserve = default_reserve_of(memory_total_mb) if self.min_free_memory_mb is None else self.min_free_memory_mb
         memory_mb = self.total_memory_mb or max(memory_total_mb - reserve, memory_total_mb // 2)
         return CgroupLimits(
@@ -74,7 +75,8 @@ class HostLimits:
             _log.warning("socket_buffers_not_limited", sandbox=record.sandbox_id, error=exc)
 
     def limit_io(self, cgroup: SandboxCgroup, record: SandboxRecord, directory: Path) -> None:
-        """Notes the device in the sandbox's directory, for `limited_device`."""
+        """Limits the throughput of the sandbox's disk, and notes its device in the sandbox's directory, for
+        `limited_device`."""
         try:
             disk = find_disk(Path(f"/proc/{record.pid}/mountinfo").read_text())
             if disk is not None:  # what is in memory has no device

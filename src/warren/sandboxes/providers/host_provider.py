@@ -90,7 +90,7 @@ class HostPrograms:
                 raise ProviderUnavailable(f"the program {program.name} is missing", remedy=INSTALL_PROGRAMS)
 
     def without_paths(self, text: str) -> str:
-        """What a program of this host wrote, for callers of the server."""
+        """Takes the paths of this host out of what a program wrote, for callers of the server."""
         for path, name in ((self.state, "the state directory"), (self.launcher.parent, "Warren's programs")):
             text = text.replace(str(path), f"({name})")
         return text
@@ -196,6 +196,7 @@ class HostProvider(ABC, Generic[R, Plan]):
     async def destroy(self, sandbox_id: str) -> None:
         if not is_sandbox_id(sandbox_id):
             return
+        # The second of two that destroy the same sandbox waits, and then finds nothing left.
         lock = self._destroying.setdefault(sandbox_id, asyncio.Lock())
         async with lock, self._destroy_slots:
             try:
@@ -243,14 +244,14 @@ class HostProvider(ABC, Generic[R, Plan]):
 
     @abstractmethod
     async def _plan(self, spec: SandboxSpec) -> Plan:
-        """Ensures that this host can make sandboxes, and finds what this one is made of."""
+        """Ensures that this host can make sandboxes, and returns what this one is made of."""
 
     @abstractmethod
     async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: Plan) -> AgentSandbox: ...
 
     @abstractmethod
     async def _unmake(self, sandbox_id: str) -> None:
-        """Idempotent, and right for a sandbox at any stage: the directory goes last."""
+        """Destroys a sandbox at any stage of its making; idempotent. The directory goes last."""
 
     @abstractmethod
     def _socket_directory(self, sandbox_id: str) -> Path:
@@ -276,6 +277,8 @@ class HostProvider(ABC, Generic[R, Plan]):
             if creating and record.spec.io:
                 self._limits.limit_io(cgroup, record, self.directory(record.sandbox_id))
             in_force = await self._read_isolation(record, cgroup)
+            # An adopted sandbox passed these when it was made: a newer version may want more now, and its network may
+            # have been opened.
             passed_before = frozenset() if creating else isolation.GROWING
             promised = self.promised - ({Layer.READ_ONLY_ROOT} if record.spec.writable_root else set())
             isolation.check(in_force, record.spec.require - passed_before, promised - passed_before)
@@ -330,7 +333,7 @@ class HostProvider(ABC, Generic[R, Plan]):
 
 
 def translate_os_error(doing: str, exc: OSError) -> ProviderUnavailable | NoSpace:
-    """Callers of the server see it: it names no path of this host, the log does."""
+    """Returns an error for callers of the server, which names no path of this host; the log does."""
     _log.warning("host_error", doing=doing, path=exc.filename, error=exc.strerror)
     if exc.errno in _NO_SPACE:
         return NoSpace(f"{doing}: {exc.strerror}", remedy="free some space in the state directory")

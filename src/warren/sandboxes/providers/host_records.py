@@ -21,7 +21,7 @@ def is_sandbox_id(text: str) -> bool:
 
 
 class SandboxRecords(Generic[R]):
-    """`made` are those of sandboxes that this process has made or adopted, by sandbox id."""
+    """`made` are the records of sandboxes that this process has made or adopted, by sandbox id."""
 
     def __init__(self, folder: Path, record_class: type[R]) -> None:
         self.folder = folder
@@ -38,7 +38,7 @@ class SandboxRecords(Generic[R]):
         return self._class.load(self.directory(sandbox_id))
 
     def known(self, sandbox_id: str) -> R | None:
-        """A record does not change any more once its sandbox is made."""
+        """Returns the record as it is remembered, or loads it: it does not change any more once its sandbox is made."""
         return self.made.get(sandbox_id) or self.load(sandbox_id)
 
     def names(self) -> list[str]:
@@ -63,7 +63,7 @@ class SandboxRecords(Generic[R]):
         return any(record is not None and record.spec.gpus for record in records)
 
     def watched(self, cgroup_of: Callable[[R], SandboxCgroup]) -> Iterator[WatchedSandbox]:
-        """Those of this folder, also of other processes. Called in a thread."""
+        """Yields the sandboxes of this folder, also those of other processes. Called in a thread."""
         for name in self.names():
             record = self.known(name)
             if record is not None and record.pid:

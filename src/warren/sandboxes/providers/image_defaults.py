@@ -16,7 +16,7 @@ _OF_THE_USER: Final = ("HOME", "USER", "LOGNAME")
 
 
 def default_user(config: ImageConfig) -> str:
-    """The name or number of the image's user, empty for root."""
+    """Returns the name or number of the image's user, empty for root."""
     name = config.user.partition(":")[0]
     return "" if name in ("root", "0") else name
 
@@ -30,7 +30,7 @@ def with_image_env(spec: SandboxSpec, config: ImageConfig) -> SandboxSpec:
         return spec
     env = dict(config.env)
     user = default_user(config)
-    if not user:  # they are those of a root that commands are not
+    if not user:  # these describe root, and commands do not run as root
         env = {name: value for name, value in env.items() if name not in _OF_THE_USER}
     if env.get("PATH"):
         env["PATH"] = _search_path(env["PATH"], of_sandbox_user=not user)

@@ -115,7 +115,7 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
     async def close(self) -> None:
         await super().close()
         self._launcher.close()
-        if os.geteuid() == 0 and not await self.list_ids():  # others have made none
+        if os.geteuid() == 0 and not await self.list_ids():  # other processes have none either
             self._hierarchies.remove_parent(oci_bundle.cgroup_path(""))
             await asyncio.to_thread(self._folder.remove)
 
@@ -229,7 +229,8 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         return self._folder.directory(sandbox_id)
 
     async def _take_disk(self, record: SandboxRecord) -> tuple[SandboxRecord, dict[int, int]]:
-        """The record with the disk's image, and what the launcher is given of it."""
+        """Makes a disk, if there are loop devices. Returns the record with its image, and the descriptors for the
+        launcher."""
         if self.disks.why_not_loop:
             return record, {}
         record, fd = await self.sandbox_disks.new_image(record)
@@ -238,7 +239,7 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
     # -- unmaking
 
     async def _unmake(self, sandbox_id: str) -> None:
-        """Idempotent, and right for a sandbox at any stage: the directory goes last."""
+        """Destroys a sandbox at any stage of its making; idempotent. The directory goes last."""
         directory = self.directory(sandbox_id)
         self._launcher.drop_changes(sandbox_id)
         if not os.path.isdir(directory):
@@ -281,7 +282,7 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         return self._hierarchies.at(oci_bundle.cgroup_path(sandbox_id))
 
     async def _read_isolation(self, record: SandboxRecord, cgroup: SandboxCgroup) -> Isolation:
-        """Limits hold only where the sandbox is: they are read from the cgroups that it is in."""
+        """Reads the limits from the cgroups that the sandbox is in: they hold only there."""
         return await super()._read_isolation(record, cgroup.joined_by(record.pid, record.sandbox_id))
 
     def _loss_reason(self, record: SandboxRecord | None) -> str:

@@ -100,7 +100,7 @@ def config_json(
     devices: Devices = (),
     memlock: int = 0,
 ) -> str:
-    """The same as JSON. Sandboxes of one kind differ in two places only, so the rest is made once."""
+    """Returns `config` as JSON. Sandboxes of one kind differ in two places only, so the rest is made once."""
     settings = tuple((network_sysctls or {}).items())
     text = _config_template(
         *(spec.limits, spec.ptrace, spec.ephemeral, spec.writable_root, spec.sudo),
@@ -110,7 +110,7 @@ def config_json(
 
 
 def with_command(config: str, argv: Sequence[str]) -> str:
-    """The same, to run something else than the agent."""
+    """Returns the config of a sandbox that runs something else than the agent."""
     made = json.loads(config)
     made["process"]["args"] = list(argv)
     return json.dumps(made)
@@ -167,7 +167,7 @@ def cgroup_path(sandbox_id: str) -> str:
 
 
 def disk_directories() -> dict[str, tuple[str, int]]:
-    """The writable paths, each with its directory on the disk and its mode."""
+    """Returns the writable paths, each with its directory on the disk and its mode."""
     return {path: (path.strip("/").replace("/", "-"), mode) for path, mode in WRITABLE.items()}
 
 

@@ -29,7 +29,7 @@ PID: Final = "pid"
 SOCKET: Final = "agent.sock"
 
 _AGENT_NICE: Final = -10
-_SUDO: Final = ("usr/local/bin/sudo", "usr/bin/sudo")  # the first is found where an image installs its own
+_SUDO: Final = ("usr/local/bin/sudo", "usr/bin/sudo")  # the first is found even where an image installs its own
 CHANGES_FD: Final = 4
 _DIRECTORIES: Final = [word for name, mode in disk_directories().values() for word in ("--dir", f"{name}:{mode:o}")]
 _OWNED: Final = [word for path, mode in WRITABLE.items() for word in ("--own", f"{path}:{mode:o}")]
@@ -102,8 +102,8 @@ def _seeds(rootfs: RootFs) -> list[str]:
 
 
 def leaves_memlock(runtime: str) -> bool:
-    """Whether the agent is to limit locked memory, not the launcher. crun raises its own limit before it loads the
-    rules for devices, which fails if it is low, by the launcher or by config.json, and root cannot raise it."""
+    """Whether the agent limits locked memory instead of the launcher. crun raises its own limit before it loads the
+    rules for devices. If the launcher or config.json had lowered it, root could not raise it, and crun would fail."""
     return runtime == "crun"
 
 
@@ -123,7 +123,7 @@ def kill_strays(sandbox_id: str) -> int:
 
 
 def _arguments(pid: str) -> set[bytes]:
-    """Empty for a process that has ended."""
+    """Returns the command line of a process; nothing if it has ended."""
     try:
         return set(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"))
     except OSError:
@@ -132,7 +132,7 @@ def _arguments(pid: str) -> set[bytes]:
 
 @contextlib.contextmanager
 def in_memory(config: str) -> Iterator[int]:
-    """A descriptor from which config.json can be read once."""
+    """Yields a descriptor from which config.json can be read once."""
     fd = os.memfd_create("config.json")
     try:
         os.write(fd, config.encode())
@@ -143,9 +143,9 @@ def in_memory(config: str) -> Iterator[int]:
 
 
 def agent_layer(agent: Path, folder: Path, *, sudo: bool = False) -> Path:
-    """A tree with only the agent and the runners in it and places for disk and GPU libraries, named after its
-    content, so that it never changes under a sandbox. With `sudo`, it has that name too: the agent's program is both.
-    """
+    """Makes a tree with only the agent and the runners in it and places for disk and GPU libraries, named after its
+    content, so that it never changes under a sandbox. With `sudo`, it has that name too: the agent's program is
+    both."""
     points = f"{DISK_POINT} {INSIDE}".encode()
     runners = repr(runner_files()).encode()
     digest = hashlib.sha256(points + runners + agent.read_bytes()).hexdigest()[:16]
@@ -185,7 +185,7 @@ def make_mount_points(root: Path) -> None:
 
 
 def listening(directory: Path) -> socket.socket:
-    """A socket for the agent. It is bound through a descriptor, because its path is limited to 107 bytes."""
+    """Returns a socket for the agent. It is bound through a descriptor, because its path is limited to 107 bytes."""
     folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -201,8 +201,8 @@ def listening(directory: Path) -> socket.socket:
 
 @contextlib.contextmanager
 def changes_socket() -> Iterator[tuple[socket.socket, int]]:
-    """The end that receives a descriptor, and the one that the launcher sends it through, whose number is none that the
-    launcher is given another descriptor under."""
+    """Yields the end that receives a descriptor, and the launcher's end, which sends it. The number of the launcher's
+    end is FREE_FD or more: no other descriptor that the launcher is given takes its place."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
         ours.setblocking(False)

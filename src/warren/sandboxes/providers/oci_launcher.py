@@ -95,7 +95,7 @@ class OciLauncher:
         return {direct.compiled_filter(record.spec.ptrace).fd: direct.FILTER_FD}
 
     def config(self, record: SandboxRecord, *, rootfs: RootFs, argv: Sequence[str] = ()) -> str:
-        """What the runtime reads. With `argv` the sandbox runs that instead of its agent."""
+        """Returns what the runtime reads. With `argv` the sandbox runs that instead of its agent."""
         if record.runtime == direct.NAME:
             plan = direct.plan(
                 self._oci_config(record, oci_bundle.ANY_ID, rootfs),

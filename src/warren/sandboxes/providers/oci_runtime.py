@@ -1,4 +1,4 @@
-"""Which runtime works on this machine: Warren's own (direct.py), or an OCI runtime that is installed.
+"""Finds the runtime that works on this machine: Warren's own (direct.py), or an OCI runtime that is installed.
 
 A runtime need not work: it may refuse the cgroups, lack user namespaces or be built without seccomp, or the kernel may
 be too old for it. So each is tried with a throw-away sandbox that has everything a real one has, and the result is kept
@@ -65,7 +65,7 @@ class SealedProgram:
 
     @property
     def path(self) -> str:
-        """For every process that may look at this one, also in other mount namespaces."""
+        """A path for every process that may look at this one, also in other mount namespaces."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
 
@@ -73,7 +73,7 @@ def _new_program(name: str) -> int:
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
         return os.memfd_create(name, flags | _MFD_EXEC)
-    except OSError:  # a kernel before 6.3, which has no other memory
+    except OSError:  # a kernel before 6.3, where such memory can always be executed
         return os.memfd_create(name, flags)
 
 
@@ -99,7 +99,7 @@ class Runtimes:
         self._wanted = wanted
         self._own = {name: str(path) for name, path in (own or {}).items()}
         self._tried: dict[str, Runtime] = {}
-        self._sealable: dict[str, str] = {}  # their paths
+        self._sealable: dict[str, str] = {}  # paths of runtimes whose sealed copy works
 
     async def choose(self) -> Runtime:
         tried = []
@@ -122,7 +122,7 @@ class Runtimes:
         return RuntimeReport(runtimes, usable[0], why)
 
     def program(self, name: str) -> str:
-        """What to start: a sealed copy of the runtime as it is installed now, if possible."""
+        """Returns what to start: a sealed copy of the runtime as it is installed now, if possible."""
         with suppress(OSError):  # it is not there any more, or somewhere else
             path = self._sealable.get(name)
             if path and (sealed := _sealed(path, _fingerprint(path))) is not None:
@@ -187,7 +187,7 @@ class Runtimes:
 
 
 def _fingerprint(path: str) -> str:
-    """Changes when the program does."""
+    """Returns a text that changes when the program does."""
     stat = os.stat(path)
     return f"{path} {stat.st_size} {stat.st_mtime_ns}"
 

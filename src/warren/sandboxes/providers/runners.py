@@ -10,7 +10,8 @@ _SOURCE: Final = Path(__file__).parents[2] / "runners"
 
 @cache
 def runner_files() -> dict[str, bytes]:
-    """Their content by path, sorted. Read once: a server whose package is replaced goes on with those it began with."""
+    """Returns the content of the runners by path, sorted. Read once: a server whose package is replaced goes on with
+    those it began with."""
     paths = (path for path in _SOURCE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     return {str(path.relative_to(_SOURCE)): path.read_bytes() for path in sorted(paths)}
 
@@ -21,7 +22,7 @@ def _folders() -> list[str]:
 
 
 def write_runners(folder: Path) -> None:
-    """Writes them to a new directory that every user may read, whatever the umask."""
+    """Writes the runners to a new directory that every user may read, whatever the umask."""
     for name in _folders():
         os.mkdir(f"{folder}/{name}")
         os.chmod(f"{folder}/{name}", 0o755)

@@ -17,7 +17,7 @@ async def save_artifacts(call: Call, paths: Sequence[str]) -> Saved:
 
 
 async def save_after(call: Call, paths: Sequence[str]) -> Saved:
-    """The same after a command whose result must not get lost: what is wrong is told as left out."""
+    """Does what `save_artifacts` does, after a command whose result must not get lost: reports an error as left out."""
     try:
         return await save_artifacts(call, paths)
     except WarrenError as exc:

@@ -80,7 +80,7 @@ def show_saved(call: Call, saved: Saved) -> Values:
 
 
 def _headers(artifact: Artifact) -> dict[str, str]:
-    """Whatever is in it, no page of this server's origin comes of it."""
+    """The headers with which a browser does not show the content as a page of this server's origin, whatever it is."""
     name = artifact.name.rsplit("/", 1)[-1]
     plain = "".join(letter if letter.isascii() and letter.isprintable() else "_" for letter in name)
     plain = plain.replace("\\", "_").replace('"', "_")

@@ -95,7 +95,7 @@ def _image(call: Call) -> str:
 
 @dataclass(slots=True)
 class _Cell:
-    """`command` has no keeper yet."""
+    """A cell that is to run; `with_pid` adds the keeper to its `command`."""
 
     context_id: str
     language: Language
@@ -222,7 +222,7 @@ def _has_lost(reader: CellReader, ended: ExecResult) -> bool:
 
 
 def _stdout_of(written: CommandOutput) -> Iterator[bytes]:
-    """The bytes that the cell's program wrote; of an answer that was kept for a key, they are known as text."""
+    """Yields the bytes that the cell's program wrote. An answer that was kept for a key has them as text."""
     found = False
     for piece in written.pieces():
         found = True
@@ -283,7 +283,7 @@ async def cell_events(
     on_result: Callable[[CodeResult], Awaitable[None]] | None = None,
     keepalive_s: float | None = None,
 ) -> Events:
-    """What a cell gives, from its beginning on, until it has ended. `is_own`: this request has started it."""
+    """Yields the events of a cell, from its beginning until it has ended. `is_own`: this request has started it."""
     pace, said, at = Pace(), b"", 0
     yield OutputEvent(
         "started", {"id": execution.id, "context_id": execution.context_id, "language": execution.language}

@@ -1,4 +1,4 @@
-"""What a request wants to be saved of a cell: files when it has ended, and results that are files themselves."""
+"""Saves what a request wants of a cell: files when it has ended, and results that are files themselves."""
 
 import base64
 import binascii
@@ -15,12 +15,12 @@ from warren.sessions.schemas import CodeBody, saved_view
 
 _MIMES: Final = {"png": "image/png", "jpeg": "image/jpeg", "pdf": "application/pdf", "svg": "image/svg+xml"}
 _MAX_TOLD: Final = 100
-_MAX_SAVED: Final = 200  # results of a cell
+_MAX_SAVED: Final = 200  # results of one cell
 _SAVE_S: Final = 60.0  # for all of them together
 
 
 class CellArtifacts:
-    """Raises at once what is wrong with the request's globs."""
+    """The constructor raises what is wrong with the request's globs, before the cell runs."""
 
     def __init__(self, call: Call, body: CodeBody) -> None:
         check_paths(body.save_artifacts)

@@ -137,7 +137,8 @@ async def list_files(call: Call, query: ListQuery) -> Values:
 async def show_files(
     call: Call, entries: AsyncIterator[FileInfo], show: Callable[[FileInfo], Values] = file_view
 ) -> list[Values] | LongList:
-    """All of a short list. Of a long one the beginning is read here, and raises what is wrong with the path."""
+    """Returns a short list whole. Of a long one only the beginning is read here, which raises what is wrong with the
+    path."""
     begun, size = list[Values](), 0
     async for info in entries:
         begun.append(show(info))
@@ -150,7 +151,7 @@ async def show_files(
 async def _show_long(
     call: Call, begun: list[Values], entries: AsyncIterator[FileInfo], show: Callable[[FileInfo], Values]
 ) -> AsyncGenerator[Values, None]:
-    """The session is in use for as long as the list takes."""
+    """Yields a long list. The session is in use for as long as the list takes."""
     try:
         async with call.sessions.using(call.tenant, call.session_id):
             for values in begun:

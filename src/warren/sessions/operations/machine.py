@@ -139,7 +139,8 @@ async def cancel_build(call: Call, query: CancelQuery) -> Values:
 
 
 def _check_worker(call: Call, wanted: str) -> str:
-    """The name of this worker. A coordinator has sent the request here, or there is one server alone."""
+    """Returns the name of this worker, and raises NotFound if another one is wanted: a coordinator has sent the request
+    to the right one, or there is one server alone."""
     mine = call.sessions.lifecycle.basis.worker_name
     if wanted not in ("", mine):
         raise NotFound(f"there is no worker {wanted!r} here", remedy="leave `worker` out")

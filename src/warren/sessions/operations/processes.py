@@ -117,7 +117,7 @@ def _event_offset(last_event_id: str) -> int:
 
 
 async def _end_of(chunks: Sequence[Chunk], query: OutputQuery) -> int:
-    """Where the next answer begins: at the bytes of a character that is not complete."""
+    """Returns where the next answer begins: before the bytes of a character that is not complete yet."""
     end, encoder, pace = query.offset, Encoder(query.encoding), Pace()
     for chunk in chunks:
         end = encoder.show(chunk)["next_offset"]

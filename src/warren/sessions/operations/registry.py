@@ -74,7 +74,7 @@ async def render_prompt(call: Call, body: RenderBody | None) -> Values:
 
 
 async def _usable(call: Call) -> Sequence[Any]:
-    """The entries of the kind that the caller may use; one whose file has a mistake is not there."""
+    """Returns the entries of the call's kind that the caller may use, without those whose file has a mistake."""
     entries = call.context.environments.entries
     read: dict[str, Callable[[], Sequence[Any]]] = {
         "agents": entries.agents.list,

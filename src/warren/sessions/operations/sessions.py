@@ -88,6 +88,7 @@ async def list_sessions(call: Call, query: SessionsQuery) -> Values:
         limit=query.limit,
         **chosen,
     )
+    # Read before the rows: a write in between then makes the kept page an old one.
     pages, revision = call.context.pages, call.sessions.store.revision
     name = tenant, call.base_url(), query.model_dump_json()
     if (kept := pages.find(name, revision)) is not None:
@@ -144,7 +145,7 @@ class _Images:
 
 
 def weight(session: Session) -> int:
-    """How many characters its texts have."""
+    """The number of characters in the session's texts."""
     texts = (*session.metadata.items(), *session.env.items())
     rules = (*session.network.allow, *session.network.deny)
     agent = size_of(session.agent_config) if session.agent_config else 0

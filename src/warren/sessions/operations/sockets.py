@@ -1,4 +1,4 @@
-"""What WebSockets and the sockets of the local mode do: open terminals, apply messages of the caller to a process."""
+"""Opens terminals, and applies a caller's messages to a process, for WebSockets and the local mode's sockets."""
 
 from typing import Any, Final
 

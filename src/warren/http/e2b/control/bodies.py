@@ -16,7 +16,7 @@ def bad(message: str) -> E2bError:
 
 
 def read_flag(values: Mapping[str, Any], name: str) -> bool | None:
-    """None if the field is absent or null, as for all of these."""
+    """Returns None if the field is absent or null; so do `read_text`, `read_whole` and `read_object`."""
     value = values.get(name)
     if value is None or isinstance(value, bool):
         return value
@@ -41,7 +41,7 @@ def read_whole(values: Mapping[str, Any], name: str, least: int, most: int) -> i
 
 
 def read_texts(values: Mapping[str, Any], name: str, most: int) -> dict[str, str]:
-    """An object whose values are texts."""
+    """Reads an object whose values are texts."""
     value = values.get(name)
     if value is None:
         return {}
@@ -71,7 +71,7 @@ def read_object(values: Mapping[str, Any], name: str) -> dict[str, Any] | None:
 
 
 def whole_in_query(text: str, name: str, least: int, most: int) -> int | None:
-    """None for an empty text."""
+    """Returns None for an empty text."""
     if not text:
         return None
     if not _WHOLE.fullmatch(text):
@@ -80,7 +80,7 @@ def whole_in_query(text: str, name: str, least: int, most: int) -> int | None:
 
 
 def moment_in_query(text: str, name: str) -> float | None:
-    """An ISO 8601 date and time in seconds since the epoch."""
+    """Reads an ISO 8601 date and time, and returns seconds since the epoch."""
     if not text:
         return None
     try:

@@ -25,8 +25,8 @@ def check_supported(values: Mapping[str, Any]) -> None:
 
 
 def read_network(values: Mapping[str, Any], internet: bool | None) -> NetworkRules | None:
-    """The rules that a client asks for, or None if it leaves the choice to the server. `internet` is what it says about
-    the Internet beside them. Raises E2bError and InvalidRequest."""
+    """Returns the rules that a client asks for, or None if it leaves the choice to the server. `internet` is what it
+    says about the Internet beside them. Raises E2bError and InvalidRequest."""
     check_supported(values)
     allow = [_network(text) for text in read_list(values, "allowOut", MAX_RULES)]
     deny = [_network(text) for text in read_list(values, "denyOut", MAX_RULES)]
@@ -61,7 +61,7 @@ def wants_public_traffic(values: Mapping[str, Any]) -> bool:
 
 
 def _network(text: str) -> str:
-    """A network as rules spell it: `10.1.2.3/8` is `10.0.0.0/8`."""
+    """Returns a network as rules spell it: `10.1.2.3/8` is `10.0.0.0/8`."""
     try:
         network = ip_network(text, strict=False)
     except ValueError:

@@ -115,7 +115,7 @@ def _refuse_unsupported(values: dict[str, Any]) -> None:
 
 
 def read_timeout(call: E2bCall, values: dict[str, Any], least: int, name: str = "timeout") -> int | None:
-    """Raises E2bError for more than the caller's key allows."""
+    """Reads a time-out, None if there is none. Raises E2bError for more than the caller's key allows."""
     timeout_s = read_whole(values, name, least, int(LONGEST_S))
     if timeout_s is not None and timeout_s > longest_life(call.caller):
         raise bad(f"{name} must be at most {longest_life(call.caller):g} seconds with this key")
@@ -125,7 +125,8 @@ def read_timeout(call: E2bCall, values: dict[str, Any], least: int, name: str = 
 async def _choose_network(
     call: E2bCall, environment: Environment, network: dict[str, Any], internet: bool | None
 ) -> NetworkRules:
-    """What the client asks for. Otherwise the environment's, or none where that is not to be had here."""
+    """Returns what the client asks for; otherwise the environment's rules, or none where the caller cannot have
+    those."""
     rules = read_network(network, internet)
     if rules is not None:
         return rules
@@ -146,7 +147,7 @@ async def connect(call: E2bCall) -> Response:
 
 
 async def resume(call: E2bCall) -> Response:
-    """For older clients, which connect so. Nothing is ever paused here."""
+    """For older clients, which connect in this way. Nothing is ever paused here."""
     return answer_json(_show_new(call, await _connect(call)), 201)
 
 
@@ -210,7 +211,7 @@ async def change_network(call: E2bCall) -> Response:
 
 
 async def _prolong(call: E2bCall, timeout_s: int, *, only_longer: bool = False) -> Session:
-    """Lets the sandbox end after so many seconds from now, or earlier where that is the longest it may live."""
+    """Makes the sandbox end `timeout_s` from now, or earlier if it may not live that long."""
     session = await running_session(call)
     now = call.sessions.clock.now()
     longest_s = min(LONGEST_S, longest_life(call.caller))
@@ -295,7 +296,7 @@ class _Chosen:
 
 
 def _read_metadata(text: str) -> dict[str, str]:
-    """What is left after the query was decoded is a query of its own, whose names and values are encoded again."""
+    """Reads a query of its own, whose names and values are encoded a second time."""
     if not text:
         return {}
     pairs = urllib.parse.parse_qsl(text, keep_blank_values=True, max_num_fields=None)
@@ -317,7 +318,7 @@ async def _find_newest(call: E2bCall, chosen: _Chosen, limit: int, after: str) -
 
 
 async def _find_oldest(call: E2bCall, chosen: _Chosen, limit: int, before: str) -> tuple[list[Session], bool]:
-    """The store lists the newest first, so this goes through all that are newer than those wanted."""
+    """Goes through all sandboxes that are newer than those wanted, because the store lists the newest first."""
     last: deque[str] = deque(maxlen=limit + 1)
     async with aclosing(_walk(call, chosen, "")) as sessions:
         async for session in sessions:
@@ -338,7 +339,7 @@ async def _find_oldest(call: E2bCall, chosen: _Chosen, limit: int, before: str) 
 
 
 async def _walk(call: E2bCall, chosen: _Chosen, after: str) -> AsyncGenerator[Session, None]:
-    """The newest first. They are read some at a time, because each may hold hundreds of KiB."""
+    """Yields sandboxes, the newest first. Reads some at a time, because each may hold hundreds of KiB."""
     step, pace = _FIRST_STEP, Pace()
     while True:
         some = await call.sessions.store.list(call.tenant, chosen.page(step, after))
@@ -401,7 +402,7 @@ def template_of(call: E2bCall, session: Session) -> str:
 
 
 def domain_of(call: E2bCall) -> str:
-    """Below which ports of sandboxes have names; its address tells by which name the client has come."""
+    """Returns the domain below which ports of sandboxes have names, as `E2bAddresses` has found it."""
     return call.header(DOMAIN_HEADER.decode())
 
 

@@ -134,7 +134,7 @@ def _read_command(body: Mapping[str, Any], name: str) -> str:
 
 
 async def _find_base(call: E2bCall, builds: TemplateBuilds, body: Mapping[str, Any]) -> tuple[Template, str]:
-    """The template that is built on, and its image."""
+    """Returns the template that is built on, and its image."""
     from_template, from_image = body.get("fromTemplate"), body.get("fromImage")
     for value in (from_template, from_image):
         if value is not None and (not isinstance(value, str) or not value):

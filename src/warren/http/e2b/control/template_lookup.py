@@ -40,7 +40,7 @@ class Template:
 
 
 async def find_template(call: E2bCall, name: str) -> Template:
-    """The template of that name (`name` or `name:tag`) as the caller sees it. Raises E2bError 404."""
+    """Returns the template of that name (`name` or `name:tag`) as the caller sees it. Raises E2bError 404."""
     if call.rules.builds is not None and (built := await find_built(call.rules.builds, call.tenant, name)):
         template, tag = built
         build = template.tagged(tag)
@@ -59,7 +59,7 @@ async def find_built(builds: TemplateBuilds, tenant: str, name: str) -> tuple[Bu
 
 
 def environment_of(call: E2bCall, name: str) -> Environment:
-    """The environment that a template of this server stands for. Raises E2bError 404."""
+    """Returns the environment that a template of this server stands for. Raises E2bError 404."""
     name = name.removesuffix(f":{DEFAULT_TAG}")
     try:
         return call.context.environments(call.rules.templates.get(name, name))

@@ -58,7 +58,7 @@ async def _wait(sandbox: Sandbox, command: Command) -> None:
 
 
 def _without_ss(line: str) -> str:
-    """What waits for a port in E2B's clients asks `ss`, which not every image has."""
+    """Adds another way to a command with which E2B's clients wait for a port: not every image has its `ss`."""
     match = _PORT.fullmatch(line)
     if match is None:
         return line

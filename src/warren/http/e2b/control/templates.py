@@ -90,7 +90,7 @@ async def _all_views(call: E2bCall) -> list[dict[str, Any]]:
 
 
 async def _shared_views(call: E2bCall) -> dict[str, dict[str, Any]]:
-    """By name, those that everybody may use."""
+    """Returns by name the templates that everybody may use, as far as the caller's key allows them."""
     images = await asyncio.to_thread(call.context.images.list)
     created = {image.name: image.created for image in images if image.current}
     by_name = {environment.name: environment for environment in call.context.environments.list()}
@@ -215,7 +215,7 @@ async def has_tag(call: E2bCall) -> Response:
 
 
 async def _tags(call: E2bCall) -> list[tuple[str, str, float]]:
-    """Tags, their builds, and since when."""
+    """Returns the tags, their builds, and since when they point to them."""
     name = call.params["template"]
     built = await find_built(call.rules.builds, call.tenant, name) if call.rules.builds else None
     if built is not None:

@@ -11,7 +11,7 @@ from warren.model.api import E2B_OPERATIONS, E2B_UNSUPPORTED
 
 
 async def refuse(call: E2bCall) -> Response:
-    """The row of the table says why."""
+    """Answers with the summary of the operation's row, which says what is missing."""
     if "sandbox_id" in call.params:
         await running_session(call)
     assert call.request.operation is not None

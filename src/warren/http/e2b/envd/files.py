@@ -48,7 +48,7 @@ async def _get_file(call: E2bCall) -> Response:
 
 
 async def _read_file(call: E2bCall) -> AsyncGenerator[dict[str, str] | bytes, None]:
-    """The headers of the answer, then the file. The sandbox is in use for as long as that takes."""
+    """Yields the headers of the answer, then the file. The sandbox is in use for as long as that takes."""
     async with call.sandbox() as (session, sandbox):
         rights = await rights_of(call, session, sandbox, call.parameter("username"))
         path = rights.path(call.parameter("path"))
@@ -75,7 +75,7 @@ async def _read_file(call: E2bCall) -> AsyncGenerator[dict[str, str] | bytes, No
 
 
 async def _readable(sandbox: Sandbox, path: str, rights: Rights) -> FileInfo:
-    """The file itself, also if the path is a link."""
+    """Returns the file itself, also if the path is a link."""
     info = await sandbox.stat(path, user=rights.user, details=True)
     if info.target_path:
         info = await sandbox.stat(info.target_path, user=rights.user)
@@ -87,8 +87,8 @@ async def _readable(sandbox: Sandbox, path: str, rights: Rights) -> FileInfo:
 
 
 def _asks_for_gzip(accepted: str) -> bool:
-    """Whether the client wants it. The lists that HTTP libraries send by themselves only say that they could: packing
-    costs more time than it saves on most ways to a sandbox."""
+    """Whether the client wants gzip. The lists that HTTP libraries send by themselves only say that they could take it:
+    packing costs more time than it saves on most ways to a sandbox."""
     return accepted.strip().lower() == "gzip"
 
 
@@ -163,7 +163,8 @@ def _unpacked(call: E2bCall) -> AsyncIterator[bytes]:
 
 
 async def gunzip(source: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """Unpacks as it is read, in small pieces however much comes out of one: only the sandbox's disk can run full."""
+    """Unpacks the source as it is read, in small pieces however much comes out of one: only the sandbox's disk can run
+    full."""
     unpacker, pace = zlib.decompressobj(wbits=_GZIP), Pace()
     async for packed in source:
         more = True

@@ -33,7 +33,7 @@ _LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 
 def entry_of(info: FileInfo) -> Message:
-    """What E2B tells of a file. The type and mode of a link are those of what it leads to."""
+    """Returns what E2B tells of a file. The type and mode of a link are those of what it leads to."""
     path = _text(info.path)
     entry: Message = {
         "name": posixpath.basename(path.rstrip("/")) or "/",
@@ -56,25 +56,25 @@ def entry_of(info: FileInfo) -> Message:
 
 
 def permissions(kind: FileKind, mode: int) -> str:
-    """As Go writes them: `-rw-r--r--`, `dtrwxrwxrwx`, `Lrwxrwxrwx`."""
+    """Writes them as Go does: `-rw-r--r--`, `dtrwxrwxrwx`, `Lrwxrwxrwx`."""
     signs = _SIGNS[kind] + "".join(sign for bit, sign in ((0o4000, "u"), (0o2000, "g"), (0o1000, "t")) if mode & bit)
     bits = "".join(sign if mode >> 8 - at & 1 else "-" for at, sign in enumerate("rwxrwxrwx"))
     return (signs or "-") + bits
 
 
 def _moment(seconds: float) -> str:
-    """A sandbox gives its files any time, also one that no calendar has."""
+    """Bounds the time to what a calendar has: a sandbox can give its files any time."""
     moment = datetime.fromtimestamp(min(max(seconds, _EARLIEST), _LATEST), UTC)
     return moment.isoformat().replace("+00:00", "Z")
 
 
 def _named(name: str) -> str:
-    """Clients know the sandbox user under another name."""
+    """Returns the name that clients know: the sandbox user has another one for them."""
     return DEFAULT_USER if name == USER else _text(name)
 
 
 def _text(name: str) -> str:
-    """A name that is not UTF-8 cannot be told in JSON."""
+    """Replaces bytes that are not UTF-8, which JSON cannot carry."""
     return name.encode(errors="surrogateescape").decode(errors="replace")
 
 
@@ -94,7 +94,7 @@ async def _list_dir(call: E2bCall) -> Response:
 
 
 async def _read_entries(call: E2bCall, path: str, depth: int) -> AsyncGenerator[Message, None]:
-    """The sandbox is in use for as long as the list takes."""
+    """Yields the entries. The sandbox is in use for as long as the list takes."""
     async with call.sandbox() as (session, sandbox):
         rights = await rights_of(call, session, sandbox, called_user(call))
         entries = sandbox.entries(rights.path(path), depth=depth, user=rights.user, details=True)
@@ -153,7 +153,7 @@ async def _move(call: E2bCall, message: Message) -> Message:
 
 
 async def _remove(call: E2bCall, message: Message) -> Message:
-    """What is not there is removed already."""
+    """Succeeds if there is nothing to remove."""
     async with call.sandbox() as (session, sandbox):
         rights = await rights_of(call, session, sandbox, called_user(call))
         with contextlib.suppress(FileNotFound, NotADirectory):

@@ -1,7 +1,7 @@
 """Where a client's path leads, and with whose rights. Used by all file services.
 
-E2B handles files as root, and gives what it creates to the user. So it is here where a sandbox allows root; elsewhere
-the user's own rights hold.
+E2B handles files as root, and gives what it creates to the user. This server does the same where a sandbox allows root;
+elsewhere the user's own rights hold.
 """
 
 import base64
@@ -22,14 +22,14 @@ from warren.sessions.request_context import note
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """`user` is who does it, `owner` who gets what is created ("": the same). Paths start in `home`."""
+    """`user` is who acts, `owner` who gets what is created ("": the same). Relative paths start in `home`."""
 
     user: str
     owner: str
     home: str
 
     def path(self, path: str, noted_as: str = "path") -> str:
-        """The path as it is in the sandbox: absolute, or from the home on. The audit record gets it."""
+        """Returns the path as it is in the sandbox: absolute, or from the home on. Notes it for the audit record."""
         try:
             path.encode(errors="surrogateescape")
         except UnicodeEncodeError:
@@ -64,7 +64,7 @@ def called_user(call: E2bCall) -> str:
 
 
 def text_field(message: dict[str, Any], *names: str) -> str:
-    """A text of a message, by any of its names."""
+    """Returns a text of a message, by any of its names."""
     for name in names:
         if (value := message.get(name)) is not None:
             if not isinstance(value, str):

@@ -45,7 +45,7 @@ def _listed(call: E2bCall, info: ProcessInfo) -> Message:
 
 
 def _config_in_title(title: str) -> dict[str, Any]:
-    """What the sandbox still knows of a command: the beginning of its line."""
+    """Returns what the sandbox still knows of a command: the beginning of its line."""
     for start in ("/bin/bash -l -c ", "/bin/bash -i -l"):
         if title.startswith(start):
             args = start.split()[1:]
@@ -146,7 +146,8 @@ async def _update(call: E2bCall, message: Message) -> Message:
 
 @contextlib.contextmanager
 def process_not_found(info: ProcessInfo) -> Iterator[None]:
-    """The process may end and be forgotten while a call is about to use it."""
+    """Turns ProcessNotFound into Connect's error: the process may end and be forgotten while a call is about to use
+    it."""
     try:
         yield
     except ProcessNotFound:

@@ -10,7 +10,7 @@ from warren.model.operations import TerminalSize
 
 
 def _decode(text: Any) -> Any:
-    """Base64 of either alphabet, with or without its padding."""
+    """Decodes base64 of either alphabet, with or without its padding."""
     if not isinstance(text, str):
         return text
     plain = text.rstrip("=").replace("-", "+").replace("_", "/")

@@ -1,7 +1,7 @@
 """Commands and terminals that E2B's clients start and follow.
 
-A client starts a command and reads its output from the answer. The command runs on when the client leaves; it and
-others come back by its pid. A command is forgotten when it has ended.
+A client starts a command and reads its output from the answer. The command runs on when the client leaves; this client
+and others find it again by its pid. A command is forgotten when it has ended.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ async def _start(call: E2bCall, message: Message) -> AsyncIterator[Message | byt
 async def _start_command(
     call: E2bCall, session: Session, sandbox: Sandbox, request: StartRequest, begun: list[Process]
 ) -> None:
-    """Adds the process to `begun`."""
+    """Starts the command and adds its process to `begun`, where the caller finds it even if it was cancelled."""
     usual = await usual_user(call, session)
     user = await resolve(sandbox, called_user(call) or usual)
     cwd = _absolute(request.process.cwd or "", user) if request.process.cwd or not session.image else ""
@@ -135,7 +135,7 @@ def _record(request: StartRequest) -> Record:
 
 
 def _line_of(config: Config) -> str:
-    """The line of a shell that does nothing but run it, for policies and the audit record."""
+    """Returns the line that a shell is to run, for policies and the audit record; empty for any other program."""
     if config.cmd in _SHELLS and len(config.args) > 1 and config.args[:-1] in (["-l", "-c"], ["-lc"], ["-c"]):
         return config.args[-1]
     return ""
@@ -148,7 +148,7 @@ def _absolute(path: str, user: SandboxUser) -> str:
 
 
 async def _connect(call: E2bCall, message: Message) -> AsyncIterator[Message | bytes]:
-    """Output from now on."""
+    """Yields the output from now on."""
     selector = validated(OfProcess, message).process
     async with call.sandbox(counts=False) as (_, sandbox):
         await call.sessions.uses.record(call.tenant, call.session_id)
@@ -162,7 +162,7 @@ async def _connect(call: E2bCall, message: Message) -> AsyncIterator[Message | b
 
 @contextlib.contextmanager
 def _reading(call: E2bCall, sandbox: Sandbox, process: Process) -> Iterator[None]:
-    """The command is not forgotten during the block. Its last reader sees to that it is when it has ended."""
+    """Keeps the command from being forgotten during the block. Its last reader has it forgotten when it has ended."""
     started, session_id, process_id = call.started, call.session_id, process.id
     started.begin_reading(session_id, process_id)
     try:

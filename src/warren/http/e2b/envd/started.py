@@ -1,4 +1,4 @@
-"""What clients said about the commands that they started, for lists and to find commands by their tags.
+"""Remembers what clients said about the commands that they started, to list commands and to find them by their tags.
 
 The sandbox itself knows a command by its id, its pid and the beginning of its line. A command whose record is gone,
 because the server was restarted or too many others came after it, is shown with those.
@@ -12,12 +12,13 @@ from warren.kernel.fair_share import FairShare
 
 _MOST_CHARACTERS: Final = 16 * 1024 * 1024
 _RECORD_CHARACTERS: Final = 1000  # what a record takes beside the texts of its client
-_SHARE: Final = 8  # of that a sandbox may have one part in so many
+_SHARE: Final = 8  # one sandbox may have this part of it: an eighth
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """`config` has cmd, args, envs and cwd as the client gave them. Without `stdin` nothing can be written to it."""
+    """`config` has cmd, args, envs and cwd as the client gave them. Without `stdin` nothing can be written to the
+    command."""
 
     config: dict[str, Any]
     tag: str | None = None
@@ -82,7 +83,7 @@ class StartedCommands:
         return (session_id, process_id) in self._readers
 
     def begin_awaiting(self, session_id: str, process_id: str) -> bool:
-        """False if somebody awaits the end of the command already, to forget it."""
+        """Returns False if the end of the command is awaited already, to forget it."""
         name = (session_id, process_id)
         if name in self._awaited:
             return False

@@ -24,7 +24,7 @@ class Collecting(Protocol):
 
 @dataclass
 class EnvdState:
-    """`watchers` by session id and their own."""
+    """`watchers` are kept by session id and by their own id."""
 
     watchers: dict[str, dict[str, Collecting]] = field(default_factory=dict)
     _event_bytes: FairShare = field(default_factory=lambda: FairShare(MAX_EVENT_BYTES, of_rest=1 / _SHARE))
@@ -32,15 +32,15 @@ class EnvdState:
     _with_root: BoundedDict[str, bool] = field(default_factory=lambda: BoundedDict(_MOST_SANDBOXES))
 
     def take_room(self, session_id: str, size: int) -> bool:
-        """Whether events of a sandbox may take so much more. A sandbox gets an eighth of what is left to all, so one
-        that comes later finds room too."""
+        """Whether events of a sandbox may take `size` bytes more. A sandbox gets an eighth of what is left to all, so
+        one that comes later finds room too."""
         return self._event_bytes.try_take(session_id, size)
 
     def give_back_room(self, session_id: str, size: int) -> None:
         self._event_bytes.give_back(session_id, size)
 
     def turn_of(self, session_id: str) -> asyncio.Lock:
-        """The lock of a sandbox, for what it does for one watcher at a time."""
+        """Returns the lock of a sandbox, for what it does for one watcher at a time."""
         turn = self._turns.get(session_id)
         if turn is None:
             turn = self._turns[session_id] = asyncio.Lock()

@@ -2,8 +2,8 @@
 
 A watcher that a client has created collects events until the client takes them, in a task that ends when the watcher is
 removed, or when its sandbox is gone. Before events are handed out the watch is synchronised, so that no change is
-missing that was made before the client asked. Too many events are an error for the client, once, when it has taken
-those before.
+missing that was made before the client asked. Too many events are an error for the client, once, when it has taken the
+events before.
 """
 
 import asyncio
@@ -42,7 +42,8 @@ _OVERFLOW: Final = "too much happened at once, and some of it was missed: watch 
 
 
 class Directory:
-    """What a client watches. `turn` is of its sandbox: it looks at one entry at a time, however many watch."""
+    """A directory that a client watches. `turn` is the lock of its sandbox, which looks at one entry at a time, however
+    many watch."""
 
     def __init__(self, sandbox: Sandbox, rights: Rights, message: Message, turn: asyncio.Lock) -> None:
         self._sandbox, self._user, self._turn = sandbox, rights.user, turn
@@ -113,7 +114,7 @@ class Watcher:
             self._state.watchers.pop(self._session_id, None)
 
     async def take(self) -> list[Message]:
-        """Every event of what was changed before the call."""
+        """Returns every event of what was changed before the call. Raises ConnectError once if some were lost."""
         await self._watch.sync()
         if not self._events and self._overflowed:
             self._overflowed = False
@@ -131,7 +132,7 @@ class Watcher:
         with contextlib.suppress(WarrenError):  # its sandbox is gone
             async for event in self._watch:
                 taken += 1
-                if taken % _STEP == 0:  # others watch the same directory perhaps, and all get their events at once
+                if taken % _STEP == 0:  # others may watch the same directory, and all get their events at once
                     await asyncio.sleep(0)
                 if event.change is Change.OVERFLOW:
                     self._overflowed = True
