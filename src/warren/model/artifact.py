@@ -85,7 +85,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SaveResult:
     """The result of saving: the artifacts, and the first of the `left_out_count` files that were not saved."""
 
     artifacts: Sequence[Artifact] = ()

@@ -33,7 +33,7 @@ class Unknown(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class CommandRule:
     text: str
 
     def __post_init__(self) -> None:
@@ -67,8 +67,8 @@ class Policy:
     """
 
     mode: PolicyMode = PolicyMode.OFF
-    allow: tuple[Rule, ...] = ()
-    deny: tuple[Rule, ...] = ()
+    allow: tuple[CommandRule, ...] = ()
+    deny: tuple[CommandRule, ...] = ()
     unknown: Unknown = Unknown.REFUSE
 
     def __post_init__(self) -> None:
@@ -114,12 +114,12 @@ class Policy:
         }
 
 
-def _rules(name: str, values: object) -> tuple[Rule, ...]:
+def _rules(name: str, values: object) -> tuple[CommandRule, ...]:
     if values is None:
         return ()
     if not isinstance(values, list | tuple):
         raise InvalidRequest(f"the {name} list of the policy is {values!r}", remedy="write a list of rules")
-    return tuple(Rule(value) for value in values)
+    return tuple(CommandRule(value) for value in values)
 
 
 _Kind = TypeVar("_Kind", bound=StrEnum)

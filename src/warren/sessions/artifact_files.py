@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
 from warren.interfaces.sandbox import Sandbox
-from warren.model.artifact import MOST_TOLD, Artifact, LeftOut, Saved, check_patterns, short_path
+from warren.model.artifact import MOST_TOLD, Artifact, LeftOut, SaveResult, check_patterns, short_path
 from warren.model.errors import FileNotFound, InvalidPath, InvalidRequest
 from warren.model.operations import FileInfo, FileKind, Search, SearchMatch, check_path
 from warren.model.spec import WORKSPACE
@@ -33,8 +33,8 @@ class Tally:
         if len(self.left_out) < MOST_TOLD:
             self.left_out.append(LeftOut(short_path(path), why))
 
-    def result(self) -> Saved:
-        return Saved(tuple(self.artifacts), tuple(self.left_out), self.left_out_count)
+    def result(self) -> SaveResult:
+        return SaveResult(tuple(self.artifacts), tuple(self.left_out), self.left_out_count)
 
 
 def check_paths(paths: Sequence[str]) -> None:

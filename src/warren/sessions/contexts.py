@@ -27,7 +27,7 @@ from warren.model.code import (
     CONTEXT_IDLE_S,
     MOST_CONTEXTS,
     PREFIX,
-    CodeContext,
+    ContextStatus,
     Language,
     find_language,
     is_context,
@@ -43,7 +43,7 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
-from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, ProcessInfo, Reason
+from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, ProcessStatus, Reason
 from warren.model.session import Session
 from warren.sandboxes.keepers import Hello, read_hello, remove_keeper, start_keeper
 
@@ -123,7 +123,7 @@ class Contexts:
         env: Mapping[str, str] | None = None,
         idle_s: float | None = None,
         image: str = "",
-    ) -> CodeContext:
+    ) -> ContextStatus:
         found = find_language(language)
         keeper = Keeper(
             f"{PREFIX}{found.name}_{os.urandom(4).hex()}", 0, found, cwd=cwd, env=dict(env or {}),
@@ -133,11 +133,11 @@ class Contexts:
             await self._start(sandbox, session, keeper, image)
         return await self.get(sandbox, keeper.id)
 
-    async def list(self, sandbox: Sandbox) -> list[CodeContext]:
+    async def list(self, sandbox: Sandbox) -> list[ContextStatus]:
         known = await sandbox.processes()
         return [await self._show(sandbox, info, known) for info in known if is_context(info.id)]
 
-    async def get(self, sandbox: Sandbox, context_id: str) -> CodeContext:
+    async def get(self, sandbox: Sandbox, context_id: str) -> ContextStatus:
         known = await sandbox.processes()
         return await self._show(sandbox, _find(known, context_id), known)
 
@@ -146,7 +146,7 @@ class Contexts:
             _find(await sandbox.processes(), context_id)
             await self._remove(sandbox, context_id)
 
-    async def restart(self, sandbox: Sandbox, session: Session, context_id: str, image: str = "") -> CodeContext:
+    async def restart(self, sandbox: Sandbox, session: Session, context_id: str, image: str = "") -> ContextStatus:
         """With the directory, variables and idle time that it was created with."""
         async with self._turn(sandbox):
             known = await sandbox.processes()
@@ -155,7 +155,7 @@ class Contexts:
             await self._start(sandbox, session, keeper, image)
         return await self.get(sandbox, context_id)
 
-    async def interrupt(self, sandbox: Sandbox, context_id: str) -> CodeContext:
+    async def interrupt(self, sandbox: Sandbox, context_id: str) -> ContextStatus:
         """Interrupts the cell that it runs; one that runs none is not touched."""
         info = _find(await sandbox.processes(), context_id)
         if not info.running:
@@ -184,7 +184,7 @@ class Contexts:
         with contextlib.suppress(ProcessNotFound):
             await remove_keeper(sandbox, await sandbox.process(context_id))
 
-    def _found(self, sandbox: Sandbox, info: ProcessInfo) -> Keeper:
+    def _found(self, sandbox: Sandbox, info: ProcessStatus) -> Keeper:
         """As it is remembered, or new: what it said at its start is read when somebody wants to know it."""
         keeper = self._keepers.get((sandbox.id, info.id))
         if keeper is None or keeper.pid != info.pid:
@@ -195,7 +195,7 @@ class Contexts:
                 self._remember(sandbox, keeper)
         return keeper
 
-    async def _known(self, sandbox: Sandbox, info: ProcessInfo) -> Keeper:
+    async def _known(self, sandbox: Sandbox, info: ProcessStatus) -> Keeper:
         keeper = self._found(sandbox, info)
         if keeper.hello is None:
             hello = None
@@ -210,11 +210,11 @@ class Contexts:
                     self._remember(sandbox, keeper)
         return keeper
 
-    async def _show(self, sandbox: Sandbox, info: ProcessInfo, known: Sequence[ProcessInfo]) -> CodeContext:
+    async def _show(self, sandbox: Sandbox, info: ProcessStatus, known: Sequence[ProcessStatus]) -> ContextStatus:
         keeper = await self._known(sandbox, info)
         hello = keeper.hello or Hello()
         state = "lost" if not info.running else "busy" if _is_busy(info.id, known) else "idle"
-        return CodeContext(
+        return ContextStatus(
             info.id, keeper.language.name, state, hello.cwd or keeper.cwd, hello.version, keeper.is_default,
             info.started_s_ago, None if info.running else await self.why_lost(sandbox, info.id),
         )  # fmt: skip
@@ -272,7 +272,7 @@ class Contexts:
             return "oom"
         return "exited" if ended.reason is Reason.EXITED and ended.exit_code < 128 else "killed"
 
-    async def _lost_error(self, sandbox: Sandbox, info: ProcessInfo) -> ContextLost:
+    async def _lost_error(self, sandbox: Sandbox, info: ProcessStatus) -> ContextLost:
         why = await self.why_lost(sandbox, info.id)
         how = {"oom": "it ran out of memory", "killed": "it was killed"}.get(why, "it exited, or was idle for too long")
         return ContextLost(
@@ -397,13 +397,13 @@ def check_started(result: ExecResult) -> bool:
     return result.exit_code != CELL_NO_KEEPER
 
 
-def context_of_cell(info: ProcessInfo) -> str:
+def context_of_cell(info: ProcessStatus) -> str:
     """The context that this process is a cell of; empty if it is none."""
     words = info.command.split()
     return words[4] if words[:3] == [AGENT, "cell", "--pid"] and len(words) == 5 else ""
 
 
-def context_view(context: CodeContext) -> dict[str, Any]:
+def context_view(context: ContextStatus) -> dict[str, Any]:
     shown = {
         "id": context.id,
         "language": context.language,
@@ -416,14 +416,14 @@ def context_view(context: CodeContext) -> dict[str, Any]:
     return shown | ({"lost_reason": context.lost_reason} if context.lost_reason else {})
 
 
-def _idle_of(info: ProcessInfo) -> float:
+def _idle_of(info: ProcessStatus) -> float:
     """The idle time of a context that an earlier server may have started; 0 is none."""
     words = info.command.split()
     seconds = words[words.index("--idle-s") + 1] if "--idle-s" in words[:-1] else ""
     return float(seconds) if seconds.isascii() and seconds.isdecimal() else 0.0
 
 
-def _is_busy(context_id: str, known: Sequence[ProcessInfo]) -> bool:
+def _is_busy(context_id: str, known: Sequence[ProcessStatus]) -> bool:
     return any(info.running and context_of_cell(info) == context_id for info in known)
 
 
@@ -432,7 +432,7 @@ async def _forget_cell(sandbox: Sandbox, cell_id: str) -> None:
         await sandbox.forget(cell_id)
 
 
-def _find(known: Sequence[ProcessInfo], context_id: str) -> ProcessInfo:
+def _find(known: Sequence[ProcessStatus], context_id: str) -> ProcessStatus:
     if is_context(context_id):
         for info in known:
             if info.id == context_id:

@@ -55,7 +55,7 @@ class PortRulesView(BaseModel):
     host_header: str
 
 
-class LinkView(BaseModel):
+class PreviewLinkView(BaseModel):
     url: str = Field(
         description="Opens the preview in a browser, and by the header `X-Warren-Preview-Token` with `token`"
     )
@@ -152,6 +152,6 @@ def _links(call: Call) -> PreviewLinks:
 HANDLERS = (
     Handler("list_ports", list_ports, query=PortsQuery, result=PortList),
     Handler("change_port", change_port, body=PortBody, result=PortRulesView),
-    Handler("create_link", create_link, body=LinkBody, result=LinkView),
+    Handler("create_link", create_link, body=LinkBody, result=PreviewLinkView),
     Handler("revoke_links", revoke_links, result=RevokedView),
 )

@@ -16,7 +16,7 @@ _SHARE: Final = 8  # of that a sandbox may have one part in so many
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class StartedCommand:
     """`config` has cmd, args, envs and cwd as the client gave them. Without `stdin` nothing can be written to it."""
 
     config: dict[str, Any]
@@ -31,14 +31,14 @@ class StartedCommands:
     def __init__(self, most_characters: int = _MOST_CHARACTERS) -> None:
         self._readers: Counter[tuple[str, str]] = Counter()
         self._awaited: set[tuple[str, str]] = set()
-        self._records: dict[str, dict[str, Record]] = {}  # by session id and process id
+        self._records: dict[str, dict[str, StartedCommand]] = {}  # by session id and process id
         self._sizes = FairShare(most_characters, each=most_characters // _SHARE)  # by session id, in characters
 
     def __repr__(self) -> str:
         records = sum(map(len, self._records.values()))
         return f"<StartedCommands: {records} records, {len(self._readers)} read, {len(self._awaited)} awaited>"
 
-    def add(self, session_id: str, process_id: str, record: Record) -> None:
+    def add(self, session_id: str, process_id: str, record: StartedCommand) -> None:
         """The oldest records of a sandbox make way for its newer ones; those of others only when all take too much, and
         then those of the sandbox that takes the most."""
         self.remove(session_id, process_id)
@@ -52,7 +52,7 @@ class StartedCommands:
     def _remove_oldest(self, session_id: str) -> None:
         self.remove(session_id, next(iter(self._records[session_id])))
 
-    def find(self, session_id: str, process_id: str) -> Record | None:
+    def find(self, session_id: str, process_id: str) -> StartedCommand | None:
         records = self._records.get(session_id)
         return records.get(process_id) if records is not None else None
 
