@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from busiest_turn import MOST_S, busiest_turn
+from busiest_turn import MAX_S, busiest_turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -223,7 +223,7 @@ async def test_results_from_a_stranger_hold_up_nobody() -> None:
                 await asyncio.sleep(0)
             shown = [piece async for piece in json_pieces(execution_view(execution))]
         assert len(execution.results) == count
-        assert busiest.seconds < MOST_S
+        assert busiest.seconds < MAX_S
         assert json.loads(b"".join(shown))["results"] == execution.results
 
 
@@ -233,7 +233,7 @@ async def test_a_long_text_deep_in_a_result_is_written_in_pieces() -> None:
     async with busiest_turn() as busiest:
         size = sum([len(piece) async for piece in json_pieces({"results": LongList([LongObject(deep)])})])
     assert size > 60_000_000
-    assert busiest.seconds < MOST_S
+    assert busiest.seconds < MAX_S
 
 
 def test_languages_and_ids() -> None:

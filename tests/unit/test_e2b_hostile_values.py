@@ -91,7 +91,7 @@ def test_a_sandbox_leaves_others_room_for_their_events() -> None:
 
 
 def test_a_sandbox_cannot_push_out_what_is_known_of_commands_of_others() -> None:
-    started = StartedCommands(most_characters=80_000)
+    started = StartedCommands(max_characters=80_000)
     started.add("ses_1", "first", StartedCommand({"cmd": "a"}, tag="mine"))
     for number in range(1000):
         started.add("ses_2", f"p{number}", StartedCommand({"cmd": "b"}, size=500))

@@ -20,7 +20,7 @@ from warren.sandboxes.egress.http_syntax import Malformed
 from warren.sandboxes.egress.inspector import Inspector
 from warren.sandboxes.egress.judge import Destination, DestinationRefused, Judge
 from warren.sandboxes.egress.messages import BrokenMessage, MessageReader, pack, pack_use, unpack_use
-from warren.sandboxes.egress.names import MOST_NAMES, NETWORK, NameTable
+from warren.sandboxes.egress.names import MAX_NAMES, NETWORK, NameTable
 from warren.sandboxes.egress.rate import Bucket, FairBucket
 from warren.sandboxes.egress.requests import RequestGuard, is_http
 
@@ -106,7 +106,7 @@ class TestNames:
         first = table.address_of("first.example")
         assert first in NETWORK
         assert table.address_of("first.example") == first
-        for number in range(MOST_NAMES):
+        for number in range(MAX_NAMES):
             table.address_of(f"n{number}.example")
         assert table.name_of(first) == ""
         assert table.address_of("first.example") != first
@@ -115,8 +115,8 @@ class TestNames:
         table = NameTable()
         for number in range(NETWORK.num_addresses + 10):
             table.address_of(f"n{number}.example")
-        found = [table.address_of(f"n{NETWORK.num_addresses + 9 - number}.example") for number in range(MOST_NAMES)]
-        assert len(set(found)) == MOST_NAMES
+        found = [table.address_of(f"n{NETWORK.num_addresses + 9 - number}.example") for number in range(MAX_NAMES)]
+        assert len(set(found)) == MAX_NAMES
 
 
 class TestHello:

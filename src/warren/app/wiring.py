@@ -337,7 +337,7 @@ def build_template_builds(settings: Settings, store: "SessionStore") -> "Templat
         _BUILD_IMAGE,
         _child_variables(settings),
         timeout_s=max(_TEMPLATE_BUILD_S, settings.image_build_timeout_s),
-        most_mb=settings.e2b_template_mb,
+        max_mb=settings.e2b_template_mb,
         disk_reserve_mb=settings.min_free_disk_mb or 0,
     )
 

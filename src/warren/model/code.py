@@ -22,12 +22,12 @@ RUNNERS: Final = "/.warren/runners"
 _NODE: Final = ("node", "--no-force-async-hooks-checks", f"{RUNNERS}/javascript/main.js")
 PREFIX: Final = "ctx_"
 CELL_PREFIX: Final = "cell_"
-MOST_CONTEXTS: Final = 16
+MAX_CONTEXTS: Final = 16
 CONTEXT_IDLE_S: Final = 3600.0
 
 MAX_FRAME: Final = 32 * 1024 * 1024
 MAX_VALUES: Final = 100_000  # in all results of a cell: a value takes far more memory than its JSON
-_MOST_PIECES: Final = 1000  # of stdout or stderr; later ones are joined
+_MAX_PIECES: Final = 1000  # of stdout or stderr; later ones are joined
 _JOINED: Final = 64 * 1024
 _LARGEST: Final = 1 << 53
 _HEAD: Final = 5
@@ -370,7 +370,7 @@ class CellExecution:
             self.results.append(event.values)
             return
         log, text = self.stdout if event.kind == "stdout" else self.stderr, event.values["text"]
-        if len(log) >= _MOST_PIECES and len(log[-1]) < _JOINED:
+        if len(log) >= _MAX_PIECES and len(log[-1]) < _JOINED:
             log[-1] += text
         else:
             log.append(text)

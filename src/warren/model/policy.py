@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from warren.model.errors import InvalidRequest
 
-MOST_RULES = 1000
+MAX_RULES = 1000
 LONGEST_RULE = 500
 _KEYS = ("mode", "allow", "deny", "unknown")
 _SHELL_SIGNS = frozenset("|&;<>()$`\"'\\{}\n\r\t")
@@ -73,8 +73,8 @@ class Policy:
 
     def __post_init__(self) -> None:
         for name, rules in (("allow", self.allow), ("deny", self.deny)):
-            if len(rules) > MOST_RULES:
-                raise InvalidRequest(f"the {name} list has {len(rules)} rules, at most {MOST_RULES} are taken")
+            if len(rules) > MAX_RULES:
+                raise InvalidRequest(f"the {name} list has {len(rules)} rules, at most {MAX_RULES} are taken")
         if self.mode is not PolicyMode.OFF and not self.allow and not self.deny:
             raise InvalidRequest(
                 f"the policy's mode is {self.mode}, but it has no rules",

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
 from warren.interfaces.sandbox import Sandbox
-from warren.model.artifact import MOST_TOLD, Artifact, LeftOut, SaveResult, check_patterns, short_path
+from warren.model.artifact import MAX_TOLD, Artifact, LeftOut, SaveResult, check_patterns, short_path
 from warren.model.errors import FileNotFound, InvalidPath, InvalidRequest
 from warren.model.operations import FileInfo, FileKind, Search, SearchMatch, check_path
 from warren.model.spec import WORKSPACE
@@ -30,7 +30,7 @@ class Tally:
 
     def leave_out(self, path: str, why: str) -> None:
         self.left_out_count += 1
-        if len(self.left_out) < MOST_TOLD:
+        if len(self.left_out) < MAX_TOLD:
             self.left_out.append(LeftOut(short_path(path), why))
 
     def result(self) -> SaveResult:

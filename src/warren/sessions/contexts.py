@@ -25,7 +25,7 @@ from warren.model.code import (
     CELL_NO_KEEPER,
     CELL_PREFIX,
     CONTEXT_IDLE_S,
-    MOST_CONTEXTS,
+    MAX_CONTEXTS,
     PREFIX,
     ContextStatus,
     Language,
@@ -90,19 +90,19 @@ class Keeper:
 class Contexts:
     """`most` are the contexts that a session may have at once; one that runs no cell for `idle_s` ends.
 
-    `most_bytes` of variables are remembered, the oldest contexts make room. `turn_s` is how long somebody waits while
+    `max_bytes` of variables are remembered, the oldest contexts make room. `turn_s` is how long somebody waits while
     others start and end contexts of the same sandbox.
     """
 
     def __init__(
         self,
-        most: int = MOST_CONTEXTS,
+        most: int = MAX_CONTEXTS,
         idle_s: float = CONTEXT_IDLE_S,
         *,
-        most_bytes: int = 64 * 1024 * 1024,
+        max_bytes: int = 64 * 1024 * 1024,
         turn_s: float = 60.0,
     ) -> None:
-        self._most, self._idle_s, self._most_bytes, self._turn_s = most, idle_s, most_bytes, turn_s
+        self._most, self._idle_s, self._max_bytes, self._turn_s = most, idle_s, max_bytes, turn_s
         self._keepers: dict[tuple[str, str], Keeper] = {}
         self._remembered_bytes = 0
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -223,7 +223,7 @@ class Contexts:
         self.forget(sandbox, keeper.id)
         self._keepers[sandbox.id, keeper.id] = keeper
         self._remembered_bytes += keeper.size
-        while len(self._keepers) > _REMEMBERED or self._remembered_bytes > self._most_bytes:
+        while len(self._keepers) > _REMEMBERED or self._remembered_bytes > self._max_bytes:
             self._forget(next(iter(self._keepers)))
 
     def forget(self, sandbox: Sandbox, context_id: str) -> None:

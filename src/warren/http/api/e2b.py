@@ -45,7 +45,7 @@ from warren.sessions.schemas import (
 )
 
 _DEPTH: Final = 10
-_MOST_FILES: Final = 200_000
+_MAX_FILES: Final = 200_000
 _LONGEST_ANSWER: Final = 1024 * 1024  # that is kept for an Idempotency-Key
 _BASH_STATUS: Final = "ExitCode"  # the error of bash code that ends with a status other than 0
 _STATUS: Final = re.compile("[0-9]{1,3}")
@@ -262,9 +262,9 @@ async def _seen_files(sandbox: Sandbox) -> set[int]:
     seen: set[int] = set()
     async for info in sandbox.entries(WORKSPACE, depth=_DEPTH):
         seen.add(_fingerprint(info))
-        if len(seen) > _MOST_FILES:
+        if len(seen) > _MAX_FILES:
             raise LimitReached(
-                f"the workspace has more than {_MOST_FILES:,} files",
+                f"the workspace has more than {_MAX_FILES:,} files",
                 remedy="use /execute, which does not look for new ones",
             )
     return seen

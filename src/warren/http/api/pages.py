@@ -30,7 +30,7 @@ from warren.sessions.schemas import Body, timestamp
 
 COOKIE: Final = "__Host-warren"
 PAGE_HEADER: Final = "x-warren-page"
-MOST_ORIGINS: Final = 16
+MAX_ORIGINS: Final = 16
 _ATTRIBUTES: Final = "Path=/; Secure; HttpOnly; SameSite=Strict"
 
 router = new_router(tags=["pages"])
@@ -74,7 +74,7 @@ class TicketBody(Body):
     expires_in_s: float = Field(3600, ge=1, le=LONGEST_S, description="How long what it opens stays open")
     origins: list[str] = Field(
         default_factory=list,
-        max_length=MOST_ORIGINS,
+        max_length=MAX_ORIGINS,
         description="The sites that may show the terminal in a frame, beside the operator's `embed_origins`",
         examples=[["https://app.example.com"]],
     )

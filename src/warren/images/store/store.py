@@ -179,7 +179,7 @@ class ImageStore:
         """Removes the layers of builds that were unused for a month; with `everything`, all that no build uses now."""
         cache = LayerCache(self._images)
         with self.temporary() as temporary, explain_errors("removing layers", temporary):
-            return cache.trim(temporary, most_bytes=1 << 62, unused_s=-1.0 if everything else UNUSED_S)
+            return cache.trim(temporary, max_bytes=1 << 62, unused_s=-1.0 if everything else UNUSED_S)
 
     def make(
         self,

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from warren.model.network import EgressBound
 from warren.sandboxes.egress.rate import FairBucket
 
-_MOST_KEPT: Final = 1000
+_MAX_KEPT: Final = 1000
 _BYTES_S: Final = 125_000  # bytes per second in one megabit per second
 
 
@@ -69,7 +69,7 @@ class Groups:
         for group in before:
             if group.bound.owner not in names:
                 group.remove(member)
-        if len(self._groups) > _MOST_KEPT:
+        if len(self._groups) > _MAX_KEPT:
             self._groups = {name: group for name, group in self._groups.items() if group.members}
         joined: list[Group] = []
         for bound in bounds:

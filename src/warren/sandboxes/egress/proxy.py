@@ -45,7 +45,7 @@ CONNECT_S: Final = 10.0
 DNS_PORT: Final = 53
 _LOOPBACK: Final = IPv4Network("127.0.0.0/8")
 _AT_ONCE: Final = 16
-_MOST_ADDRESSES: Final = 4
+_MAX_ADDRESSES: Final = 4
 # Per sandbox, a second and at once, so that no sandbox takes all of this process's time.
 _CONNECTS: Final = (200.0, 400.0)
 _QUERIES: Final = (500.0, 1000.0)
@@ -364,7 +364,7 @@ class SandboxEgress:
             await self._shared.resolver.resolve(to.name) if to.address is None else [to.address]
         )
         failure: Exception = OSError("no address")
-        for address in addresses[:_MOST_ADDRESSES]:
+        for address in addresses[:_MAX_ADDRESSES]:
             found = replace(to, address=address)
             try:
                 # Every resolved address is checked, and dialled as checked: a name must not lead past the rules (DNS
@@ -439,14 +439,14 @@ class SandboxEgress:
 class Shared:
     """What all sandboxes share: the operator's limits, resolved names, and the process's descriptors."""
 
-    def __init__(self, policy: EgressPolicy, most_connections: int) -> None:
+    def __init__(self, policy: EgressPolicy, max_connections: int) -> None:
         self.policy = policy
         self.judge = Judge(policy)
         self.resolver = Resolver()
         self.groups = Groups()
         self.upstream = upstream_context(policy.authorities)  # slow to make, so it is made before sandboxes wait for it
         self.connections = 0
-        self._most = most_connections
+        self._most = max_connections
 
     def has_room(self) -> bool:
         return self.connections < self._most

@@ -39,7 +39,7 @@ from warren.sdk.protocol import (
     unreachable,
 )
 
-_MOST_IDLE = 32
+_MAX_IDLE = 32
 _CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 
 
@@ -182,7 +182,7 @@ class Transport:
 
     def _keep(self, connection: http.client.HTTPConnection) -> None:
         with self._lock:
-            if len(self._idle) < _MOST_IDLE:
+            if len(self._idle) < _MAX_IDLE:
                 self._idle.append((time.monotonic(), connection))
                 return
         connection.close()

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from warren.kernel.fair_share import FairShare
 
-_MOST_CHARACTERS: Final = 16 * 1024 * 1024
+_MAX_CHARACTERS: Final = 16 * 1024 * 1024
 _RECORD_CHARACTERS: Final = 1000  # what a record takes beside the texts of its client
 _SHARE: Final = 8  # of that a sandbox may have one part in so many
 
@@ -28,11 +28,11 @@ class StartedCommand:
 class StartedCommands:
     """The records, and who reads the output of which command: one that is read must not be forgotten."""
 
-    def __init__(self, most_characters: int = _MOST_CHARACTERS) -> None:
+    def __init__(self, max_characters: int = _MAX_CHARACTERS) -> None:
         self._readers: Counter[tuple[str, str]] = Counter()
         self._awaited: set[tuple[str, str]] = set()
         self._records: dict[str, dict[str, StartedCommand]] = {}  # by session id and process id
-        self._sizes = FairShare(most_characters, each=most_characters // _SHARE)  # by session id, in characters
+        self._sizes = FairShare(max_characters, each=max_characters // _SHARE)  # by session id, in characters
 
     def __repr__(self) -> str:
         records = sum(map(len, self._records.values()))
