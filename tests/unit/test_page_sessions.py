@@ -52,13 +52,14 @@ class World:
         self.records = AwayRecords()
         self.keys = Keys(self.records, clock)
         self.tokens = tokens
-        tokens.revocations = self.revocations = Revocations(self.records, clock)
+        self.revocations = Revocations(self.records, clock)
         self.identity = self.new_identity()
         self.pages = PageSessions(self.records, clock, self.identity)
         self.tickets = Tickets(self.records, clock, self.identity)
 
     def new_identity(self, admin_key: str = "operator", secret: bytes = b"installation") -> CredentialIdentity:
-        return CredentialIdentity(self.keys, Tenants(self.records, self.clock), self.tokens, admin_key, secret)
+        tenants = Tenants(self.records, self.clock)
+        return CredentialIdentity(self.keys, tenants, self.tokens, admin_key, secret, self.revocations)
 
     async def key(self) -> tuple[str, Binding]:
         key, text = await self.keys.create("x", "acme")

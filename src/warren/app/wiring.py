@@ -488,9 +488,7 @@ def build_lifecycle(
         secrets=tenancy.secrets,
         artifacts=artifacts,
     )
-    lifecycle = Lifecycle(basis, options)
-    tenancy.secrets.when_changed(lifecycle.secret_renewal.secret_changed)
-    return lifecycle
+    return Lifecycle(basis, options)
 
 
 def build_egress(settings: Settings) -> "EgressRules":
@@ -567,9 +565,10 @@ def build_identity(settings: Settings, tenancy: "Tenancy", tokens: "Tokens | Non
 
     if not settings.auth:
         return AnonymousIdentity(tenancy.tenants)
-    if tokens is not None:
-        tokens.revocations = tenancy.revocations
-    return CredentialIdentity(tenancy.keys, tenancy.tenants, tokens, settings.api_key, _installation_keys(settings)[0])
+    secret = _installation_keys(settings)[0]
+    return CredentialIdentity(
+        tenancy.keys, tenancy.tenants, tokens, settings.api_key, secret, revocations=tenancy.revocations
+    )
 
 
 async def build_tokens(settings: Settings) -> "Tokens | None":

@@ -199,11 +199,12 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         with oci_launch.listening(directory) as listener, config as stdin, parent_in_use():
             self._limits.limit_all()
             self._fault("launch")
+            gpu_tree = None
             if record.spec.gpus:
                 in_use = partial(self.records.others_have_gpus, sandbox_id)
-                self._launcher.gpu_tree = await self.gpus.tree(self._state, in_use)
+                gpu_tree = await self.gpus.tree(self._state, in_use)
             pass_fds = {listener.fileno(): oci_bundle.LISTEN_FD, **disk}
-            outcome = await self._launcher.launch(record, rootfs, pass_fds, stdin)
+            outcome = await self._launcher.launch(record, rootfs, pass_fds, stdin, gpu_tree=gpu_tree)
         self._fault("launched")
         if outcome.code != 0:
             raise ProviderUnavailable(
