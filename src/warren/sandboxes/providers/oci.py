@@ -18,7 +18,7 @@ import secrets
 import time
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final, Unpack
+from typing import Final, Unpack
 
 from warren.interfaces.images import Images, RootFs
 from warren.kernel.shielding import run_shielded
@@ -57,7 +57,6 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
     promised = isolation.PROMISED
     can = frozenset({Capability.USER_NAMESPACE, Capability.TERMINALS, Capability.PORTS})
     mounts_gpu_libraries = True
-    launcher_class: ClassVar[type[OciLauncher]] = OciLauncher
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         self._folder = MemoryFolder(self._home)
         self._runtimes = Runtimes(self._state, self._probe, runtime, {direct.NAME: self._programs.launcher})
         self._runtime: Runtime | None = None
-        self._launcher = self.launcher_class(
+        self._launcher = OciLauncher(
             self._programs,
             self._runtimes,
             self._hierarchies,
