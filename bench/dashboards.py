@@ -21,7 +21,7 @@ from warren.measure.http_client import Client, connect, message
 
 FIGURES_S = 10.0
 RELOAD_S = 5.0
-MOST_PERCENT = 5.0
+MAX_PERCENT = 5.0
 
 
 class Dashboard:
@@ -96,7 +96,7 @@ async def measure(server: Server, count: int, sessions: int, seconds: float, tab
         percent = await used_percent(server, seconds, who)
         more = percent - alone[name]
         what = f"{count} dashboards, {sessions} sessions, {name}: beyond {alone[name]:.1f} % without"
-        table.add(what, f"{more:.1f} % of a core", f"<= {MOST_PERCENT:.0f} %", more <= MOST_PERCENT)
+        table.add(what, f"{more:.1f} % of a core", f"<= {MAX_PERCENT:.0f} %", more <= MAX_PERCENT)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

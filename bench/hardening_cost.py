@@ -19,7 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "build" / "test-state" / "images"
-MOST = 1.05
+MAX_COST = 1.05
 HIGHER_IS_BETTER = frozenset({"stdout, MiB/s"})
 
 
@@ -64,7 +64,7 @@ def print_table(this: Side, that: Side) -> None:
         here, there = statistics.median(values), statistics.median(that.figures[name])
         ratio = here / there
         cost = 1 / ratio if name in HIGHER_IS_BETTER else ratio
-        print(f"{name:36} {here:9.2f} {there:9.2f}   x{ratio:.2f}{'' if cost <= MOST else '   above 5 %'}")
+        print(f"{name:36} {here:9.2f} {there:9.2f}   x{ratio:.2f}{'' if cost <= MAX_COST else '   above 5 %'}")
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ IMAGES = ROOT / "build" / "test-state" / "images"
 _OF_PROCESS = 2  # the clock id of a process: its pid and this, as clock_getcpuclockid(3) computes it
 
 
-class Server(measured.Server):
+class Server(measured.MeasuredServer):
     """A running server, with its memory, processor time and sandboxes."""
 
     def memory_mb(self, name: str = "VmRSS") -> float:

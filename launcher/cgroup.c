@@ -14,7 +14,7 @@
 #define ALLOW_MULTI 2
 #define BLOCK_DEVICE 1
 #define CHARACTER_DEVICE 2
-#define MOST_INSTRUCTIONS (8 * MANY + 16)
+#define MAX_INSTRUCTIONS (8 * MANY + 16)
 
 struct instruction {
     uint8_t code, registers;
@@ -135,7 +135,7 @@ static int compile_rules(const struct options *o, struct instruction *program) {
     return count;
 }
 
-static struct instruction rules[MOST_INSTRUCTIONS];
+static struct instruction rules[MAX_INSTRUCTIONS];
 
 void check_devices(const struct options *o) {
     if (o->allowed.count && !o->into) usage("--allow-device needs --into");

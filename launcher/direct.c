@@ -27,8 +27,8 @@
 
 #define SYS_clone3_ 435
 #define CLONE_INTO_CGROUP_ 0x200000000ULL
-#define MOST_PLAN (256 * 1024)
-#define MOST_WORDS 2048
+#define MAX_PLAN (256 * 1024)
+#define MAX_WORDS 2048
 #define HOST_NAME 64
 
 struct clone_arguments {
@@ -40,17 +40,17 @@ struct pipes { int ready[2], go[2], pids[2], attached[2], channel[2]; };
 /* ---- what comes from the worker ---- */
 
 static char **read_plan(void) {
-    static char text[MOST_PLAN], *words[MOST_WORDS + 1];
+    static char text[MAX_PLAN], *words[MAX_WORDS + 1];
     size_t size = 0, at;
     ssize_t more;
     int count = 0;
 
     while ((more = read(0, text + size, sizeof text - size)) > 0) size += more;
     if (more < 0) fail("reading the options from stdin");
-    if (size == sizeof text) usage("the options on stdin are longer than %d bytes", MOST_PLAN - 1);
+    if (size == sizeof text) usage("the options on stdin are longer than %d bytes", MAX_PLAN - 1);
     if (size && text[size - 1]) usage("the options on stdin do not end with a NUL");
     for (at = 0; at < size; at += strlen(text + at) + 1) {
-        if (count == MOST_WORDS) usage("more than %d words on stdin", MOST_WORDS);
+        if (count == MAX_WORDS) usage("more than %d words on stdin", MAX_WORDS);
         words[count++] = text + at;
     }
     words[count] = NULL;

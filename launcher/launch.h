@@ -65,10 +65,10 @@ struct options {
 };
 
 #define LAST_CAPABILITY 63
-#define MOST_FILTER (4096 * 8) /* the longest filter that the kernel accepts */
+#define MAX_FILTER (4096 * 8) /* the longest filter that the kernel accepts */
 
 struct filter {
-    uint8_t code[MOST_FILTER + 8];
+    uint8_t code[MAX_FILTER + 8];
     size_t size;
 };
 

@@ -22,7 +22,7 @@ from service_server import Server, serving  # noqa: E402
 
 CHROMIUM = "/usr/bin/chromium"
 SIZE = {"width": 1280, "height": 720}
-MOST_BYTES = 150_000
+MAX_BYTES = 150_000
 _BUSY = """exec python3 -c '
 import time
 held = bytearray({mb} << 20)
@@ -85,7 +85,7 @@ async def picture(page: Page, name: str) -> None:
     await page.screenshot(path=path)
     size = path.stat().st_size
     sys.stdout.write(f"{path.relative_to(ROOT)}: {size / 1000:.0f} KB\n")
-    assert size < MOST_BYTES, f"{path} is too large for the repository"
+    assert size < MAX_BYTES, f"{path} is too large for the repository"
 
 
 async def take_pictures(server: Server, minutes: float) -> None:

@@ -6,7 +6,6 @@ nothing is written, and the exit code is 1 if the file is not up to date.
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,8 +35,7 @@ def main() -> int:
 def generate(document: Schema) -> str:
     schemas: dict[str, Schema] = document["components"]["schemas"]
     used = find_used(document["paths"], schemas)
-    names = short_names(used)
-    parts = [declare(names[key], schemas[key], names) for key in sorted(used, key=lambda key: names[key])]
+    parts = [declare(key, schemas[key]) for key in sorted(used)]
     return NOTE + "".join(f"\n{part}" for part in parts)
 
 
@@ -75,55 +73,39 @@ def key_of(reference: str) -> str:
     return reference.removeprefix("#/components/schemas/")
 
 
-def short_names(keys: set[str]) -> dict[str, str]:
-    """Drops the module that FastAPI puts before a name that two schemas share, or keeps its last part if both are used.
-
-    `warren__sessions__operations__ports__LinkView` becomes `LinkView` or, beside another one, `PortsLinkView`.
-    """
-    counts = Counter(key.rpartition("__")[2] for key in keys)
-
-    def shorten(key: str) -> str:
-        *modules, name = key.split("__")
-        return name if counts[name] == 1 else modules[-1].title().replace("_", "") + name
-
-    return {key: shorten(key) for key in keys}
-
-
-def declare(name: str, schema: Schema, names: dict[str, str]) -> str:
+def declare(name: str, schema: Schema) -> str:
     if "properties" not in schema:
-        return f"export type {name} = {type_of(schema, names)};\n"
-    lines = fields(schema, names)
+        return f"export type {name} = {type_of(schema)};\n"
+    lines = fields(schema)
     if schema.get("additionalProperties") is True:
         lines.append("[name: string]: unknown")
     body = "".join(f"    {line};\n" for line in lines)
     return f"export interface {name} {{\n{body}}}\n"
 
 
-def fields(schema: Schema, names: dict[str, str]) -> list[str]:
+def fields(schema: Schema) -> list[str]:
     required = schema.get("required", ())
-    return [
-        f"{key}{'' if key in required else '?'}: {type_of(value, names)}" for key, value in schema["properties"].items()
-    ]
+    return [f"{key}{'' if key in required else '?'}: {type_of(value)}" for key, value in schema["properties"].items()]
 
 
-def type_of(schema: Schema, names: dict[str, str]) -> str:
+def type_of(schema: Schema) -> str:
     if "$ref" in schema:
-        return names[key_of(schema["$ref"])]
+        return key_of(schema["$ref"])
     if "anyOf" in schema:
-        return " | ".join(type_of(option, names) for option in schema["anyOf"])
+        return " | ".join(type_of(option) for option in schema["anyOf"])
     if "const" in schema:
         return json.dumps(schema["const"])
     if "enum" in schema:
         return " | ".join(json.dumps(value) for value in schema["enum"])
     match schema.get("type"):
         case "array":
-            item = type_of(schema.get("items", {}), names)
+            item = type_of(schema.get("items", {}))
             return f"({item})[]" if " | " in item else f"{item}[]"
         case "object" if "properties" in schema:
-            return f"{{ {'; '.join(fields(schema, names))} }}"
+            return f"{{ {'; '.join(fields(schema))} }}"
         case "object":
             values = schema.get("additionalProperties")
-            return f"Record<string, {type_of(values, names) if isinstance(values, dict) else 'unknown'}>"
+            return f"Record<string, {type_of(values) if isinstance(values, dict) else 'unknown'}>"
         case kind:
             return PRIMITIVES.get(str(kind), "unknown")
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-MOST_S = 0.05
+MAX_S = 0.05
 
 
 @dataclass

@@ -23,8 +23,8 @@ from typing import Final
 import this_run
 from leftovers import SandboxIds, wait_for_leftovers
 
-MOST_FLAKY: Final = 3
-_MOST_REPEATED: Final = 20  # with more failures something is really broken, and repeating them would take long
+MAX_FLAKY: Final = 3
+_MAX_REPEATED: Final = 20  # with more failures something is really broken, and repeating them would take long
 _SLOWEST: Final = 30
 _PROCESSES: Final = 4
 _FINISHED: Final = {0, 1, 5}  # exit codes of pytest: all passed, some failed, none were selected
@@ -127,7 +127,7 @@ class Summary:
     @property
     def is_green(self) -> bool:
         has_tests = any(result.is_test for result in self.results.values())
-        is_stable = not self.failed and len(self.flaky) <= MOST_FLAKY
+        is_stable = not self.failed and len(self.flaky) <= MAX_FLAKY
         return self.is_complete and has_tests and is_stable and not self.left
 
     def lines(self, duration_s: float) -> Iterable[str]:
@@ -137,8 +137,8 @@ class Summary:
             yield f"FLAKY {test}"
             yield f"---- {test}: it failed\n{self.results[test].log or '(no output)'}"
             yield f"---- {test}: it passed alone\n{self.repeated[test].log or '(no output)'}"
-        if len(self.flaky) > MOST_FLAKY:
-            yield f"{len(self.flaky)} tests are flaky; more than {MOST_FLAKY} are too many"
+        if len(self.flaky) > MAX_FLAKY:
+            yield f"{len(self.flaky)} tests are flaky; more than {MAX_FLAKY} are too many"
         yield from (f"FAILED {result.test}" for result in self.failed)
         yield from (f"LEFT BEHIND {line}" for line in self.left)
         if not self.is_complete:
@@ -171,7 +171,7 @@ def run(everything: bool, processes: int, arguments: Sequence[str]) -> Summary:
     part = run_pytest([f"--processes={processes}", *selected, *arguments])
     summary = Summary(part.results, part.is_complete)
     failed = [result.test for result in summary.failed if result.is_test]
-    if everything and summary.is_complete and 0 < len(failed) <= _MOST_REPEATED:
+    if everything and summary.is_complete and 0 < len(failed) <= _MAX_REPEATED:
         repeated = repeat(failed)
         summary.repeated = repeated.results if repeated.is_complete else {}
     return summary

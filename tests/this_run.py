@@ -19,7 +19,7 @@ EVERYTHING: Final = "TEST_EVERYTHING"
 SLOWNESS: Final = "TEST_SLOWNESS"
 """The environment variable that says how many times slower this machine is than one that all time-outs suit."""
 _WORK_S: Final = 0.1  # what `_work` takes on an ordinary machine
-_MOST_SLOWNESS: Final = 6.0  # a test that takes even longer is stuck
+_MAX_SLOWNESS: Final = 6.0  # a test that takes even longer is stuck
 _FILES_OF_PYTEST: Final = "p"  # one letter, because sockets live below it and their paths must be short
 
 
@@ -37,7 +37,7 @@ def join() -> bool:
 def _measured_slowness() -> float:
     """Returns how slow this machine is, from 1 on: the best of several measurements, because other programs come and
     go."""
-    return min(max(1.0, min(_work() for _ in range(5)) / _WORK_S), _MOST_SLOWNESS)
+    return min(max(1.0, min(_work() for _ in range(5)) / _WORK_S), _MAX_SLOWNESS)
 
 
 def _work() -> float:

@@ -19,7 +19,7 @@ from contract.provider_contract import ProviderHooks
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.command_output import STDERR
-from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, ProcessInfo, Reason
+from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, ProcessStatus, Reason
 from warren.model.spec import AGENT_PROGRAM, RUNNERS
 
 ID = "ctx_test"
@@ -128,7 +128,7 @@ class Context:
         self.pid = (await self.info()).pid
         return self
 
-    async def info(self, process_id: str = ID) -> ProcessInfo:
+    async def info(self, process_id: str = ID) -> ProcessStatus:
         return next(each for each in await self.sandbox.processes() if each.id == process_id)
 
     async def run(

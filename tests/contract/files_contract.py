@@ -32,7 +32,7 @@ from warren.model.operations import (
     Search,
     SearchLimit,
     SearchMatch,
-    SearchSummary,
+    SearchTotals,
 )
 
 STRANGE_NAMES = [
@@ -50,11 +50,11 @@ async def packed(sandbox: Sandbox, path: str) -> tarfile.TarFile:
     return tarfile.open(fileobj=io.BytesIO(b"".join([part async for part in sandbox.pack(path)])))
 
 
-async def found(sandbox: Sandbox, query: Search) -> tuple[list[SearchMatch], SearchSummary]:
+async def found(sandbox: Sandbox, query: Search) -> tuple[list[SearchMatch], SearchTotals]:
     """The matches of a search, and its summary, which must be the last item and the only one of its kind."""
     items = [item async for item in sandbox.search(query)]
     summary = items.pop()
-    assert isinstance(summary, SearchSummary)
+    assert isinstance(summary, SearchTotals)
     matches = [item for item in items if isinstance(item, SearchMatch)]
     assert len(matches) == len(items) == summary.matches
     return matches, summary
@@ -651,7 +651,7 @@ class FilesContract(ProviderHooks):
             await sandbox.write(path, b"x")
         matches, summary = await found(sandbox, Search(glob=glob))
         assert {match.path for match in matches} == {f"/workspace/{path}" for path in expected}
-        assert summary == SearchSummary(len(expected))
+        assert summary == SearchTotals(len(expected))
         assert not summary.truncated
 
     async def test_names_tell_what_they_belong_to(self, sandbox: Sandbox) -> None:
@@ -674,7 +674,7 @@ class FilesContract(ProviderHooks):
             SearchMatch("/workspace/b.txt", FileKind.FILE, 3, 3, "  two three"),
             SearchMatch("/workspace/b.txt", FileKind.FILE, 4, 6, "last two"),
         ]
-        assert summary == SearchSummary(3, files_searched=3)
+        assert summary == SearchTotals(3, files_searched=3)
 
     @pytest.mark.parametrize(
         ("pattern", "lines"),
@@ -723,7 +723,7 @@ class FilesContract(ProviderHooks):
         await sandbox.exec(Command(shell="ln -s / all; ln -s . self; ln -s real/file alias"))
         matches, summary = await found(sandbox, Search(pattern="needle"))
         assert [match.path for match in matches] == ["/workspace/real/file"]
-        assert summary == SearchSummary(1, files_searched=1)
+        assert summary == SearchTotals(1, files_searched=1)
 
     async def test_what_was_not_searched_is_counted(self, sandbox: Sandbox) -> None:
         await sandbox.write("binary", b"needle\n\0")
@@ -734,7 +734,7 @@ class FilesContract(ProviderHooks):
         await sandbox.write("empty", b"")
         matches, summary = await found(sandbox, Search(pattern="needle", max_file_bytes=1000))
         assert [match.path for match in matches] == ["/workspace/text"]
-        assert summary == SearchSummary(1, files_searched=2, binary=1, too_large=1, unreadable=2)
+        assert summary == SearchTotals(1, files_searched=2, binary=1, too_large=1, unreadable=2)
 
     async def test_a_search_that_was_cut_says_so(self, sandbox: Sandbox) -> None:
         await sandbox.write("three", b"1\n2\n3\n")
@@ -756,7 +756,7 @@ class FilesContract(ProviderHooks):
         await sandbox.write("endless", line + b"\nfirst last\n" + line)
         matches, summary = await found(sandbox, Search(pattern="first"))
         assert [match.line for match in matches] == [1, 2, 3]
-        assert summary == SearchSummary(3, files_searched=1, long_lines=2)
+        assert summary == SearchTotals(3, files_searched=1, long_lines=2)
         matches, _ = await found(sandbox, Search(pattern="last"))
         assert [match.line for match in matches] == [2]
 

@@ -21,7 +21,7 @@ from warren.model.errors import (
     SandboxLost,
     UnknownUser,
 )
-from warren.model.operations import Command, ExecResult, Reason, Stream, TerminalSize
+from warren.model.operations import Command, ExecResult, OutputStream, Reason, TerminalSize
 
 
 async def sh(sandbox: Sandbox, text: str) -> ExecResult:
@@ -318,7 +318,10 @@ class SandboxContract(SandboxHooks):
         assert await all_of(process, 14) == b"def\n"
         assert await all_of(process, 18) == b""
         chunks = [chunk async for chunk in process.output(9)]
-        assert [(chunk.stream, chunk.offset) for chunk in chunks] == [(Stream.STDOUT, 9), (Stream.STDERR, 11)]
+        assert [(chunk.stream, chunk.offset) for chunk in chunks] == [
+            (OutputStream.STDOUT, 9),
+            (OutputStream.STDERR, 11),
+        ]
 
     async def test_several_readers_see_the_same(self, sandbox: Sandbox) -> None:
         process = await sandbox.start(Command(shell="cat; echo end"))
@@ -501,7 +504,7 @@ class SandboxContract(SandboxHooks):
         process = await sandbox.start(Command(shell="echo on a terminal", terminal=TerminalSize(30, 100)))
         result = await process.wait()
         assert "on a terminal" in result.output
-        assert {chunk.stream async for chunk in process.output()} == {Stream.TERMINAL}
+        assert {chunk.stream async for chunk in process.output()} == {OutputStream.TERMINAL}
         other = await sandbox.start(Command(shell="sleep 60", terminal=TerminalSize()))
         await other.resize(TerminalSize(50, 200))
         await other.kill(0)

@@ -12,7 +12,7 @@ from contract.provider_kinds import BIN
 
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.errors import LimitReached
-from warren.model.operations import Command, Search, SearchLimit, SearchMatch, SearchSummary
+from warren.model.operations import Command, Search, SearchLimit, SearchMatch, SearchTotals
 from warren.model.spec import SandboxSpec
 
 pytestmark = pytest.mark.anyio
@@ -115,9 +115,9 @@ async def test_an_expression_that_explodes_ends_its_search_alone(box: Sandbox, p
     assert summary.matches == 1
 
 
-async def search(box: Sandbox, query: Search) -> tuple[list[SearchMatch], SearchSummary]:
+async def search(box: Sandbox, query: Search) -> tuple[list[SearchMatch], SearchTotals]:
     items = [item async for item in box.search(query)]
-    assert isinstance(items[-1], SearchSummary)
+    assert isinstance(items[-1], SearchTotals)
     return [item for item in items if isinstance(item, SearchMatch)], items[-1]
 
 

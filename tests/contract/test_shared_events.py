@@ -10,7 +10,6 @@ import anyio.lowlevel
 import pytest
 from redis_server import RedisServer, running_redis
 
-from warren.governance.event_feed import EventFeed
 from warren.governance.shared_events import EVENTS_KEPT, SharedEvents
 from warren.model.events import Event, EventKind, QuotaReachedData
 from warren.stores.redis_link import connect
@@ -29,8 +28,8 @@ class Coordinator:
 
     def __init__(self, url: str) -> None:
         self._link = connect(url, timeout_s=0.5)
-        self.feed = EventFeed()
-        self.events = SharedEvents(self._link, self.feed, poll_s=0.01)
+        self.events = SharedEvents(self._link, poll_s=0.01)
+        self.feed = self.events.feed
 
     async def stream(self, tenant: str = "acme", after: str = "") -> AsyncGenerator[bytes, None]:
         stream = self.feed.stream(tenant, after=after, keepalive_s=0.05)

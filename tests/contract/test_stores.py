@@ -16,7 +16,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from busiest_turn import MOST_S, busiest_turn
+from busiest_turn import MAX_S, busiest_turn
 from contract.store_contract import DurableStoreContract, StoreContract
 from contract.store_values import S, a_key, a_session, added, swapped
 
@@ -68,7 +68,7 @@ class TestSqliteStore(StoreContract, DurableStoreContract):
             async with busiest_turn() as busiest:
                 assert not await store.list("acme", Page(frozenset(S), metadata={"none": "of them"}))
                 assert len(await store.list("acme", Page(frozenset(S), metadata={"79 0": "\U0001f407" * 4096}))) == 1
-            assert busiest.seconds < MOST_S
+            assert busiest.seconds < MAX_S
             await store.list("acme", Page(frozenset(S)))
             assert tracemalloc.get_traced_memory()[0] < 64 << 20
         finally:

@@ -14,13 +14,13 @@ from server_process import ServerProcess, running_server
 pytestmark = pytest.mark.anyio
 
 KEY = "correct-horse-battery-staple"
-MOST = 60
-SHARE = MOST * 4 // 5
+MAX_CONNECTIONS = 60
+SHARE = MAX_CONNECTIONS * 4 // 5
 
 
 @pytest.fixture(scope="module")
 def server(new_state: NewState) -> Iterator[ServerProcess]:
-    options = {"WARREN_API_KEY": KEY, "WARREN_MAX_CONNECTIONS": str(MOST)}
+    options = {"WARREN_API_KEY": KEY, "WARREN_MAX_CONNECTIONS": str(MAX_CONNECTIONS)}
     with running_server(new_state(), provider="fake", **options) as server:
         yield server
 
@@ -52,13 +52,13 @@ async def check_that_another_is_served(server: ServerProcess) -> None:
 
 
 async def test_connections_that_say_nothing_make_place(server: ServerProcess) -> None:
-    async with connections(server, MOST, b"GET /api"):
+    async with connections(server, MAX_CONNECTIONS, b"GET /api"):
         await asyncio.sleep(0.2)
         await check_that_another_is_served(server)
 
 
 async def test_connections_that_were_used_once_make_place(server: ServerProcess, greedy: str) -> None:
-    async with connections(server, MOST, request_of(greedy, "GET", "/api/sessions")) as readers:
+    async with connections(server, MAX_CONNECTIONS, request_of(greedy, "GET", "/api/sessions")) as readers:
         for reader in readers:
             assert b" 200 " in await reader.readline()
         await check_that_another_is_served(server)
@@ -68,9 +68,9 @@ async def test_a_tenant_cannot_use_all_connections_at_once(server: ServerProcess
     async with Api(server.url, {"X-API-Key": greedy}) as api, api.session() as session:
         body = json.dumps({"command": "sleep 30"}).encode()
         stream = request_of(greedy, "POST", f"/api/sessions/{session.id}/exec", body, "Accept: text/event-stream\r\n")
-        async with connections(server, MOST, stream) as readers:
+        async with connections(server, MAX_CONNECTIONS, stream) as readers:
             statuses = [(await reader.readline()).split()[1] for reader in readers]
-            assert (statuses.count(b"200"), statuses.count(b"429")) == (SHARE, MOST - SHARE)
+            assert (statuses.count(b"200"), statuses.count(b"429")) == (SHARE, MAX_CONNECTIONS - SHARE)
             refused = readers[statuses.index(b"429")]
             assert b'"rate_limited"' in await refused.readuntil(b"}")
             await check_that_another_is_served(server)

@@ -22,11 +22,11 @@ from server_process import ServerProcess
 
 pytestmark = pytest.mark.anyio
 
-MOST_HELD_MS: Final = 50.0
-MOST_MEMORY_MIB: Final = 64.0
+MAX_HELD_MS: Final = 50.0
+MAX_MEMORY_MIB: Final = 64.0
 _LARGEST_BODY: Final = 4 * MIB - 4096
 _NOISE: Final = f"head -c {40 * MIB} /dev/urandom"
-_MOST_KEPT: Final = 32 * MIB
+_MAX_KEPT: Final = 32 * MIB
 _LINKS: Final = 5000
 _PREPARE: Final = rf"""
 import os
@@ -147,7 +147,7 @@ def asked(method: str, path: str, what: str, /, **rest: Any) -> Case:
 
 
 def long_answers() -> Iterator[Case]:
-    kept = {"keep_bytes": _MOST_KEPT}
+    kept = {"keep_bytes": _MAX_KEPT}
     emoji = f"printf '\\U1f600'; head -c {40 * MIB} /dev/zero | tr '\\0' x"
     both = f"head -c {20 * MIB} /dev/urandom & head -c {20 * MIB} /dev/urandom >&2; wait"
     tiny = ["python3", "-c", _TINY]
@@ -508,7 +508,7 @@ async def too_dear(case: Case, target: Target, costs: Costs) -> str:
         await asyncio.sleep(0.01)  # for the tick after it
         held_ms, memory_mib = costs.held_ms, costs.memory_mib
         print(f"{held_ms:8.1f} ms {memory_mib:8.1f} MiB  {case}", flush=True)
-        if held_ms <= MOST_HELD_MS and memory_mib <= MOST_MEMORY_MIB:
+        if held_ms <= MAX_HELD_MS and memory_mib <= MAX_MEMORY_MIB:
             return ""
     return f"{case}: held the loop for {held_ms:.0f} ms, took {memory_mib:.0f} MiB"
 
@@ -528,5 +528,5 @@ async def prepare(api: Api, session_id: str) -> None:
         body = {"command": f"true {number} " + "\x01" * 60_000, "process_id": f"long-{number}"}
         await api.post(f"{mine}/processes", body, status=201)
     for name, command in (("noise", _NOISE), ("tiny", ["python3", "-c", _TINY]), ("reader", "cat > /dev/null")):
-        body = {"command": command, "process_id": name, "keep_bytes": _MOST_KEPT}
+        body = {"command": command, "process_id": name, "keep_bytes": _MAX_KEPT}
         await api.post(f"{mine}/processes", body, status=201)

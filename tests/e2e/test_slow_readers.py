@@ -19,7 +19,7 @@ KEY: Final = "correct-horse-battery-staple"
 _SIZE: Final = 16 * MIB
 _SESSIONS: Final = 6
 _READERS: Final = 18
-_MOST_MIB: Final = 64 + 2 * _READERS + 16  # a tenant's half of the memory, a window of output each, and some more
+_MAX_MIB: Final = 64 + 2 * _READERS + 16  # a tenant's half of the memory, a window of output each, and some more
 _COMMAND: Final = {"command": f"head -c {_SIZE} /dev/zero | tr '\\0' x", "keep_bytes": _SIZE + MIB, "timeout_s": 60}
 
 
@@ -71,10 +71,10 @@ async def test_callers_who_do_not_read_fill_no_memory_and_lose_nothing(new_state
             async with asyncio.timeout(15):
                 result = await other.exec(f"head -c {4 * MIB} /dev/zero | tr '\\0' y")
             assert (len(result["stdout"]), result["truncated"]) == (4 * MIB, False)
-            assert costs.memory_mib < _MOST_MIB
+            assert costs.memory_mib < _MAX_MIB
             await first.aclose()
             for reader in readers:
                 async with asyncio.timeout(30):
                     answer = await answer_of(reader)
                 assert (answer["exit_code"], answer["stdout"], answer["truncated"]) == (0, _SIZE, False)
-            assert costs.memory_mib < _MOST_MIB
+            assert costs.memory_mib < _MAX_MIB

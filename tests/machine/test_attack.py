@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import warm_parent
+from changed_launcher import change_launcher
 
 import warren
 from warren.images.store.store import ImageStore
@@ -132,11 +133,6 @@ class WeakProvider(OciProvider):
     """Makes sandboxes with something taken out of their configuration, and does not refuse them."""
 
     promised = frozenset[Layer]()
-    launcher_class = WeakLauncher
-
-    def weaken(self, weaken: Weaken) -> None:
-        assert isinstance(self._launcher, WeakLauncher)
-        self._launcher.weaken = weaken
 
 
 def without_seccomp(config: dict[str, Any]) -> None:
@@ -194,7 +190,7 @@ async def test_a_weakened_sandbox_is_seen_through(
     state_dir: Path, image_store: ImageStore, weaken: Weaken, probes: tuple[str, ...]
 ) -> None:
     weak = WeakProvider(state_dir, image_store, BIN, "crun")
-    weak.weaken(weaken)
+    change_launcher(weak, WeakLauncher).weaken = weaken
     findings = await attack(weak, SPEC, probes=choose(probes))
     await weak.close()
     verdicts = {finding.probe.id: finding.outcome.verdict for finding in findings}

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changed_launcher import change_launcher
 
 import warren
 from warren.images.store.store import ImageStore
@@ -92,10 +93,8 @@ async def test_the_rules_of_the_cgroup_keep_the_node_shut_for_others(machine: Ma
             at = argv.index("--memory")
             return [*argv[:at], "--device", f"{machine.places.dev / 'nvidia0'}:nvidia0", *argv[at:]]
 
-    class Careless(OciProvider):
-        launcher_class = CarelessLauncher
-
-    provider = Careless(machine.state, machine.images, BIN, "direct")
+    provider = OciProvider(machine.state, machine.images, BIN, "direct")
+    change_launcher(provider, CarelessLauncher)
     machine.opened.append(provider)
     sandbox = await provider.create(PLAIN)
     refused = await sandbox.exec(Command(argv=("python3", "-c", OPEN, "/dev/nvidia0")))
@@ -109,11 +108,9 @@ async def test_a_sandbox_with_more_than_it_was_to_have_is_not_handed_out(machine
             at = argv.index("--memory")
             return [*argv[:at], "--device", f"{machine.places.dev / 'nvidia1'}:nvidia1", *argv[at:]]
 
-    class Careless(OciProvider):
-        launcher_class = CarelessLauncher
-
     access = GpuAccess((ALL,), places=machine.places, directory=machine.leases)
-    provider = Careless(machine.state, machine.images, BIN, "direct", gpus=access)
+    provider = OciProvider(machine.state, machine.images, BIN, "direct", gpus=access)
+    change_launcher(provider, CarelessLauncher)
     machine.opened.append(provider)
     with pytest.raises(IsolationUnavailable, match="the sandbox has /dev/nvidia1"):
         await provider.create(replace(PLAIN, gpus=("0",)))

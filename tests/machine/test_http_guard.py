@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
-from busiest_turn import MOST_S, busiest_turn
+from busiest_turn import MAX_S, busiest_turn
 from fastapi import FastAPI, Request, WebSocket
 from guarded_app import guarded
 from pydantic import BaseModel
@@ -564,7 +564,7 @@ class TestTinyPieces:
                 await writer.drain()
             writer.write(b"0\r\n\r\n")
             assert (await read_answer(reader)).json == {"taken": 1_000_000}
-        assert busiest.seconds < MOST_S
+        assert busiest.seconds < MAX_S
 
     @pytest.mark.parametrize("frame", [b"\x89\x80\0\0\0\0", b"\x8a\x80\0\0\0\0", b"\x81\x80\0\0\0\0"])
     async def test_empty_frames_hold_up_nobody(self, serve: Any, frame: bytes) -> None:
@@ -576,7 +576,7 @@ class TestTinyPieces:
             writer.write(frame * 60_000 + b"\x81\x84\0\0\0\0last")
             while not (await reader.read(1 << 20)).endswith(b"last"):
                 pass
-        assert busiest.seconds < MOST_S
+        assert busiest.seconds < MAX_S
         writer.close()
 
 

@@ -10,7 +10,7 @@ from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.errors import FileExists, FileNotFound, InvalidPath, LimitReached
 from warren.model.operations import Command, TerminalSize
 from warren.model.spec import Limits, SandboxSpec
-from warren.sandboxes.host.file_locks import MOST
+from warren.sandboxes.host.file_locks import MAX_LOCKS
 from warren.sandboxes.host.kernel_queues import tcp_memory, unreclaimable
 from warren.sandboxes.providers.hardening import TERMINALS
 from warren.sandboxes.providers.oci import OciProvider
@@ -87,8 +87,8 @@ async def test_a_caller_is_told_that_all_terminals_are_open(provider: OciProvide
 
 async def test_a_process_with_too_many_locks_is_ended_and_another_goes_on(provider: OciProvider) -> None:
     honest, greedy = await provider.create(SandboxSpec()), await provider.create(SandboxSpec())
-    going_on = asyncio.ensure_future(honest.exec(Command(argv=("python3", "-c", TAKE_LOCKS.format(MOST // 2, 5)))))
-    result = await greedy.exec(Command(argv=("python3", "-c", TAKE_LOCKS.format(MOST * 2, 30))))
+    going_on = asyncio.ensure_future(honest.exec(Command(argv=("python3", "-c", TAKE_LOCKS.format(MAX_LOCKS // 2, 5)))))
+    result = await greedy.exec(Command(argv=("python3", "-c", TAKE_LOCKS.format(MAX_LOCKS * 2, 30))))
     assert (result.exit_code, "held" in result.stdout) == (137, False)
     assert (await going_on).stdout == "up\nheld\n"
 

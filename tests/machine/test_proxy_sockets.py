@@ -22,7 +22,7 @@ from websockets.frames import Close
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from warren.http.client.errors import Broken, Refused, Unreachable
+from warren.http.client.errors import Broken, Unreachable, WebSocketRefused
 from warren.http.forwarding.websockets import MAX_MESSAGE, forward_websocket, sendable
 from warren.http.server.tls import new_tls_context
 from warren.model.errors import SessionNotFound
@@ -334,12 +334,12 @@ class TestRefusals:
             await send({"type": "websocket.http.response.body", "body": b"elsewhere"})
 
         wrong, right = await world.start_worker(refuse), await world.start_worker(Worker(echo))
-        heard: list[Refused] = []
+        heard: list[WebSocketRefused] = []
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             try:
                 await forward_websocket(wrong, scope, receive, send, raise_on={421})
-            except Refused as exc:
+            except WebSocketRefused as exc:
                 heard.append(exc)
                 await forward_websocket(right, scope, receive, send, raise_on={421})
 

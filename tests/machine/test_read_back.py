@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from changed_launcher import change_launcher
 
 import warren
 from warren.images.store.store import ImageStore
@@ -44,12 +45,9 @@ class WeakLauncher(OciLauncher):
 
 
 class WeakProvider(OciProvider):
-    launcher_class = WeakLauncher
-
-    @property
-    def launcher(self) -> WeakLauncher:
-        assert isinstance(self._launcher, WeakLauncher)
-        return self._launcher
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.launcher = change_launcher(self, WeakLauncher)
 
 
 @pytest.fixture(params=["direct"])

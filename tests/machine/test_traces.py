@@ -181,7 +181,7 @@ def test_a_collector_that_is_ill_hurts_no_request(tmp_path: Path, collector: Col
 
 def test_what_waits_is_bounded_and_ends_with_the_exporter(collector: Collector) -> None:
     collector.hangs.clear()
-    exporter = SpanExporter(collector.url, {}, most_waiting=10, interval_s=0.01, send_timeout_s=1.0, stop_s=0.1)
+    exporter = SpanExporter(collector.url, {}, max_waiting=10, interval_s=0.01, send_timeout_s=1.0, stop_s=0.1)
     exporter.start()
     tracing = Tracing(exporter)
     for _ in range(1000):

@@ -128,7 +128,6 @@ class World:
                 secrets=self.tenancy.secrets,
             ),
         )
-        self.tenancy.secrets.when_changed(self.lifecycle.secret_renewal.secret_changed)
         offer = Offer(environment, Defaults(), entries=Registry(packaged_registry()))
         self.sessions = Sessions(self.lifecycle, self.tenancy.metering, offer)
         self.reaper = Reaper(self.sessions)

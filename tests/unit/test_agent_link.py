@@ -15,7 +15,7 @@ from unit.scripted_agent import exit_frame, hello, linked, output, said
 
 from warren.model.errors import FileNotFound, FileProblem, InvalidRequest, ProtocolError, SandboxLost
 from warren.model.metrics import SandboxMetrics
-from warren.model.operations import Command, FileEvent, Search, SearchMatch, SearchSummary
+from warren.model.operations import Command, FileEvent, Search, SearchMatch, SearchTotals
 from warren.model.spec import Isolation
 from warren.sandboxes.agent.channel import AgentReply, Output
 from warren.sandboxes.agent.command_result import REMEMBERED
@@ -565,7 +565,7 @@ async def test_a_search_tells_the_agent_what_it_is_for() -> None:
             said(WireResponse.DONE, channel, fields([(WireTag.COUNT, 1), (WireTag.SEARCHED, 2)])),
         )
         assert await first == SearchMatch("/workspace/src/a.c", line=3)
-        assert await anext(searching) == SearchSummary(1, files_searched=2)
+        assert await anext(searching) == SearchTotals(1, files_searched=2)
 
 
 @pytest.mark.parametrize(
@@ -590,7 +590,7 @@ async def test_a_search_that_answers_nonsense_cuts_the_link(frames: list[bytes])
         assert not link.is_open
 
 
-async def _all(items: AsyncIterator[SearchMatch | SearchSummary]) -> list[SearchMatch | SearchSummary]:
+async def _all(items: AsyncIterator[SearchMatch | SearchTotals]) -> list[SearchMatch | SearchTotals]:
     return [item async for item in items]
 
 

@@ -5,6 +5,7 @@ from fastapi.routing import APIWebSocketRoute
 
 from warren.http import operation_routes
 from warren.http.api import sockets
+from warren.http.app import new_fastapi_app
 from warren.http.dispatch import HANDLERS
 from warren.http.e2b.handlers import HANDLERS as E2B_HANDLERS
 from warren.local.calls import HANDLERS as LOCAL_HANDLERS
@@ -130,3 +131,10 @@ def test_a_client_sends_arguments_where_the_row_says() -> None:
     assert (sent.method, sent.target, sent.values) == ("GET", "/api/sessions/s/processes/p%201/output?offset=3", None)
     sent = request_for("start_process", "s", {"command": "ls", "process_id": "mine"})
     assert (sent.target, sent.values) == ("/api/sessions/s/processes", {"command": "ls", "process_id": "mine"})
+
+
+def test_no_two_schemas_of_the_openapi_document_share_a_name() -> None:
+    """FastAPI puts the module before a name that two models share."""
+    schemas = new_fastapi_app("0").openapi()["components"]["schemas"]
+    assert len(schemas) > 100
+    assert [name for name in schemas if "__" in name] == []

@@ -42,11 +42,11 @@ def test_the_least_recently_used_go_first_and_what_is_held_stays(cache: LayerCac
     reader = LayerCache(tmp_path)
     assert reader.find("key0") is not None
     os.utime(tmp_path / LAYERS / "key0/layer.json", (1, 1))
-    use = cache.trim(tmp_path, most_bytes=2 * MB)
+    use = cache.trim(tmp_path, max_bytes=2 * MB)
     assert (use.layers, use.bytes, use.removed) == (2, 2 * MB, 3)
     assert keys(tmp_path) == {"key0", "key4"}  # key0 is the oldest, but another builder holds it
     reader.close()
-    cache.trim(tmp_path, most_bytes=2 * MB, unused_s=60)
+    cache.trim(tmp_path, max_bytes=2 * MB, unused_s=60)
     assert keys(tmp_path) == set()
 
 
@@ -55,7 +55,7 @@ def test_finding_a_layer_counts_as_a_use(cache: LayerCache, tmp_path: Path) -> N
     add(cache, tmp_path, "new", used=2)
     cache.close()
     assert LayerCache(tmp_path).find("old") is not None
-    cache.trim(tmp_path, most_bytes=MB)
+    cache.trim(tmp_path, max_bytes=MB)
     assert keys(tmp_path) == {"old"}
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from warren.model.command_output import CommandOutput
 from warren.model.errors import ProtocolError
-from warren.model.operations import Command, ProcessInfo, Reason, TerminalSize
+from warren.model.operations import Command, ProcessStatus, Reason, TerminalSize
 from warren.sandboxes.agent.agent_errors import printable
 from warren.sandboxes.agent.channel import Output
 from warren.sandboxes.agent.command_result import (
@@ -166,8 +166,8 @@ def test_a_command_of_an_earlier_server_is_followed_from_the_first_look_on() -> 
     assert tracker._adopted == {}
 
 
-def found(name: str, runs: bool) -> ProcessInfo:
-    return ProcessInfo(name, "", "", runs, False, 7, 0, False, 1.0, None if runs else 137)
+def found(name: str, runs: bool) -> ProcessStatus:
+    return ProcessStatus(name, "", "", runs, False, 7, 0, False, 1.0, None if runs else 137)
 
 
 def test_untrusted_text_is_made_printable() -> None:

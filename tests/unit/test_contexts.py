@@ -29,7 +29,7 @@ async def test_variables_of_contexts_that_are_remembered_have_a_bound() -> None:
     async with world() as w:
         session = (await w.sessions.create(TENANT, NewSession())).session
         async with w.sessions.using(TENANT, session.id) as (_, sandbox):
-            known = Contexts(most=100, most_bytes=10_000)
+            known = Contexts(most=100, max_bytes=10_000)
             made = [await known.create(sandbox, session, "bash", env={"A": "x" * 3000}) for _ in range(5)]
             assert repr(known) == "<Contexts: 3 remembered>"
             for one in made:

@@ -10,7 +10,7 @@ import pytest
 from warren.http.e2b.control.bodies import read_whole
 from warren.http.e2b.envd.filesystem import entry_of
 from warren.http.e2b.envd.places import Rights
-from warren.http.e2b.envd.started import Record, StartedCommands
+from warren.http.e2b.envd.started import StartedCommand, StartedCommands
 from warren.http.e2b.envd.state import EnvdState
 from warren.http.e2b.envd.watchers import MAX_WATCHERS, Directory, Watcher
 from warren.http.e2b.errors import E2bError
@@ -91,14 +91,14 @@ def test_a_sandbox_leaves_others_room_for_their_events() -> None:
 
 
 def test_a_sandbox_cannot_push_out_what_is_known_of_commands_of_others() -> None:
-    started = StartedCommands(most_characters=80_000)
-    started.add("ses_1", "first", Record({"cmd": "a"}, tag="mine"))
+    started = StartedCommands(max_characters=80_000)
+    started.add("ses_1", "first", StartedCommand({"cmd": "a"}, tag="mine"))
     for number in range(1000):
-        started.add("ses_2", f"p{number}", Record({"cmd": "b"}, size=500))
+        started.add("ses_2", f"p{number}", StartedCommand({"cmd": "b"}, size=500))
     assert started.find("ses_1", "first") is not None
     assert started.find("ses_2", "p0") is None
     assert started.find("ses_2", "p999") is not None
     for number in range(100):
-        started.add(f"ses_{number + 3}", "p", Record({"cmd": "c"}, size=8000))
+        started.add(f"ses_{number + 3}", "p", StartedCommand({"cmd": "c"}, size=8000))
     assert started.find("ses_102", "p") is not None
     assert int(repr(started).split()[1]) < 20

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from warren.http.e2b.envd.processes import ask_for_output
-from warren.model.operations import Chunk, Stream
+from warren.model.operations import Chunk, OutputStream
 
 pytestmark = pytest.mark.anyio
 
@@ -18,7 +18,7 @@ async def test_who_leaves_while_the_first_output_is_asked_for_leaves_no_reader()
     async def output() -> AsyncIterator[Chunk]:
         try:
             await asyncio.sleep(60)
-            yield Chunk(Stream.STDOUT, 0, b"")
+            yield Chunk(OutputStream.STDOUT, 0, b"")
         finally:
             is_closed.set()
 

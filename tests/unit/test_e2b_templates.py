@@ -81,7 +81,7 @@ async def pieces(*sizes: int) -> AsyncIterator[bytes]:
 
 
 async def test_uploads_are_bounded_and_leave_nothing_when_they_fail(tmp_path: Path) -> None:
-    uploads = Uploads(tmp_path / "uploads", lambda: None, most_bytes=3_000_000)
+    uploads = Uploads(tmp_path / "uploads", lambda: None, max_bytes=3_000_000)
     await uploads.put("acme", HASH, pieces(1_500_000, 1_400_000), 0)
     assert (await uploads.has("acme", HASH), await uploads.has("other", HASH)) == (True, False)
     for sizes, length in (((1,), 4_000_000), ((2_000_000, 2_000_000), 0)):

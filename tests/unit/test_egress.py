@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warren.model.network import Connection, EgressPolicy, NetworkRules, NetworkUse, Refusal
+from warren.model.network import EgressPolicy, EndedConnection, NetworkRules, NetworkUse, Refusal
 from warren.sandboxes.egress import dns
 from warren.sandboxes.egress.hello import read_server_name
 from warren.sandboxes.egress.http_syntax import Malformed
 from warren.sandboxes.egress.inspector import Inspector
-from warren.sandboxes.egress.judge import Destination, Judge, Refused
+from warren.sandboxes.egress.judge import Destination, DestinationRefused, Judge
 from warren.sandboxes.egress.messages import BrokenMessage, MessageReader, pack, pack_use, unpack_use
-from warren.sandboxes.egress.names import MOST_NAMES, NETWORK, NameTable
+from warren.sandboxes.egress.names import MAX_NAMES, NETWORK, NameTable
 from warren.sandboxes.egress.rate import Bucket, FairBucket
 from warren.sandboxes.egress.requests import RequestGuard, is_http
 
@@ -106,7 +106,7 @@ class TestNames:
         first = table.address_of("first.example")
         assert first in NETWORK
         assert table.address_of("first.example") == first
-        for number in range(MOST_NAMES):
+        for number in range(MAX_NAMES):
             table.address_of(f"n{number}.example")
         assert table.name_of(first) == ""
         assert table.address_of("first.example") != first
@@ -115,8 +115,8 @@ class TestNames:
         table = NameTable()
         for number in range(NETWORK.num_addresses + 10):
             table.address_of(f"n{number}.example")
-        found = [table.address_of(f"n{NETWORK.num_addresses + 9 - number}.example") for number in range(MOST_NAMES)]
-        assert len(set(found)) == MOST_NAMES
+        found = [table.address_of(f"n{NETWORK.num_addresses + 9 - number}.example") for number in range(MAX_NAMES)]
+        assert len(set(found)) == MAX_NAMES
 
 
 class TestHello:
@@ -194,7 +194,7 @@ UPGRADE = b"GET /ws HTTP/1.1\r\nHost: web.example\r\nConnection: Upgrade\r\nUpgr
 
 def only_web(host: str, port: int) -> None:
     if host != "web.example" or port not in (0, 80):
-        raise Refused(f"{host}:{port}")
+        raise DestinationRefused(f"{host}:{port}")
 
 
 def cut(data: bytes, *ends: int) -> Iterator[bytes]:
@@ -216,7 +216,7 @@ class TestRequests:
         right, wrong = b"".join(requests), GOOD.replace(b"web.", b"other.")
         passed: list[bytes] = []
         guard = RequestGuard(only_web)
-        with pytest.raises(Refused, match="other"):
+        with pytest.raises(DestinationRefused, match="other"):
             passed.extend(guard.feed(part) for part in cut(right + wrong, *ends))
         assert right.startswith(b"".join(passed))
 
@@ -268,7 +268,7 @@ class TestRequests:
         guard = RequestGuard(only_web)
         assert guard.feed(UPGRADE) == UPGRADE
         assert guard.answered(b"HTTP/1.1 200 OK\r\n") == b""
-        with pytest.raises(Refused):
+        with pytest.raises(DestinationRefused):
             guard.feed(GOOD.replace(b"web.", b"other."))
 
     def test_what_is_sent_before_the_server_agrees_is_limited(self) -> None:
@@ -280,7 +280,7 @@ class TestRequests:
     @given(st.binary(max_size=200), st.lists(st.integers(0), max_size=4))
     def test_no_bytes_break_it(self, data: bytes, ends: list[int]) -> None:
         guard = RequestGuard(only_web)
-        with contextlib.suppress(Malformed, Refused):
+        with contextlib.suppress(Malformed, DestinationRefused):
             assert data.startswith(b"".join(guard.feed(part) for part in cut(data, *ends)))
 
     def test_requests_are_known_from_their_first_line(self) -> None:
@@ -304,7 +304,7 @@ class TestInspector:
     def _inspector(self, port: int, *, strict: bool = True) -> Inspector:
         def tls(name: str) -> None:
             if name != "web.example":
-                raise Refused(name)
+                raise DestinationRefused(name)
 
         return Inspector(port, tls, only_web, strict=strict)
 
@@ -324,7 +324,7 @@ class TestInspector:
         inspector = self._inspector(port)
         parts = [data[at : at + size] for at in range(0, len(data), size)]
         assert b"".join(map(inspector.feed, parts)) == data
-        with pytest.raises(Refused, match="other"):
+        with pytest.raises(DestinationRefused, match="other"):
             self._inspector(port).feed(hello("other.example"))
 
     def test_a_hello_in_a_thousand_pieces_is_malformed(self) -> None:
@@ -360,7 +360,7 @@ class TestJudge:
         judge = Judge(EgressPolicy(networks=("10.9.0.0/16",), denied=("b.example", "0.0.0.0/0:25")))
         name, address, port = to
         if reason:
-            with pytest.raises(Refused, match=reason):
+            with pytest.raises(DestinationRefused, match=reason):
                 judge.check(rules, Destination(name, ip_address(address), port))
         else:
             judge.check(rules, Destination(name, ip_address(address), port))
@@ -369,7 +369,7 @@ class TestJudge:
         judge, rules = Judge(EgressPolicy(allowed=("*.good.example", "93.184.216.0/24"))), NetworkRules(internet=True)
         judge.check(rules, Destination("a.good.example", ip_address("8.8.8.8"), 1))
         judge.check(rules, Destination("x.example", ip_address("93.184.216.9"), 1))
-        with pytest.raises(Refused, match="allows other"):
+        with pytest.raises(DestinationRefused, match="allows other"):
             judge.check(rules, Destination("x.example", ip_address("8.8.8.8"), 1))
         assert judge.knows_name(rules, "x.example")  # only its address can tell
         assert not Judge(EgressPolicy(allowed=("*.good.example",))).knows_name(rules, "x.example")
@@ -378,7 +378,7 @@ class TestJudge:
 class TestMessages:
     def test_uses_survive_the_way(self) -> None:
         refusal = Refusal(1.5, "a.example", "", 80, "no rule allows it", "a.example:80", 3)
-        use = NetworkUse(1, 2, 3, 4, 5, (refusal,), (Connection(2.5, "", "8.8.8.8", 53, 6, 7),))
+        use = NetworkUse(1, 2, 3, 4, 5, (refusal,), (EndedConnection(2.5, "", "8.8.8.8", 53, 6, 7),))
         (message,) = MessageReader(1 << 16).feed(b"".join(pack(pack_use(use))))
         assert unpack_use(message) == use
 

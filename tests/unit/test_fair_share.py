@@ -60,6 +60,24 @@ def test_who_holds_nothing_may_give_nothing_back() -> None:
     assert made.in_all == 0
 
 
+@pytest.mark.parametrize(
+    ("situation", "made", "owner", "amount", "message"),
+    [
+        ("nobody holds anything", share(10), "a", 1, "'a' gives back 1 and holds 0"),
+        ("only another holds something", share(10, b=5), "a", 1, "'a' gives back 1 and holds 0"),
+        ("one more than it holds", share(10, a=2, b=5), "a", 3, "'a' gives back 3 and holds 2"),
+        ("there is no bound", share(a=2), "a", 1000, "'a' gives back 1000 and holds 2"),
+    ],
+)
+def test_nobody_gives_back_more_than_it_holds(
+    situation: str, made: FairShare, owner: str, amount: int, message: str
+) -> None:
+    before = repr(made), made.held(owner)
+    with pytest.raises(ValueError, match=message):
+        made.give_back(owner, amount)
+    assert (repr(made), made.held(owner)) == before, "nothing is counted"
+
+
 def test_the_one_that_holds_most_gives_something_up() -> None:
     made = share(a=2, b=7, c=3)
     assert made.largest() == "b"

@@ -11,7 +11,7 @@ import pytest
 
 from warren.images.store.store import ImageStore
 from warren.images.store.versions import config_of
-from warren.interfaces.images import ImageInfo
+from warren.interfaces.images import ImageMetadata
 from warren.kernel.tree_tar import digest_of, write_tar
 from warren.model.image import ImageConfig
 
@@ -74,4 +74,6 @@ def test_a_config_survives_its_file() -> None:
     config = ImageConfig(
         {"A": "b"}, "/app", "app", ("a", "b"), ("c",), ("80/tcp",), {"l": "v"}, {"Test": ["NONE"]}, "d"
     )
-    assert config_of(json.loads(json.dumps(asdict(ImageInfo("n", "s", 0, 0, 0, config=config))))["config"]) == config
+    assert (
+        config_of(json.loads(json.dumps(asdict(ImageMetadata("n", "s", 0, 0, 0, config=config))))["config"]) == config
+    )

@@ -79,7 +79,7 @@ def test_the_lines_that_operations_shows_are_written_like_that() -> None:
 
 def test_a_log_file_is_renamed_when_it_is_full_and_the_oldest_part_goes(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
-    file = RotatingFile(path, most_bytes=100, kept=3)
+    file = RotatingFile(path, max_bytes=100, kept=3)
     for number in range(40):
         file.write(f"line {number:04}\n")
     file.close()
@@ -87,7 +87,7 @@ def test_a_log_file_is_renamed_when_it_is_full_and_the_oldest_part_goes(tmp_path
     assert sorted(tmp_path.iterdir()) == sorted(parts)
     assert "".join(part.read_text() for part in parts) == "".join(f"line {number:04}\n" for number in range(10, 40))
     assert all(part.stat().st_mode & 0o777 == 0o600 for part in parts)
-    again = RotatingFile(path, most_bytes=100, kept=3)
+    again = RotatingFile(path, max_bytes=100, kept=3)
     again.write("more\n")
     again.close()
     assert path.read_text() == "more\n"

@@ -17,7 +17,7 @@ from warren.model.capability import Capability
 from warren.model.egress import Ceiling, Preset, Presets
 from warren.model.errors import Conflict, Forbidden, InvalidRequest, QuotaExceeded, Unavailable
 from warren.model.events import Event, EventKind, NetworkRefusedData
-from warren.model.network import NO_NETWORK, Connection, EgressBound, NetworkRules, NetworkUse, Refusal, parse_rule
+from warren.model.network import NO_NETWORK, EgressBound, EndedConnection, NetworkRules, NetworkUse, Refusal, parse_rule
 from warren.model.secrets import SecretBinding
 from warren.model.spec import Layer
 from warren.sessions.egress import EgressRules
@@ -262,7 +262,7 @@ async def test_what_is_new_is_reported_once() -> None:
         metering = asyncio.create_task(there.lifecycle.networks.run_meter())
         await asyncio.sleep(0)
         machine = machine_of(there, session.sandbox_id)
-        connection = Connection(5.0, "one.example", "", 443, 10, 90)
+        connection = EndedConnection(5.0, "one.example", "", 443, 10, 90)
         machine.network_use = NetworkUse(10, 90, 2, 1, 3, (a_refusal(1.0),), (connection,))
         await there.clock.advance(READ_S)
         await there.clock.advance(READ_S)

@@ -16,7 +16,7 @@ from warren.access.opaque_tokens import CACHED_S, TRUSTED_S
 from warren.access.page_sessions import CODE_S, IDLE_S, LASTS_S, MAX_OF_KEY, PageSessions
 from warren.access.revocations import Revocations
 from warren.access.tenants import Tenants
-from warren.access.tickets import MAX_TICKETS, TICKET_S, Ticket, Tickets
+from warren.access.tickets import MAX_TICKETS, TICKET_S, TerminalTicket, Tickets
 from warren.access.tokens import TokenRules, Tokens
 from warren.interfaces.records import Record
 from warren.model.api import OPERATIONS
@@ -52,13 +52,14 @@ class World:
         self.records = AwayRecords()
         self.keys = Keys(self.records, clock)
         self.tokens = tokens
-        tokens.revocations = self.revocations = Revocations(self.records, clock)
+        self.revocations = Revocations(self.records, clock)
         self.identity = self.new_identity()
         self.pages = PageSessions(self.records, clock, self.identity)
         self.tickets = Tickets(self.records, clock, self.identity)
 
     def new_identity(self, admin_key: str = "operator", secret: bytes = b"installation") -> CredentialIdentity:
-        return CredentialIdentity(self.keys, Tenants(self.records, self.clock), self.tokens, admin_key, secret)
+        tenants = Tenants(self.records, self.clock)
+        return CredentialIdentity(self.keys, tenants, self.tokens, admin_key, secret, self.revocations)
 
     async def key(self) -> tuple[str, Binding]:
         key, text = await self.keys.create("x", "acme")
@@ -234,16 +235,16 @@ async def test_of_all_operations_a_ticket_opens_those_of_a_terminal(world: World
     path = row.path.format(**names)
     query = b"process_id=p&rows=24" if row.name == "terminal_socket" else b"session_id=" + SESSION.encode()
     for process_id in ("", "p"):
-        ticket = Ticket(binding, SESSION, process_id, False, 0.0)
+        ticket = TerminalTicket(binding, SESSION, process_id, False, 0.0)
         assert ticket.opens(row.method, path, query) == (row.name in OPENED)
         assert not ticket.opens(row.method, path.replace(SESSION, f"ses_{'2' * 32}"), query)
-    watching = Ticket(binding, SESSION, "p", True, 0.0)
+    watching = TerminalTicket(binding, SESSION, "p", True, 0.0)
     assert watching.opens(row.method, path, query) == (row.name in OPENED - {"resize_terminal", "terminal_socket"})
-    assert not Ticket(binding, SESSION, "q", False, 0.0).opens(row.method, path, query)
+    assert not TerminalTicket(binding, SESSION, "q", False, 0.0).opens(row.method, path, query)
 
 
 @pytest.mark.parametrize("query", [b"", b"process_id=", b"process_id=q", b"process_id=p&process_id=q", b"Process_id=p"])
 async def test_a_ticket_for_one_process_opens_no_other_terminal(world: World, query: bytes) -> None:
     _, binding = await world.key()
-    ticket = Ticket(binding, SESSION, "p", False, 0.0)
+    ticket = TerminalTicket(binding, SESSION, "p", False, 0.0)
     assert not ticket.opens("WEBSOCKET", f"/api/sessions/{SESSION}/terminal", query)

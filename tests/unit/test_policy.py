@@ -18,7 +18,7 @@ from unit.policy_jail import runs_curl, stub_directory, which_run_curl
 from warren.governance.policy import PolicyVerdict, judge, refusal
 from warren.model.errors import InvalidRequest
 from warren.model.operations import Command, Reason
-from warren.model.policy import Policy, PolicyMode, Rule
+from warren.model.policy import CommandRule, Policy, PolicyMode
 
 ROOT = Path(__file__).parents[2]
 DENY = Policy.from_mapping({"deny": ["curl", "wget*", "git push", "/usr/sbin/*"]})
@@ -330,7 +330,7 @@ def test_a_policy_that_cannot_be_says_why(values: dict[str, object], said: str) 
 def test_a_policy_survives_being_written_down() -> None:
     assert Policy.from_mapping(DENY.as_mapping()) == DENY
     assert Policy.from_mapping({"mode": False}).mode is PolicyMode.OFF
-    assert Rule("git  push").words == ("git", "push")
+    assert CommandRule("git  push").words == ("git", "push")
 
 
 def test_the_policies_that_the_page_shows_are_taken() -> None:

@@ -11,8 +11,8 @@ import warren
 from warren import AsyncSandboxClient, SandboxClient
 from warren.model.errors import InvalidRequest, NoCapacity, WarrenError
 from warren.sdk.options import ClientOptions, WorkOptions, session_values
-from warren.sdk.protocol import EventParser, Request, error_from_event, error_from_response, parse_address
-from warren.sdk.results import ExecuteResult, OutputChunk, Result
+from warren.sdk.protocol import ClientRequest, EventParser, error_from_event, error_from_response, parse_address
+from warren.sdk.results import BaseResult, ExecuteResult, OutputChunk
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,13 @@ def test_the_environment_says_where_the_server_is_and_with_which_key(monkeypatch
 
 def test_a_request_says_whether_it_may_be_repeated() -> None:
     methods = ("GET", "PUT", "DELETE", "POST", "PATCH")
-    assert [Request(method, "/").is_safe_to_repeat for method in methods] == [True] * 3 + [False] * 2
-    assert Request("POST", "/", key="k").is_safe_to_repeat
-    assert Request("POST", "/", repeatable=True).is_safe_to_repeat
+    assert [ClientRequest(method, "/").is_safe_to_repeat for method in methods] == [True] * 3 + [False] * 2
+    assert ClientRequest("POST", "/", key="k").is_safe_to_repeat
+    assert ClientRequest("POST", "/", repeatable=True).is_safe_to_repeat
 
 
 def test_a_query_leaves_out_what_is_not_given() -> None:
-    assert Request("GET", "/x", {"a": "b c/ü", "none": None, "yes": True, "empty": ""}).target == (
+    assert ClientRequest("GET", "/x", {"a": "b c/ü", "none": None, "yes": True, "empty": ""}).target == (
         "/x?a=b+c%2F%C3%BC&yes=true&empty="
     )
 
@@ -149,7 +149,7 @@ def test_every_public_name_is_there() -> None:
 
 
 def test_every_result_of_the_clients_is_public() -> None:
-    assert {kind.__name__ for kind in Result.__subclasses__()} <= set(warren.__all__)
+    assert {kind.__name__ for kind in BaseResult.__subclasses__()} <= set(warren.__all__)
 
 
 def test_importing_warren_loads_no_other_package() -> None:

@@ -24,14 +24,14 @@ from warren.model.errors import (
 )
 from warren.sdk.aio.transport import AsyncTransport
 from warren.sdk.blocking.transport import Transport
-from warren.sdk.protocol import DEFAULT_OPTIONS, Request, TransportOptions
+from warren.sdk.protocol import DEFAULT_OPTIONS, ClientRequest, TransportOptions
 
 pytestmark = pytest.mark.anyio
 
 Call = Callable[..., Awaitable[Any]]
-GET = Request("GET", "/thing")
-POST = Request("POST", "/thing", values={"a": 1})
-KEYED = Request("POST", "/thing", values={"a": 1}, key="k")
+GET = ClientRequest("GET", "/thing")
+POST = ClientRequest("POST", "/thing", values={"a": 1})
+KEYED = ClientRequest("POST", "/thing", values={"a": 1}, key="k")
 STOPPING = (b'{"code": "stopping", "detail": "later"}', "503 Service Unavailable", "Retry-After: 0")
 
 
@@ -40,7 +40,7 @@ def call(request: pytest.FixtureRequest) -> Call:
     """Asks once, with a transport of its own, in either way."""
 
     async def blocking(
-        url: str, *requests: Request, data: Any = None, key: str = "", options: TransportOptions = DEFAULT_OPTIONS
+        url: str, *requests: ClientRequest, data: Any = None, key: str = "", options: TransportOptions = DEFAULT_OPTIONS
     ) -> Any:
         transport = Transport(url, key, options)
         try:
@@ -51,7 +51,7 @@ def call(request: pytest.FixtureRequest) -> Call:
             transport.close()
 
     async def native(
-        url: str, *requests: Request, data: Any = None, key: str = "", options: TransportOptions = DEFAULT_OPTIONS
+        url: str, *requests: ClientRequest, data: Any = None, key: str = "", options: TransportOptions = DEFAULT_OPTIONS
     ) -> Any:
         transport = AsyncTransport(url, key, options)
         try:
@@ -96,9 +96,11 @@ async def test_a_kept_connection_that_the_server_closed_is_not_used_again() -> N
         assert server.connections == 2
 
 
-@pytest.mark.parametrize("sent", [GET, KEYED, Request("PUT", "/thing"), Request("DELETE", "/thing")], ids=str)
+@pytest.mark.parametrize(
+    "sent", [GET, KEYED, ClientRequest("PUT", "/thing"), ClientRequest("DELETE", "/thing")], ids=str
+)
 @pytest.mark.parametrize("broken", [hangs_up, cut_short, once(*STOPPING)], ids=["hangs up", "cut short", "stopping"])
-async def test_what_is_safe_is_repeated(call: Call, sent: Request, broken: Any) -> None:
+async def test_what_is_safe_is_repeated(call: Call, sent: ClientRequest, broken: Any) -> None:
     with scripted(broken, always(b'{"done": true}')) as server:
         assert await call(server.url, sent) == {"done": True}
         assert server.connections == 2
@@ -149,9 +151,9 @@ async def test_a_socket_that_is_refused_gives_the_servers_error() -> None:
 async def test_what_an_earlier_attempt_has_removed_is_removed(call: Call) -> None:
     gone = b'{"code": "session_not_found", "detail": "none"}'
     with scripted(hangs_up, always(gone, "404 Not Found")) as server:
-        assert await call(server.url, Request("DELETE", "/thing")) is None
+        assert await call(server.url, ClientRequest("DELETE", "/thing")) is None
     with scripted(always(gone, "404 Not Found")) as server, pytest.raises(SessionNotFound):
-        await call(server.url, Request("DELETE", "/thing"))
+        await call(server.url, ClientRequest("DELETE", "/thing"))
 
 
 @pytest.mark.parametrize("pieces", [True, False])
@@ -160,14 +162,14 @@ async def test_a_body_that_is_refused_early_gives_the_servers_error(call: Call, 
     with scripted(refuses_the_body) as server:
         data: Any = (bytes(256 * 1024) for _ in range(size // (256 * 1024))) if pieces else bytes(size)
         with pytest.raises(TooLarge, match="too much") as caught:
-            await call(server.url, Request("PUT", "/file"), data=data)
+            await call(server.url, ClientRequest("PUT", "/file"), data=data)
         assert caught.value.remedy == "send less"
 
 
 async def test_pieces_are_sent_once(call: Call) -> None:
     with scripted(hangs_up) as server:
         with pytest.raises(ServerUnreachable):
-            await call(server.url, Request("PUT", "/file"), data=iter([b"one", b"two"]))
+            await call(server.url, ClientRequest("PUT", "/file"), data=iter([b"one", b"two"]))
         assert server.connections == 1
 
 
@@ -230,14 +232,14 @@ _TRUSTING = """
 import asyncio, sys
 from warren.sdk.aio.transport import AsyncTransport
 from warren.sdk.blocking.transport import Transport
-from warren.sdk.protocol import Request
+from warren.sdk.protocol import ClientRequest
 
 async def native():
     transport = AsyncTransport(sys.argv[1])
-    print(await transport.call(Request("GET", "/")))
+    print(await transport.call(ClientRequest("GET", "/")))
     await transport.close()
 
-print(Transport(sys.argv[1]).call(Request("GET", "/")))
+print(Transport(sys.argv[1]).call(ClientRequest("GET", "/")))
 asyncio.run(native())
 """
 

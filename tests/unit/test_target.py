@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
-from busiest_turn import MOST_S, busiest_turn
+from busiest_turn import MAX_S, busiest_turn
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -169,7 +169,7 @@ def test_a_json_body_of_countless_values_holds_up_nobody(value: bytes) -> None:
             assert await target_in_json(b'{"command": [' + value * (4_000_000 // len(value)) + b'""]}') == Target()
         return busiest.seconds
 
-    assert asyncio.run(read_it()) < MOST_S
+    assert asyncio.run(read_it()) < MAX_S
 
 
 def field(name: str, value: str, more: str = "") -> bytes:

@@ -26,7 +26,7 @@ _DEPTH: Final = 10
 _STATUS: Final = re.compile("[0-9]{1,3}")
 _BASH_STATUS: Final = "ExitCode"  # the error of bash code that ends with a status other than 0
 _LANGUAGE_OF: Final = {"Node": "javascript"}  # by environment; of all others python
-_MOST_ARTIFACTS: Final = 1000  # that are recorded of a session; the oldest make room
+_MAX_ARTIFACTS: Final = 1000  # that are recorded of a session; the oldest make room
 
 
 def choose_server(api_key: str | None) -> tuple[str, str]:
@@ -115,7 +115,7 @@ class E2BManager:
 
         def add(known: dict[str, Any]) -> dict[str, Any]:
             kept = [each for each in known.get("artifacts", []) if each["path"] not in paths]
-            return {"artifacts": [*kept, *made][-_MOST_ARTIFACTS:]}
+            return {"artifacts": [*kept, *made][-_MAX_ARTIFACTS:]}
 
         self._artifacts.change(session_id, add)
 

@@ -2,8 +2,8 @@
 
 import hashlib
 import hmac
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from warren.access.bindings import Binding, BoundBy
 from warren.access.keys import Keys, looks_like_key
@@ -13,6 +13,7 @@ from warren.model.errors import Unauthorized
 from warren.model.session import DEFAULT_TENANT
 
 if TYPE_CHECKING:
+    from warren.access.revocations import Revocations
     from warren.access.tokens import Tokens
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -69,7 +70,8 @@ class AnonymousIdentity:
 
 class CredentialIdentity:
     """Asks for a key or a token. `admin_key` is a key that the configuration may name; it has every scope. `secret`,
-    which only this installation knows, makes the proof of the admin key that bindings keep."""
+    which only this installation knows, makes the proof of the admin key that bindings keep. `revocations` are
+    those of tokens."""
 
     def __init__(
         self,
@@ -78,10 +80,12 @@ class CredentialIdentity:
         tokens: "Tokens | None" = None,
         admin_key: str = "",
         secret: bytes = b"",
+        revocations: "Revocations | None" = None,
     ) -> None:
         self._keys = keys
         self._tenants = tenants
         self._tokens = tokens
+        self._revocations = revocations
         self._admin_key = admin_key.encode()
         # Bindings are stored. With a plain hash there, whoever reads the store could try out admin keys: people choose
         # them, so they may be weak.
@@ -101,6 +105,7 @@ class CredentialIdentity:
             return Binding(BoundBy.ADMIN, self._admin.tenant, ADMIN_KEY_ID, self._admin_proof)
         if self._tokens is not None and not looks_like_key(credential):
             caller, claims = await self._tokens.read(credential)
+            await self._check_not_revoked(claims)
             kept = {name: claims[name] for name in _KEPT_CLAIMS if name in claims}
             return Binding(
                 BoundBy.TOKEN, caller.tenant, caller.key_id, scopes=tuple(sorted(caller.scopes)), claims=kept
@@ -116,7 +121,8 @@ class CredentialIdentity:
         if binding.by is BoundBy.KEY:
             return await self._keys.recognise_stored(binding.key_id, binding.proof)
         if binding.by is BoundBy.TOKEN and self._tokens is not None:
-            await self._tokens.check_claims(binding.claims, expired=expired)
+            self._tokens.check_times(binding.claims, expired=expired)
+            await self._check_not_revoked(binding.claims)
             return Caller(binding.tenant, binding.key_id, read_scopes(binding.scopes))
         if binding.by is BoundBy.ADMIN and self._admin_key and hmac.compare_digest(binding.proof, self._admin_proof):
             return self._admin
@@ -147,8 +153,14 @@ class CredentialIdentity:
         if self._is_admin_key(text):
             return self._admin
         if self._tokens is not None and not looks_like_key(text):
-            return await self._tokens.recognise(text, expired=expired)
+            caller, claims = await self._tokens.read(text, expired=expired)
+            await self._check_not_revoked(claims)
+            return caller
         return await self._keys.recognise(text)
+
+    async def _check_not_revoked(self, claims: Mapping[str, Any]) -> None:
+        if self._revocations is not None:
+            await self._revocations.check(claims)
 
     def _is_admin_key(self, text: str) -> bool:
         return bool(self._admin_key) and hmac.compare_digest(text.encode(errors="surrogatepass"), self._admin_key)

@@ -33,7 +33,7 @@ _FINDER: Final = OperationFinder()
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class TerminalTicket:
     """Opens the terminals of a session, or only one process of it; with `read_only` only to watch that. `origins` are
     the sites that may show the page of this ticket in a frame. `expires_at` is when the token of the ticket expires."""
 
@@ -55,7 +55,7 @@ class Ticket:
         }
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> "Ticket":
+    def from_mapping(cls, values: Mapping[str, Any]) -> "TerminalTicket":
         binding = Binding.from_mapping(values["binding"])
         return cls(**{**values, "binding": binding, "origins": tuple(values["origins"])})
 
@@ -101,7 +101,7 @@ class Tickets:
         read_only: bool,
         lasts_s: float,
         origins: Sequence[str],
-    ) -> tuple[str, Ticket]:
+    ) -> tuple[str, TerminalTicket]:
         """Returns the text of a new ticket, and what it opens."""
         if read_only and not process_id:
             raise InvalidRequest(
@@ -110,26 +110,26 @@ class Tickets:
         expires_at = self._clock.wall() + lasts_s
         if binding.expires_at is not None:
             expires_at = min(expires_at, binding.expires_at)
-        ticket = Ticket(binding, session_id, process_id, read_only, expires_at, tuple(origins))
+        ticket = TerminalTicket(binding, session_id, process_id, read_only, expires_at, tuple(origins))
         text = await self._tickets.issue(ticket.as_mapping(), self._clock.wall() + TICKET_S, binding.tenant)
         return text, ticket
 
-    async def look_up(self, text: str) -> Ticket | None:
+    async def look_up(self, text: str) -> TerminalTicket | None:
         """Returns what a ticket opens; None if it was redeemed, has expired or never existed."""
         value = await self._tickets.look_up(text)
-        return None if value is None else Ticket.from_mapping(value)
+        return None if value is None else TerminalTicket.from_mapping(value)
 
-    async def redeem(self, text: str) -> tuple[str, Ticket]:
+    async def redeem(self, text: str) -> tuple[str, TerminalTicket]:
         """Exchanges a ticket for a token: of several callers that ask at once, one gets it. Raises Unauthorized, with
         the same message for every other ticket."""
         value = await self._tickets.take(text)
         if value is None:
             raise Unauthorized("this ticket is not valid: it works once, for a minute", remedy=_REMEDY)
-        ticket = Ticket.from_mapping(value)
+        ticket = TerminalTicket.from_mapping(value)
         await self._identity.bound_caller(ticket.binding)
         return await self._tokens.issue(value, ticket.expires_at, ticket.binding.tenant), ticket
 
-    async def grant(self, token: str, method: str, path: str, query: bytes) -> tuple[Grant, Ticket]:
+    async def grant(self, token: str, method: str, path: str, query: bytes) -> tuple[Grant, TerminalTicket]:
         """Lets in a request that the ticket opens. Raises Unauthorized, or Forbidden for any other request."""
         ticket = await self._find(token)
         caller = await self._identity.bound_caller(ticket.binding)
@@ -139,11 +139,11 @@ class Tickets:
         limited = replace(caller, scopes=_SCOPES)
         return Grant(limited, ticket.binding, check, expires_at=ticket.expires_at), ticket
 
-    async def _find(self, token: str) -> Ticket:
+    async def _find(self, token: str) -> TerminalTicket:
         value = await self._tokens.look_up(token)
         if value is None:
             raise Unauthorized("this token of a ticket is not valid, or has expired", remedy=_REMEDY)
-        return Ticket.from_mapping(value)
+        return TerminalTicket.from_mapping(value)
 
     async def _check_again(self, token: str) -> None:
         await self._identity.bound_caller((await self._find(token)).binding, expired=True)

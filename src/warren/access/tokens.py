@@ -1,8 +1,8 @@
 """JSON Web Tokens, signed by an issuer that the operator trusts, for this server.
 
 Only asymmetric signatures are accepted, by keys of a JWKS (a file, or an address that is read again when a token names
-an unknown key). A token must have the right issuer and audience, and an expiry. The tenant and the scopes are claims. A
-token that was revoked here (revocations.py) is refused.
+an unknown key). A token must have the right issuer and audience, and an expiry. The tenant and the scopes are claims.
+Whether a token was revoked, `CredentialIdentity` asks.
 """
 
 import asyncio
@@ -15,7 +15,6 @@ from typing import Any, Final
 import aiohttp
 import jwt
 
-from warren.access.revocations import Revocations
 from warren.kernel.clock import Clock
 from warren.kernel.logs import get_log
 from warren.model.access import OPERATORS_SCOPES, Caller, Scope, check_tenant
@@ -52,7 +51,6 @@ class TokenRules:
 
 class Tokens:
     def __init__(self, rules: TokenRules, clock: Clock) -> None:
-        self.revocations: Revocations | None = None
         self._rules = rules
         self._clock = clock
         self._keys: dict[str, jwt.PyJWK] = {}
@@ -71,22 +69,13 @@ class Tokens:
                 raise
             _log.warning("jwks_not_read", jwks=self._rules.jwks, action="refuse_tokens", error=exc)
 
-    async def recognise(self, token: str, *, expired: bool = False) -> Caller:
-        """Returns the caller of a token; with `expired`, also of one that has expired. Raises Unauthorized."""
-        return (await self.read(token, expired=expired))[0]
-
-    async def check_claims(self, claims: Mapping[str, Any], *, expired: bool = False) -> None:
-        """Raises Unauthorized if a token that was accepted earlier, with these claims, would not be accepted now."""
-        self._check_times(claims, expired=expired)
-        if self.revocations is not None:
-            await self.revocations.check(claims)
-
     async def read(self, token: str, *, expired: bool = False) -> tuple[Caller, Mapping[str, Any]]:
-        """Returns the caller of a token, and the token's claims."""
+        """Returns the caller of a token, and the token's claims; with `expired`, also of one that has expired. Raises
+        Unauthorized."""
         if len(token) > MAX_TOKEN:
             raise Unauthorized(f"the token is longer than {MAX_TOKEN} characters", remedy=_REMEDY)
         claims = self._verify(token, await self._key_for(token))
-        await self.check_claims(claims, expired=expired)
+        self.check_times(claims, expired=expired)
         tenant = claims.get(self._rules.tenant_claim)
         try:
             check_tenant(tenant if isinstance(tenant, str) else "")
@@ -100,7 +89,7 @@ class Tokens:
         return Caller(tenant, f"jwt:{name[:128]}", read_claimed(claims.get(self._rules.scopes_claim))), claims
 
     def _verify(self, token: str, key: jwt.PyJWK) -> Mapping[str, Any]:
-        """Checks all but the times: `_check_times` compares those with our own clock, so that tests can set it."""
+        """Checks all but the times: `check_times` compares those with our own clock, so that tests can set it."""
         try:
             claims = jwt.decode(
                 token,
@@ -119,7 +108,8 @@ class Tokens:
             raise Unauthorized(f"the token is not accepted: {_explain(exc)}", remedy=_REMEDY) from None
         return claims
 
-    def _check_times(self, claims: Mapping[str, Any], *, expired: bool) -> None:
+    def check_times(self, claims: Mapping[str, Any], *, expired: bool) -> None:
+        """Raises Unauthorized if a token with these claims is not valid yet or, without `expired`, not any more."""
         now = self._clock.wall()
         if not _is_number(claims["exp"]) or (claims["exp"] + LEEWAY_S <= now and not expired):
             raise Unauthorized("the token has expired", remedy=_REMEDY)

@@ -23,7 +23,6 @@ from warren.cluster.auth import sealing_key
 from warren.cluster.problem_log import ProblemLog
 from warren.config.settings import WORKER_PORT, Settings
 from warren.governance.audit.redis import RedisAudit
-from warren.governance.event_feed import EventFeed
 from warren.governance.redis_counters import RedisCounters
 from warren.governance.shared_events import SharedEvents
 from warren.governance.tenancy import Tenancy
@@ -212,7 +211,6 @@ async def build_tenancy(
     if settings.audit:
         commands = CommandText(settings.audit_commands)
         audit = await RedisAudit.open(link, commands=commands, max_bytes=settings.audit_mb * 1024 * 1024)
-    feed = EventFeed()
     return Tenancy(
         store.records,
         clock,
@@ -221,8 +219,7 @@ async def build_tenancy(
         webhooks=Webhooks(store.records, clock, sender, encryption),
         encryption=encryption,
         counters=RedisCounters(redis_url(settings), settings.redis_namespace),
-        feed=feed,
-        shared_events=SharedEvents(link, feed),
+        shared_events=SharedEvents(link),
         recorder=recorder,
     )
 

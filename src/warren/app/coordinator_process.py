@@ -58,10 +58,10 @@ class CoordinatorService:
     tenancy: Tenancy
     history: History
     role: ClassVar[str] = "coordinator"
-    tracing: Tracing = OFF
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, tracing: Tracing = OFF) -> None:
         self._settings = settings
+        self._tracing = tracing
         self._environments = build_environments(settings)
         self._metrics = build_metrics(settings, self._environments, self.role)
         self.response_grace_s = settings.stop_grace_s  # its work is to forward, so responses get the time that work has
@@ -155,7 +155,7 @@ class CoordinatorService:
             tls=wiring.build_client_tls(settings),
         )
         entrance = CoordinatorEntrance(self._auth, self._fleet, self._worker_client)
-        return build_pipeline(settings, context, self.tracing, entrance=entrance, forward=router)
+        return build_pipeline(settings, context, self._tracing, entrance=entrance, forward=router)
 
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:
         """Destroys nothing: the sessions belong to their workers."""

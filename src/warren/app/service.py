@@ -65,12 +65,14 @@ class Service:
     sessions: Sessions
     tenancy: Tenancy
     in_cluster: ClassVar[bool] = False  # whether other workers share the store
-    tracing: Tracing = OFF
     role: ClassVar[str] = "server"
     response_grace_s: float = 1.0  # the time in which clients may read their last answers
 
-    def __init__(self, settings: Settings, *, fault: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, settings: Settings, *, tracing: Tracing = OFF, fault: Callable[[str], None] = lambda _: None
+    ) -> None:
         self._settings = settings
+        self.tracing = tracing
         self.environments = build_environments(settings)
         self.metrics = build_metrics(settings, self.environments, self.role)
         self._fault = fault

@@ -339,7 +339,7 @@ def build_template_builds(settings: Settings, store: "SessionStore") -> "Templat
         _BUILD_IMAGE,
         _child_variables(settings),
         timeout_s=max(_TEMPLATE_BUILD_S, settings.image_build_timeout_s),
-        most_mb=settings.e2b_template_mb,
+        max_mb=settings.e2b_template_mb,
         disk_reserve_mb=settings.min_free_disk_mb or 0,
     )
 
@@ -491,9 +491,7 @@ def build_lifecycle(
         secrets=tenancy.secrets,
         artifacts=artifacts,
     )
-    lifecycle = Lifecycle(basis, options)
-    tenancy.secrets.when_changed(lifecycle.secret_renewal.secret_changed)
-    return lifecycle
+    return Lifecycle(basis, options)
 
 
 def build_egress(settings: Settings) -> "EgressRules":
@@ -569,9 +567,10 @@ def build_identity(settings: Settings, tenancy: "Tenancy", tokens: "Tokens | Non
 
     if not settings.auth:
         return AnonymousIdentity(tenancy.tenants)
-    if tokens is not None:
-        tokens.revocations = tenancy.revocations
-    return CredentialIdentity(tenancy.keys, tenancy.tenants, tokens, settings.api_key, _installation_keys(settings)[0])
+    secret = _installation_keys(settings)[0]
+    return CredentialIdentity(
+        tenancy.keys, tenancy.tenants, tokens, settings.api_key, secret, revocations=tenancy.revocations
+    )
 
 
 async def build_tokens(settings: Settings) -> "Tokens | None":

@@ -24,7 +24,7 @@ import click
 from warren.cli.main import EXIT_WARREN_FAILED, report
 from warren.cli.output import STREAM_FDS, print_json
 from warren.model.errors import WarrenError
-from warren.model.operations import Chunk, ExecResult, Reason, Stream, TerminalSize
+from warren.model.operations import Chunk, ExecResult, OutputStream, Reason, TerminalSize
 from warren.sdk.results import ExecuteResult
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ class _RemoteTerminal:
 
     async def output(self) -> AsyncIterator[Chunk]:
         while data := await self._terminal.read():
-            yield Chunk(Stream.TERMINAL, self._terminal.offset - len(data), data)
+            yield Chunk(OutputStream.TERMINAL, self._terminal.offset - len(data), data)
 
     async def wait(self) -> ExecuteResult:
         assert self._terminal.result is not None

@@ -27,7 +27,7 @@ from warren.cli.output import print_json
 from warren.cli.remote import RemoteServer, complete_session, split_session
 from warren.config.settings import read_settings
 from warren.model.errors import ServerUnreachable, WarrenError
-from warren.sdk.protocol import Request, error_from_event
+from warren.sdk.protocol import ClientRequest, error_from_event
 
 Values = dict[str, Any]
 
@@ -129,7 +129,7 @@ async def _run_to_end(server: RemoteServer, session_id: str, command: Values, in
     from warren.sdk.aio.transport import AsyncTransport
 
     transport = AsyncTransport(server.url, server.key)
-    request = Request("GET", f"/api/sessions/{session_id}/exec", {"encoding": "base64"})
+    request = ClientRequest("GET", f"/api/sessions/{session_id}/exec", {"encoding": "base64"})
     try:
         async with transport.socket(request) as socket:
             await socket.send(json.dumps(command))

@@ -518,8 +518,8 @@ def _build_template(settings: Settings, image: str, lines: ReportLines) -> None:
         build_missing_base(settings, base, lines)
         return base_config(images, base, building, lines)
 
-    most_bytes = building.limits.sandbox.disk_mb * MIB
-    template = read_template(settings.state_dir, image, config_of, most_bytes)
+    max_bytes = building.limits.sandbox.disk_mb * MIB
+    template = read_template(settings.state_dir, image, config_of, max_bytes)
     lines.write({"before": template.made.before, "after": template.made.after})
     named = NamedRecipe(image, template.made.recipe, template.context)
     build_named(settings, named, lines, no_cache=template.no_cache)

@@ -67,7 +67,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gene
         return float(match[1]) * _UNITS_S[match[2]]
 
 
-class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+class SizeType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """MiB, or a number with a unit: 512m, 1g, 1.5GiB."""
 
     name = "size"

@@ -10,7 +10,7 @@ from warren.cli.options import Duration, drop_empty, json_option, server_options
 from warren.cli.output import format_mib, print_json, print_table
 from warren.cli.remote import RemoteServer, complete_session, short_id
 from warren.model.errors import InvalidRequest, SessionNotFound
-from warren.sdk.protocol import Request
+from warren.sdk.protocol import ClientRequest
 
 if TYPE_CHECKING:
     from warren.config.settings import Settings
@@ -199,7 +199,7 @@ def usage(first: str, last: str, tenant: str, all_tenants: bool, as_csv: bool, u
     query = drop_empty({"first": first, "last": last, "tenant": tenant})
     with RemoteServer(url) as server:
         if as_csv:
-            with server.transport.download(Request("GET", path, query, accept="text/csv")) as (_, parts):
+            with server.transport.download(ClientRequest("GET", path, query, accept="text/csv")) as (_, parts):
                 for part in parts:
                     click.echo(part, nl=False)
             return

@@ -24,7 +24,7 @@ from warren.sdk.blocking.remote import Remote
 from warren.sdk.blocking.session_holder import create_session
 from warren.sdk.blocking.transport import Transport
 from warren.sdk.discovery import find_key, find_url
-from warren.sdk.protocol import Request
+from warren.sdk.protocol import ClientRequest
 
 _SESSION_ID: Final = re.compile(r"ses_[0-9a-f]{32}")
 _SHORT_ID_LENGTH: Final = 16
@@ -55,7 +55,7 @@ class RemoteServer:
         self, method: str, path: str, query: Mapping[str, Any] | None = None, *, values: Any = None, work_s: float = 0.0
     ) -> Any:
         """Sends a request and returns the JSON of its response."""
-        return self.transport.call(Request(method, path, query, values=values, work_s=work_s))
+        return self.transport.call(ClientRequest(method, path, query, values=values, work_s=work_s))
 
     def client(self, session_id: str) -> SandboxClient:
         return SandboxClient(session_id=session_id, backend=self.backend)

@@ -32,7 +32,7 @@ from warren.cli.remote import RemoteServer
 from warren.model.errors import SandboxLost, ServerUnreachable, SessionEnded, SessionNotFound, WarrenError
 from warren.sdk.aio.transport import AsyncSocket, AsyncTransport
 from warren.sdk.code_results import Execution, ExecutionBuilder
-from warren.sdk.protocol import Request, error_from_event, is_problem
+from warren.sdk.protocol import ClientRequest, error_from_event, is_problem
 
 _ENDS: Final = frozenset({"exit", "exit()", "quit", "quit()"})
 _PASTE, _PASTE_END = ":paste", ":end"
@@ -102,7 +102,7 @@ class _Cells:
 
     def __init__(self, transport: AsyncTransport, session_id: str, values: dict[str, Any], printer: Printer) -> None:
         self._transport, self._values, self._printer = transport, values, printer
-        self._request = Request("GET", f"/api/sessions/{session_id}/code")
+        self._request = ClientRequest("GET", f"/api/sessions/{session_id}/code")
 
     async def run(self, cell: str) -> Execution | None:
         """Runs a cell. Returns None if the user gives it up."""

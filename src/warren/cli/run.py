@@ -27,7 +27,7 @@ from warren.cli.console import (
 )
 from warren.cli.main import report
 from warren.cli.options import (
-    Size,
+    SizeType,
     command_options,
     drop_empty,
     environment_option,
@@ -74,9 +74,9 @@ _OPTIONS = (
     environment_option("Environment of the registry.  [base]", "base"),
     click.option("--image", default="", metavar="I", help="Image to use instead of the environment's."),
     click.option("--provider", default="", metavar="P", help="oci or docker.  [oci]"),
-    click.option("-m", "--memory", type=Size(), metavar="MB", help="Memory limit, in MiB or as 512m or 1g."),
+    click.option("-m", "--memory", type=SizeType(), metavar="MB", help="Memory limit, in MiB or as 512m or 1g."),
     click.option("--cpus", type=float, metavar="N", help="CPU limit."),
-    click.option("--disk", type=Size(), metavar="MB", help="Disk limit, in MiB or as 512m or 1g."),
+    click.option("--disk", type=SizeType(), metavar="MB", help="Disk limit, in MiB or as 512m or 1g."),
     click.option("--require", multiple=True, metavar="LAYER", help="Start nothing without this layer of isolation."),
     click.option("--gpus", default="", metavar="N", help="Graphics processors for it alone: a number, or id:0,1."),
 )

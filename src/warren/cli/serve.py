@@ -7,8 +7,9 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from warren.access.keys import Keys
+    from warren.app.coordinator_process import CoordinatorService
     from warren.app.service import Service
 
 _log = get_log(__name__)
+_AnyService = TypeVar("_AnyService", bound="Service | CoordinatorService")
 
 
 @click.command()
@@ -94,15 +97,16 @@ def _tell_secret(given: Settings) -> None:
         )
 
 
-def run_server(settings: Settings, make_service: "Callable[[Settings], Service] | None" = None) -> int:
-    """Serves until a signal comes; returns the exit code. `make_service` builds another service than the usual one."""
+def run_server(settings: Settings, make_service: "Callable[..., Service] | None" = None) -> int:
+    """Serves until a signal comes; returns the exit code. `make_service` builds another service than the usual one
+    from the same arguments."""
     from warren.app.service import Service
     from warren.app.wiring import build_tls
 
     check_exposure(settings)
     check_user(settings)
-    service = make_service or Service
-    return _run_process(settings, build_tls(settings), lambda tls: _run_service(settings, service(settings), tls))
+    make = make_service or Service
+    return _run_process(settings, build_tls(settings), lambda tls: _run_service(settings, make, tls))
 
 
 def check_user(settings: Settings) -> None:
@@ -152,12 +156,13 @@ def _run_process(
         return runner.run(main(tls))
 
 
-async def _run_service(settings: Settings, service: "Service", tls: "ssl.SSLContext | None") -> int:
+async def _run_service(settings: Settings, make: "Callable[..., Service]", tls: "ssl.SSLContext | None") -> int:
+    from warren.app.service import Service
     from warren.app.wiring import build_app, build_identity, build_tokens
 
     tokens = await build_tokens(settings)
 
-    def app() -> "ASGIApp":
+    def app(service: Service) -> "ASGIApp":
         identity = build_identity(settings, service.tenancy, tokens)
         environments, builds = service.environments, service.template_builds()
         return build_app(
@@ -172,7 +177,7 @@ async def _run_service(settings: Settings, service: "Service", tls: "ssl.SSLCont
             service.history,
         )
 
-    async def announce(port: int) -> None:
+    async def announce(service: Service, port: int) -> None:
         url = _server_url(settings, port)
         first_key = await ensure_first_key(settings, service.tenancy.keys, [url])
         click.echo(f"Warren serves {url} (provider {', '.join(settings.providers)}, state in {settings.state_dir})")
@@ -182,7 +187,7 @@ async def _run_service(settings: Settings, service: "Service", tls: "ssl.SSLCont
         click.echo(f"  try:  {key}{program} exec --url {url} --thread hello -- uname -a")
         click.echo(f"  docs: {url}/docs    stop: Ctrl-C")
 
-    return await _serve_until_stopped(settings, service, tls, app, announce)
+    return await _serve_until_stopped(settings, Service.role, partial(make, settings), tls, app, announce)
 
 
 def _confine_coordinator(settings: Settings) -> str:
@@ -219,47 +224,48 @@ async def _run_coordinator(settings: Settings, tls: "ssl.SSLContext | None", why
     if why_not_confined:
         _log.warning("coordinator_not_confined", reason=why_not_confined)
     tokens = await build_tokens(settings)
-    service = CoordinatorService(settings)
 
-    async def announce(port: int) -> None:
+    async def announce(service: CoordinatorService, port: int) -> None:
         await ensure_first_key(settings, service.tenancy.keys, [_server_url(settings, port)])
         click.echo(f"Warren coordinates on {settings.host}:{port}; workers: {len(service.control.status().workers)}")
 
-    return await _serve_until_stopped(
-        settings, service, tls, lambda: service.app(build_identity(settings, service.tenancy, tokens)), announce
-    )
+    def app(service: CoordinatorService) -> "ASGIApp":
+        return service.app(build_identity(settings, service.tenancy, tokens))
+
+    make = partial(CoordinatorService, settings)
+    return await _serve_until_stopped(settings, CoordinatorService.role, make, tls, app, announce)
 
 
 async def _run_worker(settings: Settings, tls: "ssl.SSLContext | None") -> int:
     from warren.app.worker_process import WorkerService
 
-    service = WorkerService(settings)
-
-    async def announce(port: int) -> None:
+    async def announce(service: WorkerService, port: int) -> None:
         details = f"provider {', '.join(settings.providers)}, state in {settings.state_dir}"
         click.echo(f"Worker {settings.worker_id} of Warren works on {settings.host}:{port} ({details})")
 
-    return await _serve_until_stopped(settings, service, tls, service.app, announce)
+    make = partial(WorkerService, settings)
+    return await _serve_until_stopped(settings, WorkerService.role, make, tls, WorkerService.app, announce)
 
 
 async def _serve_until_stopped(
     settings: Settings,
-    service: Any,
+    role: str,
+    make: Callable[..., _AnyService],
     tls: "ssl.SSLContext | None",
-    app: "Callable[[], ASGIApp]",
-    announce: Callable[[int], Awaitable[None]],
+    app: "Callable[[_AnyService], ASGIApp]",
+    announce: Callable[[_AnyService, int], Awaitable[None]],
 ) -> int:
     """Serves until a signal comes, with traces if the settings name a collector for them. Returns the exit code."""
     from warren.app.wiring import build_span_exporter
     from warren.kernel.tracing import Tracing
 
     signals = _Signals()
-    spans = build_span_exporter(settings, service.role)
+    spans = build_span_exporter(settings, role)
     if spans is None:
-        return await _serve(settings, service, signals, tls, app, announce)
-    service.tracing = Tracing(spans, settings.trace_sample)
+        return await _serve(settings, make(), signals, tls, app, announce)
     spans.start()
     try:
+        service = make(tracing=Tracing(spans, settings.trace_sample))
         return await _serve(settings, service, signals, tls, app, announce)
     finally:
         await signals.run_until_second(spans.close())
@@ -267,11 +273,11 @@ async def _serve_until_stopped(
 
 async def _serve(
     settings: Settings,
-    service: Any,
+    service: _AnyService,
     signals: "_Signals",
     tls: "ssl.SSLContext | None",
-    app: "Callable[[], ASGIApp]",
-    announce: Callable[[int], Awaitable[None]],
+    app: "Callable[[_AnyService], ASGIApp]",
+    announce: Callable[[_AnyService, int], Awaitable[None]],
 ) -> int:
     """Starts the service before the HTTP server, and stops it after the server."""
     from warren.http.server.http_guard import HttpLimits
@@ -286,11 +292,11 @@ async def _serve(
         keep_alive_s=settings.keep_alive_s,
         max_connections=settings.max_connections,
     )
-    server = HttpServer(app(), host=settings.host, port=settings.port, limits=limits, tls=tls)
+    server = HttpServer(app(service), host=settings.host, port=settings.port, limits=limits, tls=tls)
     grace_s = settings.stop_grace_s
     try:
         _freeze_loaded_objects()
-        await server.start(announce)
+        await server.start(partial(announce, service))
         _log.info("server_started", version=__version__, host=settings.host, port=server.port, process=os.getpid())
         await signals.first.wait()
         _log.info("server_stopping", grace_s=grace_s)
@@ -307,7 +313,7 @@ def _freeze_loaded_objects() -> None:
     gc.freeze()
 
 
-async def _stop(service: Any, server: Any, grace_s: float, *, destroy: bool) -> None:
+async def _stop(service: "Service | CoordinatorService", server: Any, grace_s: float, *, destroy: bool) -> None:
     """Ends the work first, so that its responses still leave, then the connections, then the rest."""
     service.tenancy.feed.close()
     await service.sessions.drain(grace_s)

@@ -15,7 +15,7 @@ from warren.cli.figures import show_session
 from warren.cli.main import EXIT_WARREN_FAILED, report
 from warren.cli.options import (
     Duration,
-    Size,
+    SizeType,
     drop_empty,
     environment_option,
     network_options,
@@ -59,9 +59,11 @@ _WATCH_S: Final = 2.0
 @environment_option("Environment of the server's registry.")
 @click.option("--agent", "agent_config", default="", metavar="A", help="Agent of the server's registry that it is for.")
 @click.option("--image", default="", metavar="I", help="Image to use instead of the environment's.")
-@click.option("-m", "--memory", "memory_mb", type=Size(), metavar="MB", help="Memory limit, in MiB or as 512m or 1g.")
+@click.option(
+    "-m", "--memory", "memory_mb", type=SizeType(), metavar="MB", help="Memory limit, in MiB or as 512m or 1g."
+)
 @click.option("--cpus", type=float, metavar="N", help="CPU limit.")
-@click.option("--disk", "disk_mb", type=Size(), metavar="MB", help="Disk limit, in MiB or as 512m or 1g.")
+@click.option("--disk", "disk_mb", type=SizeType(), metavar="MB", help="Disk limit, in MiB or as 512m or 1g.")
 @click.option("-e", "variables", multiple=True, metavar="K=V", help="Environment variable for every command in it.")
 @click.option("--require", multiple=True, metavar="LAYER", help="Start nothing without this layer of isolation.")
 @click.option("--secret", "secret_names", multiple=True, metavar="NAME", help="A secret that its requests carry.")

@@ -38,7 +38,7 @@ _PIECE: Final = 1024 * 1024
 _HEAD_TIMEOUT_S: Final = 30.0
 _MAX_PROBLEM: Final = 64 * 1024
 _REFRESH_S: Final = 5.0
-_MOST_OFFERED: Final = 256  # bounds the size of a heartbeat, which names them all
+_MAX_OFFERED: Final = 256  # bounds the size of a heartbeat, which names them all
 
 _log = get_log(__name__)
 
@@ -62,7 +62,7 @@ class OfferedImages:
 
     async def refresh(self) -> None:
         offers = await asyncio.to_thread(self._images.offers)
-        self._offers = {offer.name: offer for offer in offers[:_MOST_OFFERED]}
+        self._offers = {offer.name: offer for offer in offers[:_MAX_OFFERED]}
 
     async def run(self) -> None:
         while True:

@@ -9,7 +9,7 @@ from typing import Any
 
 from warren.model.addresses import canonical_origin
 from warren.model.egress import Ceiling
-from warren.model.environment import MOST_POOLED
+from warren.model.environment import MAX_POOLED
 from warren.model.errors import InvalidRequest
 from warren.model.gpus import check_gpus
 from warren.model.network import parse_rule
@@ -263,7 +263,7 @@ SECRETS_KEYS = OptionKind("a list of keys of 64 hexadecimal digits, with commas 
 CLUSTER_SECRETS = OptionKind(
     "a list of texts of 16 or more ASCII characters, with spaces between them", "LIST", _parse_cluster_secrets, " "
 )
-POOL = whole_number(0, MOST_POOLED)
+POOL = whole_number(0, MAX_POOLED)
 SESSION_TIME = time(1, LONGEST_S)
 NETWORK_TIME = time(0.1, 86400)
 MEGABYTES = whole_number(0, 2**30)

@@ -58,7 +58,7 @@ from warren.config.option_kinds import (
     time,
     whole_number,
 )
-from warren.model.code import CONTEXT_IDLE_S, MOST_CONTEXTS
+from warren.model.code import CONTEXT_IDLE_S, MAX_CONTEXTS
 from warren.model.environment import PoolSize
 from warren.model.session import IDLE_TIMEOUT_S, LONGEST_S, MAX_LIFETIME_S
 from warren.model.spec import MIB
@@ -190,7 +190,7 @@ class Settings:
     command_timeout_s: float = option(time(0.1, LONGEST_S), 120.0,
         "The time-out of a command, if the caller gives none.")
     max_command_timeout_s: float = option(time(0.1, LONGEST_S), 86400.0, "The longest time-out that a caller can give.")
-    max_contexts: int = option(whole_number(1, 256), MOST_CONTEXTS,
+    max_contexts: int = option(whole_number(1, 256), MAX_CONTEXTS,
         "How many code contexts a session may have at once.")
     context_idle_timeout_s: float = option(time(1, LONGEST_S), CONTEXT_IDLE_S,
         "A code context ends when it runs no cell for this long.")

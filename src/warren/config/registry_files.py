@@ -21,7 +21,7 @@ _SUFFIXES: Final = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)
-class FileChange:
+class RegistryFileChange:
     """`kept`: the file has a mistake, and the entry stays as it was read before."""
 
     name: str
@@ -101,14 +101,14 @@ class RegistryFiles(Generic[Entry]):
         readings = {name: self._look_at(name) for name in self.names}
         return {name: reading.problem if reading else "" for name, reading in readings.items()}
 
-    def changes(self) -> Sequence[FileChange]:
+    def changes(self) -> Sequence[RegistryFileChange]:
         """Returns what has changed since the last call; the first call returns all entries."""
         readings = {name: reading for name in self.names if (reading := self._look_at(name))}
         before, self._reported = self._reported, readings
-        found = [FileChange(name, removed=True) for name in before if name not in readings]
+        found = [RegistryFileChange(name, removed=True) for name in before if name not in readings]
         for name, reading in readings.items():
             if before.get(name) is not reading:
-                found.append(FileChange(name, reading.problem, kept=bool(reading.problem and reading.entry)))
+                found.append(RegistryFileChange(name, reading.problem, kept=bool(reading.problem and reading.entry)))
         return found
 
     def path(self, name: str) -> Path:

@@ -39,7 +39,7 @@ def check_terminals(most: int, reserve: int) -> Check:
 
 def check_locks(is_counted: bool) -> Check:
     how = "counted" if is_counted else "listed (this kernel does not tell their number)"
-    return ok("file locks", f"{how} several times a second; a sandbox may hold {file_locks.MOST}")
+    return ok("file locks", f"{how} several times a second; a sandbox may hold {file_locks.MAX_LOCKS}")
 
 
 def check_network(lacking: Mapping[str, str]) -> Check:

@@ -22,7 +22,7 @@ ATTACK_FILE: Final = "attack-report.json"
 FRESH_S: Final = 60.0
 _LONGEST_S: Final = 120.0
 _STOP_S: Final = 10.0
-_MOST_BYTES: Final = 4 * 1024 * 1024
+_MAX_BYTES: Final = 4 * 1024 * 1024
 
 _log = get_log(__name__)
 
@@ -90,7 +90,7 @@ def read_attack_report(state_dir: Path) -> dict[str, Any] | None:
     try:
         fd = os.open(state_dir / ATTACK_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
-            found = json.loads(file.read(_MOST_BYTES))
+            found = json.loads(file.read(_MAX_BYTES))
             return {**found, "at": float(found["at"])}
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -11,7 +11,7 @@ from warren.interfaces.sandbox import FileWatch, Process, Sandbox
 from warren.kernel.tracing import Span, is_traced, traced
 from warren.model.metrics import SandboxMetrics
 from warren.model.network import EgressBound, ListeningPort, NetworkRules, NetworkUse
-from warren.model.operations import FileInfo, ProcessInfo, Search, SearchMatch, SearchSummary
+from warren.model.operations import FileInfo, ProcessStatus, Search, SearchMatch, SearchTotals
 from warren.model.secrets import BoundSecret
 from warren.model.session import Session
 from warren.model.spec import Isolation
@@ -70,7 +70,7 @@ class TracedFiles:
     async def unpack(self, path: str, tar: bytes | AsyncIterable[bytes], *, user: str = "") -> int:
         return await self._call("unpack", self._sandbox.unpack(path, tar, user=user))
 
-    def search(self, query: Search) -> AsyncIterator[SearchMatch | SearchSummary]:
+    def search(self, query: Search) -> AsyncIterator[SearchMatch | SearchTotals]:
         return self._stream("search", self._sandbox.search(query))
 
     def watch(self, path: str, *, recursive: bool = False, user: str = "", attributes: bool = False) -> FileWatch:
@@ -110,7 +110,7 @@ class DelegatedSandbox(TracedFiles):
     async def process(self, process_id: str) -> Process:
         return await self._sandbox.process(process_id)
 
-    async def processes(self) -> Sequence[ProcessInfo]:
+    async def processes(self) -> Sequence[ProcessStatus]:
         return await self._sandbox.processes()
 
     async def forget(self, process_id: str) -> None:

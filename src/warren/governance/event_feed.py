@@ -94,11 +94,12 @@ class EventFeed:
         all_rings: int = ALL_RINGS,
         max_streams: int = MAX_STREAMS,
         rest_s: float = REST_S,
+        refresh: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._most, self._most_in_all, self._max_streams, self._rest_s = ring, all_rings, max_streams, rest_s
         self.run = secrets.token_hex(8)
         self.last = 0
-        self.refresh: Callable[[], Awaitable[None]] | None = None
+        self._refresh = refresh
         self._rings: OrderedDict[str, _Ring] = OrderedDict()
         self._in_all = 0
         self._lost = 0  # the last event of a tenant that has no ring any more
@@ -193,8 +194,8 @@ class EventFeed:
         mine = self._streams.setdefault(name, set())
         mine.add(reader)
         try:
-            if self.refresh is not None:
-                await self.refresh()
+            if self._refresh is not None:
+                await self._refresh()
             place = self._place(after)
             resumed = place is not None and self._has_all_since(name, place)
             reader.cursor = place if place is not None and resumed else self.last

@@ -35,7 +35,7 @@ from warren.model.events import CommandEndedData, Event, EventKind
 from warren.model.operations import (
     Command,
     ExecResult,
-    ProcessInfo,
+    ProcessStatus,
     Reason,
 )
 from warren.model.session import Session
@@ -155,7 +155,7 @@ class CommandMetering:
                 ending = metered.until_ended(process, payer, background=True, had_s=info.started_s_ago)
                 self.follow(ending, f"following {info.id}")
 
-    def _had_today(self, info: ProcessInfo) -> int:
+    def _had_today(self, info: ProcessStatus) -> int:
         return math.ceil(min(info.started_s_ago, self.clock.wall() % DAY_S))
 
     async def close(self) -> None:

@@ -11,11 +11,12 @@ compare versions (`SecretRenewal.watch`).
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from warren.interfaces.records import Record, RecordStore
+from warren.interfaces.secrets import SecretChanged
 from warren.kernel.clock import Clock
 from warren.kernel.logs import get_log
 from warren.model.access import check_tenant
@@ -25,8 +26,6 @@ from warren.stores.encryption import KEY_BYTES, Encryption
 
 _KIND: Final = "secret"
 _log = get_log("warren.secrets")
-
-Changed = Callable[[str, str], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +47,12 @@ class Secrets:
         self._clock = clock
         self._encryption = encryption or Encryption(os.urandom(KEY_BYTES))
         self._creating = asyncio.Lock()
-        self._callbacks: list[Changed] = []
+        self._callbacks: list[SecretChanged] = []
 
     def __repr__(self) -> str:
         return "<Secrets>"
 
-    def when_changed(self, call: Changed) -> None:
+    def when_changed(self, call: SecretChanged) -> None:
         """Registers a callback, which gets the tenant and the name of each secret that this process sets or deletes."""
         self._callbacks.append(call)
 

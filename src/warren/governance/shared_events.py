@@ -65,9 +65,9 @@ _log = get_log("warren.events")
 class SharedEvents:
     """Only a coordinator calls `run` and reads; workers just write. `close` writes what was published before."""
 
-    def __init__(self, link: RedisLink, feed: EventFeed, *, poll_s: float = POLL_S) -> None:
+    def __init__(self, link: RedisLink, *, poll_s: float = POLL_S) -> None:
         self._link = link
-        self._feed = feed
+        self.feed = EventFeed(refresh=self._refresh)
         self._poll_s = poll_s
         self._waiting: deque[Event] = deque()
         self._has_lost = False
@@ -91,13 +91,12 @@ class SharedEvents:
 
     async def run(self) -> None:
         """Reads while there are streams, until it is cancelled."""
-        self._feed.refresh = self.refresh
         while True:
             await asyncio.sleep(self._poll_s)
-            if self._feed.streams:
-                await self.refresh()
+            if self.feed.streams:
+                await self._refresh()
 
-    async def refresh(self) -> None:
+    async def _refresh(self) -> None:
         """Brings the feed up to date, as far as Redis can be asked."""
         with suppress(WarrenError):
             async with self._reading:
@@ -111,7 +110,7 @@ class SharedEvents:
 
     async def _read_some(self) -> bool:
         """Reads the next events into the feed. Returns whether there may be more."""
-        feed = self._feed
+        feed = self.feed
         run, after, texts = await self._link.run(_READ, feed.run, feed.last, _READ_AT_ONCE, _new_run())
         if run.decode() != feed.run:
             feed.begin_again(run.decode(), after)

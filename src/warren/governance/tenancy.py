@@ -66,12 +66,11 @@ class Tenancy:
         webhooks: "Webhooks | None" = None,
         counters: Counters | None = None,
         encryption: Encryption | None = None,
-        feed: EventFeed | None = None,
         shared_events: "SharedEvents | None" = None,
         recorder: Recorder = NO_RECORDER,
     ) -> None:
         """Without `counters` this process counts quotas in its memory; without `encryption` secrets end with it.
-        `shared_events` fill the `feed` of a cluster; without them this process fills it alone."""
+        `shared_events` have the feed of a cluster; without them this process has one of its own."""
         self._clock = clock
         self.keys = Keys(records, clock)
         self.revocations = Revocations(records, clock)
@@ -87,7 +86,7 @@ class Tenancy:
         self.events.subscribe(self._record_event, kinds=_OF_SESSIONS)
         if webhooks is not None:
             self.events.subscribe(webhooks.publish, webhooks.wants)
-        self.feed = feed or EventFeed()
+        self.feed = EventFeed() if shared_events is None else shared_events.feed
         self._shared_events = shared_events
         self.events.subscribe((shared_events or self.feed).publish, kinds=KINDS)
         quotas = Quotas(clock, counters, reached=self._publish_quota_reached, spent_before=self.spent_today)

@@ -75,12 +75,12 @@ class Admission:
     def record_unidentified(self, request: Request, receive: Receive, send: Send, exc: Unauthorized) -> None:
         """Records a request of nobody who may send one."""
         if self._refusals is None or self._refusals.may_record(""):
-            self._record(request, _Exchange(send, receive), RequestContext(ANONYMOUS), exc)
+            self._record(request, _CountedExchange(send, receive), RequestContext(ANONYMOUS), exc)
 
     async def admit(self, request: Request, receive: Receive, send: Send, serve: Stage) -> None:
         """Lets `serve` answer the request of a caller that has not used up what it may. Raises RateLimited, and what
         the answering raises."""
-        caller, exchange = request.caller, _Exchange(send, receive)
+        caller, exchange = request.caller, _CountedExchange(send, receive)
         exchange.check_again = request.check_again
         if request.preview is not None:
             request.set_headers(clean_request(request.scope["headers"], request.preview))
@@ -126,7 +126,11 @@ class Admission:
         return spend
 
     def _record(
-        self, request: Request, exchange: "_Exchange", request_context: RequestContext, error: BaseException | None
+        self,
+        request: Request,
+        exchange: "_CountedExchange",
+        request_context: RequestContext,
+        error: BaseException | None,
     ) -> None:
         caller = request_context.caller
         if self._add_usage is not None and caller is not ANONYMOUS:
@@ -197,7 +201,7 @@ class _OpenRequests:
         self._share.give_back(tenant)
 
 
-class _Exchange:
+class _CountedExchange:
     """The messages of one request and its response: counts their bytes, remembers the status.
 
     With `spend_bytes` each piece of the response is paid for before it is sent, and the head waits for the first piece:
@@ -291,7 +295,7 @@ class _Exchange:
         return self.status != 0 and self._head is None
 
 
-async def _answer_rate_limited(exc: BaseException, scope: Scope, receive: Receive, exchange: _Exchange) -> bool:
+async def _answer_rate_limited(exc: BaseException, scope: Scope, receive: Receive, exchange: _CountedExchange) -> bool:
     """Answers a request that was one too many, with headers that tell the limit. HttpGuard answers other errors."""
     standing = standing_of(exc) if isinstance(exc, Exception) else None
     if standing is None or not isinstance(exc, RateLimited) or scope["type"] != "http" or exchange.begun:
@@ -302,7 +306,7 @@ async def _answer_rate_limited(exc: BaseException, scope: Scope, receive: Receiv
     return True
 
 
-def _status(exchange: _Exchange, error: BaseException | None) -> int:
+def _status(exchange: _CountedExchange, error: BaseException | None) -> int:
     if isinstance(error, WarrenError) and not exchange.begun:
         return error.http_status
     if exchange.status:

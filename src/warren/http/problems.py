@@ -37,7 +37,7 @@ _RETRY_AFTER_S = 1.0
 _RETRY_STATUSES = frozenset({429, 503})
 _MAX_DETAIL = 600
 SHORT_BODY = 256 * 1024  # bytes that can be read at once, without holding up anybody
-_MOST_VALUES = 2000  # of routes beside the operations, whose bodies are small
+_MAX_VALUES = 2000  # of routes beside the operations, whose bodies are small
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _CODES = {
     400: "invalid_request",
@@ -257,7 +257,7 @@ async def read_json_body(body: bytes, most: int = MAX_VALUES) -> Any:
 class StrictRequest(Request):
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
-            self._json = await read_json_body(await self.body(), _MOST_VALUES)
+            self._json = await read_json_body(await self.body(), _MAX_VALUES)
         return self._json
 
 

@@ -208,7 +208,7 @@ def edit_error(code: str, path: str, old: str) -> str:
 # -- searching
 
 
-class Tree:
+class ListedTree:
     """The entries below a directory with their relative paths. `reason` says why some are missing, if they are."""
 
     def __init__(self, root: str) -> None:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Final
 
-_MOST_ALTERNATIVES: Final = 1000
+_MAX_ALTERNATIVES: Final = 1000
 
 
 class PatternRefused(ValueError):
@@ -81,7 +81,7 @@ def _expand(pattern: str) -> list[str]:
     found: list[str] = []
     for option in options:
         found += [before + rest for rest in _expand(option + after)]
-        if len(found) > _MOST_ALTERNATIVES:
+        if len(found) > _MAX_ALTERNATIVES:
             raise PatternRefused("pattern_too_broad")
     return found
 

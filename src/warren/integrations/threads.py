@@ -30,7 +30,7 @@ from warren.sdk.options import SandboxOptions
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_MOST_THREADS: Final = 4096
+_MAX_THREADS: Final = 4096
 
 
 def current_thread() -> str:
@@ -201,7 +201,7 @@ class ThreadClients:
             if thread_id not in self._pairs:
                 self._pairs[thread_id] = self._make(thread_id)
             self._pairs.move_to_end(thread_id)
-            while len(self._pairs) > _MOST_THREADS:
+            while len(self._pairs) > _MAX_THREADS:
                 self._pairs.popitem(last=False)  # the sandbox stays, and its thread finds it again
             return self._pairs[thread_id]
 

@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 from warren.model.audit import AuditEntry, RequestRecord
 
-MOST_ON_PAGE: Final = 1000
+MAX_ON_PAGE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class AuditLog(Protocol):
     never displace those of another. Before an entry is kept, `secrets` (of at least 6 characters) and whatever looks
     like a secret are removed from its detail, and long texts are cut; tenant, key, client, action and result are kept
     as they are. `secrets` None means that there are too many to search for; then texts are left out.
-    `find` returns a page of at most MOST_ON_PAGE entries, newest first, including everything recorded before the call
+    `find` returns a page of at most MAX_ON_PAGE entries, newest first, including everything recorded before the call
     (if the disk keeps up). It raises InvalidRequest for an `after` that it never returned, and Unavailable when it
     cannot read.
     `close` writes the waiting entries, without details if that takes long. Entries recorded later are lost. It may be

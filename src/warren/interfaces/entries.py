@@ -21,7 +21,7 @@ class EntriesOfKind(Protocol[Entry]):
     def list(self) -> Sequence[Entry]: ...
 
 
-class Entries(Protocol):
+class RegistryEntries(Protocol):
     """`check_agent` raises if the agent names something that the registry does not have."""
 
     @property

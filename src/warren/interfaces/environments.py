@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from warren.interfaces.entries import Entries
+from warren.interfaces.entries import RegistryEntries
 from warren.model.environment import Environment
 
 
@@ -15,7 +15,7 @@ class Environments(Protocol):
     """
 
     @property
-    def entries(self) -> Entries: ...
+    def entries(self) -> RegistryEntries: ...
 
     def __call__(self, name: str) -> Environment: ...
     def list(self) -> Sequence[Environment]: ...

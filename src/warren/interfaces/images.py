@@ -25,7 +25,7 @@ class RootFs:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageInfo:
+class ImageMetadata:
     """What is known of a version. image.json holds the fields up to `format`, config.json beside it the others.
 
     `content` is the digest of its files, as images/pack.py writes them. `uid` is that of the user whom commands run as
@@ -46,7 +46,7 @@ class ImageInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageVersion(ImageInfo):
+class ImageVersion(ImageMetadata):
     """`current`: the name points to this version. `sandboxes`: how many use it, including those that wait in pools."""
 
     version: str = ""
@@ -78,7 +78,7 @@ class SharedImages(Protocol):
     def receive(self, offer: ImageOffer, stream: IO[bytes]) -> ImageVersion: ...
 
 
-class ImageList(Protocol):
+class ImageLister(Protocol):
     """`list` returns all versions of all images, by name, and the newest version first."""
 
     def list(self) -> Sequence[ImageVersion]: ...

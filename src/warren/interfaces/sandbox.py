@@ -12,10 +12,10 @@ from warren.model.operations import (
     ExecResult,
     FileEvent,
     FileInfo,
-    ProcessInfo,
+    ProcessStatus,
     Search,
     SearchMatch,
-    SearchSummary,
+    SearchTotals,
     TerminalSize,
 )
 from warren.model.secrets import BoundSecret
@@ -91,7 +91,7 @@ class Sandbox(Protocol):
     `entries` yields what `list` gives, as it is found, and with `details` in the order of names, each directory before
     what is in it; `list` raises LimitReached for more entries than fit in memory.
 
-    `search` yields matches as they are found, ordered by directory and name, and one SearchSummary as the last item.
+    `search` yields matches as they are found, ordered by directory and name, and one SearchTotals as the last item.
     Reaching a limit is not an error; the summary says so. An invalid expression raises InvalidRequest, one that needs
     too much memory or time to compile LimitReached, both before any match. A `path` that does not exist raises
     FileNotFound. Leaving the iteration ends the search.
@@ -125,7 +125,7 @@ class Sandbox(Protocol):
     ) -> ExecResult: ...
     async def start(self, command: Command, *, process_id: str = "", follow: bool = False) -> Process: ...
     async def process(self, process_id: str) -> Process: ...
-    async def processes(self) -> Sequence[ProcessInfo]: ...
+    async def processes(self) -> Sequence[ProcessStatus]: ...
     async def forget(self, process_id: str) -> None: ...
     async def kill_all(self) -> int: ...
 
@@ -154,7 +154,7 @@ class Sandbox(Protocol):
     def pack(self, path: str, *, user: str = "") -> AsyncIterator[bytes]: ...
     async def unpack(self, path: str, tar: bytes | AsyncIterable[bytes], *, user: str = "") -> int: ...
     def watch(self, path: str, *, recursive: bool = False, user: str = "", attributes: bool = False) -> FileWatch: ...
-    def search(self, query: Search) -> AsyncIterator[SearchMatch | SearchSummary]: ...
+    def search(self, query: Search) -> AsyncIterator[SearchMatch | SearchTotals]: ...
 
     async def set_network(
         self, rules: NetworkRules, secrets: Sequence[BoundSecret] = (), bounds: Sequence[EgressBound] = ()

@@ -58,9 +58,12 @@ class FairShare:
         self.in_all += amount
 
     def give_back(self, owner: str, amount: int = 1) -> None:
-        """Counts the amount no more. An owner that holds nothing may give nothing back."""
-        self.in_all -= amount
+        """Counts the amount no more. Raises ValueError if the owner holds less: a share below zero would let it take
+        more than the others."""
         left = self._held.get(owner, 0) - amount
+        if left < 0:
+            raise ValueError(f"{owner!r} gives back {amount} and holds {left + amount}")
+        self.in_all -= amount
         if left:
             self._held[owner] = left
         else:

@@ -157,13 +157,13 @@ class _Handler(logging.StreamHandler[TextIO]):
 class RotatingFile:
     """A log file that only its owner can read, and that is renamed when it is full."""
 
-    def __init__(self, path: Path, most_bytes: int = 10 * 1024 * 1024, kept: int = 5) -> None:
-        self._path, self._most_bytes, self._kept = path, most_bytes, kept
+    def __init__(self, path: Path, max_bytes: int = 10 * 1024 * 1024, kept: int = 5) -> None:
+        self._path, self._max_bytes, self._kept = path, max_bytes, kept
         self._file = self._open()
 
     def write(self, text: str) -> int:
         size = len(text) if text.isascii() else len(text.encode(errors="replace"))
-        if self._size + size > self._most_bytes:
+        if self._size + size > self._max_bytes:
             self._rotate()
         self._size += size  # counted, because `tell` would take longer than all the rest of a line
         return self._file.write(text)

@@ -45,7 +45,7 @@ class SpanExporter:
         endpoint: str,
         resource: Mapping[str, str],
         *,
-        most_waiting: int = MAX_WAITING,
+        max_waiting: int = MAX_WAITING,
         interval_s: float = INTERVAL_S,
         send_timeout_s: float = SEND_TIMEOUT_S,
         stop_s: float = STOP_S,
@@ -61,7 +61,7 @@ class SpanExporter:
             ) from exc
         self._resource = Resource.create(dict(resource))
         self._sender = OTLPSpanExporter(endpoint=traces_url(endpoint), timeout=send_timeout_s)
-        self._most_waiting = most_waiting
+        self._max_waiting = max_waiting
         self._interval_s = interval_s
         self._stop_s = stop_s
         self._waiting: deque[Span] = deque()
@@ -88,7 +88,7 @@ class SpanExporter:
 
     def record(self, span: Span) -> None:
         waiting = len(self._waiting)
-        if waiting >= self._most_waiting:
+        if waiting >= self._max_waiting:
             self._refused += 1
             return
         self._waiting.append(span)

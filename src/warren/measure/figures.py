@@ -15,7 +15,7 @@ from typing import Final
 
 from warren.measure.http_client import Client, RequestFailed, cleanup, create, exec_message
 from warren.measure.requests import cleanups, commands, create_cold, creates, first_output, time_requests
-from warren.measure.server import Server
+from warren.measure.server import MeasuredServer
 
 POOL: Final = 5
 _QUIET_S: Final = 0.2
@@ -51,7 +51,7 @@ QUICK: Final = Effort(requests=8, quiet=4, creates=16, sessions=10, seconds=1.0,
 Note = Callable[[Figure], None]
 
 
-async def measure(server: Server, effort: Effort, note: Note) -> list[str]:
+async def measure(server: MeasuredServer, effort: Effort, note: Note) -> list[str]:
     """Notes the figures as they are found; returns why others cannot be had. Raises RequestFailed."""
     async with server.clients(effort.sessions) as clients:
         await server.wait_for_pool(clients[0], POOL)
@@ -93,7 +93,7 @@ async def _time_cold(client: Client, times: int, pause_s: float) -> tuple[list[f
     return created, ended
 
 
-async def _measure_pool(server: Server, client: Client, effort: Effort, note: Note) -> None:
+async def _measure_pool(server: MeasuredServer, client: Client, effort: Effort, note: Note) -> None:
     created, first = list[float](), list[float]()
     for _ in range(effort.requests):
         await server.wait_for_pool(client, POOL)
@@ -123,7 +123,7 @@ async def _measure_commands(clients: list[Client], effort: Effort, note: Note) -
     _check((await cleanups(clients, made)).failed)
 
 
-async def _measure_memory(server: Server, clients: list[Client], effort: Effort, note: Note) -> list[str]:
+async def _measure_memory(server: MeasuredServer, clients: list[Client], effort: Effort, note: Note) -> list[str]:
     await server.wait_for_pool(clients[0], POOL)
     before = _available_mb()
     outcome, made = await creates(clients[:_AT_ONCE], effort.idle)

@@ -28,7 +28,7 @@ _KEPT: Final = ("PATH", "HOME", "LANG", "PYTHONPATH", "TMPDIR")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Server:
+class MeasuredServer:
     """A running server, its pool, and clients of it."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", port: int, state_dir: Path, key: str) -> None:
@@ -59,7 +59,7 @@ class Server:
 @contextlib.contextmanager
 def serving(
     state_dir: Path, *flags: str, key: str = "", variables: Mapping[str, str] | None = None
-) -> Iterator[Server]:
+) -> Iterator[MeasuredServer]:
     """Runs a server; all its sandboxes are gone at the end, and so is `state_dir`. Without `key` it asks for none.
 
     It ends as well when this process dies, by whatever signal; then only the directory is left.
@@ -80,7 +80,7 @@ def serving(
             )
         try:
             _wait_until_ready(process, port, log)
-            yield Server(process, port, state_dir, key)
+            yield MeasuredServer(process, port, state_dir, key)
             _report(log)
         finally:
             _stop(process)

@@ -19,9 +19,9 @@ ARTIFACTS_DIR: Final = f"{WORKSPACE}/artifacts"
 """What lies below it is saved when the session ends."""
 MAX_NAME_BYTES: Final = 1024
 MAX_PATTERNS: Final = 64
-MOST_TOLD: Final = 20
+MAX_TOLD: Final = 20
 """Of the files that were left out so many are named."""
-_MOST_SHOWN: Final = 200
+_MAX_SHOWN: Final = 200
 _LAST_MS: Final = (1 << 44) - 1
 _ID: Final = re.compile(r"art_[0-9a-f]{27}")
 _MIME: Final = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+-]{1,127}")
@@ -85,7 +85,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SaveResult:
     """The result of saving: the artifacts, and the first of the `left_out_count` files that were not saved."""
 
     artifacts: Sequence[Artifact] = ()
@@ -174,4 +174,4 @@ class Filter(NamedTuple):
 
 
 def short_path(path: str) -> str:
-    return path if len(path) <= _MOST_SHOWN else f"{path[:_MOST_SHOWN]}…"
+    return path if len(path) <= _MAX_SHOWN else f"{path[:_MAX_SHOWN]}…"

@@ -1,8 +1,8 @@
 """Code contexts: interpreters that live in a sandbox and keep their state from one cell to the next.
 
 A cell is a command like any other: a small program of the agent (`AGENT cell`) hands the code to the context's keeper
-and writes what comes back to its stdout, as frames. `CellReader` turns the frames into events, `Execution` collects the
-events. User code can forge frames. That spoils the results of its own cell and of later cells in its context, and
+and writes what comes back to its stdout, as frames. `CellReader` turns the frames into events, `CellExecution` collects
+the events. User code can forge frames. That spoils the results of its own cell and of later cells in its context, and
 nothing else: malformed events are dropped and counted.
 """
 
@@ -22,12 +22,12 @@ RUNNERS: Final = "/.warren/runners"
 _NODE: Final = ("node", "--no-force-async-hooks-checks", f"{RUNNERS}/javascript/main.js")
 PREFIX: Final = "ctx_"
 CELL_PREFIX: Final = "cell_"
-MOST_CONTEXTS: Final = 16
+MAX_CONTEXTS: Final = 16
 CONTEXT_IDLE_S: Final = 3600.0
 
 MAX_FRAME: Final = 32 * 1024 * 1024
 MAX_VALUES: Final = 100_000  # in all results of a cell: a value takes far more memory than its JSON
-_MOST_PIECES: Final = 1000  # of stdout or stderr; later ones are joined
+_MAX_PIECES: Final = 1000  # of stdout or stderr; later ones are joined
 _JOINED: Final = 64 * 1024
 _LARGEST: Final = 1 << 53
 _HEAD: Final = 5
@@ -110,7 +110,7 @@ def check_not_reserved(process_id: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class CodeContext:
+class ContextStatus:
     """`state`: idle, busy or lost. `lost_reason`: oom, killed or exited."""
 
     id: str
@@ -333,7 +333,7 @@ def _text(value: object) -> str:
 
 
 @dataclass(slots=True)
-class Execution:
+class CellExecution:
     """The result of a cell. `reason`: exited, timeout, cancelled, context_lost, refused, sandbox_lost, or running.
 
     `size`: about how many bytes it holds. `room`: how many it may hold; what does not fit is counted as dropped.
@@ -370,7 +370,7 @@ class Execution:
             self.results.append(event.values)
             return
         log, text = self.stdout if event.kind == "stdout" else self.stderr, event.values["text"]
-        if len(log) >= _MOST_PIECES and len(log[-1]) < _JOINED:
+        if len(log) >= _MAX_PIECES and len(log[-1]) < _JOINED:
             log[-1] += text
         else:
             log.append(text)
@@ -391,7 +391,9 @@ class Execution:
         self.reason, self.error = _outcome(self, reader, ended, said.strip()[-2000:])
 
 
-def _outcome(execution: Execution, reader: CellReader, ended: ExecResult, said: str) -> tuple[str, CodeError | None]:
+def _outcome(
+    execution: CellExecution, reader: CellReader, ended: ExecResult, said: str
+) -> tuple[str, CodeError | None]:
     trace, lost = reader.error.traceback if reader.error else "", execution.context_lost
     if ended.reason is Reason.TIMEOUT:
         after = (
@@ -414,7 +416,7 @@ def _outcome(execution: Execution, reader: CellReader, ended: ExecResult, said: 
     return "exited", reader.error
 
 
-def read_execution(execution: Execution, reader: CellReader, pieces: Iterable[bytes]) -> Iterator[None]:
+def read_execution(execution: CellExecution, reader: CellReader, pieces: Iterable[bytes]) -> Iterator[None]:
     """Adds the events in the output of the cell's program. At each yield the caller may let other tasks run."""
     for piece in pieces:
         for event in reader.events(piece):

@@ -15,7 +15,7 @@ from warren.model.secrets import check_names
 from warren.model.session import check_seconds
 from warren.model.spec import IoLimits, Limits, check_env, check_image_name
 
-MOST_POOLED = 5000
+MAX_POOLED = 5000
 NO_POLICY = Policy()
 USER_HOMES: Final = {"user": "/home/user"}
 """The names that an environment may give its user, with their homes."""
@@ -37,10 +37,10 @@ class PoolSize:
         values = (self.min, self.size, self.max)
         if any(isinstance(value, bool) or not isinstance(value, int) for value in values):
             raise InvalidRequest("the pool's size, min and max must be whole numbers")
-        if not 0 <= self.min <= self.size <= self.max <= MOST_POOLED:
+        if not 0 <= self.min <= self.size <= self.max <= MAX_POOLED:
             raise InvalidRequest(
                 f"the pool has min {self.min}, size {self.size}, max {self.max}",
-                remedy=f"they must rise in this order, from 0 to {MOST_POOLED}",
+                remedy=f"they must rise in this order, from 0 to {MAX_POOLED}",
             )
 
 

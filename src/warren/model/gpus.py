@@ -10,7 +10,7 @@ from typing import Any, Final
 from warren.model.errors import InvalidRequest
 
 ANY: Final = "any"
-MOST: Final = 16
+MAX_GPUS: Final = 16
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:._-]{0,79}")
 _REMEDY: Final = 'a number such as 1, or a list of ids such as ["0"]'
 
@@ -18,8 +18,8 @@ _REMEDY: Final = 'a number such as 1, or a list of ids such as ["0"]'
 def read_gpus(value: Any) -> tuple[str, ...]:
     """Reads the value of a request. Raises InvalidRequest."""
     if isinstance(value, int) and not isinstance(value, bool):
-        if not 0 <= value <= MOST:
-            raise InvalidRequest(f"gpus is {value}, it must be between 0 and {MOST}")
+        if not 0 <= value <= MAX_GPUS:
+            raise InvalidRequest(f"gpus is {value}, it must be between 0 and {MAX_GPUS}")
         return (ANY,) * value
     if not isinstance(value, list | tuple):
         raise InvalidRequest(f"gpus is {str(value)[:80]!r}", remedy=_REMEDY)
@@ -28,8 +28,8 @@ def read_gpus(value: Any) -> tuple[str, ...]:
 
 def check_gpus(gpus: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the tuple. Raises InvalidRequest for one that `read_gpus` cannot return."""
-    if len(gpus) > MOST:
-        raise InvalidRequest(f"gpus names {len(gpus)}, a sandbox can have {MOST} at most")
+    if len(gpus) > MAX_GPUS:
+        raise InvalidRequest(f"gpus names {len(gpus)}, a sandbox can have {MAX_GPUS} at most")
     for each in gpus:
         _read_id(each)
     named = [each for each in gpus if each != ANY]

@@ -31,7 +31,7 @@ Address = IPv4Address | IPv6Address
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class NetworkRule:
     """Either `name` (without a leading `*.`) or `network` is set. `port` 0 covers all ports."""
 
     name: str = ""
@@ -44,7 +44,7 @@ class Rule:
             return False
         return name.endswith(f".{self.name}") if self.is_wildcard else name == self.name
 
-    def contains(self, other: "Rule") -> bool:
+    def contains(self, other: "NetworkRule") -> bool:
         """Returns whether this rule covers everything that the other rule covers."""
         if self.port not in (0, other.port):
             return False
@@ -88,7 +88,7 @@ def canonical_name(text: str) -> str:
 
 
 @lru_cache(4096)
-def parse_rule(text: str) -> Rule:
+def parse_rule(text: str) -> NetworkRule:
     """Reads a rule. Raises InvalidRequest."""
     if not text or len(text) > MAX_RULE:
         raise InvalidRequest(f"a rule has 1 to {MAX_RULE} characters", remedy=_REMEDY)
@@ -96,13 +96,13 @@ def parse_rule(text: str) -> Rule:
     if host == "*":
         raise InvalidRequest("the rule '*' would allow everything", remedy="set internet to true if that is meant")
     if host.startswith("*."):
-        return Rule(canonical_name(host[2:]), is_wildcard=True, port=port)
+        return NetworkRule(canonical_name(host[2:]), is_wildcard=True, port=port)
     if "/" in host or ":" in host or host.replace(".", "").isdecimal():
         try:
-            return Rule(network=ip_network(host), port=port)
+            return NetworkRule(network=ip_network(host), port=port)
         except ValueError as exc:
             raise InvalidRequest(f"{text!r} is not an address or a network: {exc}", remedy=_REMEDY) from exc
-    return Rule(canonical_name(host), port=port)
+    return NetworkRule(canonical_name(host), port=port)
 
 
 def _split_port(text: str) -> tuple[str, int]:
@@ -190,11 +190,11 @@ class NetworkRules:
         return tuple(text for text in self.allow if text in PRESETS)
 
     @cached_property
-    def _allow(self) -> tuple[Rule, ...]:
+    def _allow(self) -> tuple[NetworkRule, ...]:
         return tuple(parse_rule(text) for text in self.allow if text not in PRESETS)
 
     @cached_property
-    def _deny(self) -> tuple[Rule, ...]:
+    def _deny(self) -> tuple[NetworkRule, ...]:
         return tuple(parse_rule(text) for text in self.deny)
 
     def knows_name(self, name: str) -> bool:
@@ -214,7 +214,7 @@ class NetworkRules:
 NO_NETWORK: Final = NetworkRules()
 
 
-def _any_covers(rules: Iterable[Rule], name: str, address: Address | None, port: int) -> bool:
+def _any_covers(rules: Iterable[NetworkRule], name: str, address: Address | None, port: int) -> bool:
     return any(rule.covers(name, address, port) for rule in rules)
 
 
@@ -237,7 +237,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class EndedConnection:
     """A connection of a sandbox that was allowed and ended at the time `at`. Its destination is either in `name` or, if
     the program gave an address, in `address`."""
 
@@ -260,7 +260,7 @@ class NetworkUse:
     open_connections: int = 0
     refused: int = 0
     refusals: tuple[Refusal, ...] = ()
-    ended: tuple[Connection, ...] = ()
+    ended: tuple[EndedConnection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

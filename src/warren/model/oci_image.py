@@ -124,18 +124,18 @@ def entries_of(data: bytes, platform: Platform) -> list[Descriptor]:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedImage:
     """An image in an archive that `docker save` wrote: the names of its files."""
 
     config: str
     layers: tuple[str, ...]
 
 
-def read_saved(data: bytes) -> list[Saved]:
+def read_saved(data: bytes) -> list[SavedImage]:
     found = []
     for entry in _list(_parse(data, "the manifest"), "manifest.json of the archive is no list"):
         values = _object(entry, "an entry of manifest.json")
-        found.append(Saved(_text(values.get("Config")), _texts(values.get("Layers"))))
+        found.append(SavedImage(_text(values.get("Config")), _texts(values.get("Layers"))))
     return found
 
 

@@ -142,7 +142,7 @@ class ExecResult:
         return self.written.text(Shown.OUTPUT)
 
 
-class Stream(StrEnum):
+class OutputStream(StrEnum):
     STDOUT = "stdout"
     STDERR = "stderr"
     TERMINAL = "terminal"
@@ -152,13 +152,13 @@ class Stream(StrEnum):
 class Chunk:
     """A piece of output. If `offset` is beyond the end of the previous piece, the output in between was not kept."""
 
-    stream: Stream
+    stream: OutputStream
     offset: int
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessInfo:
+class ProcessStatus:
     id: str
     command: str
     user: str
@@ -316,7 +316,7 @@ class SearchLimit(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SearchSummary:
+class SearchTotals:
     """The end of a search: what was found and everything that was left out.
 
     `truncated_by`: the limit that ended the search early, or None. `files_searched`: files whose contents were

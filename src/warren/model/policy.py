@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from warren.model.errors import InvalidRequest
 
-MOST_RULES = 1000
+MAX_RULES = 1000
 LONGEST_RULE = 500
 _KEYS = ("mode", "allow", "deny", "unknown")
 _SHELL_SIGNS = frozenset("|&;<>()$`\"'\\{}\n\r\t")
@@ -33,7 +33,7 @@ class Unknown(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class CommandRule:
     text: str
 
     def __post_init__(self) -> None:
@@ -67,14 +67,14 @@ class Policy:
     """
 
     mode: PolicyMode = PolicyMode.OFF
-    allow: tuple[Rule, ...] = ()
-    deny: tuple[Rule, ...] = ()
+    allow: tuple[CommandRule, ...] = ()
+    deny: tuple[CommandRule, ...] = ()
     unknown: Unknown = Unknown.REFUSE
 
     def __post_init__(self) -> None:
         for name, rules in (("allow", self.allow), ("deny", self.deny)):
-            if len(rules) > MOST_RULES:
-                raise InvalidRequest(f"the {name} list has {len(rules)} rules, at most {MOST_RULES} are taken")
+            if len(rules) > MAX_RULES:
+                raise InvalidRequest(f"the {name} list has {len(rules)} rules, at most {MAX_RULES} are taken")
         if self.mode is not PolicyMode.OFF and not self.allow and not self.deny:
             raise InvalidRequest(
                 f"the policy's mode is {self.mode}, but it has no rules",
@@ -114,12 +114,12 @@ class Policy:
         }
 
 
-def _rules(name: str, values: object) -> tuple[Rule, ...]:
+def _rules(name: str, values: object) -> tuple[CommandRule, ...]:
     if values is None:
         return ()
     if not isinstance(values, list | tuple):
         raise InvalidRequest(f"the {name} list of the policy is {values!r}", remedy="write a list of rules")
-    return tuple(Rule(value) for value in values)
+    return tuple(CommandRule(value) for value in values)
 
 
 _Kind = TypeVar("_Kind", bound=StrEnum)

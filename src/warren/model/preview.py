@@ -133,4 +133,4 @@ class PreviewRules:
 
 
 NO_PREVIEW_RULES: Final = PreviewRules()
-MOST_PORTS: Final = 64
+MAX_PORTS: Final = 64

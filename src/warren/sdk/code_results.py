@@ -43,7 +43,7 @@ _FRAME: Final = (
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Result(results.Result):
+class Result(results.BaseResult):
     """A value that code has shown: the value of a cell's last expression (`is_main_result`), or one it displayed.
 
     Every field is a format of the same value, and None if it has none in that format. `png`, `jpeg` and `pdf` are
@@ -146,7 +146,7 @@ def _decoded(name: str, value: Any) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Logs(results.Result):
+class Logs(results.BaseResult):
     """The output of the code, in the pieces in which it came."""
 
     stdout: list[str] = field(default_factory=list)
@@ -158,7 +158,7 @@ class Logs(results.Result):
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutionError(results.Result):
+class ExecutionError(results.BaseResult):
     """The error that ended the code: what it raised, a time-out (TimeoutError), or that its context was lost."""
 
     name: str
@@ -174,7 +174,7 @@ class ExecutionError(results.Result):
 
 
 @dataclass(frozen=True)
-class Execution(results.Result):
+class Execution(results.BaseResult):
     """The outcome of a piece of code. An error of the code is in `error`; it is not raised.
 
     `reason`: exited, timeout, cancelled, context_lost, refused or sandbox_lost. `context_lost`, if the interpreter
@@ -219,7 +219,7 @@ class Execution(results.Result):
 
 
 @dataclass(frozen=True, slots=True)
-class CodeContext(results.Result):
+class CodeContext(results.BaseResult):
     """An interpreter in the sandbox that keeps its state. `state`: idle, busy or lost; then `lost_reason` says why.
 
     `default`: code that names no context runs in this one.

@@ -64,7 +64,7 @@ def work_s(limit_s: float) -> float:
     return (limit_s or _LONGEST_S) + _ANSWER_SLACK_S
 
 
-class Address(NamedTuple):
+class ServerAddress(NamedTuple):
     scheme: str
     host: str
     port: int
@@ -76,7 +76,7 @@ class Address(NamedTuple):
         return f"{self.scheme}://{host}:{self.port}{self.prefix}"
 
 
-def parse_address(server_url: str) -> Address:
+def parse_address(server_url: str) -> ServerAddress:
     try:
         parts = urlsplit(server_url if "://" in server_url else f"http://{server_url}")
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -84,7 +84,7 @@ def parse_address(server_url: str) -> Address:
         raise InvalidRequest(f"{server_url!r} is not the URL of a server: {exc}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InvalidRequest(f"{server_url!r} is not the URL of a server", remedy="such as http://localhost:8000")
-    return Address(parts.scheme, parts.hostname, port, parts.path.rstrip("/"))
+    return ServerAddress(parts.scheme, parts.hostname, port, parts.path.rstrip("/"))
 
 
 def check_api_key(api_key: str) -> str:
@@ -96,7 +96,7 @@ def check_api_key(api_key: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ClientRequest:
     """A request to the server. `path` is already quoted; `values` become the JSON body.
 
     `key` is the Idempotency-Key, which makes the request safe to repeat; `repeatable` says that it is safe without
@@ -146,7 +146,7 @@ class Request:
         return None if self.values is None else json.dumps(self.values).encode()
 
 
-def request_for(operation: str, session_id: str, arguments: Mapping[str, Any], **more: Any) -> Request:
+def request_for(operation: str, session_id: str, arguments: Mapping[str, Any], **more: Any) -> ClientRequest:
     """Makes the request of an operation from its row of the table; arguments that are None are left out."""
     row = OPERATIONS[operation]
     given = {name: value for name, value in arguments.items() if value is not None}
@@ -154,9 +154,9 @@ def request_for(operation: str, session_id: str, arguments: Mapping[str, Any], *
     path = row.path.format(**{name: quote(value, safe="") for name, value in named.items()})
     method = "GET" if row.method == "WEBSOCKET" else row.method
     if row.reads not in (Reads.JSON, Reads.OPTIONAL_JSON):
-        return Request(method, path, given, repeatable=row.repeatable, **more)
+        return ClientRequest(method, path, given, repeatable=row.repeatable, **more)
     query = {name: given.pop(name) for name in row.in_query if name in given}
-    return Request(method, path, query, values=given, repeatable=row.repeatable, **more)
+    return ClientRequest(method, path, query, values=given, repeatable=row.repeatable, **more)
 
 
 def byte_range(offset: int, length: int | None) -> str:
@@ -230,7 +230,7 @@ def error_from_event(values: Mapping[str, Any]) -> WarrenError:
     return kind(values.get("detail", "the stream ended with an error"), remedy=values.get("remedy", ""))
 
 
-def unreachable(address: Address, exc: BaseException) -> ServerUnreachable:
+def unreachable(address: ServerAddress, exc: BaseException) -> ServerUnreachable:
     reason = str(exc) or type(exc).__name__
     remedy = "is it running? Start one with `warren serve`"
     if "CERTIFICATE_VERIFY_FAILED" in reason:
@@ -242,7 +242,7 @@ def unreachable(address: Address, exc: BaseException) -> ServerUnreachable:
     return ServerUnreachable(f"the server at {address.url} cannot be reached: {reason}", remedy=remedy)
 
 
-def connection_lost(address: Address, request: Request, exc: BaseException) -> ServerUnreachable:
+def connection_lost(address: ServerAddress, request: ClientRequest, exc: BaseException) -> ServerUnreachable:
     timed_out = isinstance(exc, TimeoutError)
     reason = "no answer came in time" if timed_out else str(exc) or type(exc).__name__
     hint = "" if request.is_safe_to_repeat else "; exactly_once=True makes it safe to repeat"
@@ -265,7 +265,9 @@ def fresh_sandbox_notice(created: Mapping[str, Any]) -> str | None:
 # -- repetition
 
 
-def pause_before_retry(attempt: int, request: Request, error: WarrenError, options: TransportOptions) -> float | None:
+def pause_before_retry(
+    attempt: int, request: ClientRequest, error: WarrenError, options: TransportOptions
+) -> float | None:
     """Returns how long to wait before the next attempt; None if there must not be one.
 
     Errors that follow a long wait, in the server or here, are not repeated: that would only make the wait longer.
@@ -279,7 +281,7 @@ def pause_before_retry(attempt: int, request: Request, error: WarrenError, optio
     return min(pause_s, options.longest_pause_s)
 
 
-def is_already_deleted(attempt: int, request: Request, error: WarrenError) -> bool:
+def is_already_deleted(attempt: int, request: ClientRequest, error: WarrenError) -> bool:
     """Returns whether a repeated DELETE finds nothing because the attempt before it succeeded."""
     return attempt > 0 and request.method == "DELETE" and isinstance(error, NotFound)
 

@@ -8,14 +8,14 @@ from enum import Enum
 from typing import Any, ClassVar, Final, Self
 
 
-class Result:
+class BaseResult:
     """The base of all results: `result.output` and `result["output"]` are the same.
 
     `_inner` names the fields that are results themselves, or lists of them, with their class.
     """
 
     __slots__ = ()
-    _inner: ClassVar[Mapping[str, "type[Result]"]] = {}
+    _inner: ClassVar[Mapping[str, "type[BaseResult]"]] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.keys():
@@ -64,7 +64,7 @@ def _field_names(kind: type) -> dict[str, None]:
 
 
 @dataclass(frozen=True, slots=True)
-class ArtifactInfo(Result):
+class ArtifactInfo(BaseResult):
     """A file that outlives its sandbox. `name` is its path below /workspace/artifacts, /workspace or /."""
 
     artifact_id: str
@@ -81,7 +81,7 @@ class ArtifactInfo(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class SavedArtifacts(Result):
+class SavedArtifacts(BaseResult):
     """The artifacts that were saved, and what was not: `left_out` has the path and the reason (`why`) of the first of
     `left_out_count` files."""
 
@@ -93,7 +93,7 @@ class SavedArtifacts(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class ExecuteResult(Result):
+class ExecuteResult(BaseResult):
     """How a command ended, and its output.
 
     `reason`: exited, signal, timeout, oom, cancelled, refused or sandbox_lost. Bytes that are no text are replaced in
@@ -145,7 +145,7 @@ def _exact_bytes(text: str, encoded: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputChunk(Result):
+class OutputChunk(BaseResult):
     """A piece of output: `data` has every byte of it, `text` is for reading. `offset` counts bytes."""
 
     stream: str
@@ -159,7 +159,7 @@ class OutputChunk(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class SessionInfo(Result):
+class SessionInfo(BaseResult):
     """A session as it is. `isolation` has the layers that are in force; `created` says whether this call made it.
 
     `previous` tells how the thread's session before it ended. `reason` and `detail` say why this one has ended.
@@ -195,7 +195,7 @@ class SessionInfo(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkInfo(Result):
+class NetworkInfo(BaseResult):
     """What a sandbox may reach, and what it did since it was made or its machine's worker restarted.
 
     Each of `refusals` has `at`, `name`, `address`, `port`, `reason`, `rule` (what would allow it, if anything would)
@@ -214,7 +214,7 @@ class NetworkInfo(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class FiguresInfo(Result):
+class FiguresInfo(BaseResult):
     """What a session uses at a moment.
 
     `cpu_s` is all the processor time so far, `cpus` the cores in use on average since the point before. `memory_bytes`
@@ -233,7 +233,7 @@ class FiguresInfo(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class MetricsInfo(Result):
+class MetricsInfo(BaseResult):
     """What a session uses now, and used in the last minutes: `series` has a point every `interval_s`, oldest first.
     `limits` has `cpus`, `memory_bytes`, `disk_bytes` and `processes`."""
 
@@ -247,7 +247,7 @@ class MetricsInfo(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class EnvironmentInfo(Result):
+class EnvironmentInfo(BaseResult):
     """A session gets these `limits` if it asks for no others. Times are None where the server's apply."""
 
     name: str
@@ -268,7 +268,7 @@ class EnvironmentInfo(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class EntryInfo(Result):
+class EntryInfo(BaseResult):
     """An entry of the registry; `get_registry_entry` gives all of it."""
 
     name: str
@@ -276,7 +276,7 @@ class EntryInfo(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class ImageInfo(Result):
+class ImageInfo(BaseResult):
     """An image. Its `version` changes each time the image is built."""
 
     name: str
@@ -287,7 +287,7 @@ class ImageInfo(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessInfo(Result):
+class ProcessInfo(BaseResult):
     """A background command or terminal. `exit_code` and `reason` are None while it runs."""
 
     process_id: str
@@ -304,7 +304,7 @@ class ProcessInfo(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class PortInfo(Result):
+class PortInfo(BaseResult):
     """A TCP port on which a server inside the sandbox listens. `address` 0.0.0.0 or :: is all addresses."""
 
     port: int
@@ -313,7 +313,7 @@ class PortInfo(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket(Result):
+class Ticket(BaseResult):
     """Opens the session's terminal to a page without a key. `url` is good for one use, within a minute; what it opens
     is closed at `expires_at`."""
 
@@ -323,7 +323,7 @@ class Ticket(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class FileEntry(Result):
+class FileEntry(BaseResult):
     """An entry of a directory. `kind`: file, directory, symlink or other. `mode` is octal text such as 0644."""
 
     path: str
@@ -343,7 +343,7 @@ class FileEntry(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class FileChange(Result):
+class FileChange(BaseResult):
     """`change` is watching (the first one), created, modified, removed, moved_from, moved_to or overflow."""
 
     change: str
@@ -352,7 +352,7 @@ class FileChange(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class FileMatch(Result):
+class FileMatch(BaseResult):
     """A name that matched (`line` is 0), or a line in which the pattern was found; `line` and `column` count from 1.
 
     `text` is the line, or, if `text_truncated`, a part of it around the match.
@@ -367,7 +367,7 @@ class FileMatch(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class SearchSummary(Result):
+class SearchSummary(BaseResult):
     """What a search found and what it left out. `truncated_by`: max_matches or time, if that ended it early."""
 
     matches: int

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
 from warren.interfaces.sandbox import Sandbox
-from warren.model.artifact import MOST_TOLD, Artifact, LeftOut, Saved, check_patterns, short_path
+from warren.model.artifact import MAX_TOLD, Artifact, LeftOut, SaveResult, check_patterns, short_path
 from warren.model.errors import FileNotFound, InvalidPath, InvalidRequest
 from warren.model.operations import FileInfo, FileKind, Search, SearchMatch, check_path
 from warren.model.spec import WORKSPACE
@@ -21,7 +21,7 @@ _SEARCH_S: Final = 30.0
 
 
 class Tally:
-    """Collects what one call saved and left out. It names at most MOST_TOLD of the files that were left out."""
+    """Collects what one call saved and left out. It names at most MAX_TOLD of the files that were left out."""
 
     def __init__(self) -> None:
         self.artifacts: list[Artifact] = []
@@ -30,11 +30,11 @@ class Tally:
 
     def leave_out(self, path: str, why: str) -> None:
         self.left_out_count += 1
-        if len(self.left_out) < MOST_TOLD:
+        if len(self.left_out) < MAX_TOLD:
             self.left_out.append(LeftOut(short_path(path), why))
 
-    def result(self) -> Saved:
-        return Saved(tuple(self.artifacts), tuple(self.left_out), self.left_out_count)
+    def result(self) -> SaveResult:
+        return SaveResult(tuple(self.artifacts), tuple(self.left_out), self.left_out_count)
 
 
 def check_paths(paths: Sequence[str]) -> None:

@@ -25,8 +25,8 @@ from warren.model.artifact import (
     ARTIFACTS_DIR,
     Artifact,
     ArtifactRules,
-    Saved,
     SavedAtEnd,
+    SaveResult,
     check_mime,
     check_name,
     check_patterns,
@@ -109,7 +109,7 @@ class Artifacts:
 
     # -- saving
 
-    async def save(self, session: Session, sandbox: Sandbox, paths: Sequence[str]) -> Saved:
+    async def save(self, session: Session, sandbox: Sandbox, paths: Sequence[str]) -> SaveResult:
         """Saves what the paths and globs name. A path that does not exist, and a file that cannot be saved, are left
         out; what is wrong with a glob raises InvalidRequest."""
         tally = Tally()

@@ -25,9 +25,9 @@ from warren.model.code import (
     CELL_NO_KEEPER,
     CELL_PREFIX,
     CONTEXT_IDLE_S,
-    MOST_CONTEXTS,
+    MAX_CONTEXTS,
     PREFIX,
-    CodeContext,
+    ContextStatus,
     Language,
     find_language,
     is_context,
@@ -43,7 +43,7 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
-from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, ProcessInfo, Reason
+from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, ProcessStatus, Reason
 from warren.model.session import Session
 from warren.sandboxes.keepers import Hello, read_hello, remove_keeper, start_keeper
 
@@ -90,19 +90,19 @@ class Keeper:
 class Contexts:
     """A session may have `most` contexts at once; a context that runs no cell for `idle_s` ends.
 
-    At most `most_bytes` of variables are remembered; the oldest contexts make room. A request waits up to `turn_s`
+    At most `max_bytes` of variables are remembered; the oldest contexts make room. A request waits up to `turn_s`
     while others start or end contexts of the same sandbox.
     """
 
     def __init__(
         self,
-        most: int = MOST_CONTEXTS,
+        most: int = MAX_CONTEXTS,
         idle_s: float = CONTEXT_IDLE_S,
         *,
-        most_bytes: int = 64 * 1024 * 1024,
+        max_bytes: int = 64 * 1024 * 1024,
         turn_s: float = 60.0,
     ) -> None:
-        self._most, self._idle_s, self._most_bytes, self._turn_s = most, idle_s, most_bytes, turn_s
+        self._most, self._idle_s, self._max_bytes, self._turn_s = most, idle_s, max_bytes, turn_s
         self._keepers: dict[tuple[str, str], Keeper] = {}
         self._remembered_bytes = 0
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -123,7 +123,7 @@ class Contexts:
         env: Mapping[str, str] | None = None,
         idle_s: float | None = None,
         image: str = "",
-    ) -> CodeContext:
+    ) -> ContextStatus:
         found = find_language(language)
         keeper = Keeper(
             f"{PREFIX}{found.name}_{os.urandom(4).hex()}", 0, found, cwd=cwd, env=dict(env or {}),
@@ -133,11 +133,11 @@ class Contexts:
             await self._start(sandbox, session, keeper, image)
         return await self.get(sandbox, keeper.id)
 
-    async def list(self, sandbox: Sandbox) -> list[CodeContext]:
+    async def list(self, sandbox: Sandbox) -> list[ContextStatus]:
         known = await sandbox.processes()
         return [await self._show(sandbox, info, known) for info in known if is_context(info.id)]
 
-    async def get(self, sandbox: Sandbox, context_id: str) -> CodeContext:
+    async def get(self, sandbox: Sandbox, context_id: str) -> ContextStatus:
         known = await sandbox.processes()
         return await self._show(sandbox, _find(known, context_id), known)
 
@@ -146,7 +146,7 @@ class Contexts:
             _find(await sandbox.processes(), context_id)
             await self._remove(sandbox, context_id)
 
-    async def restart(self, sandbox: Sandbox, session: Session, context_id: str, image: str = "") -> CodeContext:
+    async def restart(self, sandbox: Sandbox, session: Session, context_id: str, image: str = "") -> ContextStatus:
         """Replaces the interpreter by a fresh one, with the directory, variables and idle time of the context."""
         async with self._turn(sandbox):
             known = await sandbox.processes()
@@ -155,7 +155,7 @@ class Contexts:
             await self._start(sandbox, session, keeper, image)
         return await self.get(sandbox, context_id)
 
-    async def interrupt(self, sandbox: Sandbox, context_id: str) -> CodeContext:
+    async def interrupt(self, sandbox: Sandbox, context_id: str) -> ContextStatus:
         """Interrupts the cell that the context runs, if there is one. Raises ContextLost if the context has ended."""
         info = _find(await sandbox.processes(), context_id)
         if not info.running:
@@ -184,7 +184,7 @@ class Contexts:
         with contextlib.suppress(ProcessNotFound):
             await remove_keeper(sandbox, await sandbox.process(context_id))
 
-    def _found(self, sandbox: Sandbox, info: ProcessInfo) -> Keeper:
+    def _found(self, sandbox: Sandbox, info: ProcessStatus) -> Keeper:
         """Returns the keeper as it is remembered, or a new one. What a new one said at its start is read only when
         `_known` needs it."""
         keeper = self._keepers.get((sandbox.id, info.id))
@@ -196,7 +196,7 @@ class Contexts:
                 self._remember(sandbox, keeper)
         return keeper
 
-    async def _known(self, sandbox: Sandbox, info: ProcessInfo) -> Keeper:
+    async def _known(self, sandbox: Sandbox, info: ProcessStatus) -> Keeper:
         keeper = self._found(sandbox, info)
         if keeper.hello is None:
             hello = None
@@ -211,11 +211,11 @@ class Contexts:
                     self._remember(sandbox, keeper)
         return keeper
 
-    async def _show(self, sandbox: Sandbox, info: ProcessInfo, known: Sequence[ProcessInfo]) -> CodeContext:
+    async def _show(self, sandbox: Sandbox, info: ProcessStatus, known: Sequence[ProcessStatus]) -> ContextStatus:
         keeper = await self._known(sandbox, info)
         hello = keeper.hello or Hello()
         state = "lost" if not info.running else "busy" if _is_busy(info.id, known) else "idle"
-        return CodeContext(
+        return ContextStatus(
             info.id, keeper.language.name, state, hello.cwd or keeper.cwd, hello.version, keeper.is_default,
             info.started_s_ago, None if info.running else await self.why_lost(sandbox, info.id),
         )  # fmt: skip
@@ -224,7 +224,7 @@ class Contexts:
         self.forget(sandbox, keeper.id)
         self._keepers[sandbox.id, keeper.id] = keeper
         self._remembered_bytes += keeper.size
-        while len(self._keepers) > _REMEMBERED or self._remembered_bytes > self._most_bytes:
+        while len(self._keepers) > _REMEMBERED or self._remembered_bytes > self._max_bytes:
             self._forget(next(iter(self._keepers)))
 
     def forget(self, sandbox: Sandbox, context_id: str) -> None:
@@ -273,7 +273,7 @@ class Contexts:
             return "oom"
         return "exited" if ended.reason is Reason.EXITED and ended.exit_code < 128 else "killed"
 
-    async def _lost_error(self, sandbox: Sandbox, info: ProcessInfo) -> ContextLost:
+    async def _lost_error(self, sandbox: Sandbox, info: ProcessStatus) -> ContextLost:
         why = await self.why_lost(sandbox, info.id)
         how = {"oom": "it ran out of memory", "killed": "it was killed"}.get(why, "it exited, or was idle for too long")
         return ContextLost(
@@ -399,13 +399,13 @@ def check_started(result: ExecResult) -> bool:
     return result.exit_code != CELL_NO_KEEPER
 
 
-def context_of_cell(info: ProcessInfo) -> str:
+def context_of_cell(info: ProcessStatus) -> str:
     """The context that this process is a cell of; empty if it is none."""
     words = info.command.split()
     return words[4] if words[:3] == [AGENT, "cell", "--pid"] and len(words) == 5 else ""
 
 
-def context_view(context: CodeContext) -> dict[str, Any]:
+def context_view(context: ContextStatus) -> dict[str, Any]:
     shown = {
         "id": context.id,
         "language": context.language,
@@ -418,14 +418,14 @@ def context_view(context: CodeContext) -> dict[str, Any]:
     return shown | ({"lost_reason": context.lost_reason} if context.lost_reason else {})
 
 
-def _idle_of(info: ProcessInfo) -> float:
+def _idle_of(info: ProcessStatus) -> float:
     """The idle time of a context that an earlier server may have started; 0 means that it has none."""
     words = info.command.split()
     seconds = words[words.index("--idle-s") + 1] if "--idle-s" in words[:-1] else ""
     return float(seconds) if seconds.isascii() and seconds.isdecimal() else 0.0
 
 
-def _is_busy(context_id: str, known: Sequence[ProcessInfo]) -> bool:
+def _is_busy(context_id: str, known: Sequence[ProcessStatus]) -> bool:
     return any(info.running and context_of_cell(info) == context_id for info in known)
 
 
@@ -434,7 +434,7 @@ async def _forget_cell(sandbox: Sandbox, cell_id: str) -> None:
         await sandbox.forget(cell_id)
 
 
-def _find(known: Sequence[ProcessInfo], context_id: str) -> ProcessInfo:
+def _find(known: Sequence[ProcessStatus], context_id: str) -> ProcessStatus:
     if is_context(context_id):
         for info in known:
             if info.id == context_id:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from warren.interfaces.entries import Entries
+from warren.interfaces.entries import RegistryEntries
 from warren.interfaces.metering import Metering
 from warren.model.access import Caller
 from warren.model.agent import Agent
@@ -31,7 +31,7 @@ class Offer:
     environments: Callable[[str], Environment]
     defaults: Defaults
     ceilings: Ceilings = NO_CEILINGS
-    entries: Entries | None = None
+    entries: RegistryEntries | None = None
 
 
 class NewRows:

@@ -14,7 +14,7 @@ import anyio
 
 from warren.interfaces.sandbox import Process
 from warren.model.errors import InvalidRequest
-from warren.model.operations import Chunk, ExecResult, Stream
+from warren.model.operations import Chunk, ExecResult, OutputStream
 from warren.sessions.schemas import end_view
 
 T = TypeVar("T")
@@ -45,8 +45,8 @@ class Encoder:
         if encoding not in ENCODINGS:
             raise InvalidRequest(f"there is no encoding {encoding!r}", remedy=f"there are: {', '.join(ENCODINGS)}")
         self._encoding = encoding
-        self._decoders: dict[Stream, codecs.IncrementalDecoder] = {}
-        self._ends: dict[Stream, int] = {}
+        self._decoders: dict[OutputStream, codecs.IncrementalDecoder] = {}
+        self._ends: dict[OutputStream, int] = {}
 
     def show(self, chunk: Chunk, *, final: bool = False) -> dict[str, Any]:
         """`final`: nothing follows, so an incomplete character is shown as a broken one."""
@@ -63,7 +63,7 @@ class Encoder:
         shown = {"stream": chunk.stream, "offset": begin, "next_offset": end, "encoding": self._encoding}
         return {**shown, "data": data}
 
-    def _decoder(self, stream: Stream) -> codecs.IncrementalDecoder:
+    def _decoder(self, stream: OutputStream) -> codecs.IncrementalDecoder:
         if stream not in self._decoders:
             self._decoders[stream] = codecs.getincrementaldecoder("utf-8")("replace")
         return self._decoders[stream]

@@ -6,7 +6,7 @@ from typing import Final
 
 from warren.model.command_output import CommandOutput, output_of
 from warren.model.errors import CommandRefused
-from warren.model.operations import Chunk, ExecResult, Reason, Stream, TerminalSize
+from warren.model.operations import Chunk, ExecResult, OutputStream, Reason, TerminalSize
 
 _EXIT_CODE: Final = 126
 
@@ -28,7 +28,7 @@ class RefusedProcess:
     async def output(self, offset: int = 0) -> AsyncIterator[Chunk]:
         reason = self._refusal.stderr.encode(errors="surrogateescape")[offset:]
         if reason:
-            yield Chunk(Stream.STDERR, offset, reason)
+            yield Chunk(OutputStream.STDERR, offset, reason)
 
     async def wait(self) -> ExecResult:
         return self._refusal

@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
 
 from warren.kernel.clock import Clock
-from warren.model.artifact import MAX_PATTERNS, Artifact, LeftOut, Saved, SavedAtEnd
+from warren.model.artifact import MAX_PATTERNS, Artifact, LeftOut, SavedAtEnd, SaveResult
 from warren.model.command_output import Shown
 from warren.model.errors import InvalidRequest
 from warren.model.gpus import read_gpus
 from warren.model.network import MAX_RULES, PRESETS, NetworkRules, NetworkUse
-from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, FileInfo, ProcessInfo, TerminalSize
+from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, FileInfo, ProcessStatus, TerminalSize
 from warren.model.secrets import MAX_OF_SESSION, check_names
 from warren.model.session import Session, SessionState
 from warren.model.spec import USER, WORKSPACE, Isolation, Layer, Limits
@@ -708,7 +708,7 @@ def artifact_view(artifact: Artifact, base_url: str) -> dict[str, Any]:
     }
 
 
-def saved_view(saved: Saved, base_url: str) -> dict[str, Any]:
+def saved_view(saved: SaveResult, base_url: str) -> dict[str, Any]:
     return {
         "artifacts": [artifact_view(artifact, base_url) for artifact in saved.artifacts],
         "left_out": _left_out_view(saved.left_out),
@@ -799,7 +799,7 @@ def end_view(result: ExecResult) -> dict[str, Any]:
     }
 
 
-def process_view(info: ProcessInfo) -> dict[str, Any]:
+def process_view(info: ProcessStatus) -> dict[str, Any]:
     values = asdict(info)
     del values["pid"]
     return {"process_id": values.pop("id"), **values}

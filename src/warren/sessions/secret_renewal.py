@@ -1,7 +1,7 @@
 """Gives secrets that have changed to the running sandboxes that use them.
 
-The process in which a secret is set or deleted calls `secret_changed`. In a cluster other processes do that too, so a
-worker also runs `watch`.
+What this process sets or deletes is renewed at once: `SecretRenewal` subscribes to it. In a cluster other processes do
+that too, so a worker also runs `watch`.
 """
 
 import asyncio
@@ -24,8 +24,9 @@ class SecretRenewal:
         self._basis = basis
         self._networks = networks
         self._secrets = secrets
+        secrets.when_changed(self._secret_changed)
 
-    async def secret_changed(self, tenant: str, name: str) -> None:
+    async def _secret_changed(self, tenant: str, name: str) -> None:
         """Gives a secret that was set or deleted to the running sandboxes that use it, or takes it from them. If that
         fails for a sandbox, its network is closed and it is tried again."""
         users = [user for user in self._networks.secret_users.values() if user.session.tenant == tenant]

@@ -10,13 +10,13 @@ from typing import Any, Final
 from warren.kernel.bounded_dict import BoundedDict
 
 KEPT_S: Final = 1.0
-_MOST: Final = 16
+_MAX_PAGES: Final = 16
 
 
 class SharedPages:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._pages = BoundedDict[Hashable, tuple[float, Hashable, dict[str, Any]]](_MOST)
+        self._pages = BoundedDict[Hashable, tuple[float, Hashable, dict[str, Any]]](_MAX_PAGES)
 
     def find(self, name: Hashable, revision: Hashable | None) -> dict[str, Any] | None:
         if revision is None or (known := self._pages.get(name)) is None:

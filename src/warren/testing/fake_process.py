@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from warren.model.command_output import CommandOutput
 from warren.model.errors import InvalidRequest, SandboxLost, WarrenError
-from warren.model.operations import Chunk, Command, ExecResult, ProcessInfo, Reason, Stream, TerminalSize
+from warren.model.operations import Chunk, Command, ExecResult, OutputStream, ProcessStatus, Reason, TerminalSize
 from warren.sandboxes.agent.channel import Output
 from warren.sandboxes.agent.command_result import lost_result
 from warren.testing.fake_contexts import FakeAgent
@@ -169,9 +169,9 @@ class FakeProcess:
             return b""
         return await self._stdin.get()
 
-    def info(self) -> ProcessInfo:
+    def info(self) -> ProcessStatus:
         ended = self._result
-        return ProcessInfo(
+        return ProcessStatus(
             id=self._id, command=self._command.shell or " ".join(self._command.argv), user=self.user,
             running=ended is None, terminal=self._command.terminal is not None, pid=self.pid,
             bytes_total=self.log.total, truncated=bool(ended and ended.truncated),
@@ -189,7 +189,7 @@ class FakeProcess:
     async def output(self, offset: int = 0) -> AsyncIterator[Chunk]:
         if offset < 0:
             raise InvalidRequest(f"an offset of {offset} cannot be")
-        me, streams = object(), {1: Stream.STDOUT, 2: Stream.STDERR, 3: Stream.TERMINAL}
+        me, streams = object(), {1: OutputStream.STDOUT, 2: OutputStream.STDERR, 3: OutputStream.TERMINAL}
         self._readers[me] = at = offset
         self._readers.pop(self, None)
         try:

@@ -33,11 +33,11 @@ from warren.model.operations import (
     FileEvent,
     FileInfo,
     FileKind,
-    ProcessInfo,
+    ProcessStatus,
     Reason,
     Search,
     SearchMatch,
-    SearchSummary,
+    SearchTotals,
     check_metadata,
     check_process_id,
     new_process_id,
@@ -213,7 +213,7 @@ class FakeSandbox:
             raise ProcessNotFound(f"there is no process {process_id}")
         return found
 
-    async def processes(self) -> Sequence[ProcessInfo]:
+    async def processes(self) -> Sequence[ProcessStatus]:
         return [process.info() for process in self._check_alive().processes.values()]
 
     async def forget(self, process_id: str) -> None:
@@ -364,7 +364,7 @@ class FakeSandbox:
         finally:
             self._files.watchers.remove(tell)
 
-    async def search(self, query: Search) -> AsyncGenerator[SearchMatch | SearchSummary, None]:
+    async def search(self, query: Search) -> AsyncGenerator[SearchMatch | SearchTotals, None]:
         self._check_alive()
         for found in FakeSearch(self._files, query).run():
             self._check_alive()

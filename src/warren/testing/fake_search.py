@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from warren.model.errors import InvalidRequest, PermissionDenied
-from warren.model.operations import FileKind, Search, SearchLimit, SearchMatch, SearchSummary
+from warren.model.operations import FileKind, Search, SearchLimit, SearchMatch, SearchTotals
 from warren.testing.fake_files import FakeFiles, FakeNode, normalize_path, uid_of
 
 _LINE_BYTES = 1024 * 1024
@@ -35,7 +35,7 @@ class FakeSearch:
         self._pattern = _compile(query.pattern, case) if query.pattern else None
         self._counts = Counter[str]()
 
-    def run(self) -> Iterator[SearchMatch | SearchSummary]:
+    def run(self) -> Iterator[SearchMatch | SearchTotals]:
         matches, limit = 0, None
         for match in self._start():
             if matches == self._query.max_matches:
@@ -43,7 +43,7 @@ class FakeSearch:
                 break
             matches += 1
             yield match
-        yield SearchSummary(matches, **self._counts, truncated_by=limit)
+        yield SearchTotals(matches, **self._counts, truncated_by=limit)
 
     def _start(self) -> Iterator[SearchMatch]:
         node = self._files.find(self._root or "/", self._uid)

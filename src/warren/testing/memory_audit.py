@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Final
 
 from warren.governance.audit.entries import encode_entry, encode_redacted, matches, parse_entry
-from warren.interfaces.audit import MOST_ON_PAGE, AuditPage, Query
+from warren.interfaces.audit import MAX_ON_PAGE, AuditPage, Query
 from warren.model.audit import DROPPED, AuditEntry, CommandText, RequestRecord
 from warren.model.errors import InvalidRequest, Unavailable
 
@@ -37,7 +37,7 @@ class MemoryAudit:
     async def find(self, query: Query) -> AuditPage:
         if self._closed:
             raise Unavailable("the audit record is closed")
-        limit = max(1, min(query.limit, MOST_ON_PAGE))
+        limit = max(1, min(query.limit, MAX_ON_PAGE))
         before = _number(query.after) if query.after else self._next
         found: list[AuditEntry] = []
         for number, line in reversed(self._lines):

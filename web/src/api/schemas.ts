@@ -493,11 +493,6 @@ export interface PageFacts {
     account: AccountView | null;
 }
 
-export interface PagesLinkView {
-    url: string;
-    expires_at: string | null;
-}
-
 export interface PatchBody {
     idle_timeout_s?: number | null;
     max_lifetime_s?: number | null;
@@ -542,7 +537,7 @@ export interface PortView {
     public?: boolean;
 }
 
-export interface PortsLinkView {
+export interface PreviewLinkView {
     url: string;
     token: string;
     port: number;
@@ -778,6 +773,11 @@ export interface SessionView {
 export interface SignInBody {
     key?: string;
     code?: string;
+}
+
+export interface SignInLinkView {
+    url: string;
+    expires_at: string | null;
 }
 
 export interface SignalBody {

@@ -3,7 +3,7 @@
 import { useSignal } from "@preact/signals";
 
 import { apiPath, get, post, put, remove } from "../api/client";
-import type { PortList, PortsLinkView, PortView } from "../api/schemas";
+import type { PortList, PortView, PreviewLinkView } from "../api/schemas";
 import { hasScope } from "../auth/account";
 import { SelectField } from "../components/fields";
 import { ConfirmDialog } from "../components/form_dialog";
@@ -28,12 +28,12 @@ export function PortsTab({ session }: TabProps) {
         INTERVAL_MS,
     );
     const lifetimeS = useSignal("3600");
-    const link = useSignal<PortsLinkView | null>(null);
+    const link = useSignal<PreviewLinkView | null>(null);
     const isConfirming = useSignal(false);
 
     const open = (port: number) =>
         runAction(async () => {
-            const created = await post<PortsLinkView>(apiPath`/api/sessions/${id}/links`, {
+            const created = await post<PreviewLinkView>(apiPath`/api/sessions/${id}/links`, {
                 port,
                 expires_s: Number(lifetimeS.value),
             });
@@ -136,7 +136,7 @@ export function PortsTab({ session }: TabProps) {
     );
 }
 
-function LinkCard({ link }: { link: PortsLinkView }) {
+function LinkCard({ link }: { link: PreviewLinkView }) {
     const copy = () => runAction(() => navigator.clipboard.writeText(link.url), "Copied");
     return (
         <div class="row card">

@@ -13,8 +13,8 @@ import time
 from .calls import CONTAINED, THROUGH, ProbeVerdict, ready
 
 _PLACES = ("/etc", "/run", "/tmp", "/var", "/home", "/root", "/dev/shm", "/workspace", "/opt", "/srv", ".")
-_MOST_FILES = 30_000
-_MOST_BYTES = 1 << 20
+_MAX_FILES = 30_000
+_MAX_BYTES = 1 << 20
 
 
 def _needles(backwards: "list[str]") -> "list[bytes]":
@@ -83,7 +83,7 @@ def look(backwards: "list[str]") -> ProbeVerdict:
         count += 1
         try:
             with open(path, "rb") as file:
-                data = file.read(_MOST_BYTES)
+                data = file.read(_MAX_BYTES)
         except (OSError, ValueError):
             continue
         if any(needle in data for needle in needles):
@@ -103,6 +103,6 @@ def _paths() -> "list[str]":
     for place in _PLACES:
         for folder, _, names in os.walk(place):
             found += [path for path in (os.path.join(folder, name) for name in names) if os.path.isfile(path)]
-            if len(found) > _MOST_FILES:
+            if len(found) > _MAX_FILES:
                 return found
     return found

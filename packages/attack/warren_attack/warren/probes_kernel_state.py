@@ -18,9 +18,9 @@ _HELD_S = 15.0
 _WORKED_S = 2.0
 _FEW_TERMINALS = 8
 _LOCK_BYTES = 256
-_MOST_LOCK_MIB = 48
-_MOST_NETLINK_MIB = 512
-_MOST_TCP_MIB = 512
+_MAX_LOCK_MIB = 48
+_MAX_NETLINK_MIB = 512
+_MAX_TCP_MIB = 512
 _ANY_UPTIME_S = 1e12
 _SLACK_S = 60.0  # a busy machine takes its time to start an attack
 
@@ -46,7 +46,7 @@ async def _locks(arena: Arena) -> ProbeResult:
     result, most = await _run_and_measure(arena, "take_locks", _allocated_locks, count=1_000_000, seconds=12)
     mib = most * _LOCK_BYTES >> 20
     ended = result.exit_code == 137
-    return judged(ended and mib < _MOST_LOCK_MIB, f"ended by {result.reason}, after some {most} locks ({mib} MiB)")
+    return judged(ended and mib < _MAX_LOCK_MIB, f"ended by {result.reason}, after some {most} locks ({mib} MiB)")
 
 
 async def _run_and_measure(
@@ -72,7 +72,7 @@ async def _netlink(arena: Arena) -> ProbeResult:
     result, most = await _run_and_measure(
         *(arena, "fill_netlink", kernel_queues.unreclaimable), sockets=900, processes=4, seconds=3
     )
-    return _ended_within(result, most >> 20, _MOST_NETLINK_MIB)
+    return _ended_within(result, most >> 20, _MAX_NETLINK_MIB)
 
 
 async def _tcp(arena: Arena) -> ProbeResult:
@@ -80,7 +80,7 @@ async def _tcp(arena: Arena) -> ProbeResult:
     result, most = await _run_and_measure(
         *(arena, "fill_backlog", kernel_queues.tcp_memory), connections=3000, processes=4, seconds=3
     )
-    return _ended_within(result, most >> 20, max(_MOST_TCP_MIB, arena.spec.limits.memory_mb))
+    return _ended_within(result, most >> 20, max(_MAX_TCP_MIB, arena.spec.limits.memory_mb))
 
 
 def _ended_within(result: ExecResult, mib: int, bound: int) -> ProbeResult:

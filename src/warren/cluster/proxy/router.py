@@ -40,7 +40,7 @@ from warren.cluster.proxy.liveness import Liveness
 from warren.cluster.proxy.target import Target, concerns_worker, read_target, target_in_json
 from warren.cluster.roster import Member
 from warren.http.client.client import WorkerClient, WorkerResponse
-from warren.http.client.errors import Broken, ForwardingFailed, Refused, Unreachable
+from warren.http.client.errors import Broken, ForwardingFailed, Unreachable, WebSocketRefused
 from warren.http.client.headers import Header, Passes
 from warren.http.context import check_scope
 from warren.http.forwarding.http_requests import RequestBody, forward_request, forward_response, send_response
@@ -244,7 +244,7 @@ class Router:
             request.forwarded = False
             self._fleet.avoid(worker_id)
             raise _worker_unreachable(worker_id, exc) from exc
-        except Refused as exc:
+        except WebSocketRefused as exc:
             request.forwarded = False
             raise _secrets_differ(worker_id) from exc
         except Broken as exc:

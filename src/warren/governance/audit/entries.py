@@ -25,7 +25,7 @@ from warren.governance.audit.redaction import (
     redacted,
     without_shapes,
 )
-from warren.interfaces.audit import MOST_ON_PAGE, Query
+from warren.interfaces.audit import MAX_ON_PAGE, Query
 from warren.model.audit import COMMAND, AuditEntry, CommandText
 from warren.model.errors import InvalidRequest
 
@@ -177,7 +177,7 @@ class PageBuilder:
     def __init__(self, query: Query, search_bytes: int = SEARCH_BYTES) -> None:
         self.found: list[AuditEntry] = []
         self._query = query
-        self._limit = max(1, min(query.limit, MOST_ON_PAGE))
+        self._limit = max(1, min(query.limit, MAX_ON_PAGE))
         self._marks = search_marks(query)
         self._left = search_bytes
 

@@ -30,7 +30,7 @@ MAX_BYTES: Final = 256 * 1024 * 1024
 RETRY_S: Final = 1.0
 _TRIES: Final = 200
 _AT_ONCE: Final = 64 * 1024  # bytes in one batch, and about what one step of reading gives
-_ANSWER_MOST_S: Final = 30.0  # far longer than the link waits
+_ANSWER_MAX_S: Final = 30.0  # far longer than the link waits
 
 _APPEND: Final = script(
     body="""
@@ -195,7 +195,7 @@ class _StreamLines:
             work.close()
             return str(exc)
         try:
-            other = answer.result(_ANSWER_MOST_S)
+            other = answer.result(_ANSWER_MAX_S)
         except Exception as exc:  # the entries depend on this thread: it must survive
             answer.cancel()
             return str(exc) or type(exc).__name__

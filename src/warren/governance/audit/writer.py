@@ -30,7 +30,7 @@ _MAX_HELD: Final = 32 * 1024 * 1024  # characters of all that waits
 _MAX_HANDED: Final = 1000  # entries that were handed over and are not yet in the queue
 _LARGE: Final = 4096  # an entry with more characters goes into the queue at once
 _BATCH: Final = 1000
-_ENCODE_MOST_S: Final = 0.2  # how long entries are encoded before they are written
+_ENCODE_MAX_S: Final = 0.2  # how long entries are encoded before they are written
 _TURN: Final = 8  # how many entries are encoded before other threads get their turn
 _TURN_S: Final = 0.0001
 _SLOW_S: Final = 0.002  # after a turn that took longer, other threads get as much time as it took
@@ -165,7 +165,7 @@ class AuditWriter:
     def _encode_batch(self) -> list[tuple[WaitingEntry, bytes]]:
         """Encodes entries for a bounded time, those of all tenants in turn. They are written as they came."""
         batch: list[tuple[WaitingEntry, bytes]] = []
-        until = time.monotonic() + _ENCODE_MOST_S
+        until = time.monotonic() + _ENCODE_MAX_S
         while len(batch) < _BATCH and (began := time.monotonic()) < until:
             with self._changed:
                 self._put_handed()

@@ -9,12 +9,12 @@ import posixpath
 from fnmatch import fnmatchcase
 
 from warren.governance.policy.shell_words import Word
-from warren.model.policy import Rule
+from warren.model.policy import CommandRule
 
 _USUAL = frozenset(["/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"])
 
 
-def denies(rule: Rule, words: tuple[Word, ...]) -> bool | None:
+def denies(rule: CommandRule, words: tuple[Word, ...]) -> bool | None:
     name = words[0].text
     if name is None:
         return None
@@ -23,7 +23,7 @@ def denies(rule: Rule, words: tuple[Word, ...]) -> bool | None:
     return _denies_arguments(rule.words[1:], words[1:])
 
 
-def allows(rule: Rule, words: tuple[Word, ...]) -> bool | None:
+def allows(rule: CommandRule, words: tuple[Word, ...]) -> bool | None:
     name = words[0].text
     if name is None:
         return None

@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 from warren.http.api import flat
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import ANSWER_GONE, Key
-from warren.model.code import Execution
+from warren.model.code import CellExecution
 from warren.model.errors import Conflict, InvalidRequest, LimitReached, WarrenError
 from warren.model.operations import FileInfo, FileKind, check_path
 from warren.model.session import Session, check_key
@@ -45,7 +45,7 @@ from warren.sessions.schemas import (
 )
 
 _DEPTH: Final = 10
-_MOST_FILES: Final = 200_000
+_MAX_FILES: Final = 200_000
 _LONGEST_ANSWER: Final = 1024 * 1024  # that is kept for an Idempotency-Key
 _BASH_STATUS: Final = "ExitCode"  # the error of bash code that ends with a status other than 0
 _STATUS: Final = re.compile("[0-9]{1,3}")
@@ -66,7 +66,7 @@ class RunBody(Body):
     replace_lost: bool = Field(False, description="If the thread's sandbox has died: go on in a fresh one")
 
 
-class ArtifactView(FileView):
+class ChangedFileView(FileView):
     url: str = Field(description="Where the file can be read, with the caller's key")
 
 
@@ -74,7 +74,7 @@ class RunView(BaseModel):
     stdout: str
     stderr: str = Field(description="With the traceback of an error at its end")
     results: list[dict[str, Any]] = Field(description="The value of a last expression, and what the code displayed")
-    artifacts: list[ArtifactView] = Field(description="Files in /workspace that are new or changed")
+    artifacts: list[ChangedFileView] = Field(description="Files in /workspace that are new or changed")
     exit_code: int = Field(description="0; or 1 if there is an `error`, of bash code its status")
     reason: str = Field(description="exited, timeout, cancelled, context_lost, refused or sandbox_lost")
     error: CodeErrorView | None
@@ -104,12 +104,12 @@ class FilesOfQuery(FilesQuery):
     thread_id: flat.ThreadId = ""
 
 
-class RemoveQuery(BaseModel):
+class RemoveFileQuery(BaseModel):
     path: files.SandboxPath
     recursive: Annotated[bool, Field(description="A directory with everything in it")] = False
 
 
-class RemoveOfQuery(RemoveQuery):
+class RemoveOfQuery(RemoveFileQuery):
     session_id: flat.SessionId = ""
     thread_id: flat.ThreadId = ""
 
@@ -169,7 +169,7 @@ def _joined(pieces: list[str], rest: str, is_long: bool) -> str | LongText:
     return LongText(lambda: itertools.chain(pieces, [rest])) if is_long else "".join([*pieces, rest])
 
 
-def _last_words(execution: Execution) -> str:
+def _last_words(execution: CellExecution) -> str:
     """Returns the error as a program shows it when it ends."""
     error = execution.error
     if error is None or (execution.language == "bash" and error.name == _BASH_STATUS):
@@ -263,9 +263,9 @@ async def _seen_files(sandbox: Sandbox) -> set[int]:
     seen: set[int] = set()
     async for info in sandbox.entries(WORKSPACE, depth=_DEPTH):
         seen.add(_fingerprint(info))
-        if len(seen) > _MOST_FILES:
+        if len(seen) > _MAX_FILES:
             raise LimitReached(
-                f"the workspace has more than {_MOST_FILES:,} files",
+                f"the workspace has more than {_MAX_FILES:,} files",
                 remedy="use /execute, which does not look for new ones",
             )
     return seen
@@ -306,7 +306,7 @@ async def write_file_of(call: Call, body: FileOfBody) -> Values:
     return await write_file(call, body)
 
 
-async def remove_file(call: Call, query: RemoveQuery) -> None:
+async def remove_file(call: Call, query: RemoveFileQuery) -> None:
     await perform(files.REMOVE_FILE, call, files.RemoveQuery(path=query.path, recursive=query.recursive))
 
 
@@ -336,6 +336,6 @@ HANDLERS = (
     ),
     Handler("e2b_write_file", write_file_of, body=FileOfBody, result=FileView),
     Handler("e2b_write_file_by_path", write_file, body=FileBody, result=FileView),
-    Handler("e2b_remove_file", remove_file, query=RemoveQuery),
+    Handler("e2b_remove_file", remove_file, query=RemoveFileQuery),
     Handler("e2b_remove_file_by_query", remove_file_of, query=RemoveOfQuery),
 )

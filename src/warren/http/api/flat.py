@@ -93,7 +93,7 @@ class DownloadQuery(BaseModel):
     thread_id: ThreadId = ""
 
 
-class ListQuery(BaseModel):
+class ListFilesQuery(BaseModel):
     path: FilePath = WORKSPACE
     session_id: SessionId = ""
     thread_id: ThreadId = ""
@@ -182,7 +182,7 @@ async def download_file(call: Call, query: DownloadQuery) -> AsyncGenerator[Any,
         yield item
 
 
-async def list_files(call: Call, query: ListQuery) -> Values:
+async def list_files(call: Call, query: ListFilesQuery) -> Values:
     call.session_id = (await find_session(call, query.session_id, query.thread_id)).id
     listed = await perform(files.LIST_FILES, call, files.ListQuery(path=query.path or WORKSPACE))
     return {"session_id": call.session_id, **listed}
@@ -260,7 +260,7 @@ HANDLERS = (
         query=DownloadQuery,
         other_results={200: {"description": "The file", "content": files.BYTES}},
     ),
-    Handler("flat_list_files", list_files, query=ListQuery, result=ListedView),
+    Handler("flat_list_files", list_files, query=ListFilesQuery, result=ListedView),
     Handler("flat_cleanup", cleanup, body=WhichBody, result=CleanedView),
     Handler("flat_list_sessions", list_sessions, result=SessionsView),
 )

@@ -30,7 +30,7 @@ from warren.sessions.schemas import Body, timestamp
 
 COOKIE: Final = "__Host-warren"
 PAGE_HEADER: Final = "x-warren-page"
-MOST_ORIGINS: Final = 16
+MAX_ORIGINS: Final = 16
 _ATTRIBUTES: Final = "Path=/; Secure; HttpOnly; SameSite=Strict"
 
 router = new_router(tags=["pages"])
@@ -62,7 +62,7 @@ class PageFacts(BaseModel):
     account: AccountView | None = Field(description="null: nobody is signed in")
 
 
-class LinkView(BaseModel):
+class SignInLinkView(BaseModel):
     url: str = Field(description="Signs in the browser that opens it, once")
     expires_at: str | None = Field(description="null: the server asks nobody for a key, so the link needs no code")
 
@@ -74,7 +74,7 @@ class TicketBody(Body):
     expires_in_s: float = Field(3600, ge=1, le=LONGEST_S, description="How long what it opens stays open")
     origins: list[str] = Field(
         default_factory=list,
-        max_length=MOST_ORIGINS,
+        max_length=MAX_ORIGINS,
         description="The sites that may show the terminal in a frame, beside the operator's `embed_origins`",
         examples=[["https://app.example.com"]],
     )
@@ -180,7 +180,9 @@ async def sign_out_everywhere(request: Request, context: Ctx, tenant: Anyone) ->
     return _signed_out()
 
 
-@router.post("/api/ui/links", status_code=201, response_model=LinkView, summary="Make a link that signs a browser in")
+@router.post(
+    "/api/ui/links", status_code=201, response_model=SignInLinkView, summary="Make a link that signs a browser in"
+)
 async def create_sign_in_link(request: Request, context: Ctx, tenant: Anyone) -> Response:
     """It works once, within five minutes. Whoever opens it has the rights of the key that made it. A signed-in page
     makes none: what it can do must end when it ends."""

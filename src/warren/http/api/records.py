@@ -113,7 +113,7 @@ def _filters(
     key_id: Annotated[str, Query(description="Only what was done with this key", max_length=256)] = "",
     action: Annotated[str, Query(description="Only this action", max_length=256, examples=["run_command"])] = "",
     after: Annotated[str, Query(description="`next` of the page before", max_length=64)] = "",
-    limit: Annotated[int, Query(ge=1, le=audit.MOST_ON_PAGE, description="So many at most")] = 100,
+    limit: Annotated[int, Query(ge=1, le=audit.MAX_ON_PAGE, description="So many at most")] = 100,
 ) -> audit.Query:
     """Returns the filters without the tenant, which the route adds."""
     return audit.Query("", read_moment(since), read_moment(until), session_id, key_id, action, limit, after)

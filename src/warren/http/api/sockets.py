@@ -29,9 +29,9 @@ from warren.http.context import Context, Ctx, Runner, new_router
 from warren.http.event_streams import error_values
 from warren.http.request import request_of
 from warren.interfaces.sandbox import Process
-from warren.model.code import CellReader, Execution
+from warren.model.code import CellExecution, CellReader
 from warren.model.errors import InvalidRequest, PortClosed, PortFailed, RequestTimedOut, WarrenError
-from warren.model.operations import Stream, TerminalSize
+from warren.model.operations import OutputStream, TerminalSize
 from warren.model.preview import read_port
 from warren.sessions.long_values import LongObject, json_pieces
 from warren.sessions.operations.call import Call
@@ -104,7 +104,7 @@ async def _send_events(socket: WebSocket, events: Events) -> None:
 
 
 async def _apply_interrupts(
-    socket: WebSocket, call: Call, process: Process, execution: Execution, reader: CellReader
+    socket: WebSocket, call: Call, process: Process, execution: CellExecution, reader: CellReader
 ) -> None:
     while True:
         received = await socket.receive()
@@ -363,7 +363,7 @@ async def _send_output(
     async for chunk in with_keepalives(process.output(offset), context.keepalive_s):
         if chunk is None:
             await _send(socket, "keepalive", {})
-        elif terminal is not None and chunk.stream is Stream.TERMINAL and not encoding:
+        elif terminal is not None and chunk.stream is OutputStream.TERMINAL and not encoding:
             if chunk.offset > offset:
                 terminal.window.skip(chunk.offset - offset)
                 await _send(socket, "gap", {"offset": chunk.offset})

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
-from warren.http.client.connection import HIGH_WATER, Connection, Phase
+from warren.http.client.connection import HIGH_WATER, PooledConnection, ResponsePhase
 from warren.http.client.errors import Broken
 from warren.http.client.headers import Header, content_length, framing_of, request_head
 from warren.http.client.pool import CONNECT_TIMEOUT_S, ConnectionPool, Dial
@@ -96,10 +96,10 @@ class WorkerResponse:
 
     __slots__ = ("_connection", "headers", "status")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: PooledConnection) -> None:
         self.status: int = connection.status
         self.headers: list[Header] = connection.headers
-        self._connection: Connection | None = connection
+        self._connection: PooledConnection | None = connection
 
     def __repr__(self) -> str:
         return f"<WorkerResponse {self.status}>"
@@ -167,7 +167,7 @@ class _Exchange:
         self._sent_at = 0.0
         self._side_task: asyncio.Task[None] | None = None
         self._side_task_timer: asyncio.TimerHandle | None = None
-        self._connection: Connection | None = None
+        self._connection: PooledConnection | None = None
         self._response: WorkerResponse | None = None
 
     async def __aenter__(self) -> WorkerResponse:
@@ -204,7 +204,7 @@ class _Exchange:
     def _may_repeat(self) -> bool:
         return self._method in _SAFE_TO_REPEAT and isinstance(self._body, bytes)
 
-    def _start_sending(self, connection: Connection) -> None:
+    def _start_sending(self, connection: PooledConnection) -> None:
         connection.start_request(is_head=self._method == "HEAD")
         if not isinstance(self._body, bytes):
             connection.write(self._head)
@@ -220,10 +220,10 @@ class _Exchange:
             loop = asyncio.get_running_loop()
             self._side_task_timer = loop.call_later(_WATCH_AFTER_S, self._start_side_task, connection)
 
-    def _start_side_task(self, connection: Connection) -> None:
+    def _start_side_task(self, connection: PooledConnection) -> None:
         self._side_task = asyncio.get_running_loop().create_task(self._send_rest_and_watch(connection))
 
-    async def _wait_for_head(self, connection: Connection) -> None:
+    async def _wait_for_head(self, connection: PooledConnection) -> None:
         if self._head_timeout_s is None:
             await connection.wait_for_head()
             return
@@ -239,7 +239,7 @@ class _Exchange:
                 if self._sent_at + self._head_timeout_s <= loop.time():
                     raise Broken(f"it did not respond within {self._head_timeout_s:g} s") from None
 
-    async def _send_rest_and_watch(self, connection: Connection) -> None:
+    async def _send_rest_and_watch(self, connection: PooledConnection) -> None:
         try:
             if not isinstance(self._body, bytes):
                 await self._send_body(connection, self._body)
@@ -249,10 +249,10 @@ class _Exchange:
                 raise Broken("the client has disconnected")
         except Exception as exc:
             # The server also reports a disconnect when its response is complete; that is not a failure.
-            if self._connection is connection and connection.phase is not Phase.DONE:
+            if self._connection is connection and connection.phase is not ResponsePhase.DONE:
                 connection.fail(exc)
 
-    async def _send_body(self, connection: Connection, body: AsyncIterator[bytes]) -> None:
+    async def _send_body(self, connection: PooledConnection, body: AsyncIterator[bytes]) -> None:
         unsent = self._body_length
         async for piece in body:
             if not connection.is_open:

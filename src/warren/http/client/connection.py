@@ -1,9 +1,9 @@
 """One connection to a worker, which carries one exchange at a time. `pool` opens it, `client` uses it.
 
-A connection is in one `Phase` at a time. Incoming bytes go into a buffer that all connections of an event loop share,
-because it is parsed before the next read. Only bodies are kept until they are read: beyond `HIGH_WATER` the connection
-stops reading from the worker. Outgoing bytes wait in the transport; beyond the same amount `drain` waits. So an
-exchange holds little more than twice `HIGH_WATER` in either direction, however slow one of its ends is.
+A connection is in one `ResponsePhase` at a time. Incoming bytes go into a buffer that all connections of an event loop
+share, because it is parsed before the next read. Only bodies are kept until they are read: beyond `HIGH_WATER` the
+connection stops reading from the worker. Outgoing bytes wait in the transport; beyond the same amount `drain` waits. So
+an exchange holds little more than twice `HIGH_WATER` in either direction, however slow one of its ends is.
 
 The parser knows neither the method of the request (a response to HEAD has no body, whatever it says) nor when the
 connection ended (which ends a response without a length): this module deals with both.
@@ -24,7 +24,7 @@ HIGH_WATER: Final = 64 * 1024
 MAX_HEAD: Final = 64 * 1024
 
 
-class Phase(Enum):
+class ResponsePhase(Enum):
     IDLE = "carries no request"
     HEAD = "waits for the head of the response"
     BODY = "receives the body of the response"
@@ -32,16 +32,16 @@ class Phase(Enum):
     FAILED = "there will be no response, or no more of it"
 
 
-class Connection(asyncio.BufferedProtocol):
+class PooledConnection(asyncio.BufferedProtocol):
     """One connection. Call `start_request`, `write`, `wait_for_head`, and then `read` until it returns nothing.
 
     Afterwards `become_idle` says whether the connection can be used again. `fail` closes it with an exception for the
     task that waits. `on_close` is called when it is closed.
     """
 
-    def __init__(self, address: str, buffer: memoryview, on_close: "Callable[[Connection], None]") -> None:
+    def __init__(self, address: str, buffer: memoryview, on_close: "Callable[[PooledConnection], None]") -> None:
         self.address = address
-        self.phase = Phase.IDLE
+        self.phase = ResponsePhase.IDLE
         self.status = 0
         self.headers: list[Header] = []
         self.idle_since = 0.0
@@ -69,12 +69,12 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def is_fully_read(self) -> bool:
         """Whether the response is complete and all of it was read."""
-        return self.phase is Phase.DONE and not self._pieces
+        return self.phase is ResponsePhase.DONE and not self._pieces
 
     def start_request(self, *, is_head: bool) -> None:
         if self._parser is None:
             self._parser = httptools.HttpResponseParser(self)
-        self.phase = Phase.HEAD
+        self.phase = ResponsePhase.HEAD
         self.status, self.headers = 0, []
         self.has_received = self._has_framing = self._ends_with_connection = self._is_reusable = False
         self._is_head = is_head
@@ -91,7 +91,7 @@ class Connection(asyncio.BufferedProtocol):
 
     async def wait_for_head(self) -> None:
         """Returns when `status` and `headers` are set. Raises the failure if there is no response."""
-        while self.phase is Phase.HEAD:
+        while self.phase is ResponsePhase.HEAD:
             await self._wait_for_change()
         if self._failure is not None:
             raise self._failure
@@ -102,7 +102,7 @@ class Connection(asyncio.BufferedProtocol):
         while not self._pieces:
             if self._failure is not None:
                 raise self._failure
-            if self.phase is Phase.DONE:
+            if self.phase is ResponsePhase.DONE:
                 return b""
             await self._wait_for_change()
         data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
@@ -112,16 +112,16 @@ class Connection(asyncio.BufferedProtocol):
     def become_idle(self, now: float) -> bool:
         """Marks the connection idle if it can carry another request, and returns whether it can."""
         unsent = self._transport.get_write_buffer_size()
-        if not (self.phase is Phase.DONE and self._is_reusable and self.is_open and not unsent):
+        if not (self.phase is ResponsePhase.DONE and self._is_reusable and self.is_open and not unsent):
             return False
         self._clear_buffered()
-        self.phase, self.is_new, self.idle_since = Phase.IDLE, False, now
+        self.phase, self.is_new, self.idle_since = ResponsePhase.IDLE, False, now
         return True
 
     def fail(self, failure: Exception) -> None:
         """Closes the connection. A complete response stays complete."""
-        if self.phase in (Phase.HEAD, Phase.BODY):
-            self.phase, self._failure = Phase.FAILED, failure
+        if self.phase in (ResponsePhase.HEAD, ResponsePhase.BODY):
+            self.phase, self._failure = ResponsePhase.FAILED, failure
         self.abort()
         self._wake()
 
@@ -154,7 +154,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self.phase not in (Phase.HEAD, Phase.BODY):
+        if self.phase not in (ResponsePhase.HEAD, ResponsePhase.BODY):
             self.abort()  # no request asked for these bytes
             return
         assert self._parser is not None
@@ -173,11 +173,11 @@ class Connection(asyncio.BufferedProtocol):
     # Called by the parser.
 
     def on_message_begin(self) -> None:
-        if self.phase is not Phase.HEAD:
+        if self.phase is not ResponsePhase.HEAD:
             self._is_reusable = False  # a second response
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.phase is not Phase.HEAD:
+        if self.phase is not ResponsePhase.HEAD:
             return  # a trailer
         name = name.lower()
         if name == b"transfer-encoding":
@@ -191,7 +191,7 @@ class Connection(asyncio.BufferedProtocol):
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        if self.phase is not Phase.HEAD or self._parser is None:
+        if self.phase is not ResponsePhase.HEAD or self._parser is None:
             return
         status = self._parser.get_status_code()
         if status < 200:
@@ -201,11 +201,11 @@ class Connection(asyncio.BufferedProtocol):
         self._bytes_without_progress = 0
         self._is_reusable = self._parser.should_keep_alive()
         self._ends_with_connection = not self._has_framing and status not in STATUSES_WITHOUT_BODY
-        self.phase = Phase.DONE if self._is_head else Phase.BODY
+        self.phase = ResponsePhase.DONE if self._is_head else ResponsePhase.BODY
         self._wake()
 
     def on_body(self, body: bytes) -> None:
-        if self.phase is not Phase.BODY:
+        if self.phase is not ResponsePhase.BODY:
             self._is_reusable = False
             return
         self._bytes_without_progress = 0
@@ -217,19 +217,19 @@ class Connection(asyncio.BufferedProtocol):
         self._wake()
 
     def on_message_complete(self) -> None:
-        if self.phase is Phase.BODY:
-            self.phase = Phase.DONE
+        if self.phase is ResponsePhase.BODY:
+            self.phase = ResponsePhase.DONE
             self._bytes_without_progress = 0
             self._wake()
 
     def _end_of_input(self, exc: Exception | None) -> None:
         self._is_reusable = False
-        if self.phase is Phase.HEAD:
-            self.phase, self._failure = Phase.FAILED, self._no_response_error(exc)
-        elif self.phase is Phase.BODY and self._ends_with_connection and exc is None:
-            self.phase = Phase.DONE
-        elif self.phase is Phase.BODY:
-            self.phase, self._failure = Phase.FAILED, Broken("its response broke off")
+        if self.phase is ResponsePhase.HEAD:
+            self.phase, self._failure = ResponsePhase.FAILED, self._no_response_error(exc)
+        elif self.phase is ResponsePhase.BODY and self._ends_with_connection and exc is None:
+            self.phase = ResponsePhase.DONE
+        elif self.phase is ResponsePhase.BODY:
+            self.phase, self._failure = ResponsePhase.FAILED, Broken("its response broke off")
         self._wake()
 
     def _no_response_error(self, exc: Exception | None) -> Exception:

@@ -24,7 +24,7 @@ class Broken(ForwardingFailed):
     """
 
 
-class Refused(ForwardingFailed):
+class WebSocketRefused(ForwardingFailed):
     """A worker refused a WebSocket with a status that the caller asked to handle itself. It is safe to try another."""
 
     def __init__(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeVar
 
-from warren.http.client.connection import HIGH_WATER, Connection
+from warren.http.client.connection import HIGH_WATER, PooledConnection
 from warren.http.client.errors import Broken, Unreachable
 
 _ADDRESS: Final = re.compile(r"(?:(https?)://)?(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s/:@\[\]]+)):([0-9]{1,5})/?")
@@ -23,22 +23,22 @@ Dial = Callable[[], Awaitable[socket.socket]]
 """Returns a connected socket, for a server without an address. What it raises reaches the caller."""
 
 
-class Address(NamedTuple):
+class WorkerAddress(NamedTuple):
     host: str
     port: int
     scheme: str  # empty if the address has no scheme
 
 
 @lru_cache(maxsize=1024)
-def parse_address(text: str) -> Address:
+def parse_address(text: str) -> WorkerAddress:
     """Parses `host:port`, with an IPv6 host in brackets, with or without a scheme. Raises `Unreachable` otherwise."""
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 < int(match[4]) < 65536:
         raise Unreachable("its address is not a host and a port")
-    return Address(match[2] or match[3], int(match[4]), match[1] or "")
+    return WorkerAddress(match[2] or match[3], int(match[4]), match[1] or "")
 
 
-def tls_for(address: Address, tls: ssl.SSLContext | None) -> ssl.SSLContext | None:
+def tls_for(address: WorkerAddress, tls: ssl.SSLContext | None) -> ssl.SSLContext | None:
     """Returns the TLS context for an address; its scheme decides. Raises `Unreachable` if TLS is not set up."""
     if address.scheme == "http":
         return None
@@ -63,7 +63,7 @@ def connect_error(exc: Exception) -> Unreachable:
 
 
 async def open_connection(
-    new_protocol: Callable[[], _Protocol], address: Address, tls: ssl.SSLContext | None, timeout_s: float
+    new_protocol: Callable[[], _Protocol], address: WorkerAddress, tls: ssl.SSLContext | None, timeout_s: float
 ) -> _Protocol:
     """Connects to an address. Raises `Unreachable`."""
     try:
@@ -106,8 +106,8 @@ class ConnectionPool:
         self._tls = tls
         self._connect_timeout_s = connect_timeout_s
         self._idle_s, self._max_idle = idle_s, max_idle
-        self._open: dict[str, set[Connection]] = {}
-        self._idle: dict[str, list[Connection]] = {}
+        self._open: dict[str, set[PooledConnection]] = {}
+        self._idle: dict[str, list[PooledConnection]] = {}
         self._buffer = memoryview(bytearray(buffer_size))
         self._is_closed = False
         self._all_closed = asyncio.Event()
@@ -120,7 +120,7 @@ class ConnectionPool:
         )
         return "; ".join(counts) or "no connections"
 
-    async def acquire(self, address: str, *, new: bool, dial: Dial | None = None) -> Connection:
+    async def acquire(self, address: str, *, new: bool, dial: Dial | None = None) -> PooledConnection:
         """Returns a connection that carries no request; one from `dial` is always new. Raises `Unreachable`."""
         if self._is_closed:
             raise Unreachable("this process is stopping")
@@ -129,7 +129,7 @@ class ConnectionPool:
         kept = None if new else self._pop_idle(address)
         return kept or await self._connect(address)
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: PooledConnection) -> None:
         """Keeps the connection if it can be used again and there is room; otherwise closes it."""
         now = asyncio.get_running_loop().time()
         idle = self._idle.get(connection.address, [])
@@ -151,7 +151,7 @@ class ConnectionPool:
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                     await self._all_closed.wait()
 
-    def _pop_idle(self, address: str) -> Connection | None:
+    def _pop_idle(self, address: str) -> PooledConnection | None:
         idle = self._idle.get(address)
         oldest = asyncio.get_running_loop().time() - self._idle_s
         while idle:
@@ -161,26 +161,26 @@ class ConnectionPool:
             connection.abort()
         return None
 
-    async def _connect(self, address: str) -> Connection:
+    async def _connect(self, address: str) -> PooledConnection:
         parsed = parse_address(address)
         tls = tls_for(parsed, self._tls)
-        connection = Connection(address, self._buffer, self._forget)
+        connection = PooledConnection(address, self._buffer, self._forget)
         await open_connection(lambda: connection, parsed, tls, self._connect_timeout_s)
         return self._add(connection)
 
-    async def _use_socket(self, address: str, connected: socket.socket) -> Connection:
-        connection = Connection(address, self._buffer, self._forget)
+    async def _use_socket(self, address: str, connected: socket.socket) -> PooledConnection:
+        connection = PooledConnection(address, self._buffer, self._forget)
         await use_socket(lambda: connection, connected)
         return self._add(connection)
 
-    def _add(self, connection: Connection) -> Connection:
+    def _add(self, connection: PooledConnection) -> PooledConnection:
         if self._is_closed or not connection.is_open:
             connection.abort()
             raise Unreachable("it closed the connection at once")
         self._open.setdefault(connection.address, set()).add(connection)
         return connection
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: PooledConnection) -> None:
         connections, idle = self._open.get(connection.address), self._idle.get(connection.address)
         if idle and connection in idle:
             idle.remove(connection)

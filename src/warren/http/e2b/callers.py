@@ -16,7 +16,7 @@ from warren.model.access import Scope as KeyScope
 from warren.model.e2b import UPLOADS, Plane
 from warren.model.errors import SessionNotFound, Unauthorized
 
-_MOST_CALLERS: Final = 10_000
+_MAX_CALLERS: Final = 10_000
 _SCOPES: Final = frozenset({KeyScope.READ, KeyScope.EXEC})
 _HEALTH: Final = "/health"
 
@@ -40,7 +40,7 @@ class E2bCallers:
         self._keys = keys
         self._without_keys = without_keys
         self._signed_urls = SignedUrls(tokens, store, clock)
-        self._callers = BoundedDict[str, Caller](_MOST_CALLERS)  # by session id
+        self._callers = BoundedDict[str, Caller](_MAX_CALLERS)  # by session id
 
     async def find_session(self, request: Request) -> None:
         """Gives a request whose signature alone names its sandbox the path of that sandbox. Raises Unauthorized."""

@@ -33,7 +33,7 @@ MAX_MESSAGE: Final = 4 * 1024 * 1024
 STREAM_TYPE: Final = "application/connect+json"
 _STREAM_HEAD: Final = [(b"content-type", STREAM_TYPE.encode()), (b"x-accel-buffering", b"no")]
 _TIMEOUT: Final = "Connect-Timeout-Ms"
-_MOST_DIGITS: Final = 12
+_MAX_DIGITS: Final = 12
 _KEEPALIVE_S: Final = 90.0
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True).encode
 
@@ -81,7 +81,7 @@ def timeout_of(request: E2bCall) -> float | None:
     text = request.header(_TIMEOUT)
     if not text:
         return None
-    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
         raise ConnectError("invalid_argument", f"{_TIMEOUT} is {text[:40]!r}, it must be a number of milliseconds")
     return int(text) / 1000 or None
 
@@ -257,7 +257,7 @@ async def _wait_for_all(*tasks: asyncio.Task[None]) -> None:
 
 def _keepalive_s(request: E2bCall) -> float:
     text = request.header("keepalive-ping-interval")
-    return (int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else 0) or _KEEPALIVE_S
+    return (int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else 0) or _KEEPALIVE_S
 
 
 def _as_connect_error(exc: ConnectError | E2bError | WarrenError) -> ConnectError:

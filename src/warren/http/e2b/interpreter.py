@@ -19,7 +19,7 @@ from warren.http.e2b.control.sandboxes import template_of
 from warren.http.e2b.errors import E2bError, is_gone, message_of
 from warren.http.e2b.users import USUAL
 from warren.http.server.http_guard import StreamedAnswer
-from warren.model.code import CellReader, CodeContext, CodeResult
+from warren.model.code import CellReader, CodeResult, ContextStatus
 from warren.model.e2b import sandbox_env
 from warren.model.errors import ContextLost, InvalidRequest, WarrenError
 from warren.sessions.contexts import Beginning
@@ -43,14 +43,14 @@ Text = Annotated[str | None, Field(max_length=4096)]
 Body = TypeVar("Body", bound=BaseModel)
 
 
-class ExecuteBody(BaseModel):
+class E2bExecuteBody(BaseModel):
     code: str
     context_id: Text = None
     language: Text = None
     env_vars: dict[str, str] | None = Field(None, max_length=MAX_VARIABLES)
 
 
-class ContextBody(BaseModel):
+class E2bContextBody(BaseModel):
     language: Text = None
     cwd: Text = None
 
@@ -68,7 +68,7 @@ async def _read(call: E2bCall, kind: type[Body]) -> Body:
 
 
 async def create_context(call: E2bCall) -> Response:
-    body = await _read(call, ContextBody)
+    body = await _read(call, E2bContextBody)
     async with call.sandbox() as (session, sandbox):
         created = await call.context.contexts.create(
             sandbox,
@@ -106,7 +106,7 @@ async def check_health(call: E2bCall) -> Response:
         return Response("OK", media_type="text/plain")
 
 
-def _context_view(context: CodeContext) -> dict[str, str]:
+def _context_view(context: ContextStatus) -> dict[str, str]:
     return {"id": context.id, "language": context.language, "cwd": context.cwd}
 
 
@@ -114,7 +114,7 @@ def _context_view(context: CodeContext) -> dict[str, str]:
 
 
 async def execute(call: E2bCall) -> Response:
-    body = await _read(call, ExecuteBody)
+    body = await _read(call, E2bExecuteBody)
     if body.context_id and body.language:
         raise InvalidRequest("a cell has a context or a language, not both", remedy="leave out one of them")
     session = await call.sessions.get(call.tenant, call.session_id)

@@ -27,14 +27,14 @@ from warren.model.errors import RateLimited, Unauthorized
 PATH: Final = "/files"
 _OPERATIONS: Final = {"GET": "read", "HEAD": "read", "POST": "write"}
 _NUMBER: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
-_MOST_REMEMBERED: Final = 10_000
-_MOST_TOKENS: Final = 50_000
-_MOST_WAITING: Final = 200
-_MOST_OF_CLIENT: Final = 8
+_MAX_REMEMBERED: Final = 10_000
+_MAX_TOKENS: Final = 50_000
+_MAX_WAITING: Final = 200
+_MAX_OF_CLIENT: Final = 8
 _REST: Final = 3
 """A search that finds nothing is followed by a pause that is this many times as long."""
 _STEP: Final = 64
-_MOST_PARAMETERS: Final = 64
+_MAX_PARAMETERS: Final = 64
 
 
 class SignedRequest(NamedTuple):
@@ -58,7 +58,7 @@ def read_signed(method: str, query: bytes) -> SignedRequest | None:
     """Returns None for a request without a signature. Raises Unauthorized for one that no signature can allow."""
     if b"signature=" not in query:
         return None
-    if query.count(b"&") >= _MOST_PARAMETERS:  # the caller is not known yet, and reading them takes time
+    if query.count(b"&") >= _MAX_PARAMETERS:  # the caller is not known yet, and reading them takes time
         raise _invalid()
     values = dict(urllib.parse.parse_qsl(query.decode("latin-1"), keep_blank_values=True, errors="surrogateescape"))
     if not values.get("signature"):
@@ -75,10 +75,10 @@ class SignedUrls:
         self._tokens = tokens
         self._store = store
         self._clock = clock
-        self._found = BoundedDict[str, str](_MOST_REMEMBERED)  # session ids by signature: paths may be long
-        self._known = BoundedDict[str, list[str]](_MOST_TOKENS)  # access tokens by session id
+        self._found = BoundedDict[str, str](_MAX_REMEMBERED)  # session ids by signature: paths may be long
+        self._known = BoundedDict[str, list[str]](_MAX_TOKENS)  # access tokens by session id
         self._one_at_a_time = asyncio.Lock()
-        self._waiting = FairShare(_MOST_WAITING, each=_MOST_OF_CLIENT)
+        self._waiting = FairShare(_MAX_WAITING, each=_MAX_OF_CLIENT)
 
     def check(self, asked: SignedRequest, session_id: str) -> None:
         """Raises Unauthorized for a signature that does not open this sandbox, or does not any more."""

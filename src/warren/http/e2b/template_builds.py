@@ -31,10 +31,10 @@ from warren.model.spec import MIB
 from warren.model.tenant_images import TENANT_IMAGES, is_image_of, template_in, tenant_image
 from warren.worker.guard import Room, default_disk_reserve, read_room
 
-MOST_AT_ONCE: Final = 2
+MAX_AT_ONCE: Final = 2
 LOG_PAGE: Final = 100
-_MOST_LOGS: Final = 32
-_MOST_KNOWN: Final = 1000
+_MAX_LOGS: Final = 32
+_MAX_KNOWN: Final = 1000
 _LOG_BYTES: Final = 1024 * 1024
 _LONGEST_LINE: Final = 2000
 _LOOK_S: Final = 600.0
@@ -125,7 +125,7 @@ class BuildLog:
 
 class TemplateBuilds:
     """`command` builds an image, as for ImageBuilds; a whole build may take `timeout_s`. A tenant whose images take
-    `most_mb` builds no more. `disk_reserve_mb` must stay free on the disk of the state directory; 0: the usual
+    `max_mb` builds no more. `disk_reserve_mb` must stay free on the disk of the state directory; 0: the usual
     reserve."""
 
     def __init__(
@@ -138,10 +138,10 @@ class TemplateBuilds:
         env: Mapping[str, str],
         *,
         timeout_s: float,
-        most_mb: int = 10_240,
+        max_mb: int = 10_240,
         disk_reserve_mb: int = 0,
     ) -> None:
-        self._most_mb = most_mb
+        self._max_mb = max_mb
         self._state_dir, self._images, self._clock = state_dir, images, clock
         self._command, self._env, self._timeout_s = command, env, timeout_s
         self._disk_reserve_mb = disk_reserve_mb
@@ -149,8 +149,8 @@ class TemplateBuilds:
         self.uploads = Uploads(state_dir / TEMPLATES / "uploads", self.check_room)
         self._running: dict[str, asyncio.Task[None]] = {}  # by tenant
         self._in_work: set[str] = set()  # images to which no tag points yet
-        self._logs = BoundedDict[str, BuildLog](_MOST_LOGS)
-        self._known = BoundedDict[str, Build](_MOST_KNOWN)  # by image
+        self._logs = BoundedDict[str, BuildLog](_MAX_LOGS)
+        self._known = BoundedDict[str, Build](_MAX_KNOWN)  # by image
         self._recovering: asyncio.Task[None] | None = None
         self._removing: asyncio.Task[None] | None = None
         self._closed = False
@@ -206,9 +206,9 @@ class TemplateBuilds:
     def _check_size(self, tenant: str) -> None:
         own = (image.size_bytes for image in self._images.list() if is_image_of(tenant, image.name))
         size_mb = sum(own) // MIB
-        if size_mb >= self._most_mb:
+        if size_mb >= self._max_mb:
             raise E2bError(
-                429, f"your templates take {size_mb} MiB, and {self._most_mb} MiB is the most; delete some first"
+                429, f"your templates take {size_mb} MiB, and {self._max_mb} MiB is the most; delete some first"
             )
 
     async def build_of(self, tenant: str, image: str) -> Build | None:
@@ -238,8 +238,8 @@ class TemplateBuilds:
             raise Stopping("the server is being stopped", retry_after_s=5.0)
         if tenant in self._running:
             raise E2bError(429, "a template of yours is being built; one at a time is the most, wait until it is done")
-        if len(self._running) >= MOST_AT_ONCE:
-            raise E2bError(429, f"{MOST_AT_ONCE} templates are being built on this server; try again later")
+        if len(self._running) >= MAX_AT_ONCE:
+            raise E2bError(429, f"{MAX_AT_ONCE} templates are being built on this server; try again later")
         log = self._logs[build.id] = BuildLog(self._clock)
         image = tenant_image(tenant, template.name, build.id)
         begun = asyncio.get_running_loop().create_future()

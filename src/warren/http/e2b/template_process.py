@@ -21,7 +21,7 @@ TEMPLATES: Final = "templates"
 BUILDS: Final = "builds"
 _PLAN: Final = "build.json"
 _CONTEXT: Final = "context"
-_MOST_FILES: Final = 200_000
+_MAX_FILES: Final = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +50,20 @@ def write_plan(directory: Path, plan: Plan) -> None:
     (directory / _PLAN).write_text(json.dumps(values))
 
 
-def read_template(
-    state_dir: Path, image: str, config_of: Callable[[str], ImageConfig], most_bytes: int
-) -> ReadTemplate:
-    """Reads what the server has written down, and unpacks the files, at most `most_bytes` of them."""
+def read_template(state_dir: Path, image: str, config_of: Callable[[str], ImageConfig], max_bytes: int) -> ReadTemplate:
+    """Reads what the server has written down, and unpacks the files, at most `max_bytes` of them."""
     directory = build_directory(state_dir, image)
     try:
         values = json.loads((directory / _PLAN).read_text())
     except FileNotFoundError:
         raise InvalidRequest(f"nobody builds the image {image} now") from None
     steps = from_json(values["steps"])
-    _unpack(directory, steps, most_bytes)
+    _unpack(directory, steps, max_bytes)
     made = make_recipe(values["base"], config_of(values["base"]), values["user"], steps)
     return ReadTemplate(made, directory / _CONTEXT, values["no_cache"])
 
 
-def _unpack(directory: Path, steps: Sequence[TemplateStep], most_bytes: int) -> None:
+def _unpack(directory: Path, steps: Sequence[TemplateStep], max_bytes: int) -> None:
     (directory / _CONTEXT).mkdir(mode=0o700)
     for number, step in enumerate(steps, 1):
         if not step.files_hash:
@@ -74,6 +72,6 @@ def _unpack(directory: Path, steps: Sequence[TemplateStep], most_bytes: int) -> 
         place.mkdir(mode=0o755)
         with open(directory / step.files_hash, "rb") as archive, Tree(place) as tree:
             try:
-                unpack_tar(archive, tree, ImportCaps(members=_MOST_FILES, size=most_bytes))
+                unpack_tar(archive, tree, ImportCaps(members=_MAX_FILES, size=max_bytes))
             except InvalidRequest as exc:
                 raise InvalidRequest(f"the files of COPY {step.args[0]} cannot be unpacked: {exc.message}") from exc

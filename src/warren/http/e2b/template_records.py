@@ -15,9 +15,9 @@ from warren.interfaces.records import Record, RecordStore
 
 KIND: Final = "e2b_template"
 DEFAULT_TAG: Final = "default"
-MOST_TEMPLATES: Final = 50
-_MOST_TAGS: Final = 20
-_MOST_BUILDS: Final = 10  # that no tag points to
+MAX_TEMPLATES: Final = 50
+_MAX_TAGS: Final = 20
+_MAX_BUILDS: Final = 10  # that no tag points to
 _TRIES: Final = 20
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
 _TAG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
@@ -107,8 +107,8 @@ def read_name(text: Any) -> tuple[str, str]:
 
 
 def read_tags(values: Any) -> tuple[str, ...]:
-    if not isinstance(values, list) or len(values) > _MOST_TAGS:
-        raise E2bError(400, f"tags must be a list of at most {_MOST_TAGS} tags")
+    if not isinstance(values, list) or len(values) > _MAX_TAGS:
+        raise E2bError(400, f"tags must be a list of at most {_MAX_TAGS} tags")
     for tag in values:
         if not isinstance(tag, str) or not _TAG.fullmatch(tag):
             raise E2bError(400, f"{str(tag)[:80]!r} cannot be a tag; it has 1 to 63 letters, digits and . _ -")
@@ -123,7 +123,7 @@ def with_build(template: BuiltTemplate, build: Build) -> BuiltTemplate:
     builds = {**template.builds, build.id: build}
     needed = {tag.build for tag in template.tags.values()} | {build.id}
     others = [one for one in builds.values() if one.id not in needed and one.status is not Status.BUILDING]
-    for one in sorted(others, key=lambda one: one.created_at)[: max(0, len(others) - _MOST_BUILDS)]:
+    for one in sorted(others, key=lambda one: one.created_at)[: max(0, len(others) - _MAX_BUILDS)]:
         del builds[one.id]
     return replace(template, builds=builds, updated_at=build.updated_at)
 
@@ -131,8 +131,8 @@ def with_build(template: BuiltTemplate, build: Build) -> BuiltTemplate:
 def with_tags(template: BuiltTemplate, build: Build, tags: Sequence[str], now: float) -> BuiltTemplate:
     """Raises E2bError if the template would have too many tags."""
     changed = {**template.tags, **{tag: Tag(build.id, now) for tag in tags}}
-    if len(changed) > _MOST_TAGS:
-        raise E2bError(400, f"a template may have {_MOST_TAGS} tags; remove some first")
+    if len(changed) > _MAX_TAGS:
+        raise E2bError(400, f"a template may have {_MAX_TAGS} tags; remove some first")
     return replace(template, tags=changed, updated_at=now)
 
 
@@ -184,8 +184,8 @@ class TemplateRecords:
         found = await self.find(tenant, name)
         if found is not None:
             return found
-        if await self._records.count(KIND, group=tenant) >= MOST_TEMPLATES:
-            raise E2bError(429, f"you have {MOST_TEMPLATES} templates, the most there may be; delete some first")
+        if await self._records.count(KIND, group=tenant) >= MAX_TEMPLATES:
+            raise E2bError(429, f"you have {MAX_TEMPLATES} templates, the most there may be; delete some first")
         template = BuiltTemplate(tenant, name, now, now)
         await self._records.put(Record(KIND, _id(tenant, name), _text(template), group=tenant))
         return await self.get(tenant, name)

@@ -34,13 +34,13 @@ add /etc/group user:x:1000:
 """
 # Login shells, in which clients run their commands, take PATH from /etc/profile.
 _KEEP_PATH: Final = 'mkdir -p /etc/profile.d; printf "%s\\n" "$1" > /etc/profile.d/template-path.sh'
-_MOST_STEPS: Final = 500
+_MAX_STEPS: Final = 500
 _LONGEST: Final = 100_000
 _HASH: Final = re.compile(r"[0-9a-f]{16,128}", re.ASCII)
 _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?", re.ASCII)
 _MODE: Final = re.compile(r"[0-7]{3,4}", re.ASCII)
 _VARIABLE: Final = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
-_COUNTS: Final = {"RUN": (1, 2), "COPY": (2, 4), "ENV": (2, 2 * _MOST_STEPS), "WORKDIR": (1, 1), "USER": (1, 1)}
+_COUNTS: Final = {"RUN": (1, 2), "COPY": (2, 4), "ENV": (2, 2 * _MAX_STEPS), "WORKDIR": (1, 1), "USER": (1, 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ def read_steps(values: Any) -> tuple[TemplateStep, ...]:
     """Raises E2bError for what is no list of steps."""
     if values is None:
         return ()
-    if not isinstance(values, list) or len(values) > _MOST_STEPS:
-        raise E2bError(400, f"steps must be a list of at most {_MOST_STEPS} steps")
+    if not isinstance(values, list) or len(values) > _MAX_STEPS:
+        raise E2bError(400, f"steps must be a list of at most {_MAX_STEPS} steps")
     return tuple(_read_step(value, f"step {number}") for number, value in enumerate(values, 1))
 
 

@@ -21,10 +21,10 @@ from warren.model.spec import MIB
 from warren.model.tenant_images import tenant_mark
 
 KEPT_S: Final = 3600.0
-MOST_BYTES: Final = 512 * MIB
-_MOST_OF_TENANT: Final = 2048 * MIB
-_MOST_FILES: Final = 1000
-_MOST_AT_ONCE: Final = 4
+MAX_BYTES: Final = 512 * MIB
+_MAX_OF_TENANT: Final = 2048 * MIB
+_MAX_FILES: Final = 1000
+_MAX_AT_ONCE: Final = 4
 _PIECE: Final = MIB
 _PART: Final = ".part-"
 
@@ -32,9 +32,9 @@ _PART: Final = ".part-"
 class Uploads:
     """`check_room` raises if the disk is nearly full."""
 
-    def __init__(self, folder: Path, check_room: Callable[[], None], most_bytes: int = MOST_BYTES) -> None:
-        self._folder, self._check_room, self._most_bytes = folder, check_room, most_bytes
-        self._running = FairShare(each=_MOST_AT_ONCE)
+    def __init__(self, folder: Path, check_room: Callable[[], None], max_bytes: int = MAX_BYTES) -> None:
+        self._folder, self._check_room, self._max_bytes = folder, check_room, max_bytes
+        self._running = FairShare(each=_MAX_AT_ONCE)
 
     async def has(self, tenant: str, files_hash: str) -> bool:
         """Whether the archive is there; then it stays for another hour."""
@@ -42,10 +42,10 @@ class Uploads:
 
     async def put(self, tenant: str, files_hash: str, content: AsyncIterator[bytes], length: int) -> None:
         """`length` is what the client says, 0 if it says nothing."""
-        if length > self._most_bytes:
+        if length > self._max_bytes:
             raise self._too_large()
         if not self._running.try_take(tenant):
-            raise E2bError(429, f"{_MOST_AT_ONCE} uploads at a time are the most; wait for one to end")
+            raise E2bError(429, f"{_MAX_AT_ONCE} uploads at a time are the most; wait for one to end")
         part = self._folder / tenant_mark(tenant) / f"{_PART}{secrets.token_hex(8)}"
         try:
             await asyncio.to_thread(self._make_room, part.parent, length)
@@ -82,7 +82,7 @@ class Uploads:
         try:
             async for data in content:
                 taken += len(data)
-                if taken > self._most_bytes:
+                if taken > self._max_bytes:
                     raise self._too_large()
                 piece += data
                 if len(piece) >= _PIECE:
@@ -103,18 +103,18 @@ class Uploads:
         self.remove_old()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         sizes = [path.stat().st_size for path in folder.iterdir()]
-        if len(sizes) >= _MOST_FILES or sum(sizes) + length > _MOST_OF_TENANT:
+        if len(sizes) >= _MAX_FILES or sum(sizes) + length > _MAX_OF_TENANT:
             raise E2bError(
                 429,
                 f"your uploads for templates have {sum(sizes) // MIB} MiB in {len(sizes)} archives; at most "
-                f"{_MOST_OF_TENANT // MIB} MiB in {_MOST_FILES} are kept, for an hour each",
+                f"{_MAX_OF_TENANT // MIB} MiB in {_MAX_FILES} are kept, for an hour each",
             )
 
     def _path(self, tenant: str, files_hash: str) -> Path:
         return self._folder / tenant_mark(tenant) / files_hash
 
     def _too_large(self) -> E2bError:
-        return E2bError(413, f"an archive may have {self._most_bytes // MIB} MiB; leave files out by .dockerignore")
+        return E2bError(413, f"an archive may have {self._max_bytes // MIB} MiB; leave files out by .dockerignore")
 
 
 def _touch(path: Path) -> bool:

@@ -26,7 +26,7 @@ from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 from websockets.uri import WebSocketURI
 
-from warren.http.client.errors import Broken, Refused
+from warren.http.client.errors import Broken, WebSocketRefused
 from warren.http.client.headers import (
     HOP_BY_HOP,
     Header,
@@ -76,9 +76,10 @@ async def forward_websocket(
 ) -> None:
     """Relays messages both ways until one side closes, then closes the other with the same code and reason.
 
-    A worker's refusal is forwarded with status, headers and body. If its status is in `raise_on`, `Refused` is raised
-    instead. `Refused`, `Unreachable` (nothing was sent to the worker) and `Broken` are raised only before the client
-    has a response, so that another worker can be tried. If the worker is lost later, the client is closed with 1011.
+    A worker's refusal is forwarded with status, headers and body. If its status is in `raise_on`, `WebSocketRefused` is
+    raised instead. `WebSocketRefused`, `Unreachable` (nothing was sent to the worker) and `Broken` are raised only
+    before the client has a response, so that another worker can be tried. If the worker is lost later, the client is
+    closed with 1011.
 
     With `dialled`, the other side is that connection, and `address` is not used.
     """
@@ -92,7 +93,7 @@ async def forward_websocket(
             await send({"type": "websocket.accept", "subprotocol": worker.subprotocol, "headers": []})
             await _relay(worker, receive, send)
         elif refusal.status_code in raise_on:
-            raise Refused(refusal.status_code, _response_headers(refusal))
+            raise WebSocketRefused(refusal.status_code, _response_headers(refusal))
         else:
             await _forward_refusal(scope, send, refusal)
     finally:
@@ -110,13 +111,13 @@ class Dialled:
     max_message: int
     max_queue: int = _MAX_QUEUED_MESSAGES
 
-    def handshake(self, scope: Scope) -> "_Handshake":
+    def handshake(self, scope: Scope) -> "_WebSocketHandshake":
         headers = [header for header in self.headers if header[0] not in HANDSHAKE_HEADERS]
         uri = WebSocketURI(False, "localhost", 80, "/", "")
-        return _Handshake(uri, scope, self.target, headers, self.max_message)
+        return _WebSocketHandshake(uri, scope, self.target, headers, self.max_message)
 
 
-class _Handshake(ClientProtocol):
+class _WebSocketHandshake(ClientProtocol):
     """Sends a request head of our own: the package would set Host itself, and encode headers as UTF-8."""
 
     def __init__(
@@ -147,11 +148,11 @@ async def _connect(
     uri = WebSocketURI(tls is not None, parsed.host, parsed.port, "/", "")
     sent = headers_for_worker(scope, headers, without=HANDSHAKE_HEADERS, passes=passes)
     most = MAX_PREVIEW_MESSAGE if passes is Passes.PREVIEW else MAX_MESSAGE
-    protocol = _Handshake(uri, scope, request_target(scope), sent, most)
+    protocol = _WebSocketHandshake(uri, scope, request_target(scope), sent, most)
     return await open_connection(lambda: _new_connection(protocol), parsed, tls, CONNECT_TIMEOUT_S)
 
 
-def _new_connection(protocol: _Handshake, max_queue: int = _MAX_QUEUED_MESSAGES) -> ClientConnection:
+def _new_connection(protocol: _WebSocketHandshake, max_queue: int = _MAX_QUEUED_MESSAGES) -> ClientConnection:
     return ClientConnection(protocol, ping_interval=None, close_timeout=_CLOSE_TIMEOUT_S, max_queue=max_queue)
 
 

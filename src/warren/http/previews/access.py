@@ -40,8 +40,8 @@ from warren.sessions.preview_links import Link, PreviewLinks
 
 LINK_KEY: Final = "preview"
 """Stands in the audit record for the id of a key, if a link or a public port let the caller in."""
-_MOST_TOKENS: Final = 8
-_MOST_REMEMBERED: Final = 10_000
+_MAX_TOKENS: Final = 8
+_MAX_REMEMBERED: Final = 10_000
 _NAVIGATION: Final = (b"navigate", b"")
 
 
@@ -65,7 +65,7 @@ class PreviewAccess:
         self._clock = clock
         self._without_keys = without_keys
         self._all_ports_allowed = all_ports_allowed
-        self._remembered = BoundedDict[str, tuple[str, PreviewRules]](_MOST_REMEMBERED)  # by session id
+        self._remembered = BoundedDict[str, tuple[str, PreviewRules]](_MAX_REMEMBERED)  # by session id
         self._own_origin = OriginRule(())
         self._preview_of_host = lru_cache(maxsize=1024)(self._find_preview)
 
@@ -182,7 +182,7 @@ class PreviewAccess:
     def _link_in_cookies(self, preview: Preview, scope: Scope) -> tuple[Link | None, Unauthorized | None]:
         """Returns the first link that is valid, or why the first is not."""
         refusal: Unauthorized | None = None
-        for token in _cookie_tokens(scope)[:_MOST_TOKENS]:
+        for token in _cookie_tokens(scope)[:_MAX_TOKENS]:
             try:
                 return self._read_token(preview, token), None
             except Unauthorized as exc:

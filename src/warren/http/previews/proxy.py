@@ -11,7 +11,7 @@ from typing import Final
 from starlette.types import Message, Receive, Scope, Send
 
 from warren.http.client.client import WorkerClient
-from warren.http.client.errors import Broken, ForwardingFailed, Refused
+from warren.http.client.errors import Broken, ForwardingFailed, WebSocketRefused
 from warren.http.client.headers import request_target
 from warren.http.context import check_scope
 from warren.http.forwarding.http_requests import RequestBody, send_pieces
@@ -116,7 +116,7 @@ class PreviewProxy:
         dialled = Dialled(connected, _target(scope, preview), headers, MAX_PREVIEW_MESSAGE)
         try:
             await forward_websocket("", scope, receive, send, raise_on=_ALL_STATUSES, dialled=dialled)
-        except Refused as exc:
+        except WebSocketRefused as exc:
             if exc.status not in _STATUSES:
                 raise _failed(preview, Broken(f"there is no status {exc.status}")) from exc
             request.from_sandbox = True

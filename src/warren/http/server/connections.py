@@ -1,10 +1,10 @@
 """Connections with limits on time and memory.
 
 `HttpConnection` and `WebSocketConnection` are uvicorn's protocols with the limits that uvicorn does not have. A
-connection is in one `Phase` at a time. The server calls `check_timeouts` on each connection several times per time-out.
-The connection then checks how long its client has kept it waiting: for the rest of a request's head, for the rest of a
-body, or for the client to read what was sent. So requests need no timers, and one place handles every way in which a
-client can stall.
+connection is in one `RequestPhase` at a time. The server calls `check_timeouts` on each connection several times per
+time-out. The connection then checks how long its client has kept it waiting: for the rest of a request's head, for the
+rest of a body, or for the client to read what was sent. So requests need no timers, and one place handles every way in
+which a client can stall.
 
 When the maximum of connections is open, a new one replaces an unused one of the owner with the most. No tenant can use
 all of them at once, see `Admission`; so there is always a place for another tenant.
@@ -61,7 +61,7 @@ MAX_MESSAGE = "warren.max_message"
 _log = get_log(__name__)
 
 
-class Phase(Enum):
+class RequestPhase(Enum):
     IDLE = "between two requests"
     HEAD = "the head of a request is awaited"
     OPEN = "a request is being served"
@@ -70,9 +70,9 @@ class Phase(Enum):
     LINGERING = "refused; what still comes is thrown away until the client has read why"
 
 
-_EVICTABLE = frozenset({Phase.IDLE, Phase.HEAD, Phase.DRAINING, Phase.LINGERING})
+_EVICTABLE = frozenset({RequestPhase.IDLE, RequestPhase.HEAD, RequestPhase.DRAINING, RequestPhase.LINGERING})
 _LAST_REQUEST_S = 0.5  # for the first request of a client that connected before the server stopped
-_PHASE_LIMITS_S = {Phase.DRAINING: 5.0, Phase.LINGERING: 2.0}
+_PHASE_LIMITS_S = {RequestPhase.DRAINING: 5.0, RequestPhase.LINGERING: 2.0}
 
 
 class _StallTimer:
@@ -159,7 +159,7 @@ class HttpConnection(HttpToolsProtocol):
         super().__init__(**kwargs)
         self._rest = memoryview(b"")
         self._limits = limits
-        self._phase, self._since = Phase.HEAD, self.loop.time()
+        self._phase, self._since = RequestPhase.HEAD, self.loop.time()
         self._in_head = False
         self._is_last = False
         self._received = 0
@@ -170,7 +170,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._enter(Phase.HEAD)  # counted from now on: the TLS handshake had a time-out of its own
+        self._enter(RequestPhase.HEAD)  # counted from now on: the TLS handshake had a time-out of its own
         self.flow = self._flow = _Flow(transport)
         self._response_transport = _ResponseTransport(transport, self._close_after_response, self.loop)
         excess = len(self.connections) - self._limits.max_connections
@@ -216,10 +216,10 @@ class HttpConnection(HttpToolsProtocol):
         self._notify_disconnect()
 
     def data_received(self, data: bytes) -> None:
-        if self._phase in (Phase.LINGERING, Phase.LAST):
+        if self._phase in (RequestPhase.LINGERING, RequestPhase.LAST):
             return
-        if self._phase is Phase.IDLE:
-            self._phase, self._since = Phase.HEAD, self.loop.time()
+        if self._phase is RequestPhase.IDLE:
+            self._phase, self._since = RequestPhase.HEAD, self.loop.time()
         self._unset_keepalive_if_required()
         self._received += len(data)
         if self._rest:  # TLS may deliver bytes that it had already read
@@ -234,7 +234,11 @@ class HttpConnection(HttpToolsProtocol):
 
     def _parse_for_a_turn(self) -> None:
         until = time.perf_counter() + TURN_S
-        while self._rest and self._phase not in (Phase.LINGERING, Phase.LAST) and not self.transport.is_closing():
+        while (
+            self._rest
+            and self._phase not in (RequestPhase.LINGERING, RequestPhase.LAST)
+            and not self.transport.is_closing()
+        ):
             data, self._rest = bytes(self._rest[:_HTTP_STEP]), self._rest[_HTTP_STEP:]
             self._unparsed += len(data)
             self._parse(data)
@@ -275,8 +279,8 @@ class HttpConnection(HttpToolsProtocol):
         if is_upgrade and self._ignores_upgrade():
             return
         self._in_head, self._unparsed = False, 0
-        if self._phase is Phase.HEAD:
-            self._phase, self._since = Phase.OPEN, self.loop.time()
+        if self._phase is RequestPhase.HEAD:
+            self._phase, self._since = RequestPhase.OPEN, self.loop.time()
         super().on_headers_complete()
         if not is_upgrade:
             self.headers = []  # for trailers, which nobody gets: all checks were made before they come
@@ -294,27 +298,27 @@ class HttpConnection(HttpToolsProtocol):
         if self.cycle is not None:
             self.cycle.more_body = False
         super().on_message_complete()
-        if self._phase is Phase.DRAINING:
-            self._enter(Phase.IDLE)
+        if self._phase is RequestPhase.DRAINING:
+            self._enter(RequestPhase.IDLE)
 
     def on_response_complete(self) -> None:
-        if self._phase is Phase.LINGERING:
+        if self._phase is RequestPhase.LINGERING:
             self.flow.resume_reading()
             return
         more_body = self._active is not None and self._active.more_body
         queued = bool(self.pipeline)
         super().on_response_complete()
         if more_body:
-            self._enter(Phase.DRAINING)
-        elif not queued and self._phase is not Phase.LAST:
-            self._phase, self._since = Phase.HEAD if self._in_head else Phase.IDLE, self.loop.time()
+            self._enter(RequestPhase.DRAINING)
+        elif not queued and self._phase is not RequestPhase.LAST:
+            self._phase, self._since = RequestPhase.HEAD if self._in_head else RequestPhase.IDLE, self.loop.time()
 
     def check_timeouts(self, now: float) -> None:
         """Ends the connection if its client has stalled for too long."""
         limits = self._limits
         if self._sending.stalled_s(self.transport.get_write_buffer_size() or None, now) > limits.send_timeout_s:
             self.transport.abort()
-        elif self._phase is Phase.HEAD and now - self._since > limits.header_timeout_s:
+        elif self._phase is RequestPhase.HEAD and now - self._since > limits.header_timeout_s:
             self._refuse_slow_client(f"the head of the request was not complete after {limits.header_timeout_s:g} s")
         elif now - self._since > _PHASE_LIMITS_S.get(self._phase, math.inf):
             self.transport.abort()
@@ -326,14 +330,14 @@ class HttpConnection(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Answers the request that is arriving, or will arrive in a moment, as the last one."""
-        if self._phase is Phase.HEAD:
+        if self._phase is RequestPhase.HEAD:
             self._is_last = True
             self.loop.call_later(_LAST_REQUEST_S, self._close_if_no_request)
         else:
             super().shutdown()
 
     def _close_if_no_request(self) -> None:
-        if self._phase is Phase.HEAD:
+        if self._phase is RequestPhase.HEAD:
             self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -406,12 +410,12 @@ class HttpConnection(HttpToolsProtocol):
         cycle.on_response()
         return True
 
-    def _enter(self, phase: Phase) -> None:
+    def _enter(self, phase: RequestPhase) -> None:
         self._phase, self._since = phase, self.loop.time()
 
     def _body_progress(self) -> int | None:
         cycle = self._active
-        if self._phase is not Phase.OPEN or cycle is None or not cycle.more_body:
+        if self._phase is not RequestPhase.OPEN or cycle is None or not cycle.more_body:
             return None
         return None if self.flow.read_paused or self._rest or cycle.waiting_for_100_continue else self._received
 
@@ -457,7 +461,7 @@ class HttpConnection(HttpToolsProtocol):
             last = self.pipeline[0][0] if self.pipeline else self._active
             assert last is not None
             last.keep_alive = False
-            self._enter(Phase.LAST)
+            self._enter(RequestPhase.LAST)
         else:
             self._refuse_and_close(exc)
 
@@ -472,13 +476,13 @@ class HttpConnection(HttpToolsProtocol):
         return self._active is not None and not self._active.response_complete
 
     def _close_after_response(self) -> None:
-        if self._phase is Phase.LAST or (self._active is not None and self._active.more_body):
+        if self._phase is RequestPhase.LAST or (self._active is not None and self._active.more_body):
             self._linger()
         else:
             self.transport.close()
 
     def _linger(self) -> None:
-        self._enter(Phase.LINGERING)
+        self._enter(RequestPhase.LINGERING)
         self.pipeline.clear()
         if not self.transport.is_closing():
             # Unread bytes would turn the close into a reset, and the client would lose the response.

@@ -219,7 +219,7 @@ class _Build:
         """Trims the cache if this build added layers, even if it failed afterwards."""
         self.cache.close()
         if self._has_new_layers:
-            self.cache.trim(self.making, most_bytes=self.settings.cache_mb * _MIB)
+            self.cache.trim(self.making, max_bytes=self.settings.cache_mb * _MIB)
 
     async def run(self) -> _StageState:
         stages = self._recipe.stages
@@ -576,9 +576,9 @@ def _is_archive(files: "FileTree", source: "CopySource") -> bool:
         return is_tar(file)
 
 
-def _unpack_archive(files: "FileTree", source: "CopySource", place: Path, most_bytes: int) -> None:
+def _unpack_archive(files: "FileTree", source: "CopySource", place: Path, max_bytes: int) -> None:
     from warren.images.transfer.import_tree import ImportCaps, unpack_tar
 
     place.mkdir(mode=0o700)
     with _opened_file(files, source) as file, Tree(place) as tree:
-        unpack_tar(file, tree, ImportCaps(size=most_bytes))
+        unpack_tar(file, tree, ImportCaps(size=max_bytes))

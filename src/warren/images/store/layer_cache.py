@@ -108,14 +108,14 @@ class LayerCache:
         self._discard(key, made.parent)
         return self.add(key, made, size)
 
-    def trim(self, temporary: Path, *, most_bytes: int, unused_s: float | None = None) -> CacheUse:
+    def trim(self, temporary: Path, *, max_bytes: int, unused_s: float | None = None) -> CacheUse:
         """Removes layers that nobody uses: those unused for `unused_s` seconds, then the least recently used until the
-        rest takes at most `most_bytes`. Returns what is left."""
+        rest takes at most `max_bytes`. Returns what is left."""
         layers = sorted(self._all(), key=lambda one: one[0])
         total, count, removed = sum(size for _, size, _ in layers), len(layers), 0
         for used, size, key in layers:
             is_old = unused_s is not None and time.time() - used > unused_s
-            if (is_old or total > most_bytes) and key not in self._held and self._discard(key, temporary):
+            if (is_old or total > max_bytes) and key not in self._held and self._discard(key, temporary):
                 total, count, removed = total - size, count - 1, removed + 1
         return CacheUse(count, total, removed)
 

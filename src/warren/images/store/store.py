@@ -21,7 +21,7 @@ from warren.images.transfer.oci_archive import is_archive, unpack_archive
 from warren.images.trees.own_images import Progress, build_base, build_host
 from warren.images.trees.prepare import check_is_root_filesystem, prepare
 from warren.images.trees.tree import Tree
-from warren.interfaces.images import ImageInfo, ImageVersion, RootFs
+from warren.interfaces.images import ImageMetadata, ImageVersion, RootFs
 from warren.kernel.tree_tar import digest_of
 from warren.model.errors import ImageNotFound, InvalidRequest
 from warren.model.image import NO_CONFIG, ImageConfig
@@ -56,7 +56,7 @@ class ImageStore:
     def version(self, name: str) -> str:
         return self._versions.current(name) or _missing(name)
 
-    def info(self, version: str) -> ImageInfo | None:
+    def info(self, version: str) -> ImageMetadata | None:
         return self._versions.info(version)
 
     def rootfs(self, name: str) -> RootFs:
@@ -179,7 +179,7 @@ class ImageStore:
         """Removes the layers of builds that were unused for a month; with `everything`, all that no build uses now."""
         cache = LayerCache(self._images)
         with self.temporary() as temporary, explain_errors("removing layers", temporary):
-            return cache.trim(temporary, most_bytes=1 << 62, unused_s=-1.0 if everything else UNUSED_S)
+            return cache.trim(temporary, max_bytes=1 << 62, unused_s=-1.0 if everything else UNUSED_S)
 
     def make(
         self,
@@ -205,7 +205,7 @@ class ImageStore:
                 shell = "/bin/bash" if host_usr and Path("/bin/bash").exists() else ""
                 size = prepare(tree, shell, config)
             content = digest_of(new / "rootfs")
-            info = ImageInfo(
+            info = ImageMetadata(
                 *(name, source, time.time(), size.files, size.bytes, host_usr),
                 config=config,
                 content=content,

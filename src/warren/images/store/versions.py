@@ -29,7 +29,7 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from warren.images.store.abandoned_builds import STATE, clear_abandoned
-from warren.interfaces.images import ImageInfo, ImageVersion, RootFs
+from warren.interfaces.images import ImageMetadata, ImageVersion, RootFs
 from warren.kernel.logs import get_log
 from warren.model.errors import Conflict, ImageNotFound, InvalidRequest, NoSpace, PermissionDenied, WarrenError
 from warren.model.image import ImageConfig
@@ -43,7 +43,7 @@ _TEMPORARY: Final = ".making-"
 _TRIES: Final = 10
 _MAX_CACHED: Final = 100
 _FIRST: Final = ("name", "source", "created", "files", "size_bytes", "host_usr", "format")
-_LATER: Final = tuple(each.name for each in fields(ImageInfo) if each.name not in _FIRST)
+_LATER: Final = tuple(each.name for each in fields(ImageMetadata) if each.name not in _FIRST)
 
 _log = get_log(__name__)
 
@@ -92,7 +92,7 @@ class Versions:
         )
         return found
 
-    def info(self, version: str) -> ImageInfo | None:
+    def info(self, version: str) -> ImageMetadata | None:
         return self._read(version)
 
     def path(self, version: str) -> Path:
@@ -313,18 +313,18 @@ class Versions:
             info = None
         if info is None:
             name = unquote(names.get(version, [version])[0])
-            info = ImageInfo(name, "damaged: its image.json cannot be read", 0.0, 0, 0)
+            info = ImageMetadata(name, "damaged: its image.json cannot be read", 0.0, 0, 0)
         return version_of(info, version, current=version in names, sandboxes=len(self._users(version)))
 
-    def _read(self, version: str) -> ImageInfo | None:
+    def _read(self, version: str) -> ImageMetadata | None:
         return _read_info(self._versions / version, f"version {version}")
 
 
-def _read_info(directory: Path, what: str) -> ImageInfo | None:
+def _read_info(directory: Path, what: str) -> ImageMetadata | None:
     """Reads the description of an image. Returns None if the directory holds no image."""
     try:
         values: dict[str, Any] = json.loads((directory / "image.json").read_text())
-        return ImageInfo(**values, **_read_later_fields(directory))
+        return ImageMetadata(**values, **_read_later_fields(directory))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as exc:
@@ -354,7 +354,7 @@ def config_of(values: Mapping[str, Any]) -> ImageConfig:
     return ImageConfig(**known)
 
 
-def write_info(directory: Path, info: ImageInfo) -> None:
+def write_info(directory: Path, info: ImageMetadata) -> None:
     values = asdict(info)
     later = {name: values.pop(name) for name in _LATER}
     # image.json comes last: a directory that has it counts as an image.
@@ -365,7 +365,7 @@ def write_info(directory: Path, info: ImageInfo) -> None:
             os.fsync(file.fileno())
 
 
-def version_of(info: ImageInfo, version: str = "", *, current: bool = True, sandboxes: int = 0) -> ImageVersion:
+def version_of(info: ImageMetadata, version: str = "", *, current: bool = True, sandboxes: int = 0) -> ImageVersion:
     values = {each.name: getattr(info, each.name) for each in fields(info)}
     return ImageVersion(**values, version=version, current=current, sandboxes=sandboxes)
 

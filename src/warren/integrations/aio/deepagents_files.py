@@ -28,7 +28,7 @@ from warren.integrations.deepagents_results import (
     NO_OLD_STRING,
     PAGE_BYTES,
     WHOLE_BYTES,
-    Tree,
+    ListedTree,
     edit_error,
     is_binary_name,
     literal,
@@ -142,7 +142,7 @@ async def glob(client: AsyncSandboxClient, pattern: str, path: str | None) -> Gl
     say where links lead."""
     root = path or "/"
     root = root if root.startswith("/") else f"/{root}"
-    tree = Tree(root)
+    tree = ListedTree(root)
     try:
         compiled = Pattern(pattern, shell_like=BEFORE_0_7)
         await _walk(client, tree)
@@ -153,7 +153,7 @@ async def glob(client: AsyncSandboxClient, pattern: str, path: str | None) -> Gl
     return tree.find(compiled)
 
 
-async def _walk(client: AsyncSandboxClient, tree: Tree) -> None:
+async def _walk(client: AsyncSandboxClient, tree: ListedTree) -> None:
     """Fills the tree, for at most GLOB_S. Raises only if the root itself cannot be listed."""
     root = tree.root or "/"
     ends_at, waiting = time.monotonic() + GLOB_S, [root]

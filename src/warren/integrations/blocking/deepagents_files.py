@@ -30,7 +30,7 @@ from warren.integrations.deepagents_results import (
     NO_OLD_STRING,
     PAGE_BYTES,
     WHOLE_BYTES,
-    Tree,
+    ListedTree,
     edit_error,
     is_binary_name,
     literal,
@@ -144,7 +144,7 @@ def glob(client: SandboxClient, pattern: str, path: str | None) -> GlobResult:
     say where links lead."""
     root = path or "/"
     root = root if root.startswith("/") else f"/{root}"
-    tree = Tree(root)
+    tree = ListedTree(root)
     try:
         compiled = Pattern(pattern, shell_like=BEFORE_0_7)
         _walk(client, tree)
@@ -155,7 +155,7 @@ def glob(client: SandboxClient, pattern: str, path: str | None) -> GlobResult:
     return tree.find(compiled)
 
 
-def _walk(client: SandboxClient, tree: Tree) -> None:
+def _walk(client: SandboxClient, tree: ListedTree) -> None:
     """Fills the tree, for at most GLOB_S. Raises only if the root itself cannot be listed."""
     root = tree.root or "/"
     ends_at, waiting = time.monotonic() + GLOB_S, [root]

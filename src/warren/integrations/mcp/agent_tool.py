@@ -5,8 +5,8 @@ from typing import Any, Final
 
 from warren.integrations.aio.agents import run_tool as run_registry_tool
 from warren.integrations.mcp.calls import MAX_CHARACTERS, SandboxName, run_tool, text_result
-from warren.integrations.mcp.sandboxes import Sandbox, Sandboxes
-from warren.integrations.mcp.tools import Answer, Call, schema_of
+from warren.integrations.mcp.sandboxes import Sandboxes, ToolSandbox
+from warren.integrations.mcp.tools import ToolAnswer, ToolCall, schema_of
 from warren.model.errors import InvalidRequest
 from warren.model.tool import Tool
 
@@ -32,14 +32,14 @@ class AgentTool:
             "annotations": dict(self._hints),
         }
 
-    async def call(self, call: Call, arguments: Mapping[str, Any]) -> Answer[Any]:
+    async def call(self, call: ToolCall, arguments: Mapping[str, Any]) -> ToolAnswer[Any]:
         given = dict(arguments)
         sandbox = (given.pop(_SANDBOX, None) or "") if self._takes_sandbox else ""
         if not isinstance(sandbox, str):
             raise InvalidRequest("the argument sandbox must be a string")
         self._tool.read_arguments(given)  # raises before a sandbox is made
 
-        async def work(box: Sandbox) -> Answer[None]:
+        async def work(box: ToolSandbox) -> ToolAnswer[None]:
             report = await run_registry_tool(box.client, self._tool, given, MAX_CHARACTERS)
             ending = f"[exit code {report.exit_code}]" if report.exit_code else "" if report.text else "(no output)"
             return text_result(report.text, ending, data=None, failed=report.exit_code != 0)

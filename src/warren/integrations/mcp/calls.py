@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Annotated, Any, Final, TypeVar
 
-from warren.integrations.mcp.sandboxes import Sandbox, Sandboxes
-from warren.integrations.mcp.tools import Answer, Call, about
+from warren.integrations.mcp.sandboxes import Sandboxes, ToolSandbox
+from warren.integrations.mcp.tools import ToolAnswer, ToolCall, about
 from warren.model.errors import (
     FileNotFound,
     NoCapacity,
@@ -25,7 +25,7 @@ from warren.model.errors import (
 )
 
 Data = TypeVar("Data")
-Work = Callable[[Sandbox], Awaitable[Answer[Data]]]
+Work = Callable[[ToolSandbox], Awaitable[ToolAnswer[Data]]]
 
 MAX_CHARACTERS: Final = 30_000
 _HEAD_CHARACTERS: Final = 20_000
@@ -48,7 +48,7 @@ _ADVICE: Final[tuple[tuple[type[WarrenError], str], ...]] = (
 )
 
 
-async def run_tool(sandboxes: Sandboxes, call: Call, name: str, work: Work[Data]) -> Answer[Data]:
+async def run_tool(sandboxes: Sandboxes, call: ToolCall, name: str, work: Work[Data]) -> ToolAnswer[Data]:
     """Runs `work` in the sandbox that the call names. Every failure becomes an answer."""
     try:
         thread_id = sandboxes.thread_of(name, call.headers)
@@ -58,7 +58,7 @@ async def run_tool(sandboxes: Sandboxes, call: Call, name: str, work: Work[Data]
     return _add_notice(await _run_work(sandboxes, sandbox, work), sandbox.notice)
 
 
-async def _run_work(sandboxes: Sandboxes, sandbox: Sandbox, work: Work[Data]) -> Answer[Data]:
+async def _run_work(sandboxes: Sandboxes, sandbox: ToolSandbox, work: Work[Data]) -> ToolAnswer[Data]:
     try:
         return await work(sandbox)
     except (SandboxLost, SessionEnded, SessionNotFound) as exc:
@@ -67,7 +67,7 @@ async def _run_work(sandboxes: Sandboxes, sandbox: Sandbox, work: Work[Data]) ->
         return error_result(exc)
 
 
-async def _replace_sandbox(sandboxes: Sandboxes, thread_id: str, lost: WarrenError) -> Answer[Any]:
+async def _replace_sandbox(sandboxes: Sandboxes, thread_id: str, lost: WarrenError) -> ToolAnswer[Any]:
     try:
         await sandboxes.open(thread_id)
     except WarrenError as exc:
@@ -84,19 +84,19 @@ async def _replace_sandbox(sandboxes: Sandboxes, thread_id: str, lost: WarrenErr
 # -- results
 
 
-def text_result(*texts: str, data: Data, failed: bool = False) -> Answer[Data]:
-    return Answer(tuple(_text(text) for text in texts if text), data, failed)
+def text_result(*texts: str, data: Data, failed: bool = False) -> ToolAnswer[Data]:
+    return ToolAnswer(tuple(_text(text) for text in texts if text), data, failed)
 
 
-def image_result(image: bytes, mime_type: str, note: str) -> Answer[None]:
-    return Answer((image_content(image, mime_type), _text(note)))
+def image_result(image: bytes, mime_type: str, note: str) -> ToolAnswer[None]:
+    return ToolAnswer((image_content(image, mime_type), _text(note)))
 
 
 def image_content(image: bytes, mime_type: str) -> dict[str, str]:
     return {"type": "image", "data": base64.b64encode(image).decode(), "mimeType": mime_type}
 
 
-def error_result(exc: WarrenError) -> Answer[Any]:
+def error_result(exc: WarrenError) -> ToolAnswer[Any]:
     """Returns an answer with the error, its remedy, and what a model can do about it."""
     advice = next((text for kind, text in _ADVICE if isinstance(exc, kind)), "")
     parts = [_sentence(part) for part in (exc.message, exc.remedy, advice) if part]
@@ -107,7 +107,7 @@ def _text(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
-def _add_notice(answer: Answer[Any], notice: str) -> Answer[Any]:
+def _add_notice(answer: ToolAnswer[Any], notice: str) -> ToolAnswer[Any]:
     if not notice:
         return answer
     data = answer.data and {"notice": notice, **answer.data}

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Final, TypedDict
 
 from warren.integrations.aio import commands
 from warren.integrations.mcp.calls import MAX_CHARACTERS, SandboxName, image_content, run_tool, shorten, text_result
-from warren.integrations.mcp.sandboxes import Sandbox, Sandboxes
-from warren.integrations.mcp.tools import Answer, Call, about
+from warren.integrations.mcp.sandboxes import Sandboxes, ToolSandbox
+from warren.integrations.mcp.tools import ToolAnswer, ToolCall, about
 from warren.model.errors import SandboxLost, WarrenError
 from warren.sdk.results import ExecuteResult, ProcessInfo
 
@@ -57,11 +57,11 @@ class CommandTools:
 
     async def bash(
         self,
-        call: Call,
+        call: ToolCall,
         command: _Line,
         timeout: Annotated[float, about("Seconds until it is ended.", exclusiveMinimum=0)] = _DEFAULT_TIMEOUT_S,
         sandbox: SandboxName = "",
-    ) -> Answer[CommandEnd]:
+    ) -> ToolAnswer[CommandEnd]:
         """Run a bash command in an isolated Linux sandbox and wait for its end.
 
         The working directory and exported variables last from one call to the next; files stay as long as the
@@ -70,7 +70,7 @@ class CommandTools:
         servers and anything that takes long, use bash_background.
         """
 
-        async def work(box: Sandbox) -> Answer[CommandEnd]:
+        async def work(box: ToolSandbox) -> ToolAnswer[CommandEnd]:
             result = await box.client.execute(command, timeout)
             if result.reason == "sandbox_lost":
                 raise SandboxLost("the sandbox died during the command")
@@ -94,12 +94,12 @@ class CommandTools:
 
     async def run_code(
         self,
-        call: Call,
+        call: ToolCall,
         code: Annotated[str, about("The code; may have several lines.", minLength=1)],
         language: Annotated[str, about("python, javascript, bash or r.")] = "python",
         timeout: Annotated[float, about("Seconds until it is interrupted.", exclusiveMinimum=0)] = _DEFAULT_TIMEOUT_S,
         sandbox: SandboxName = "",
-    ) -> Answer[None]:
+    ) -> ToolAnswer[None]:
         """Run code in an interpreter of the sandbox that keeps its state, as a notebook does.
 
         Variables, functions and imports are there for the next call. Returns what the code wrote, the value of its
@@ -108,10 +108,10 @@ class CommandTools:
         """
 
         # No structured content: a client that shows its model nothing else would hide the pictures.
-        async def work(box: Sandbox) -> Answer[None]:
+        async def work(box: ToolSandbox) -> ToolAnswer[None]:
             report = await commands.run_code(box.client, code, language, timeout, MAX_CHARACTERS)
             text = report.text or ("" if report.pictures else "(no output)")
-            answer: Answer[None] = text_result(text, data=None, failed=report.execution.reason != "exited")
+            answer: ToolAnswer[None] = text_result(text, data=None, failed=report.execution.reason != "exited")
             pictures = (image_content(picture.data, picture.mime_type) for picture in report.pictures)
             return replace(answer, content=(*answer.content, *pictures))
 
@@ -119,18 +119,18 @@ class CommandTools:
 
     async def bash_background(
         self,
-        call: Call,
+        call: ToolCall,
         command: _Line,
         name: Annotated[str, about("An id of your own for it; else one is made.", maxLength=64)] = "",
         sandbox: SandboxName = "",
-    ) -> Answer[Started]:
+    ) -> ToolAnswer[Started]:
         """Start a bash command in the background of the sandbox and return at once.
 
         For servers, watchers, long builds. Gives an id for background_output and background_stop. It runs until it
         ends by itself, is stopped, or the sandbox ends.
         """
 
-        async def work(box: Sandbox) -> Answer[Started]:
+        async def work(box: ToolSandbox) -> ToolAnswer[Started]:
             process = await box.client.spawn(command, name=name)
             return text_result(
                 f"Started in the background as {process.id}. background_output shows what it writes, "
@@ -142,7 +142,7 @@ class CommandTools:
 
     async def background_output(
         self,
-        call: Call,
+        call: ToolCall,
         process_id: _ProcessId,
         offset: Annotated[
             int,
@@ -152,10 +152,10 @@ class CommandTools:
             float, about("Seconds to wait if nothing new is there yet.", minimum=0, maximum=_LONGEST_WAIT_S)
         ] = 0.0,
         sandbox: SandboxName = "",
-    ) -> Answer[OutputPart]:
+    ) -> ToolAnswer[OutputPart]:
         """Read the output of a background command, piece by piece, and see whether it still runs."""
 
-        async def work(box: Sandbox) -> Answer[OutputPart]:
+        async def work(box: ToolSandbox) -> ToolAnswer[OutputPart]:
             process = await box.client.process(process_id)
             start = offset if offset >= 0 else max(0, (await process.info()).bytes_total + offset)
             page: dict[str, Any] = {"offset": start, "limit": MAX_CHARACTERS, "wait_s": wait}
@@ -173,10 +173,12 @@ class CommandTools:
 
         return await run_tool(self._sandboxes, call, sandbox, work)
 
-    async def background_stop(self, call: Call, process_id: _ProcessId, sandbox: SandboxName = "") -> Answer[Stopped]:
+    async def background_stop(
+        self, call: ToolCall, process_id: _ProcessId, sandbox: SandboxName = ""
+    ) -> ToolAnswer[Stopped]:
         """End a background command and everything it started. Its output can still be read afterwards."""
 
-        async def work(box: Sandbox) -> Answer[Stopped]:
+        async def work(box: ToolSandbox) -> ToolAnswer[Stopped]:
             process = await box.client.process(process_id)
             if not (info := await process.info()).running and not info.background:
                 text = f"{process_id} had ended before, with exit code {info.exit_code}."
@@ -189,13 +191,13 @@ class CommandTools:
 
         return await run_tool(self._sandboxes, call, sandbox, work)
 
-    async def stop_all(self, call: Call, sandbox: SandboxName = "") -> Answer[StoppedAll]:
+    async def stop_all(self, call: ToolCall, sandbox: SandboxName = "") -> ToolAnswer[StoppedAll]:
         """End everything that runs in the sandbox at once; files stay.
 
         The way out when no command can be started any more because too many processes run.
         """
 
-        async def work(box: Sandbox) -> Answer[StoppedAll]:
+        async def work(box: ToolSandbox) -> ToolAnswer[StoppedAll]:
             killed = await box.client.kill_all()
             text = f"{killed} processes were ended; the files are still there."
             return text_result(text, data=StoppedAll(killed=killed))
@@ -203,7 +205,7 @@ class CommandTools:
         return await run_tool(self._sandboxes, call, sandbox, work)
 
 
-async def _save_output(box: Sandbox, result: ExecuteResult) -> tuple[str, str | None]:
+async def _save_output(box: ToolSandbox, result: ExecuteResult) -> tuple[str, str | None]:
     """Writes an output that is too long to be shown into a file of the sandbox; returns a hint, and the file's path."""
     if len(result.output) <= MAX_CHARACTERS:
         return "", None

@@ -9,8 +9,8 @@ from typing import Annotated, Final, TypedDict
 
 from warren.integrations.file_preview import MAX_IMAGE_BYTES, Window, image_type, is_text
 from warren.integrations.mcp.calls import MAX_CHARACTERS, SandboxName, image_result, run_tool, text_result
-from warren.integrations.mcp.sandboxes import Sandbox, Sandboxes
-from warren.integrations.mcp.tools import Answer, Call, about
+from warren.integrations.mcp.sandboxes import Sandboxes, ToolSandbox
+from warren.integrations.mcp.tools import ToolAnswer, ToolCall, about
 from warren.model.errors import FileProblem, InvalidRequest, IsDirectory, TooLarge
 from warren.sdk.results import FileEntry, FileMatch, SearchSummary
 
@@ -38,7 +38,7 @@ class Entry(TypedDict):
     target: Annotated[str | None, about("Where a link points to.")]
 
 
-class Entries(TypedDict):
+class DirectoryListing(TypedDict):
     entries: list[Entry]
     left_out: Annotated[int, about("How many more there are.")]
 
@@ -60,19 +60,19 @@ class FileTools:
 
     async def read_file(
         self,
-        call: Call,
+        call: ToolCall,
         path: _Path,
         start_line: Annotated[int, about("First line to show; the file's first is 1.", minimum=1)] = 1,
         lines: Annotated[int, about("How many lines to show at most.", minimum=1, maximum=20_000)] = 2000,
         sandbox: SandboxName = "",
-    ) -> Answer[None]:
+    ) -> ToolAnswer[None]:
         """Read a file of the sandbox.
 
         A text comes as it is, at most 30,000 characters at a time; the answer says where to read on. A PNG, JPEG,
         GIF or WebP image comes as an image you can see. Of other binary files you learn the size.
         """
 
-        async def work(box: Sandbox) -> Answer[None]:
+        async def work(box: ToolSandbox) -> ToolAnswer[None]:
             _check_kind(await box.client.stat(path))
             async with box.backend.download("read_file", box.session_id, path=path) as (size, parts):
                 head = await anext(aiter(parts), b"")
@@ -88,14 +88,14 @@ class FileTools:
 
     async def write_file(
         self,
-        call: Call,
+        call: ToolCall,
         path: _Path,
         content: Annotated[str, about("All of the file's new content.")],
         sandbox: SandboxName = "",
-    ) -> Answer[Written]:
+    ) -> ToolAnswer[Written]:
         """Write a text file in the sandbox. An existing file is replaced; directories on the way are made."""
 
-        async def work(box: Sandbox) -> Answer[Written]:
+        async def work(box: ToolSandbox) -> ToolAnswer[Written]:
             async with self._sandboxes.editing(box.thread_id):
                 entry = await box.client.write_file(path, content)
             return text_result(
@@ -106,19 +106,19 @@ class FileTools:
 
     async def edit_file(
         self,
-        call: Call,
+        call: ToolCall,
         path: _Path,
         old: Annotated[str, about("The exact text to replace, spaces and line ends included.")],
         new: Annotated[str, about("What stands there afterwards.")],
         replace_all: Annotated[bool, about("Every place, instead of the only one.")] = False,
         sandbox: SandboxName = "",
-    ) -> Answer[Edited]:
+    ) -> ToolAnswer[Edited]:
         """Replace an exact text in a file of the sandbox.
 
         The text must occur exactly once, unless replace_all is true: give enough of what stands around it.
         """
 
-        async def work(box: Sandbox) -> Answer[Edited]:
+        async def work(box: ToolSandbox) -> ToolAnswer[Edited]:
             async with self._sandboxes.editing(box.thread_id):
                 text = await _read_editable(box, path)
                 changed, places = replace_text(text, old, new, replace_all)
@@ -130,26 +130,26 @@ class FileTools:
 
     async def list_files(
         self,
-        call: Call,
+        call: ToolCall,
         path: Annotated[str, about("A directory; relative paths start in /workspace.")] = "/workspace",
         depth: Annotated[int, about("How many levels deep.", minimum=1, maximum=16)] = 1,
         sandbox: SandboxName = "",
-    ) -> Answer[Entries]:
+    ) -> ToolAnswer[DirectoryListing]:
         """List a directory of the sandbox: kind, size and path of each entry."""
 
-        async def work(box: Sandbox) -> Answer[Entries]:
+        async def work(box: ToolSandbox) -> ToolAnswer[DirectoryListing]:
             entries = await box.client.list_files(path, depth=depth)
             shown, rest = entries[:_MAX_ENTRIES], max(0, len(entries) - _MAX_ENTRIES)
             note = f"[{rest} entries more; list a directory below, or use find in bash]" if rest else ""
             listed = [Entry(path=each.path, kind=each.kind, size=each.size, target=each.target) for each in shown]
             text = "\n".join(_describe_entry(entry) for entry in shown) or f"{path} is empty."
-            return text_result(text, note, data=Entries(entries=listed, left_out=rest))
+            return text_result(text, note, data=DirectoryListing(entries=listed, left_out=rest))
 
         return await run_tool(self._sandboxes, call, sandbox, work)
 
     async def search_files(
         self,
-        call: Call,
+        call: ToolCall,
         pattern: Annotated[
             str, about("Extended regular expression (grep -E) to find in lines; empty: only names.")
         ] = "",
@@ -158,13 +158,13 @@ class FileTools:
         ignore_case: Annotated[bool, about("Upper and lower case are the same.")] = False,
         max_matches: Annotated[int, about("How many to show at most.", minimum=1, maximum=1000)] = 100,
         sandbox: SandboxName = "",
-    ) -> Answer[Matches]:
+    ) -> ToolAnswer[Matches]:
         """Find files of the sandbox by name, or lines in them by a regular expression.
 
         Each match is a line `path:line: text`, or `path` alone if there is no pattern.
         """
 
-        async def work(box: Sandbox) -> Answer[Matches]:
+        async def work(box: ToolSandbox) -> ToolAnswer[Matches]:
             summaries: list[SearchSummary] = []
             found = box.client.search_files(
                 pattern,
@@ -206,7 +206,7 @@ def _check_kind(entry: FileEntry) -> None:
         raise FileProblem(f"{entry.path} is a device, pipe or socket, not a file")
 
 
-async def _read_editable(box: Sandbox, path: str) -> str:
+async def _read_editable(box: ToolSandbox, path: str) -> str:
     _check_kind(await box.client.stat(path))
     async with box.backend.download("read_file", box.session_id, path=path) as (size, parts):
         if size > _MAX_EDITED_BYTES:
@@ -218,7 +218,9 @@ async def _read_editable(box: Sandbox, path: str) -> str:
         raise InvalidRequest(f"{path} is not a UTF-8 text", remedy="use bash to change it") from None
 
 
-async def _show_image(path: str, size: int, mime_type: str, head: bytes, parts: AsyncIterator[bytes]) -> Answer[None]:
+async def _show_image(
+    path: str, size: int, mime_type: str, head: bytes, parts: AsyncIterator[bytes]
+) -> ToolAnswer[None]:
     if size > MAX_IMAGE_BYTES:
         return text_result(
             f"{path} is an image ({mime_type}) of {size} bytes, too large to show; make it smaller with bash.",
@@ -232,7 +234,7 @@ async def _show_image(path: str, size: int, mime_type: str, head: bytes, parts: 
     return image_result(bytes(data), mime_type, f"{path}: {mime_type}, {len(data)} bytes")
 
 
-async def _show_text(head: bytes, parts: AsyncIterator[bytes], window: Window) -> Answer[None]:
+async def _show_text(head: bytes, parts: AsyncIterator[bytes], window: Window) -> ToolAnswer[None]:
     wants_more = window.feed(head)
     while wants_more and (part := await anext(parts, b"")):
         wants_more = window.feed(part)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypedDict
 
 from warren.integrations.mcp.calls import SandboxName, error_result, run_tool, text_result
-from warren.integrations.mcp.sandboxes import Sandbox, Sandboxes
-from warren.integrations.mcp.tools import Answer, Call, about
+from warren.integrations.mcp.sandboxes import Sandboxes, ToolSandbox
+from warren.integrations.mcp.tools import ToolAnswer, ToolCall, about
 from warren.model.errors import WarrenError
 from warren.sdk.results import ProcessInfo, SessionInfo
 
@@ -38,10 +38,10 @@ class SandboxTools:
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
 
-    async def sandbox_info(self, call: Call, sandbox: SandboxName = "") -> Answer[SandboxState]:
+    async def sandbox_info(self, call: ToolCall, sandbox: SandboxName = "") -> ToolAnswer[SandboxState]:
         """Show the sandbox: its name, user, workspace, when it ends, its isolation, its background commands."""
 
-        async def work(box: Sandbox) -> Answer[SandboxState]:
+        async def work(box: ToolSandbox) -> ToolAnswer[SandboxState]:
             info = await box.client.info()
             running = [each for each in await box.client.processes() if each.running]
             data = _read_state(info, running)
@@ -50,7 +50,7 @@ class SandboxTools:
 
         return await run_tool(self._sandboxes, call, sandbox, work)
 
-    async def reset_sandbox(self, call: Call, sandbox: SandboxName = "") -> Answer[Fresh]:
+    async def reset_sandbox(self, call: ToolCall, sandbox: SandboxName = "") -> ToolAnswer[Fresh]:
         """Throw the sandbox away, with all its files and background commands, and start a fresh one."""
         try:
             fresh = await self._sandboxes.reset(self._sandboxes.thread_of(sandbox, call.headers))

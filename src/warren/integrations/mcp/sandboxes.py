@@ -22,7 +22,7 @@ DEFAULT_THREAD: Final = "mcp"
 
 
 @dataclass(frozen=True)
-class Sandbox:
+class ToolSandbox:
     """The sandbox of one call. `notice`, if any, is what the caller must know about it."""
 
     thread_id: str
@@ -65,7 +65,7 @@ class Sandboxes:
             )
         return name or header or self._thread
 
-    async def open(self, thread_id: str) -> Sandbox:
+    async def open(self, thread_id: str) -> ToolSandbox:
         """Returns the thread's sandbox; makes one if there is none, replaces a lost one, and the notice says so."""
         check_thread_id(thread_id)
         found = await find_session_of_thread(self._backend, thread_id)
@@ -80,9 +80,9 @@ class Sandboxes:
             found = await create_session(self._backend, secrets.token_hex(16), options)
         session_id = found["session_id"]
         client = AsyncSandboxClient(session_id=session_id, backend=self._backend)
-        return Sandbox(thread_id, session_id, client, self._backend, _fresh_sandbox_notice(found))
+        return ToolSandbox(thread_id, session_id, client, self._backend, _fresh_sandbox_notice(found))
 
-    async def reset(self, thread_id: str) -> Sandbox:
+    async def reset(self, thread_id: str) -> ToolSandbox:
         """Ends the thread's sandbox, if there is one, and makes a fresh one."""
         found = await find_session_of_thread(self._backend, thread_id)
         if found is not None:

@@ -13,9 +13,9 @@ from warren.integrations.mcp.command_tools import CommandTools
 from warren.integrations.mcp.file_tools import FileTools
 from warren.integrations.mcp.sandbox_tools import SandboxTools
 from warren.integrations.mcp.sandboxes import Sandboxes
-from warren.integrations.mcp.tools import Call, Tool
+from warren.integrations.mcp.tools import McpTool, ToolCall
 from warren.model.errors import InvalidRequest, WarrenError
-from warren.model.tool import Tool as RegistryTool
+from warren.model.tool import Tool
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _REPEATABLE: Final = {**_CHANGES, "idempotentHint": True}
 class ToolServer:
     """Lists and calls tools. One of `agent_tools`, the registry's, replaces a usual one of the same name."""
 
-    def __init__(self, sandboxes: Sandboxes, version: str, agent_tools: Sequence[RegistryTool] = ()) -> None:
+    def __init__(self, sandboxes: Sandboxes, version: str, agent_tools: Sequence[Tool] = ()) -> None:
         self.version = version
         commands, files, boxes = CommandTools(sandboxes), FileTools(sandboxes), SandboxTools(sandboxes)
         functions: Sequence[tuple[Callable[..., Any], str, Mapping[str, bool]]] = (
@@ -53,7 +53,9 @@ class ToolServer:
             (boxes.sandbox_info, "Show the sandbox", _READS),
             (boxes.reset_sandbox, "Start afresh", _REPEATABLE),
         )
-        self._tools: dict[str, Tool | AgentTool] = {tool.name: tool for tool in (Tool(*each) for each in functions)}
+        self._tools: dict[str, McpTool | AgentTool] = {
+            tool.name: tool for tool in (McpTool(*each) for each in functions)
+        }
         self._tools |= {each.name: AgentTool(sandboxes, each, _CHANGES) for each in agent_tools}
 
     def list_tools(self) -> dict[str, Any]:
@@ -68,7 +70,7 @@ class ToolServer:
                 raise InvalidRequest(
                     f"there is no tool {name[:100]!r}", remedy=f"the tools are {', '.join(self._tools)}"
                 )
-            return (await tool.call(Call(headers), arguments)).to_json()
+            return (await tool.call(ToolCall(headers), arguments)).to_json()
         except WarrenError as exc:
             return error_result(exc).to_json()
         except Exception as exc:

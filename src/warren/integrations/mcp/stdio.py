@@ -34,7 +34,7 @@ async def serve_stdio(server: ToolServer) -> None:
 
         await serve_streams(server, streams)
     else:  # an unknown method makes a client of a later protocol fall back to the handshake
-        await _Handshake(server, streams).serve()
+        await _InitializedConnection(server, streams).serve()
 
 
 def _opens_modern(line: bytes) -> bool:
@@ -50,7 +50,7 @@ class _Refusal(Exception):
         self.error = {"code": code, "message": message}
 
 
-class _Handshake:
+class _InitializedConnection:
     """A connection of the protocol's versions that begin with `initialize`."""
 
     def __init__(self, server: ToolServer, streams: Streams) -> None:

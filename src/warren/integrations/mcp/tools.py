@@ -1,7 +1,7 @@
 """Tools as the protocol describes them, made from functions.
 
 The signature of an async function says all about a tool: its name, what it takes (`Annotated` with `about`), and what
-its structured content has (`Answer[SomeTypedDict]`). Names of limits are those of JSON Schema.
+its structured content has (`ToolAnswer[SomeTypedDict]`). Names of limits are those of JSON Schema.
 """
 
 import inspect
@@ -37,14 +37,14 @@ def about(description: str, **limits: float) -> About:
 
 
 @dataclass(frozen=True)
-class Call:
+class ToolCall:
     """What the transport knows about a call: over HTTP the headers of its request."""
 
     headers: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
-class Answer(Generic[Data]):
+class ToolAnswer(Generic[Data]):
     """The result of a call. `data` repeats all that `content` says: some clients show their model only one of them."""
 
     content: tuple[Mapping[str, str], ...]
@@ -56,8 +56,10 @@ class Answer(Generic[Data]):
         return {"content": list(self.content), **structured, "isError": self.failed}
 
 
-class Tool:
-    def __init__(self, function: Callable[..., Awaitable[Answer[Any]]], title: str, hints: Mapping[str, bool]) -> None:
+class McpTool:
+    def __init__(
+        self, function: Callable[..., Awaitable[ToolAnswer[Any]]], title: str, hints: Mapping[str, bool]
+    ) -> None:
         self.function, self.name = function, function.__name__
         self._title, self._hints = title, hints
         types_of = get_type_hints(function, include_extras=True)
@@ -89,7 +91,7 @@ class Tool:
             described["outputSchema"] = schema | {"properties": schema["properties"] | {"notice": _NOTICE}}
         return described
 
-    async def call(self, call: Call, arguments: Mapping[str, Any]) -> Answer[Any]:
+    async def call(self, call: ToolCall, arguments: Mapping[str, Any]) -> ToolAnswer[Any]:
         return await self.function(call, **self.read_arguments(arguments))
 
     def read_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:

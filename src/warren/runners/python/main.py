@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-class Channel:
+class RunnerChannel:
     """Descriptor 3 and the interrupts. The descriptors live at high numbers, where no user code steps on them."""
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ class Channel:
             pass
 
 
-_GUARD = Channel.guard.__code__
+_GUARD = RunnerChannel.guard.__code__
 
 
 def _move(number: int, wanted: int) -> int:
@@ -228,7 +228,7 @@ def _prepare() -> None:
 
 
 def main() -> None:
-    channel = Channel()
+    channel = RunnerChannel()
     _signal.signal(_signal.SIGINT, channel.on_interrupt)
     os.register_at_fork(after_in_child=channel.forked)
     _prepare()
@@ -244,7 +244,7 @@ def main() -> None:
             error = exc
 
 
-def _serve_all(channel: Channel, error: "BaseException | None") -> None:
+def _serve_all(channel: RunnerChannel, error: "BaseException | None") -> None:
     """Serves until the keeper is gone. It also goes on after an error that a signal handler of the user's raised."""
     from . import cells
 

@@ -6,7 +6,7 @@ from typing import Any
 from warren.model.code import is_context
 from warren.model.command_output import CommandOutput, output_of
 from warren.model.errors import ProtocolError
-from warren.model.operations import Command, ExecResult, ProcessInfo, Reason, check_path
+from warren.model.operations import Command, ExecResult, ProcessStatus, Reason, check_path
 from warren.sandboxes.agent.agent_errors import printable
 from warren.sandboxes.agent.wire import Flag, WireEnd, WireFields, WireTag, fields
 
@@ -100,9 +100,9 @@ def _checked_reason(number: int) -> Reason:
     return _REASONS[number]
 
 
-def process_info(found: WireFields) -> ProcessInfo:
+def process_info(found: WireFields) -> ProcessStatus:
     running = bool(found.number(WireTag.RUNNING))
-    return ProcessInfo(
+    return ProcessStatus(
         id=printable(found.text(WireTag.ID), 128),
         command=_title(found.text(WireTag.COMMAND)),
         user=printable(found.text(WireTag.USER), 64),
@@ -166,7 +166,7 @@ class OomTracker:
                 other.alone = False
         self._running[process_id] = command
 
-    def adopt(self, found: Iterable[ProcessInfo]) -> None:
+    def adopt(self, found: Iterable[ProcessStatus]) -> None:
         """Follows what runs of an earlier server's commands, from now on. What ended before is not known."""
         before, self._adopted, kills = self._adopted, {}, self._oom_kills()
         for info in found:

@@ -33,7 +33,7 @@ from warren.model.operations import (
     Search,
     SearchLimit,
     SearchMatch,
-    SearchSummary,
+    SearchTotals,
     check_metadata,
     check_path,
     check_user,
@@ -221,7 +221,7 @@ class AgentFiles:
         flags = Flag.RECURSIVE * recursive | Flag.ATTRIBUTES * attributes
         return AgentWatch(self._operation(FileOp.WATCH, path, user, *_flags(flags)), check_path(path))
 
-    async def search(self, query: Search) -> AsyncIterator[SearchMatch | SearchSummary]:
+    async def search(self, query: Search) -> AsyncIterator[SearchMatch | SearchTotals]:
         base, matches = check_path(query.path), 0
         async with self._operation(FileOp.SEARCH, query.path, query.user, *_search_items(query)) as channel:
             async for found in read_records(channel):
@@ -474,11 +474,11 @@ def _search_match(channel: AgentChannel, found: WireFields, base: str) -> Search
         raise channel.violation(exc.message) from None
 
 
-def _search_summary(channel: AgentChannel, found: WireFields) -> SearchSummary:
+def _search_summary(channel: AgentChannel, found: WireFields) -> SearchTotals:
     try:
         if found.number(WireTag.TRUNCATED) not in _SEARCH_ENDS:
             raise ProtocolError("a search that ended for an unknown reason")
-        return SearchSummary(
+        return SearchTotals(
             matches=found.number(WireTag.COUNT),
             files_searched=found.number(WireTag.SEARCHED),
             binary=found.number(WireTag.BINARY),

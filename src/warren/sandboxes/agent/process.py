@@ -20,8 +20,8 @@ from warren.model.operations import (
     Chunk,
     Command,
     ExecResult,
-    ProcessInfo,
-    Stream,
+    OutputStream,
+    ProcessStatus,
     TerminalSize,
     check_process_id,
     new_process_id,
@@ -59,9 +59,9 @@ _MAX_GAPS = 10_000  # the agent keeps the head and the tail of an output: there 
 _HANG_S = 30.0  # more than WAIT_S of answer_memory: waiting for room is no silence of the agent
 _STDIN, _DEFER, _ONCE = int(Flag.STDIN), int(Flag.DEFER), int(Flag.ONCE)
 _STREAMS = {
-    int(StreamNumber.STDOUT): Stream.STDOUT,
-    int(StreamNumber.STDERR): Stream.STDERR,
-    int(StreamNumber.TERMINAL): Stream.TERMINAL,
+    int(StreamNumber.STDOUT): OutputStream.STDOUT,
+    int(StreamNumber.STDERR): OutputStream.STDERR,
+    int(StreamNumber.TERMINAL): OutputStream.TERMINAL,
 }
 
 
@@ -187,9 +187,9 @@ class Commands:
             channel.close()
         return AgentProcess(self, process_id)
 
-    async def all(self) -> Sequence[ProcessInfo]:
+    async def all(self) -> Sequence[ProcessStatus]:
         channel = await self._link.open(WireRequest.LIST)
-        found = list[ProcessInfo]()
+        found = list[ProcessStatus]()
         try:
             async for entry in read_records(channel):
                 found.append(process_info(entry))

@@ -13,7 +13,7 @@ from warren.model.capability import Capability, lacks
 from warren.model.errors import FileExists, FileNotFound, IsDirectory, NotADirectory, PermissionDenied
 from warren.model.metrics import SandboxMetrics
 from warren.model.network import EgressBound, ListeningPort, NetworkRules, NetworkUse
-from warren.model.operations import Command, ExecResult, ProcessInfo
+from warren.model.operations import Command, ExecResult, ProcessStatus
 from warren.model.secrets import CA_BUNDLE, BoundSecret
 from warren.model.spec import Isolation
 from warren.sandboxes.agent.files import AgentFiles
@@ -91,7 +91,7 @@ class AgentSandbox(AgentFiles):
     async def process(self, process_id: str) -> Process:
         return await self._commands.find(process_id)
 
-    async def processes(self) -> Sequence[ProcessInfo]:
+    async def processes(self) -> Sequence[ProcessStatus]:
         return await self._commands.all()
 
     async def forget(self, process_id: str) -> None:

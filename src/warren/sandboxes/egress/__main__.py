@@ -33,7 +33,7 @@ from warren.sandboxes.egress.proxy import SandboxEgress, Shared
 _SOCKETS: Final = 2
 
 
-class Server:
+class EgressServer:
     def __init__(self, control: socket.socket, reader: MessageReader, shared: Shared) -> None:
         self._loop = asyncio.get_running_loop()
         self._control, self._reader, self._shared = control, reader, shared
@@ -114,7 +114,7 @@ async def serve(control: socket.socket, reader: MessageReader, first: dict[str, 
     policy: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in first["policy"].items()
     }
-    server = Server(control, reader, Shared(EgressPolicy(**policy), most))
+    server = EgressServer(control, reader, Shared(EgressPolicy(**policy), most))
     await server._answer({"number": first["number"]})
     await server.ended.wait()
 

@@ -33,7 +33,7 @@ from warren.sandboxes.egress.broker_http import (
     with_parameter,
     write_body,
 )
-from warren.sandboxes.egress.broker_streams import Reader, SocketStream, Stream, TlsStream
+from warren.sandboxes.egress.broker_streams import BrokerStream, Reader, SocketStream, TlsStream
 from warren.sandboxes.egress.certificates import Certificates, server_context
 from warren.sandboxes.egress.http_syntax import Fields, Malformed, read_host
 
@@ -108,7 +108,7 @@ class Broker:
         """Returns whether the broker serves connections to this name and port, whatever the rules say."""
         return (port == HTTP_PORT and name in self._by_name) or (port == TLS_PORT and name in self._by_host)
 
-    async def serve(self, name: str, port: int, stream: Stream) -> None:
+    async def serve(self, name: str, port: int, stream: BrokerStream) -> None:
         """Serves a connection for which `takes` is true to its end, and closes it. Raises only CancelledError."""
         task = asyncio.current_task()
         assert task is not None
@@ -129,7 +129,7 @@ class Broker:
         for task in self._tasks:
             task.cancel()
 
-    async def _serve(self, name: str, port: int, stream: Stream) -> None:
+    async def _serve(self, name: str, port: int, stream: BrokerStream) -> None:
         if port == HTTP_PORT:
             secret = self._by_name[name]
             await self._requests(name, port, secret.hosts[0], [secret], stream)
@@ -143,7 +143,9 @@ class Broker:
         await self._requests(name, port, name, self._by_host[name], tls)
         await tls.end()
 
-    async def _requests(self, name: str, port: int, host: str, secrets: Sequence[BoundSecret], client: Stream) -> None:
+    async def _requests(
+        self, name: str, port: int, host: str, secrets: Sequence[BoundSecret], client: BrokerStream
+    ) -> None:
         connection = _Connection(host, secrets, client, self._open_upstream)
         try:
             while (request := await connection.next_request()) is not None:
@@ -188,7 +190,7 @@ class _Connection:
         self,
         host: str,
         secrets: Sequence[BoundSecret],
-        client: Stream,
+        client: BrokerStream,
         open_upstream: Callable[[str], Awaitable[TlsStream]],
     ) -> None:
         self._host = host
@@ -247,7 +249,7 @@ class _Connection:
             self._upstream = stream, Reader(stream)
         return self._upstream
 
-    async def _send(self, request: RequestHead, upstream: Stream) -> None:
+    async def _send(self, request: RequestHead, upstream: BrokerStream) -> None:
         await upstream.write(self._request_head(request))
         await write_body(upstream, read_body(self._from_client, request.length), request.length)
 
@@ -336,7 +338,7 @@ class _Connection:
         first = b"HTTP/1.1 %d %b" % (answer.status, answer.reason)
         return Scrubber(trace for secret in self._secrets for trace in secret.traces).clean(format_head(first, headers))
 
-    async def _splice(self, request: RequestHead, answer: AnswerHead, upstream: Stream, reader: Reader) -> None:
+    async def _splice(self, request: RequestHead, answer: AnswerHead, upstream: BrokerStream, reader: Reader) -> None:
         """Relays bytes both ways after an upgrade, until one side ends. Raises Malformed if it is no WebSocket."""
         if not request.is_websocket or answer.tokens(b"upgrade") != {b"websocket"}:
             raise Malformed("the host changed to a protocol that nobody asked for")
@@ -402,7 +404,7 @@ def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
     return task.exception() if task.done() and not task.cancelled() else None
 
 
-async def _linger(stream: Stream) -> None:
+async def _linger(stream: BrokerStream) -> None:
     """Reads what still arrives: closing earlier would reset the connection, and the client lose the response."""
     async with asyncio.timeout(_LINGER_S):
         for _ in range(_LINGER_READS):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, unquote_plus
 
-from warren.sandboxes.egress.broker_streams import CHUNK, Reader, Stream
+from warren.sandboxes.egress.broker_streams import CHUNK, BrokerStream, Reader
 from warren.sandboxes.egress.http_syntax import (
     CHUNKED,
     MAX_HEAD,
@@ -172,7 +172,7 @@ async def _read_line(reader: Reader) -> bytes:
     return line
 
 
-async def write_body(stream: Stream, pieces: AsyncIterator[bytes], length: int) -> None:
+async def write_body(stream: BrokerStream, pieces: AsyncIterator[bytes], length: int) -> None:
     async for data in pieces:
         if data:
             await stream.write(b"%x\r\n%b\r\n" % (len(data), data) if length == CHUNKED else data)

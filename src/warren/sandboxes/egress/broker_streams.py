@@ -9,7 +9,7 @@ from typing import Final, Protocol
 CHUNK: Final = 64 * 1024
 
 
-class Stream(Protocol):
+class BrokerStream(Protocol):
     """A byte stream. `read` returns at most `limit` bytes, and none at the end; both `read` and `write` raise OSError
     if the connection breaks. One task may read while another writes. `end` announces that nothing more is written.
     `close` may be called at any time, and repeatedly."""
@@ -43,7 +43,7 @@ class SocketStream:
 class TlsStream:
     """TLS over another stream. Raises OSError (or its subclass ssl.SSLError) for any failure."""
 
-    def __init__(self, inner: Stream, context: ssl.SSLContext, *, server_hostname: str = "") -> None:
+    def __init__(self, inner: BrokerStream, context: ssl.SSLContext, *, server_hostname: str = "") -> None:
         """Makes the client's side with a `server_hostname`, otherwise the server's."""
         self._inner = inner
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -120,7 +120,7 @@ class TlsStream:
 class Reader:
     """Reads a stream by lines and counts, and keeps what it has read too far for the next call."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: BrokerStream) -> None:
         self._stream = stream
         self._buffer = bytearray()
 

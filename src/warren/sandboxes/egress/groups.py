@@ -11,11 +11,11 @@ from typing import Final, Protocol
 from warren.model.network import EgressBound
 from warren.sandboxes.egress.rate import FairBucket
 
-_MOST_KEPT: Final = 1000
+_MAX_KEPT: Final = 1000
 _BYTES_S: Final = 125_000  # bytes per second in one megabit per second
 
 
-class Member(Protocol):
+class GroupMember(Protocol):
     @property
     def open_connections(self) -> int: ...
 
@@ -23,7 +23,7 @@ class Member(Protocol):
 class Group:
     def __init__(self, bound: EgressBound) -> None:
         self.bound = bound
-        self.members: set[Member] = set()
+        self.members: set[GroupMember] = set()
         self.connections = 0
         self._rate: FairBucket | None = None
         self._set_rate(bound.mbps)
@@ -46,15 +46,15 @@ class Group:
     def is_full(self) -> bool:
         return self.most is not None and self.connections >= self.most
 
-    def take(self, member: Member, count: int) -> float:
+    def take(self, member: GroupMember, count: int) -> float:
         return 0.0 if self._rate is None else self._rate.take(member, count)
 
-    def add(self, member: Member) -> None:
+    def add(self, member: GroupMember) -> None:
         if member not in self.members:
             self.members.add(member)
             self.connections += member.open_connections
 
-    def remove(self, member: Member) -> None:
+    def remove(self, member: GroupMember) -> None:
         self.members.discard(member)
         self.connections -= member.open_connections
 
@@ -63,13 +63,13 @@ class Groups:
     def __init__(self) -> None:
         self._groups: dict[str, Group] = {}
 
-    def join(self, member: Member, before: Sequence[Group], bounds: Sequence[EgressBound]) -> tuple[Group, ...]:
+    def join(self, member: GroupMember, before: Sequence[Group], bounds: Sequence[EgressBound]) -> tuple[Group, ...]:
         """Moves a member from the groups `before` to those of the bounds, and returns these."""
         names = {bound.owner for bound in bounds}
         for group in before:
             if group.bound.owner not in names:
                 group.remove(member)
-        if len(self._groups) > _MOST_KEPT:
+        if len(self._groups) > _MAX_KEPT:
             self._groups = {name: group for name, group in self._groups.items() if group.members}
         joined: list[Group] = []
         for bound in bounds:

@@ -12,8 +12,8 @@ from warren.sandboxes.egress.http_syntax import Malformed
 from warren.sandboxes.egress.requests import RequestGuard, is_http
 
 HTTP, TLS = 80, 443
-_MOST_READS: Final = 64
-_MOST_READ: Final = 16384
+_MAX_READS: Final = 64
+_MAX_READ: Final = 16384
 
 
 class Inspector:
@@ -38,7 +38,7 @@ class Inspector:
     @property
     def most(self) -> int:
         """How many bytes should be fed at once."""
-        return _MOST_READ if self._requests is None else self._requests.most
+        return _MAX_READ if self._requests is None else self._requests.most
 
     def feed(self, data: bytes | memoryview) -> bytes:
         """Returns what may be passed on. Raises Malformed, and what the checks raise."""
@@ -71,7 +71,7 @@ class Inspector:
     def _read_tls(self) -> bytes:
         name = read_server_name(self._held)
         if name is None:
-            if self._reads > _MOST_READS or len(self._held) > 2 * MAX_HELLO:
+            if self._reads > _MAX_READS or len(self._held) > 2 * MAX_HELLO:
                 raise Malformed("its hello of TLS comes in too many pieces")
             return b""
         self._check_tls(name)

@@ -6,7 +6,7 @@ from ipaddress import IPv6Address
 from typing import Final
 
 from warren.model.addresses import Address, read_networks, why_refused
-from warren.model.network import EgressPolicy, NetworkRules, Rule, parse_rule
+from warren.model.network import EgressPolicy, NetworkRule, NetworkRules, parse_rule
 
 _NO_RULE: Final = "no rule allows it"
 
@@ -27,7 +27,7 @@ class Destination:
         return f"{host}:{self.port}" if self.port else host
 
 
-class Refused(Exception):
+class DestinationRefused(Exception):
     """The destination may not be reached. `rule` would allow it; it is empty if the operator refuses."""
 
     def __init__(self, reason: str, rule: str = "") -> None:
@@ -48,33 +48,33 @@ class Judge:
         return not self._allowed or any(rule.network is not None or rule.covers_name(name) for rule in self._allowed)
 
     def check(self, rules: NetworkRules, to: Destination) -> None:
-        """Raises Refused if the destination may not be reached; for an unresolved name, if no address could be."""
+        """Raises DestinationRefused if the destination may not be reached; for a name, if no address could be."""
         if _covers(self._denied, to):
-            raise Refused("the operator denies it")
+            raise DestinationRefused("the operator denies it")
         if not rules.allows(to.name, to.address, to.port):
-            raise Refused(_NO_RULE, to.rule)
+            raise DestinationRefused(_NO_RULE, to.rule)
         unknown = to.address is None and any(rule.network is not None for rule in self._allowed)
         if self._allowed and not unknown and not _covers(self._allowed, to):
-            raise Refused("the operator allows other destinations only")
+            raise DestinationRefused("the operator allows other destinations only")
         if to.address is not None:
             self._check_address(to.address)
 
     def check_visible_name(self, rules: NetworkRules, name: str, to: Destination) -> None:
-        """Checks a name that a client sends to an address for which it looked up no name. Raises Refused."""
+        """Checks a name that a client sends to an address for which it looked up no name. Raises DestinationRefused."""
         visible = Destination(name, to.address, to.port)
         if _covers(self._denied, visible):
-            raise Refused("the operator denies it")
+            raise DestinationRefused("the operator denies it")
         if not rules.allows(name, to.address, to.port):
-            raise Refused(_NO_RULE, visible.rule)
+            raise DestinationRefused(_NO_RULE, visible.rule)
 
     def _check_address(self, address: Address) -> None:
         if kind := why_refused(address, self._networks):
-            raise Refused(f"it is {kind}")
+            raise DestinationRefused(f"it is {kind}")
         if not any(address in network for network in self._networks) and is_own_address(address):
-            raise Refused("it is an address of the machine that sandboxes run on")
+            raise DestinationRefused("it is an address of the machine that sandboxes run on")
 
 
-def _covers(rules: tuple[Rule, ...], to: Destination) -> bool:
+def _covers(rules: tuple[NetworkRule, ...], to: Destination) -> bool:
     return any(rule.covers(to.name, to.address, to.port) for rule in rules)
 
 

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from warren.model.network import Connection, EgressBound, NetworkRules, NetworkUse, Refusal
+from warren.model.network import EgressBound, EndedConnection, NetworkRules, NetworkUse, Refusal
 
 MAX_MESSAGE: Final = 8 << 20
 MAX_ANSWER: Final = 1 << 20
@@ -102,9 +102,11 @@ def _refusal(values: Any) -> Refusal:
     return Refusal(float(at), *to, _text(reason), _text(rule), _count(count))
 
 
-def _ended(values: Any) -> Connection:
+def _ended(values: Any) -> EndedConnection:
     at, name, address, port, sent, received = values
-    return Connection(float(at), _text(name), _text(address), _count(port) & 0xFFFF, _count(sent), _count(received))
+    return EndedConnection(
+        float(at), _text(name), _text(address), _count(port) & 0xFFFF, _count(sent), _count(received)
+    )
 
 
 def _text(value: Any) -> str:

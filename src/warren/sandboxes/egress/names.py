@@ -5,12 +5,12 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Final
 
 NETWORK: Final = IPv4Network("198.18.0.0/15")
-MOST_NAMES: Final = 1024
+MAX_NAMES: Final = 1024
 _FIRST: Final = 2
 
 
 class NameTable:
-    """Maps names to addresses. A name keeps its address while it is among the last MOST_NAMES used. A freed address is
+    """Maps names to addresses. A name keeps its address while it is among the last MAX_NAMES used. A freed address is
     reused only after all others, so that an address a program remembers does not come to mean another host."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class NameTable:
     def address_of(self, name: str) -> IPv4Address:
         address = self._addresses.get(name)
         if address is None:
-            if len(self._addresses) >= MOST_NAMES:
+            if len(self._addresses) >= MAX_NAMES:
                 del self._names[self._addresses.popitem(last=False)[1]]
             address = self._free_address()
             self._addresses[name], self._names[address] = address, name

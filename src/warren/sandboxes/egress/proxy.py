@@ -25,8 +25,7 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Final
 
 from warren.model.addresses import Address
-from warren.model.network import Connection as Ended
-from warren.model.network import EgressBound, EgressPolicy, NetworkRules, NetworkUse, Refusal
+from warren.model.network import EgressBound, EgressPolicy, EndedConnection, NetworkRules, NetworkUse, Refusal
 from warren.sandboxes.egress import dns
 from warren.sandboxes.egress.broker import Broker, BrokerSetup
 from warren.sandboxes.egress.broker_streams import CHUNK, SocketStream
@@ -34,7 +33,7 @@ from warren.sandboxes.egress.certificates import upstream_context
 from warren.sandboxes.egress.groups import Group, Groups
 from warren.sandboxes.egress.http_syntax import Malformed
 from warren.sandboxes.egress.inspector import Inspector
-from warren.sandboxes.egress.judge import Destination, Judge, Refused
+from warren.sandboxes.egress.judge import Destination, DestinationRefused, Judge
 from warren.sandboxes.egress.messages import KEPT
 from warren.sandboxes.egress.names import NETWORK, NameTable
 from warren.sandboxes.egress.rate import Bucket
@@ -46,7 +45,7 @@ CONNECT_S: Final = 10.0
 DNS_PORT: Final = 53
 _LOOPBACK: Final = IPv4Network("127.0.0.0/8")
 _AT_ONCE: Final = 16
-_MOST_ADDRESSES: Final = 4
+_MAX_ADDRESSES: Final = 4
 # Per sandbox, a second and at once, so that no sandbox takes all of this process's time.
 _CONNECTS: Final = (200.0, 400.0)
 _QUERIES: Final = (500.0, 1000.0)
@@ -66,7 +65,7 @@ _OPTIONS: Final = (
 )
 
 
-class Connection:
+class ProxiedConnection:
     def __init__(self, client: socket.socket, to: Destination) -> None:
         self.client, self.to = client, to
         self.task: asyncio.Task[None] | None = None
@@ -111,9 +110,9 @@ class SandboxEgress:
         self._broker: Broker | None = None
         self._set_broker(broker)
         self._names = NameTable()
-        self._connections: set[Connection] = set()
+        self._connections: set[ProxiedConnection] = set()
         self._refusals: deque[Refusal] = deque(maxlen=KEPT)
-        self._lately: deque[Ended] = deque(maxlen=KEPT)
+        self._lately: deque[EndedConnection] = deque(maxlen=KEPT)
         self._sent = self._received = self._opened = self._closed = self._refused = 0
         self._connects = Bucket(*_CONNECTS, self._loop.time)
         self._queries = Bucket(*_QUERIES, self._loop.time)
@@ -149,7 +148,7 @@ class SandboxEgress:
                 continue
             try:
                 self._shared.judge.check(rules, connection.to)
-            except Refused:
+            except DestinationRefused:
                 self._drop(connection)
 
     def close(self) -> None:
@@ -174,7 +173,7 @@ class SandboxEgress:
         if setup is not None:
             self._broker = Broker(setup, self._shared.upstream, self._dial_bound, refused=self._note_broker)
 
-    async def _serve_broker(self, broker: Broker, connection: Connection) -> None:
+    async def _serve_broker(self, broker: Broker, connection: ProxiedConnection) -> None:
         connection.is_brokered = True
         self._opened += 1
         _limit_buffers(connection.client, _BUFFER if len(self._connections) <= _SEVERAL else _SMALL_BUFFER)
@@ -188,7 +187,7 @@ class SandboxEgress:
         to = Destination(host, None, port)
         try:
             return (await self._connect(to, NetworkRules(allow=(to.rule,))))[0]
-        except (Refused, NotResolved) as exc:
+        except (DestinationRefused, NotResolved) as exc:
             self._note(to, str(exc), "")
             raise OSError(errno.EACCES, str(exc)) from exc
 
@@ -260,21 +259,23 @@ class SandboxEgress:
 
     def _begin(self, client: socket.socket, address: IPv4Address, port: int) -> None:
         name = self._names.name_of(address)
-        connection = Connection(client, Destination(name, None if name else address, port))
+        connection = ProxiedConnection(client, Destination(name, None if name else address, port))
         full = next((group for group in self._groups if group.is_full), None)
         if len(self._connections) >= self._shared.policy.connections:
-            self._refuse(connection, Refused(f"more than {self._shared.policy.connections} connections are open"))
+            self._refuse(
+                connection, DestinationRefused(f"more than {self._shared.policy.connections} connections are open")
+            )
         elif full is not None:
             whose = "all sandboxes of this tenant or key together"
-            self._refuse(connection, Refused(f"{whose} may have {full.most} connections open"))
+            self._refuse(connection, DestinationRefused(f"{whose} may have {full.most} connections open"))
         elif not self._shared.has_room():
-            self._refuse(connection, Refused("too many connections of all sandboxes are open"))
+            self._refuse(connection, DestinationRefused("too many connections of all sandboxes are open"))
         else:
             self._connections.add(connection)
             self._change_counts(1)
             connection.task = self._loop.create_task(self._serve(connection, address))
 
-    async def _serve(self, connection: Connection, address: IPv4Address) -> None:
+    async def _serve(self, connection: ProxiedConnection, address: IPv4Address) -> None:
         try:
             if connection.to.port == DNS_PORT:
                 async with asyncio.timeout(HELLO_S):
@@ -283,16 +284,16 @@ class SandboxEgress:
                 connection.client.close()
                 return
             if address in _LOOPBACK or (address in NETWORK and not connection.to.name):
-                raise Refused("it is an address of no host")
+                raise DestinationRefused("it is an address of no host")
             await self._open(connection)
-        except (Refused, Malformed) as exc:
+        except (DestinationRefused, Malformed) as exc:
             self._refuse(connection, exc)
         except NotResolved as exc:
-            self._refuse(connection, Refused(str(exc)))
+            self._refuse(connection, DestinationRefused(str(exc)))
         except TimeoutError:
-            self._refuse(connection, Refused("nothing was sent in time"))
+            self._refuse(connection, DestinationRefused("nothing was sent in time"))
         except OSError as exc:
-            self._refuse(connection, Refused(f"it cannot be reached: {exc.strerror or 'no answer'}"))
+            self._refuse(connection, DestinationRefused(f"it cannot be reached: {exc.strerror or 'no answer'}"))
         except BaseException:
             reset(connection.client)
             raise
@@ -301,7 +302,7 @@ class SandboxEgress:
             if connection.relay is None:
                 self._end(connection)
 
-    async def _open(self, connection: Connection) -> None:
+    async def _open(self, connection: ProxiedConnection) -> None:
         to, judge = connection.to, self._shared.judge
         if self._broker is not None and self._broker.takes(to.name, to.port):
             return await self._serve_broker(self._broker, connection)
@@ -321,7 +322,7 @@ class SandboxEgress:
         try:
             if self.rules is not rules:  # the rules were replaced while it connected
                 judge.check(self.rules, connection.to)
-        except Refused:
+        except DestinationRefused:
             server.close()
             raise
         self._opened += 1
@@ -338,18 +339,18 @@ class SandboxEgress:
         self._count(connection, len(first), 0)
         connection.relay.start(first)
 
-    def _inspect(self, connection: Connection) -> Inspector:
+    def _inspect(self, connection: ProxiedConnection) -> Inspector:
         to, judge = connection.to, self._shared.judge
 
         def check_tls(name: str) -> None:
             if to.name and name != to.name:
-                raise Refused(f"TLS is for {name or 'no name'}, the connection for {to.name}")
+                raise DestinationRefused(f"TLS is for {name or 'no name'}, the connection for {to.name}")
             if name and not to.name and name != str(to.address):
                 judge.check_visible_name(self.rules, name, to)
 
         def check_http(host: str, port: int) -> None:
             if to.name and (host != to.name or port not in (0, to.port)):
-                raise Refused(
+                raise DestinationRefused(
                     f"a request is for {host}{f':{port}' if port else ''}, the connection for {to.name}:{to.port}"
                 )
             if not to.name and host != str(to.address):
@@ -358,12 +359,12 @@ class SandboxEgress:
         return Inspector(to.port, check_tls, check_http, strict=bool(to.name))
 
     async def _connect(self, to: Destination, rules: NetworkRules | None = None) -> tuple[socket.socket, Destination]:
-        """Connects to the first address that is allowed and accepts. Raises Refused, NotResolved, OSError."""
+        """Connects to the first allowed address that accepts. Raises DestinationRefused, NotResolved, OSError."""
         addresses: Sequence[Address] = (
             await self._shared.resolver.resolve(to.name) if to.address is None else [to.address]
         )
         failure: Exception = OSError("no address")
-        for address in addresses[:_MOST_ADDRESSES]:
+        for address in addresses[:_MAX_ADDRESSES]:
             found = replace(to, address=address)
             try:
                 # Every resolved address is checked, and dialled as checked: a name must not lead past the rules (DNS
@@ -372,11 +373,11 @@ class SandboxEgress:
                 return await _dial(address, to.port), found
             except TimeoutError:
                 failure = OSError(0, "it does not answer")
-            except (Refused, OSError) as exc:
+            except (DestinationRefused, OSError) as exc:
                 failure = exc
         raise failure
 
-    def _count(self, connection: Connection, sent: int, received: int) -> float:
+    def _count(self, connection: ProxiedConnection, sent: int, received: int) -> float:
         connection.sent += sent
         connection.received += received
         self._sent += sent
@@ -388,26 +389,26 @@ class SandboxEgress:
 
     # -- how connections end
 
-    def _refuse(self, connection: Connection, why: Exception) -> None:
-        rule = why.rule if isinstance(why, Refused) else ""
+    def _refuse(self, connection: ProxiedConnection, why: Exception) -> None:
+        rule = why.rule if isinstance(why, DestinationRefused) else ""
         self._note(connection.to, str(why), rule)
         reset(connection.client)
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: ProxiedConnection) -> None:
         if connection.relay is not None:
             connection.relay.abort()
         elif connection.task is not None:
             connection.task.cancel()
 
-    def _ended(self, connection: Connection, why: Exception | None) -> None:
+    def _ended(self, connection: ProxiedConnection, why: Exception | None) -> None:
         if why is not None:
-            self._note(connection.to, str(why), why.rule if isinstance(why, Refused) else "")
+            self._note(connection.to, str(why), why.rule if isinstance(why, DestinationRefused) else "")
         self._closed += 1
         to, counts = connection.to, (connection.sent, connection.received)
-        self._lately.append(Ended(time.time(), to.name, _shown(to), to.port, *counts))
+        self._lately.append(EndedConnection(time.time(), to.name, _shown(to), to.port, *counts))
         self._end(connection)
 
-    def _end(self, connection: Connection) -> None:
+    def _end(self, connection: ProxiedConnection) -> None:
         if connection in self._connections:
             self._connections.discard(connection)
             self._change_counts(-1)
@@ -438,14 +439,14 @@ class SandboxEgress:
 class Shared:
     """What all sandboxes share: the operator's limits, resolved names, and the process's descriptors."""
 
-    def __init__(self, policy: EgressPolicy, most_connections: int) -> None:
+    def __init__(self, policy: EgressPolicy, max_connections: int) -> None:
         self.policy = policy
         self.judge = Judge(policy)
         self.resolver = Resolver()
         self.groups = Groups()
         self.upstream = upstream_context(policy.authorities)  # slow to make, so it is made before sandboxes wait for it
         self.connections = 0
-        self._most = most_connections
+        self._most = max_connections
 
     def has_room(self) -> bool:
         return self.connections < self._most

@@ -23,7 +23,7 @@ from warren.sandboxes.egress.http_syntax import (
 )
 
 _MAX_LINE: Final = 4096
-_MOST_READ: Final = 8192
+_MAX_READ: Final = 8192
 _METHODS: Final = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"TRACE ", b"CONNECT ")
 _LINE: Final = re.compile(rb"([A-Za-z-]{1,32}) ([\x21-\x7e]+) HTTP/1\.([01])")
 _ABSOLUTE: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
@@ -70,7 +70,7 @@ class RequestGuard:
     @property
     def most(self) -> int:
         """How many bytes should be fed at once: few while heads and chunks have to be parsed, many in a body."""
-        return max(_MOST_READ, self._left) if self._state is _State.BODY else _MOST_READ
+        return max(_MAX_READ, self._left) if self._state is _State.BODY else _MAX_READ
 
     def feed(self, data: bytes | memoryview) -> bytes:
         """Returns what may be passed on. Raises Malformed, and what `check` raises."""

@@ -26,7 +26,7 @@ from warren.sandboxes.host.processes import kill_if
 from warren.sandboxes.host.uids import COUNT, FIRST, RANGE
 from warren.sandboxes.host.watch import Watch
 
-MOST: Final = 4096
+MAX_LOCKS: Final = 4096
 """How many locks one sandbox may hold."""
 _LISTED: Final = 65_536
 """How many entries of the list are read. The kernel starts from its beginning for every piece."""
@@ -51,7 +51,7 @@ class Pause:
 
     def is_over(self, count: int | None, now: float) -> bool:
         """Returns whether to read the list. `count` is the number of allocated locks; None if it is unknown."""
-        if count is not None and count <= MOST:
+        if count is not None and count <= MAX_LOCKS:
             return False
         return now >= self._until or (count is not None and count > 2 * self._seen)
 
@@ -120,7 +120,7 @@ def find_offenders(owners: Iterable[int], sandbox: Callable[[int], int | None]) 
             continue
         held.setdefault(index, Counter())[pid] += 1
         totals[index] += 1
-        if totals[index] > MOST:
+        if totals[index] > MAX_LOCKS:
             return _largest(held[index])
     if seen < _LISTED or not totals:
         return {}

@@ -101,8 +101,7 @@ class Egress:
             if self._is_closed:
                 raise ProviderUnavailable("the network is closed")
             if self._proxy is None or self._proxy.is_gone:
-                self._proxy = await ProxyProcess.start(self._policy, self._within)
-                self._proxy.when_gone = self._restart_later
+                self._proxy = await ProxyProcess.start(self._policy, self._within, when_gone=self._restart_later)
                 _log.info("egress_started", pid=self._proxy.pid)
             return self._proxy
 

@@ -36,9 +36,11 @@ class ProxyGone(Exception):
 
 class ProxyProcess:
     """The running process. `ask` raises ProxyGone, and ProviderUnavailable if the process refuses. `when_gone` is
-    called once, when the process ends."""
+    called once, when the process ends after it was started and before it is closed."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", control: socket.socket) -> None:
+    def __init__(
+        self, process: "subprocess.Popen[bytes]", control: socket.socket, when_gone: Callable[[], None]
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._process, self._control = process, control
         self._reader = MessageReader(MAX_ANSWER)
@@ -47,7 +49,8 @@ class ProxyProcess:
         self._sending = asyncio.Lock()
         self._reaping: asyncio.Future[int] | None = None
         self.is_gone = False
-        self.when_gone: Callable[[], None] = lambda: None
+        self._when_gone = when_gone
+        self._is_in_use = False
         control.setblocking(False)
         self._loop.add_reader(control.fileno(), self._read)
 
@@ -56,7 +59,9 @@ class ProxyProcess:
         return self._process.pid
 
     @classmethod
-    async def start(cls, policy: EgressPolicy, within: Sequence[str] = ()) -> Self:
+    async def start(
+        cls, policy: EgressPolicy, within: Sequence[str] = (), *, when_gone: Callable[[], None] = lambda: None
+    ) -> Self:
         """Starts the process. `within` is a command prefix that runs it elsewhere, such as in another namespace. Raises
         ProviderUnavailable."""
         ours, theirs = socket.socketpair()
@@ -66,7 +71,7 @@ class ProxyProcess:
             except OSError as exc:
                 ours.close()
                 raise ProviderUnavailable(f"the process of the network cannot be started: {exc.strerror}") from exc
-        proxy = cls(process, ours)
+        proxy = cls(process, ours, when_gone)
         try:
             program = base64.b64encode(call_filter.compiled()).decode()
             await proxy.ask("start", filter=program, policy=asdict(policy), timeout_s=_START_S)
@@ -75,6 +80,7 @@ class ProxyProcess:
             if isinstance(exc, ProxyGone):
                 raise ProviderUnavailable("the process of the network ended when it was started") from exc
             raise
+        proxy._is_in_use = True
         return proxy
 
     async def ask(
@@ -105,7 +111,7 @@ class ProxyProcess:
         return got
 
     async def close(self) -> None:
-        self.when_gone = lambda: None
+        self._is_in_use = False
         if not self.is_gone:
             # Closing our end asks the process to end; it is killed only if it does not.
             self._stop_listening()
@@ -158,7 +164,8 @@ class ProxyProcess:
         for future in self._asked.values():
             if not future.done():
                 future.set_exception(ProxyGone())
-        self.when_gone()
+        if self._is_in_use:
+            self._when_gone()
 
     def _stop_listening(self) -> None:
         self.is_gone = True

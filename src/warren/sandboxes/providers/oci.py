@@ -18,7 +18,7 @@ import secrets
 import time
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final, Unpack
+from typing import Final, Unpack
 
 from warren.interfaces.images import Images, RootFs
 from warren.kernel.shielding import run_shielded
@@ -57,7 +57,6 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
     promised = isolation.PROMISED
     can = frozenset({Capability.USER_NAMESPACE, Capability.TERMINALS, Capability.PORTS})
     mounts_gpu_libraries = True
-    launcher_class: ClassVar[type[OciLauncher]] = OciLauncher
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         self._folder = MemoryFolder(self._home)
         self._runtimes = Runtimes(self._state, self._probe, runtime, {direct.NAME: self._programs.launcher})
         self._runtime: Runtime | None = None
-        self._launcher = self.launcher_class(
+        self._launcher = OciLauncher(
             self._programs,
             self._runtimes,
             self._hierarchies,
@@ -199,11 +198,12 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         with oci_launch.listening(directory) as listener, config as stdin, parent_in_use():
             self._limits.limit_all()
             self._fault("launch")
+            gpu_tree = None
             if record.spec.gpus:
                 in_use = partial(self.records.others_have_gpus, sandbox_id)
-                self._launcher.gpu_tree = await self.gpus.tree(self._state, in_use)
+                gpu_tree = await self.gpus.tree(self._state, in_use)
             pass_fds = {listener.fileno(): oci_bundle.LISTEN_FD, **disk}
-            outcome = await self._launcher.launch(record, rootfs, pass_fds, stdin)
+            outcome = await self._launcher.launch(record, rootfs, pass_fds, stdin, gpu_tree=gpu_tree)
         self._fault("launched")
         if outcome.code != 0:
             raise ProviderUnavailable(

@@ -32,8 +32,7 @@ class LaunchOptions:
 
 
 class OciLauncher:
-    """`gpu_tree` has the libraries for graphics processors, once a sandbox has wanted one. `changes` are descriptors of
-    what was written to the roots of sandboxes, by sandbox id."""
+    """`changes` are descriptors of what was written to the roots of sandboxes, by sandbox id."""
 
     def __init__(
         self,
@@ -50,7 +49,6 @@ class OciLauncher:
         self._options = options
         self._agent_layers: dict[bool, Path] = {}  # by whether `sudo` is in it
         self._filters: dict[bool, bytes] = {}  # by whether tracing is allowed
-        self.gpu_tree: Path | None = None
         self.changes: dict[str, int] = {}
 
     def make_agent_layers(self, directory: Path) -> None:
@@ -58,12 +56,19 @@ class OciLauncher:
             self._agent_layers[sudo] = oci_launch.agent_layer(self._programs.agent, directory, sudo=sudo)
 
     async def launch(
-        self, record: SandboxRecord, rootfs: RootFs, pass_fds: dict[int, int], stdin: int, *, detached: bool = True
+        self,
+        record: SandboxRecord,
+        rootfs: RootFs,
+        pass_fds: dict[int, int],
+        stdin: int,
+        *,
+        gpu_tree: Path | None = None,
+        detached: bool = True,
     ) -> Finished:
         """Runs the launcher, and the runtime if there is one, until the sandbox is made. Not `detached`: until it has
-        ended."""
+        ended. `gpu_tree` has the libraries for its graphics processors."""
         sends_changes = detached and self._options.keep_changes and record.spec.writable_root
-        argv = self.argv(record, rootfs, detached=detached, sends_changes=sends_changes)
+        argv = self.argv(record, rootfs, gpu_tree=gpu_tree, detached=detached, sends_changes=sends_changes)
         timeout_s = self._options.start_timeout_s
         filter_fds = self._filter_fds(record)
         if not sends_changes:
@@ -124,7 +129,13 @@ class OciLauncher:
         )
 
     def argv(
-        self, record: SandboxRecord, rootfs: RootFs, *, detached: bool = True, sends_changes: bool = False
+        self,
+        record: SandboxRecord,
+        rootfs: RootFs,
+        *,
+        gpu_tree: Path | None = None,
+        detached: bool = True,
+        sends_changes: bool = False,
     ) -> list[str]:
         grant = self._gpus.granted(record.spec.gpus)
         agent = self._agent_layers[record.spec.sudo and oci_launch.has_room_for_sudo(rootfs)]
@@ -133,7 +144,7 @@ class OciLauncher:
             oci_launch.Programs(self._programs.launcher, agent, self._runtimes.program(record.runtime)),
             rootfs=rootfs,
             devices=[f"{node.path}:{node.name}" for node in grant.nodes] if grant else (),
-            gpu_tree=self.gpu_tree if grant else None,
+            gpu_tree=gpu_tree if grant else None,
             directory=self._options.home / record.sandbox_id,
             loop_disk=self._options.has_loop_disk(),
             hide=self._hierarchies.hybrid,

@@ -18,9 +18,9 @@ from warren.sdk.protocol import (
     CHUNK_BYTES,
     DEFAULT_OPTIONS,
     IDLE_CONNECTION_S,
-    Address,
+    ClientRequest,
     EventParser,
-    Request,
+    ServerAddress,
     TransportOptions,
     check_api_key,
     connection_lost,
@@ -41,7 +41,7 @@ _CONNECTION_ERRORS = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
 
 class AsyncTransport:
     def __init__(self, server_url: str, api_key: str = "", options: TransportOptions = DEFAULT_OPTIONS) -> None:
-        self.address: Address = parse_address(server_url)
+        self.address: ServerAddress = parse_address(server_url)
         self._options = options
         self._api_key = check_api_key(api_key)
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
@@ -60,11 +60,11 @@ class AsyncTransport:
             disable_retries(session)
         return session
 
-    async def call(self, request: Request) -> Any:
+    async def call(self, request: ClientRequest) -> Any:
         """Sends a request and returns the JSON of its response. Repeats it where that is safe."""
         return await self._send_with_retries(request, request.body)
 
-    async def upload(self, request: Request, data: bytes | AsyncIterable[bytes]) -> Any:
+    async def upload(self, request: ClientRequest, data: bytes | AsyncIterable[bytes]) -> Any:
         """Sends a request whose body is bytes of any length. A body that comes in pieces is sent once only."""
         if isinstance(data, bytes):
             return await self._send_with_retries(request, data)
@@ -76,7 +76,7 @@ class AsyncTransport:
                 raise failed[0] from None
             raise
 
-    async def _send_with_retries(self, request: Request, data: bytes | None) -> Any:
+    async def _send_with_retries(self, request: ClientRequest, data: bytes | None) -> Any:
         attempt = 0
         while True:
             try:
@@ -90,33 +90,35 @@ class AsyncTransport:
             attempt += 1
             await asyncio.sleep(pause)
 
-    async def _send(self, request: Request, data: bytes | AsyncIterable[bytes] | None) -> Any:
+    async def _send(self, request: ClientRequest, data: bytes | AsyncIterable[bytes] | None) -> Any:
         async with self._open(request, data) as response:
             body = await self._read_body(request, response)
             return parse_response(response.status, body, response.headers.get("Retry-After"))
 
-    async def _read_body(self, request: Request, response: aiohttp.ClientResponse) -> bytes:
+    async def _read_body(self, request: ClientRequest, response: aiohttp.ClientResponse) -> bytes:
         try:
             return await response.read()
         except _CONNECTION_ERRORS as exc:
             raise connection_lost(self.address, request, exc) from exc
 
     @contextlib.asynccontextmanager
-    async def download(self, request: Request) -> AsyncIterator[tuple[dict[str, str], AsyncGenerator[bytes, None]]]:
+    async def download(
+        self, request: ClientRequest
+    ) -> AsyncIterator[tuple[dict[str, str], AsyncGenerator[bytes, None]]]:
         """Yields the headers of a response of any length, and its bytes as they come."""
         async with self._open(request, request.body) as response:
             if response.status >= 300:
                 raise error_from_response(response.status, await self._read_body(request, response))
             yield {name.lower(): value for name, value in response.headers.items()}, self._iterate(request, response)
 
-    async def _iterate(self, request: Request, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+    async def _iterate(self, request: ClientRequest, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
         try:
             async for part in response.content.iter_chunked(CHUNK_BYTES):
                 yield part
         except _CONNECTION_ERRORS as exc:
             raise connection_lost(self.address, request, exc) from exc
 
-    async def events(self, request: Request) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
+    async def events(self, request: ClientRequest) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
         """Yields the events of a stream until it ends. Raises an event that says that the operation failed."""
         parser = EventParser()
         async with self.download(request) as (_, parts), contextlib.aclosing(parts):
@@ -127,7 +129,7 @@ class AsyncTransport:
                     yield name, values
 
     @contextlib.asynccontextmanager
-    async def _open(self, request: Request, data: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _open(self, request: ClientRequest, data: Any) -> AsyncIterator[aiohttp.ClientResponse]:
         timeout = aiohttp.ClientTimeout(
             total=None,
             connect=self._options.connect_timeout_s,
@@ -151,11 +153,11 @@ class AsyncTransport:
         finally:
             response.release() if response.content.at_eof() else response.close()
 
-    def _url(self, request: Request) -> URL:
+    def _url(self, request: ClientRequest) -> URL:
         return URL(f"{self.address.url}{request.target}", encoded=True)
 
     @contextlib.asynccontextmanager
-    async def socket(self, request: Request) -> AsyncIterator["AsyncSocket"]:
+    async def socket(self, request: ClientRequest) -> AsyncIterator["AsyncSocket"]:
         refusal = bytearray()
         no_limit = aiohttp.ClientTimeout()
         async with aiohttp.ClientSession(
@@ -218,7 +220,9 @@ def _keep_refusal(refusal: bytearray, options: TransportOptions) -> aiohttp.Trac
 class AsyncSocket:
     """An open WebSocket. `receive` returns a text or bytes, and None when the server has closed the socket."""
 
-    def __init__(self, address: Address, request: Request, connection: aiohttp.ClientWebSocketResponse) -> None:
+    def __init__(
+        self, address: ServerAddress, request: ClientRequest, connection: aiohttp.ClientWebSocketResponse
+    ) -> None:
         self._address, self._request, self._connection = address, request, connection
 
     async def send(self, message: str | bytes) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from warren.sdk.blocking.transport import Socket, Transport
-from warren.sdk.protocol import Request, byte_range, request_for
+from warren.sdk.protocol import ClientRequest, byte_range, request_for
 
 Values = dict[str, Any]
 _EVENTS = "text/event-stream"
@@ -53,11 +53,11 @@ class Remote:
 
     def create_ticket(self, session_id: str, **values: Any) -> Values:
         path = f"/api/sessions/{quote(session_id, safe='')}/tickets"
-        found: Values = self._transport.call(Request("POST", path, values=values))
+        found: Values = self._transport.call(ClientRequest("POST", path, values=values))
         return found
 
     def stats(self) -> Values:
-        found: Values = self._transport.call(Request("GET", "/api/stats"))
+        found: Values = self._transport.call(ClientRequest("GET", "/api/stats"))
         return found
 
     def close(self) -> None:

@@ -23,9 +23,9 @@ from warren.sdk.protocol import (
     CHUNK_BYTES,
     DEFAULT_OPTIONS,
     IDLE_CONNECTION_S,
-    Address,
+    ClientRequest,
     EventParser,
-    Request,
+    ServerAddress,
     TransportOptions,
     check_api_key,
     connection_lost,
@@ -39,13 +39,13 @@ from warren.sdk.protocol import (
     unreachable,
 )
 
-_MOST_IDLE = 32
+_MAX_IDLE = 32
 _CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 
 
 class Transport:
     def __init__(self, server_url: str, api_key: str = "", options: TransportOptions = DEFAULT_OPTIONS) -> None:
-        self.address: Address = parse_address(server_url)
+        self.address: ServerAddress = parse_address(server_url)
         self._options = options
         self._api_key = check_api_key(api_key)
         self._idle: deque[tuple[float, http.client.HTTPConnection]] = deque()
@@ -55,15 +55,15 @@ class Transport:
     def __repr__(self) -> str:
         return f"<Transport {self.address.url}, {len(self._idle)} idle connections>"
 
-    def call(self, request: Request) -> Any:
+    def call(self, request: ClientRequest) -> Any:
         """Sends a request and returns the JSON of its response. Repeats it where that is safe."""
         return self._send_with_retries(request, request.body)
 
-    def upload(self, request: Request, data: bytes | Iterable[bytes]) -> Any:
+    def upload(self, request: ClientRequest, data: bytes | Iterable[bytes]) -> Any:
         """Sends a request whose body is bytes of any length. A body that comes in pieces is sent once only."""
         return self._send_with_retries(request, data) if isinstance(data, bytes) else self._send(request, data)
 
-    def _send_with_retries(self, request: Request, data: bytes | None) -> Any:
+    def _send_with_retries(self, request: ClientRequest, data: bytes | None) -> Any:
         attempt = 0
         while True:
             try:
@@ -77,27 +77,27 @@ class Transport:
             attempt += 1
             time.sleep(pause)
 
-    def _send(self, request: Request, data: bytes | Iterable[bytes] | None) -> Any:
+    def _send(self, request: ClientRequest, data: bytes | Iterable[bytes] | None) -> Any:
         with self._open(request, data) as response:
             body = _read_body(self.address, request, response)
             return parse_response(response.status, body, response.headers.get("Retry-After"))
 
     @contextlib.contextmanager
-    def download(self, request: Request) -> Iterator[tuple[dict[str, str], Generator[bytes, None, None]]]:
+    def download(self, request: ClientRequest) -> Iterator[tuple[dict[str, str], Generator[bytes, None, None]]]:
         """Yields the headers of a response of any length, and its bytes as they come."""
         with self._open(request, request.body) as response:
             if response.status >= 300:
                 raise error_from_response(response.status, _read_body(self.address, request, response))
             yield {name.lower(): value for name, value in response.headers.items()}, self._iterate(request, response)
 
-    def _iterate(self, request: Request, response: http.client.HTTPResponse) -> Generator[bytes, None, None]:
+    def _iterate(self, request: ClientRequest, response: http.client.HTTPResponse) -> Generator[bytes, None, None]:
         try:
             while part := response.read1(CHUNK_BYTES):
                 yield part
         except _CONNECTION_ERRORS as exc:
             raise connection_lost(self.address, request, exc) from exc
 
-    def events(self, request: Request) -> Generator[tuple[str, dict[str, Any]], None, None]:
+    def events(self, request: ClientRequest) -> Generator[tuple[str, dict[str, Any]], None, None]:
         """Yields the events of a stream until it ends. Raises an event that says that the operation failed."""
         parser = EventParser()
         with self.download(request) as (_, parts), contextlib.closing(parts):
@@ -108,7 +108,7 @@ class Transport:
                     yield name, values
 
     @contextlib.contextmanager
-    def _open(self, request: Request, data: bytes | Iterable[bytes] | None) -> Iterator[http.client.HTTPResponse]:
+    def _open(self, request: ClientRequest, data: bytes | Iterable[bytes] | None) -> Iterator[http.client.HTTPResponse]:
         connection = self._connection()
         response: http.client.HTTPResponse | None = None
         try:
@@ -121,7 +121,7 @@ class Transport:
                 connection.close()
 
     def _exchange(
-        self, connection: http.client.HTTPConnection, request: Request, data: bytes | Iterable[bytes] | None
+        self, connection: http.client.HTTPConnection, request: ClientRequest, data: bytes | Iterable[bytes] | None
     ) -> http.client.HTTPResponse:
         chunked = data is not None and not isinstance(data, bytes)
         headers = request.headers(self._api_key)
@@ -182,13 +182,13 @@ class Transport:
 
     def _keep(self, connection: http.client.HTTPConnection) -> None:
         with self._lock:
-            if len(self._idle) < _MOST_IDLE:
+            if len(self._idle) < _MAX_IDLE:
                 self._idle.append((time.monotonic(), connection))
                 return
         connection.close()
 
     @contextlib.contextmanager
-    def socket(self, request: Request) -> Iterator["Socket"]:
+    def socket(self, request: ClientRequest) -> Iterator["Socket"]:
         from websockets.exceptions import InvalidStatus, WebSocketException
         from websockets.sync.client import connect
 
@@ -225,7 +225,7 @@ def _is_idle(connection: http.client.HTTPConnection) -> bool:
     return not poll.poll(0)
 
 
-def _read_body(address: Address, request: Request, response: http.client.HTTPResponse) -> bytes:
+def _read_body(address: ServerAddress, request: ClientRequest, response: http.client.HTTPResponse) -> bytes:
     try:
         return response.read()
     except _CONNECTION_ERRORS as exc:
@@ -235,7 +235,7 @@ def _read_body(address: Address, request: Request, response: http.client.HTTPRes
 class Socket:
     """An open WebSocket. `receive` returns a text or bytes, and None when the server has closed the socket."""
 
-    def __init__(self, address: Address, request: Request, connection: Any) -> None:
+    def __init__(self, address: ServerAddress, request: ClientRequest, connection: Any) -> None:
         self._address, self._request, self._connection = address, request, connection
 
     def send(self, message: str | bytes) -> None:

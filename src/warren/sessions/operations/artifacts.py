@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, Field
 
-from warren.model.artifact import MAX_PATTERNS, Artifact, Saved
+from warren.model.artifact import MAX_PATTERNS, Artifact, SaveResult
 from warren.model.session import MAX_THREAD_ID
 from warren.sessions.artifact_files import check_paths
 from warren.sessions.operations.artifact_saving import save_artifacts
@@ -75,7 +75,7 @@ def show(call: Call, artifact: Artifact) -> Values:
     return artifact_view(artifact, call.base_url())
 
 
-def show_saved(call: Call, saved: Saved) -> Values:
+def show_saved(call: Call, saved: SaveResult) -> Values:
     return saved_view(saved, call.base_url())
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from warren.interfaces.cluster import ClusterControl
 from warren.interfaces.environments import Environments
-from warren.interfaces.images import ImageList
+from warren.interfaces.images import ImageLister
 from warren.interfaces.machine import Doctor, ImageBuildControl
 from warren.interfaces.sandbox import Sandbox
 from warren.model.api import OPERATIONS, Operation
@@ -46,7 +46,7 @@ class OperationContext:
     provider: str
     environments: Environments
     default_environment: str
-    images: ImageList
+    images: ImageLister
     labels: Mapping[str, str] = field(default_factory=dict)
     worker_url: str = ""
     command_timeout_s: float = 120.0

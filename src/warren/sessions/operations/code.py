@@ -12,10 +12,10 @@ import anyio
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.kernel.answer_memory import SHORT_BYTES, require_room
 from warren.kernel.pacing import Pace
-from warren.model.code import CELL_LOST, CellReader, CodeResult, Execution, Language, language_of, read_execution
+from warren.model.code import CELL_LOST, CellExecution, CellReader, CodeResult, Language, language_of, read_execution
 from warren.model.command_output import STDERR, CommandOutput, Shown
 from warren.model.errors import CommandRefused, ContextLost, InvalidRequest, ProcessNotFound, WarrenError
-from warren.model.operations import Chunk, Command, ExecResult, ProcessInfo, Reason, Stream
+from warren.model.operations import Chunk, Command, ExecResult, OutputStream, ProcessStatus, Reason
 from warren.model.session import Session
 from warren.sessions.contexts import (
     PLAIN,
@@ -103,8 +103,8 @@ class _Cell:
     code: str
     env: dict[str, str]
 
-    def execution(self, cell_id: str) -> Execution:
-        return Execution(cell_id, self.context_id, self.language.name, self.command.timeout_s)
+    def execution(self, cell_id: str) -> CellExecution:
+        return CellExecution(cell_id, self.context_id, self.language.name, self.command.timeout_s)
 
     def request(self, session: Session) -> bytes:
         keep_secret(session.env.values())
@@ -134,7 +134,7 @@ async def run_code(call: Call, body: CodeBody) -> Values:
     return {**execution_view(execution), **await artifacts.view()}
 
 
-async def run_to_end(call: Call, body: CodeBody) -> Execution:
+async def run_to_end(call: Call, body: CodeBody) -> CellExecution:
     cell = _cell_of(call, body)
     if call.key:
         return await _run_once(call, cell)
@@ -160,7 +160,7 @@ async def run_to_end(call: Call, body: CodeBody) -> Execution:
     raise _gone(cell)
 
 
-async def _run_once(call: Call, cell: _Cell) -> Execution:
+async def _run_once(call: Call, cell: _Cell) -> CellExecution:
     session = await call.sessions.get(call.tenant, call.session_id)
     contexts = call.context.contexts
 
@@ -189,7 +189,9 @@ async def _forget(sandbox: Sandbox, cell_id: str) -> None:
         await sandbox.forget(cell_id)
 
 
-async def _execution_of(contexts: Contexts, sandbox: Sandbox, execution: Execution, result: ExecResult) -> Execution:
+async def _execution_of(
+    contexts: Contexts, sandbox: Sandbox, execution: CellExecution, result: ExecResult
+) -> CellExecution:
     reader, pace = CellReader(), Pace()
     if result.truncated and result.reason not in _NO_PROCESS:  # there was no room for all of it: take what is short
         execution.room = SHORT_BYTES
@@ -204,11 +206,11 @@ async def _execution_of(contexts: Contexts, sandbox: Sandbox, execution: Executi
     return execution
 
 
-async def _read_again(process: Process, execution: Execution, reader: CellReader) -> None:
+async def _read_again(process: Process, execution: CellExecution, reader: CellReader) -> None:
     pace, source = Pace(), process.output()
     try:
         async for chunk in source:
-            if chunk.stream is Stream.STDOUT:
+            if chunk.stream is OutputStream.STDOUT:
                 for event in reader.events(chunk.data):
                     if event is not None:
                         execution.add(event)
@@ -249,7 +251,7 @@ async def stream_code(call: Call, body: CodeBody) -> Events:
 @contextlib.asynccontextmanager
 async def started_cell(
     call: Call, body: CodeBody, beginning: Beginning = PLAIN, *, look: bool = True
-) -> AsyncIterator[tuple[Process, Execution]]:
+) -> AsyncIterator[tuple[Process, CellExecution]]:
     """Runs a cell for the time of a `with` block, then interrupts it. Without `look` a context that is remembered is
     taken for granted; if it is gone nothing has run, and `cell_events` raises ContextLost."""
     if call.key:
@@ -276,7 +278,7 @@ async def started_cell(
 async def cell_events(
     call: Call,
     process: Process,
-    execution: Execution,
+    execution: CellExecution,
     reader: CellReader,
     *,
     is_own: bool = True,
@@ -295,7 +297,7 @@ async def cell_events(
         if chunk.offset != at:
             reader.break_off()
         at = chunk.offset + len(chunk.data)
-        if chunk.stream is Stream.STDERR:
+        if chunk.stream is OutputStream.STDERR:
             said = (said + chunk.data)[-_TAIL:]
             continue
         for event in reader.events(chunk.data):
@@ -355,8 +357,8 @@ async def get_execution(call: Call) -> Values:
     return execution_view(execution)
 
 
-async def _take(chunk: Chunk, reader: CellReader, execution: Execution, said: bytes, pace: Pace) -> bytes:
-    if chunk.stream is Stream.STDERR:
+async def _take(chunk: Chunk, reader: CellReader, execution: CellExecution, said: bytes, pace: Pace) -> bytes:
+    if chunk.stream is OutputStream.STDERR:
         return (said + chunk.data)[-_TAIL:]
     for event in reader.events(chunk.data):
         if event is not None:
@@ -372,12 +374,12 @@ async def follow_execution(call: Call) -> Events:
         yield event
 
 
-async def _find_cell(call: Call) -> tuple[ProcessInfo, Execution]:
+async def _find_cell(call: Call) -> tuple[ProcessStatus, CellExecution]:
     for info in await call.sandbox.processes():
         if info.id == call.execution_id and (context_id := context_of_cell(info)):
             language = language_of(context_id)
             if language is not None:
-                return info, Execution(info.id, context_id, language.name)
+                return info, CellExecution(info.id, context_id, language.name)
     raise ProcessNotFound(
         f"there is no execution {call.execution_id[:80]!r}", remedy="its result was read, or its session is another one"
     )
@@ -386,7 +388,7 @@ async def _find_cell(call: Call) -> tuple[ProcessInfo, Execution]:
 # -- how it is shown
 
 
-def execution_view(execution: Execution) -> Values:
+def execution_view(execution: CellExecution) -> Values:
     is_long = execution.size > _SHORT
     logs: dict[str, Any] = {"stdout": execution.stdout, "stderr": execution.stderr}
     results: Any = execution.results
@@ -403,13 +405,13 @@ def execution_view(execution: Execution) -> Values:
     }
 
 
-def end_of_cell(execution: Execution) -> Values:
+def end_of_cell(execution: CellExecution) -> Values:
     """The execution without results and logs."""
     shown = {"id": execution.id, "context_id": execution.context_id, "language": execution.language}
     return shown | _ending(execution)
 
 
-def _ending(execution: Execution) -> Values:
+def _ending(execution: CellExecution) -> Values:
     return {
         "error": _error_view(execution),
         "execution_count": execution.execution_count,
@@ -421,7 +423,7 @@ def _ending(execution: Execution) -> Values:
     }
 
 
-def _error_view(execution: Execution) -> Values | None:
+def _error_view(execution: CellExecution) -> Values | None:
     error = execution.error
     return {"name": error.name, "value": error.value, "traceback": error.traceback} if error else None
 

@@ -5,7 +5,7 @@ import binascii
 import time
 from typing import Final
 
-from warren.model.artifact import Artifact, LeftOut, Saved
+from warren.model.artifact import Artifact, LeftOut, SaveResult
 from warren.model.code import CodeResult
 from warren.model.errors import WarrenError
 from warren.sessions.artifact_files import check_paths
@@ -73,8 +73,8 @@ class CellArtifacts:
         """What was saved, once the cell has ended; empty if nothing was asked for."""
         if not self._globs and not self._wants_results:
             return {}
-        files = await save_after(self._call, self._globs) if self._globs else Saved()
-        saved = Saved(
+        files = await save_after(self._call, self._globs) if self._globs else SaveResult()
+        saved = SaveResult(
             artifacts=(*self._artifacts, *files.artifacts),
             left_out=(*self._left_out, *files.left_out),
             left_out_count=self._left_out_count + files.left_out_count,

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, PlainValidator
 from warren.interfaces.sandbox import Sandbox
 from warren.kernel.answer_memory import SHORT_BYTES, make_room
 from warren.model.errors import FileExists, FileNotFound, InvalidPath, IsDirectory, NotADirectory
-from warren.model.operations import Change, FileInfo, FileKind, Search, SearchMatch, SearchSummary, check_path
+from warren.model.operations import Change, FileInfo, FileKind, Search, SearchMatch, SearchTotals, check_path
 from warren.model.spec import WORKSPACE
 from warren.sessions.long_values import LongList
 from warren.sessions.operations.call import BytesHead, Call, Handler, Values
@@ -314,7 +314,7 @@ async def search_files(call: Call, query: SearchQuery) -> Values:
             if size > _MAX_MATCH_BYTES or has_room is False:
                 break
             matches.append(event.values)
-    summary = asdict(SearchSummary(len(matches)))
+    summary = asdict(SearchTotals(len(matches)))
     return _show_matches(matches, size, {**summary, "truncated_by": "answer_bytes"})
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, Field
 
 from warren.model.errors import Conflict, Forbidden, InvalidRequest, PortClosed
-from warren.model.preview import MOST_PORTS, PreviewRules, read_port
+from warren.model.preview import MAX_PORTS, PreviewRules, read_port
 from warren.sessions.operations.call import Call, Handler, Values
 from warren.sessions.preview_links import LONGEST_LINK_S, Link, PreviewLinks
 from warren.sessions.schemas import Body, timestamp
@@ -55,7 +55,7 @@ class PortRulesView(BaseModel):
     host_header: str
 
 
-class LinkView(BaseModel):
+class PreviewLinkView(BaseModel):
     url: str = Field(
         description="Opens the preview in a browser, and by the header `X-Warren-Preview-Token` with `token`"
     )
@@ -117,8 +117,8 @@ async def change_port(call: Call, body: PortBody) -> Values:
 def _with_port(ports: tuple[int, ...], port: int, wanted: bool | None) -> tuple[int, ...]:
     if wanted is None or wanted == (port in ports):
         return ports
-    if len(ports) >= MOST_PORTS and wanted:
-        raise InvalidRequest(f"a session can have at most {MOST_PORTS} such ports")
+    if len(ports) >= MAX_PORTS and wanted:
+        raise InvalidRequest(f"a session can have at most {MAX_PORTS} such ports")
     return (*ports, port) if wanted else tuple(each for each in ports if each != port)
 
 
@@ -152,6 +152,6 @@ def _links(call: Call) -> PreviewLinks:
 HANDLERS = (
     Handler("list_ports", list_ports, query=PortsQuery, result=PortList),
     Handler("change_port", change_port, body=PortBody, result=PortRulesView),
-    Handler("create_link", create_link, body=LinkBody, result=LinkView),
+    Handler("create_link", create_link, body=LinkBody, result=PreviewLinkView),
     Handler("revoke_links", revoke_links, result=RevokedView),
 )

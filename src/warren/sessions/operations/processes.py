@@ -13,7 +13,7 @@ from warren.kernel.answer_memory import SHORT_BYTES, give_back_room, make_room
 from warren.kernel.pacing import Pace
 from warren.model.code import check_not_reserved
 from warren.model.errors import InvalidRequest, ProcessNotFound
-from warren.model.operations import Chunk, ProcessInfo, TerminalSize
+from warren.model.operations import Chunk, ProcessStatus, TerminalSize
 from warren.sessions.long_values import LongList
 from warren.sessions.operations.call import Call, Handler, OperationReply, Values
 from warren.sessions.operations.commands import EVENTS, Encoding
@@ -202,7 +202,7 @@ async def forget_process(call: Call) -> None:
     await call.sandbox.forget(call.process_id)
 
 
-async def _find(sandbox: Sandbox, process_id: str) -> ProcessInfo:
+async def _find(sandbox: Sandbox, process_id: str) -> ProcessStatus:
     for info in await sandbox.processes():
         if info.id == process_id:
             return info

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from warren.model.errors import InvalidRequest, Unauthorized, Unavailable, WarrenError
-from warren_attack.warren.api.raw_http import MOST_BYTES, Answer, RawHttp, read_answer
+from warren_attack.warren.api.raw_http import MAX_BYTES, Answer, RawHttp, read_answer
 
 OTHER_KEY = "WARREN_OTHER_API_KEY"
 _LIFETIME_S = 900
@@ -90,7 +90,7 @@ class ApiArena:
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float = 60.0,
-        most: int = MOST_BYTES,
+        most: int = MAX_BYTES,
     ) -> Answer:
         """`body` bytes are sent as they are, anything else as JSON."""
         tenant = tenant or self.own
@@ -106,7 +106,7 @@ class ApiArena:
         started = time.monotonic()
         async with asyncio.timeout(30), self.http.connection() as (reader, writer):
             writer.write(head)
-            status, headers, body = await read_answer(reader, MOST_BYTES)
+            status, headers, body = await read_answer(reader, MAX_BYTES)
             if status == 101:
                 writer.write(frame)
                 kind, length = await reader.readexactly(2)

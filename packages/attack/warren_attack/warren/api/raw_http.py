@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from warren.model.errors import InvalidRequest
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 _HEAD_BYTES = 1 << 20
 _CLOSE_S = 2.0
 
@@ -74,14 +74,14 @@ class RawHttp:
         body: bytes | None = None,
         *,
         timeout_s: float = 60.0,
-        most: int = MOST_BYTES,
+        most: int = MAX_BYTES,
         host: str | None = None,
     ) -> Answer:
         length = {} if body is None else {"Content-Length": str(len(body))}
         head = self.head(method, target, {"Connection": "close", **headers, **length}, host=host)
         return await self.send(head + (body or b""), timeout_s=timeout_s, most=most)
 
-    async def send(self, data: bytes, *, timeout_s: float = 60.0, most: int = MOST_BYTES) -> Answer:
+    async def send(self, data: bytes, *, timeout_s: float = 60.0, most: int = MAX_BYTES) -> Answer:
         """Sends the bytes and reads the answer, also one that comes before all bytes were taken."""
         started = time.monotonic()
         async with asyncio.timeout(timeout_s), self.connection() as (reader, writer):
@@ -121,7 +121,7 @@ async def read_answer(reader: asyncio.StreamReader, most: int) -> tuple[int, dic
     if status == 101 or status == 204:
         return status, headers, b""
     with contextlib.suppress(asyncio.IncompleteReadError, OSError):
-        return status, headers, await _read_body(reader, headers, most if status < 400 else MOST_BYTES)
+        return status, headers, await _read_body(reader, headers, most if status < 400 else MAX_BYTES)
     return status, headers, b""
 
 

@@ -54,7 +54,7 @@ CLIENT_ID: Final = "warren"
 DEFAULT_TIMEOUT_S: Final = 300
 _REFRESH_S: Final = 15
 _IMAGE_WAIT_S: Final = 45.0  # clients wait for a minute
-_MOST_ON_PAGE: Final = 1000
+_MAX_ON_PAGE: Final = 1000
 _USUAL_PAGE: Final = 100
 _FIRST_STEP: Final = 3
 _LONG_STEP: Final = 100
@@ -244,11 +244,11 @@ async def list_sandboxes(call: E2bCall) -> Response:
 
 async def list_many_sandboxes(call: E2bCall) -> Response:
     """The older list, whose clients know no pages."""
-    return await _list(call, _MOST_ON_PAGE)
+    return await _list(call, _MAX_ON_PAGE)
 
 
 async def _list(call: E2bCall, usual_limit: int) -> Response:
-    limit = whole_in_query(call.parameter("limit"), "limit", 1, _MOST_ON_PAGE) or usual_limit
+    limit = whole_in_query(call.parameter("limit"), "limit", 1, _MAX_ON_PAGE) or usual_limit
     wanted = {state for text in call.query.get("state", []) for state in text.split(",") if state}
     if wanted - _STATES:
         raise bad(f"state can be {' or '.join(sorted(_STATES))}")

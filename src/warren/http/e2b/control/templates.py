@@ -30,7 +30,7 @@ from warren.model.spec import Limits
 from warren.sessions.schemas import timestamp
 
 _NAMESPACE: Final = uuid.UUID("6d7a0c1e-52a1-4f0e-9a55-2f5b7c1f5a10")
-_MOST_LISTED: Final = 100
+_MAX_LISTED: Final = 100
 
 
 # -- looking
@@ -42,7 +42,7 @@ async def list_templates(call: E2bCall) -> Response:
 
 async def list_page(call: E2bCall) -> Response:
     """In the order of their ids; `nextToken` is the last one of the page before."""
-    limit, after = number_in_query(call, "limit", _MOST_LISTED, 1, _MOST_LISTED), call.parameter("nextToken")
+    limit, after = number_in_query(call, "limit", _MAX_LISTED, 1, _MAX_LISTED), call.parameter("nextToken")
     found = [view for view in await _all_views(call) if view["templateID"] > after]
     headers = {"x-next-token": found[limit - 1]["templateID"]} if len(found) > limit else {}
     return answer_json(found[:limit], 200, headers)

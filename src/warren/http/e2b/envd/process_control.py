@@ -21,7 +21,7 @@ from warren.http.e2b.errors import ConnectError
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.code import CELL_PREFIX, is_context
 from warren.model.errors import ProcessNotFound
-from warren.model.operations import ProcessInfo
+from warren.model.operations import ProcessStatus
 from warren.sessions.validation import validated
 
 _SIGNALS: Final = {
@@ -37,7 +37,7 @@ async def _list(call: E2bCall, message: Message) -> Message:
         return {"processes": [_listed(call, info) for info in await sandbox.processes() if _is_shown(info)]}
 
 
-def _listed(call: E2bCall, info: ProcessInfo) -> Message:
+def _listed(call: E2bCall, info: ProcessStatus) -> Message:
     record = call.started.find(call.session_id, info.id)
     if record is None:
         return {"config": _config_in_title(info.command), "pid": info.pid}
@@ -54,11 +54,11 @@ def _config_in_title(title: str) -> dict[str, Any]:
     return {"cmd": program, "args": args}
 
 
-def _is_shown(info: ProcessInfo) -> bool:
+def _is_shown(info: ProcessStatus) -> bool:
     return info.running and not is_context(info.id) and not info.id.startswith(CELL_PREFIX)
 
 
-async def find_process(call: E2bCall, sandbox: Sandbox, selector: Selector) -> ProcessInfo:
+async def find_process(call: E2bCall, sandbox: Sandbox, selector: Selector) -> ProcessStatus:
     if selector.pid is None and selector.tag is None:
         raise ConnectError("invalid_argument", "the request names no process: give its pid or its tag")
     for info in await sandbox.processes():
@@ -91,7 +91,7 @@ async def _send_input(call: E2bCall, message: Message) -> Message:
     return {}
 
 
-async def _write(call: E2bCall, info: ProcessInfo, process: Process, data: Input) -> None:
+async def _write(call: E2bCall, info: ProcessStatus, process: Process, data: Input) -> None:
     if data.stdin is None and data.pty is None:
         raise ConnectError("invalid_argument", "there is no input: give stdin or pty")
     if info.terminal and data.pty is None:
@@ -106,7 +106,7 @@ async def _write(call: E2bCall, info: ProcessInfo, process: Process, data: Input
 
 async def _stream_input(call: E2bCall, messages: AsyncIterator[Message]) -> Message:
     async with call.sandbox() as (_, sandbox):
-        info: ProcessInfo | None = None
+        info: ProcessStatus | None = None
         async for message in messages:
             event = validated(InputEvent, message)
             if event.start is not None:
@@ -145,7 +145,7 @@ async def _update(call: E2bCall, message: Message) -> Message:
 
 
 @contextlib.contextmanager
-def process_not_found(info: ProcessInfo) -> Iterator[None]:
+def process_not_found(info: ProcessStatus) -> Iterator[None]:
     """Turns ProcessNotFound into Connect's error: the process may end and be forgotten while a call is about to use
     it."""
     try:

@@ -39,13 +39,13 @@ class Config(Values):
     cwd: str | None = None
 
 
-class Size(Values):
+class PtySize(Values):
     cols: Annotated[int, Field(ge=0, le=0xFFFF)] = 0
     rows: Annotated[int, Field(ge=0, le=0xFFFF)] = 0
 
 
 class Pty(Values):
-    size: Size | None = None
+    size: PtySize | None = None
 
 
 class StartRequest(Values):
@@ -96,5 +96,5 @@ class InputEvent(Values):
 
 
 def terminal_size(pty: Pty) -> TerminalSize:
-    size = pty.size or Size()
+    size = pty.size or PtySize()
     return TerminalSize(size.rows or 24, size.cols or 80)

@@ -21,7 +21,7 @@ from warren.http.e2b.control.sandboxes import template_of
 from warren.http.e2b.envd.places import called_user
 from warren.http.e2b.envd.process_control import find_process, process_not_found
 from warren.http.e2b.envd.process_messages import Config, OfProcess, StartRequest, terminal_size
-from warren.http.e2b.envd.started import Record, StartedCommands
+from warren.http.e2b.envd.started import StartedCommand, StartedCommands
 from warren.http.e2b.errors import ConnectError
 from warren.http.e2b.template_defaults import usual_user
 from warren.http.e2b.users import SandboxUser, resolve
@@ -29,7 +29,7 @@ from warren.interfaces.sandbox import Process, Sandbox
 from warren.kernel.shielding import run_shielded
 from warren.model.e2b import sandbox_env
 from warren.model.errors import CommandRefused, InvalidPath, SandboxLost, WarrenError
-from warren.model.operations import Chunk, Command, ExecResult, Reason, Stream
+from warren.model.operations import Chunk, Command, ExecResult, OutputStream, Reason
 from warren.model.session import Session
 from warren.sessions.output_events import close_source
 from warren.sessions.refused_process import RefusedProcess
@@ -41,9 +41,9 @@ _LONGEST_S: Final = 7 * 86400.0
 _SHELLS: Final = frozenset({"bash", "/bin/bash", "/usr/bin/bash", "sh", "/bin/sh", "/usr/bin/sh"})
 _KEEPALIVE: Final[Message] = {"event": {"keepalive": {}}}
 _DATA: Final = {
-    Stream.STDOUT: b'{"event":{"data":{"stdout":"',
-    Stream.STDERR: b'{"event":{"data":{"stderr":"',
-    Stream.TERMINAL: b'{"event":{"data":{"pty":"',
+    OutputStream.STDOUT: b'{"event":{"data":{"stdout":"',
+    OutputStream.STDERR: b'{"event":{"data":{"stderr":"',
+    OutputStream.TERMINAL: b'{"event":{"data":{"pty":"',
 }
 _SIGNAL_TEXTS: Final = {
     1: "hangup",
@@ -127,11 +127,11 @@ def _command(call: E2bCall, session: Session, request: StartRequest, user: Sandb
     )
 
 
-def _record(request: StartRequest) -> Record:
+def _record(request: StartRequest) -> StartedCommand:
     config = request.process
     texts = (config.cmd, *config.args, *config.envs, *config.envs.values(), config.cwd or "", request.tag or "")
     size = sum(len(text) for text in texts) + 100 * len(texts)
-    return Record(config.model_dump(exclude_none=True), request.tag, request.takes_input, size)
+    return StartedCommand(config.model_dump(exclude_none=True), request.tag, request.takes_input, size)
 
 
 def _line_of(config: Config) -> str:

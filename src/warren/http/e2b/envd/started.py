@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from warren.kernel.fair_share import FairShare
 
-_MOST_CHARACTERS: Final = 16 * 1024 * 1024
+_MAX_CHARACTERS: Final = 16 * 1024 * 1024
 _RECORD_CHARACTERS: Final = 1000  # what a record takes beside the texts of its client
 _SHARE: Final = 8  # one sandbox may have this part of it: an eighth
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class StartedCommand:
     """`config` has cmd, args, envs and cwd as the client gave them. Without `stdin` nothing can be written to the
     command."""
 
@@ -29,17 +29,17 @@ class Record:
 class StartedCommands:
     """The records, and who reads the output of which command: one that is read must not be forgotten."""
 
-    def __init__(self, most_characters: int = _MOST_CHARACTERS) -> None:
+    def __init__(self, max_characters: int = _MAX_CHARACTERS) -> None:
         self._readers: Counter[tuple[str, str]] = Counter()
         self._awaited: set[tuple[str, str]] = set()
-        self._records: dict[str, dict[str, Record]] = {}  # by session id and process id
-        self._sizes = FairShare(most_characters, each=most_characters // _SHARE)  # by session id, in characters
+        self._records: dict[str, dict[str, StartedCommand]] = {}  # by session id and process id
+        self._sizes = FairShare(max_characters, each=max_characters // _SHARE)  # by session id, in characters
 
     def __repr__(self) -> str:
         records = sum(map(len, self._records.values()))
         return f"<StartedCommands: {records} records, {len(self._readers)} read, {len(self._awaited)} awaited>"
 
-    def add(self, session_id: str, process_id: str, record: Record) -> None:
+    def add(self, session_id: str, process_id: str, record: StartedCommand) -> None:
         """The oldest records of a sandbox make way for its newer ones; those of others only when all take too much, and
         then those of the sandbox that takes the most."""
         self.remove(session_id, process_id)
@@ -53,7 +53,7 @@ class StartedCommands:
     def _remove_oldest(self, session_id: str) -> None:
         self.remove(session_id, next(iter(self._records[session_id])))
 
-    def find(self, session_id: str, process_id: str) -> Record | None:
+    def find(self, session_id: str, process_id: str) -> StartedCommand | None:
         records = self._records.get(session_id)
         return records.get(process_id) if records is not None else None
 

@@ -12,7 +12,7 @@ from warren.model.errors import UnknownUser
 
 MAX_EVENT_BYTES: Final = 64 * 1024 * 1024  # of all sandboxes
 _SHARE: Final = 8
-_MOST_SANDBOXES: Final = 10_000
+_MAX_SANDBOXES: Final = 10_000
 
 
 class Collecting(Protocol):
@@ -29,7 +29,7 @@ class EnvdState:
     watchers: dict[str, dict[str, Collecting]] = field(default_factory=dict)
     _event_bytes: FairShare = field(default_factory=lambda: FairShare(MAX_EVENT_BYTES, of_rest=1 / _SHARE))
     _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
-    _with_root: BoundedDict[str, bool] = field(default_factory=lambda: BoundedDict(_MOST_SANDBOXES))
+    _with_root: BoundedDict[str, bool] = field(default_factory=lambda: BoundedDict(_MAX_SANDBOXES))
 
     def take_room(self, session_id: str, size: int) -> bool:
         """Whether events of a sandbox may take `size` bytes more. A sandbox gets an eighth of what is left to all, so
