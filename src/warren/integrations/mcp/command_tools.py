@@ -1,13 +1,14 @@
 """The tools that run commands and code. The model reads their docstrings."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final, TypedDict
 
 from warren.integrations.aio import commands
 from warren.integrations.mcp.calls import MAX_CHARACTERS, SandboxName, image_content, run_tool, shorten, text_result
 from warren.integrations.mcp.sandboxes import Sandbox, Sandboxes
-from warren.integrations.mcp.tools import Answer, Call, about
+from warren.integrations.mcp.tools import CHANGES, READS, REPEATABLE, Answer, Call, Tool, about
 from warren.model.errors import SandboxLost, WarrenError
 from warren.sdk.results import ExecuteResult, ProcessInfo
 
@@ -54,6 +55,16 @@ class StoppedAll(TypedDict):
 class CommandTools:
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
+
+    def tools(self) -> Sequence[Tool]:
+        return (
+            Tool(self.bash, "Run a command", CHANGES),
+            Tool(self.run_code, "Run code", CHANGES),
+            Tool(self.bash_background, "Start a background command", CHANGES),
+            Tool(self.background_output, "Read background output", READS),
+            Tool(self.background_stop, "Stop a background command", REPEATABLE),
+            Tool(self.stop_all, "Stop everything that runs", REPEATABLE),
+        )
 
     async def bash(
         self,

@@ -4,13 +4,13 @@
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Final, TypedDict
 
 from warren.integrations.file_preview import MAX_IMAGE_BYTES, Window, image_type, is_text
 from warren.integrations.mcp.calls import MAX_CHARACTERS, SandboxName, image_result, run_tool, text_result
 from warren.integrations.mcp.sandboxes import Sandbox, Sandboxes
-from warren.integrations.mcp.tools import Answer, Call, about
+from warren.integrations.mcp.tools import CHANGES, READS, REPEATABLE, Answer, Call, Tool, about
 from warren.model.errors import FileProblem, InvalidRequest, IsDirectory, TooLarge
 from warren.sdk.results import FileEntry, FileMatch, SearchSummary
 
@@ -57,6 +57,15 @@ class Matches(TypedDict):
 class FileTools:
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
+
+    def tools(self) -> Sequence[Tool]:
+        return (
+            Tool(self.read_file, "Read a file", READS),
+            Tool(self.write_file, "Write a file", REPEATABLE),
+            Tool(self.edit_file, "Edit a file", CHANGES),
+            Tool(self.list_files, "List files", READS),
+            Tool(self.search_files, "Search files", READS),
+        )
 
     async def read_file(
         self,
