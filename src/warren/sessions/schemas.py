@@ -1,13 +1,14 @@
-"""The JSON of the API: models of request bodies and answers, and functions that show sessions, results and files."""
+"""The JSON that several parts of the API share: models of request bodies and answers, and functions that show sessions,
+results and files. What only one module of `sessions/operations` uses stands there, beside its handlers."""
 
 import asyncio
 import base64
 import binascii
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import lru_cache, partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
 
@@ -16,11 +17,11 @@ from warren.model.artifact import MAX_PATTERNS, Artifact, LeftOut, SavedAtEnd, S
 from warren.model.command_output import Shown
 from warren.model.errors import InvalidRequest
 from warren.model.gpus import read_gpus
-from warren.model.network import MAX_RULES, PRESETS, NetworkRules, NetworkUse
-from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, FileInfo, ProcessStatus, TerminalSize
+from warren.model.network import MAX_RULES, PRESETS, NetworkRules
+from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, FileInfo
 from warren.model.secrets import MAX_OF_SESSION, check_names
 from warren.model.session import Session, SessionState
-from warren.model.spec import USER, WORKSPACE, Isolation, Layer, Limits
+from warren.model.spec import USER, WORKSPACE, Layer, Limits
 from warren.sessions.long_values import LongText
 from warren.sessions.new_session import NewSession
 
@@ -31,7 +32,7 @@ Timeout = Annotated[float, Field(ge=0, le=30 * 86400, allow_inf_nan=False)]
 """Seconds that a command may run; 0 stands for as long as the server allows."""
 
 
-def _one_of(words: str) -> WrapValidator:
+def one_of(words: str) -> WrapValidator:
     """Gives one error message for a field of several types, instead of one for each type."""
 
     def check(value: Any, validate: Callable[[Any], Any]) -> Any:
@@ -112,7 +113,7 @@ class SessionBody(Body):
         examples=[["openai"]],
         max_length=MAX_OF_SESSION,
     )
-    gpus: Annotated[int | list[str] | None, _one_of("a number, or a list of ids")] = Field(
+    gpus: Annotated[int | list[str] | None, one_of("a number, or a list of ids")] = Field(
         None,
         description="Graphics processors that the sandbox has for itself, where the operator allows them: how many, or "
         "which; by default what the environment says. See docs/gpu.md",
@@ -125,7 +126,7 @@ class SessionBody(Body):
     replace_lost: bool = Field(
         False, description="If the thread's sandbox has died: make a fresh one. The files of the old one are gone"
     )
-    agent_config: Annotated[str | dict[str, Any], _one_of("the name of an agent, or an object")] = Field(
+    agent_config: Annotated[str | dict[str, Any], one_of("the name of an agent, or an object")] = Field(
         "",
         description="The agent it is for: its name in the registry, or an agent as the registry has them. It gives the "
         "environment, limits, variables and time-outs that the request does not name; see docs/registry.md",
@@ -156,16 +157,8 @@ def _layer(name: str) -> Layer:
         raise InvalidRequest(f"there is no layer {name!r}", remedy=f"there are: {', '.join(Layer)}") from exc
 
 
-class PatchBody(Body):
-    idle_timeout_s: Seconds | None = None
-    max_lifetime_s: Seconds | None = Field(None, description="Counted from the session's beginning")
-    metadata: dict[str, str | None] | None = Field(
-        None, description="Merged into what is there; a null takes an entry away"
-    )
-
-
 class CommandBody(Body):
-    command: Annotated[str | list[str], _one_of("a string, or a list of strings")] = Field(
+    command: Annotated[str | list[str], one_of("a string, or a list of strings")] = Field(
         description="A line for bash, or a program and its arguments", examples=["python3 -c 'print(6 * 7)'"]
     )
     cwd: str = Field(
@@ -251,50 +244,6 @@ class CodeBody(Body):
     save_results: bool = Field(False, description="Save pictures and PDFs among the results as artifacts too")
 
 
-class TerminalBody(Body):
-    rows: int = Field(24, ge=1, le=9999)
-    columns: int = Field(80, ge=1, le=9999)
-
-
-class ProcessBody(CommandBody):
-    process_id: str = Field("", description="A name of your own for it; starting it twice is a conflict")
-    terminal: TerminalBody | None = Field(None, description="Give it a terminal of this size")
-
-    def to_command(self, session: Session | None = None) -> Command:
-        command = super().to_command(session)
-        size = TerminalSize(self.terminal.rows, self.terminal.columns) if self.terminal else None
-        return replace(command, terminal=size)
-
-
-class StdinBody(Body):
-    data: str = Field("", description="Text")
-    data_base64: str = Field("", description="The same for bytes that are no text")
-    close: bool = Field(False, description="End of input after this")
-
-
-class SignalBody(Body):
-    signal: Annotated[str | int, _one_of("a name or a whole number")] = Field(
-        description="Name or number", examples=["TERM"]
-    )
-
-
-class KillBody(Body):
-    grace_s: float = Field(2.0, ge=0, le=600, allow_inf_nan=False, description="Time between TERM and KILL")
-
-
-class PathBody(Body):
-    path: str = Field(description="Relative paths start in /workspace", examples=["src/data"])
-    mode: int = Field(0o755, ge=0, le=0o7777, description="As a number: 493 is 0755")
-    exist_ok: bool = Field(False, description="A directory that is there already is no error, and stays as it is")
-    user: str = Field("", description="User inside the sandbox; by default the image's USER, else sandboxuser")
-
-
-class MoveBody(Body):
-    source: str = Field(description="Relative paths start in /workspace", examples=["draft.txt"])
-    target: str = Field(description="Its new path, not the directory it goes to", examples=["final.txt"])
-    user: str = Field("", description="User inside the sandbox; by default the image's USER, else sandboxuser")
-
-
 def data_of(text: str, encoded: str) -> bytes:
     if text and encoded:
         raise InvalidRequest("the data came twice, as text and as base64", remedy="give one of them")
@@ -321,85 +270,10 @@ class LimitsView(BaseModel):
     open_files: int = Field(description="Open files of a process")
 
 
-class IoView(BaseModel):
-    """Of reads and of writes each; 0 is no limit."""
-
-    mbps: int = Field(description="MiB a second")
-    iops: int = Field(description="Operations a second")
-
-
 class NetworkView(BaseModel):
     internet: bool = Field(description="Every public address, except what `deny` names")
     allow: list[str]
     deny: list[str]
-
-
-class RefusalView(BaseModel):
-    at: str
-    name: str = Field(description="Empty if the destination was given as an address")
-    address: str
-    port: int
-    reason: str
-    rule: str = Field(description="The rule that would allow it; empty if no rule of a session can")
-    count: int = Field(1, description="It came so often in a row, the last time then")
-
-
-class NetworkUseView(NetworkView):
-    """The rules, and what they were used for since the sandbox was made or its worker restarted."""
-
-    bytes_sent: int
-    bytes_received: int
-    connections: int
-    open_connections: int
-    refused: int
-    refusals: list[RefusalView] = Field(description="The last ones, newest last")
-
-
-class AlertsView(BaseModel):
-    memory: float
-    disk: float
-    processes: float
-    cpu: float
-
-
-class EnvironmentView(BaseModel):
-    name: str
-    description: str
-    image: str
-    provider: str | None = Field(description="What makes its sandboxes; null: the server's default")
-    limits: LimitsView
-    io: IoView
-    env_names: list[str] = Field(description="Names of its environment variables")
-    idle_timeout_s: float | None = Field(description="null: the server's default")
-    max_lifetime_s: float | None = Field(description="null: the server's default")
-    needs: list[str] = Field(description="Capabilities that its provider must have")
-    secrets: list[str] = Field(description="Names of secrets that your tenant must have for it")
-    gpus: list[str] = Field(description="Graphics processors that its sandboxes have for themselves: ids, or `any`")
-    network: NetworkView = Field(description="What its sessions may reach unless they ask for something else")
-    root: Literal["read-only", "writable"] = Field(description="Whether all of the file system can be written to")
-    sudo: bool = Field(description="Commands may run as root of the sandbox: `user: root`, or `sudo` inside")
-    contexts: list[str] = Field(description="Languages whose code context is started ahead, in sandboxes of the pool")
-    alerts: AlertsView = Field(description="Percent of the limits from which on `resource.high` is published; 0: never")
-    default: bool = Field(description="A session that names no environment gets this one")
-    image_state: Literal["ready", "missing", "outdated", "building"] | None = Field(
-        description="A missing image is built when it is first needed, if there is a recipe. null: a coordinator"
-    )
-
-
-class EnvironmentList(BaseModel):
-    environments: list[EnvironmentView]
-
-
-class ImageView(BaseModel):
-    name: str
-    version: str = Field(description="Another one each time the image is made anew")
-    size_bytes: int
-    files: int
-    created_at: str
-
-
-class ImageList(BaseModel):
-    images: list[ImageView]
 
 
 class LeftOutView(BaseModel):
@@ -428,11 +302,6 @@ class ArtifactView(BaseModel):
     created_at: str
     expires_at: str
     url: str = Field(description="Where its content is read")
-
-
-class ArtifactPage(BaseModel):
-    artifacts: list[ArtifactView]
-    next: str | None = Field(description="Give it as `after` to get the next page")
 
 
 class SavedView(BaseModel):
@@ -479,47 +348,6 @@ class SessionView(BaseModel):
     created: bool | None = None
 
 
-class SessionPage(BaseModel):
-    sessions: list[SessionView]
-    next: str | None = Field(description="Give it as `after` to get the next page")
-
-
-class FiguresView(BaseModel):
-    """What a session uses at a moment."""
-
-    at: str
-    cpu_s: float = Field(description="Seconds of processor time that it has used in all")
-    cpus: float = Field(description="Cores in use on average since the point before; 0 in the first")
-    memory_bytes: int = Field(description="Without `cache_bytes`")
-    cache_bytes: int = Field(description="Files that the kernel keeps in memory as long as nobody needs it")
-    disk_bytes: int
-    processes: int = Field(description="With their threads, as the limit counts them; 0 where a far side does not tell")
-    sent_bytes: int = Field(description="To the network, since the sandbox has one")
-    received_bytes: int
-
-
-class FigureLimitsView(BaseModel):
-    cpus: float
-    memory_bytes: int
-    disk_bytes: int
-    processes: int
-
-
-class LatestFiguresView(BaseModel):
-    limits: FigureLimitsView
-    now: FiguresView
-
-
-class MetricsView(LatestFiguresView):
-    session_id: str
-    interval_s: float = Field(description="Between the points of the series; on a machine with much to read it grows")
-    series: list[FiguresView] = Field(description="Oldest first; it begins anew when the server is restarted")
-
-
-class FiguresPage(BaseModel):
-    metrics: dict[str, LatestFiguresView] = Field(description="By session id")
-
-
 class ExecView(BaseModel):
     """How a command ended. A non-zero exit, a signal, a time-out or running out of memory are results, not errors."""
 
@@ -540,20 +368,6 @@ class ExecView(BaseModel):
     background: int = Field(description="Processes the command left running")
     process_id: str
     saved: SavedView | None = Field(None, description="Only if `save_artifacts` asked for it")
-
-
-class ProcessView(BaseModel):
-    process_id: str
-    command: str
-    user: str
-    running: bool
-    terminal: bool
-    bytes_total: int
-    truncated: bool
-    started_s_ago: float
-    exit_code: int | None
-    reason: str | None
-    background: int
 
 
 class ContextView(BaseModel):
@@ -611,28 +425,6 @@ class ExecutionView(BaseModel):
     saved: SavedView | None = Field(None, description="Only if `save_artifacts` or `save_results` asked for it")
 
 
-class KilledView(BaseModel):
-    killed: int = Field(description="Processes that were ended")
-
-
-class ProcessList(BaseModel):
-    processes: list[ProcessView]
-
-
-class ChunkView(BaseModel):
-    stream: str = Field(description="stdout, stderr or terminal")
-    offset: int = Field(description="Of its first byte in all of the output")
-    next_offset: int
-    encoding: str
-    data: str
-
-
-class OutputView(BaseModel):
-    chunks: list[ChunkView]
-    next_offset: int
-    running: bool
-
-
 class FileView(BaseModel):
     path: str
     name: str
@@ -648,11 +440,6 @@ class FileView(BaseModel):
 class FileList(BaseModel):
     path: str
     files: list[FileView]
-
-
-class ArchiveView(BaseModel):
-    path: str
-    members: int = Field(description="Files, directories and links that were written")
 
 
 def session_view(session: Session, clock: Clock, base_url: str, image: str) -> dict[str, Any]:
@@ -725,30 +512,6 @@ def _left_out_view(left_out: Sequence[LeftOut]) -> list[dict[str, str]]:
     return [asdict(one) for one in left_out]
 
 
-def network_view(rules: NetworkRules, use: NetworkUse) -> dict[str, Any]:
-    return {
-        **rules.as_mapping(),
-        "bytes_sent": use.bytes_sent,
-        "bytes_received": use.bytes_received,
-        "connections": use.connections,
-        "open_connections": use.open_connections,
-        "refused": use.refused,
-        "refusals": [{**asdict(refusal), "at": timestamp(refusal.at)} for refusal in use.refusals],
-    }
-
-
-def isolation_view(isolation: Isolation, session: Session) -> dict[str, Any]:
-    in_force = {str(layer): evidence for layer, evidence in isolation.layers.items()}
-    missing = {str(layer): why for layer, why in isolation.missing.items()}
-    if session.opens_network:
-        in_force.pop(Layer.NO_NETWORK, None)
-        opened = [str(session.network)] if session.network.is_open else []
-        opened += [f"the hosts of the secret {name}" for name in session.secrets]
-        missing[Layer.NO_NETWORK] = f"the session's rules open the network: {', '.join(opened)}"
-    shown = {"provider": isolation.provider, "runtime": isolation.runtime, "in_force": in_force, "missing": missing}
-    return shown | ({"gpus": dict(isolation.gpus)} if isolation.gpus else {})
-
-
 def exec_view(result: ExecResult) -> dict[str, Any]:
     stdout, stderr, output = shown_texts(result)
     exact_stdout, exact_stderr = _exact_bytes(result, stdout, stderr)
@@ -797,12 +560,6 @@ def end_view(result: ExecResult) -> dict[str, Any]:
         "background": result.background,
         "process_id": result.process_id,
     }
-
-
-def process_view(info: ProcessStatus) -> dict[str, Any]:
-    values = asdict(info)
-    del values["pid"]
-    return {"process_id": values.pop("id"), **values}
 
 
 def file_view(info: FileInfo) -> dict[str, Any]:

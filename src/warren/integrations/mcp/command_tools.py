@@ -1,13 +1,14 @@
 """The tools that run commands and code. The model reads their docstrings."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final, TypedDict
 
 from warren.integrations.aio import commands
 from warren.integrations.mcp.calls import MAX_CHARACTERS, SandboxName, image_content, run_tool, shorten, text_result
 from warren.integrations.mcp.sandboxes import Sandboxes, ToolSandbox
-from warren.integrations.mcp.tools import ToolAnswer, ToolCall, about
+from warren.integrations.mcp.tools import CHANGES, READS, REPEATABLE, McpTool, ToolAnswer, ToolCall, about
 from warren.model.errors import SandboxLost, WarrenError
 from warren.sdk.results import ExecuteResult, ProcessInfo
 
@@ -54,6 +55,16 @@ class StoppedAll(TypedDict):
 class CommandTools:
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
+
+    def tools(self) -> Sequence[McpTool]:
+        return (
+            McpTool(self.bash, "Run a command", CHANGES),
+            McpTool(self.run_code, "Run code", CHANGES),
+            McpTool(self.bash_background, "Start a background command", CHANGES),
+            McpTool(self.background_output, "Read background output", READS),
+            McpTool(self.background_stop, "Stop a background command", REPEATABLE),
+            McpTool(self.stop_all, "Stop everything that runs", REPEATABLE),
+        )
 
     async def bash(
         self,

@@ -4,13 +4,13 @@
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Final, TypedDict
 
 from warren.integrations.file_preview import MAX_IMAGE_BYTES, Window, image_type, is_text
 from warren.integrations.mcp.calls import MAX_CHARACTERS, SandboxName, image_result, run_tool, text_result
 from warren.integrations.mcp.sandboxes import Sandboxes, ToolSandbox
-from warren.integrations.mcp.tools import ToolAnswer, ToolCall, about
+from warren.integrations.mcp.tools import CHANGES, READS, REPEATABLE, McpTool, ToolAnswer, ToolCall, about
 from warren.model.errors import FileProblem, InvalidRequest, IsDirectory, TooLarge
 from warren.sdk.results import FileEntry, FileMatch, SearchSummary
 
@@ -57,6 +57,15 @@ class Matches(TypedDict):
 class FileTools:
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
+
+    def tools(self) -> Sequence[McpTool]:
+        return (
+            McpTool(self.read_file, "Read a file", READS),
+            McpTool(self.write_file, "Write a file", REPEATABLE),
+            McpTool(self.edit_file, "Edit a file", CHANGES),
+            McpTool(self.list_files, "List files", READS),
+            McpTool(self.search_files, "Search files", READS),
+        )
 
     async def read_file(
         self,

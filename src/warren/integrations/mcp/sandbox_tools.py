@@ -1,11 +1,11 @@
 """The tools about the sandbox itself. The model reads their docstrings."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, TypedDict
 
 from warren.integrations.mcp.calls import SandboxName, error_result, run_tool, text_result
 from warren.integrations.mcp.sandboxes import Sandboxes, ToolSandbox
-from warren.integrations.mcp.tools import ToolAnswer, ToolCall, about
+from warren.integrations.mcp.tools import READS, REPEATABLE, McpTool, ToolAnswer, ToolCall, about
 from warren.model.errors import WarrenError
 from warren.sdk.results import ProcessInfo, SessionInfo
 
@@ -37,6 +37,12 @@ class Fresh(TypedDict):
 class SandboxTools:
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
+
+    def tools(self) -> Sequence[McpTool]:
+        return (
+            McpTool(self.sandbox_info, "Show the sandbox", READS),
+            McpTool(self.reset_sandbox, "Start afresh", REPEATABLE),
+        )
 
     async def sandbox_info(self, call: ToolCall, sandbox: SandboxName = "") -> ToolAnswer[SandboxState]:
         """Show the sandbox: its name, user, workspace, when it ends, its isolation, its background commands."""

@@ -4,7 +4,7 @@
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from warren.integrations.mcp.agent_tool import AgentTool
@@ -13,7 +13,7 @@ from warren.integrations.mcp.command_tools import CommandTools
 from warren.integrations.mcp.file_tools import FileTools
 from warren.integrations.mcp.sandbox_tools import SandboxTools
 from warren.integrations.mcp.sandboxes import Sandboxes
-from warren.integrations.mcp.tools import McpTool, ToolCall
+from warren.integrations.mcp.tools import CHANGES, McpTool, ToolCall
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.model.tool import Tool
 
@@ -27,36 +27,15 @@ an interpreter that keeps its variables and shows charts. Nothing you do there t
 Start servers and long jobs with bash_background. The argument sandbox chooses another, separate computer by a name; \
 leave it out unless you need one. If an answer says that the sandbox is fresh, earlier files are gone."""
 
-_READS: Final = {"readOnlyHint": True, "destructiveHint": False, "openWorldHint": False}
-_CHANGES: Final = {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False, "openWorldHint": False}
-_REPEATABLE: Final = {**_CHANGES, "idempotentHint": True}
-
 
 class ToolServer:
     """Lists and calls tools. One of `agent_tools`, the registry's, replaces a usual one of the same name."""
 
     def __init__(self, sandboxes: Sandboxes, version: str, agent_tools: Sequence[Tool] = ()) -> None:
         self.version = version
-        commands, files, boxes = CommandTools(sandboxes), FileTools(sandboxes), SandboxTools(sandboxes)
-        functions: Sequence[tuple[Callable[..., Any], str, Mapping[str, bool]]] = (
-            (commands.bash, "Run a command", _CHANGES),
-            (commands.run_code, "Run code", _CHANGES),
-            (commands.bash_background, "Start a background command", _CHANGES),
-            (commands.background_output, "Read background output", _READS),
-            (commands.background_stop, "Stop a background command", _REPEATABLE),
-            (commands.stop_all, "Stop everything that runs", _REPEATABLE),
-            (files.read_file, "Read a file", _READS),
-            (files.write_file, "Write a file", _REPEATABLE),
-            (files.edit_file, "Edit a file", _CHANGES),
-            (files.list_files, "List files", _READS),
-            (files.search_files, "Search files", _READS),
-            (boxes.sandbox_info, "Show the sandbox", _READS),
-            (boxes.reset_sandbox, "Start afresh", _REPEATABLE),
-        )
-        self._tools: dict[str, McpTool | AgentTool] = {
-            tool.name: tool for tool in (McpTool(*each) for each in functions)
-        }
-        self._tools |= {each.name: AgentTool(sandboxes, each, _CHANGES) for each in agent_tools}
+        tools = (*CommandTools(sandboxes).tools(), *FileTools(sandboxes).tools(), *SandboxTools(sandboxes).tools())
+        self._tools: dict[str, McpTool | AgentTool] = {tool.name: tool for tool in tools}
+        self._tools |= {each.name: AgentTool(sandboxes, each, CHANGES) for each in agent_tools}
 
     def list_tools(self) -> dict[str, Any]:
         return {"tools": [tool.to_json() for tool in self._tools.values()]}

@@ -22,6 +22,9 @@ _KINDS: Final[Mapping[type, tuple[str, str]]] = {
 }
 _NOTICE: Final = {"type": "string", "description": "What to know first, such as that the sandbox is a fresh one."}
 _SHOWN_CHARACTERS: Final = 40
+READS: Final = {"readOnlyHint": True, "destructiveHint": False, "openWorldHint": False}
+CHANGES: Final = {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False, "openWorldHint": False}
+REPEATABLE: Final = {**CHANGES, "idempotentHint": True}
 
 
 @dataclass(frozen=True)

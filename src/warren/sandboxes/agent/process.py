@@ -14,7 +14,7 @@ import anyio
 from warren.kernel.answer_memory import SHORT_BYTES, give_back_room, make_room
 from warren.kernel.pacing import Pace
 from warren.model.command_output import CommandOutput
-from warren.model.errors import InvalidRequest, ProcessNotFound, ProtocolError, SandboxLost, Unavailable
+from warren.model.errors import InvalidRequest, ProcessNotFound, ProtocolError, SandboxLost
 from warren.model.operations import (
     MAX_KEEP_BYTES,
     Chunk,
@@ -208,16 +208,6 @@ class Commands:
             await channel.last()
         finally:
             channel.close()
-
-    async def kill_all(self) -> int:
-        channel = await self._link.open(WireRequest.CONTROL, fields([(WireTag.OP, int(ControlOp.KILL_ALL))]))
-        try:
-            end = (await channel.last()).fields
-        finally:
-            channel.close()
-        if survivors := end.number(WireTag.SURVIVORS):
-            raise Unavailable(f"{survivors} processes could not be ended", remedy="try again, or delete the session")
-        return end.number(WireTag.KILLED)
 
     async def forget(self, process_id: str) -> None:
         await self.control(check_process_id(process_id), ControlOp.FORGET)

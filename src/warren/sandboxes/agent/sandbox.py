@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from warren.interfaces.sandbox import Process
 from warren.model.capability import Capability, lacks
-from warren.model.errors import FileExists, FileNotFound, IsDirectory, NotADirectory, PermissionDenied
+from warren.model.errors import FileExists, FileNotFound, IsDirectory, NotADirectory, PermissionDenied, Unavailable
 from warren.model.metrics import SandboxMetrics
 from warren.model.network import EgressBound, ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import Command, ExecResult, ProcessStatus
@@ -19,7 +19,7 @@ from warren.model.spec import Isolation
 from warren.sandboxes.agent.files import AgentFiles
 from warren.sandboxes.agent.link import AgentLink
 from warren.sandboxes.agent.process import Commands
-from warren.sandboxes.agent.wire import WireRequest
+from warren.sandboxes.agent.wire import ControlOp, WireRequest, WireTag, fields
 from warren.sandboxes.egress.broker import BrokerSetup
 from warren.sandboxes.egress.certificates import Certificates, new_certificates
 from warren.sandboxes.network.ports import SandboxPorts
@@ -98,7 +98,14 @@ class AgentSandbox(AgentFiles):
         await self._commands.forget(process_id)
 
     async def kill_all(self) -> int:
-        return await self._commands.kill_all()
+        channel = await self._link.open(WireRequest.CONTROL, fields([(WireTag.OP, int(ControlOp.KILL_ALL))]))
+        try:
+            end = (await channel.last()).fields
+        finally:
+            channel.close()
+        if survivors := end.number(WireTag.SURVIVORS):
+            raise Unavailable(f"{survivors} processes could not be ended", remedy="try again, or delete the session")
+        return end.number(WireTag.KILLED)
 
     async def set_network(
         self, rules: NetworkRules, secrets: Sequence[BoundSecret] = (), bounds: Sequence[EgressBound] = ()

@@ -12,7 +12,12 @@ from warren.sessions.artifact_files import check_paths
 from warren.sessions.operations.artifact_saving import save_artifacts
 from warren.sessions.operations.call import BytesHead, Call, Handler, Values
 from warren.sessions.operations.files import BYTES
-from warren.sessions.schemas import ArtifactPage, ArtifactView, Body, SavedView, artifact_view, saved_view
+from warren.sessions.schemas import ArtifactView, Body, SavedView, artifact_view, saved_view
+
+
+class ArtifactPage(BaseModel):
+    artifacts: list[ArtifactView]
+    next: str | None = Field(description="Give it as `after` to get the next page")
 
 
 class SaveBody(Body):

@@ -2,15 +2,71 @@
 
 import asyncio
 from dataclasses import asdict
-from typing import Final
+from typing import Final, Literal
+
+from pydantic import BaseModel, Field
 
 from warren.model.environment import Environment
 from warren.model.tenant_images import may_use_image
 from warren.sessions.operations.call import Call, Handler, Values
 from warren.sessions.request_context import current_caller
-from warren.sessions.schemas import EnvironmentList, ImageList, timestamp
+from warren.sessions.schemas import LimitsView, NetworkView, timestamp
 
 _SHOWN_OF_IMAGE: Final = ("name", "version", "size_bytes", "files")
+
+
+class IoView(BaseModel):
+    """Of reads and of writes each; 0 is no limit."""
+
+    mbps: int = Field(description="MiB a second")
+    iops: int = Field(description="Operations a second")
+
+
+class AlertsView(BaseModel):
+    memory: float
+    disk: float
+    processes: float
+    cpu: float
+
+
+class EnvironmentView(BaseModel):
+    name: str
+    description: str
+    image: str
+    provider: str | None = Field(description="What makes its sandboxes; null: the server's default")
+    limits: LimitsView
+    io: IoView
+    env_names: list[str] = Field(description="Names of its environment variables")
+    idle_timeout_s: float | None = Field(description="null: the server's default")
+    max_lifetime_s: float | None = Field(description="null: the server's default")
+    needs: list[str] = Field(description="Capabilities that its provider must have")
+    secrets: list[str] = Field(description="Names of secrets that your tenant must have for it")
+    gpus: list[str] = Field(description="Graphics processors that its sandboxes have for themselves: ids, or `any`")
+    network: NetworkView = Field(description="What its sessions may reach unless they ask for something else")
+    root: Literal["read-only", "writable"] = Field(description="Whether all of the file system can be written to")
+    sudo: bool = Field(description="Commands may run as root of the sandbox: `user: root`, or `sudo` inside")
+    contexts: list[str] = Field(description="Languages whose code context is started ahead, in sandboxes of the pool")
+    alerts: AlertsView = Field(description="Percent of the limits from which on `resource.high` is published; 0: never")
+    default: bool = Field(description="A session that names no environment gets this one")
+    image_state: Literal["ready", "missing", "outdated", "building"] | None = Field(
+        description="A missing image is built when it is first needed, if there is a recipe. null: a coordinator"
+    )
+
+
+class EnvironmentList(BaseModel):
+    environments: list[EnvironmentView]
+
+
+class ImageView(BaseModel):
+    name: str
+    version: str = Field(description="Another one each time the image is made anew")
+    size_bytes: int
+    files: int
+    created_at: str
+
+
+class ImageList(BaseModel):
+    images: list[ImageView]
 
 
 async def list_environments(call: Call) -> Values:

@@ -16,7 +16,7 @@ from warren.model.spec import WORKSPACE
 from warren.sessions.long_values import LongList
 from warren.sessions.operations.call import BytesHead, Call, Handler, Values
 from warren.sessions.output_events import Events, OutputEvent, close_source, with_keepalives
-from warren.sessions.schemas import ArchiveView, FileList, FileView, MoveBody, PathBody, file_view
+from warren.sessions.schemas import Body, FileList, FileView, file_view
 
 _MAX_MATCH_BYTES: Final = 4 * 1024 * 1024
 _MATCH_OVERHEAD: Final = 100  # bytes of a match as JSON, beside its path and text
@@ -43,6 +43,24 @@ PATHS: Final = frozenset({"path", "filename", "glob"})
 AnyText = Annotated[str, PlainValidator(_check_string, json_schema_input_type=str)]
 SandboxPath = Annotated[AnyText, Field(description="Relative paths start in /workspace", examples=["notes.txt"])]
 User = Annotated[str, Field(description="User inside the sandbox whose rights are used; by default sandboxuser")]
+
+
+class PathBody(Body):
+    path: str = Field(description="Relative paths start in /workspace", examples=["src/data"])
+    mode: int = Field(0o755, ge=0, le=0o7777, description="As a number: 493 is 0755")
+    exist_ok: bool = Field(False, description="A directory that is there already is no error, and stays as it is")
+    user: str = Field("", description="User inside the sandbox; by default the image's USER, else sandboxuser")
+
+
+class MoveBody(Body):
+    source: str = Field(description="Relative paths start in /workspace", examples=["draft.txt"])
+    target: str = Field(description="Its new path, not the directory it goes to", examples=["final.txt"])
+    user: str = Field("", description="User inside the sandbox; by default the image's USER, else sandboxuser")
+
+
+class ArchiveView(BaseModel):
+    path: str
+    members: int = Field(description="Files, directories and links that were written")
 
 
 class PathQuery(BaseModel):

@@ -13,9 +13,45 @@ from warren.model.metrics import LatestMetrics, MetricLimits, SandboxMetrics
 from warren.sessions.allowances import choose_tenant
 from warren.sessions.operations.call import Call, Handler, OperationContext, Values
 from warren.sessions.request_context import current_caller
-from warren.sessions.schemas import FiguresPage, MetricsView, timestamp
+from warren.sessions.schemas import timestamp
 
 MAX_ASKED: Final = 100
+
+
+class FiguresView(BaseModel):
+    """What a session uses at a moment."""
+
+    at: str
+    cpu_s: float = Field(description="Seconds of processor time that it has used in all")
+    cpus: float = Field(description="Cores in use on average since the point before; 0 in the first")
+    memory_bytes: int = Field(description="Without `cache_bytes`")
+    cache_bytes: int = Field(description="Files that the kernel keeps in memory as long as nobody needs it")
+    disk_bytes: int
+    processes: int = Field(description="With their threads, as the limit counts them; 0 where a far side does not tell")
+    sent_bytes: int = Field(description="To the network, since the sandbox has one")
+    received_bytes: int
+
+
+class FigureLimitsView(BaseModel):
+    cpus: float
+    memory_bytes: int
+    disk_bytes: int
+    processes: int
+
+
+class LatestFiguresView(BaseModel):
+    limits: FigureLimitsView
+    now: FiguresView
+
+
+class MetricsView(LatestFiguresView):
+    session_id: str
+    interval_s: float = Field(description="Between the points of the series; on a machine with much to read it grows")
+    series: list[FiguresView] = Field(description="Oldest first; it begins anew when the server is restarted")
+
+
+class FiguresPage(BaseModel):
+    metrics: dict[str, LatestFiguresView] = Field(description="By session id")
 
 
 class MetricsQuery(BaseModel):

@@ -1,12 +1,36 @@
 """Shows and changes what a sandbox may reach."""
 
+from dataclasses import asdict
 from typing import Final
 
-from warren.model.network import NO_NETWORK, NetworkUse
+from pydantic import BaseModel, Field
+
+from warren.model.network import NO_NETWORK, NetworkRules, NetworkUse
 from warren.sessions.operations.call import Call, Handler, Values
-from warren.sessions.schemas import NetworkBody, NetworkUseView, network_view
+from warren.sessions.schemas import NetworkBody, NetworkView, timestamp
 
 _NO_USE: Final = NetworkUse()
+
+
+class RefusalView(BaseModel):
+    at: str
+    name: str = Field(description="Empty if the destination was given as an address")
+    address: str
+    port: int
+    reason: str
+    rule: str = Field(description="The rule that would allow it; empty if no rule of a session can")
+    count: int = Field(1, description="It came so often in a row, the last time then")
+
+
+class NetworkUseView(NetworkView):
+    """The rules, and what they were used for since the sandbox was made or its worker restarted."""
+
+    bytes_sent: int
+    bytes_received: int
+    connections: int
+    open_connections: int
+    refused: int
+    refusals: list[RefusalView] = Field(description="The last ones, newest last")
 
 
 async def get_network(call: Call) -> Values:
@@ -24,6 +48,18 @@ async def set_network(call: Call, body: NetworkBody) -> Values:
     await call.sessions.set_network(call.tenant, call.session_id, await body.to_rules())
     async with call.using():
         return await get_network(call)
+
+
+def network_view(rules: NetworkRules, use: NetworkUse) -> Values:
+    return {
+        **rules.as_mapping(),
+        "bytes_sent": use.bytes_sent,
+        "bytes_received": use.bytes_received,
+        "connections": use.connections,
+        "open_connections": use.open_connections,
+        "refused": use.refused,
+        "refusals": [{**asdict(refusal), "at": timestamp(refusal.at)} for refusal in use.refusals],
+    }
 
 
 HANDLERS = (

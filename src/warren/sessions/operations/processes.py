@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import signal as signals
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import Annotated, Final
 
 from pydantic import BaseModel, Field
@@ -13,26 +14,13 @@ from warren.kernel.answer_memory import SHORT_BYTES, give_back_room, make_room
 from warren.kernel.pacing import Pace
 from warren.model.code import check_not_reserved
 from warren.model.errors import InvalidRequest, ProcessNotFound
-from warren.model.operations import Chunk, ProcessStatus, TerminalSize
+from warren.model.operations import Chunk, Command, ProcessStatus, TerminalSize
+from warren.model.session import Session
 from warren.sessions.long_values import LongList
 from warren.sessions.operations.call import Call, Handler, OperationReply, Values
 from warren.sessions.operations.commands import EVENTS, Encoding
 from warren.sessions.output_events import Encoder, Events, close_source, process_events
-from warren.sessions.schemas import (
-    ExecView,
-    KillBody,
-    KilledView,
-    OutputView,
-    ProcessBody,
-    ProcessList,
-    ProcessView,
-    SignalBody,
-    StdinBody,
-    TerminalBody,
-    data_of,
-    exec_view,
-    process_view,
-)
+from warren.sessions.schemas import Body, CommandBody, ExecView, data_of, exec_view, one_of
 
 _MAX_OUTPUT: Final = 8 * 1024 * 1024
 _PIECE: Final = 64 * 1024  # longer chunks are cut
@@ -40,6 +28,73 @@ _FEW: Final = 100
 _MAX_CHUNKS: Final = 10_000  # in one answer; the caller goes on from its end
 _MAX_WAIT_S: Final = 300.0
 _READ_S: Final = 10.0  # for output that was written before; if the agent has not kept it, waiting does not help
+
+
+class TerminalBody(Body):
+    rows: int = Field(24, ge=1, le=9999)
+    columns: int = Field(80, ge=1, le=9999)
+
+
+class ProcessBody(CommandBody):
+    process_id: str = Field("", description="A name of your own for it; starting it twice is a conflict")
+    terminal: TerminalBody | None = Field(None, description="Give it a terminal of this size")
+
+    def to_command(self, session: Session | None = None) -> Command:
+        command = super().to_command(session)
+        size = TerminalSize(self.terminal.rows, self.terminal.columns) if self.terminal else None
+        return replace(command, terminal=size)
+
+
+class StdinBody(Body):
+    data: str = Field("", description="Text")
+    data_base64: str = Field("", description="The same for bytes that are no text")
+    close: bool = Field(False, description="End of input after this")
+
+
+class SignalBody(Body):
+    signal: Annotated[str | int, one_of("a name or a whole number")] = Field(
+        description="Name or number", examples=["TERM"]
+    )
+
+
+class KillBody(Body):
+    grace_s: float = Field(2.0, ge=0, le=600, allow_inf_nan=False, description="Time between TERM and KILL")
+
+
+class ProcessView(BaseModel):
+    process_id: str
+    command: str
+    user: str
+    running: bool
+    terminal: bool
+    bytes_total: int
+    truncated: bool
+    started_s_ago: float
+    exit_code: int | None
+    reason: str | None
+    background: int
+
+
+class ProcessList(BaseModel):
+    processes: list[ProcessView]
+
+
+class KilledView(BaseModel):
+    killed: int = Field(description="Processes that were ended")
+
+
+class ChunkView(BaseModel):
+    stream: str = Field(description="stdout, stderr or terminal")
+    offset: int = Field(description="Of its first byte in all of the output")
+    next_offset: int
+    encoding: str
+    data: str
+
+
+class OutputView(BaseModel):
+    chunks: list[ChunkView]
+    next_offset: int
+    running: bool
 
 
 class OutputQuery(BaseModel):
@@ -220,6 +275,12 @@ def signal_number(name: str | int) -> int:
         raise InvalidRequest(
             f"there is no signal {name!r}", remedy="TERM, INT, KILL, HUP, USR1 … or a number"
         ) from None
+
+
+def process_view(info: ProcessStatus) -> Values:
+    values = asdict(info)
+    del values["pid"]
+    return {"process_id": values.pop("id"), **values}
 
 
 HANDLERS = (

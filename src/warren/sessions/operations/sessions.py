@@ -13,11 +13,12 @@ from warren.model.access import ANY_TENANT, Scope
 from warren.model.entries import size_of
 from warren.model.errors import Conflict, InvalidRequest
 from warren.model.session import MAX_METADATA, Session, SessionState
+from warren.model.spec import Isolation, Layer
 from warren.sessions.allowances import choose_tenant
 from warren.sessions.long_values import LongList
 from warren.sessions.operations.call import Call, Handler, OperationContext, OperationReply, Values
 from warren.sessions.request_context import current_caller
-from warren.sessions.schemas import PatchBody, SessionBody, SessionPage, SessionView, isolation_view, session_view
+from warren.sessions.schemas import Body, Seconds, SessionBody, SessionView, session_view
 
 LISTS = frozenset({"state", "metadata"})
 """Query parameters that may come several times."""
@@ -29,6 +30,19 @@ _FEW: Final = 250
 _SHORT_BYTES: Final = 256 * 1024
 _MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
 _VIEW_BYTES: Final = 2048  # in memory, of a session without its texts
+
+
+class PatchBody(Body):
+    idle_timeout_s: Seconds | None = None
+    max_lifetime_s: Seconds | None = Field(None, description="Counted from the session's beginning")
+    metadata: dict[str, str | None] | None = Field(
+        None, description="Merged into what is there; a null takes an entry away"
+    )
+
+
+class SessionPage(BaseModel):
+    sessions: list[SessionView]
+    next: str | None = Field(description="Give it as `after` to get the next page")
 
 
 class DeleteQuery(BaseModel):
@@ -207,6 +221,18 @@ def check_labels(context: OperationContext, labels: Mapping[str, str]) -> None:
                 f"there is no worker with the label {name}={value} here",
                 remedy="leave labels out, or start such a worker",
             )
+
+
+def isolation_view(isolation: Isolation, session: Session) -> Values:
+    in_force = {str(layer): evidence for layer, evidence in isolation.layers.items()}
+    missing = {str(layer): why for layer, why in isolation.missing.items()}
+    if session.opens_network:
+        in_force.pop(Layer.NO_NETWORK, None)
+        opened = [str(session.network)] if session.network.is_open else []
+        opened += [f"the hosts of the secret {name}" for name in session.secrets]
+        missing[Layer.NO_NETWORK] = f"the session's rules open the network: {', '.join(opened)}"
+    shown = {"provider": isolation.provider, "runtime": isolation.runtime, "in_force": in_force, "missing": missing}
+    return shown | ({"gpus": dict(isolation.gpus)} if isolation.gpus else {})
 
 
 HANDLERS = (

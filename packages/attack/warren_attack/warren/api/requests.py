@@ -1,9 +1,15 @@
-"""For each operation of the table (model/api.py): a request that is right in every way but, perhaps, its session."""
+"""For each operation of the table (model/api.py): a request that is right in every way but, perhaps, its session.
+
+Its arguments are the examples that the API itself gives, unless an attack needs others.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pydantic import BaseModel
+
+from warren.http.dispatch import HANDLERS
 from warren.model.api import OPERATIONS, Operation, Reads, SessionIn
 from warren_attack.warren.api.arena import Tenant
 
@@ -12,7 +18,6 @@ _BODIES: Final[Mapping[str, dict[str, Any]]] = {
     "change_session": {"metadata": {"attack": "yes"}},
     "set_network": {"allow": [], "internet": False},
     "change_port": {"host_header": "localhost"},
-    "create_link": {"port": 3000},
     "run_command": {"command": "echo reached"},
     "start_process": {"command": "sleep 1"},
     "create_context": {"language": "bash"},
@@ -21,7 +26,6 @@ _BODIES: Final[Mapping[str, dict[str, Any]]] = {
     "send_signal": {"signal": "WINCH"},
     "resize_terminal": {"rows": 30, "columns": 90},
     "kill_process": {"grace_s": 0},
-    "make_directory": {"path": "attack-directory"},
     "move_file": {"source": "attack-file", "target": "attack-file-2"},
     "save_artifacts": {"paths": ["secret"]},
     "flat_execute": {"command": "echo reached"},
@@ -68,8 +72,10 @@ def request_for(row: Operation, session: str, process: str) -> ApiRequest:
     path = row.path.replace("{session_id}", session).replace("{process_id}", process).replace("{port}", "3000")
     path = path.replace("{kind}", "prompts").replace("{entry}", "coding").replace("{artifact_id}", _NO_ARTIFACT)
     path = path.replace("{context_id}", "ctx_bash").replace("{execution_id}", process)
-    query = {name: text.replace("{session_id}", session) for name, text in _QUERIES.get(row.name, {}).items()}
-    body = _BODIES.get(row.name)
+    handler = HANDLERS.get(row.name)
+    asked = _QUERIES.get(row.name) or _examples(handler and handler.query)
+    query = {name: str(value).replace("{session_id}", session) for name, value in asked.items()}
+    body = _BODIES.get(row.name) or _examples(handler and handler.body) or None
     if row.session_in is SessionIn.QUERY:
         query["session_id"] = session
     if row.session_in is SessionIn.JSON:
@@ -83,6 +89,12 @@ def request_for(row: Operation, session: str, process: str) -> ApiRequest:
     if row.reads is Reads.RAW:
         return ApiRequest(row.method, path, query, _TAR if "archive" in row.name else b"attack")
     return ApiRequest(row.method, path, query, body)
+
+
+def _examples(model: type[BaseModel] | None) -> dict[str, Any]:
+    """Returns what the model requires, each with its first example."""
+    fields = model.model_fields.items() if model is not None else ()
+    return {name: field.examples[0] for name, field in fields if field.is_required() and field.examples}
 
 
 def _form(session: str) -> bytes:
