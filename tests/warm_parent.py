@@ -2,7 +2,8 @@
 
 `Popen` and `run` replace those of subprocess for `python -m warren.… …` and `python tests/….py …`. The started process
 can see three differences: /proc/PID/cmdline and /proc/PID/environ are those of the warm parent, its parent is the warm
-parent, and options of the interpreter (PYTHON…) have no effect. Every other program is started by subprocess.
+parent, and options of the interpreter (PYTHON…) have no effect. Every other program is started by subprocess, and what
+needs a variable of the linker (LD_PRELOAD).
 
 The warm parent is `python tests/warm_parent.py`. A run of several processes starts it at once, any other run when it is
 first needed; conftest.py ends it. It listens on an abstract socket, whose name is in the environment variable
@@ -53,7 +54,7 @@ class Popen(subprocess.Popen[Any]):
         _, pass_fds, cwd, env, _, _, shell, *pipes = rest[:13]
         _, gid, gids, uid, umask, start_new_session, process_group = rest[13:]
         special = (executable, preexec_fn, pass_fds, shell, gid, gids, uid)
-        is_plain = not any(special) and umask == -1
+        is_plain = not any(special) and umask == -1 and "LD_PRELOAD" not in (env or os.environ)
         if not is_plain or not is_warm(args):
             super()._execute_child(args, executable, preexec_fn, *rest)  # type: ignore[misc]
             return
