@@ -165,7 +165,12 @@ class CommandBody(Body):
         "",
         description="Directory; by default where the last command ended, at first the image's WORKDIR, else /workspace",
     )
-    env: dict[str, str] = Field({}, description="Variables for this command alone", max_length=MAX_VARIABLES)
+    env: dict[str, str] = Field(
+        default_factory=dict,  # pydantic would copy a default with `deepcopy`, for each command
+        description="Variables for this command alone",
+        max_length=MAX_VARIABLES,
+        json_schema_extra={"default": {}},
+    )
     user: str = Field("", description="User inside the sandbox; by default the image's USER, else sandboxuser")
     timeout_s: Timeout | None = Field(
         None,
@@ -202,10 +207,11 @@ class ExecBody(CommandBody):
     )
     stream: bool = Field(False, description="Answer with server-sent events, as with `Accept: text/event-stream`")
     save_artifacts: list[str] = Field(
-        [],
+        default_factory=list,
         description="Files and globs that are saved as artifacts when the command has ended; see docs/artifacts.md",
         examples=[["*.png"]],
         max_length=MAX_PATTERNS,
+        json_schema_extra={"default": []},
     )
 
 
