@@ -126,7 +126,8 @@ def _logs(settings: Settings) -> dict[str, bytes]:
     if shutil.which("journalctl"):
         command = ["journalctl", "-u", "warren", "-n", str(_JOURNAL_LINES), "--no-pager"]
         try:
-            found["logs/journal"] = subprocess.run(command, capture_output=True, timeout=_JOURNAL_S).stdout[-_LOG_BYTES:]
+            journal = subprocess.run(command, capture_output=True, timeout=_JOURNAL_S).stdout
+            found["logs/journal"] = journal[-_LOG_BYTES:]
         except (subprocess.TimeoutExpired, OSError) as exc:
             found["logs/journal"] = f"cannot be read: {exc}\n".encode()
     return found

@@ -26,8 +26,9 @@ def is_our_cookie(pair: bytes) -> bool:
 def clean_request(headers: Iterable[Header], preview: Preview, is_credential: Callable[[str], bool]) -> list[Header]:
     """Returns the client's headers without its credentials of the API, which `is_credential` knows, and of previews."""
     cleaned = []
+    is_ours = not preview.by_host or preview.way is Way.KEY
     for name, value in headers:
-        if name == b"authorization" and (not preview.by_host or preview.way is Way.KEY or is_credential(_secret_of(value))):
+        if name == b"authorization" and (is_ours or is_credential(_secret_of(value))):
             continue
         if name in (b"x-api-key", TRAFFIC_HEADER) or name.startswith(b"x-warren-"):
             continue

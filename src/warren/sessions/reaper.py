@@ -56,7 +56,7 @@ class Reaper:
             await self._clock.sleep(TICK_S)
 
     async def tick(self) -> None:
-        """Does all there is to do, also if the store refuses to change some sessions; then it raises the first error."""
+        """Does all there is to do, also if the store refuses to change some sessions; then raises the first error."""
         errors = await self._ending.retry_ends()
         await self._sessions.uses.save_all()
         for session in await self._sessions.store.due(self._clock.now(), _BATCH):
