@@ -23,7 +23,7 @@ from network_world import ADDRESSES, PRIVATE, NetworkWorld
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.model.capability import Capability
-from warren.model.errors import IsolationUnavailable, SandboxLost
+from warren.model.errors import FileProblem, IsolationUnavailable, SandboxLost
 from warren.model.network import NO_NETWORK, EgressBound, EgressPolicy, NetworkRules, NetworkUse
 from warren.model.operations import Command
 from warren.model.secrets import BoundSecret, SecretBinding, broker_variables, new_binding
@@ -530,6 +530,25 @@ class NetworkContract:
             await provider.destroy(sandbox.id)
         finally:
             await provider.close()
+
+    async def test_a_sandbox_that_does_not_let_its_certificates_be_written_reaches_nothing(
+        self, sandbox: Sandbox, world: NetworkWorld
+    ) -> None:
+        Echo(world.listen(WEB, 7000))
+        secrets = [
+            BoundSecret(**fields_of(new_binding(name, (f"{name}.example",), header="X-Key")), value="0123456789abcdef")
+            for name in ("kept", "deleted")
+        ]
+        rules = NetworkRules(allow=("web.example",))
+        await sandbox.set_network(rules, secrets)
+        assert await tried(sandbox, do("talk", "web.example", 7000, b"x")) == ["x"]
+        blocked = await sandbox.exec(Command(shell="rm -r ~/.warren && touch ~/.warren"))
+        assert blocked.exit_code == 0, blocked.stderr
+        with pytest.raises(FileProblem):
+            await sandbox.set_network(rules, secrets[:1])
+        assert Layer.NO_NETWORK in sandbox.isolation
+        refused = await tried(sandbox, do("talk", "web.example", 7000, b"x"), do("ask", "deleted.example"))
+        assert refused == ["gaierror", "ConnectionRefusedError"]
 
     async def test_an_adopted_sandbox_has_no_network_until_it_is_set_again(
         self, provider: Provider, sandbox: Sandbox, world: NetworkWorld, new_provider: Callable[[Egress], Provider]

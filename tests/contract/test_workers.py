@@ -290,6 +290,17 @@ async def test_what_is_half_made_while_the_worker_recovers_is_no_orphan() -> Non
         assert half_made <= set(fake.machines)
 
 
+async def test_two_that_recover_at_once_do_not_wait_for_each_other() -> None:
+    fake = Troubled()
+    fake.delay_s = 0.02
+    async with started(local_worker(fake, pool=NONE)) as worker:
+        claims = [asyncio.ensure_future(worker.claim(OWN)) for _ in range(worker._options.parallel)]
+        await until(lambda: fake.creating == len(claims))
+        with anyio.fail_after(5):
+            assert await asyncio.gather(worker.recover([]), worker.recover([])) == [{}, {}]
+        await asyncio.gather(*claims)
+
+
 async def test_a_pool_of_another_environment_begins_with_its_first_claim() -> None:
     fake = FakeProvider()
     async with started(local_worker(fake, pool=SOME)) as worker:

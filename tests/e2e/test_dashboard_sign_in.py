@@ -285,6 +285,13 @@ async def test_tenants_see_their_own_alone(url: str, admin: Api) -> None:
 # -- the audit record
 
 
+async def test_a_wrong_key_that_asks_who_it_is_is_recorded(url: str, admin: Api) -> None:
+    async with Api(url, {"X-API-Key": "wrong"}) as api:
+        assert (await api.get("/api/ui/session"))["account"] is None
+    deeds = (await admin.get("/api/admin/audit", action="get_page_session"))["deeds"]
+    assert [deed["result"] for deed in deeds] == ["unauthorized"]
+
+
 async def test_a_page_that_stays_open_is_recorded_once_and_what_it_does_each_time(url: str, admin: Api) -> None:
     key = (await new_key(admin))["key"]
     browsers = [Page(url), Page(url)]

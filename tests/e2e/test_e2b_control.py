@@ -224,6 +224,12 @@ async def test_a_thousand_sandboxes_are_listed_in_pages(admin: Api, kind: str) -
         assert len(await pages(template="other", state="running,paused")) == count / 10
         assert await pages(state="paused") == []
         assert await pages(template="nothing") == []
+        async with api.ask("GET", "/v2/sandboxes", order="asc", limit=3) as answer:
+            token = answer.headers["x-next-token"]
+        await api.call("DELETE", f"/sandboxes/{token}", status=204)
+        async with api.ask("GET", "/v2/sandboxes", order="asc", limit=3, nextToken=token) as answer:
+            assert [one["sandboxID"] for one in await answer.json()] == ids[-4:-7:-1]
+        made.discard(token)
         middle = newest[count // 2]["startedAt"]
         later = [one for one in newest if one["startedAt"] > middle]
         found = {one["sandboxID"] for one in await pages(startedAfter=middle, order="asc")}

@@ -1,5 +1,6 @@
 """Parts of E2B's templates: recipes, records, uploads, and the addresses to which files are uploaded."""
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
@@ -8,13 +9,28 @@ from pathlib import Path
 import pytest
 
 from warren.http.e2b.errors import E2bError
-from warren.http.e2b.template_records import Build, BuiltTemplate, Status, finished, read_name, with_build, with_tags
+from warren.http.e2b.template_builds import TemplateBuilds
+from warren.http.e2b.template_process import Plan
+from warren.http.e2b.template_records import (
+    Build,
+    BuiltTemplate,
+    Status,
+    TemplateRecords,
+    finished,
+    read_name,
+    with_build,
+    with_tags,
+)
 from warren.http.e2b.template_steps import make_recipe, read_steps
 from warren.http.e2b.template_uploads import KEPT_S, Uploads
 from warren.http.e2b.tokens import SandboxTokens, Upload
+from warren.interfaces.images import ImageVersion
+from warren.interfaces.records import Record
 from warren.model.errors import MachineFull, Unauthorized
 from warren.model.image import Configure, Copy, ImageConfig, Run
 from warren.model.tenant_images import may_use_image, template_in, tenant_image
+from warren.stores.memory import MemoryRecords
+from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 
@@ -103,6 +119,62 @@ async def test_uploads_are_bounded_and_leave_nothing_when_they_fail(tmp_path: Pa
     with pytest.raises(MachineFull):
         await Uploads(tmp_path / "full", refuse).put("acme", HASH, pieces(1), 1)
     assert list(tmp_path.glob("full/*/*")) == []
+
+
+async def test_an_archive_that_goes_while_room_is_made_for_another_is_no_error(tmp_path: Path) -> None:
+    uploads = Uploads(tmp_path / "uploads", lambda: None)
+    await uploads.put("acme", HASH, pieces(10), 0)
+    (kept,) = tmp_path.glob("uploads/*/*")
+    (kept.parent / "gone").symlink_to("nowhere")  # listed, and then not there
+    await uploads.put("acme", HASH[::-1], pieces(10), 0)
+    assert await uploads.has("acme", HASH[::-1])
+
+
+class BusyRecords(MemoryRecords):
+    """Others change each record before we do, as long as it is busy."""
+
+    busy = False
+
+    async def put(self, record: Record) -> bool:
+        return not self.busy and await super().put(record)
+
+
+async def test_a_template_that_others_change_all_the_time_is_not_missing() -> None:
+    inner = BusyRecords()
+    records = TemplateRecords(inner)
+    await records.ensure("acme", "mine", 0.0)
+    inner.busy = True
+    with pytest.raises(E2bError, match="changed by others") as refused:
+        await records.change("acme", "mine", lambda template: template)
+    assert refused.value.status == 409
+    with pytest.raises(E2bError, match="no template"):
+        await records.change("acme", "other", lambda template: template)
+
+
+class NoImages:
+    def list(self) -> list[ImageVersion]:
+        return []
+
+    def remove(self, which: str, *, when_unused: bool = False) -> ImageVersion:
+        raise AssertionError(which)
+
+
+async def test_a_build_that_is_started_again_keeps_its_log(tmp_path: Path) -> None:
+    command = ("/bin/sh", "-c", """echo '{"output": "hello"}'""")
+    builds = TemplateBuilds(
+        tmp_path, MemoryRecords(), NoImages(), ManualClock(), command, {}, timeout_s=30, disk_reserve_mb=1
+    )
+    build = Build("b1", 0.0, 0.0)
+    await builds.records.ensure("acme", "mine", 0.0)
+    template = await builds.records.change("acme", "mine", lambda now: with_build(now, build))
+    await builds.build(template, build, Plan("base", "user", ()))
+    while builds._running:
+        await asyncio.wait(builds._running.values())
+    log = [entry.message for entry in builds.log("b1")]
+    assert log == ["hello"]
+    with pytest.raises(E2bError, match="started already"):
+        await builds.build(template, build, Plan("base", "user", ()))
+    assert [entry.message for entry in builds.log("b1")] == log
 
 
 def test_the_address_of_an_upload_is_signed_and_expires() -> None:

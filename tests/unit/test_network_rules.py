@@ -25,7 +25,7 @@ from warren.sessions.network_meter import READ_S
 from warren.sessions.new_session import NewSession
 from warren.stores.session_json import decode_session, encode_session
 from warren.testing.fake_provider import FakeProvider
-from warren.testing.fake_sandbox import FakeMachine
+from warren.testing.fake_sandbox import FakeMachine, FakeSandbox
 
 pytestmark = pytest.mark.anyio
 
@@ -40,6 +40,7 @@ WRONG_PRESETS = (
     "- a",
 )
 ONE = NetworkRules(allow=("one.example",))
+TWO = NetworkRules(allow=("two.example",))
 NETWORKED = frozenset({Capability.TERMINALS, Capability.EGRESS})
 
 
@@ -302,6 +303,38 @@ async def test_a_quota_that_is_used_up_closes_the_network_until_the_next_day() -
             await there.tenancy.metering.check_network(caller)
         await there.clock.advance(40 + READ_S)
         assert machine.network == ONE
+        metering.cancel()
+
+
+async def test_a_quota_that_is_used_up_while_rules_are_applied_closes_the_network_until_the_next_day(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with world(provider=FakeProvider(capabilities=NETWORKED)) as there:
+        there.clock.set_wall(20_833 * 86400.0 - 40)
+        await there.tenancy.tenants.put(Tenant(TENANT, Quota(egress_bytes_per_day=100)))
+        session = (await there.sessions.create(TENANT, NewSession(network=ONE))).session
+        metering = asyncio.create_task(there.lifecycle.networks.run_meter())
+        await asyncio.sleep(0)
+        machine = machine_of(there, session.sandbox_id)
+        set_network, is_applied, goes_on = FakeSandbox.set_network, asyncio.Event(), asyncio.Event()
+
+        async def set_slowly(sandbox: FakeSandbox, rules: NetworkRules, *more: Any) -> None:
+            await set_network(sandbox, rules, *more)
+            if rules.is_open:
+                is_applied.set()
+                await goes_on.wait()
+
+        monkeypatch.setattr(FakeSandbox, "set_network", set_slowly)
+        applying = asyncio.create_task(there.sessions.set_network(TENANT, session.id, TWO))
+        await is_applied.wait()
+        machine.network_use = NetworkUse(bytes_sent=160)
+        await there.clock.advance(READ_S)
+        goes_on.set()
+        await applying
+        await there.lifecycle.wait_for_tasks()
+        assert machine.network == NO_NETWORK
+        await there.clock.advance(40 + READ_S)
+        assert machine.network == TWO
         metering.cancel()
 
 

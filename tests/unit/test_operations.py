@@ -1,9 +1,17 @@
 """What can be asked of a sandbox, and what is refused before it is asked."""
 
+from collections.abc import AsyncIterator
+from typing import Any
+
 import pytest
 
-from warren.model.errors import InvalidPath, InvalidRequest, UnknownUser
-from warren.model.operations import Search
+from warren.http.api import e2b
+from warren.model.errors import InvalidPath, InvalidRequest, LimitReached, UnknownUser
+from warren.model.operations import FileInfo, Search
+from warren.model.spec import WORKSPACE, SandboxSpec
+from warren.sessions.operations.files import check_readable
+from warren.testing.fake_provider import FakeProvider
+from warren.testing.fake_sandbox import FakeSandbox
 
 
 @pytest.mark.parametrize(
@@ -53,3 +61,44 @@ def test_a_search_checks_its_path_and_its_user() -> None:
 )
 def test_braces_are_alternatives(glob: str, globs: tuple[str, ...]) -> None:
     assert sorted(Search(glob=glob, pattern="x").globs()) == sorted(globs)
+
+
+class _WatchedFiles(FakeSandbox):
+    """Counts the reads and lists that have begun and are not closed."""
+
+    open = 0
+
+    async def read(self, *args: Any, **options: Any) -> AsyncIterator[bytes]:
+        self.open += 1
+        try:
+            async for data in super().read(*args, **options):
+                yield data
+        finally:
+            self.open -= 1
+
+    async def entries(self, *args: Any, **options: Any) -> AsyncIterator[FileInfo]:
+        self.open += 1
+        try:
+            async for info in super().entries(*args, **options):
+                yield info
+        finally:
+            self.open -= 1
+
+
+@pytest.mark.anyio
+async def test_what_is_not_read_to_its_end_is_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = FakeProvider()
+    made = await provider.create(SandboxSpec("base"))
+    sandbox = _WatchedFiles(made._machine)  # type: ignore[attr-defined]
+    for name in ("a", "b"):
+        await sandbox.write(f"{WORKSPACE}/{name}", b"abc")
+    await check_readable(sandbox, f"{WORKSPACE}/a", "")
+    assert sandbox.open == 0
+    new = e2b._new_files(sandbox, set())
+    await anext(new)
+    await new.aclose()
+    assert sandbox.open == 0
+    monkeypatch.setattr(e2b, "_MAX_FILES", 1)
+    with pytest.raises(LimitReached):
+        await e2b._seen_files(sandbox)
+    assert sandbox.open == 0

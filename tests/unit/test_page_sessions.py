@@ -19,6 +19,7 @@ from warren.access.tenants import Tenants
 from warren.access.tickets import MAX_TICKETS, TICKET_S, TerminalTicket, Tickets
 from warren.access.tokens import TokenRules, Tokens
 from warren.interfaces.records import Record
+from warren.model.access import Scope
 from warren.model.api import OPERATIONS
 from warren.model.errors import InvalidRequest, Unauthorized, Unavailable
 from warren.stores.memory import MemoryRecords
@@ -223,6 +224,13 @@ async def test_a_ticket_waits_a_minute_and_its_token_lasts_as_long_as_it_says(wo
         await grant.check_again()
     with pytest.raises(InvalidRequest):
         await world.ticket(binding, read_only=True)
+
+
+async def test_a_ticket_gives_no_scope_that_its_maker_lacks(world: World) -> None:
+    binding = await world.identity.bind(world.jwt(scope="exec"))
+    token, _ = await world.tickets.redeem(await world.ticket(binding))
+    grant, _ = await world.tickets.grant(token, "WEBSOCKET", f"/api/sessions/{SESSION}/terminal", b"")
+    assert grant.caller.scopes == {Scope.EXEC}
 
 
 OPENED = {"get_process", "read_output", "resize_terminal", "attach_socket", "terminal_socket"}

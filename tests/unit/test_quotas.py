@@ -82,6 +82,14 @@ async def test_a_days_quota_is_never_exceeded_and_starts_anew_at_midnight(clock:
     assert await quotas.spend(caller, "bytes_out", 1000)
 
 
+async def test_what_a_tenant_is_refused_costs_its_key_nothing(clock: ManualClock) -> None:
+    quotas = Quotas(clock)
+    caller = Caller("acme", "key_1", quota=Quota(exec_seconds_per_day=3), key_quota=Quota(exec_seconds_per_day=10))
+    assert [await quotas.spend(caller, "exec_seconds", 1) for _ in range(20)] == [True] * 3 + [False] * 17
+    assert await quotas.day_use("key:key_1", "exec_seconds") == 3
+    assert await quotas.day_use("tenant:acme", "exec_seconds") == 3
+
+
 async def test_what_was_spent_before_a_restart_counts(clock: ManualClock) -> None:
     async def before(tenant: str, what: str) -> float:
         return {("acme", "exec_seconds"): 55.5}.get((tenant, what), 0.0)

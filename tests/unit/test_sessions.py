@@ -322,6 +322,39 @@ async def test_a_store_that_is_full_fails_the_create_and_leaves_no_sandbox() -> 
         assert (await w.sessions.create(TENANT, NewSession(thread_id="conv"))).created
 
 
+class RefusingStore(FullStore):
+    """A store that takes no changes of some sessions."""
+
+    refused: frozenset[str] = frozenset()
+
+    async def swap(self, session: Session) -> bool:
+        if session.id in self.refused:
+            raise NoSpace("this one does not fit")
+        return await super().swap(session)
+
+
+async def test_sessions_that_the_store_refuses_to_end_keep_no_others_from_expiry() -> None:
+    store = RefusingStore()
+    async with world(store=store) as w:
+        ended, first, second, kept = [
+            (await w.sessions.create(TENANT, NewSession(idle_timeout_s=idle_s))).session for idle_s in (60, 60, 61, 900)
+        ]
+        w.worker.no_destroying = ProviderUnavailable("the engine is away")
+        with pytest.raises(ProviderUnavailable):
+            await w.sessions.delete(TENANT, ended.id)
+        w.worker.no_destroying = None
+        for row in (first, kept):
+            w.lifecycle.activity.unsaved_ends[row.id] = row.moved_to(SessionState.STOPPING).moved_to(SessionState.ENDED)
+        store.refused = frozenset({first.id, kept.id})
+        await w.clock.advance(90)
+        with pytest.raises(NoSpace):
+            await w.reaper.tick()
+        await w.lifecycle.wait_for_tasks()
+        assert (await w.session(second)).reason is EndReason.IDLE
+        assert (await w.session(ended)).reason is EndReason.DELETED
+        assert set(await w.provider.list_ids()) == {first.sandbox_id, kept.sandbox_id}
+
+
 async def test_a_server_that_stops_takes_no_work_and_waits_for_what_runs() -> None:
     async with world() as w:
         row = (await w.sessions.create(TENANT, NewSession())).session

@@ -17,9 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
+from warren.access.identity import CredentialIdentity
+from warren.access.keys import Keys
+from warren.access.tenants import Tenants
 from warren.access.tokens import LEEWAY_S, MAX_TOKEN, TokenRules, Tokens, read_claimed
+from warren.http.preview_credentials import clean_request
 from warren.model.access import Scope
 from warren.model.errors import InvalidRequest, Unauthorized, Unavailable
+from warren.model.preview import Preview, Way
+from warren.stores.memory import MemoryRecords
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -101,6 +107,24 @@ async def test_a_token_with_wrong_claims_is_refused(
 ) -> None:
     with pytest.raises(Unauthorized, match=words):
         await tokens.read(signed(clock, **changes))
+
+
+async def test_no_credential_of_this_server_reaches_a_sandbox(tokens: Tokens, clock: ManualClock) -> None:
+    records = MemoryRecords()
+    keys = Keys(records, clock)
+    identity = CredentialIdentity(keys, Tenants(records, clock), tokens, admin_key="chosen by a person")
+    preview = Preview("ses_1", 8000, by_host=True, way=Way.LINK)
+
+    def reaches(text: str) -> bool:
+        header = (b"authorization", f"Bearer {text}".encode())
+        return clean_request([header], preview, identity.is_credential) == [header]
+
+    _, key = await keys.create("ci", "acme")
+    for ours in (key, "chosen by a person", signed(clock), signed(clock, "rsa", aud=["other", "warren"], exp=1)):
+        assert not reaches(ours), ours
+    others = [{"iss": "https://app.example"}, {"aud": "app"}, {"aud": None}, {"aud": {"warren": 1}}]
+    for theirs in (*(signed(clock, **changes) for changes in others), "own", "a.b.c"):
+        assert reaches(theirs), theirs
 
 
 async def test_clocks_may_differ_a_little(tokens: Tokens, clock: ManualClock) -> None:

@@ -29,10 +29,12 @@ _KEPT_CLAIMS: Final = ("sub", "jti", "iat", "nbf", "exp")
 class Identity(Protocol):
     """`caller` returns who sent a request, with the quota of its tenant. `check_again` is for requests that last: a key
     must still be valid, and a token must not be revoked, but may have expired since the request began. Both raise
-    Unauthorized."""
+    Unauthorized. `is_credential` tells, without waiting, whether a text may be a credential for this server: such a
+    text must not reach a sandbox."""
 
     async def caller(self, headers: Headers) -> Caller: ...
     async def check_again(self, headers: Headers) -> None: ...
+    def is_credential(self, text: str) -> bool: ...
 
 
 class BindingIdentity(Identity, Protocol):
@@ -60,6 +62,9 @@ class AnonymousIdentity:
 
     async def check_again(self, headers: Headers) -> None:
         pass
+
+    def is_credential(self, text: str) -> bool:
+        return looks_like_key(text)
 
     async def bind(self, credential: str) -> Binding:
         return Binding(BoundBy.NOTHING, DEFAULT_TENANT, "")
@@ -99,6 +104,10 @@ class CredentialIdentity:
 
     async def check_again(self, headers: Headers) -> None:
         await self._first(headers, expired=True)
+
+    def is_credential(self, text: str) -> bool:
+        is_token = self._tokens is not None and self._tokens.is_for_us(text)
+        return is_token or looks_like_key(text) or self._is_admin_key(text)
 
     async def bind(self, credential: str) -> Binding:
         if self._is_admin_key(credential):

@@ -136,7 +136,7 @@ class Tickets:
         if not caller.may(Scope.EXEC) or not ticket.opens(method, path, query):
             raise Forbidden("the ticket of this page does not open that", remedy=_REMEDY)
         check = partial(self._check_again, token)
-        limited = replace(caller, scopes=_SCOPES)
+        limited = replace(caller, scopes=frozenset(scope for scope in _SCOPES if caller.may(scope)))
         return Grant(limited, ticket.binding, check, expires_at=ticket.expires_at), ticket
 
     async def _find(self, token: str) -> TerminalTicket:

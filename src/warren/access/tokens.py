@@ -69,6 +69,16 @@ class Tokens:
                 raise
             _log.warning("jwks_not_read", jwks=self._rules.jwks, action="refuse_tokens", error=exc)
 
+    def is_for_us(self, token: str) -> bool:
+        """Whether a text says that it is a token of our issuer for our audience. Nothing is verified."""
+        try:
+            claims = jwt.decode(token, options={"verify_signature": False})
+        except jwt.PyJWTError:
+            return False
+        audience = claims.get("aud")
+        is_audience = self._rules.audience in (audience if isinstance(audience, list) else [audience])
+        return is_audience and claims.get("iss") == self._rules.issuer
+
     async def read(self, token: str, *, expired: bool = False) -> tuple[Caller, Mapping[str, Any]]:
         """Returns the caller of a token, and the token's claims; with `expired`, also of one that has expired. Raises
         Unauthorized."""

@@ -775,6 +775,7 @@ def build_admission(context: "Context", *, counts: bool = True) -> "Admission":
         add_usage=tenancy.usage.add_request if counts else None,
         counts=counts,
         memory=context.answer_memory,
+        is_credential=context.identity.is_credential,
     )
 
 

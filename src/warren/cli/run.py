@@ -243,14 +243,14 @@ def _run_in_fresh_sandbox(settings: Settings, options: RunOptions, work: Callabl
     from warren.app.wiring import read_environment
 
     spec = build_spec(settings, options)
-    if (options.provider or settings.providers[0]) == "oci":
-        _ensure_image(settings, spec.image)
     environment = read_environment(settings, options.environment)
+    provider = options.provider or environment.provider or settings.providers[0]
+    if provider == "oci":
+        _ensure_image(settings, spec.image)
     given = network_values(options.allow, options.deny, options.internet, options.no_network)
     rules = environment.network if given is None else NetworkRules.from_mapping(given)
     if rules.is_open and Layer.NO_NETWORK in spec.require:
         raise InvalidRequest(f"no_network is required, and the rules open: {rules}", remedy="give --no-network")
-    provider = options.provider or environment.provider
     return asyncio.run(until_signal(_with_sandbox(settings, provider, spec, rules, work)))
 
 

@@ -26,6 +26,7 @@ from warren.model.errors import InvalidRequest, WarrenError
 
 _LOG_BYTES: Final = 1024 * 1024
 _JOURNAL_LINES: Final = 5000
+_JOURNAL_S: Final = 60
 _KEY: Final = re.compile(
     rb"wk_[0-9a-z]+_[0-9a-f]{16,}|e2b_[0-9a-f]{20,}|w[et]t_[0-9a-f]{32}_[0-9a-f]{40}|(?i:bearer) +[^ \"]+"
 )
@@ -124,7 +125,11 @@ def _logs(settings: Settings) -> dict[str, bytes]:
             found[f"logs/{path.parent.name}-{path.name}"] = f"cannot be read: {exc}\n".encode()
     if shutil.which("journalctl"):
         command = ["journalctl", "-u", "warren", "-n", str(_JOURNAL_LINES), "--no-pager"]
-        found["logs/journal"] = subprocess.run(command, capture_output=True, timeout=60).stdout[-_LOG_BYTES:]
+        try:
+            journal = subprocess.run(command, capture_output=True, timeout=_JOURNAL_S).stdout
+            found["logs/journal"] = journal[-_LOG_BYTES:]
+        except (subprocess.TimeoutExpired, OSError) as exc:
+            found["logs/journal"] = f"cannot be read: {exc}\n".encode()
     return found
 
 

@@ -43,9 +43,11 @@ class Failover:
         is_stable = self._fleet.redis_stable_s >= LEASE_S
         if is_stable:
             await self._sweep_if_due(snapshot)
-        await self._ending.retry_ends()
+        errors = await self._ending.retry_ends()
         if is_stable:
             await self._purge_if_due(snapshot)
+        if errors:
+            raise errors[0]
 
     async def _sweep_if_due(self, snapshot: ClusterSnapshot) -> None:
         now = self._clock.now()

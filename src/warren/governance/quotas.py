@@ -108,9 +108,16 @@ class Quotas:
         return bool(caller.bounds[f"{what}_per_day"])
 
     async def spend(self, caller: Caller, what: str, amount: int) -> bool:
-        """Spends an amount of a day's quota. Returns False if less was left; then the quota counts as used up."""
+        """Spends an amount of a day's quota. Returns False if less was left; then the quota counts as used up, and what
+        was taken from the caller's other quota is given back."""
+        taken: list[tuple[str, int]] = []
         for whose, most in caller.bounds[f"{what}_per_day"]:
-            if not await self._spend(caller, what, whose, most, amount):
+            key = self._today(what, whose)
+            if await self._spend(caller, what, whose, most, amount):
+                taken.append((key, most))
+            else:
+                for key, bound in taken:
+                    await self._counters.spend(key, -amount, bound)
                 if len(self._used_up) > _MAX_TOLD:
                     self._used_up.clear()
                 self._used_up[what, whose] = self._day(), most

@@ -15,6 +15,7 @@ from fastapi.routing import APIRoute
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.utils import ClientDisconnected
 
+from warren.access.keys import looks_like_key
 from warren.governance.audit.page_reads import PageReads
 from warren.governance.audit.refusals import RefusalLimit
 from warren.governance.quotas import Quotas, Standing, standing_of
@@ -43,7 +44,7 @@ _EVENTS: Final = f"{EVENT_STREAM}; charset=utf-8".encode()
 
 class Admission:
     """With `counts` False a request costs the caller nothing: a coordinator has counted it already. `memory` is what
-    the answers of all requests may hold.
+    the answers of all requests may hold. `is_credential` is that of Identity.
 
     When a request is over `add_usage` gets its tenant, its bytes in and out, and `audit` everything that is known of
     it; each may be None. `refusals` decides which of the refused requests get an audit entry of their own, and counts
@@ -61,6 +62,7 @@ class Admission:
         add_usage: Callable[[str, int, int], None] | None = None,
         counts: bool = True,
         memory: AnswerMemory | None = None,
+        is_credential: Callable[[str], bool] = looks_like_key,
     ) -> None:
         self._quotas = quotas
         self._clock = clock
@@ -70,6 +72,7 @@ class Admission:
         self._refusals = refusals
         self._page_reads = page_reads
         self._memory = memory or AnswerMemory()
+        self._is_credential = is_credential
         self._open = _OpenRequests()
 
     def record_unidentified(self, request: Request, receive: Receive, send: Send, exc: Unauthorized) -> None:
@@ -83,7 +86,7 @@ class Admission:
         caller, exchange = request.caller, _CountedExchange(send, receive)
         exchange.check_again = request.check_again
         if request.preview is not None:
-            request.set_headers(clean_request(request.scope["headers"], request.preview))
+            request.set_headers(clean_request(request.scope["headers"], request.preview, self._is_credential))
         request_context = RequestContext(caller)
         set_request_context(request_context)
         has_left = request.has_left

@@ -4,10 +4,9 @@
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from warren.access.keys import looks_like_key
 from warren.model.e2b import ACCESS_HEADER, TOKEN_PREFIXES, TRAFFIC_HEADER
 from warren.model.preview import TOKEN_PARAMETER, Preview, Way
 
@@ -24,11 +23,12 @@ def is_our_cookie(pair: bytes) -> bool:
     return _OURS.match(pair.lstrip(b"= \t")) is not None
 
 
-def clean_request(headers: Iterable[Header], preview: Preview) -> list[Header]:
-    """Returns the client's headers without its credentials of the API and of previews."""
+def clean_request(headers: Iterable[Header], preview: Preview, is_credential: Callable[[str], bool]) -> list[Header]:
+    """Returns the client's headers without its credentials of the API, which `is_credential` knows, and of previews."""
     cleaned = []
+    is_ours = not preview.by_host or preview.way is Way.KEY
     for name, value in headers:
-        if name == b"authorization" and (not preview.by_host or preview.way is Way.KEY or _holds_key(value)):
+        if name == b"authorization" and (is_ours or is_credential(_secret_of(value))):
             continue
         if name in (b"x-api-key", TRAFFIC_HEADER) or name.startswith(b"x-warren-"):
             continue
@@ -42,8 +42,8 @@ def clean_request(headers: Iterable[Header], preview: Preview) -> list[Header]:
     return cleaned
 
 
-def _holds_key(value: bytes) -> bool:
-    return looks_like_key(value.partition(b" ")[2].strip().decode("latin-1"))
+def _secret_of(authorization: bytes) -> str:
+    return authorization.partition(b" ")[2].strip().decode("latin-1")
 
 
 def clean_query(query: bytes) -> bytes:

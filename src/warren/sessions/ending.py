@@ -174,12 +174,18 @@ class SessionEnding:
         await self._try_save_end(ended)
         self._activity.unsaved_ends.pop(ended.id, None)
 
-    async def retry_ends(self) -> None:
-        """Tries again to save ends and to destroy sandboxes, where that failed before."""
+    async def retry_ends(self) -> list[WarrenError]:
+        """Tries again to save ends and to destroy sandboxes, where that failed before. Returns why the store refused
+        some ends again: one of them must not stop the caller's other work."""
+        errors: list[WarrenError] = []
         for ended in list(self._activity.unsaved_ends.values()):
-            await self._retry_end(ended)
+            try:
+                await self._retry_end(ended)
+            except WarrenError as exc:
+                errors.append(exc)
         for session_id in self._undestroyed.keys() - self._activity.ending.keys():
             self.begin_end(self._undestroyed.pop(session_id))  # `_end` puts it back if it fails again
+        return errors
 
 
 def _beginning(texts: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from warren.interfaces.sandbox import Sandbox
 from warren.kernel.clock import Clock
 from warren.kernel.logs import get_log
 from warren.model.errors import SandboxLost, SandboxNotFound, WarrenError
-from warren.model.network import NO_NETWORK, EgressBound, NetworkUse
+from warren.model.network import EgressBound, NetworkUse
 from warren.model.session import Session
 
 READ_S: Final = 3.0
@@ -29,6 +29,7 @@ Report = Callable[[Session, NetworkUse], Awaitable[float]]
 Bounds = tuple[EgressBound, ...]
 BoundsOf = Callable[[Session], Awaitable[Bounds]]
 Reopen = Callable[[Session], None]
+Close = Callable[[Session, Sandbox, float], None]
 
 
 async def _unreported(session: Session, use: NetworkUse) -> float:
@@ -79,6 +80,10 @@ class NetworkMeter:
         followed = self._followed.get(sandbox_id)
         return followed is not None and followed.opens_at > 0
 
+    def note_closed(self, sandbox_id: str, opens_at: float) -> None:
+        if (followed := self._followed.get(sandbox_id)) is not None:
+            followed.opens_at = opens_at
+
     async def finish(self, sandbox_id: str) -> None:
         """Reads a sandbox a last time, if it has a network, and follows it no longer."""
         followed = self._followed.pop(sandbox_id, None)
@@ -87,14 +92,15 @@ class NetworkMeter:
                 async with asyncio.timeout(_LAST_READING_S):
                     await self._read(followed)
 
-    async def run(self, reopen: Reopen) -> None:
-        """`reopen` applies the rules of a session again."""
+    async def run(self, reopen: Reopen, close: Close) -> None:
+        """`reopen` applies the rules of a session again. `close` closes a network until a time, and calls `note_closed`
+        when no rules are being applied. Neither waits."""
         while True:
             await self._clock.sleep(self._read_s)
             bounds: dict[tuple[str, str], Bounds] = {}  # by tenant and key: read once for all their sandboxes
             for sandbox_id, followed in list(self._followed.items()):
                 try:
-                    await self._look_at(followed, reopen)
+                    await self._look_at(followed, reopen, close)
                     await self._look_at_bounds(followed, bounds, reopen)
                 except (SandboxLost, SandboxNotFound):
                     self._followed.pop(sandbox_id, None)
@@ -102,7 +108,7 @@ class NetworkMeter:
                     # Quotas of all tenants depend on this loop: it must survive whatever one sandbox raises.
                     _log.warning("network_not_read", session=followed.session.id, error=exc)
 
-    async def _look_at(self, followed: _MeteredNetwork, reopen: Reopen) -> None:
+    async def _look_at(self, followed: _MeteredNetwork, reopen: Reopen, close: Close) -> None:
         now = self._clock.now()
         if followed.opens_at:
             if now >= followed.opens_at:
@@ -112,7 +118,7 @@ class NetworkMeter:
         closed_s = await self._read(followed)
         if closed_s:
             followed.opens_at = now + closed_s
-            await followed.sandbox.set_network(NO_NETWORK)
+            close(followed.session, followed.sandbox, followed.opens_at)
 
     async def _look_at_bounds(
         self, followed: _MeteredNetwork, known: dict[tuple[str, str], Bounds], reopen: Reopen

@@ -15,6 +15,7 @@ from warren.interfaces.secrets import SecretSource
 from warren.kernel.logs import get_log
 from warren.kernel.owned_tasks import OwnedTasks
 from warren.model.errors import SandboxLost, SandboxNotFound, WarrenError
+from warren.model.network import NO_NETWORK
 from warren.model.session import Session
 from warren.sessions.basis import SessionBasis
 from warren.sessions.egress import EgressRules
@@ -111,4 +112,19 @@ class SessionNetworks:
 
     async def run_meter(self) -> None:
         """Reads what sandboxes do with their networks, for ever."""
-        await self.meter.run(reopen=self.keep_trying)
+        await self.meter.run(reopen=self.keep_trying, close=self._close)
+
+    def _close(self, session: Session, sandbox: Sandbox, opens_at: float) -> None:
+        self._tasks.run(self._close_until(session, sandbox, opens_at), f"closing the network of {session.id}")
+
+    async def _close_until(self, session: Session, sandbox: Sandbox, opens_at: float) -> None:
+        try:
+            async with self.lock(session.id):
+                # Rules that were applied meanwhile have opened it. If the meter took it for open although it is closed,
+                # nothing would open it again.
+                self.meter.note_closed(sandbox.id, opens_at)
+                await sandbox.set_network(NO_NETWORK)
+        except (SandboxLost, SandboxNotFound):
+            return
+        except WarrenError as exc:
+            _log.warning("network_not_closed", session=session.id, error=exc.message)

@@ -56,13 +56,19 @@ class Reaper:
             await self._clock.sleep(TICK_S)
 
     async def tick(self) -> None:
-        await self._ending.retry_ends()
+        """Does all there is to do, also if the store refuses to change some sessions; then raises the first error."""
+        errors = await self._ending.retry_ends()
         await self._sessions.uses.save_all()
         for session in await self._sessions.store.due(self._clock.now(), _BATCH):
-            await self._expire(session)
+            try:
+                await self._expire(session)
+            except WarrenError as exc:
+                errors.append(exc)
         if self._clock.now() - self._purged >= _PURGE_EVERY_S:
             self._purged = self._clock.now()
             await self._sessions.store.purge(self._clock.epoch, self._purged - self._retention_s)
+        if errors:
+            raise errors[0]
 
     async def _expire(self, session: Session) -> None:
         reason = session.expiry(self._clock.now())

@@ -28,6 +28,7 @@ class SandboxMaker:
         self._destroyer = destroyer
         self._options = options
         self._slots = asyncio.Semaphore(options.parallel)
+        self._still = asyncio.Lock()
         self._creating = 0
         self._user_names = UserNames()
 
@@ -35,6 +36,8 @@ class SandboxMaker:
     async def standstill(self) -> AsyncIterator[None]:
         """Takes every slot, so that no sandbox is half-made within the block."""
         async with AsyncExitStack() as stack:
+            # Two that took the slots one by one would wait for each other's.
+            await stack.enter_async_context(self._still)
             for _ in range(self._options.parallel):
                 await stack.enter_async_context(self._slots)
             yield

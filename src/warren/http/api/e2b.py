@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Any, Final
 from urllib.parse import quote
@@ -202,8 +203,9 @@ async def stream_execute(call: Call, body: RunBody) -> Events:
                 if event is None or event.kind != "end":
                     yield event
                     continue
-                async for info in _new_files(sandbox, before):
-                    yield OutputEvent("artifact", _show(call, info))
+                async with aclosing(_new_files(sandbox, before)) as found:
+                    async for info in found:
+                        yield OutputEvent("artifact", _show(call, info))
                 more = {
                     "exit_code": _exit_code(event.values["language"], event.values["error"]),
                     "session_id": session.id,
@@ -261,20 +263,28 @@ def _hash(text: str) -> str:
 async def _seen_files(sandbox: Sandbox) -> set[int]:
     """Returns the files of the workspace as hashes: their names could be too much to keep."""
     seen: set[int] = set()
-    async for info in sandbox.entries(WORKSPACE, depth=_DEPTH):
-        seen.add(_fingerprint(info))
-        if len(seen) > _MAX_FILES:
-            raise LimitReached(
-                f"the workspace has more than {_MAX_FILES:,} files",
-                remedy="use /execute, which does not look for new ones",
-            )
+    entries = sandbox.entries(WORKSPACE, depth=_DEPTH)
+    try:
+        async for info in entries:
+            seen.add(_fingerprint(info))
+            if len(seen) > _MAX_FILES:
+                raise LimitReached(
+                    f"the workspace has more than {_MAX_FILES:,} files",
+                    remedy="use /execute, which does not look for new ones",
+                )
+    finally:
+        await close_source(entries)
     return seen
 
 
 async def _new_files(sandbox: Sandbox, before: set[int]) -> AsyncGenerator[FileInfo, None]:
-    async for info in sandbox.entries(WORKSPACE, depth=_DEPTH):
-        if info.kind is FileKind.FILE and _fingerprint(info) not in before:
-            yield info
+    entries = sandbox.entries(WORKSPACE, depth=_DEPTH)
+    try:
+        async for info in entries:
+            if info.kind is FileKind.FILE and _fingerprint(info) not in before:
+                yield info
+    finally:
+        await close_source(entries)
 
 
 def _fingerprint(info: FileInfo) -> int:

@@ -127,7 +127,8 @@ async def _account(request: AskedRequest, context: Context) -> dict[str, Any] | 
         return None
     try:
         return _show_account(await context.identity.caller(scope["headers"]), None)
-    except Unauthorized:
+    except Unauthorized as exc:
+        _record_refused(context, scope, "get_page_session", exc)
         return None
 
 
@@ -148,8 +149,7 @@ async def sign_in(request: Request, body: SignInBody, context: Ctx) -> Response:
         binding = await pages.use_code(body.code) if body.code else await context.pages_identity.bind(body.key)
         caller = await context.pages_identity.bound_caller(binding)
     except Unauthorized as exc:
-        if context.tenancy.refusals is None or context.tenancy.refusals.may_record(""):
-            _record(context, request.scope, "sign_in", exc=exc)
+        _record_refused(context, request.scope, "sign_in", exc)
         raise
     await context.tenancy.metering.quotas.request(caller)  # admission cannot count it: it does not know the caller
     _record(context, request.scope, "sign_in", caller)
@@ -308,6 +308,11 @@ def _record(
             result=exc.code if exc else "ok",
         )
     )
+
+
+def _record_refused(context: Context, scope: Scope, action: str, exc: Unauthorized) -> None:
+    if context.tenancy.refusals is None or context.tenancy.refusals.may_record(""):
+        _record(context, scope, action, exc=exc)
 
 
 def _show_account(caller: Caller, expires_at: float | None) -> dict[str, Any]:

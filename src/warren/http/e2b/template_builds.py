@@ -240,10 +240,9 @@ class TemplateBuilds:
             raise E2bError(429, "a template of yours is being built; one at a time is the most, wait until it is done")
         if len(self._running) >= MAX_AT_ONCE:
             raise E2bError(429, f"{MAX_AT_ONCE} templates are being built on this server; try again later")
-        log = self._logs[build.id] = BuildLog(self._clock)
         image = tenant_image(tenant, template.name, build.id)
         begun = asyncio.get_running_loop().create_future()
-        work = self._run(template, build, image, plan, log, begun)
+        work = self._run(template, build, image, plan, begun)
         task = self._running[tenant] = asyncio.create_task(work, name=f"template {template.name}")
         task.add_done_callback(lambda _: self._running.pop(tenant, None))
         await asyncio.wait([task, begun], return_when=asyncio.FIRST_COMPLETED)
@@ -258,7 +257,6 @@ class TemplateBuilds:
         build: Build,
         image: str,
         plan: Plan,
-        log: BuildLog,
         begun: "asyncio.Future[None]",
     ) -> None:
         directory = build_directory(self._state_dir, image)
@@ -268,6 +266,7 @@ class TemplateBuilds:
             await asyncio.to_thread(self._fill, directory, template.tenant, plan)
             started = replace(build, status=Status.BUILDING, updated_at=self._clock.wall())
             await self.records.change(template.tenant, template.name, lambda now: _started(now, started))
+            log = self._logs[build.id] = BuildLog(self._clock)  # not before: the build may have one from its only start
             begun.set_result(None)
             status, why = await self._run_process(image, log)
         finally:

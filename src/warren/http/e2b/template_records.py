@@ -191,15 +191,15 @@ class TemplateRecords:
         return await self.get(tenant, name)
 
     async def change(self, tenant: str, name: str, change: Callable[[BuiltTemplate], BuiltTemplate]) -> BuiltTemplate:
-        """Raises E2bError if there is no such template (any more)."""
+        """Raises E2bError if there is no such template (any more), or if others change it all the time."""
         for _ in range(_TRIES):
             record = await self._records.get(KIND, _id(tenant, name))
             if record is None:
-                break
+                raise E2bError(404, f"there is no template '{name[:80]}' of yours")
             changed = change(_read(record))
             if await self._records.put(record.changed(_text(changed))):
                 return changed
-        raise E2bError(404, f"there is no template '{name[:80]}' of yours")
+        raise E2bError(409, f"the template '{name[:80]}' is being changed by others; try again")
 
     async def delete(self, tenant: str, name: str) -> bool:
         return await self._records.delete(KIND, _id(tenant, name))

@@ -102,7 +102,10 @@ class Uploads:
         self._check_room()
         self.remove_old()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        sizes = [path.stat().st_size for path in folder.iterdir()]
+        sizes = []
+        for path in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # another upload has just ended, or was removed
+                sizes.append(path.stat().st_size)
         if len(sizes) >= _MAX_FILES or sum(sizes) + length > _MAX_OF_TENANT:
             raise E2bError(
                 429,

@@ -9,10 +9,19 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from warren.interfaces.sandbox import Process
+from warren.kernel.shielding import run_shielded
 from warren.model.capability import Capability, lacks
-from warren.model.errors import FileExists, FileNotFound, IsDirectory, NotADirectory, PermissionDenied, Unavailable
+from warren.model.errors import (
+    FileExists,
+    FileNotFound,
+    IsDirectory,
+    NotADirectory,
+    PermissionDenied,
+    SandboxLost,
+    Unavailable,
+)
 from warren.model.metrics import SandboxMetrics
-from warren.model.network import EgressBound, ListeningPort, NetworkRules, NetworkUse
+from warren.model.network import NO_NETWORK, EgressBound, ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import Command, ExecResult, ProcessStatus
 from warren.model.secrets import CA_BUNDLE, BoundSecret
 from warren.model.spec import Isolation
@@ -115,8 +124,14 @@ class AgentSandbox(AgentFiles):
         if not hosts:
             return await network.set(rules, None, bounds)
         if self._certificates is None or self._certificates[0] != hosts:
-            certificates = await asyncio.to_thread(new_certificates, hosts)
-            await self._trust(certificates)
+            try:
+                certificates = await asyncio.to_thread(new_certificates, hosts)
+                await self._trust(certificates)
+            except BaseException:
+                # The sandbox user can make this fail, which must not keep the rules and secrets of before.
+                with contextlib.suppress(SandboxLost):
+                    await run_shielded(network.set(NO_NETWORK))
+                raise
             self._certificates = hosts, certificates
         await network.set(rules, BrokerSetup(tuple(secrets), self._certificates[1]), bounds)
 

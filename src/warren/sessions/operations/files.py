@@ -233,8 +233,11 @@ async def check_readable(sandbox: Sandbox, path: str, user: str) -> FileInfo:
         raise IsDirectory(
             f"{path!r} is a directory", remedy="take all of it: GET …/files/archive, or download_dir of the SDK"
         )
-    async for _ in sandbox.read(path, length=1, user=user):
-        break
+    source = sandbox.read(path, length=1, user=user)
+    try:
+        await anext(aiter(source), None)
+    finally:
+        await close_source(source)
     return await _follow_links(sandbox, info, user)
 
 

@@ -318,11 +318,15 @@ async def _find_newest(call: E2bCall, chosen: _Chosen, limit: int, after: str) -
 
 
 async def _find_oldest(call: E2bCall, chosen: _Chosen, limit: int, before: str) -> tuple[list[Session], bool]:
-    """Goes through all sandboxes that are newer than those wanted, because the store lists the newest first."""
+    """Goes through all sandboxes that are newer than those wanted, because the store lists the newest first. The one to
+    begin after may have ended since."""
     last: deque[str] = deque(maxlen=limit + 1)
+    begin = await call.sessions.store.get(call.tenant, before) if before else None
+    if before and begin is None:
+        return [], False
     async with aclosing(_walk(call, chosen, "")) as sessions:
         async for session in sessions:
-            if session.id == before:
+            if begin is not None and (session.created_at, session.id) <= (begin.created_at, begin.id):
                 break
             last.append(session.id)
     found: list[Session] = []
