@@ -130,6 +130,11 @@ async def test_no_more_is_promised_than_the_factor_allows(small_state: Path) -> 
     with pytest.raises(MachineFull, match="may be promised") as caught:
         await provider.create(SPEC)
     assert "disk_overcommit" in (caught.value.remedy or "")
+    # The next server counts what it finds before it promises anything, to several at once too.
+    await provider.close()
+    provider = OciProvider(small_state, ImageStore(small_state), BIN, room=HostRoom(RESERVE_MB, 1))
+    refused = await asyncio.gather(*(provider.create(SPEC) for _ in range(3)), return_exceptions=True)
+    assert [type(outcome) for outcome in refused] == [MachineFull] * 3
     await provider.destroy(box.id)
     again = await provider.create(SPEC)
     await provider.destroy(again.id)

@@ -41,6 +41,7 @@ class SandboxDisks(Generic[R]):
             coming_back=lambda: self.freeing_bytes,
         )
         self._watching: asyncio.Task[None] | None = None
+        self._beginning = asyncio.Lock()
         self._listing = threading.Lock()
 
     @property
@@ -67,11 +68,14 @@ class SandboxDisks(Generic[R]):
 
     async def begin_watching(self) -> None:
         """Begins to watch the room, after a first look: sandboxes of earlier and other processes count too."""
-        if self._watching is None and not self._disks.why_not_loop:
-            if not self._watch.can_restrict():
-                self.promises.overcommit = min(1.0, self.promises.overcommit)
-            self._watching = asyncio.create_task(self._watch.run(), name="disk-watch")
-            await asyncio.to_thread(self.list)
+        if self._watching is not None or self._disks.why_not_loop:
+            return
+        async with self._beginning:  # nobody is promised room before the first look is done
+            if self._watching is None:
+                if not self._watch.can_restrict():
+                    self.promises.overcommit = min(1.0, self.promises.overcommit)
+                await asyncio.to_thread(self.list)
+                self._watching = asyncio.create_task(self._watch.run(), name="disk-watch")
 
     def list(self) -> dict[str, WatchedDisk]:
         """The disks of all live sandboxes of this state directory; what dead ones hold is given back."""
