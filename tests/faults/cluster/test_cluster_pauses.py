@@ -57,7 +57,7 @@ async def test_a_worker_that_stood_still_is_fenced_and_clears_away_what_was_give
     old = await thread_with_file(caller, "paused")
     worker = world.workers[old["worker"]]
     async with watched(lambda: inside(worker.state_dir, old["sandbox_id"], "late.txt")) as written:
-        early = await said_to(worker, old["session_id"], "echo x > /workspace/early.txt; sleep 1")
+        early = await said_to(worker, old["session_id"], "echo x > /workspace/early.txt; sleep 3")
         await until(lambda: is_inside(worker, old, "early.txt"), "a command runs")
         with stopped(worker.pid):
             await asyncio.gather(asyncio.sleep(PAUSE_S), given_up(caller, old))
@@ -135,7 +135,11 @@ async def destroyed(worker: ServerProcess, sandbox_id: str) -> bool:
 
 async def check_given_up(world: ClusterWorld, caller: ClusterCaller, session_id: str) -> None:
     for number in range(len(world.urls)):
-        refused = await caller.through(number).exec(session_id, "true")
+        for _ in range(5):  # on a busy machine a coordinator may find the store away for a moment, and says so
+            refused = await caller.through(number).exec(session_id, "true")
+            if refused.status != 503:
+                break
+            await asyncio.sleep(1)
         assert (refused.status, refused.body["code"]) in ((410, "sandbox_lost"), (410, "session_ended")), refused
 
 
