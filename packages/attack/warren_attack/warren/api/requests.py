@@ -26,6 +26,7 @@ _BODIES: Final[Mapping[str, dict[str, Any]]] = {
     "send_signal": {"signal": "WINCH"},
     "resize_terminal": {"rows": 30, "columns": 90},
     "kill_process": {"grace_s": 0},
+    "make_directory": {"path": "attack-directory"},  # that of the example is there: another request writes into it
     "move_file": {"source": "attack-file", "target": "attack-file-2"},
     "save_artifacts": {"paths": ["secret"]},
     "flat_execute": {"command": "echo reached"},
