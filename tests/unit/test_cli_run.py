@@ -5,43 +5,25 @@ from pathlib import Path
 import pytest
 
 from warren.cli import run, support
-from warren.config.settings import Settings, read_settings
+from warren.config.settings import read_settings
 from warren.interfaces.sandbox import Sandbox
+from warren.model.operations import Command
 
 
-@pytest.mark.parametrize(
-    ("default", "own", "asked", "is_wanted"),
-    [
-        ("oci", "", "", True),
-        ("fake", "oci", "", True),
-        ("oci", "fake", "", False),
-        ("oci", "fake", "oci", True),
-        ("oci", "", "fake", False),
-    ],
-)
-def test_an_image_is_built_for_the_provider_that_will_use_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, default: str, own: str, asked: str, is_wanted: bool
-) -> None:
+@pytest.mark.parametrize(("own", "asked"), [("fake", ""), ("", "fake"), ("fake", "fake")])
+def test_no_image_is_built_for_a_provider_that_needs_none(tmp_path: Path, own: str, asked: str) -> None:
+    """The default provider would build the image; that of the environment, or of the command line, runs without one."""
     (tmp_path / "environments").mkdir()
     file = tmp_path / "environments" / "mine.yaml"
     file.write_text("name: mine\nimage: base\n" + (f"provider: {own}\n" if own else ""))
-    wanted: list[str] = []
-    used: list[str] = []
-
-    async def with_sandbox(settings: Settings, provider: str, *_: object) -> int:
-        used.append(provider)
-        return 0
-
-    monkeypatch.setattr(run, "_ensure_image", lambda settings, image: wanted.append(image))
-    monkeypatch.setattr(run, "_with_sandbox", with_sandbox)
 
     async def work(sandbox: Sandbox) -> int:
-        return 0
+        return (await sandbox.exec(Command(argv=("true",)))).exit_code
 
-    variables = {"WARREN_STATE_DIR": str(tmp_path), "WARREN_REGISTRY_DIR": str(tmp_path), "WARREN_PROVIDER": default}
+    variables = {"WARREN_STATE_DIR": str(tmp_path), "WARREN_REGISTRY_DIR": str(tmp_path), "WARREN_PROVIDER": "oci,fake"}
     settings = read_settings(variables, uid=0)
     assert run._run_in_fresh_sandbox(settings, run.RunOptions("mine", "", asked), work) == 0
-    assert (wanted, used) == (["base"] if is_wanted else [], [asked or own or default])
+    assert not (tmp_path / "images").exists()
 
 
 def test_a_journal_that_does_not_answer_in_time_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

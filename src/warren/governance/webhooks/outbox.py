@@ -119,10 +119,8 @@ class Webhooks:
 
     def wants(self, tenant: str, kind: EventKind) -> bool:
         """Whether an event of this kind goes to a webhook, as far as is known without asking the store."""
-        cached = self._cache.get(tenant)
-        if cached is None or cached.until <= self._clock.now():
-            return not self._closed
-        return bool(cached.hooks) and not self._closed and any(hook.wants(kind) for hook in cached.hooks)
+        cached = self._find_cached(tenant)
+        return not self._closed and (cached is None or any(hook.wants(kind) for hook in cached.hooks))
 
     def publish(self, event: Event) -> None:
         if not self.wants(event.tenant, event.kind):
