@@ -43,7 +43,6 @@ from warren.model.errors import (
     ProviderUnavailable,
     SandboxLost,
     SandboxNotFound,
-    WarrenError,
 )
 from warren.model.metrics import SandboxMetrics
 from warren.model.spec import HOME, USER, USER_UID, WRITABLE, Isolation, Layer, Limits, SandboxSpec
@@ -130,7 +129,7 @@ class E2bProvider:
         self._create_slots = asyncio.Semaphore(_AT_ONCE)
         self._destroy_slots = asyncio.Semaphore(_AT_ONCE)
         self._open: weakref.WeakKeyDictionary[AgentSandbox, FarRelay] = weakref.WeakKeyDictionary()
-        self._undestroyed: set[str] = set()
+        self.half_made: set[str] = set()
         self._keeping: asyncio.Task[None] | None = None
         self._templates: dict[str, tuple[float, str]] = {}
 
@@ -362,17 +361,15 @@ class E2bProvider:
         return relay.why if self._directory(sandbox_id).is_dir() else "it was destroyed"
 
     async def _keep_alive(self) -> None:
-        """Prolongs what this process has, and ends what could not be ended before."""
+        """Prolongs what this process has."""
         while True:
             pause = self._timeout_s / 3
-            in_use = [sandbox.id for sandbox, relay in self._open.items() if not relay.why]
-            for what, names in ((self._prolong, in_use), (self.destroy, list(self._undestroyed))):
-                for sandbox_id in names:
-                    try:
-                        await what(sandbox_id)
-                    except Exception as exc:
-                        _log.warning("e2b_not_kept", sandbox=sandbox_id, error=exc)
-                        pause = min(pause, _RETRY_S)
+            for sandbox_id in [sandbox.id for sandbox, relay in self._open.items() if not relay.why]:
+                try:
+                    await self._prolong(sandbox_id)
+                except Exception as exc:
+                    _log.warning("e2b_not_kept", sandbox=sandbox_id, error=exc)
+                    pause = min(pause, _RETRY_S)
             await asyncio.sleep(pause)
 
     async def _prolong(self, sandbox_id: str) -> None:
@@ -385,11 +382,9 @@ class E2bProvider:
     async def _undo(self, sandbox_id: str) -> None:
         try:
             await self._unmake(sandbox_id)
-        except (WarrenError, OSError) as exc:
+        except Exception as exc:
+            self.half_made.add(sandbox_id)
             _log.warning("e2b_sandbox_left", sandbox=sandbox_id, error=exc)
-            self._undestroyed.add(sandbox_id)
-            if self._keeping is None:
-                self._keeping = asyncio.create_task(self._keep_alive(), name="e2b-keep-alive")
 
     async def _unmake(self, sandbox_id: str) -> None:
         """Destroys a sandbox at any stage of its making; idempotent. The directory goes last."""
@@ -400,10 +395,10 @@ class E2bProvider:
         elif directory.is_dir() or self._home.is_dir():
             for far, _ in await self._list_far({ID_KEY: sandbox_id}):
                 await self.api.kill(far)
-        self._undestroyed.discard(sandbox_id)
         shutil.rmtree(directory, ignore_errors=True)
         if directory.exists():
             raise ProviderUnavailable(f"the directory of sandbox {sandbox_id} cannot be removed")
+        self.half_made.discard(sandbox_id)
         for sandbox, relay in list(self._open.items()):
             if sandbox.id == sandbox_id:
                 await relay.close()
