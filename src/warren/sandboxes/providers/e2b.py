@@ -50,7 +50,7 @@ from warren.sandboxes.agent.agent_errors import printable
 from warren.sandboxes.agent.link import AgentLink
 from warren.sandboxes.agent.sandbox import AgentSandbox
 from warren.sandboxes.host.processes import boot_id, start_time
-from warren.sandboxes.host.record import SandboxRecord, is_abandoned
+from warren.sandboxes.host.record import SandboxRecord, find_abandoned, recording
 from warren.sandboxes.providers.e2b_api import E2bApi, FarFailure, FarSandbox, FarSize, decoded, translated
 from warren.sandboxes.providers.e2b_relay import OUTAGE_S, FarRelay
 from warren.sandboxes.providers.host_provider import INSTALL_PROGRAMS, Fault, translate_os_error
@@ -198,7 +198,7 @@ class E2bProvider:
         return sorted(found)
 
     async def sweep(self) -> int:
-        left = {name for name in self._names() if is_abandoned(self._directory(name), E2bRecord)}
+        left = set(await find_abandoned(self._home, self._names(), E2bRecord))
         with suppress(ProviderUnavailable, NoCapacity):
             names = {metadata.get(ID_KEY, "") for _, metadata in await self._list_far()}
             # Made by a server with this state directory that has lost its record: nobody else would end what costs
@@ -263,10 +263,11 @@ class E2bProvider:
         directory = self._directory(sandbox_id)
         self._fault("directory")
         state_id = self._state_id()
-        directory.mkdir(mode=0o700)
-        self._fault("record")
-        record = E2bRecord(sandbox_id, boot_id(), self._runtime, 0, spec)
-        record.save(directory)
+        with recording(self._home):
+            directory.mkdir(mode=0o700)
+            self._fault("record")
+            record = E2bRecord(sandbox_id, boot_id(), self._runtime, 0, spec)
+            record.save(directory)
         archive = await self._load_archive()
         self._fault("create")
         metadata = {STATE_KEY: state_id, ID_KEY: sandbox_id, LABELS_KEY: json.dumps(spec.labels, sort_keys=True)}

@@ -34,7 +34,7 @@ from warren.sandboxes.host.file_locks import FileLockWatch
 from warren.sandboxes.host.kernel_queues import NetlinkWatch, TcpWatch
 from warren.sandboxes.host.metrics import MetricsReader, MetricsSource
 from warren.sandboxes.host.processes import boot_id, is_exiting
-from warren.sandboxes.host.record import SandboxRecord, is_abandoned
+from warren.sandboxes.host.record import SandboxRecord, find_abandoned
 from warren.sandboxes.host.uids import UidRanges
 from warren.sandboxes.host.watch import Watches
 from warren.sandboxes.network.ports import SandboxPorts
@@ -228,7 +228,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         return sorted(self.records.names())
 
     async def sweep(self) -> int:
-        left = [name for name in await self.list_ids() if is_abandoned(self.directory(name), self.record_class)]
+        left = await find_abandoned(self._home, await self.list_ids(), self.record_class)
         for sandbox_id in left:
             await self.destroy(sandbox_id)
         return len(left)
