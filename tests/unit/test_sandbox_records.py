@@ -1,16 +1,18 @@
 """Which directories of sandboxes have lost their maker."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from warren.model.spec import SandboxSpec
-from warren.sandboxes.host.processes import boot_id
-from warren.sandboxes.host.record import SandboxRecord, find_abandoned, recording
+from warren.sandboxes.host.processes import boot_id, start_time
+from warren.sandboxes.host.record import SandboxRecord, find_abandoned, kill_first_process, recording
 
 pytestmark = pytest.mark.anyio
 KILLED = """
@@ -65,3 +67,34 @@ async def test_a_record_says_whether_its_maker_is_dead(folder: Path) -> None:
         record_in(folder / name, **changes)
     with recording(folder):
         assert await find_abandoned(folder, ["mine", "dead", "started", "gone"]) == ["dead"]
+
+
+# Prints the pid of the first process of a new pid namespace, and then that of one which has entered it from outside and
+# which nobody reaps.
+ENTERED = """
+import ctypes, os, sys, time
+libc = ctypes.CDLL(None)
+assert libc.unshare(0x20000000) == 0
+for _ in range(2):
+    pid = os.fork()
+    if not pid:
+        time.sleep(1000)
+    print(pid, flush=True)
+time.sleep(1000)
+"""
+
+
+async def test_a_first_process_that_only_waits_for_others_to_be_reaped_counts_as_dead() -> None:
+    outside = await asyncio.create_subprocess_exec(sys.executable, "-c", ENTERED, stdout=subprocess.PIPE)
+    try:
+        assert outside.stdout is not None
+        first, entered = int(await outside.stdout.readline()), int(await outside.stdout.readline())
+        record = SandboxRecord("x", boot_id(), "direct", 0, SandboxSpec(), pid=first, start_time=start_time(first) or 0)
+        began = time.monotonic()
+        await kill_first_process(record)
+        assert time.monotonic() - began < 10
+        assert start_time(entered) is None
+        assert os.path.exists(f"/proc/{entered}")  # a zombie, so the kernel keeps the first process
+    finally:
+        outside.kill()
+        await outside.wait()

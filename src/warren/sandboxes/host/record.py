@@ -11,7 +11,7 @@ import json
 import os
 import signal
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -19,13 +19,14 @@ from typing import Any, Final, Self
 
 from warren.model.errors import ProviderUnavailable
 from warren.model.spec import IoLimits, Layer, Limits, SandboxSpec
-from warren.sandboxes.host.processes import boot_id, open_process, readable, start_time
+from warren.sandboxes.host.processes import boot_id, has_let_go, open_process, readable, start_time
 
 NAME: Final = "record.json"
 _LOCK: Final = ".making"
 _TRIES: Final = 100
 _PAUSE_S: Final = 0.01
 _DEATH_S: Final = 20.0
+_LOOK_S: Final = 0.5
 
 
 @cache
@@ -140,18 +141,25 @@ def _locked(folder: Path, operation: int) -> Iterator[None]:
 
 
 async def kill_first_process(record: SandboxRecord) -> None:
-    """Kills the first process and returns when it is dead. Does nothing if it never ran or has ended."""
+    """Kills the first process and returns when it is dead, or has nothing left but its entry in the table of processes.
+    Does nothing if it never ran or has ended."""
     with open_process(record.pid) as pidfd:
         # Checked after opening: the pidfd then refers to the process that was checked.
         if pidfd is None or not record.alive():
             return
         try:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            await asyncio.wait_for(readable(pidfd), _DEATH_S)
+            await asyncio.wait_for(_end_of(record.pid, pidfd), _DEATH_S)
         except ProcessLookupError:
             return
         except TimeoutError:
             raise ProviderUnavailable(f"process {record.pid} of a sandbox does not die") from None
+
+
+async def _end_of(pid: int, pidfd: int) -> None:
+    while not has_let_go(pid):
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(readable(pidfd), _LOOK_S)
 
 
 async def wait_for_first_process(record: SandboxRecord) -> None:
