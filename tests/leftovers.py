@@ -1,8 +1,9 @@
 """Finds what a run of the tests has left on this machine: processes, mounts, cgroups, loop devices, directories.
 
 Everything that a run makes carries the run's name (see this_run.py): in the environment or the command line of a
-process, and in the path of a mount, of a loop device's file, of a directory. The cgroups of sandboxes, and the
-processes in them, carry only the sandbox's id; `SandboxIds` notes the ids that appear below the run's directory.
+process, and in the path of a mount, of a loop device's file, of a directory. The cgroups of sandboxes, the processes in
+them and their directories in /run/warren carry only the sandbox's id; `SandboxIds` notes the ids that appear below the
+run's directory.
 """
 
 import contextlib
@@ -65,6 +66,7 @@ def leftovers(name: str, sandbox_ids: Set[str], kept: Collection[Path] = ()) -> 
             *_loop_devices(name),
             *_namespaces(name),
             *_directories(name, kept),
+            *_run_directories(sandbox_ids),
         }
     )
 
@@ -120,6 +122,13 @@ def _namespaces(name: str) -> Iterator[str]:
 
 def _directories(name: str, kept: Collection[Path]) -> Iterator[str]:
     return (f"directory {path}" for path in Path("/tmp").glob(f"{name}/*") if path not in kept)
+
+
+def _run_directories(sandbox_ids: Set[str]) -> Iterator[str]:
+    """Records and sockets of sandboxes are in memory, outside of the run's directories."""
+    run = Path("/run/warren")
+    for folder in (run / "docker", *run.glob("sandboxes/*")):
+        yield from (f"directory {folder / entry}" for entry in _entries(folder) if entry in sandbox_ids)
 
 
 def _entries(directory: str | Path) -> Iterable[str]:

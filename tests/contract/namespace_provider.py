@@ -43,6 +43,7 @@ class Box:
 class NamespaceProvider:
     name = "namespace"
     local_images = True
+    half_made: frozenset[str] = frozenset()
     capabilities = frozenset({Capability.TERMINALS})
 
     def __init__(self, agent: Path, state: Path, boxes: dict[str, Box] | None = None) -> None:

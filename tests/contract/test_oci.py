@@ -149,6 +149,20 @@ async def test_what_a_killed_worker_leaves_at_any_step_is_listed_and_can_be_dest
     assert steps.remains() == []
 
 
+@pytest.mark.parametrize("step", ["uids", "record", "disk"])
+async def test_what_a_killed_worker_leaves_is_swept_at_once_with_or_without_a_record(
+    open_provider: OpenProvider, state_dir: Path, step: str
+) -> None:
+    argv = [sys.executable, "-c", KILLED, str(state_dir), str(BIN), step, "direct"]
+    environment = {**os.environ, "PYTHONPATH": str(BIN.parents[1])}
+    died = await asyncio.to_thread(subprocess.run, argv, env=environment, check=False)
+    assert died.returncode == -signal.SIGKILL
+    provider = open_provider()
+    assert len(await provider.list_ids()) == 1
+    assert await provider.sweep() == 1
+    assert await provider.list_ids() == []
+
+
 @pytest.mark.parametrize("runtime", EACH_RUNTIME)
 @pytest.mark.parametrize("after_s", [0.001, 0.004, 0.008, 0.012, 0.018])
 async def test_a_runtime_killed_in_the_middle_of_create_is_one_clear_error(

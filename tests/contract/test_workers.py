@@ -143,7 +143,7 @@ class Troubled(FakeProvider):
     def __init__(self) -> None:
         super().__init__()
         self.adoptions = self.most = self.destructions = self.most_destructions = 0
-        self.no_adopt = self.no_destroy = 0
+        self.no_adopt = self.no_destroy = self.no_undo = 0
         self.hopeless = False
         self.late_s = 0.0  # so long a sandbox is listed before it is handed over
 
@@ -152,6 +152,10 @@ class Troubled(FakeProvider):
         if self.hopeless:
             raise ImageNotFound("there is no image x")
         sandbox = await super().create(spec)
+        if self.no_undo > 0:
+            self.no_undo -= 1
+            self.half_made.add(sandbox.id)
+            raise ProviderUnavailable("the engine has gone")
         try:
             await asyncio.sleep(self.late_s)
             return sandbox
@@ -228,6 +232,22 @@ async def test_a_destruction_that_fails_is_tried_again() -> None:
         assert worker.stats().destroying == 1
         await clock.advance(6)
         await until(lambda: not fake.machines)
+        await at_rest(worker)
+
+
+async def test_what_a_failed_creation_could_not_take_back_is_destroyed_until_that_succeeds() -> None:
+    fake, clock = Troubled(), ManualClock()
+    async with started(local_worker(fake, pool=NONE, clock=clock)) as worker:
+        fake.no_undo, fake.no_destroy = 1, 1
+        with pytest.raises(ProviderUnavailable):
+            await worker.claim(OWN)
+        assert len(fake.machines) == 1
+        await clock.advance(6)
+        await until(lambda: not fake.no_destroy)
+        assert worker.stats().destroying == 1
+        await clock.advance(6)
+        await until(lambda: not fake.machines)
+        assert not fake.half_made
         await at_rest(worker)
 
 

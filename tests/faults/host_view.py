@@ -1,14 +1,12 @@
 """What is on this machine of the sandboxes of one state directory, and what of it belongs to none."""
 
 import os
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from faults.faulty_server import SEEN
 
 _UIDS = Path("/run/warren/uids")
-_LONG_AGO_S = 3600.0
 
 
 def sandboxes(state_dir: Path) -> set[str]:
@@ -42,14 +40,6 @@ def strays(state_dir: Path) -> list[str]:
 
 def uid_ranges(state_dir: Path) -> int:
     return sum(_within(owner, state_dir) for owner in _uid_owners())
-
-
-def make_old(state_dir: Path) -> None:
-    """Directories without a record, as if they had been left long ago: only then is nobody thought to be at work."""
-    then = time.time() - _LONG_AGO_S
-    for directory in state_dir.glob("sandboxes/*"):
-        if not (directory / "record.json").exists():
-            os.utime(directory, (then, then))
 
 
 def _seen(state_dir: Path) -> set[str]:

@@ -16,6 +16,8 @@ from faults.world import BIN, FLAGS, new_state, until
 from server_process import ServerProcess
 
 from warren.images.store.store import ImageStore
+from warren.model.errors import ProviderUnavailable
+from warren.model.spec import SandboxSpec
 from warren.sandboxes.providers.docker import DockerProvider
 
 pytestmark = [pytest.mark.anyio, pytest.mark.extended, pytest.mark.group("docker")]
@@ -87,6 +89,32 @@ async def test_sessions_outlive_the_engine(
     await check(caller, docker_state, ledger)
     containers = engine.docker("ps", "--all", "--quiet").stdout.split()
     assert len(containers) == len(sandboxes(docker_state))
+
+
+async def test_what_was_being_made_when_the_engine_ended_goes_when_it_is_back(
+    engine: DockerEngine, docker_state: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "readme").write_text("all there is\n")
+    engine.import_rootfs(tmp_path, "warren-tests/small:1")
+    ends_at = ["created", "started"]
+    provider = DockerProvider(
+        *(docker_state, ImageStore(docker_state), BIN, engine.url),
+        fault=lambda step: engine.kill() if step in ends_at else None,
+    )
+    try:
+        while ends_at:
+            with pytest.raises(ProviderUnavailable, match="does not answer"):
+                await provider.create(SandboxSpec("warren-tests/small:1"))
+            assert await provider.list_ids() == list(provider.half_made) != []
+            engine.start()
+            ends_at.pop(0)
+            for sandbox_id in list(provider.half_made):
+                await provider.destroy(sandbox_id)
+            assert (await provider.list_ids(), provider.half_made) == ([], set())
+            assert provider.sandbox_disks.promises.total_mb == 0
+            assert engine.docker("ps", "--all", "--quiet").stdout == ""
+    finally:
+        await provider.close()
 
 
 async def check_creates_are_refused(caller: Caller, ledger: Ledger) -> None:

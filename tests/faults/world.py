@@ -9,7 +9,6 @@ from typing import Any
 
 from faults.caller import Answer, Caller, calling
 from faults.faulty_server import ARGV, FAULT, arm
-from faults.host_view import make_old
 from faults.invariants import Ledger, check, differences, occupied
 from server_process import ServerProcess
 from this_run import new_state_dir
@@ -54,7 +53,6 @@ class World:
 
     def restart(self) -> None:
         assert self.server.wait_for_end(30) == -signal.SIGKILL
-        make_old(self.state_dir)
         self.server.start()
 
     async def check(self, caller: Caller) -> None:

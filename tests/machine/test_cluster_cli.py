@@ -21,6 +21,8 @@ from marks import first_of
 from server_process import ServerProcess, clean_environ, free_port, running_server
 from this_run import new_state_dir
 
+from warren.cli.cluster_up import pause_before_restart
+
 _UP_S = 120.0
 FAILED = 125
 
@@ -186,14 +188,29 @@ class Up:
         with urllib.request.urlopen(asked, timeout=60) as answer:
             return json.load(answer)
 
+    def works(self) -> bool:
+        try:
+            return bool(
+                self.ask("POST", "/execute", {"thread_id": "t", "command": "echo works"})["output"] == "works\n"
+            )
+        except OSError:
+            return False
+
+    def with_mark(self, mark: bytes) -> set[int]:
+        """The processes, other than `up` itself, whose command line or environment has the mark."""
+        return {pid for pid, told in self._told().items() if mark in told} - {self._process.pid}
+
     def processes(self) -> set[int]:
         """All that have to do with the directory, `up` itself too."""
-        found = set()
+        return set(self._told())
+
+    def _told(self) -> dict[int, bytes]:
+        found = {}
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 told = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
                 if os.fsencode(self.directory) in told:
-                    found.add(int(process.name))
+                    found[int(process.name)] = told
         return found
 
 
@@ -257,16 +274,27 @@ def test_a_second_start_in_the_same_directory_goes_on_with_what_is_there(directo
     assert second.end()[0] == 0
 
 
-@pytest.mark.extended
-def test_when_a_process_of_it_ends_the_others_end_too_and_it_says_which(directory: Path) -> None:
+def test_a_process_of_it_that_ends_is_started_again_and_it_says_which(directory: Path) -> None:
     up = Up(directory)
     up.wait_until_up()
-    [pid] = [pid for pid in up.processes() if b"WORKER_ID=worker-1\0" in Path(f"/proc/{pid}/environ").read_bytes()]
-    os.kill(pid, signal.SIGKILL)
+    for mark in (b"WORKER_ID=worker-1\0", b"WORKER_ID=coordinator-1\0", b"redis-server"):
+        [pid] = up.with_mark(mark)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda mark=mark, pid=pid: up.with_mark(mark) - {pid}, "it is started again")  # type: ignore[misc]
+    wait_until(up.works, "the cluster works as before")
+    up.send(signal.SIGINT)
     code, said = up.end()
-    assert code == 1
-    assert f"worker-1 has ended (-9); its log is {directory}/worker-1.log" in said
+    assert code == 0
+    for name in ("worker-1", "coordinator-1", "redis"):
+        assert f"{name} has ended (-9); its log is {directory}/{name}.log\n{name} is started again" in said
     assert up.processes() == set()
+
+
+def test_a_process_that_ends_again_and_again_is_started_ever_less_often() -> None:
+    pauses = [0.0]
+    for ran_s in (0.1, 59.0, 0.0, 0.0, 0.0, 0.0, 61.0, 0.0):
+        pauses.append(pause_before_restart(ran_s, pauses[-1]))
+    assert pauses == [0.0, 1.0, 3.0, 7.0, 15.0, 30.0, 30.0, 0.0, 1.0]
 
 
 def test_without_redis_on_the_machine_it_says_so(directory: Path) -> None:

@@ -132,6 +132,24 @@ def test_a_damaged_layout_is_refused(store: ImageStore, tmp_path: Path) -> None:
             store.import_directory("x", folder)
 
 
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_a_layout_whose_descriptors_give_false_sizes_is_refused(
+    store: ImageStore, tmp_path: Path, difference: int
+) -> None:
+    for number, part in enumerate(("config", "layer", "manifest")):
+        image = Image(*LAYERS)
+        if part != "manifest":
+            (image.values["config"] if part == "config" else image.values["layers"][1])["size"] += difference
+        folder = layout_of(tmp_path / f"layout-{number}", image)
+        if part == "manifest":
+            index = json.loads((folder / "index.json").read_text())
+            index["manifests"][0]["size"] += difference
+            (folder / "index.json").write_text(json.dumps(index))
+        with pytest.raises(InvalidRequest, match=r"has \d+ bytes, and not \d+"):
+            store.import_directory("x", folder)
+    assert store.list() == []
+
+
 @pytest.mark.parametrize("form", ["tar", "oci"])
 def test_an_exported_image_is_the_same_again(store: ImageStore, tmp_path: Path, form: str) -> None:
     store.import_directory("mine", layout_of(tmp_path / "layout", Image(*LAYERS, config=SAID)))

@@ -22,10 +22,12 @@ import pytest
 import warm_parent
 from registry_server import (
     HERE,
+    OCI,
     PASSWORD,
     USER,
     Image,
     RegistryServer,
+    descriptor,
     digest_of,
     lying_registry,
     running_registry,
@@ -268,6 +270,24 @@ def test_a_registry_that_lies_is_found_out(store: ImageStore, tmp_path: Path, an
 def test_a_manifest_by_digest_must_have_that_digest(store: ImageStore) -> None:
     with lying_registry(IMAGE) as registry, pytest.raises(InvalidRequest, match="sends the manifest sha256:"):
         pull_image(store, f"{registry.host}/x@sha256:{'0' * 64}", "x", options=QUICK)
+
+
+def test_a_config_and_a_manifest_must_have_the_size_that_is_said_of_them(store: ImageStore) -> None:
+    image = Image(SHELL)
+    image.values["config"]["size"] += 1
+    with lying_registry(image) as registry, pytest.raises(InvalidRequest, match="sends another config"):
+        pull_image(store, f"{registry.host}/x:1", "x", options=QUICK)
+    entry = {**descriptor(IMAGE.manifest, IMAGE.type), "platform": HERE}
+    index = json.dumps({"schemaVersion": 2, "manifests": [{**entry, "size": entry["size"] + 1}]}).encode()
+
+    def answer(handler: BaseHTTPRequestHandler) -> bool:
+        by_name = handler.path.endswith("/manifests/1")
+        if by_name:
+            send(handler, index, f"{OCI}.index.v1+json")
+        return by_name
+
+    with lying_registry(IMAGE, answer) as registry, pytest.raises(InvalidRequest, match="says that a manifest has"):
+        pull_image(store, f"{registry.host}/x:1", "x", options=QUICK)
 
 
 def test_a_layer_must_unpack_to_what_the_config_says(store: ImageStore) -> None:

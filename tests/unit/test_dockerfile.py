@@ -116,6 +116,17 @@ def test_only_the_stages_that_the_target_needs() -> None:
     assert "no earlier stage 1" in refusal("FROM x\nCOPY --from=1 a b\n")
 
 
+@pytest.mark.parametrize("number", ["²", "١", "9" * 5000, "0" * 5000, "-1"])
+def test_what_only_looks_like_the_number_of_a_stage_is_refused(number: str) -> None:
+    assert "there is no stage" in refusal("FROM x\nFROM y\n", target=number)
+    if number != "-1":
+        said = refusal(f"FROM x\nFROM y\nCOPY --from={number} a b\n")
+        assert "no earlier stage" in said
+        assert len(said) < 200
+    assert "is not a port" in refusal(f"FROM x\nEXPOSE {number}\n")
+    assert "is not a number" in refusal(f"FROM x\nHEALTHCHECK --retries={number} CMD x\n")
+
+
 @pytest.mark.parametrize(
     ("line", "script"),
     [
@@ -291,6 +302,16 @@ def test_the_platform_of_this_machine_is_accepted() -> None:
     assert [stage.base for stage in parse(text).stages] == ["a", "x"]
 
 
+LONG = (
+    "ENV A=" + "''" * 4_000_000,
+    "EXPOSE " + "1 " * 4_000_000,
+    "ARG " + "a=$a " * 1_600_000,
+    "USER " + "$a" * 4_000_000,
+    "RUN x " + "\\\n" * 4_000_000,
+    ("EXPOSE " + "1 " * 30_000 + "\n") * 130,
+)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -320,8 +341,9 @@ def test_the_platform_of_this_machine_is_accepted() -> None:
         "FROM base\nRUN x" + " " * 1_000_000 + "\\",
         "FROM " + "$A" * 500_000,
         "A" * 1_000_000,
+        *(f"FROM base\n{each}" for each in LONG),
     ],
-    ids=range(26),
+    ids=range(26 + len(LONG)),
 )
 def test_hostile_files_take_no_time(text: str) -> None:
     began = time.process_time()
@@ -332,3 +354,11 @@ def test_hostile_files_take_no_time(text: str) -> None:
         said = str(exc)
     assert len(said) < 1000
     assert time.process_time() - began < 4.0
+
+
+def test_a_long_here_document_is_taken() -> None:
+    body = "x" * 99 + "\n"
+    [stage] = parse("FROM base\nRUN <<EOF\n" + body * 50_000 + "EOF\n").stages
+    [step] = stage.steps
+    assert isinstance(step, Run)
+    assert step.argv[-1] == body * 50_000

@@ -169,6 +169,14 @@ def test_the_lock_of_a_build_is_seen_by_others(tmp_path: Path) -> None:
     assert not is_being_built(tmp_path, "environment/x")
 
 
+def test_the_lock_of_a_build_that_was_killed_goes_with_the_next_build(tmp_path: Path) -> None:
+    with building_lock(tmp_path, "held"):
+        (tmp_path / ".building/killed").touch()
+        with building_lock(tmp_path, "next"):
+            assert {path.name for path in (tmp_path / ".building").iterdir()} == {"held", "next"}
+            assert is_being_built(tmp_path, "held")
+
+
 def test_locks_leave_no_files_and_hold_each_other_off(tmp_path: Path) -> None:
     held: list[int] = []
     most: list[int] = []

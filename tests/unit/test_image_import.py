@@ -66,6 +66,10 @@ def unpack(stream: io.BytesIO, path: Path, caps: ImportCaps | None = None) -> Pa
         ([("l", LINK, "/etc"), ("a", HARD, "l/passwd")], "no directory"),
         ([("a", DIRECTORY, ""), ("a", FILE, "x")], "is a directory"),
         ([("a", FILE, "x"), ("a/b", FILE, "x")], "no directory"),
+        ([(".", LINK, "a")], "'.' is the root of the image"),
+        ([("./", FILE, "x")], "'.' is the root of the image"),
+        ([("a", FILE, "x"), (".", HARD, "a")], "'.' is the root of the image"),
+        ([("a", HARD, ".")], "'.' is the root of the image"),
     ],
 )
 def test_an_archive_that_reaches_out_is_refused(entries: list[Entry], message: str, tmp_path: Path) -> None:

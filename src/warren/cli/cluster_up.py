@@ -1,4 +1,7 @@
-"""`warren cluster up`: a whole cluster on one machine, with real processes and a real Redis."""
+"""`warren cluster up`: a whole cluster on one machine, with real processes and a real Redis.
+
+A process that ends by itself once the cluster is up is started again; see `_Service.revive`.
+"""
 
 import contextlib
 import errno
@@ -12,7 +15,7 @@ import time
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import click
 
@@ -22,6 +25,9 @@ from warren.model.errors import Unavailable
 _START_S: Final = 60.0
 _STOP_S: Final = 45.0
 _REDIS_TIMEOUT_S: Final = 30.0
+_LOOK_S: Final = 0.5
+_LONG_S: Final = 60.0
+_MAX_PAUSE_S: Final = 30.0
 
 
 def run_cluster(workers: int, coordinators: int, port: int, directory: Path | None) -> int:
@@ -41,7 +47,7 @@ def run_cluster(workers: int, coordinators: int, port: int, directory: Path | No
         _check_ports(settings.host, range(port, port + coordinators))
         cluster.start(workers, coordinators, port)
         click.echo(f"The cluster is up: http://127.0.0.1:{port}  (log files in {root}; stop it with Ctrl-C)")
-        return cluster.wait()
+        cluster.watch()
     except KeyboardInterrupt:
         return 0
     finally:
@@ -76,12 +82,48 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
+class _Service:
+    """One process of the cluster, which writes to the file `log`."""
+
+    def __init__(self, name: str, argv: list[str], environ: Mapping[str, str], log: Path) -> None:
+        self._name, self._argv, self._environ, self.log = name, argv, environ, log
+        self._pause_s, self._again_at = 0.0, 0.0
+        self.start()
+
+    def start(self) -> None:
+        """Starts a process that Ctrl-C does not reach: this process gets it, and stops the others in order."""
+        self._started, self._again_at = time.monotonic(), 0.0
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._argv, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def revive(self) -> None:
+        """Starts the process again if it has ended, after a pause if it did not run for long."""
+        now = time.monotonic()
+        if self.process.poll() is None:
+            return
+        if not self._again_at:
+            self._pause_s = pause_before_restart(now - self._started, self._pause_s)
+            self._again_at = now + self._pause_s
+            click.echo(f"{self._name} has ended ({self.process.returncode}); its log is {self.log}", err=True)
+        if now >= self._again_at:
+            self.start()
+            click.echo(f"{self._name} is started again", err=True)
+
+
+def pause_before_restart(ran_s: float, last_pause_s: float) -> float:
+    """Returns how many seconds to wait before a process that ran for `ran_s` is started again: none if that was long,
+    else more each time."""
+    return 0.0 if ran_s > _LONG_S else min(_MAX_PAUSE_S, 2 * last_pause_s + 1)
+
+
 class _Cluster:
     def __init__(self, settings: Settings, root: Path, redis: str) -> None:
         self._settings = settings
         self._redis = redis
         self._root = root
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._services: dict[str, _Service] = {}
 
     def start(self, workers: int, coordinators: int, port: int) -> None:
         from warren.app.cluster_wiring import read_or_make_secret
@@ -114,19 +156,17 @@ class _Cluster:
             if self._settings.cluster_ca is None:  # with certificates, workers answer coordinators only
                 self._wait_until_ready(name, f"http://127.0.0.1:{port}/ready")
 
-    def wait(self) -> int:
-        """Waits until one of the processes ends by itself."""
+    def watch(self) -> NoReturn:
+        """Keeps the processes running until an exception interrupts it."""
         while True:
-            for name, process in self._running.items():
-                if process.poll() is not None:
-                    click.echo(f"{name} has ended ({process.returncode}); its log is {self._log(name)}", err=True)
-                    return 1
-            time.sleep(0.5)
+            for service in self._services.values():
+                service.revive()
+            time.sleep(_LOOK_S)
 
     def stop(self) -> None:
         """Stops coordinators first and Redis last, so that no process waits for one that is gone."""
         for kind in ("coordinator", "worker", "redis"):
-            group = [process for name, process in self._running.items() if name.startswith(kind)]
+            group = [service.process for name, service in self._services.items() if name.startswith(kind)]
             for process in group:
                 with contextlib.suppress(ProcessLookupError):
                     process.terminate()
@@ -144,7 +184,7 @@ class _Cluster:
         options = {"port": "0", "unixsocket": str(path), "unixsocketperm": "600", "dir": str(data)}
         options |= {"appendonly": "yes", "appendfsync": "everysec", "maxmemory-policy": "noeviction", "save": ""}
         flags = [word for name, value in options.items() for word in (f"--{name}", value)]
-        self._running["redis"] = self._popen("redis", [self._redis, *flags], environment_with({}))
+        self._start_service("redis", [self._redis, *flags], {})
         deadline = time.monotonic() + _START_S
         while not _is_redis_up(path):
             self._check_starting("redis", deadline)
@@ -179,15 +219,10 @@ class _Cluster:
             (state / "images").symlink_to(images)
 
     def _start(self, name: str, command: str, environ: Mapping[str, str]) -> None:
-        argv = [sys.executable, "-m", "warren.cli.main", command]
-        self._running[name] = self._popen(name, argv, environment_with(environ))
+        self._start_service(name, [sys.executable, "-m", "warren.cli.main", command], environ)
 
-    def _popen(self, name: str, argv: list[str], environ: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-        """Starts a process that Ctrl-C does not reach: this process gets it, and stops the others in order."""
-        with self._log(name).open("ab") as log:
-            return subprocess.Popen(
-                argv, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+    def _start_service(self, name: str, argv: list[str], environ: Mapping[str, str]) -> None:
+        self._services[name] = _Service(name, argv, environment_with(environ), self._root / f"{name}.log")
 
     def _wait_until_ready(self, name: str, url: str) -> None:
         deadline = time.monotonic() + _START_S
@@ -197,16 +232,14 @@ class _Cluster:
             self._check_starting(name, deadline)
 
     def _check_starting(self, name: str, deadline: float) -> None:
-        for each, process in self._running.items():
-            if process.poll() is not None:
-                reason = _last_error(self._log(each).read_text(errors="replace"))
-                raise Unavailable(f"{each} did not start: {reason}", remedy=f"its log is {self._log(each)}")
+        for each, service in self._services.items():
+            if service.process.poll() is not None:
+                reason = _last_error(service.log.read_text(errors="replace"))
+                raise Unavailable(f"{each} did not start: {reason}", remedy=f"its log is {service.log}")
         if time.monotonic() > deadline:
-            raise Unavailable(f"{name} was not ready in {_START_S:g} s", remedy=f"its log is {self._log(name)}")
+            log = self._services[name].log
+            raise Unavailable(f"{name} was not ready in {_START_S:g} s", remedy=f"its log is {log}")
         time.sleep(0.05)
-
-    def _log(self, name: str) -> Path:
-        return self._root / f"{name}.log"
 
 
 def _is_redis_up(path: Path) -> bool:

@@ -12,6 +12,7 @@ from warren.cli.main import report
 from warren.cli.options import Duration, thread_option, url_option
 from warren.cli.remote import Answer, RemoteServer, complete_session, line, server_command, split_session, table
 from warren.model.errors import PortClosed, WarrenError
+from warren.model.numbers import read_digits
 from warren.model.preview import check_port
 from warren.sdk.aio.remote import AsyncRemote
 from warren.sdk.aio.transport import AsyncSocket, AsyncTransport
@@ -63,9 +64,10 @@ def open_port(
     Example: warren open ses_0123 3000
     """
     session, rest = split_session(words, thread)
-    if len(rest) != 1 or not rest[0].isdecimal():
+    number = read_digits(rest[0]) if len(rest) == 1 else None
+    if number is None:
         raise click.UsageError("which port? Give SESSION PORT, such as ses_0123 3000")
-    port = check_port(int(rest[0]))
+    port = check_port(number)
     session_id = server.find(session, thread)
     if revoke:
         server.backend.call("revoke_links", session_id)

@@ -1,6 +1,6 @@
 """A way to make sandboxes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from warren.interfaces.sandbox import Sandbox
@@ -14,7 +14,10 @@ class Provider(Protocol):
     `capabilities`: what its sandboxes can do beyond running commands and keeping files. A request for anything else is
     refused with an InvalidRequest that names the provider and the capability.
     `create` returns only when the sandbox can run a command and every required layer of isolation was read back from
-    the kernel. If it fails or is cancelled, it leaves nothing behind.
+    the kernel. If it fails or is cancelled, it leaves nothing behind, except what it could not remove because something
+    it needs for that is away, such as an engine.
+    `half_made`: the ids of what a failed `create` has left in this way, until a `destroy` has removed it. The caller of
+    `create` is to destroy them, again and again until that succeeds.
     `image_version` identifies what `create` would use for an image now: the text changes when the image does. It is
     cheap. It raises ImageNotFound as `create` does, and Unavailable when the version cannot be determined now.
     `local_images`: whether its images are on this machine and can be built here.
@@ -38,6 +41,8 @@ class Provider(Protocol):
     def capabilities(self) -> frozenset[Capability]: ...
     @property
     def local_images(self) -> bool: ...
+    @property
+    def half_made(self) -> Collection[str]: ...
     async def create(self, spec: SandboxSpec) -> Sandbox: ...
     async def image_version(self, image: str) -> str: ...
     async def check(self, spec: SandboxSpec) -> None: ...

@@ -17,6 +17,7 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote
 
 from warren.model.errors import InvalidRequest
+from warren.model.numbers import read_digits
 
 PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
@@ -129,9 +130,10 @@ def _service(kind: RedisKind, path: str) -> tuple[str, str]:
 
 
 def _db(text: str) -> int:
-    if text and not (text.isascii() and text.isdigit()):
+    number = read_digits(text or "0")
+    if number is None:
         raise _wrong("the database is a number")
-    return int(text or 0)
+    return number
 
 
 def _host(text: str, default: int) -> tuple[str, int]:
@@ -140,6 +142,7 @@ def _host(text: str, default: int) -> tuple[str, int]:
         port = port.removeprefix(":")
     else:
         host, _, port = text.partition(":")
-    if not (port or str(default)).isdigit() or not 0 < int(port or default) < 65536:
+    number = read_digits(port, 65535) if port else default
+    if not number:
         raise _wrong("the port is a number from 1 to 65535")
-    return unquote(host) or "localhost", int(port or default)
+    return unquote(host) or "localhost", number

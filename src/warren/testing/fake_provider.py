@@ -42,6 +42,7 @@ class FakeProvider:
         self.fail_next = fail_next
         self.delay_s = delay_s
         self.created = 0
+        self.half_made: set[str] = set()
         self.creating = 0
 
     def __repr__(self) -> str:
@@ -102,6 +103,7 @@ class FakeProvider:
         return FakeSandbox(machine)
 
     async def destroy(self, sandbox_id: str) -> None:
+        self.half_made.discard(sandbox_id)
         machine = self.machines.pop(sandbox_id, None)
         if machine is not None:
             machine.die("it was destroyed")

@@ -1,7 +1,7 @@
 """Destroys sandboxes, and looks for those that should be gone.
 
 Every destruction is a task that finishes even if its caller has gone; one that fails is tried again every few seconds,
-and a last time by `drain`.
+and a last time by `drain`. So is the removal of what a failed creation has left.
 """
 
 import asyncio
@@ -98,12 +98,16 @@ class Destroyer:
             pool.creations.note_room()
 
     async def retry(self) -> None:
-        """Repeats failed destructions, for ever."""
+        """Repeats failed destructions, and destroys what providers could not take back, for ever."""
         while True:
             await self._options.clock.sleep(_RETRY_S)
             self._begin_failed()
 
     def _begin_failed(self) -> None:
+        for provider in self._choice.providers.values():
+            for sandbox_id in provider.half_made:
+                self._holdings.makers[sandbox_id] = provider
+                self.unfinished.add(sandbox_id)
         for sandbox_id in self.unfinished - self.running.keys():
             self.begin(sandbox_id)
 

@@ -19,7 +19,10 @@ from warren.worker.options import LABELS
 from warren.worker.provider_choice import ProviderChoice
 
 _AT_ONCE: Final = 16
-_SWEEPS_S: Final = (0.0, 65.0)  # the second sweep judges directories without a record, which must be a minute old
+_SWEEPS_S: Final = (
+    0.0,
+    65.0,
+)  # again, if a provider could not be reached, or others were making sandboxes all the time
 _log = get_log(__name__)
 
 

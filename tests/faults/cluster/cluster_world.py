@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from cluster_processes import SECRET, Cluster
 from faults.cluster.cluster_caller import ClusterCaller
-from faults.host_view import described, make_old, sandboxes, strays, uid_ranges
+from faults.host_view import described, sandboxes, strays, uid_ranges
 from faults.invariants import is_between
 from faults.world import new_state, remove_state
 from redis_server import RedisServer
@@ -87,7 +87,6 @@ class ClusterWorld:
     async def restart(self, process: ServerProcess) -> None:
         """It has ended, or is being ended."""
         await asyncio.to_thread(process.wait_for_end)
-        make_old(process.state_dir)
         process.start(wait=False)
         await asyncio.to_thread(process.wait_until_ready)
 

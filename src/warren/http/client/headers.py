@@ -12,6 +12,7 @@ from starlette.types import Scope
 from warren.http.server.http_guard import SECURITY_HEADERS
 from warren.kernel.tracing import TRACEPARENT, TRACESTATE
 from warren.model.errors import InvalidRequest
+from warren.model.numbers import read_digits
 
 Header = tuple[bytes, bytes]
 
@@ -59,9 +60,10 @@ def content_length(headers: Iterable[Header]) -> int | None:
     `InvalidRequest`."""
     for name, value in headers:
         if name == b"content-length":
-            if not value.isdigit():
+            length = read_digits(value)
+            if length is None:
                 raise InvalidRequest("the content-length of the request is not a number")
-            return int(value)
+            return length
     return None
 
 

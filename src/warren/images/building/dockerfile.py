@@ -17,6 +17,7 @@ from typing import Any, Final
 from warren.images.building.dockerfile_text import Expander, Instruction, Place, read_instructions
 from warren.model.errors import ImageNotFound, InvalidRequest
 from warren.model.image import NO_CONFIG, Configure, Copy, ImageConfig, Recipe, Run, Stage, Step
+from warren.model.numbers import read_digits
 from warren.model.suggestions import suggest
 
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -31,8 +32,8 @@ _IGNORED: Final = {
 }
 _FLAG: Final = re.compile(r"--([a-z][a-z0-9-]*)(?:=(\S*))?(?:\s+|$)")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_.-]*")
-_PORT: Final = re.compile(r"\d{1,5}(-\d{1,5})?(/(tcp|udp|sctp))?")
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h)")
+_PORT: Final = re.compile(r"\d{1,5}(-\d{1,5})?(/(tcp|udp|sctp))?", re.ASCII)
+_DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|ms|s|m|h)")
 _NANOSECONDS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 _MAX_PORTS: Final = 1000
 
@@ -230,11 +231,11 @@ class _DockerfileReader:
                 place.refuse(f"{source[:80]!r} is not below the build's directory")
         stage = given.get("from", "")
         if stage:
-            found = self._find_stage(stage)
-            if found is None and stage.isdigit() and int(stage) < len(self._stages):
-                found = self._stages[int(stage)]
+            found, number = self._find_stage(stage), read_digits(stage, len(self._stages) - 1)
+            if found is None and number is not None:
+                found = self._stages[number]
             if found is self._now or (found is None and stage.isdigit()):
-                place.refuse(f"there is no earlier stage {stage}")
+                place.refuse(f"there is no earlier stage {stage[:80]}")
             if found is None:
                 self._config_at(stage, place)  # raises ImageNotFound if there is no such image
             stage = found.stage.name if found else stage
@@ -371,9 +372,10 @@ class _DockerfileReader:
         return found, rest[position:]
 
     def _count(self, text: str, place: Place) -> int:
-        if not re.fullmatch(r"\d{1,6}", text):
+        number = read_digits(text, 999_999)
+        if number is None:
             place.refuse(f"{text[:40]!r} is not a number")
-        return int(text)
+        return number
 
 
 _INSTRUCTIONS: Final = (
@@ -387,18 +389,19 @@ def needed_stages(stages: list[Stage], target: str, file: str) -> tuple[Stage, .
     names = [stage.name for stage in stages]
     last = len(stages) - 1
     if target:
-        number = int(target) if target.isdigit() and int(target) < len(stages) else -1
-        last = names.index(target.lower()) if target.lower() in names else number
-        if last < 0:
+        number = read_digits(target, last)
+        found = names.index(target.lower()) if target.lower() in names else number
+        if found is None:
             close = difflib.get_close_matches(target[:64].lower(), names, n=1)
             remedy = f"did you mean {close[0]}?" if close else f"there are: {', '.join(names[:20])}"
             raise InvalidRequest(f"{file}: there is no stage {target[:64]!r}", remedy=remedy)
+        last = found
     wanted, numbers = {last}, {name: number for number, name in enumerate(names)}
     for number in range(last, -1, -1):
         if number in wanted:
             sources = [step.stage for step in stages[number].steps if isinstance(step, Copy)]
-            found = (numbers.get(name, last + 1) for name in (stages[number].base, *sources))
-            wanted.update(earlier for earlier in found if earlier < number)
+            needed = (numbers.get(name, last + 1) for name in (stages[number].base, *sources))
+            wanted.update(earlier for earlier in needed if earlier < number)
     return tuple(stages[number] for number in sorted(wanted))
 
 

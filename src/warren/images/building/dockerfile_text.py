@@ -1,6 +1,7 @@
 """The text of a Dockerfile: instructions with their lines, words, and variables in them.
 
-Reading takes linear time: nothing here backtracks, and the values of variables are bounded.
+Reading takes linear time: nothing here backtracks, and the values of variables are bounded. It goes character by
+character where words are quoted, about a second for a mebibyte, so the text outside of here-documents is bounded too.
 """
 
 import re
@@ -12,6 +13,7 @@ from warren.model.errors import InvalidRequest
 
 MAX_BYTES: Final = 8 * 1024 * 1024
 MAX_INSTRUCTIONS: Final = 5000
+_MAX_PARSED: Final = 1024 * 1024  # characters outside of here-documents
 _LONGEST_VALUE: Final = 128 * 1024  # the kernel limits an argument or variable to this
 _DEEPEST: Final = 20
 _DIRECTIVE: Final = re.compile(r"#\s*([A-Za-z][A-Za-z0-9_-]*)\s*=\s*(\S.*?)\s*$")
@@ -90,11 +92,17 @@ def _read_directives(lines: list[str], file: str) -> tuple[str, int]:
 
 def _join_lines(lines: list[str], first: int, escape: str, file: str) -> Iterator[Instruction]:
     continued = re.compile(re.escape(escape) + r"[ \t]*\Z")
-    number = first
+    number, parsed = first, 0
     while number < len(lines):
         start, parts = number, list[str]()
         while number < len(lines):
             line, number = lines[number], number + 1
+            parsed += len(line) + 1
+            if parsed > _MAX_PARSED:
+                Place(file, number).refuse(
+                    f"the instructions have more than {_MAX_PARSED} characters so far, which is the most",
+                    "COPY what is long, or write it as a here-document",
+                )
             bare = line.lstrip()
             if bare.startswith("#") or not bare:
                 if not parts:

@@ -303,8 +303,10 @@ async def _version_or_none(find_version: Callable[[], Awaitable[str]]) -> str | 
 
 @contextlib.contextmanager
 def building_lock(images: Path, image: str, wait: Callable[[], None] = lambda: None) -> Iterator[bool]:
-    """Holds the lock of an image's build. Yields whether another build held it. Calls `wait` before it waits."""
+    """Holds the lock of an image's build. Yields whether another build held it. Calls `wait` before it waits. Removes
+    the lock files of builds that were killed."""
     (images / LOCKS).mkdir(mode=0o700, parents=True, exist_ok=True)
+    _remove_free_locks(images / LOCKS)
     path, waited = _lock_file(images, image), False
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -324,6 +326,19 @@ def building_lock(images: Path, image: str, wait: Callable[[], None] = lambda: N
             return
         finally:
             os.close(fd)
+
+
+def _remove_free_locks(folder: Path) -> None:
+    """Whoever has opened one of these files and waits for its lock finds it gone, and makes a new one."""
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):  # its build has it, or has just removed it
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(path, fd):
+                    path.unlink()
+            finally:
+                os.close(fd)
 
 
 def _is_at(path: Path, fd: int) -> bool:

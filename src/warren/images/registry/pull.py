@@ -48,6 +48,7 @@ _AT_ONCE: Final = 3
 _LOOK_S: Final = 0.02
 _NESTED: Final = 3  # indexes inside indexes
 _MB: Final = 1_000_000
+_UNKNOWN: Final = -1  # the size of a manifest that was asked for by its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +136,17 @@ class _Pull:
 
     def manifest(self, platform: Platform) -> tuple[Manifest, str]:
         """Returns the manifest for the platform, and its digest."""
-        wanted = Descriptor(self.reference.digest, -1)
+        wanted = Descriptor(self.reference.digest, _UNKNOWN)
         for _ in range(_NESTED):
             what = f"manifests/{wanted.digest or self.reference.wanted}"
             data, kind = self._registry.read_small(what, MAX_MANIFEST, ACCEPT)
             digest = _digest(data)
             if wanted.digest not in ("", digest):
                 raise InvalidRequest(f"the registry sends the manifest {digest} for {wanted.digest}")
+            if wanted.size not in (_UNKNOWN, len(data)):
+                raise InvalidRequest(
+                    f"the registry's index says that a manifest has {wanted.size} bytes, not {len(data)}"
+                )
             if not is_index(data, kind):
                 return read_manifest(data), digest
             wanted = choose(data, platform)
@@ -151,7 +156,7 @@ class _Pull:
         data, _ = self._registry.read_small(
             f"blobs/{manifest.config.digest}", min(manifest.config.size, MAX_CONFIG), "*/*"
         )
-        if _digest(data) != manifest.config.digest:
+        if _digest(data) != manifest.config.digest or len(data) != manifest.config.size:
             raise InvalidRequest("the registry sends another config of the image than the manifest says")
         return read_config(data, digest=digest)
 

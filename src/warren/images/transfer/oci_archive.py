@@ -100,8 +100,7 @@ def _path(blob: Descriptor) -> str:
 
 def _blob(archive: Tree, blob: Descriptor, most: int) -> bytes:
     data = _read(archive, _path(blob), most)
-    if f"sha256:{hashlib.sha256(data).hexdigest()}" != blob.digest:
-        raise InvalidRequest(f"the archive is damaged: {_path(blob)} is something else")
+    _check(blob, len(data), hashlib.sha256(data).hexdigest())
     return data
 
 
@@ -114,12 +113,19 @@ def _read(archive: Tree, path: str, most: int) -> bytes:
 
 
 def _check_file(archive: Tree, blob: Descriptor) -> None:
-    digest = hashlib.sha256()
+    digest, size = hashlib.sha256(), 0
     with _open(archive, _path(blob)) as file:
         while data := file.read(_CHUNK):
             digest.update(data)
-    if f"sha256:{digest.hexdigest()}" != blob.digest:
+            size += len(data)
+    _check(blob, size, digest.hexdigest())
+
+
+def _check(blob: Descriptor, size: int, digest: str) -> None:
+    if f"sha256:{digest}" != blob.digest:
         raise InvalidRequest(f"the archive is damaged: {_path(blob)} is something else")
+    if size != blob.size:
+        raise InvalidRequest(f"the archive is damaged: {_path(blob)} has {size} bytes, and not {blob.size}")
 
 
 def _open(archive: Tree, path: str) -> IO[bytes]:

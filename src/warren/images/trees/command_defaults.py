@@ -6,6 +6,7 @@ from typing import Final
 from warren.images.trees.tree import Tree
 from warren.model.errors import InvalidRequest
 from warren.model.image import ImageConfig
+from warren.model.numbers import read_digits
 from warren.model.spec import USER_UID, WORKSPACE
 from warren.sandboxes.providers.image_defaults import default_directory, default_user
 
@@ -37,7 +38,7 @@ def _prepare_user(tree: Tree, config: ImageConfig) -> int:
     parts = lines[number].split(":") if number is not None else [name, "x", name, name, "", WORKSPACE, "/bin/sh"]
     gid = _group_id(tree, group) if group else ""
     changed = [*parts[:3], gid if gid not in ("", "0") else parts[3], *parts[4:]]
-    if not all(part.isdecimal() and 0 < int(part) <= _LAST_ID for part in changed[2:4]):
+    if not all(read_digits(part, _LAST_ID) for part in changed[2:4]):
         raise InvalidRequest(
             f"the image says USER {config.user[:100]}, of the ids {changed[2][:20]}:{changed[3][:20]}",
             remedy=f"the ids of users in sandboxes are 1 to {_LAST_ID}",
@@ -56,7 +57,8 @@ def _is_of(line: str, name: str) -> bool:
 
 def _group_id(tree: Tree, group: str) -> str:
     if group.isdecimal():
-        return str(int(group))
+        number = read_digits(group, _LAST_ID)
+        return group if number is None else str(number)
     for line in tree.read_text("etc/group").splitlines():
         parts = line.split(":")
         if parts[0] == group and len(parts) > 2:

@@ -69,6 +69,13 @@ def parts_of(path: str) -> tuple[str, ...]:
     return parts
 
 
+def _split(path: str) -> tuple[list[str], str]:
+    *above, name = parts_of(path) or ("",)
+    if not name:
+        raise InvalidRequest(f"{path or '.'!r} is the root of the image, which can be nothing but a directory")
+    return above, name
+
+
 class Tree:
     """A directory tree below one descriptor. Use as a context manager."""
 
@@ -126,8 +133,9 @@ class Tree:
 
     @contextlib.contextmanager
     def parent(self, path: str, *, replace_links: bool = False, make: bool = True) -> Iterator[tuple[int, str]]:
-        """Yields a descriptor of the directory that holds `path`, and the last component. Makes missing directories."""
-        *above, name = parts_of(path)
+        """Yields a descriptor of the directory that holds `path`, and the last component. Makes missing directories.
+        Raises InvalidRequest for the root itself, which nothing holds."""
+        above, name = _split(path)
         with contextlib.ExitStack() as held:
             fd = self._fd
             for part in above:
@@ -198,8 +206,9 @@ class Tree:
     @contextlib.contextmanager
     def parent_inside(self, path: str, *, make: bool = True) -> Iterator[tuple[int, str]]:
         """Yields a descriptor of the directory that holds `path`, as a process inside would find it, and the last
-        component. Raises FileNotFoundError if the directory is missing and `make` is false."""
-        *above, name = parts_of(path)
+        component. Raises FileNotFoundError if the directory is missing and `make` is false, and InvalidRequest for the
+        root itself."""
+        above, name = _split(path)
         fd = self._directory_inside(above, make)
         try:
             yield fd, name

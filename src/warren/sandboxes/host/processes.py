@@ -44,6 +44,16 @@ def is_exiting(pid: int) -> bool:
     return not stat or bool(int(stat[6]) & _PF_EXITING)
 
 
+def has_let_go(pid: int) -> bool:
+    """Returns whether an ending process has given back its memory and its files. The first process of a pid namespace
+    may stay like this until somebody else reaps the processes that have entered the namespace from outside."""
+    stat = _stat_fields(pid)
+    try:
+        return not stat or (bool(int(stat[6]) & _PF_EXITING) and stat[20] == "0" and not os.listdir(f"/proc/{pid}/fd"))
+    except FileNotFoundError:
+        return True
+
+
 def _stat_fields(pid: int) -> list[str]:
     """Returns the fields of /proc/PID/stat after the program's name; none if the process is gone."""
     try:

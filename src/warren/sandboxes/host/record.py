@@ -1,15 +1,17 @@
 """The record of a sandbox: written before the sandbox exists, and read by later processes.
 
-The record is in the sandbox's directory from the first moment on. A `pid` means that the sandbox was started; the start
-time tells its first process from a later one with the same pid, and the boot id reveals a restart of the machine. When
-the first process ends, the kernel kills all others of the sandbox.
+Whoever makes a sandbox's directory holds a lock, `recording`, until the record is in it. A `pid` means that the sandbox
+was started; the start time tells its first process from a later one with the same pid, and the boot id reveals a
+restart of the machine. When the first process ends, the kernel kills all others of the sandbox.
 """
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
-import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -17,11 +19,14 @@ from typing import Any, Final, Self
 
 from warren.model.errors import ProviderUnavailable
 from warren.model.spec import IoLimits, Layer, Limits, SandboxSpec
-from warren.sandboxes.host.processes import boot_id, open_process, readable, start_time
+from warren.sandboxes.host.processes import boot_id, has_let_go, open_process, readable, start_time
 
 NAME: Final = "record.json"
-_UNRECORDED_S: Final = 60.0
+_LOCK: Final = ".making"
+_TRIES: Final = 100
+_PAUSE_S: Final = 0.01
 _DEATH_S: Final = 20.0
+_LOOK_S: Final = 0.5
 
 
 @cache
@@ -101,30 +106,60 @@ def _spec(values: dict[str, Any]) -> SandboxSpec:
     return SandboxSpec(**{**values, "limits": limits, "io": io, "require": require, "gpus": gpus})
 
 
-def is_abandoned(directory: Path, kind: type[SandboxRecord] = SandboxRecord) -> bool:
-    """Returns whether a dead maker has left this directory. A directory without a record counts after a minute."""
-    record = kind.load(directory)
-    if record is not None:
-        return record.abandoned
+@contextmanager
+def recording(folder: Path) -> Iterator[None]:
+    """Must be held while a directory in the folder has no record yet. Several may hold it at once; it ends with its
+    process."""
+    with _locked(folder, fcntl.LOCK_SH):
+        yield
+
+
+async def find_abandoned(folder: Path, names: Iterable[str], kind: type[SandboxRecord] = SandboxRecord) -> list[str]:
+    """Returns which of the directories in the folder a dead maker has left."""
+    records = {name: kind.load(folder / name) for name in names}
+    left = [name for name, record in records.items() if record is not None and record.abandoned]
+    bare = [name for name, record in records.items() if record is None]
+    for _ in range(_TRIES if bare else 0):
+        try:
+            # Nobody is recording now, so whoever made a directory that has no record is dead.
+            with _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                return left + [name for name in bare if (folder / name).is_dir() and kind.load(folder / name) is None]
+        except BlockingIOError:
+            await asyncio.sleep(_PAUSE_S)
+    return left
+
+
+@contextmanager
+def _locked(folder: Path, operation: int) -> Iterator[None]:
+    """A file beside the folder has the lock, because the folder itself may be removed and made again."""
+    fd = os.open(f"{folder}{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        return time.time() - directory.stat().st_mtime > _UNRECORDED_S
-    except OSError:
-        return False
+        fcntl.flock(fd, operation)
+        yield
+    finally:
+        os.close(fd)
 
 
 async def kill_first_process(record: SandboxRecord) -> None:
-    """Kills the first process and returns when it is dead. Does nothing if it never ran or has ended."""
+    """Kills the first process and returns when it is dead, or has nothing left but its entry in the table of processes.
+    Does nothing if it never ran or has ended."""
     with open_process(record.pid) as pidfd:
         # Checked after opening: the pidfd then refers to the process that was checked.
         if pidfd is None or not record.alive():
             return
         try:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            await asyncio.wait_for(readable(pidfd), _DEATH_S)
+            await asyncio.wait_for(_end_of(record.pid, pidfd), _DEATH_S)
         except ProcessLookupError:
             return
         except TimeoutError:
             raise ProviderUnavailable(f"process {record.pid} of a sandbox does not die") from None
+
+
+async def _end_of(pid: int, pidfd: int) -> None:
+    while not has_let_go(pid):
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(readable(pidfd), _LOOK_S)
 
 
 async def wait_for_first_process(record: SandboxRecord) -> None:

@@ -36,7 +36,7 @@ from warren.sandboxes.host.cgroups import SandboxCgroup, parent_in_use
 from warren.sandboxes.host.disks import DISK_FD, tmpfs_options, unmount
 from warren.sandboxes.host.network_settings import network_sysctls
 from warren.sandboxes.host.processes import boot_id, run
-from warren.sandboxes.host.record import SandboxRecord, kill_first_process
+from warren.sandboxes.host.record import SandboxRecord, kill_first_process, recording
 from warren.sandboxes.host.uids import uid_base
 from warren.sandboxes.providers import docker_spec
 from warren.sandboxes.providers.connection import ProcIsolationReader
@@ -172,13 +172,14 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
     async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: EngineImage) -> AgentSandbox:
         directory = self.directory(sandbox_id)
         self._fault("directory")
-        directory.mkdir(mode=0o700)
-        spec = self.gpus.claim_for(spec, directory)
-        self._fault("uids")
-        index = self._uids.claim(directory)
-        self._fault("record")
-        record = DockerRecord(sandbox_id, boot_id(), self._runtime, index, with_image_env(spec, plan.config))
-        record.save(directory)
+        with recording(self._home):
+            directory.mkdir(mode=0o700)
+            spec = self.gpus.claim_for(spec, directory)
+            self._fault("uids")
+            index = self._uids.claim(directory)
+            self._fault("record")
+            record = DockerRecord(sandbox_id, boot_id(), self._runtime, index, with_image_env(spec, plan.config))
+            record.save(directory)
         self._fault("disk")
         record = await self._mount_disk(record, plan)
         self._fault("files")

@@ -43,7 +43,6 @@ from warren.model.errors import (
     ProviderUnavailable,
     SandboxLost,
     SandboxNotFound,
-    WarrenError,
 )
 from warren.model.metrics import SandboxMetrics
 from warren.model.spec import HOME, USER, USER_UID, WRITABLE, Isolation, Layer, Limits, SandboxSpec
@@ -51,7 +50,7 @@ from warren.sandboxes.agent.agent_errors import printable
 from warren.sandboxes.agent.link import AgentLink
 from warren.sandboxes.agent.sandbox import AgentSandbox
 from warren.sandboxes.host.processes import boot_id, start_time
-from warren.sandboxes.host.record import SandboxRecord, is_abandoned
+from warren.sandboxes.host.record import SandboxRecord, find_abandoned, recording
 from warren.sandboxes.providers.e2b_api import E2bApi, FarFailure, FarSandbox, FarSize, decoded, translated
 from warren.sandboxes.providers.e2b_relay import OUTAGE_S, FarRelay
 from warren.sandboxes.providers.host_provider import INSTALL_PROGRAMS, Fault, translate_os_error
@@ -130,7 +129,7 @@ class E2bProvider:
         self._create_slots = asyncio.Semaphore(_AT_ONCE)
         self._destroy_slots = asyncio.Semaphore(_AT_ONCE)
         self._open: weakref.WeakKeyDictionary[AgentSandbox, FarRelay] = weakref.WeakKeyDictionary()
-        self._undestroyed: set[str] = set()
+        self.half_made: set[str] = set()
         self._keeping: asyncio.Task[None] | None = None
         self._templates: dict[str, tuple[float, str]] = {}
 
@@ -199,7 +198,7 @@ class E2bProvider:
         return sorted(found)
 
     async def sweep(self) -> int:
-        left = {name for name in self._names() if is_abandoned(self._directory(name), E2bRecord)}
+        left = set(await find_abandoned(self._home, self._names(), E2bRecord))
         with suppress(ProviderUnavailable, NoCapacity):
             names = {metadata.get(ID_KEY, "") for _, metadata in await self._list_far()}
             # Made by a server with this state directory that has lost its record: nobody else would end what costs
@@ -264,10 +263,11 @@ class E2bProvider:
         directory = self._directory(sandbox_id)
         self._fault("directory")
         state_id = self._state_id()
-        directory.mkdir(mode=0o700)
-        self._fault("record")
-        record = E2bRecord(sandbox_id, boot_id(), self._runtime, 0, spec)
-        record.save(directory)
+        with recording(self._home):
+            directory.mkdir(mode=0o700)
+            self._fault("record")
+            record = E2bRecord(sandbox_id, boot_id(), self._runtime, 0, spec)
+            record.save(directory)
         archive = await self._load_archive()
         self._fault("create")
         metadata = {STATE_KEY: state_id, ID_KEY: sandbox_id, LABELS_KEY: json.dumps(spec.labels, sort_keys=True)}
@@ -362,17 +362,15 @@ class E2bProvider:
         return relay.why if self._directory(sandbox_id).is_dir() else "it was destroyed"
 
     async def _keep_alive(self) -> None:
-        """Prolongs what this process has, and ends what could not be ended before."""
+        """Prolongs what this process has."""
         while True:
             pause = self._timeout_s / 3
-            in_use = [sandbox.id for sandbox, relay in self._open.items() if not relay.why]
-            for what, names in ((self._prolong, in_use), (self.destroy, list(self._undestroyed))):
-                for sandbox_id in names:
-                    try:
-                        await what(sandbox_id)
-                    except Exception as exc:
-                        _log.warning("e2b_not_kept", sandbox=sandbox_id, error=exc)
-                        pause = min(pause, _RETRY_S)
+            for sandbox_id in [sandbox.id for sandbox, relay in self._open.items() if not relay.why]:
+                try:
+                    await self._prolong(sandbox_id)
+                except Exception as exc:
+                    _log.warning("e2b_not_kept", sandbox=sandbox_id, error=exc)
+                    pause = min(pause, _RETRY_S)
             await asyncio.sleep(pause)
 
     async def _prolong(self, sandbox_id: str) -> None:
@@ -385,11 +383,9 @@ class E2bProvider:
     async def _undo(self, sandbox_id: str) -> None:
         try:
             await self._unmake(sandbox_id)
-        except (WarrenError, OSError) as exc:
+        except Exception as exc:
+            self.half_made.add(sandbox_id)
             _log.warning("e2b_sandbox_left", sandbox=sandbox_id, error=exc)
-            self._undestroyed.add(sandbox_id)
-            if self._keeping is None:
-                self._keeping = asyncio.create_task(self._keep_alive(), name="e2b-keep-alive")
 
     async def _unmake(self, sandbox_id: str) -> None:
         """Destroys a sandbox at any stage of its making; idempotent. The directory goes last."""
@@ -400,10 +396,10 @@ class E2bProvider:
         elif directory.is_dir() or self._home.is_dir():
             for far, _ in await self._list_far({ID_KEY: sandbox_id}):
                 await self.api.kill(far)
-        self._undestroyed.discard(sandbox_id)
         shutil.rmtree(directory, ignore_errors=True)
         if directory.exists():
             raise ProviderUnavailable(f"the directory of sandbox {sandbox_id} cannot be removed")
+        self.half_made.discard(sandbox_id)
         for sandbox, relay in list(self._open.items()):
             if sandbox.id == sandbox_id:
                 await relay.close()

@@ -34,7 +34,7 @@ from warren.sandboxes.host.file_locks import FileLockWatch
 from warren.sandboxes.host.kernel_queues import NetlinkWatch, TcpWatch
 from warren.sandboxes.host.metrics import MetricsReader, MetricsSource
 from warren.sandboxes.host.processes import boot_id, is_exiting
-from warren.sandboxes.host.record import SandboxRecord, is_abandoned
+from warren.sandboxes.host.record import SandboxRecord, find_abandoned
 from warren.sandboxes.host.uids import UidRanges
 from warren.sandboxes.host.watch import Watches
 from warren.sandboxes.network.ports import SandboxPorts
@@ -156,6 +156,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._create_slots = asyncio.Semaphore(at_once)
         self._destroy_slots = asyncio.Semaphore(at_once)
         self._open: weakref.WeakSet[AgentSandbox] = weakref.WeakSet()
+        self.half_made: set[str] = set()
 
     async def create(self, spec: SandboxSpec) -> AgentSandbox:
         plan = await self._plan(spec)
@@ -169,10 +170,8 @@ class HostProvider(ABC, Generic[R, Plan]):
                 await asyncio.sleep(0)
                 return sandbox
             except BaseException as exc:
-                self.sandbox_disks.lift_io_limit(sandbox_id, self._limits)
-                await run_shielded(self._unmake(sandbox_id))
-                self.records.made.pop(sandbox_id, None)
-                self.sandbox_disks.promises.remove(sandbox_id)
+                # All of it is shielded: a second cancellation must not cost the promise of disk.
+                await run_shielded(self._undo(sandbox_id))
                 if isinstance(exc, OSError):
                     raise translate_os_error("creating a sandbox", exc) from exc
                 raise
@@ -200,14 +199,26 @@ class HostProvider(ABC, Generic[R, Plan]):
         lock = self._destroying.setdefault(sandbox_id, asyncio.Lock())
         async with lock, self._destroy_slots:
             try:
-                self.sandbox_disks.lift_io_limit(sandbox_id, self._limits)
                 if self._egress is not None:
                     await self._egress.forget(sandbox_id)
-                await self._unmake(sandbox_id)
-                self.records.made.pop(sandbox_id, None)
-                self.sandbox_disks.promises.remove(sandbox_id)
+                await self._remove_sandbox(sandbox_id)
             except OSError as exc:
                 raise translate_os_error(f"destroying sandbox {sandbox_id}", exc) from exc
+
+    async def _undo(self, sandbox_id: str) -> None:
+        """Removes a sandbox whose making failed. Does not raise: the reason why it failed must reach the caller."""
+        try:
+            await self._remove_sandbox(sandbox_id)
+        except Exception as exc:
+            self.half_made.add(sandbox_id)
+            _log.warning("sandbox_left", sandbox=sandbox_id, error=exc)
+
+    async def _remove_sandbox(self, sandbox_id: str) -> None:
+        self.sandbox_disks.lift_io_limit(sandbox_id, self._limits)
+        await self._unmake(sandbox_id)
+        self.records.made.pop(sandbox_id, None)
+        self.sandbox_disks.promises.remove(sandbox_id)
+        self.half_made.discard(sandbox_id)
 
     async def list_ids(self, labels: Mapping[str, str] | None = None) -> Sequence[str]:
         sandbox_ids = await self._list_all()
@@ -217,7 +228,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         return sorted(self.records.names())
 
     async def sweep(self) -> int:
-        left = [name for name in await self.list_ids() if is_abandoned(self.directory(name), self.record_class)]
+        left = await find_abandoned(self._home, await self.list_ids(), self.record_class)
         for sandbox_id in left:
             await self.destroy(sandbox_id)
         return len(left)

@@ -31,7 +31,7 @@ from warren.sandboxes.host.cgroups import SandboxCgroup, parent_in_use
 from warren.sandboxes.host.disks import DISK_FD
 from warren.sandboxes.host.memory_folder import MemoryFolder
 from warren.sandboxes.host.processes import Finished, boot_id
-from warren.sandboxes.host.record import NAME, SandboxRecord, kill_first_process
+from warren.sandboxes.host.record import NAME, SandboxRecord, kill_first_process, recording
 from warren.sandboxes.host.uids import uid_base
 from warren.sandboxes.providers import direct, oci_bundle, oci_launch
 from warren.sandboxes.providers.host_provider import HostOptions, HostProvider, require_root, translate_os_error
@@ -159,9 +159,10 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         sandbox_id = secrets.token_hex(16)
         directory = self.directory(sandbox_id)
         try:
-            await self._make_directory(directory)
-            record = SandboxRecord(sandbox_id, boot_id(), runtime, self._uids.claim(directory), SandboxSpec())
-            record.save(directory)
+            with recording(self._home):
+                await self._make_directory(directory)
+                record = SandboxRecord(sandbox_id, boot_id(), runtime, self._uids.claim(directory), SandboxSpec())
+                record.save(directory)
             rootfs = RootFs(directory / "image", host_usr=False)
             config = self._launcher.config(record, rootfs=rootfs, argv=[AGENT_PROGRAM, "--version"])
             oci_launch.make_mount_points(directory / "image")
@@ -183,14 +184,15 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
     async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: Runtime) -> AgentSandbox:
         runtime, directory = plan, self.directory(sandbox_id)
         self._fault("directory")
-        await self._make_directory(directory)
-        spec = self.gpus.claim_for(spec, directory)
-        rootfs = self._images.hold(spec.image, directory)
-        self._fault("uids")
-        index = self._uids.claim(directory)
-        self._fault("record")
-        record = SandboxRecord(sandbox_id, boot_id(), runtime.name, index, with_image_env(spec, rootfs.config))
-        record.save(directory)
+        with recording(self._home):
+            await self._make_directory(directory)
+            spec = self.gpus.claim_for(spec, directory)
+            rootfs = self._images.hold(spec.image, directory)
+            self._fault("uids")
+            index = self._uids.claim(directory)
+            self._fault("record")
+            record = SandboxRecord(sandbox_id, boot_id(), runtime.name, index, with_image_env(spec, rootfs.config))
+            record.save(directory)
         self._fault("disk")
         record, disk = await self._take_disk(record)
         self._fault("socket")
