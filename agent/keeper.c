@@ -214,6 +214,7 @@ static int time_left_ms(const struct keeper *k) {
     if (k->state == TAKING && k->request_by < next) next = k->request_by;
     if (may_expire(k) && k->expire_at < next) next = k->expire_at;
     if (k->state == ENDING && k->flush_by < next) next = k->flush_by;
+    if (paced_until(k) > now && paced_until(k) < next) next = paced_until(k);
     if (next == UINT64_MAX) return -1;
     return next <= now ? 0 : next - now > 3600000000u ? 3600000 : (int)((next - now + 999) / 1000);
 }
@@ -272,12 +273,15 @@ static void bound_clients(struct keeper *k) {
 enum { SIGNALS, CHANNEL, OUT, ERR, LISTENER, FIRST_CLIENT };
 
 static void prepare_poll(const struct keeper *k, struct pollfd *p) {
-    bool room = !(k->state == RUNNING && k->current) || k->current->out.held <= BACK_PRESSURE, choosing = may_begin(k);
+    bool giving = k->state == RUNNING && k->current, choosing = may_begin(k);
+    bool room = !giving || k->current->out.held <= BACK_PRESSURE;
+    bool paced = (giving || k->state == IDLE) && paced_until(k) > now_us();
+    bool hears = room && (!paced || !giving || k->kill_at); /* the end of an interrupted cell must not wait */
     bool sending = k->state == RUNNING && k->request;
     p[SIGNALS] = (struct pollfd){k->signals, POLLIN, 0};
     p[CHANNEL] =
-        (struct pollfd){room || sending ? k->channel : -1, (short)((room ? POLLIN : 0) | (sending ? POLLOUT : 0)), 0};
-    for (int i = 0; i < 2; i++) p[OUT + i] = (struct pollfd){room ? k->text[i] : -1, POLLIN, 0};
+        (struct pollfd){hears || sending ? k->channel : -1, (short)((hears ? POLLIN : 0) | (sending ? POLLOUT : 0)), 0};
+    for (int i = 0; i < 2; i++) p[OUT + i] = (struct pollfd){room && !paced ? k->text[i] : -1, POLLIN, 0};
     p[LISTENER] = (struct pollfd){k->listener, POLLIN, 0};
     for (size_t i = 0; i < MAX_CLIENTS; i++) {
         const struct client *c = &k->clients[i];

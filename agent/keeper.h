@@ -15,6 +15,8 @@
 #define MAX_BETWEEN COPY_BYTES /* text between two cells */
 #define EARLY_BYTES 2048u
 #define FLUSH_US 10000000u /* how long an ending keeper waits for a client that reads nothing */
+#define FRAME_US 1000u     /* a context may give one frame in this time, */
+#define BURST_US (10000u * FRAME_US) /* and this many at once after a pause */
 
 /* One frame, on its way to a client or to the runner. */
 struct piece {
@@ -74,6 +76,7 @@ struct keeper {
     struct queue between; /* text that was written while no cell ran */
     size_t text_left, events_left;
     uint64_t text_cut, events_cut; /* bytes of text and numbers of events that did not fit */
+    uint64_t paid_until; /* grows by FRAME_US with every frame of events or text; never before the present */
 
     /* When to act, on the monotonic clock; 0: not at all. */
     uint64_t kill_at;    /* kill the runner, which has not ended the cell or itself */
@@ -87,6 +90,8 @@ struct keeper {
 /* keeper_cells.c */
 struct piece *new_frame(char type, const void *payload, size_t n); /* NULL if there is no memory */
 void queue_put(struct queue *q, struct piece *p);                  /* does nothing if `p` is NULL */
+void give_frame(struct keeper *k, struct queue *to, struct piece *p); /* the same, and counts the frame */
+uint64_t paced_until(const struct keeper *k); /* when the next frame may be read from the runner */
 bool client_flush(struct keeper *k, struct client *c);
 void forget_client(struct client *c);
 void client_gone(struct keeper *k, struct client *c);

@@ -2,6 +2,11 @@
  *
  * Everything that a cell gives is bounded. Text is put into frames as it is read; what is above the limit is counted,
  * and the client is told at the end. Text that is written while no cell runs waits in `between` for the next one.
+ *
+ * The worker's time is spent on frames rather than on bytes, and user code could send millions of them in a second. So a
+ * context gives 10,000 frames at once and 1,000 a second after that. Above this rate its runner is not read, and waits:
+ * text that is written meanwhile comes as one long frame. Only events that came at once with too many others, or after
+ * the interrupt of their cell, are cut.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -33,6 +38,15 @@ void queue_put(struct queue *q, struct piece *p) {
     q->last = p;
     q->held += sizeof *p + p->size;
 }
+
+void give_frame(struct keeper *k, struct queue *to, struct piece *p) {
+    uint64_t now = now_us();
+    if (!p) return;
+    queue_put(to, p);
+    k->paid_until = (k->paid_until > now ? k->paid_until : now) + FRAME_US;
+}
+
+uint64_t paced_until(const struct keeper *k) { return k->paid_until > BURST_US ? k->paid_until - BURST_US : 0; }
 
 static void drop_first(struct queue *q) {
     struct piece *p = q->first;
@@ -114,7 +128,7 @@ static void keep_text(struct keeper *k, char type, const uint8_t *p, size_t n) {
     if (!f) kept = 0;
     else k->text_left -= f->size;
     k->text_cut += n - kept;
-    queue_put(k->state == RUNNING ? &k->current->out : &k->between, f);
+    give_frame(k, k->state == RUNNING ? &k->current->out : &k->between, f);
 }
 
 /* Reads once from stdout (0) or stderr (1) of the runner; returns the number of bytes. */

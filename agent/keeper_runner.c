@@ -104,11 +104,11 @@ static void hear_hello(struct keeper *k) {
 
 static void frame_ended(struct keeper *k) {
     struct piece *body = k->frame.body;
-    drain_text(k);
+    if (body || k->frame.type == 'x') drain_text(k);
     k->frame.head_bytes = 0;
     if (k->frame.type == 'h') hear_hello(k);
-    else if (k->frame.type == 'x') end_cell(k, body ? body : new_frame('x', "{}", 2));
-    else if (k->frame.type == 'r' && k->current) queue_put(&k->current->out, body);
+    else if (k->frame.type == 'x' && k->runner > 0) end_cell(k, body ? body : new_frame('x', "{}", 2));
+    else if (k->frame.type == 'r' && k->current) give_frame(k, &k->current->out, body);
     else free(body);
     k->frame.type = 0;
     k->frame.body = NULL;
@@ -120,7 +120,7 @@ static bool is_wanted(struct keeper *k, size_t size) {
     if (k->frame.type == 'h') return true;
     if (!k->current) return false;
     if (k->frame.type == 'x') return size <= FRAME_HEAD + MAX_END;
-    if (size > k->events_left) {
+    if (size > k->events_left || paced_until(k) > now_us() + (k->kill_at ? 0 : BURST_US)) {
         k->events_cut++;
         return false;
     }
@@ -208,7 +208,8 @@ static struct piece *lost_frame(struct keeper *k, int status) {
 
 void runner_ended(struct keeper *k, int status) {
     k->runner = 0;
-    /* Reads what it has said before it ended, and no more than that: a child may hold the socket open and go on. */
+    /* Reads what it has said before it ended, and no more than that: a child may hold the socket open and go on. The end
+     * of the cell is not taken from there: the context is lost, and the client of this cell is to know. */
     for (int rounds = 0; rounds < 64 && k->channel >= 0 && read_channel(k) > 0; rounds++) {}
     drain_text(k);
     k->exit_code = k->expiring ? 0 : WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);

@@ -225,6 +225,26 @@ for n in range(40): send(b"r", bytes([n]) * 1000000)"""
         assert cell.end == [1, None]
         assert (await context.cell("print(len(block))")).text() == b"1048576\n"
 
+    @pytest.mark.parametrize(
+        "flood",
+        ["channel.sendall(b'r\\0\\0\\0\\2{}' * 1000)", "os.write(1, b'x'); os.write(2, b'y')"],
+        ids=["events", "text"],
+    )
+    async def test_frames_without_end_come_at_a_bounded_rate(self, context: Context, flood: str) -> None:
+        """10,000 at once, 1,000 a second after that, and what one read brings."""
+        await context.start()
+        cell = await context.cell(f"while True: {flood}", timeout_s=1)
+        assert cell.result.reason is Reason.TIMEOUT
+        assert 1_000 < len(cell.frames) < 10_000 + 1_000 * cell.result.duration_ms / 1000 + 14_000
+        assert cell.result.duration_ms < 1000 + 4000
+
+    async def test_frames_above_the_rate_wait_and_none_is_lost(self, context: Context) -> None:
+        await context.start()
+        cell = await context.cell("for n in range(12_000): send(b'r', str(n).encode())")
+        assert [int(payload) for kind, payload in cell.frames if kind == "r"] == list(range(12_000))
+        assert (cell.shape, cell.end) == ("brx", [1, None])
+        assert cell.result.duration_ms > 1000
+
     async def test_cells_wait_for_each_other_in_order(self, context: Context) -> None:
         await context.start()
         order = "order = [*globals().get('order', []), {}]; print(order)"

@@ -1,11 +1,13 @@
 """Code contexts over HTTP. CodeSuite keeps to bash, and to what the fake's shell knows."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 from e2e.api_client import Api, SessionApi, until
 from e2e.once_suite import cut_off
+from this_run import patience
 
 
 async def cell(session: SessionApi, code: str, *, headers: dict[str, str] | None = None, **rest: Any) -> dict[str, Any]:
@@ -311,6 +313,15 @@ class LinuxCodeSuite:
             assert ended["context_lost"] == "killed"
             assert shown(await python(session, "2")) == "2"
 
+    async def test_a_cell_that_lets_nobody_answer_its_interrupt_tells_of_the_loss(self, session: SessionApi) -> None:
+        """A fork bomb does that by its load; this one stops the keeper, its parent."""
+        ended = await python(
+            session, "import os, signal\nos.kill(os.getppid(), signal.SIGSTOP)\nwhile True: pass", timeout_s=1
+        )
+        assert (ended["reason"], ended["context_lost"]) == ("timeout", "killed")
+        assert "lost" in ended["error"]["value"]
+        assert shown(await python(session, "2", timeout_s=20)) == "2"
+
     async def test_running_out_of_memory_is_told(self, session: SessionApi) -> None:
         made = await session.post("/contexts", {}, status=201)
         ended = await python(
@@ -356,6 +367,22 @@ class LinuxCodeSuite:
         )
         ended = await python(session, forged, timeout_s=20)
         assert ended["reason"] in ("exited", "context_lost")
+        assert shown(await python(session, "7")) == "7"
+
+    async def test_frames_without_end_do_not_put_off_the_time_out(self, session: SessionApi) -> None:
+        flood = (
+            "import os, signal\n"
+            "signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+            "for fd in range(3, 1024):\n"
+            "    try: os.write(fd, b'r\\0\\0\\0\\2{}')\n"
+            "    except OSError: continue\n"
+            "    while True: os.write(fd, b'r\\0\\0\\0\\2{}' * 4096)"
+        )
+        begun = time.monotonic()
+        ended = await python(session, flood, timeout_s=1)
+        assert (ended["reason"], ended["truncated"], ended["results"]) == ("timeout", True, [])
+        assert ended["dropped"]["events"] > 1000
+        assert time.monotonic() - begun < patience(5)
         assert shown(await python(session, "7")) == "7"
 
     async def test_an_idle_context_ends(self, session: SessionApi) -> None:

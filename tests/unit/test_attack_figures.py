@@ -15,6 +15,12 @@ def measured(before: float, during: float, after: float, *, others: float = 0.0,
     return Round(phases[0], phases[1], phases[2], uncharged_mib)
 
 
+def charged(needs: float, *, attacker: float = 1.0, kernel: float = 0.0) -> Round:
+    """A neighbour that waits for other programs too; its work `needs` so many ms of processor time instead of 10."""
+    fair = Phase({"disk": 0.010}, 2.0, {"processor time": 0.010}, 1.0, 0.5)
+    return Round(fair, Phase({"disk": 0.050}, 2.0, {"processor time": needs / 1000}, attacker, 0.5 + kernel), fair)
+
+
 @pytest.mark.parametrize(
     ("rounds", "verdict"),
     [
@@ -27,6 +33,12 @@ def measured(before: float, during: float, after: float, *, others: float = 0.0,
         ([measured(10, 45, 40)], CONTAINED),
         ([measured(10, 50, 20), measured(10, 50, 10)], UNDECIDED),  # the fair share itself moved
         ([measured(10, 50, 10, others=1.5), measured(10, 50, 10)], UNDECIDED),  # others were at work
+        ([charged(11), charged(11)], CONTAINED),  # others again, and processor time tells
+        ([charged(20), charged(11)], CONTAINED),
+        ([charged(20), charged(20)], GOT_THROUGH),
+        ([charged(10, attacker=1.5)] * 2, GOT_THROUGH),  # above its limit of 1
+        ([charged(10, kernel=0.9)] * 2, GOT_THROUGH),
+        ([charged(10, kernel=0.1)] * 2, CONTAINED),
         ([measured(10, 10, 10, others=1.5)], CONTAINED),
         ([measured(10, 10, 10, uncharged_mib=300), measured(10, 10, 10, uncharged_mib=280)], GOT_THROUGH),
         ([measured(10, 10, 10, uncharged_mib=300), measured(10, 10, 10, uncharged_mib=3)], CONTAINED),

@@ -190,6 +190,22 @@ def test_many_tiny_pieces_become_few() -> None:
     assert "".join(execution.stdout) == "x" * 50_000
 
 
+def test_frames_of_text_that_follow_each_other_are_joined_when_there_are_many() -> None:
+    read = FrameReader()
+    found = list(read.feed(frame("o", b"x") * 1000 + (frame("o", b"x") * 500 + frame("e", b"y") * 500) * 2))
+    assert [kind for kind, _ in found] == [*"o" * 1000, *"oeoe"]
+    assert (found[0].data, found[-2].data, found[-1].data) == (b"x", b"x" * 500, b"y" * 500)
+    half = frame("o", b"x" * 70)[:40]
+    assert list(read.feed(frame("o", b"x") * 3 + half)) == [("o", b"xxx")]
+    with pytest.raises(BadFrames):
+        list(read.feed(frame("o", b"x" * 70)[40:] + b"?" * 5))
+
+
+def test_many_worthless_events_are_counted_and_not_looked_at() -> None:
+    found = made_of(frame("r", b"{}") * 5000 + event(type="result", text="late") + end())
+    assert (found.results, found.dropped_events, found.execution_count) == ([], 5001, 1)
+
+
 def test_more_than_there_is_room_for_is_dropped() -> None:
     execution = CellExecution("cell_1", "ctx_bash", "bash", room=100)
     output = frame("o", b"x" * 90) + frame("o", b"y" * 20) + event(type="result", text="z" * 50) + end()

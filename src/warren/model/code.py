@@ -8,6 +8,7 @@ nothing else: malformed events are dropped and counted.
 
 import codecs
 import re
+import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -28,9 +29,12 @@ CONTEXT_IDLE_S: Final = 3600.0
 MAX_FRAME: Final = 32 * 1024 * 1024
 MAX_VALUES: Final = 100_000  # in all results of a cell: a value takes far more memory than its JSON
 _MAX_PIECES: Final = 1000  # of stdout or stderr; later ones are joined
+_MAX_DROPPED: Final = 1000  # events; later ones are not looked at
 _JOINED: Final = 64 * 1024
 _LARGEST: Final = 1 << 53
-_HEAD: Final = 5
+_HEADS: Final = struct.Struct(">BI")
+_HEAD: Final = _HEADS.size
+_TEXT: Final = b"oe"
 
 # Exit codes of the program that runs one cell.
 CELL_NO_KEEPER: Final = 69
@@ -172,31 +176,56 @@ class BadFrames(Exception):
 
 
 class FrameReader:
-    """Takes bytes in pieces of any size and yields complete frames."""
+    """Takes bytes in pieces of any size and yields complete frames.
+
+    After the first thousand frames, those of text that follow each other are joined: each costs far more as an event
+    than as a frame.
+    """
 
     def __init__(self, kinds: str = "boercxlh") -> None:
         self._kinds = kinds.encode()
         self._data = bytearray()
+        self._separate = _MAX_PIECES
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Yields the frames that are now complete. Raises BadFrames at the first byte that does not begin a frame."""
         buffer, at = self._data, 0
         buffer += data
         try:
-            while len(buffer) - at >= _HEAD:
-                kind, size = buffer[at], int.from_bytes(buffer[at + 1 : at + _HEAD], "big")
-                if kind not in self._kinds or size > MAX_FRAME:
-                    raise BadFrames(f"no frame begins with {bytes(buffer[at : at + _HEAD])!r}")
-                if len(buffer) - at - _HEAD < size:
-                    return
+            while (head := self._head(at)) is not None:
+                kind, size = head
                 begin, at = at + _HEAD, at + _HEAD + size
-                if size <= _JOINED:
-                    yield Frame(chr(kind), bytes(memoryview(buffer)[begin:at]))
-                else:
+                if size > _JOINED:
                     end, at = at, 0
                     yield self._take(kind, begin, end)
+                elif self._separate > 0 or kind not in _TEXT:
+                    self._separate -= 1
+                    yield Frame(chr(kind), bytes(memoryview(buffer)[begin:at]))
+                else:
+                    text, at = self._join(kind, begin, at)
+                    yield Frame(chr(kind), text)
         finally:
             del buffer[:at]
+
+    def _head(self, at: int) -> tuple[int, int] | None:
+        """Returns kind and size of the frame that begins there, or None if it is not complete."""
+        buffer = self._data
+        if len(buffer) - at < _HEAD:
+            return None
+        kind, size = _HEADS.unpack_from(buffer, at)
+        if kind not in self._kinds or size > MAX_FRAME:
+            raise BadFrames(f"no frame begins with {bytes(buffer[at : at + _HEAD])!r}")
+        return (kind, size) if len(buffer) - at - _HEAD >= size else None
+
+    def _join(self, kind: int, begin: int, end: int) -> tuple[bytes, int]:
+        """Returns the text of this frame and of those of its kind that follow, and where the last one ends."""
+        buffer, start, text = self._data, begin, self._data[begin:end]
+        while end - start < _JOINED and end < len(buffer) and buffer[end] == kind:
+            if (head := self._head(end)) is None or head[1] > _JOINED:
+                break
+            begin, end = end + _HEAD, end + _HEAD + head[1]
+            text += buffer[begin:end]
+        return bytes(text), end
 
     def _take(self, kind: int, begin: int, end: int) -> Frame:
         """Returns a long frame after removing its bytes from the buffer, so that they are in memory only once."""
@@ -244,6 +273,10 @@ class CellReader:
             return
         try:
             for found in self._frames.feed(data):
+                if found.kind == "r" and self.dropped_events >= _MAX_DROPPED:
+                    self.dropped_events += 1
+                    yield None
+                    continue
                 steps = self._read_event(found.data) if found.kind == "r" else self._read(*found)
                 del found  # keeps a long frame from being in memory twice
                 yield from steps
@@ -290,8 +323,8 @@ class CellReader:
         size = len(payload)
         del payload
         if isinstance(values, dict):
+            self._values_left -= count
             if values.get("type") == "result" and (result := read_result(values)) is not None:
-                self._values_left -= count
                 yield CellEvent("result", result, size)
                 return
             if values.get("type") == "clear_output" and isinstance(values.get("wait", False), bool):

@@ -50,6 +50,7 @@ from warren.sandboxes.keepers import Hello, read_hello, remove_keeper, start_kee
 GRACE_S: Final = 3.5  # longer than a keeper gives its interpreter after an interrupt, so that its last words arrive
 _REMEMBERED: Final = 10_000
 _HELLO_S: Final = 5.0
+_KILL_S: Final = 5.0
 _END_S: Final = 2.0  # a keeper ends within this time after its interpreter; one that lives longer has taken its place
 
 
@@ -293,6 +294,22 @@ class Contexts:
                 await sandbox.forget(context_id)
         return why
 
+    async def end_unheeding(self, sandbox: Sandbox, cell_id: str, context_id: str) -> str:
+        """Ends the context of a cell that was killed at its time-out, and everything that its code has started.
+
+        Neither code nor keeper have answered within the grace time, as when a fork bomb leaves them no processor time.
+        The keeper would end the context a little later, when nobody is left to be told. Returns why it ended.
+        """
+        known = await sandbox.processes()
+        pids = [_keeper_pid_of(info) for info in known if info.id == cell_id]
+        if any(info.id == context_id and info.running and info.pid in pids for info in known):
+            with contextlib.suppress(TimeoutError, WarrenError):
+                async with asyncio.timeout(_KILL_S):
+                    process = await sandbox.process(context_id)
+                    await process.kill(0)
+                    await process.ended()
+        return await self.note_lost(sandbox, context_id)
+
     # -- cells
 
     async def keeper_of(
@@ -403,6 +420,11 @@ def context_of_cell(info: ProcessStatus) -> str:
     """The context that this process is a cell of; empty if it is none."""
     words = info.command.split()
     return words[4] if words[:3] == [AGENT, "cell", "--pid"] and len(words) == 5 else ""
+
+
+def _keeper_pid_of(cell: ProcessStatus) -> int:
+    words = cell.command.split()
+    return int(words[3]) if context_of_cell(cell) and words[3].isdecimal() else 0
 
 
 def context_view(context: ContextStatus) -> dict[str, Any]:

@@ -6,8 +6,12 @@ computes (or saves its work, for attacks on the disk) in a single process. Durin
 
 Figures of a machine that does other things as well prove little. So the fair share is measured right before and right
 after each attack, by medians, and the worse one counts; what looks like a breach is measured once more. A loss in both
-rounds is a breach if nothing else kept the machine busy, and UNDECIDED if other programs did, or if the fair share
-itself moved as much.
+rounds is a breach if nothing else kept the machine busy.
+
+If other programs did, or if the fair share itself moved as much, time on the clock proves nothing, and processor time
+decides: what the neighbour is charged for its work, how long this takes without the time in which it waited for a
+processor, what the attacker is charged, and what threads of the kernel use more than before. Memory that nobody is
+charged for stays UNDECIDED then.
 """
 
 import asyncio
@@ -18,10 +22,10 @@ import statistics
 import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from warren.interfaces.sandbox import Process, Sandbox
+from warren.interfaces.sandbox import Process
 from warren.model.errors import WarrenError
 from warren.model.operations import Chunk, Command, TerminalSize
 from warren_attack.probe import Group, Probe, ProbeResult, ProbeVerdict, contained, got_through, undecided
@@ -35,39 +39,61 @@ _FAIR_S, _ATTACK_S, _SETTLE_S, _FRESH_S = 0.7, 1.0, 0.2, 4.0
 _LEAST_SAMPLES = 7
 _UNCHARGED_MIB = 64
 _OTHERS = 0.4  # cores
+_UNCHARGED_CORES = 0.3
+_ABOVE_LIMIT = 1.1
+_CHARGED = "processor time"
 _HELD_S = 60.0
 
 ON_DISK = frozenset({"page_cache", "writes", "documents", "fsyncs", "syncs", "truncates", "inodes", "inotify", "locks"})
 """Loads that leave files."""
 
 Speeds = Mapping[str, float]
-Measure = Callable[[], Awaitable[Speeds]]
-"""Does each kind of work once and returns the seconds that each took."""
+Measure = Callable[[], Awaitable[tuple[Speeds, Speeds]]]
+"""Does each kind of work once. Returns the seconds that each took, and those without waiting for a processor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Seconds for each kind of work, and how many cores programs other than the attack and its neighbour used."""
+    """Seconds for each kind of work, and how many cores programs other than the attack and its neighbour used.
+
+    `worked` are the seconds in which the neighbour did not wait for a processor, and the processor time that it was
+    charged. `attacker` and `kernel` are cores: what the attacker was charged, and what threads of the kernel used.
+    """
 
     seconds: Speeds
     others: float = 0.0
+    worked: Speeds = field(default_factory=dict)
+    attacker: float = 0.0
+    kernel: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """The neighbour's work beside an honest neighbour before, under attack, and beside an honest one after.
 
-    `uncharged_mib` is the memory that the kernel took meanwhile and that the attacker was not charged.
+    `uncharged_mib` is the memory that the kernel took meanwhile and that the attacker was not charged. `limit` is the
+    number of cores that the attacker may use.
     """
 
     before: Phase
     during: Phase
     after: Phase
     uncharged_mib: int = 0
+    limit: float = 1.0
 
     def loss(self, work: str) -> float:
         """The part of its fair share that the neighbour lost; negative if it got more."""
         return 1 - max(self.before.seconds[work], self.after.seconds[work]) / self.during.seconds[work]
+
+    def needs_more(self) -> Mapping[str, float]:
+        """By which part each kind of work took longer than its fair time, apart from waiting for a processor."""
+        before, during, after = (phase.worked for phase in (self.before, self.during, self.after))
+        return {work: during[work] / max(before[work], after[work], 1e-9) - 1 for work in during}
+
+    @property
+    def uncharged_cores(self) -> float:
+        """What threads of the kernel used during the attack and not otherwise."""
+        return self.during.kernel - max(self.before.kernel, self.after.kernel)
 
     def steady(self, work: str) -> bool:
         low, high = sorted((self.before.seconds[work], self.after.seconds[work]))
@@ -88,15 +114,34 @@ def judge(rounds: Sequence[Round]) -> ProbeResult:
     breaches = [work for work, part in lost.items() if part > MAY_LOSE]
     if uncharged <= _UNCHARGED_MIB and not breaches:
         return contained(f"the neighbour keeps its fair share: {figures}")
-    what = f"the kernel took {uncharged} MiB that the sandbox was not charged: {figures}"
-    if breaches:
-        part = _percent(max(lost.values()))
-        what = f"the neighbour loses {part} of its fair share, in each of {len(rounds)} rounds: {figures}"
-    if others > _OTHERS:
-        return undecided(f"{what}; but other programs use {others:.1f} cores: try again when they do not")
-    if not all(each.steady(work) for each in rounds for work in breaches):
-        return undecided(f"{what}; but its fair share moves as much: try again on a quiet machine")
-    return got_through(what)
+    if uncharged > _UNCHARGED_MIB:
+        what = f"the kernel took {uncharged} MiB that the sandbox was not charged: {figures}"
+        if others > _OTHERS:
+            return undecided(f"{what}; but other programs use {others:.1f} cores: try again when they do not")
+        return got_through(what)
+    what = f"the neighbour loses {_percent(max(lost.values()))} of its fair share, in each of {len(rounds)} rounds"
+    if others <= _OTHERS and all(each.steady(work) for each in rounds for work in breaches):
+        return got_through(f"{what}: {figures}")
+    return _judge_by_processor_time(rounds, f"{figures}; other programs use {others:.1f} cores")
+
+
+def _judge_by_processor_time(rounds: Sequence[Round], figures: str) -> ProbeResult:
+    needs_more = {work: min(each.needs_more()[work] for each in rounds) for work in rounds[0].needs_more()}
+    if not needs_more:
+        return undecided(f"processor time is not known: {figures}")
+    work, part = max(needs_more.items(), key=lambda item: item[1])
+    uncharged = min(each.uncharged_cores for each in rounds)
+    used = min(each.during.attacker / each.limit for each in rounds)
+    if part > MAY_LOSE / (1 - MAY_LOSE):
+        return got_through(f"the neighbour's work needs {_percent(part)} more ({work}): {figures}")
+    if uncharged > _UNCHARGED_CORES:
+        return got_through(f"the kernel uses {uncharged:.1f} cores that the sandbox is not charged: {figures}")
+    if used > _ABOVE_LIMIT:
+        return got_through(f"the sandbox uses {_percent(used)} of its processor limit: {figures}")
+    return contained(
+        f"by processor time: the neighbour's work needs {_percent(max(part, 0.0))} more ({work}), the sandbox uses "
+        f"{_percent(used)} of its limit, the kernel {max(uncharged, 0.0):.1f} cores more: {figures}"
+    )
 
 
 def _figure(work: str, last: Round) -> str:
@@ -155,7 +200,8 @@ async def _round(arena: Arena, measure: Measure, storm: _Storm, honest: str) -> 
     async with storm.raging():
         during = await _phase(arena, measure, _ATTACK_S, least)
         uncharged = _kernel_mib() - kernel - max(0, arena.host.memory_mib() - charged)
-    return Round(before, during, await _fair(arena, measure, neighbour, least), max(0, uncharged))
+    after = await _fair(arena, measure, neighbour, least)
+    return Round(before, during, after, max(0, uncharged), arena.spec.limits.cpus)
 
 
 _recent: "weakref.WeakKeyDictionary[Arena, tuple[float, str, int, Phase]]" = weakref.WeakKeyDictionary()
@@ -175,12 +221,33 @@ async def _fair(arena: Arena, measure: Measure, neighbour: _Storm, least: int) -
 
 
 async def _phase(arena: Arena, measure: Measure, seconds: float, least: int) -> Phase:
-    started, others, samples = time.monotonic(), _others_s(arena), list[Speeds]()
+    started, others, samples, worked = time.monotonic(), _others_s(arena), list[Speeds](), list[Speeds]()
+    attacker, kernel = arena.host.cpu_s() or 0.0, _kernel_threads_s()
     while time.monotonic() < started + seconds or len(samples) < least:
-        samples.append(await measure())
+        took, without_waiting = await measure()
+        samples.append(took)
+        worked.append(without_waiting)
         await asyncio.sleep(_PAUSE_S)
-    medians = {work: statistics.median(sample[work] for sample in samples) for work in samples[0]}
-    return Phase(medians, (_others_s(arena) - others) / (time.monotonic() - started))
+    lasted = time.monotonic() - started
+    return Phase(
+        _medians(samples), (_others_s(arena) - others) / lasted, _medians(worked),
+        ((arena.host.cpu_s() or 0.0) - attacker) / lasted, (_kernel_threads_s() - kernel) / lasted,
+    )  # fmt: skip
+
+
+def _medians(samples: Sequence[Speeds]) -> Speeds:
+    return {work: statistics.median(sample[work] for sample in samples) for work in samples[0]}
+
+
+def _kernel_threads_s() -> float:
+    """Processor time that the threads of the kernel have used so far. No cgroup is charged for them."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if fields[1] == "2":  # the parent of all of them
+                ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _others_s(arena: Arena) -> float:
@@ -203,7 +270,7 @@ async def _worker(arena: Arena, creates: bool) -> AsyncIterator[Measure]:
     try:
         async with asyncio.timeout(_ANSWER_S):
             await anext(lines)
-        yield lambda: _work(arena.neighbour, process, lines)
+        yield lambda: _work(arena, process, lines)
     finally:
         await lines.aclose()
         with contextlib.suppress(WarrenError):
@@ -212,7 +279,8 @@ async def _worker(arena: Arena, creates: bool) -> AsyncIterator[Measure]:
             await arena.neighbour.forget(process.id)
 
 
-async def _work(sandbox: Sandbox, process: Process, lines: AsyncIterator[str]) -> Speeds:
+async def _work(arena: Arena, process: Process, lines: AsyncIterator[str]) -> tuple[Speeds, Speeds]:
+    sandbox, charged = arena.neighbour, arena.neighbour_host.cpu_s()
     async with asyncio.timeout(_ANSWER_S):
         seconds: dict[str, float] = {}
         started = time.monotonic()
@@ -227,17 +295,22 @@ async def _work(sandbox: Sandbox, process: Process, lines: AsyncIterator[str]) -
         await sandbox.exec(Command(argv=("true",), terminal=TerminalSize()))
         seconds["terminal API"] = time.monotonic() - started
         await process.write(b"\n")
-        return {**seconds, **json.loads(await anext(lines))}
+        inside = json.loads(await anext(lines))
+    worked = {work: took - waited for work, (took, waited) in inside.items()}
+    if charged is not None:
+        worked[_CHARGED] = (arena.neighbour_host.cpu_s() or 0.0) - charged
+    return {**seconds, **{work: took for work, (took, _) in inside.items()}}, worked
 
 
-async def _create(arena: Arena) -> Speeds:
-    started = time.monotonic()
+async def _create(arena: Arena) -> tuple[Speeds, Speeds]:
+    started, charged = time.monotonic(), sum(os.times()[:4])
     sandbox = await arena.provider.create(arena.other_spec)
     try:
         await sandbox.exec(Command(argv=("true",)))
-        return {"create": time.monotonic() - started}
+        took = time.monotonic() - started
     finally:
         await arena.provider.destroy(sandbox.id)
+    return {"create": took}, {_CHARGED: sum(os.times()[:4]) - charged}
 
 
 async def _lines(chunks: AsyncIterator[Chunk]) -> AsyncGenerator[str, None]:

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -199,9 +200,7 @@ async def _execution_of(
     else:
         for _ in read_execution(execution, reader, _stdout_of(result.written)):
             await pace.give_way()
-    lost = None
-    if _has_lost(reader, result):
-        lost = await contexts.note_lost(sandbox, execution.context_id)
+    lost = await _why_lost(contexts, sandbox, execution, reader, result)
     execution.close(reader, result, result.stderr if not reader.ended else "", lost)
     return execution
 
@@ -219,7 +218,29 @@ async def _read_again(process: Process, execution: CellExecution, reader: CellRe
         await close_source(source)
 
 
+async def _why_lost(
+    contexts: Contexts,
+    sandbox: Sandbox,
+    execution: CellExecution,
+    reader: CellReader,
+    ended: ExecResult,
+    *,
+    is_own: bool = True,
+) -> str | None:
+    """Returns why the cell's context is gone; None if it lives. `is_own`: this request has started the cell, and its
+    caller is the one who learns of the loss."""
+    if not _has_lost(reader, ended):
+        return None
+    if not is_own:
+        return await contexts.why_lost(sandbox, execution.context_id)
+    if reader.lost is None and ended.reason is Reason.TIMEOUT:
+        return await contexts.end_unheeding(sandbox, execution.id, execution.context_id)
+    return await contexts.note_lost(sandbox, execution.context_id)
+
+
 def _has_lost(reader: CellReader, ended: ExecResult) -> bool:
+    if ended.reason is Reason.TIMEOUT and ended.signal == signal.SIGKILL and reader.begun and not reader.ended:
+        return True  # nothing has answered the interrupt
     return reader.lost is not None or (ended.reason is Reason.EXITED and ended.exit_code == CELL_LOST)
 
 
@@ -316,9 +337,7 @@ async def cell_events(
         raise ContextLost(
             f"the context {execution.context_id} ended when the cell was to begin", remedy="send the cell again"
         )
-    lost, contexts = None, call.context.contexts
-    if _has_lost(reader, ended):
-        lost = await (contexts.note_lost if is_own else contexts.why_lost)(call.sandbox, execution.context_id)
+    lost = await _why_lost(call.context.contexts, call.sandbox, execution, reader, ended, is_own=is_own)
     execution.close(reader, ended, said.decode(errors="replace"), lost)
     if execution.error is not None:
         yield OutputEvent("error", _error_view(execution) or {})
@@ -350,9 +369,7 @@ async def get_execution(call: Call) -> Values:
         execution.duration_ms = round(info.started_s_ago * 1000, 3)
         return execution_view(execution)
     ended = await process.ended()
-    lost = (
-        await call.context.contexts.why_lost(call.sandbox, execution.context_id) if _has_lost(reader, ended) else None
-    )
+    lost = await _why_lost(call.context.contexts, call.sandbox, execution, reader, ended, is_own=False)
     execution.close(reader, ended, said.decode(errors="replace"), lost)
     return execution_view(execution)
 
