@@ -125,7 +125,7 @@ def test_nobody_types_into_a_terminal_whatever_the_high_bits(request_: int, expe
 
 CORE, NOFILE, POINTER = 4, 7, 0x7FFF00001000
 HUGETLB = 0x40000
-SOCKET, TCP, ATTACH_FILTER, REUSEADDR = 1, 6, 26, 2
+SOCKET, TCP, ATTACH_FILTER, REUSEADDR, LINGER = 1, 6, 26, 2, 13
 IP, MULTICAST_TTL, ADD_MEMBERSHIP, JOIN_GROUP = 0, 33, 35, 42
 IPV6, V6ONLY, FLOWLABEL_MGR, NODELAY, MD5SIG = 41, 26, 32, 1, 14
 RECVERR, RECVERR6, TIMESTAMPING, TIMESTAMPING_NEW = 11, 25, 37, 65
@@ -168,6 +168,8 @@ FILES, SET_SECCOMP, SET_NAME = 0x400, 22, 15
         (("setsockopt", 3, IPV6, RECVERR6), DONE),
         (("setsockopt", 3, SOCKET, TIMESTAMPING), errno.ENOPROTOOPT),
         (("setsockopt", 3, SOCKET, TIMESTAMPING_NEW | HIGH), errno.ENOPROTOOPT),
+        (("setsockopt", 3, SOCKET, LINGER), DONE),
+        (("setsockopt", 3, SOCKET | HIGH, LINGER | HIGH), DONE),
         (("setsockopt", 3, TCP, NODELAY), ALLOW),
         (("setsockopt", 3, TCP, MD5SIG), errno.ENOPROTOOPT),
         (("prctl", SET_NAME), ALLOW),

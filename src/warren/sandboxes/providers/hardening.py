@@ -100,6 +100,7 @@ _FADV_DONTNEED: Final = 4
 _RWF_NOWAIT, _RWF_DONTCACHE, _RWF_KNOWN = 0x08, 0x80, 0x77  # the first two look into the cache without changing it
 _F_OFD_SETLK, _F_OFD_SETLKW, _F_LINUX = 37, 38, 1024  # the commands that only Linux has begin there
 _SOL_SOCKET: Final = 1
+_SO_LINGER: Final = 13
 _SO_ATTACH_FILTER, _SO_LOCK_FILTER = 26, 44
 _SO_ATTACH_BPF, _SO_ATTACH_REUSEPORT_CBPF, _SO_ATTACH_REUSEPORT_EBPF = 50, 51, 52
 _SO_TIMESTAMPING, _SO_TIMESTAMPING_NEW = 37, 65
@@ -270,7 +271,7 @@ def _socket_option_rules() -> Iterable[Rule]:
     Joining groups takes the lock of all the machine's networks, and leaving them holds it: with many memberships, long
     enough for nobody to get a sandbox. Flow labels are 4,096 for the whole machine. Keys for TCP and the queues of
     errors and timestamps count for no limit. Programs that ask for errors, as every look-up of a name does, go on
-    without.
+    without. A socket that lingers has whoever closes it last wait, be it another program that it was passed to.
     """
     joins = dict.fromkeys((_MCAST_JOIN_GROUP, _MCAST_JOIN_SOURCE_GROUP), errno.ENODEV)
     programs = (
@@ -278,7 +279,7 @@ def _socket_option_rules() -> Iterable[Rule]:
     )
     timestamps = dict.fromkeys((_SO_TIMESTAMPING, _SO_TIMESTAMPING_NEW), errno.ENOPROTOOPT)
     answers: dict[int, dict[int, int]] = {
-        _SOL_SOCKET: {**dict.fromkeys(programs, errno.EPERM), **timestamps},
+        _SOL_SOCKET: {**dict.fromkeys(programs, errno.EPERM), **timestamps, _SO_LINGER: 0},
         _SOL_IP: {
             **joins,
             **dict.fromkeys((_IP_ADD_MEMBERSHIP, _IP_ADD_SOURCE_MEMBERSHIP), errno.ENODEV),
