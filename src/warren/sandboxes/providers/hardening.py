@@ -35,6 +35,8 @@ ROOT_CAPABILITIES: Final = (
 # every limit but 1. And 1 is too little for a file.
 CORE_LIMIT: Final = 1
 MEMLOCK_BYTES: Final = 8 * 1024 * 1024
+PENDING_SIGNALS: Final = 16384
+MESSAGE_QUEUE_BYTES: Final = 819200
 
 # Of one sandbox. The kernel gives 3,072 to all sandboxes together unless it is told otherwise.
 TERMINALS: Final = 64
