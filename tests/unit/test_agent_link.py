@@ -335,15 +335,18 @@ async def test_breaking_the_rules_cuts_the_link(what: str) -> None:
 @contextmanager
 def lingering() -> Iterator[socket.socket]:
     """Yields a socket whose close lasts three seconds: what it has sent finds no room at the other end."""
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as sock:
-        with listener.accept()[0]:
-            sock.setblocking(False)
-            with suppress(BlockingIOError):
-                while True:
-                    sock.send(bytes(1 << 20))
-            sock.setblocking(True)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3))
-            yield sock
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as sock,
+        listener.accept()[0],
+    ):
+        sock.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                sock.send(bytes(1 << 20))
+        sock.setblocking(True)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3))
+        yield sock
 
 
 @pytest.mark.parametrize("is_read", [True, False], ids=["read", "unread"])
