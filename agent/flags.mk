@@ -3,7 +3,16 @@
 CC_STATIC := $(shell command -v musl-gcc || command -v cc)
 WARN := -std=gnu11 -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wformat=2 -Wno-format-truncation -Werror
 HARDEN := -fstack-protector-strong -D_FORTIFY_SOURCE=2 -fno-plt
-STATIC := $(WARN) $(HARDEN) -O2 -static -Wl,-z,relro,-z,now,-z,noexecstack -s
+# Static, and yet loaded at an address that changes. musl-gcc does not know the combination: its parts are named.
+MUSL := $(wildcard /usr/lib/$(shell uname -m)-linux-musl/rcrt1.o)
+ifneq ($(and $(findstring musl-gcc,$(CC_STATIC)),$(MUSL)),)
+PIE := -fPIE -static -nostartfiles -Wl,-pie,--no-dynamic-linker,-z,text $(MUSL) $(dir $(MUSL))crti.o $(dir $(MUSL))crtn.o
+else ifneq ($(findstring ziglang,$(CC_STATIC)),)
+PIE := -static
+else
+PIE := -fPIE -static-pie
+endif
+STATIC := $(WARN) $(HARDEN) -O2 $(PIE) -Wl,-z,relro,-z,now,-z,noexecstack -s
 # For the builds that only the tests run: the address and undefined-behaviour sanitizers end the program at a fault.
 SANITIZE := $(WARN) -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all \
     -static-libasan -static-libubsan

@@ -85,6 +85,7 @@ static void become_agent_user(uid_t uid) {
         int pid;
     } h = {0x20080522, 0};
     struct { uint32_t effective, permitted, inheritable; } d[2];
+    _Static_assert(sizeof h == 8 && sizeof d == 24, "__user_cap_header_struct and two __user_cap_data_struct");
     if (syscall(SYS_capget, &h, d) != 0) fail("capget");
     d[0].effective = CAPS;
     /* Where root is allowed the other capabilities stay permitted, but not effective, so that commands of root can get

@@ -34,6 +34,7 @@ struct cap_header {
     int pid;
 };
 struct cap_data { uint32_t effective, permitted, inheritable; };
+_Static_assert(sizeof(struct cap_header) == 8 && sizeof(struct cap_data) == 12, "the kernel's, which capset reads");
 
 static char *next_part(char **line) {
     char *start = *line, *colon = start ? strchr(start, ':') : NULL;

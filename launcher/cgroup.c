@@ -21,6 +21,7 @@ struct instruction {
     int16_t offset;
     int32_t value;
 };
+_Static_assert(sizeof(struct instruction) == 8, "struct bpf_insn");
 
 /* Tries to move this process to a cgroup. It may fail: what counts is that the kernel has begun to prepare for moves.
  */
@@ -151,6 +152,7 @@ static int load_rules(const struct options *o) {
         uint64_t log;
         uint32_t kernel_version, flags;
     } attributes = {.type = CGROUP_DEVICE_PROGRAM};
+    _Static_assert(sizeof attributes == 48, "union bpf_attr of BPF_PROG_LOAD up to prog_flags");
 
     attributes.count = compile_rules(o, rules);
     attributes.instructions = (uintptr_t)rules;
@@ -161,6 +163,7 @@ static int load_rules(const struct options *o) {
 /* Attaches the program to the cgroup: every device but those of --allow-device is refused. */
 void limit_devices(const struct options *o) {
     struct { uint32_t target, program, where, flags; } attributes = {.where = AT_CGROUP_DEVICE, .flags = ALLOW_MULTI};
+    _Static_assert(sizeof attributes == 16, "union bpf_attr of BPF_PROG_ATTACH");
     int directory, program;
 
     if (!o->allowed.count) return;

@@ -34,6 +34,7 @@
 struct clone_arguments {
     uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup;
 };
+_Static_assert(sizeof(struct clone_arguments) == 88, "struct clone_args up to cgroup");
 
 struct pipes { int ready[2], go[2], pids[2], attached[2], channel[2]; };
 

@@ -7,7 +7,7 @@
 
 #define LOOP_TRIES 500
 /* The disk does not survive a crash of the host anyway, so no flush has to wait for the hardware. */
-#define DISK_OPTIONS "noinit_itable,barrier=0,resuid=65534"
+#define DISK_OPTIONS "noinit_itable,barrier=0,resuid=65534,errors=remount-ro"
 
 /* From the kernel's headers, which the include directory of a libc may lack. */
 #define LOOP_MAJOR 7
@@ -25,6 +25,9 @@ struct loop_settings {
     } info;
     uint64_t reserved[8];
 };
+_Static_assert(offsetof(struct loop_settings, info) == 8 && offsetof(struct loop_settings, reserved) == 240 &&
+                   sizeof(struct loop_settings) == 304,
+               "struct loop_config with struct loop_info64");
 
 static int open_loop(int index) {
     char name[PATH_ROOM];

@@ -33,6 +33,7 @@
 #define EMPTY_FOLDER "size=4k,nr_inodes=1,mode=555"
 
 struct open_how_ { uint64_t flags, mode, resolve; };
+_Static_assert(sizeof(struct open_how_) == 24, "struct open_how");
 
 struct place {
     char room[PATH_ROOM];
@@ -338,6 +339,7 @@ static void drop_capabilities(const struct options *o) {
         int pid;
     } head = {CAPABILITIES_VERSION, 0};
     struct { uint32_t effective, permitted, inheritable; } sets[2] = {{0}};
+    _Static_assert(sizeof head == 8 && sizeof sets == 24, "__user_cap_header_struct and two __user_cap_data_struct");
     uint64_t kept = 0, each;
     int i;
 
@@ -357,6 +359,7 @@ static void load_filter(const struct filter *filter) {
         unsigned short length;
         const void *code;
     } program = {filter->size / 8, filter->code};
+    _Static_assert(sizeof program == 16, "struct sock_fprog");
 
     if (prctl(PR_SET_SECCOMP, 2, &program)) fail("loading the filter of system calls");
 }

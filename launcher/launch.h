@@ -9,6 +9,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,7 +44,9 @@
 #define MOUNT_ATTR_IDMAP_ 0x00100000
 #define CLONE_NEWTIME_ 0x00000080
 
+/* Every structure that is copied from the kernel has its size checked: a wrong one would be read beyond its end. */
 struct mount_attributes { uint64_t set, clear, propagation, userns_fd; };
+_Static_assert(sizeof(struct mount_attributes) == 32, "struct mount_attr");
 
 struct list {
     const char *items[MANY];

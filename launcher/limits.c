@@ -1,6 +1,10 @@
 /* The rlimits of a sandbox. They are only lowered: root may lack CAP_SYS_RESOURCE, and raising would fail. */
 #include "launch.h"
 
+/* hardening.py judges by the same numbers. A timer of POSIX counts as a pending signal. */
+#define PENDING_SIGNALS 16384
+#define MESSAGE_QUEUES 819200 /* bytes */
+
 static void lower(int resource, rlim_t wanted) {
     struct rlimit limit;
 
@@ -30,4 +34,8 @@ void lower_limits(const struct options *o) {
     if (o->memlock) lower(RLIMIT_MEMLOCK, o->memlock);
     if (o->nofile) lower(RLIMIT_NOFILE, o->nofile);
     if (o->fsize) lower(RLIMIT_FSIZE, o->fsize);
+    lower(RLIMIT_RTPRIO, 0);
+    lower(RLIMIT_NICE, 0);
+    lower(RLIMIT_SIGPENDING, PENDING_SIGNALS);
+    lower(RLIMIT_MSGQUEUE, MESSAGE_QUEUES);
 }

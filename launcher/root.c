@@ -8,7 +8,9 @@
 
 /* So that the upper directory holds nothing but plain files, whiteouts and opaque directories, which can be saved.
  * `volatile`: nothing is synchronized, because the disk does not survive a crash. */
-#define UPPER_OPTIONS "index=off,metacopy=off,redirect_dir=off,xino=auto,uuid=off,volatile"
+/* No attribute of a file leads to another: the kernel may follow such ones unless it is told not to. */
+#define LAYER_OPTIONS "metacopy=off,redirect_dir=nofollow"
+#define UPPER_OPTIONS LAYER_OPTIONS ",index=off,xino=auto,uuid=off,volatile"
 #define MARK "disk/mark" /* a directory that shows the disk itself where all others of it are below an overlay */
 
 /* Makes a tree read-only, with its ids mapped to the sandbox's. Not every file system can map ids: without that the
@@ -84,7 +86,7 @@ static void lay_over(const char *where, const char *lower, const char *upper, co
     if (upper)
         path(options, "lowerdir=%s,upperdir=disk/%s.upper,workdir=disk/%s.work," UPPER_OPTIONS, lower, upper, upper);
     else {
-        path(options, "lowerdir=%s", lower);
+        path(options, "lowerdir=%s," LAYER_OPTIONS, lower);
         flags |= MS_RDONLY;
     }
     if (mount("root", where, "overlay", flags, options)) fail("laying %s over %s (%s)", what, where, options);

@@ -1,9 +1,12 @@
-"""The other end of a link, as tests want it: frames in, frames out, over a real socket."""
+"""The other end of a link, as tests want it: frames in, frames out, over a real socket.
+
+`link_over` makes the links of `linked`. A test sets it to `over_guarded` for the transport of kernels before 6.16.
+"""
 
 import asyncio
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -28,6 +31,13 @@ def exit_frame(channel: int, code: int = 0, total: int = 0, **more: int) -> byte
 
 def hello(version: int = VERSION) -> bytes:
     return said(WireResponse.HELLO, 0, fields([(WireTag.VERSION, version)]))
+
+
+async def over_guarded(sock: socket.socket, **options: Any) -> AgentLink:
+    return AgentLink.guarded(sock, **options)
+
+
+link_over: Callable[..., Awaitable[AgentLink]] = AgentLink.over
 
 
 class ScriptedAgent:
@@ -64,7 +74,7 @@ async def linked(**options: Any) -> Any:
     ours, theirs = socket.socketpair()
     for sock in (ours, theirs):
         sock.setblocking(False)
-    link = await AgentLink.over(ours, **options)
+    link = await link_over(ours, **options)
     reader, writer = await asyncio.open_connection(sock=theirs)
     try:
         yield link, ScriptedAgent(reader, writer)

@@ -3,15 +3,17 @@
 import asyncio
 import os
 import socket
+import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from unit.scripted_agent import exit_frame, hello, linked, output, said
+from unit import scripted_agent
+from unit.scripted_agent import exit_frame, hello, linked, output, over_guarded, said
 
 from warren.model.errors import FileNotFound, FileProblem, InvalidRequest, ProtocolError, SandboxLost
 from warren.model.metrics import SandboxMetrics
@@ -38,6 +40,13 @@ from warren.sandboxes.agent.wire import (
 )
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True, params=["over", "over_guarded"])
+def either_transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    kind = str(request.param)
+    monkeypatch.setattr(scripted_agent, "link_over", {"over": AgentLink.over, "over_guarded": over_guarded}[kind])
+    return kind
 
 
 @pytest.fixture(autouse=True)
@@ -321,6 +330,46 @@ async def test_breaking_the_rules_cuts_the_link(what: str) -> None:
         with pytest.raises(ProtocolError):
             await link.open(WireRequest.PING)
         assert repr(link).startswith("<AgentLink broken: ")
+
+
+@contextmanager
+def lingering() -> Iterator[socket.socket]:
+    """Yields a socket whose close lasts three seconds: what it has sent finds no room at the other end."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as sock,
+        listener.accept()[0],
+    ):
+        sock.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                sock.send(bytes(1 << 20))
+        sock.setblocking(True)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3))
+        yield sock
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["read", "unread"])
+async def test_open_files_that_an_agent_sends_hold_nobody_up(is_read: bool, either_transport: str) -> None:
+    """The kernel closes them for a reader who does not ask for them."""
+    async with linked() as (link, agent):
+        if not is_read:
+            link._transport.pause_reading()
+        with lingering() as sock, socket.socket(fileno=os.dup(agent.writer.get_extra_info("socket").fileno())) as raw:
+            try:
+                socket.send_fds(raw, [said(WireResponse.CREDIT, 0)], [sock.fileno()])
+            except PermissionError:
+                assert either_transport == "over"  # from Linux 6.16 on
+                return
+            sock.close()  # the link has the last one
+            began = time.monotonic()
+            with suppress(ProtocolError, SandboxLost):
+                await (await link.open(WireRequest.PING)).last() if is_read else None
+            await link.close()
+            assert time.monotonic() - began < 1
+    assert repr(link) == (
+        "<AgentLink broken: it sent open files, 0 channels>" if is_read else "<AgentLink lost, 0 channels>"
+    )
 
 
 async def test_a_closed_channel_may_be_sent_what_was_on_its_way_and_no_more() -> None:

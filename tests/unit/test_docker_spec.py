@@ -77,14 +77,18 @@ def test_the_limits_are_asked_for() -> None:
     assert host["CpuQuota"] / host["CpuPeriod"] == 0.25
     assert host["PidsLimit"] == 10 + 64
     ulimits = {limit["Name"]: limit["Hard"] for limit in host["Ulimits"]}
-    assert ulimits == {"core": 1, "nofile": 99, "memlock": 8 * MIB, "fsize": 20 * MIB}
+    assert ulimits == {
+        **{"core": 1, "nofile": 99, "memlock": 8 * MIB, "fsize": 20 * MIB},
+        **{"sigpending": 16384, "msgqueue": 819200, "nice": 0, "rtprio": 0},
+    }
 
 
 def test_no_ulimit_goes_above_what_this_machine_can_give() -> None:
-    ulimits = config(hard_limits={"nofile": 100, "memlock": 65536})["HostConfig"]["Ulimits"]
+    ulimits = config(hard_limits={"nofile": 100, "memlock": 65536, "sigpending": 7})["HostConfig"]["Ulimits"]
     assert {limit["Name"]: limit["Soft"] for limit in ulimits} == {
-        "core": 1, "nofile": 100, "memlock": 65536, "fsize": 1024 * MIB
-    }  # fmt: skip
+        **{"core": 1, "nofile": 100, "memlock": 65536, "fsize": 1024 * MIB},
+        **{"sigpending": 7, "msgqueue": 819200, "nice": 0, "rtprio": 0},
+    }
 
 
 def test_nothing_of_a_request_becomes_a_path_of_the_host() -> None:

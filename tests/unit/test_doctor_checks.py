@@ -5,7 +5,13 @@ from pathlib import Path
 import pytest
 
 from warren.doctor.check import Check, Level
-from warren.doctor.kernel_state import check_cores, check_network, check_terminals
+from warren.doctor.kernel_state import (
+    check_cores,
+    check_dumpable,
+    check_line_disciplines,
+    check_network,
+    check_terminals,
+)
 from warren.doctor.machine import check_cgroups, check_kernel, check_user_namespaces
 from warren.doctor.parts import (
     check_programs,
@@ -54,6 +60,16 @@ def test_what_crashes_start(pattern: str, level: Level, said: str) -> None:
 )
 def test_terminals_are_enough_for_many_sandboxes_and_the_host(most: int, reserve: int, level: Level) -> None:
     assert check_terminals(most, reserve).level is level
+
+
+@pytest.mark.parametrize(("value", "level"), [("0", Level.OK), ("1", Level.FAIL), ("2", Level.OK)])
+def test_processes_that_changed_their_user_must_not_be_dumpable(value: str, level: Level) -> None:
+    assert check_dumpable(value).level is level
+
+
+@pytest.mark.parametrize(("autoload", "said"), [("0", False), ("1", True), ("", True)])
+def test_line_disciplines_that_the_kernel_loads_for_anybody_are_mentioned(autoload: str, said: bool) -> None:
+    assert ("dev.tty.ldisc_autoload=0" in check_line_disciplines(autoload).found) is said
 
 
 def test_a_kernel_whose_network_settings_are_the_machines_gets_a_remedy() -> None:

@@ -20,7 +20,8 @@ DONE = 0
 HIGH = 1 << 32
 UNIX, INET, INET6, NETLINK, VSOCK, ALG, PACKET = 1, 2, 10, 16, 40, 38, 17
 NEWUSER, NEWNS, THREAD = 0x10000000, 0x20000, 0x3D0F00
-TIOCSTI, TIOCGWINSZ = 0x5412, 0x5413
+TIOCSTI, TIOCGWINSZ, TIOCLINUX, TIOCSETD = 0x5412, 0x5413, 0x541C, 0x5423
+STREAM, DGRAM, RAW, SEQPACKET, DCCP, CLOEXEC, NONBLOCK = 1, 2, 3, 5, 6, 0x80000, 0x800
 
 
 def holds(condition: dict[str, Any], arguments: tuple[int, ...]) -> bool:
@@ -87,25 +88,37 @@ def test_clone3_is_not_there_so_that_libc_falls_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "protocol", "expected"),
+    ("socket", "expected"),
     [
-        (UNIX, 0, ALLOW),
-        (INET, 0, ALLOW),
-        (INET, 6, ALLOW),
-        (INET6, 17, ALLOW),
-        (NETLINK, 0, ALLOW),
-        (NETLINK, 12, errno.EPERM),
-        (NETLINK, 9, errno.EPROTONOSUPPORT),
-        (INET, 132, errno.EPERM),
-        (VSOCK, 0, errno.EPERM),
-        (ALG, 0, errno.EPERM),
-        (PACKET, 0, errno.EPERM),
-        (VSOCK | HIGH, 0, errno.EPERM),
-        (INET | HIGH, 0, errno.EPERM),
+        ((UNIX, STREAM, 0), ALLOW),
+        ((UNIX, SEQPACKET | CLOEXEC, 0), ALLOW),
+        ((UNIX, RAW, 0), errno.EPERM),
+        ((INET, STREAM, 0), ALLOW),
+        ((INET, STREAM | CLOEXEC | NONBLOCK, 6), ALLOW),
+        ((INET, DGRAM, 1), ALLOW),
+        ((INET6, DGRAM, 17), ALLOW),
+        ((INET6, DGRAM, 58), ALLOW),
+        ((NETLINK, RAW | CLOEXEC, 0), ALLOW),
+        ((NETLINK, DGRAM, 0), ALLOW),
+        ((NETLINK, SEQPACKET, 0), errno.EPERM),
+        ((NETLINK, RAW, 12), errno.EPERM),
+        ((NETLINK, RAW, 9), errno.EPROTONOSUPPORT),
+        ((INET, STREAM, 132), errno.EPERM),
+        ((INET, RAW, 1), errno.EPERM),
+        ((INET, SEQPACKET, 0), errno.EPERM),
+        ((INET, DCCP, 0), errno.EPERM),
+        ((INET6, DCCP | NONBLOCK, 0), errno.EPERM),
+        ((INET, DCCP | HIGH, 0), errno.EPERM),
+        ((INET, 10, 0), errno.EPERM),
+        ((VSOCK, STREAM, 0), errno.EPERM),
+        ((ALG, SEQPACKET, 0), errno.EPERM),
+        ((PACKET, RAW, 0), errno.EPERM),
+        ((VSOCK | HIGH, STREAM, 0), errno.EPERM),
+        ((INET | HIGH, STREAM, 0), errno.EPERM),
     ],
 )
-def test_sockets_by_family_and_protocol(family: int, protocol: int, expected: str | int) -> None:
-    assert verdict("socket", family, 1, protocol) == expected
+def test_sockets_by_family_type_and_protocol(socket: tuple[int, int, int], expected: str | int) -> None:
+    assert verdict("socket", *socket) == expected
 
 
 @pytest.mark.parametrize(
@@ -117,15 +130,19 @@ def test_sockets_by_family_and_protocol(family: int, protocol: int, expected: st
         (TIOCSTI, errno.EPERM),
         (TIOCSTI | HIGH, errno.EPERM),
         (TIOCSTI | 0xFFFFFFFF00000000, errno.EPERM),
+        (TIOCLINUX, errno.EPERM),
+        (TIOCSETD, errno.EPERM),
+        (TIOCSETD | HIGH, errno.EPERM),
+        (TIOCSETD + 1, ALLOW),
     ],
 )
-def test_nobody_types_into_a_terminal_whatever_the_high_bits(request_: int, expected: str | int) -> None:
+def test_what_terminals_must_not_do_is_refused_whatever_the_high_bits(request_: int, expected: str | int) -> None:
     assert verdict("ioctl", 0, request_) == expected
 
 
 CORE, NOFILE, POINTER = 4, 7, 0x7FFF00001000
 HUGETLB = 0x40000
-SOCKET, TCP, ATTACH_FILTER, REUSEADDR = 1, 6, 26, 2
+SOCKET, TCP, ATTACH_FILTER, REUSEADDR, LINGER = 1, 6, 26, 2, 13
 IP, MULTICAST_TTL, ADD_MEMBERSHIP, JOIN_GROUP = 0, 33, 35, 42
 IPV6, V6ONLY, FLOWLABEL_MGR, NODELAY, MD5SIG = 41, 26, 32, 1, 14
 RECVERR, RECVERR6, TIMESTAMPING, TIMESTAMPING_NEW = 11, 25, 37, 65
@@ -168,6 +185,8 @@ FILES, SET_SECCOMP, SET_NAME = 0x400, 22, 15
         (("setsockopt", 3, IPV6, RECVERR6), DONE),
         (("setsockopt", 3, SOCKET, TIMESTAMPING), errno.ENOPROTOOPT),
         (("setsockopt", 3, SOCKET, TIMESTAMPING_NEW | HIGH), errno.ENOPROTOOPT),
+        (("setsockopt", 3, SOCKET, LINGER), DONE),
+        (("setsockopt", 3, SOCKET | HIGH, LINGER | HIGH), DONE),
         (("setsockopt", 3, TCP, NODELAY), ALLOW),
         (("setsockopt", 3, TCP, MD5SIG), errno.ENOPROTOOPT),
         (("prctl", SET_NAME), ALLOW),

@@ -123,7 +123,8 @@ def test_a_good_program_is_known_to_the_next_process(tmp_path: Path) -> None:
         found = SystemCallFilter([rule("read")], "x86_64", tmp_path / "marks")
         assert found.excess([good])[1] == ""
         assert found.excess([bad])[1] == "it allows mount"
-    assert len(list((tmp_path / "marks").iterdir())) == 1
+    (mark,) = (tmp_path / "marks").iterdir()
+    assert len(mark.name) == 64 + 1 + 64  # whole hashes: a shorter one could be hit by a program that was searched for
     other_rules = SystemCallFilter([rule("write")], "x86_64", tmp_path / "marks")
     assert other_rules.excess([good])[1] == "it allows read"
 

@@ -13,6 +13,7 @@ LIST: Final = "needs_warren.tsv"
 _COMMAND: Final = "warren doctor --attack"
 _WHY: Final = {
     Group.AGENT: "it attacks the agent that Warren has in each sandbox",
+    Group.HOSTILE_AGENT: "it attacks Warren's worker from an agent's place",
     Group.EGRESS: "it takes rules for a network that Warren sets, and an Internet made for the attack",
     Group.LIFECYCLE: "it takes Warren's own operations on a sandbox, and a look at the host",
     Group.FAIRNESS: "it measures a neighbour, which Warren makes",

@@ -10,6 +10,7 @@ class Group(StrEnum):
     ESCAPE = "escape"
     KERNEL = "kernel"
     AGENT = "agent tampering"
+    HOSTILE_AGENT = "hostile agent"
     LEAKS = "leaks"
     NETWORK = "network"
     EGRESS = "egress"

@@ -43,6 +43,7 @@ KERNEL: Final = (
     within("unknown-calls", _K, "call numbers that this or a later kernel may know", "kernel:unknown_calls"),
     within("other-abi", _K, "32-bit system calls", "kernel:other_abi"),
     within("tiocsti", _K, "push input into a terminal (TIOCSTI, TIOCLINUX)", "kernel:push_terminal_input"),
+    within("line-disciplines", _K, "give a terminal another line discipline", "kernel:line_disciplines"),
     within("vsock", _K, "AF_VSOCK: speak with the hypervisor", "kernel:one_family", family=_VSOCK),
     within("af-alg", _K, "AF_ALG: the kernel's cryptography (CVE-2026-31431)", "kernel:one_family", family=_ALG),
     within("af-packet", _K, "AF_PACKET: raw frames", "kernel:one_family", family=_PACKET),

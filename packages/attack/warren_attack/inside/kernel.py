@@ -17,7 +17,7 @@ import time
 
 from .calls import CONTAINED, NOT_APPLICABLE, REFUSED, THROUGH, Account, ProbeVerdict, call, in_child, number
 
-_TIOCSTI = 0x5412
+_TIOCSTI, _TIOCSETD = 0x5412, 0x5423
 _FAMILIES = {"UNIX": 1, "INET": 2, "INET6": 10, "NETLINK": 16}
 _NO_SOCKET = (*REFUSED, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ESOCKTNOSUPPORT, errno.EINVAL)
 
@@ -147,6 +147,19 @@ def push_terminal_input() -> ProbeVerdict:
     return account.verdict()
 
 
+def line_disciplines() -> ProbeVerdict:
+    """Each has the kernel load a module that parses what the terminal is sent; n_gsm and n_hdlc had several holes."""
+    account = Account()
+    for discipline in range(1, 32):
+        master, slave = pty.openpty()
+        for name, fd in (("master", master), ("slave", slave)):
+            code = call("ioctl", fd, _TIOCSETD, ctypes.byref(ctypes.c_int(discipline)))[1]
+            account.note(f"{discipline} on a {name}", code)
+        os.close(master)
+        os.close(slave)
+    return account.verdict()
+
+
 def socket_families() -> ProbeVerdict:
     account = Account()
     for family in range(46):
@@ -186,6 +199,9 @@ def rare_protocols() -> ProbeVerdict:
         ("SMC", socket.SOCK_STREAM, 256),
     ):
         account.note(name, _socket(socket.AF_INET, kind, protocol), _NO_SOCKET)
+    for name, kind in (("SCTP by its type", socket.SOCK_SEQPACKET), ("DCCP by its type", 6)):
+        for family in (socket.AF_INET, socket.AF_INET6):
+            account.note(name, _socket(family, kind, 0))  # any other answer comes from the kernel, which looked for it
     for name, protocol in {"audit": 9, "netfilter": 12, "generic": 16, "xfrm": 6, "sock_diag": 4, "uevent": 15}.items():
         account.note(f"netlink {name}", _socket(16, socket.SOCK_RAW, protocol), _NO_SOCKET)
     return account.verdict()

@@ -185,6 +185,17 @@ def kept_for_sockets() -> ProbeVerdict:
 # -- locks
 
 
+def linger() -> ProbeVerdict:
+    """A close that waits, for as long as its sender likes, waits in whatever process closes last."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as sock:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+        lingers, seconds = struct.unpack("ii", sock.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8))
+    if lingers and seconds:
+        return THROUGH, f"a close waits for {seconds} s"
+    return CONTAINED, "no socket can be made to linger"
+
+
 def unowned_locks() -> ProbeVerdict:
     """Locks whose owner the kernel does not show, so that nobody could be ended for having too many."""
     account = Account()

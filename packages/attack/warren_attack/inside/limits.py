@@ -215,7 +215,7 @@ def open_files(most: int) -> ProbeVerdict:
 
 def raise_limits() -> ProbeVerdict:
     account = Account()
-    for name in ("NOFILE", "NPROC", "CORE", "FSIZE", "MEMLOCK", "NICE", "RTPRIO"):
+    for name in ("NOFILE", "NPROC", "CORE", "FSIZE", "MEMLOCK", "NICE", "RTPRIO", "SIGPENDING", "MSGQUEUE"):
         kind = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]
         if hard == resource.RLIM_INFINITY:

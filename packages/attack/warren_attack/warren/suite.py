@@ -17,6 +17,7 @@ from warren_attack.warren import (
     probes_egress,
     probes_escape,
     probes_fair_share,
+    probes_hostile_agent,
     probes_kernel_state,
     probes_leaks,
     probes_lifecycle,
@@ -44,6 +45,7 @@ _ALSO_AS_ROOT: tuple[Probe[Arena], ...] = (
 )
 PROBES: tuple[Probe[Arena], ...] = (
     *_ALSO_AS_ROOT,
+    *probes_hostile_agent.PROBES,
     *probes_egress.PROBES,
     *probes_broker.PROBES,
     *probes_resources.PROBES,

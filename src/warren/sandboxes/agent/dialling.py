@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 from warren.model.errors import SandboxLost
+from warren.sandboxes.agent.descriptor_guard import refuse_descriptors
 
 SOCKET_NAME = "agent.sock"
 _REDIAL_S = (0.0005, 0.005)
@@ -43,6 +44,7 @@ def _connect_once(directory: Path) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
+            refuse_descriptors(sock)  # before the agent can send any
             sock.connect(f"/proc/self/fd/{target}")
         except BaseException:
             sock.close()

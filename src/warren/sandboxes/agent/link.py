@@ -21,6 +21,7 @@ from pathlib import Path
 
 from warren.model.errors import InvalidRequest, ProtocolError, SandboxLost, WarrenError
 from warren.sandboxes.agent.channel import STRAYS, AgentChannel
+from warren.sandboxes.agent.descriptor_guard import GuardedTransport, refuse_descriptors
 from warren.sandboxes.agent.dialling import connect
 from warren.sandboxes.agent.frames import FrameStream
 from warren.sandboxes.agent.wire import (
@@ -130,10 +131,19 @@ class AgentLink(FrameStream):
     async def over(cls, sock: socket.socket, why_lost: WhyLost = _connection_gone) -> "AgentLink":
         """Returns a link over a connected socket, before the greeting. The link owns the socket."""
         try:
+            if not refuse_descriptors(sock):
+                return cls.guarded(sock, why_lost)
             _, link = await asyncio.get_running_loop().create_connection(lambda: cls(why_lost), sock=sock)
         except BaseException:
             sock.close()
             raise
+        return link
+
+    @classmethod
+    def guarded(cls, sock: socket.socket, why_lost: WhyLost = _connection_gone) -> "AgentLink":
+        """Like `over`, for a socket that cannot refuse open files."""
+        link = cls(why_lost)
+        GuardedTransport(sock, link)
         return link
 
     async def open(self, kind: WireRequest, payload: bytes = b"", *, discard_output: bool = False) -> AgentChannel:

@@ -177,7 +177,7 @@ def _judge_system_calls(facts: Facts, found: Evidence, wanted: Wanted) -> None:
         return
     digest, excess = wanted.system_calls.excess(facts.programs)
     instructions = sum(len(program) // 8 for program in facts.programs)
-    shown = f"the loaded filter ({instructions} instructions, {digest})"
+    shown = f"the loaded filter ({instructions} instructions, {digest[:16]})"
     found.note(Layer.SYSTEM_CALLS, not excess, f"{shown}: {excess or 'it allows nothing beyond the list'}")
 
 

@@ -212,7 +212,7 @@ class SystemCallFilter:
     def _mark_of(self, digest: str) -> Path:
         if not self._identity:
             rules = json.dumps(self._rules, sort_keys=True).encode()
-            self._identity = hashlib.sha256(rules + Path(__file__).read_bytes()).hexdigest()[:16]
+            self._identity = hashlib.sha256(rules + Path(__file__).read_bytes()).hexdigest()
         return self._marks / f"{self._identity}-{digest}"
 
     def _is_marked(self, digest: str) -> bool:
@@ -261,7 +261,9 @@ class SystemCallFilter:
 
 
 def _digest(programs: Sequence[bytes]) -> str:
-    return hashlib.sha256(b"|".join(programs)).hexdigest()[:16]
+    """Returns a hash of the programs and of where each ends: a verdict for one must never be found for another."""
+    lengths = struct.pack(f"<{len(programs)}Q", *map(len, programs))
+    return hashlib.sha256(b"".join((lengths, *programs))).hexdigest()
 
 
 def _turning_numbers(programs: Sequence[Program]) -> list[int]:

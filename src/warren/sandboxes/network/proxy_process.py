@@ -20,6 +20,7 @@ from warren.kernel.logs import get_log
 from warren.kernel.shielding import run_shielded
 from warren.model.errors import ProviderUnavailable
 from warren.model.network import EgressPolicy
+from warren.sandboxes.agent.descriptor_guard import refuse_descriptors
 from warren.sandboxes.egress.messages import MAX_ANSWER, BrokenMessage, MessageReader, pack
 from warren.sandboxes.host.processes import ENVIRONMENT
 from warren.sandboxes.network import call_filter
@@ -65,6 +66,7 @@ class ProxyProcess:
         """Starts the process. `within` is a command prefix that runs it elsewhere, such as in another namespace. Raises
         ProviderUnavailable."""
         ours, theirs = socket.socketpair()
+        refuse_descriptors(ours)
         with theirs:
             try:
                 process = _spawn(within, theirs.fileno())

@@ -318,6 +318,12 @@ def _first_pid(state: docker_spec.Json) -> int:
 
 def _hard_limits() -> dict[str, int]:
     """The limits that even root may not raise here; the engine may not either."""
-    kinds = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK, "fsize": resource.RLIMIT_FSIZE}
+    kinds = {
+        "nofile": resource.RLIMIT_NOFILE,
+        "memlock": resource.RLIMIT_MEMLOCK,
+        "fsize": resource.RLIMIT_FSIZE,
+        "sigpending": resource.RLIMIT_SIGPENDING,
+        "msgqueue": resource.RLIMIT_MSGQUEUE,
+    }
     limits = {name: resource.getrlimit(kind)[1] for name, kind in kinds.items()}
     return {name: value for name, value in limits.items() if value != resource.RLIM_INFINITY}

@@ -22,6 +22,8 @@ from warren.sandboxes.providers.hardening import (
     CORE_LIMIT,
     MASKED_PATHS,
     MEMLOCK_BYTES,
+    MESSAGE_QUEUE_BYTES,
+    PENDING_SIGNALS,
     READONLY_PATHS,
     ipc_sysctls,
     seccomp_docker,
@@ -212,6 +214,10 @@ def _ulimits(limits: Limits, hard_limits: Mapping[str, int]) -> list[Json]:
         "nofile": limits.open_files,
         "memlock": MEMLOCK_BYTES,
         "fsize": limits.disk_mb * MIB,
+        "sigpending": PENDING_SIGNALS,
+        "msgqueue": MESSAGE_QUEUE_BYTES,
+        "nice": 0,
+        "rtprio": 0,
     }
     lowered = {name: min(value, hard_limits.get(name, value)) for name, value in wanted.items()}
     return [{"Name": name, "Soft": value, "Hard": value} for name, value in lowered.items()]

@@ -8,7 +8,7 @@ native one. Four rules shape the conditions on arguments:
   ignore this (a stray high bit merely refuses); whatever must be refused is compared under a mask.
 - A filter cannot read memory, so a call that takes its flags by pointer (clone3) gets ENOSYS: libc then uses the older
   call, whose flags the filter can see.
-- Sockets are allowed by family *and* protocol: asking for a rare protocol makes the kernel load it.
+- Sockets are allowed by family, type *and* protocol: asking for a rare one makes the kernel load it.
 - What is refused gets the answer that programs are prepared for: that of a kernel without the feature (ENOSYS, EINVAL,
   ENOMEM), or, where the call is only advice or its effect is in force already, success without doing anything.
 """
@@ -35,6 +35,8 @@ ROOT_CAPABILITIES: Final = (
 # every limit but 1. And 1 is too little for a file.
 CORE_LIMIT: Final = 1
 MEMLOCK_BYTES: Final = 8 * 1024 * 1024
+PENDING_SIGNALS: Final = 16384
+MESSAGE_QUEUE_BYTES: Final = 819200
 
 # Of one sandbox. The kernel gives 3,072 to all sandboxes together unless it is told otherwise.
 TERMINALS: Final = 64
@@ -93,13 +95,15 @@ _NOTHING_TO_DO: Final = "sync"
 
 _NEW_NAMESPACES: Final = 0x7E020000
 _CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
-_TIOCSTI: Final = 0x5412
+# They type into a terminal, use a virtual console, and have the kernel load line disciplines.
+_TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 0x4, 0x800
 _RLIMIT_CORE: Final = 4
 _FADV_DONTNEED: Final = 4
 _RWF_NOWAIT, _RWF_DONTCACHE, _RWF_KNOWN = 0x08, 0x80, 0x77  # the first two look into the cache without changing it
 _F_OFD_SETLK, _F_OFD_SETLKW, _F_LINUX = 37, 38, 1024  # the commands that only Linux has begin there
 _SOL_SOCKET: Final = 1
+_SO_LINGER: Final = 13
 _SO_ATTACH_FILTER, _SO_LOCK_FILTER = 26, 44
 _SO_ATTACH_BPF, _SO_ATTACH_REUSEPORT_CBPF, _SO_ATTACH_REUSEPORT_EBPF = 50, 51, 52
 _SO_TIMESTAMPING, _SO_TIMESTAMPING_NEW = 37, 65
@@ -115,10 +119,12 @@ _NO_RANDOMIZE: Final = 0x0040000
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _ICMP, _TCP, _UDP, _ICMPV6 = 1, 6, 17, 58
 _NETLINK_AUDIT: Final = 9
-_PROTOCOLS: Final = {
-    _INET: (0, _ICMP, _TCP, _UDP),
-    _INET6: (0, _TCP, _UDP, _ICMPV6),
-    _NETLINK: (0,),  # NETLINK_ROUTE: libc lists the interfaces with it
+_STREAM, _DGRAM, _RAW, _SEQPACKET = 1, 2, 3, 5
+_SOCKET_FLAGS: Final = 0x80800  # SOCK_CLOEXEC, SOCK_NONBLOCK
+_SOCKETS_BY_FAMILY: Final = {
+    _INET: ((_STREAM, (0, _TCP)), (_DGRAM, (0, _UDP, _ICMP))),
+    _INET6: ((_STREAM, (0, _TCP)), (_DGRAM, (0, _UDP, _ICMPV6))),
+    _NETLINK: ((_RAW, (0,)), (_DGRAM, (0,))),  # NETLINK_ROUTE: libc lists the interfaces with it
 }
 
 # Files that describe the machine, or change when others use it. Some that change are left: sums for the whole machine
@@ -192,7 +198,7 @@ def _rules(ptrace: bool) -> list[Rule]:
         *_clone_rules(ptrace),
         *_socket_rules(),
         *(_allow(["personality"], _masked(0, _INT, value)) for value in _personalities(ptrace)),
-        *(_allow(["ioctl"], request) for request in _other_than(1, {_TIOCSTI})),
+        *(_allow(["ioctl"], request) for request in _other_than(1, {_TIOCSTI, _TIOCLINUX, _TIOCSETD})),
         *_core_rules(),
         *_huge_page_rules(),
         *_cache_rules(),
@@ -270,7 +276,7 @@ def _socket_option_rules() -> Iterable[Rule]:
     Joining groups takes the lock of all the machine's networks, and leaving them holds it: with many memberships, long
     enough for nobody to get a sandbox. Flow labels are 4,096 for the whole machine. Keys for TCP and the queues of
     errors and timestamps count for no limit. Programs that ask for errors, as every look-up of a name does, go on
-    without.
+    without. A socket that lingers has whoever closes it last wait, be it another program that it was passed to.
     """
     joins = dict.fromkeys((_MCAST_JOIN_GROUP, _MCAST_JOIN_SOURCE_GROUP), errno.ENODEV)
     programs = (
@@ -278,7 +284,7 @@ def _socket_option_rules() -> Iterable[Rule]:
     )
     timestamps = dict.fromkeys((_SO_TIMESTAMPING, _SO_TIMESTAMPING_NEW), errno.ENOPROTOOPT)
     answers: dict[int, dict[int, int]] = {
-        _SOL_SOCKET: {**dict.fromkeys(programs, errno.EPERM), **timestamps},
+        _SOL_SOCKET: {**dict.fromkeys(programs, errno.EPERM), **timestamps, _SO_LINGER: 0},
         _SOL_IP: {
             **joins,
             **dict.fromkeys((_IP_ADD_MEMBERSHIP, _IP_ADD_SOURCE_MEMBERSHIP), errno.ENODEV),
@@ -303,12 +309,18 @@ def _socket_option_rules() -> Iterable[Rule]:
 
 
 def _socket_rules() -> Iterable[Rule]:
-    yield _allow(["socket", "socketpair"], _equal(0, _UNIX))
-    for family, protocols in _PROTOCOLS.items():
-        for protocol in protocols:
-            yield _allow(["socket"], _equal(0, family), _equal(2, protocol))
+    for kind in (_STREAM, _DGRAM, _SEQPACKET):
+        yield _allow(["socket", "socketpair"], _equal(0, _UNIX), _of_type(kind))
+    for family, types in _SOCKETS_BY_FAMILY.items():
+        for kind, protocols in types:
+            for protocol in protocols:
+                yield _allow(["socket"], _equal(0, family), _of_type(kind), _equal(2, protocol))
     # useradd and its kind stop at any other error: this is what a kernel without audit answers.
     yield _answer(["socket"], errno.EPROTONOSUPPORT, _equal(0, _NETLINK), _equal(2, _NETLINK_AUDIT))
+
+
+def _of_type(kind: int) -> Rule:
+    return _masked(1, _INT & ~_SOCKET_FLAGS, kind)
 
 
 def _personalities(ptrace: bool) -> tuple[int, ...]:
