@@ -361,18 +361,18 @@ class TestJudge:
         name, address, port = to
         if reason:
             with pytest.raises(DestinationRefused, match=reason):
-                judge.check(rules, Destination(name, ip_address(address), port))
+                judge.check(rules.indexed, Destination(name, ip_address(address), port))
         else:
-            judge.check(rules, Destination(name, ip_address(address), port))
+            judge.check(rules.indexed, Destination(name, ip_address(address), port))
 
     def test_a_ceiling_of_names_and_networks(self) -> None:
         judge, rules = Judge(EgressPolicy(allowed=("*.good.example", "93.184.216.0/24"))), NetworkRules(internet=True)
-        judge.check(rules, Destination("a.good.example", ip_address("8.8.8.8"), 1))
-        judge.check(rules, Destination("x.example", ip_address("93.184.216.9"), 1))
+        judge.check(rules.indexed, Destination("a.good.example", ip_address("8.8.8.8"), 1))
+        judge.check(rules.indexed, Destination("x.example", ip_address("93.184.216.9"), 1))
         with pytest.raises(DestinationRefused, match="allows other"):
-            judge.check(rules, Destination("x.example", ip_address("8.8.8.8"), 1))
-        assert judge.knows_name(rules, "x.example")  # only its address can tell
-        assert not Judge(EgressPolicy(allowed=("*.good.example",))).knows_name(rules, "x.example")
+            judge.check(rules.indexed, Destination("x.example", ip_address("8.8.8.8"), 1))
+        assert judge.knows_name(rules.indexed, "x.example")  # only its address can tell
+        assert not Judge(EgressPolicy(allowed=("*.good.example",))).knows_name(rules.indexed, "x.example")
 
 
 class TestMessages:

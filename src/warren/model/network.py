@@ -6,7 +6,7 @@ list allows nothing.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
@@ -16,6 +16,8 @@ from warren.model.errors import InvalidRequest
 
 MAX_RULES: Final = 1000
 MAX_RULE: Final = 300
+FEW_RULES: Final = 20
+"""So many are checked at once. More are checked in a thread: one that is an international name takes a millisecond."""
 _SHOWN: Final = 20
 PRESETS: Final = ("python-packages", "node-packages", "debian-packages", "git-hosts")
 
@@ -56,13 +58,6 @@ class NetworkRule:
         if self.is_wildcard:
             return self.covers_name(other.name) or (other.is_wildcard and other.name == self.name)
         return not other.is_wildcard and self.name == other.name
-
-    def covers(self, name: str, address: Address | None, port: int) -> bool:
-        if self.port not in (0, port):
-            return False
-        if self.network is not None:
-            return address is not None and address in self.network
-        return self.covers_name(name)
 
     def __str__(self) -> str:
         if self.network is None:
@@ -121,6 +116,98 @@ def _read_port(text: str, rule: str) -> int:
     if not _PORT.fullmatch(text) or int(text) > 65535:
         raise InvalidRequest(f"{rule!r}: a port is a number from 1 to 65535", remedy=_REMEDY)
     return int(text)
+
+
+Ports = set[int]
+"""The ports that rules for one name or network cover. 0 stands for all."""
+
+
+class RuleIndex:
+    """Rules in which a destination is found without comparing it with each: a name by its labels, an address by the
+    lengths of prefixes that occur. With 1,000 rules a name takes 1 microsecond, where comparing took 500."""
+
+    __slots__ = ("_below", "_names", "_networks")
+
+    def __init__(self, rules: Iterable[NetworkRule] = ()) -> None:
+        self._names: dict[str, Ports] = {}
+        self._below: dict[str, Ports] = {}  # all names below these
+        self._networks: dict[tuple[int, int], dict[int, Ports]] = {}  # by version and bits of the host, then by prefix
+        for rule in rules:
+            if rule.network is None:
+                (self._below if rule.is_wildcard else self._names).setdefault(rule.name, set()).add(rule.port)
+            else:
+                bits = rule.network.max_prefixlen - rule.network.prefixlen
+                found = self._networks.setdefault((rule.network.version, bits), {})
+                found.setdefault(int(rule.network.network_address) >> bits, set()).add(rule.port)
+
+    @classmethod
+    def from_lists(cls, lists: Sequence[Any]) -> "RuleIndex":
+        """Reads what `as_lists` has returned, and checks nothing."""
+        names, below, networks = lists
+        index = cls()
+        index._names = {name: set(ports) for name, ports in names}
+        index._below = {name: set(ports) for name, ports in below}
+        for version, bits, prefixes in networks:
+            index._networks[version, bits] = {prefix: set(ports) for prefix, ports in prefixes}
+        return index
+
+    def as_lists(self) -> Sequence[Any]:
+        """Returns the index as JSON has it."""
+        networks = [(*key, _port_lists(prefixes)) for key, prefixes in self._networks.items()]
+        return _port_lists(self._names), _port_lists(self._below), networks
+
+    @property
+    def has_networks(self) -> bool:
+        return bool(self._networks)
+
+    def covers_name(self, name: str, port: int | None = None) -> bool:
+        """Returns whether a rule covers the port of the name; without a port, whether one covers any port of it; with
+        port 0, whether one covers all ports."""
+        if _has_port(self._names.get(name), port):
+            return True
+        dot = name.find(".") if self._below else -1
+        while dot >= 0:
+            if _has_port(self._below.get(name[dot + 1 :]), port):
+                return True
+            dot = name.find(".", dot + 1)
+        return False
+
+    def covers(self, name: str, address: Address | None, port: int) -> bool:
+        if self.covers_name(name, port):
+            return True
+        if address is None:
+            return False
+        number, version = int(address), address.version
+        return any(
+            version == each and _has_port(prefixes.get(number >> bits), port)
+            for (each, bits), prefixes in self._networks.items()
+        )
+
+
+def _has_port(ports: Ports | None, port: int | None) -> bool:
+    return ports is not None and (port is None or 0 in ports or port in ports)
+
+
+def _port_lists(ports_of: Mapping[Any, Ports]) -> list[tuple[Any, list[int]]]:
+    return [(key, list(ports)) for key, ports in ports_of.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedRules:
+    """The rules of a session as its connections and look-ups are judged by."""
+
+    internet: bool
+    allow: RuleIndex
+    deny: RuleIndex
+
+    def knows_name(self, name: str) -> bool:
+        """Returns whether a look-up of the name is answered, which is so if the rules may allow some port of it."""
+        return self.allow.covers_name(name) or (self.internet and not self.deny.covers_name(name, 0))
+
+    def allows(self, name: str, address: Address | None, port: int) -> bool:
+        """Returns whether the destination is allowed. `name` is empty if it was given as an address; `address` is None
+        if the name was not looked up yet."""
+        return self.allow.covers(name, address, port) or (self.internet and not self.deny.covers(name, address, port))
 
 
 @dataclass(frozen=True)
@@ -190,32 +277,13 @@ class NetworkRules:
         return tuple(text for text in self.allow if text in PRESETS)
 
     @cached_property
-    def _allow(self) -> tuple[NetworkRule, ...]:
-        return tuple(parse_rule(text) for text in self.allow if text not in PRESETS)
-
-    @cached_property
-    def _deny(self) -> tuple[NetworkRule, ...]:
-        return tuple(parse_rule(text) for text in self.deny)
-
-    def knows_name(self, name: str) -> bool:
-        """Returns whether a look-up of the name is answered, which is so if the rules may allow some port of it."""
-        if any(rule.covers_name(name) for rule in self._allow):
-            return True
-        return self.internet and not any(rule.covers_name(name) and not rule.port for rule in self._deny)
-
-    def allows(self, name: str, address: Address | None, port: int) -> bool:
-        """Returns whether the destination is allowed. `name` is empty if it was given as an address; `address` is None
-        if the name was not looked up yet."""
-        if _any_covers(self._allow, name, address, port):
-            return True
-        return self.internet and not _any_covers(self._deny, name, address, port)
+    def indexed(self) -> IndexedRules:
+        """The rules, indexed. Long lists of international names take seconds: index them in a thread."""
+        allow = RuleIndex(parse_rule(text) for text in self.allow if text not in PRESETS)
+        return IndexedRules(self.internet, allow, RuleIndex(map(parse_rule, self.deny)))
 
 
 NO_NETWORK: Final = NetworkRules()
-
-
-def _any_covers(rules: Iterable[NetworkRule], name: str, address: Address | None, port: int) -> bool:
-    return any(rule.covers(name, address, port) for rule in rules)
 
 
 @dataclass(frozen=True, slots=True)

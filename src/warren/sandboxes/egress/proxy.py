@@ -25,7 +25,7 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Final
 
 from warren.model.addresses import Address
-from warren.model.network import EgressBound, EgressPolicy, EndedConnection, NetworkRules, NetworkUse, Refusal
+from warren.model.network import EgressBound, EgressPolicy, EndedConnection, IndexedRules, NetworkRules, NetworkUse, Refusal
 from warren.sandboxes.egress import dns
 from warren.sandboxes.egress.broker import Broker, BrokerSetup
 from warren.sandboxes.egress.broker_streams import CHUNK, SocketStream
@@ -49,7 +49,7 @@ _MAX_ADDRESSES: Final = 4
 # Per sandbox, a second and at once, so that no sandbox takes all of this process's time.
 _CONNECTS: Final = (200.0, 400.0)
 _QUERIES: Final = (500.0, 1000.0)
-_WORK: Final = (0.25, 0.05)  # seconds spent on parsing requests: a client may make each of them slow
+_WORK: Final = (0.25, 0.05)  # seconds spent on parsing requests and queries: a client may make each of them slow
 _FIRST_READ: Final = 4096
 # The kernel's buffers are charged to this process: the more connections a sandbox has, the less each may hold.
 _FEW, _SEVERAL = 16, 64
@@ -98,7 +98,7 @@ class SandboxEgress:
         self,
         tcp: socket.socket,
         udp: socket.socket,
-        rules: NetworkRules,
+        rules: IndexedRules,
         shared: "Shared",
         broker: BrokerSetup | None = None,
         bounds: Sequence[EgressBound] = (),
@@ -137,7 +137,7 @@ class SandboxEgress:
         )
 
     def set_rules(
-        self, rules: NetworkRules, broker: BrokerSetup | None = None, bounds: Sequence[EgressBound] = ()
+        self, rules: IndexedRules, broker: BrokerSetup | None = None, bounds: Sequence[EgressBound] = ()
     ) -> None:
         self.rules = rules
         self._groups = self._shared.groups.join(self, self._groups, bounds)
@@ -186,7 +186,7 @@ class SandboxEgress:
     async def _dial_bound(self, host: str, port: int) -> socket.socket:
         to = Destination(host, None, port)
         try:
-            return (await self._connect(to, NetworkRules(allow=(to.rule,))))[0]
+            return (await self._connect(to, NetworkRules(allow=(to.rule,)).indexed))[0]
         except (DestinationRefused, NotResolved) as exc:
             self._note(to, str(exc), "")
             raise OSError(errno.EACCES, str(exc)) from exc
@@ -202,8 +202,7 @@ class SandboxEgress:
                 query, ancillary, _, peer = self._udp.recvmsg(dns.MAX_QUERY + 1, 64)
             except OSError:
                 return
-            wait = self._queries.take(1)
-            response = dns.answer(query, self._look_up)
+            response, wait = self._answer(query)
             if response is not None:
                 # The answer must come from the address that was asked: a resolver ignores all others.
                 source = [_from_address(data) for _, kind, data in ancillary if kind == _IP_PKTINFO]
@@ -212,6 +211,12 @@ class SandboxEgress:
             if wait:
                 self._pause(self._udp, self._answer_query, wait)
                 return
+
+    def _answer(self, query: bytes) -> tuple[bytes | None, float]:
+        """Returns the response, if there is one, and for how many seconds not to answer another query."""
+        begun = time.perf_counter()
+        response = dns.answer(query, self._look_up)
+        return response, max(self._queries.take(1), self._work.take(time.perf_counter() - begun))
 
     def _look_up(self, name: str) -> IPv4Address | None:
         if self._broker is not None and self._broker.knows_name(name):
@@ -232,10 +237,11 @@ class SandboxEgress:
                     return
                 data += part
             end = 2 + int.from_bytes(data[:2], "big")
-            response = dns.answer(bytes(data[2:end]), self._look_up)
+            response, wait = self._answer(bytes(data[2:end]))
             if response is None:
                 return
             await self._loop.sock_sendall(client, len(response).to_bytes(2, "big") + response)
+            await asyncio.sleep(wait)
             del data[:end]
 
     # -- connections
@@ -358,7 +364,7 @@ class SandboxEgress:
 
         return Inspector(to.port, check_tls, check_http, strict=bool(to.name))
 
-    async def _connect(self, to: Destination, rules: NetworkRules | None = None) -> tuple[socket.socket, Destination]:
+    async def _connect(self, to: Destination, rules: IndexedRules | None = None) -> tuple[socket.socket, Destination]:
         """Connects to the first allowed address that accepts. Raises DestinationRefused, NotResolved, OSError."""
         addresses: Sequence[Address] = (
             await self._shared.resolver.resolve(to.name) if to.address is None else [to.address]

@@ -21,7 +21,7 @@ from typing import Any, Final
 from warren.kernel.logs import get_log
 from warren.kernel.shielding import run_shielded
 from warren.model.errors import IsolationUnavailable, ProviderUnavailable, SandboxLost
-from warren.model.network import NO_NETWORK, EgressBound, EgressPolicy, NetworkRules, NetworkUse
+from warren.model.network import FEW_RULES, NO_NETWORK, EgressBound, EgressPolicy, NetworkRules, NetworkUse
 from warren.model.spec import Isolation, Layer
 from warren.sandboxes.egress.broker import BrokerSetup
 from warren.sandboxes.egress.messages import KEPT, BrokenMessage, pack_rules, unpack_use
@@ -209,6 +209,7 @@ class OpenableNetwork:
         async with self._lock:
             try:
                 self._check_alive()
+                await _index(rules)
                 self.rules, self._broker, self._bounds = rules, broker, tuple(bounds)
                 await (self._apply() if wanted else self._shut())
             except BaseException as exc:
@@ -271,7 +272,7 @@ class OpenableNetwork:
     def _described(self) -> dict[str, Any]:
         broker = None if self._broker is None else self._broker.as_mapping()
         bounds = [(self._egress.group_of(each.owner), each.connections, each.mbps) for each in self._bounds]
-        return {"sandbox": self.sandbox_id, "rules": pack_rules(self.rules), "broker": broker, "bounds": bounds}
+        return {"sandbox": self.sandbox_id, "rules": pack_rules(self.rules.indexed), "broker": broker, "bounds": bounds}
 
     async def _replace(self, proxy: ProxyProcess) -> None:
         await proxy.ask("set", **self._described())
@@ -318,6 +319,12 @@ class OpenableNetwork:
             self._last = unpack_use(answer["use"])
         except (BrokenMessage, KeyError) as exc:
             _log.error("egress_talks_nonsense", error=exc)
+
+
+async def _index(rules: NetworkRules) -> None:
+    """Indexes the rules, in a thread if there are many. The network's process gets them indexed."""
+    if len(rules.allow) + len(rules.deny) > FEW_RULES:
+        await asyncio.to_thread(lambda: rules.indexed)
 
 
 def _added(before: NetworkUse, use: NetworkUse) -> NetworkUse:
