@@ -100,6 +100,13 @@ def parse_rule(text: str) -> NetworkRule:
     return NetworkRule(canonical_name(host), port=port)
 
 
+def _in_ascii(text: str) -> str:
+    """Checks a rule. Returns it as it is written, or in ASCII if it has an international name. Raises
+    InvalidRequest."""
+    rule = parse_rule(text)
+    return text if text.isascii() else str(rule)
+
+
 def _split_port(text: str) -> tuple[str, int]:
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
@@ -118,8 +125,10 @@ def _read_port(text: str, rule: str) -> int:
     return int(text)
 
 
-Ports = set[int]
-"""The ports that rules for one name or network cover. 0 stands for all."""
+Ports = tuple[int, ...]
+"""The ports that rules for one name or network cover. 0 stands for all. A tuple of numbers, and mostly the same one,
+costs the garbage collector nothing: it would look at a million sets each time if all sandboxes had long lists."""
+_ALL_PORTS: Final = (0,)
 
 
 class RuleIndex:
@@ -134,27 +143,25 @@ class RuleIndex:
         self._networks: dict[tuple[int, int], dict[int, Ports]] = {}  # by version and bits of the host, then by prefix
         for rule in rules:
             if rule.network is None:
-                (self._below if rule.is_wildcard else self._names).setdefault(rule.name, set()).add(rule.port)
+                _add_port(self._below if rule.is_wildcard else self._names, rule.name, rule.port)
             else:
                 bits = rule.network.max_prefixlen - rule.network.prefixlen
-                found = self._networks.setdefault((rule.network.version, bits), {})
-                found.setdefault(int(rule.network.network_address) >> bits, set()).add(rule.port)
+                prefixes = self._networks.setdefault((rule.network.version, bits), {})
+                _add_port(prefixes, int(rule.network.network_address) >> bits, rule.port)
 
     @classmethod
     def from_lists(cls, lists: Sequence[Any]) -> "RuleIndex":
         """Reads what `as_lists` has returned, and checks nothing."""
         names, below, networks = lists
         index = cls()
-        index._names = {name: set(ports) for name, ports in names}
-        index._below = {name: set(ports) for name, ports in below}
-        for version, bits, prefixes in networks:
-            index._networks[version, bits] = {prefix: set(ports) for prefix, ports in prefixes}
+        index._names, index._below = _read_ports(names), _read_ports(below)
+        index._networks = {(version, bits): _read_ports(prefixes) for version, bits, prefixes in networks}
         return index
 
     def as_lists(self) -> Sequence[Any]:
         """Returns the index as JSON has it."""
-        networks = [(*key, _port_lists(prefixes)) for key, prefixes in self._networks.items()]
-        return _port_lists(self._names), _port_lists(self._below), networks
+        networks = [(*key, list(prefixes.items())) for key, prefixes in self._networks.items()]
+        return list(self._names.items()), list(self._below.items()), networks
 
     @property
     def has_networks(self) -> bool:
@@ -188,8 +195,13 @@ def _has_port(ports: Ports | None, port: int | None) -> bool:
     return ports is not None and (port is None or 0 in ports or port in ports)
 
 
-def _port_lists(ports_of: Mapping[Any, Ports]) -> list[tuple[Any, list[int]]]:
-    return [(key, list(ports)) for key, ports in ports_of.items()]
+def _add_port(ports_of: dict[Any, Ports], key: Any, port: int) -> None:
+    known = ports_of.get(key, ())
+    ports_of[key] = _ALL_PORTS if not port or known is _ALL_PORTS else (*known, port)
+
+
+def _read_ports(pairs: Iterable[tuple[Any, Iterable[int]]]) -> dict[Any, Ports]:
+    return {key: _ALL_PORTS if ports == [0] else tuple(ports) for key, ports in pairs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +228,7 @@ class NetworkRules:
     them.
 
     `allow` may name presets, which are replaced by their rules before a sandbox gets them (`Presets.expanded`).
+    International names are kept in ASCII, whatever they were written in.
     """
 
     internet: bool = False
@@ -226,11 +239,9 @@ class NetworkRules:
         for name in ("allow", "deny"):
             if len(getattr(self, name)) > MAX_RULES:
                 raise InvalidRequest(f"{name} has {len(getattr(self, name))} rules, at most {MAX_RULES} are taken")
-        for text in self.deny:
-            parse_rule(text)
-        for text in self.allow:
-            if text not in PRESETS:
-                parse_rule(text)
+        # Once and for all: whoever reads the rules later does not have to convert international names, which is slow.
+        allow = (text if text in PRESETS else _in_ascii(text) for text in self.allow)
+        self.__dict__.update(deny=tuple(map(_in_ascii, self.deny)), allow=tuple(allow))
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "NetworkRules":
@@ -278,7 +289,7 @@ class NetworkRules:
 
     @cached_property
     def indexed(self) -> IndexedRules:
-        """The rules, indexed. Long lists of international names take seconds: index them in a thread."""
+        """The rules, indexed. For many, this takes tens of milliseconds: index them in a thread."""
         allow = RuleIndex(parse_rule(text) for text in self.allow if text not in PRESETS)
         return IndexedRules(self.internet, allow, RuleIndex(map(parse_rule, self.deny)))
 

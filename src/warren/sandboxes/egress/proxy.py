@@ -18,7 +18,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from ipaddress import IPv4Address, IPv4Network
@@ -136,42 +136,44 @@ class SandboxEgress:
             *(tuple(self._refusals), tuple(self._lately)),
         )
 
-    def set_rules(
+    async def set_rules(
         self, rules: IndexedRules, broker: BrokerSetup | None = None, bounds: Sequence[EgressBound] = ()
     ) -> None:
         self.rules = rules
         self._groups = self._shared.groups.join(self, self._groups, bounds)
-        self._set_broker(broker)
+        if (old := self._set_broker(broker)) is not None:
+            # Any change of a secret ends all connections that carry one.
+            await _in_turns([each for each in self._connections if each.is_brokered], self._drop)
+            old.close()
         # New rules also end connections that the old ones allowed.
-        for connection in list(self._connections):
-            if connection.is_brokered:
-                continue
-            try:
-                self._shared.judge.check(rules, connection.to)
-            except DestinationRefused:
-                self._drop(connection)
+        await _in_turns(self._connections, self._check_again)
 
-    def close(self) -> None:
+    def _check_again(self, connection: ProxiedConnection) -> None:
+        try:
+            if not connection.is_brokered:
+                self._shared.judge.check(self.rules, connection.to)
+        except DestinationRefused:
+            self._drop(connection)
+
+    async def close(self) -> None:
         for pause in self._pauses.values():
             pause.cancel()
         for sock in (self._tcp, self._udp):
             self._loop.remove_reader(sock.fileno())
             sock.close()
-        for connection in list(self._connections):
-            self._drop(connection)
+        await _in_turns(self._connections, self._drop)
         self._groups = self._shared.groups.join(self, self._groups, ())
 
     # -- secrets
 
-    def _set_broker(self, setup: BrokerSetup | None) -> None:
-        """Replaces the broker. Any change of a secret ends all connections that carry one."""
+    def _set_broker(self, setup: BrokerSetup | None) -> Broker | None:
+        """Replaces the broker if the setup has changed. Returns the old one."""
         if setup == self._broker_setup:
-            return
-        if self._broker is not None:
-            self._broker.close()
-        self._broker_setup, self._broker = setup, None
+            return None
+        old, self._broker_setup, self._broker = self._broker, setup, None
         if setup is not None:
             self._broker = Broker(setup, self._shared.upstream, self._dial_bound, refused=self._note_broker)
+        return old
 
     async def _serve_broker(self, broker: Broker, connection: ProxiedConnection) -> None:
         connection.is_brokered = True
@@ -456,6 +458,14 @@ class Shared:
 
     def has_room(self) -> bool:
         return self.connections < self._most
+
+
+async def _in_turns(connections: Collection[ProxiedConnection], do: Callable[[ProxiedConnection], None]) -> None:
+    """Does something with each, a few at a time: a sandbox may have a thousand, and the others wait meanwhile."""
+    for number, connection in enumerate(list(connections), 1):
+        do(connection)
+        if number % _AT_ONCE == 0:
+            await asyncio.sleep(0)
 
 
 def _shown(to: Destination) -> str:
