@@ -363,7 +363,8 @@ class EgressPolicy:
 @dataclass(frozen=True, slots=True)
 class EgressBound:
     """What all sandboxes of one `owner` (a tenant or a key) may have together on a worker: open connections, and
-    megabits a second sent and received. None means no bound."""
+    megabits a second sent and received. None means no bound. Of several bounds of a sandbox, the last is its tenant's,
+    also if it bounds nothing: what all tenants share is shared by these owners."""
 
     owner: str
     connections: int | None = None

@@ -3,7 +3,8 @@
 A sandbox whose network is open has a route, a BPF program and two sockets in its network namespace (sk_lookup.py). The
 worker hands the sockets to `warren-egress` and closes its own copies, so they end with that process: then the program
 finds no socket and refuses everything. The worker restarts a process that has ended, and gives it new sockets and the
-current rules of every open sandbox; rules that it may have ended of are first tried in a process of their own. When the worker ends, the program's link, the process and the sockets end with it.
+current rules of every open sandbox; rules that it may have ended of are first tried in a process of their own. When the
+worker ends, the program's link, the process and the sockets end with it.
 """
 
 import asyncio
@@ -295,7 +296,9 @@ class OpenableNetwork:
 
     def _described(self) -> dict[str, Any]:
         broker = None if self._broker is None else self._broker.as_mapping()
-        bounds = [(self._egress.group_of(each.owner), each.connections, each.mbps) for each in self._bounds]
+        # Without a tenant a sandbox shares with nobody.
+        known = self._bounds or (EgressBound(f"sandbox:{self.sandbox_id}"),)
+        bounds = [(self._egress.group_of(each.owner), each.connections, each.mbps) for each in known]
         return {"sandbox": self.sandbox_id, "rules": pack_rules(self.rules.indexed), "broker": broker, "bounds": bounds}
 
     async def _replace(self, proxy: ProxyProcess) -> None:
