@@ -390,9 +390,7 @@ class SandboxEgress:
 
     async def _connect(self, to: Destination, rules: IndexedRules | None = None) -> tuple[socket.socket, Destination]:
         """Connects to the first allowed address that accepts. Raises DestinationRefused, NotResolved, OSError."""
-        addresses: Sequence[Address] = (
-            await self._shared.resolver.resolve(to.name) if to.address is None else [to.address]
-        )
+        addresses: Sequence[Address] = [to.address] if to.address is not None else await self._resolve(to.name)
         failure: Exception = OSError("no address")
         for address in addresses[:_MAX_ADDRESSES]:
             found = replace(to, address=address)
@@ -406,6 +404,9 @@ class SandboxEgress:
             except (DestinationRefused, OSError) as exc:
                 failure = exc
         raise failure
+
+    async def _resolve(self, name: str) -> Sequence[Address]:
+        return await self._shared.resolver.resolve(name, self.tenant, f"{id(self):x}")
 
     def _count(self, connection: ProxiedConnection, sent: int, received: int) -> float:
         connection.active_at = self._loop.time()
