@@ -429,6 +429,30 @@ def test_no_request_takes_long_to_read(data: bytes) -> None:
     assert time.process_time() - begun < 1.0  # minutes, if it grew with the square of the length
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: a.example\r\n" + b"a:\r\n" * 15_000 + b"\r\n",
+        b"GET / HTTP/1.1\r\nHost: a.example\r\n" + b"upgrade:\r\n" * 6_000 + b"\r\n",
+        b"POST / HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 5000,
+        b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n" * 1000,
+    ],
+    ids=["lines", "upgrades", "chunks", "requests"],
+)
+def test_no_read_of_a_request_holds_the_loop(data: bytes) -> None:
+    def longest() -> float:
+        guard, longest, at = RequestGuard(lambda host, port: None), 0.0, 0
+        while at < len(data):
+            part = data[at : at + guard.most]
+            begun, at = time.thread_time(), at + len(part)
+            with contextlib.suppress(Malformed):
+                guard.feed(part)
+            longest = max(longest, time.thread_time() - begun)
+        return longest
+
+    assert min(longest() for _ in range(3)) < 0.05
+
+
 def test_a_bucket_gives_its_rate() -> None:
     now = 0.0
     bucket = Bucket(100.0, 50.0, lambda: now)

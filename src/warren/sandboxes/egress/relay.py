@@ -87,9 +87,9 @@ class Relay:
             wait = self._count(len(data), 0)
             if guard is None:
                 return data, wait
-            begun = time.perf_counter()
+            begun = time.thread_time()
             passed = guard.feed(data)
-            self._work.take(time.perf_counter() - begun)
+            self._work.take(time.thread_time() - begun)
             if guard.is_over:
                 self._guard = None
             return passed, wait
