@@ -17,6 +17,7 @@ from network_world import ADDRESSES, NetworkWorld
 import warren
 from warren.images.store.store import ImageStore
 from warren.interfaces.sandbox import Sandbox
+from warren.model.errors import InvalidRequest
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.operations import Command
 from warren.model.spec import Layer, SandboxSpec
@@ -153,6 +154,59 @@ async def test_a_process_that_hangs_is_killed_and_the_newest_rules_hold(
     assert Layer.NO_NETWORK in sandbox.isolation
     assert await tried(sandbox, do("talk", WEB, 7000, b"x")) == ["OSError"]
     assert other.calls == 0
+
+
+# Makes the process of the network hang, or end, when it reads rules with a certain name.
+_POISON = """
+import os, time
+from warren.sandboxes.egress import messages
+read = messages.unpack_rules
+def unpack_rules(message):
+    rules = read(message)
+    if rules.knows_name("hang.example"):
+        time.sleep(60)
+    if rules.knows_name("end.example"):
+        os._exit(3)
+    return rules
+messages.unpack_rules = unpack_rules
+"""
+
+
+@pytest.fixture
+async def poisoned(world: NetworkWorld, tmp_path: Path) -> Egress:
+    (tmp_path / "sitecustomize.py").write_text(_POISON)
+    script = f'PYTHONPATH="{tmp_path}:$PYTHONPATH" exec "$@"'
+    return Egress(within=(*world.within, "sh", "-c", script, "sh"))
+
+
+@pytest.mark.parametrize("name", ["hang.example", "end.example"])
+async def test_rules_that_the_process_ends_of_end_it_once_and_fail_alone(
+    state_dir: Path, image_store: ImageStore, world: NetworkWorld, poisoned: Egress, name: str
+) -> None:
+    Echo(world.listen(WEB, 7000))
+    provider = OciProvider(state_dir, image_store, BIN, egress=poisoned)
+    try:
+        bad, neighbour = [await provider.create(SandboxSpec(image="host")) for _ in range(2)]
+        for sandbox in (bad, neighbour):
+            await sandbox.set_network(NetworkRules(allow=("web.example",)))
+        first = poisoned.pid
+        with pytest.raises(InvalidRequest, match="ends of these rules"):
+            await bad.set_network(NetworkRules(allow=(name,)))
+        assert Layer.NO_NETWORK in bad.isolation
+        assert await reached(neighbour)
+        second = poisoned.pid
+        assert second not in (0, first)
+        for _ in range(2):  # nobody else learns of it any more
+            with pytest.raises(InvalidRequest, match="ends of these rules"):
+                await bad.set_network(NetworkRules(allow=(name,)))
+        assert poisoned.pid == second
+        await bad.set_network(NetworkRules(allow=("web.example",)))
+        assert await reached(bad)
+        assert poisoned.pid == second
+    finally:
+        for sandbox_id in await provider.list_ids():
+            await provider.destroy(sandbox_id)
+        await provider.close()
 
 
 async def test_killing_the_worker_ends_the_process_and_closes_the_network(

@@ -361,18 +361,18 @@ class TestJudge:
         name, address, port = to
         if reason:
             with pytest.raises(DestinationRefused, match=reason):
-                judge.check(rules, Destination(name, ip_address(address), port))
+                judge.check(rules.indexed, Destination(name, ip_address(address), port))
         else:
-            judge.check(rules, Destination(name, ip_address(address), port))
+            judge.check(rules.indexed, Destination(name, ip_address(address), port))
 
     def test_a_ceiling_of_names_and_networks(self) -> None:
         judge, rules = Judge(EgressPolicy(allowed=("*.good.example", "93.184.216.0/24"))), NetworkRules(internet=True)
-        judge.check(rules, Destination("a.good.example", ip_address("8.8.8.8"), 1))
-        judge.check(rules, Destination("x.example", ip_address("93.184.216.9"), 1))
+        judge.check(rules.indexed, Destination("a.good.example", ip_address("8.8.8.8"), 1))
+        judge.check(rules.indexed, Destination("x.example", ip_address("93.184.216.9"), 1))
         with pytest.raises(DestinationRefused, match="allows other"):
-            judge.check(rules, Destination("x.example", ip_address("8.8.8.8"), 1))
-        assert judge.knows_name(rules, "x.example")  # only its address can tell
-        assert not Judge(EgressPolicy(allowed=("*.good.example",))).knows_name(rules, "x.example")
+            judge.check(rules.indexed, Destination("x.example", ip_address("8.8.8.8"), 1))
+        assert judge.knows_name(rules.indexed, "x.example")  # only its address can tell
+        assert not Judge(EgressPolicy(allowed=("*.good.example",))).knows_name(rules.indexed, "x.example")
 
 
 class TestMessages:
@@ -427,6 +427,30 @@ def test_no_request_takes_long_to_read(data: bytes) -> None:
     guard, begun = RequestGuard(lambda host, port: None), time.process_time()
     assert guard.feed(data) == data
     assert time.process_time() - begun < 1.0  # minutes, if it grew with the square of the length
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: a.example\r\n" + b"a:\r\n" * 15_000 + b"\r\n",
+        b"GET / HTTP/1.1\r\nHost: a.example\r\n" + b"upgrade:\r\n" * 6_000 + b"\r\n",
+        b"POST / HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 5000,
+        b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n" * 1000,
+    ],
+    ids=["lines", "upgrades", "chunks", "requests"],
+)
+def test_no_read_of_a_request_holds_the_loop(data: bytes) -> None:
+    def longest() -> float:
+        guard, longest, at = RequestGuard(lambda host, port: None), 0.0, 0
+        while at < len(data):
+            part = data[at : at + guard.most]
+            begun, at = time.thread_time(), at + len(part)
+            with contextlib.suppress(Malformed):
+                guard.feed(part)
+            longest = max(longest, time.thread_time() - begun)
+        return longest
+
+    assert min(longest() for _ in range(3)) < 0.05
 
 
 def test_a_bucket_gives_its_rate() -> None:

@@ -351,5 +351,5 @@ async def test_a_sandbox_has_the_bounds_of_its_tenant_and_gets_new_ones() -> Non
         assert machine.network_bounds == (EgressBound(whose, None, 2),)
         await there.tenancy.tenants.delete(TENANT)
         await there.clock.advance(READ_S)
-        assert (machine.network, machine.network_bounds) == (ONE, ())
+        assert (machine.network, machine.network_bounds) == (ONE, (EgressBound(whose),))
         metering.cancel()

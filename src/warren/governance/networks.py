@@ -59,10 +59,11 @@ class Networks:
         return closed_s
 
     async def bounds_of(self, session: Session) -> tuple[EgressBound, ...]:
-        """Returns what the session's sandbox shares with others of its tenant, and of its key. Raises Unavailable."""
+        """Returns what the session's sandbox shares with others of its key, if that is bounded, and of its tenant,
+        which comes last. Raises Unavailable."""
         levels = (await self._payer_of(session)).quota_levels
-        bounds = (EgressBound(whose, quota.egress_connections, quota.egress_mbps) for whose, quota in levels)
-        return tuple(bound for bound in bounds if bound != EgressBound(bound.owner))
+        *keys, tenant = (EgressBound(whose, quota.egress_connections, quota.egress_mbps) for whose, quota in levels)
+        return (*(bound for bound in keys if bound != EgressBound(bound.owner)), tenant)
 
     async def _spend(self, session: Session, amount: int) -> float:
         """Spends the bytes. Returns as `report` does. While the counters cannot be read, networks stay open."""

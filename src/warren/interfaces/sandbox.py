@@ -99,8 +99,8 @@ class Sandbox(Protocol):
     `set_network` replaces the rules about what the sandbox may reach; when it returns, connections that are no longer
     allowed are cut. NO_NETWORK closes the network. If it raises, the sandbox reaches nothing. An adopted sandbox has no
     network until it is set again. The last `bounds` given for an owner apply to all of its sandboxes together; open
-    connections stay. `network_use` counts since this process made or adopted the sandbox.
-    Both raise an InvalidRequest that names the capability if the provider lacks it.
+    connections stay. The owner of the last bound is the sandbox's tenant. `network_use` counts since this process made
+    or adopted the sandbox. Both raise an InvalidRequest that names the capability if the provider lacks it.
 
     Ports: `ports` returns the TCP ports on which servers inside listen. `dial` connects to a port on the sandbox's own
     loopback, 127.0.0.1 and then ::1, and returns a non-blocking socket that the caller closes; it raises PortClosed if

@@ -6,7 +6,7 @@ list allows nothing.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
@@ -16,6 +16,8 @@ from warren.model.errors import InvalidRequest
 
 MAX_RULES: Final = 1000
 MAX_RULE: Final = 300
+FEW_RULES: Final = 20
+"""So many are checked at once. More are checked in a thread: one that is an international name takes a millisecond."""
 _SHOWN: Final = 20
 PRESETS: Final = ("python-packages", "node-packages", "debian-packages", "git-hosts")
 
@@ -56,13 +58,6 @@ class NetworkRule:
         if self.is_wildcard:
             return self.covers_name(other.name) or (other.is_wildcard and other.name == self.name)
         return not other.is_wildcard and self.name == other.name
-
-    def covers(self, name: str, address: Address | None, port: int) -> bool:
-        if self.port not in (0, port):
-            return False
-        if self.network is not None:
-            return address is not None and address in self.network
-        return self.covers_name(name)
 
     def __str__(self) -> str:
         if self.network is None:
@@ -105,6 +100,13 @@ def parse_rule(text: str) -> NetworkRule:
     return NetworkRule(canonical_name(host), port=port)
 
 
+def _in_ascii(text: str) -> str:
+    """Checks a rule. Returns it as it is written, or in ASCII if it has an international name. Raises
+    InvalidRequest."""
+    rule = parse_rule(text)
+    return text if text.isascii() else str(rule)
+
+
 def _split_port(text: str) -> tuple[str, int]:
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
@@ -123,12 +125,110 @@ def _read_port(text: str, rule: str) -> int:
     return int(text)
 
 
+Ports = tuple[int, ...]
+"""The ports that rules for one name or network cover. 0 stands for all. A tuple of numbers, and mostly the same one,
+costs the garbage collector nothing: it would look at a million sets each time if all sandboxes had long lists."""
+_ALL_PORTS: Final = (0,)
+
+
+class RuleIndex:
+    """Rules in which a destination is found without comparing it with each: a name by its labels, an address by the
+    lengths of prefixes that occur. With 1,000 rules a name takes 1 microsecond, where comparing took 500."""
+
+    __slots__ = ("_below", "_names", "_networks")
+
+    def __init__(self, rules: Iterable[NetworkRule] = ()) -> None:
+        self._names: dict[str, Ports] = {}
+        self._below: dict[str, Ports] = {}  # all names below these
+        self._networks: dict[tuple[int, int], dict[int, Ports]] = {}  # by version and bits of the host, then by prefix
+        for rule in rules:
+            if rule.network is None:
+                _add_port(self._below if rule.is_wildcard else self._names, rule.name, rule.port)
+            else:
+                bits = rule.network.max_prefixlen - rule.network.prefixlen
+                prefixes = self._networks.setdefault((rule.network.version, bits), {})
+                _add_port(prefixes, int(rule.network.network_address) >> bits, rule.port)
+
+    @classmethod
+    def from_lists(cls, lists: Sequence[Any]) -> "RuleIndex":
+        """Reads what `as_lists` has returned, and checks nothing."""
+        names, below, networks = lists
+        index = cls()
+        index._names, index._below = _read_ports(names), _read_ports(below)
+        index._networks = {(version, bits): _read_ports(prefixes) for version, bits, prefixes in networks}
+        return index
+
+    def as_lists(self) -> Sequence[Any]:
+        """Returns the index as JSON has it."""
+        networks = [(*key, list(prefixes.items())) for key, prefixes in self._networks.items()]
+        return list(self._names.items()), list(self._below.items()), networks
+
+    @property
+    def has_networks(self) -> bool:
+        return bool(self._networks)
+
+    def covers_name(self, name: str, port: int | None = None) -> bool:
+        """Returns whether a rule covers the port of the name; without a port, whether one covers any port of it; with
+        port 0, whether one covers all ports."""
+        if _has_port(self._names.get(name), port):
+            return True
+        dot = name.find(".") if self._below else -1
+        while dot >= 0:
+            if _has_port(self._below.get(name[dot + 1 :]), port):
+                return True
+            dot = name.find(".", dot + 1)
+        return False
+
+    def covers(self, name: str, address: Address | None, port: int) -> bool:
+        if self.covers_name(name, port):
+            return True
+        if address is None:
+            return False
+        number, version = int(address), address.version
+        return any(
+            version == each and _has_port(prefixes.get(number >> bits), port)
+            for (each, bits), prefixes in self._networks.items()
+        )
+
+
+def _has_port(ports: Ports | None, port: int | None) -> bool:
+    return ports is not None and (port is None or 0 in ports or port in ports)
+
+
+def _add_port(ports_of: dict[Any, Ports], key: Any, port: int) -> None:
+    known = ports_of.get(key, ())
+    ports_of[key] = _ALL_PORTS if not port or known is _ALL_PORTS else (*known, port)
+
+
+def _read_ports(pairs: Iterable[tuple[Any, Iterable[int]]]) -> dict[Any, Ports]:
+    return {key: _ALL_PORTS if ports == [0] else tuple(ports) for key, ports in pairs}
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedRules:
+    """The rules of a session as its connections and look-ups are judged by."""
+
+    internet: bool
+    allow: RuleIndex
+    deny: RuleIndex
+
+    def knows_name(self, name: str) -> bool:
+        """Returns whether a look-up of the name is answered, which is so if the rules may allow some port of it."""
+        return self.allow.covers_name(name) or (self.internet and not self.deny.covers_name(name, 0))
+
+    def allows(self, name: str, address: Address | None, port: int) -> bool:
+        """Returns whether the destination is allowed. `name` is empty if it was given as an address; `address` is None
+        if the name was not looked up yet."""
+        return self.allow.covers(name, address, port) or (self.internet and not self.deny.covers(name, address, port))
+
+
 @dataclass(frozen=True)
 class NetworkRules:
     """`allow` wins over `deny`, and `deny` over `internet`. The operator's own limits (EgressPolicy) win over all of
     them.
 
     `allow` may name presets, which are replaced by their rules before a sandbox gets them (`Presets.expanded`).
+    International names are kept in ASCII, whatever they were written in.
     """
 
     internet: bool = False
@@ -139,11 +239,9 @@ class NetworkRules:
         for name in ("allow", "deny"):
             if len(getattr(self, name)) > MAX_RULES:
                 raise InvalidRequest(f"{name} has {len(getattr(self, name))} rules, at most {MAX_RULES} are taken")
-        for text in self.deny:
-            parse_rule(text)
-        for text in self.allow:
-            if text not in PRESETS:
-                parse_rule(text)
+        # Once and for all: whoever reads the rules later does not have to convert international names, which is slow.
+        allow = (text if text in PRESETS else _in_ascii(text) for text in self.allow)
+        self.__dict__.update(deny=tuple(map(_in_ascii, self.deny)), allow=tuple(allow))
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "NetworkRules":
@@ -190,32 +288,13 @@ class NetworkRules:
         return tuple(text for text in self.allow if text in PRESETS)
 
     @cached_property
-    def _allow(self) -> tuple[NetworkRule, ...]:
-        return tuple(parse_rule(text) for text in self.allow if text not in PRESETS)
-
-    @cached_property
-    def _deny(self) -> tuple[NetworkRule, ...]:
-        return tuple(parse_rule(text) for text in self.deny)
-
-    def knows_name(self, name: str) -> bool:
-        """Returns whether a look-up of the name is answered, which is so if the rules may allow some port of it."""
-        if any(rule.covers_name(name) for rule in self._allow):
-            return True
-        return self.internet and not any(rule.covers_name(name) and not rule.port for rule in self._deny)
-
-    def allows(self, name: str, address: Address | None, port: int) -> bool:
-        """Returns whether the destination is allowed. `name` is empty if it was given as an address; `address` is None
-        if the name was not looked up yet."""
-        if _any_covers(self._allow, name, address, port):
-            return True
-        return self.internet and not _any_covers(self._deny, name, address, port)
+    def indexed(self) -> IndexedRules:
+        """The rules, indexed. For many, this takes tens of milliseconds: index them in a thread."""
+        allow = RuleIndex(parse_rule(text) for text in self.allow if text not in PRESETS)
+        return IndexedRules(self.internet, allow, RuleIndex(map(parse_rule, self.deny)))
 
 
 NO_NETWORK: Final = NetworkRules()
-
-
-def _any_covers(rules: Iterable[NetworkRule], name: str, address: Address | None, port: int) -> bool:
-    return any(rule.covers(name, address, port) for rule in rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +363,8 @@ class EgressPolicy:
 @dataclass(frozen=True, slots=True)
 class EgressBound:
     """What all sandboxes of one `owner` (a tenant or a key) may have together on a worker: open connections, and
-    megabits a second sent and received. None means no bound."""
+    megabits a second sent and received. None means no bound. Of several bounds of a sandbox, the last is its tenant's,
+    also if it bounds nothing: what all tenants share is shared by these owners."""
 
     owner: str
     connections: int | None = None

@@ -22,6 +22,8 @@ from warren.sessions.egress import EgressRules
 from warren.sessions.network_meter import NetworkMeter
 
 RETRY_S: Final = 5.0
+REFUSED_RETRY_S: Final = 300.0
+"""For rules that were refused: trying again helps only if the operator has changed something."""
 _log = get_log(__name__)
 
 
@@ -79,8 +81,8 @@ class SessionNetworks:
         changed, or the sandbox is gone."""
         try:
             await self.apply(session, await self._basis.sandbox_of(session))
-        except WarrenError:
-            self.keep_trying(session, after_s=RETRY_S)
+        except WarrenError as exc:
+            self.keep_trying(session, after_s=_retry_s(exc))
             raise
 
     def keep_trying(self, session: Session, after_s: float = 0.0) -> None:
@@ -102,8 +104,8 @@ class SessionNetworks:
             except (SandboxLost, SandboxNotFound):
                 return
             except WarrenError as exc:
-                _log.warning("network_not_opened", session=session.id, error=exc.message, retry_s=RETRY_S)
-            pause_s = RETRY_S
+                pause_s = _retry_s(exc)
+                _log.warning("network_not_opened", session=session.id, error=exc.message, retry_s=pause_s)
 
     def stop_trying(self) -> None:
         """Stops the retries. Networks that could not be opened stay closed, and are left to the next process."""
@@ -128,3 +130,7 @@ class SessionNetworks:
             return
         except WarrenError as exc:
             _log.warning("network_not_closed", session=session.id, error=exc.message)
+
+
+def _retry_s(exc: WarrenError) -> float:
+    return RETRY_S if exc.retryable else REFUSED_RETRY_S

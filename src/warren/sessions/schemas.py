@@ -17,7 +17,7 @@ from warren.model.artifact import MAX_PATTERNS, Artifact, LeftOut, SavedAtEnd, S
 from warren.model.command_output import Shown
 from warren.model.errors import InvalidRequest
 from warren.model.gpus import read_gpus
-from warren.model.network import MAX_RULES, PRESETS, NetworkRules
+from warren.model.network import FEW_RULES, MAX_RULES, PRESETS, NetworkRules
 from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, FileInfo
 from warren.model.secrets import MAX_OF_SESSION, check_names
 from warren.model.session import Session, SessionState
@@ -26,7 +26,6 @@ from warren.sessions.long_values import LongText
 from warren.sessions.new_session import NewSession
 
 MAX_VARIABLES = 4096
-_FEW_RULES = 100
 Seconds = Annotated[float, Field(gt=0, le=30 * 86400, allow_inf_nan=False)]
 Timeout = Annotated[float, Field(ge=0, le=30 * 86400, allow_inf_nan=False)]
 """Seconds that a command may run; 0 stands for as long as the server allows."""
@@ -77,9 +76,9 @@ class NetworkBody(Body):
     deny: list[str] = Field([], description="With `internet`: what is refused all the same", max_length=MAX_RULES)
 
     async def to_rules(self) -> NetworkRules:
-        """Checks the rules in a thread if there are many: one takes up to 50 microseconds."""
+        """Checks the rules, in a thread if there are many."""
         values = self.model_dump()
-        if len(self.allow) + len(self.deny) > _FEW_RULES:
+        if len(self.allow) + len(self.deny) > FEW_RULES:
             return await asyncio.to_thread(NetworkRules.from_mapping, values)
         return NetworkRules.from_mapping(values)
 

@@ -4,20 +4,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from warren.http.e2b.control.bodies import read_flag, read_object
-from warren.http.e2b.control.network import read_network
+from warren.http.e2b.control.network import read_network_apart
 from warren.http.e2b.errors import E2bError
 from warren.http.e2b.template_records import DEFAULT_TAG
 from warren.model.e2b import NETWORK_IF_POSSIBLE
 from warren.model.errors import InvalidRequest
 
 
-def placement_wishes(values: Mapping[str, Any], templates: Mapping[str, str]) -> dict[str, Any]:
+async def placement_wishes(values: Mapping[str, Any], templates: Mapping[str, str]) -> dict[str, Any]:
     """Returns them in the words of the native API. What is wrong with a request is left to the worker to say."""
     given = values.get("templateID")
     template = given.removesuffix(f":{DEFAULT_TAG}") if isinstance(given, str) else ""
     wishes: dict[str, Any] = {"environment": templates.get(template, template)}
     try:
-        rules = read_network(read_object(values, "network") or {}, read_flag(values, "allow_internet_access"))
+        internet = read_flag(values, "allow_internet_access")
+        rules = await read_network_apart(read_object(values, "network") or {}, internet)
     except (E2bError, InvalidRequest):
         return wishes
     return {**wishes, NETWORK_IF_POSSIBLE: True} if rules is None else {**wishes, "network": rules.as_mapping()}

@@ -1,12 +1,8 @@
 """Keeps open files that an agent sends along with its bytes from being closed in the event loop.
 
-A unix socket carries open files (SCM_RIGHTS). A reader that does not ask for them has the kernel close them in its own
-thread, at the latest when it closes the socket, and a close lasts as long as the sender has prepared: until the data of
-a lingering TCP socket is sent, until the pages of a large memory file are freed. No agent has a reason to send any.
-
-From Linux 6.16 on a socket can refuse them (SO_PASSRIGHTS), and the sender gets an error. Before, `GuardedTransport`
-takes the place of the loop's own transport: it receives them, cuts the link off, and closes them and the socket, which
-may hold more, in a thread of their own.
+Where the socket cannot refuse them (`host/passed_files.py`), `GuardedTransport` takes the place of the loop's own
+transport: it receives them, cuts the link off, and closes them and the socket, which may hold more, in a thread of
+their own.
 """
 
 import array
@@ -20,19 +16,9 @@ from typing import Any, Final
 
 from warren.sandboxes.agent.frames import FrameStream
 
-_SO_PASSRIGHTS: Final = 83
-_MOST_DESCRIPTORS: Final = 253  # the kernel passes no more in one message, and no two messages in one read
-_ROOM: Final = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
+_MAX_DESCRIPTORS: Final = 253  # the kernel passes no more in one message, and no two messages in one read
+_ROOM: Final = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 _VIOLATION: Final = "it sent open files"
-
-
-def refuse_descriptors(sock: socket.socket) -> bool:
-    """Returns whether the socket refuses open files from now on; call it before connecting. False before Linux 6.16."""
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
-    except OSError:
-        return False
-    return True
 
 
 class GuardedTransport(asyncio.Transport):

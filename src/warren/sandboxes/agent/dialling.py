@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from warren.model.errors import SandboxLost
-from warren.sandboxes.agent.descriptor_guard import refuse_descriptors
+from warren.sandboxes.host.passed_files import refuse_descriptors
 
 SOCKET_NAME = "agent.sock"
 _REDIAL_S = (0.0005, 0.005)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from warren.model.errors import InvalidRequest, ProtocolError, SandboxLost, WarrenError
 from warren.sandboxes.agent.channel import STRAYS, AgentChannel
-from warren.sandboxes.agent.descriptor_guard import GuardedTransport, refuse_descriptors
+from warren.sandboxes.agent.descriptor_guard import GuardedTransport
 from warren.sandboxes.agent.dialling import connect
 from warren.sandboxes.agent.frames import FrameStream
 from warren.sandboxes.agent.wire import (
@@ -34,6 +34,7 @@ from warren.sandboxes.agent.wire import (
     fields,
     frame,
 )
+from warren.sandboxes.host.passed_files import refuse_descriptors
 
 _MAX_CHANNEL = (1 << 32) - 1
 _FLUSH_S = 1.0

@@ -7,7 +7,8 @@ sandbox. The first message holds the filter of system calls and the operator's p
 import asyncio
 import base64
 import contextlib
-import encodings.idna  # noqa: F401 - later it may be out of reach
+import encodings.idna  # noqa: F401 - TLS asks for it, and later it may be out of reach
+import gc
 import os
 import signal
 import socket
@@ -57,34 +58,39 @@ class EgressServer:
             self.ended.set()
             return
         for message in self._reader.feed(data):
-            self._spawn(self._answer(self._do(message)))
+            self._spawn(self._do(message))
 
-    def _do(self, message: dict[str, Any]) -> dict[str, Any]:
+    async def _do(self, message: dict[str, Any]) -> None:
         answer: dict[str, Any] = {"number": message.get("number")}
         try:
-            getattr(self, f"_on_{message['do']}")(message, answer)
+            await getattr(self, f"_on_{message['do']}")(message, answer)
         except (WarrenError, KeyError, OSError, ValueError, AttributeError, TypeError) as exc:
             answer["error"] = f"{type(exc).__name__}: {exc}"[:400]
-        return answer
+        await self._answer(answer)
 
-    def _on_open(self, message: dict[str, Any], answer: dict[str, Any]) -> None:
+    async def _on_open(self, message: dict[str, Any], answer: dict[str, Any]) -> None:
+        # Before anything is waited for: descriptors come in the order of their messages.
         tcp, udp = (socket.socket(fileno=self._descriptors.pop(0)) for _ in range(_SOCKETS))
         name = message["sandbox"]
         if (old := self._sandboxes.pop(name, None)) is not None:
-            old.close()
+            await old.close()
         rules, broker = unpack_rules(message["rules"]), _read_broker(message)
         self._sandboxes[name] = SandboxEgress(tcp, udp, rules, self._shared, broker, unpack_bounds(message))
 
-    def _on_set(self, message: dict[str, Any], answer: dict[str, Any]) -> None:
+    async def _on_set(self, message: dict[str, Any], answer: dict[str, Any]) -> None:
         rules, broker = unpack_rules(message["rules"]), _read_broker(message)
-        self._sandboxes[message["sandbox"]].set_rules(rules, broker, unpack_bounds(message))
+        await self._sandboxes[message["sandbox"]].set_rules(rules, broker, unpack_bounds(message))
 
-    def _on_use(self, message: dict[str, Any], answer: dict[str, Any]) -> None:
+    async def _on_try(self, message: dict[str, Any], answer: dict[str, Any]) -> None:
+        """Reads rules as `_on_open` and `_on_set` do, for nobody."""
+        unpack_rules(message["rules"]), _read_broker(message), unpack_bounds(message)
+
+    async def _on_use(self, message: dict[str, Any], answer: dict[str, Any]) -> None:
         answer["use"] = pack_use(self._sandboxes[message["sandbox"]].use())
 
-    def _on_close(self, message: dict[str, Any], answer: dict[str, Any]) -> None:
+    async def _on_close(self, message: dict[str, Any], answer: dict[str, Any]) -> None:
         sandbox = self._sandboxes.pop(message["sandbox"])
-        sandbox.close()
+        await sandbox.close()
         answer["use"] = pack_use(sandbox.use())
 
     async def _answer(self, answer: dict[str, Any]) -> None:
@@ -133,6 +139,7 @@ def main() -> int:
         confinement.give_up_rights()
         most = confinement.limit_resources()
         confinement.filter_calls(base64.b64decode(first["filter"]))
+        gc.freeze()  # what is loaded stays: the garbage collector need not look at it each time
         runner = asyncio.Runner(loop_factory=new_loop)
         runner.run(serve(control, reader, first, most))
     except (OSError, BrokenMessage) as exc:

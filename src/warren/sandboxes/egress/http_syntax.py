@@ -9,8 +9,7 @@ from typing import Final
 
 MAX_HEAD: Final = 64 << 10
 CHUNKED: Final = -1
-_NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_VALUE: Final = re.compile(rb"[^\x00-\x08\x0a-\x1f\x7f]*")
+_FIELD: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\x00-\x08\x0a-\x1f\x7f]*)")
 _HOST: Final = re.compile(r"([a-z0-9_.-]{1,254}|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?", re.ASCII)
 _CHUNK: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?")
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}")
@@ -26,10 +25,9 @@ def read_fields(lines: Iterable[bytes]) -> Fields:
     """Returns names as they were sent, and values without surrounding blanks, in linear time. Raises Malformed."""
     fields = []
     for line in lines:
-        name, colon, value = line.partition(b":")
-        if not colon or not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+        if (found := _FIELD.fullmatch(line)) is None:
             raise Malformed("a line of its head cannot be read")
-        fields.append((name, value.strip(b" \t")))
+        fields.append((found[1], found[2].strip(b" \t")))
     return fields
 
 

@@ -6,7 +6,7 @@ from ipaddress import IPv6Address
 from typing import Final
 
 from warren.model.addresses import Address, read_networks, why_refused
-from warren.model.network import EgressPolicy, NetworkRule, NetworkRules, parse_rule
+from warren.model.network import EgressPolicy, IndexedRules, RuleIndex, parse_rule
 
 _NO_RULE: Final = "no rule allows it"
 
@@ -38,44 +38,40 @@ class DestinationRefused(Exception):
 class Judge:
     def __init__(self, policy: EgressPolicy) -> None:
         self._networks = read_networks(policy.networks)
-        self._denied = tuple(parse_rule(text) for text in policy.denied)
-        self._allowed = tuple(parse_rule(text) for text in policy.allowed)
+        self._denied = RuleIndex(map(parse_rule, policy.denied))
+        self._allowed = RuleIndex(map(parse_rule, policy.allowed)) if policy.allowed else None
 
-    def knows_name(self, rules: NetworkRules, name: str) -> bool:
+    def knows_name(self, rules: IndexedRules, name: str) -> bool:
         """Returns whether the sandbox may look the name up."""
-        if not rules.knows_name(name) or any(rule.covers_name(name) and not rule.port for rule in self._denied):
+        if not rules.knows_name(name) or self._denied.covers_name(name, 0):
             return False
-        return not self._allowed or any(rule.network is not None or rule.covers_name(name) for rule in self._allowed)
+        return self._allowed is None or self._allowed.has_networks or self._allowed.covers_name(name)
 
-    def check(self, rules: NetworkRules, to: Destination) -> None:
+    def check(self, rules: IndexedRules, to: Destination) -> None:
         """Raises DestinationRefused if the destination may not be reached; for a name, if no address could be."""
-        if _covers(self._denied, to):
+        if self._denied.covers(to.name, to.address, to.port):
             raise DestinationRefused("the operator denies it")
         if not rules.allows(to.name, to.address, to.port):
             raise DestinationRefused(_NO_RULE, to.rule)
-        unknown = to.address is None and any(rule.network is not None for rule in self._allowed)
-        if self._allowed and not unknown and not _covers(self._allowed, to):
-            raise DestinationRefused("the operator allows other destinations only")
+        if self._allowed is not None and not self._allowed.covers(to.name, to.address, to.port):
+            is_unknown = to.address is None and self._allowed.has_networks
+            if not is_unknown:
+                raise DestinationRefused("the operator allows other destinations only")
         if to.address is not None:
             self._check_address(to.address)
 
-    def check_visible_name(self, rules: NetworkRules, name: str, to: Destination) -> None:
+    def check_visible_name(self, rules: IndexedRules, name: str, to: Destination) -> None:
         """Checks a name that a client sends to an address for which it looked up no name. Raises DestinationRefused."""
-        visible = Destination(name, to.address, to.port)
-        if _covers(self._denied, visible):
+        if self._denied.covers(name, to.address, to.port):
             raise DestinationRefused("the operator denies it")
         if not rules.allows(name, to.address, to.port):
-            raise DestinationRefused(_NO_RULE, visible.rule)
+            raise DestinationRefused(_NO_RULE, Destination(name, to.address, to.port).rule)
 
     def _check_address(self, address: Address) -> None:
         if kind := why_refused(address, self._networks):
             raise DestinationRefused(f"it is {kind}")
         if not any(address in network for network in self._networks) and is_own_address(address):
             raise DestinationRefused("it is an address of the machine that sandboxes run on")
-
-
-def _covers(rules: tuple[NetworkRule, ...], to: Destination) -> bool:
-    return any(rule.covers(to.name, to.address, to.port) for rule in rules)
 
 
 def is_own_address(address: Address) -> bool:

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from warren.model.network import EgressBound, EndedConnection, NetworkRules, NetworkUse, Refusal
+from warren.model.network import EgressBound, EndedConnection, IndexedRules, NetworkUse, Refusal, RuleIndex
 
 MAX_MESSAGE: Final = 8 << 20
 MAX_ANSWER: Final = 1 << 20
@@ -53,12 +53,14 @@ class MessageReader:
             yield message
 
 
-def pack_rules(rules: NetworkRules) -> Message:
-    return {"internet": rules.internet, "allow": rules.allow, "deny": rules.deny}
+def pack_rules(rules: IndexedRules) -> Message:
+    return {"internet": rules.internet, "allow": rules.allow.as_lists(), "deny": rules.deny.as_lists()}
 
 
-def unpack_rules(message: Message) -> NetworkRules:
-    return NetworkRules(bool(message["internet"]), tuple(message["allow"]), tuple(message["deny"]))
+def unpack_rules(message: Message) -> IndexedRules:
+    """Reads rules that the worker has checked and indexed: that may take seconds, and all sandboxes wait meanwhile."""
+    allow, deny = (RuleIndex.from_lists(message[name]) for name in ("allow", "deny"))
+    return IndexedRules(bool(message["internet"]), allow, deny)
 
 
 def unpack_bounds(message: Message) -> tuple[EgressBound, ...]:

@@ -18,14 +18,23 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from ipaddress import IPv4Address, IPv4Network
 from typing import Final
 
+from warren.kernel.fair_share import FairShare
 from warren.model.addresses import Address
-from warren.model.network import EgressBound, EgressPolicy, EndedConnection, NetworkRules, NetworkUse, Refusal
+from warren.model.network import (
+    EgressBound,
+    EgressPolicy,
+    EndedConnection,
+    IndexedRules,
+    NetworkRules,
+    NetworkUse,
+    Refusal,
+)
 from warren.sandboxes.egress import dns
 from warren.sandboxes.egress.broker import Broker, BrokerSetup
 from warren.sandboxes.egress.broker_streams import CHUNK, SocketStream
@@ -36,7 +45,7 @@ from warren.sandboxes.egress.inspector import Inspector
 from warren.sandboxes.egress.judge import Destination, DestinationRefused, Judge
 from warren.sandboxes.egress.messages import KEPT
 from warren.sandboxes.egress.names import NETWORK, NameTable
-from warren.sandboxes.egress.rate import Bucket
+from warren.sandboxes.egress.rate import Bucket, FairBucket, Work
 from warren.sandboxes.egress.relay import Relay, reset
 from warren.sandboxes.egress.resolver import NotResolved, Resolver
 
@@ -49,7 +58,11 @@ _MAX_ADDRESSES: Final = 4
 # Per sandbox, a second and at once, so that no sandbox takes all of this process's time.
 _CONNECTS: Final = (200.0, 400.0)
 _QUERIES: Final = (500.0, 1000.0)
-_WORK: Final = (0.25, 0.05)  # seconds spent on parsing requests: a client may make each of them slow
+_WORK: Final = (0.25, 0.05)  # seconds spent on parsing requests and queries: a client may make each of them slow
+_ALL_WORK: Final = (0.6e6, 0.05e6)  # microseconds a second of all tenants together
+_CONNECT_WORK_S: Final = 0.0002  # what a connection costs that is refused at once
+_SHARE: Final = 4  # a tenant alone may have four fifths of all connections, two four ninths each, and so on
+_IDLE_S: Final = 10.0
 _FIRST_READ: Final = 4096
 # The kernel's buffers are charged to this process: the more connections a sandbox has, the less each may hold.
 _FEW, _SEVERAL = 16, 64
@@ -66,8 +79,10 @@ _OPTIONS: Final = (
 
 
 class ProxiedConnection:
-    def __init__(self, client: socket.socket, to: Destination) -> None:
-        self.client, self.to = client, to
+    """`active_at`: when bytes came last, by the loop's clock."""
+
+    def __init__(self, client: socket.socket, to: Destination, active_at: float = 0.0) -> None:
+        self.client, self.to, self.active_at = client, to, active_at
         self.task: asyncio.Task[None] | None = None
         self.relay: Relay | None = None
         self.sent = self.received = 0
@@ -98,13 +113,14 @@ class SandboxEgress:
         self,
         tcp: socket.socket,
         udp: socket.socket,
-        rules: NetworkRules,
+        rules: IndexedRules,
         shared: "Shared",
         broker: BrokerSetup | None = None,
         bounds: Sequence[EgressBound] = (),
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._tcp, self._udp, self._shared = tcp, udp, shared
+        self.tenant = bounds[-1].owner if bounds else ""
         self.rules = rules
         self._broker_setup: BrokerSetup | None = None
         self._broker: Broker | None = None
@@ -116,7 +132,7 @@ class SandboxEgress:
         self._sent = self._received = self._opened = self._closed = self._refused = 0
         self._connects = Bucket(*_CONNECTS, self._loop.time)
         self._queries = Bucket(*_QUERIES, self._loop.time)
-        self._work = Bucket(*_WORK, self._loop.time)
+        self._work = Work(Bucket(*_WORK, self._loop.time), shared.work, self.tenant)
         bytes_s = shared.policy.mbps * 125_000
         self._rate = Bucket(bytes_s, bytes_s / 4, self._loop.time) if bytes_s else None
         self._pauses: dict[int, asyncio.TimerHandle] = {}
@@ -125,6 +141,7 @@ class SandboxEgress:
             sock.setblocking(False)
             self._loop.add_reader(sock.fileno(), read)
         self._groups: tuple[Group, ...] = shared.groups.join(self, (), bounds)
+        shared.sandboxes.setdefault(self.tenant, set()).add(self)
 
     @property
     def open_connections(self) -> int:
@@ -136,42 +153,48 @@ class SandboxEgress:
             *(tuple(self._refusals), tuple(self._lately)),
         )
 
-    def set_rules(
-        self, rules: NetworkRules, broker: BrokerSetup | None = None, bounds: Sequence[EgressBound] = ()
+    async def set_rules(
+        self, rules: IndexedRules, broker: BrokerSetup | None = None, bounds: Sequence[EgressBound] = ()
     ) -> None:
         self.rules = rules
         self._groups = self._shared.groups.join(self, self._groups, bounds)
-        self._set_broker(broker)
+        if (old := self._set_broker(broker)) is not None:
+            # Any change of a secret ends all connections that carry one.
+            await _in_turns([each for each in self._connections if each.is_brokered], self._drop)
+            old.close()
         # New rules also end connections that the old ones allowed.
-        for connection in list(self._connections):
-            if connection.is_brokered:
-                continue
-            try:
-                self._shared.judge.check(rules, connection.to)
-            except DestinationRefused:
-                self._drop(connection)
+        await _in_turns(self._connections, self._check_again)
 
-    def close(self) -> None:
+    def _check_again(self, connection: ProxiedConnection) -> None:
+        try:
+            if not connection.is_brokered:
+                self._shared.judge.check(self.rules, connection.to)
+        except DestinationRefused:
+            self._drop(connection)
+
+    async def close(self) -> None:
         for pause in self._pauses.values():
             pause.cancel()
         for sock in (self._tcp, self._udp):
             self._loop.remove_reader(sock.fileno())
             sock.close()
-        for connection in list(self._connections):
-            self._drop(connection)
+        await _in_turns(self._connections, self._drop)
         self._groups = self._shared.groups.join(self, self._groups, ())
+        others = self._shared.sandboxes.get(self.tenant, set())
+        others.discard(self)
+        if not others:
+            self._shared.sandboxes.pop(self.tenant, None)
 
     # -- secrets
 
-    def _set_broker(self, setup: BrokerSetup | None) -> None:
-        """Replaces the broker. Any change of a secret ends all connections that carry one."""
+    def _set_broker(self, setup: BrokerSetup | None) -> Broker | None:
+        """Replaces the broker if the setup has changed. Returns the old one."""
         if setup == self._broker_setup:
-            return
-        if self._broker is not None:
-            self._broker.close()
-        self._broker_setup, self._broker = setup, None
+            return None
+        old, self._broker_setup, self._broker = self._broker, setup, None
         if setup is not None:
             self._broker = Broker(setup, self._shared.upstream, self._dial_bound, refused=self._note_broker)
+        return old
 
     async def _serve_broker(self, broker: Broker, connection: ProxiedConnection) -> None:
         connection.is_brokered = True
@@ -186,7 +209,7 @@ class SandboxEgress:
     async def _dial_bound(self, host: str, port: int) -> socket.socket:
         to = Destination(host, None, port)
         try:
-            return (await self._connect(to, NetworkRules(allow=(to.rule,))))[0]
+            return (await self._connect(to, NetworkRules(allow=(to.rule,)).indexed))[0]
         except (DestinationRefused, NotResolved) as exc:
             self._note(to, str(exc), "")
             raise OSError(errno.EACCES, str(exc)) from exc
@@ -202,8 +225,7 @@ class SandboxEgress:
                 query, ancillary, _, peer = self._udp.recvmsg(dns.MAX_QUERY + 1, 64)
             except OSError:
                 return
-            wait = self._queries.take(1)
-            response = dns.answer(query, self._look_up)
+            response, wait = self._answer(query)
             if response is not None:
                 # The answer must come from the address that was asked: a resolver ignores all others.
                 source = [_from_address(data) for _, kind, data in ancillary if kind == _IP_PKTINFO]
@@ -212,6 +234,12 @@ class SandboxEgress:
             if wait:
                 self._pause(self._udp, self._answer_query, wait)
                 return
+
+    def _answer(self, query: bytes) -> tuple[bytes | None, float]:
+        """Returns the response, if there is one, and for how many seconds not to answer another query."""
+        begun = time.thread_time()
+        response = dns.answer(query, self._look_up)
+        return response, max(self._queries.take(1), self._work.take(time.thread_time() - begun))
 
     def _look_up(self, name: str) -> IPv4Address | None:
         if self._broker is not None and self._broker.knows_name(name):
@@ -232,10 +260,11 @@ class SandboxEgress:
                     return
                 data += part
             end = 2 + int.from_bytes(data[:2], "big")
-            response = dns.answer(bytes(data[2:end]), self._look_up)
+            response, wait = self._answer(bytes(data[2:end]))
             if response is None:
                 return
             await self._loop.sock_sendall(client, len(response).to_bytes(2, "big") + response)
+            await asyncio.sleep(wait)
             del data[:end]
 
     # -- connections
@@ -253,13 +282,14 @@ class SandboxEgress:
             # The address that the program inside dialled: the route makes every address a local one.
             address, port = client.getsockname()[:2]
             self._begin(client, IPv4Address(address), port)
-            if wait := max(self._connects.take(1), self._work.take(0)):
+            if wait := max(self._connects.take(1), self._work.take(_CONNECT_WORK_S)):
                 self._pause(self._tcp, self._accept, wait)
                 return
 
     def _begin(self, client: socket.socket, address: IPv4Address, port: int) -> None:
         name = self._names.name_of(address)
-        connection = ProxiedConnection(client, Destination(name, None if name else address, port))
+        to = Destination(name, None if name else address, port)
+        connection = ProxiedConnection(client, to, self._loop.time())
         full = next((group for group in self._groups if group.is_full), None)
         if len(self._connections) >= self._shared.policy.connections:
             self._refuse(
@@ -268,8 +298,8 @@ class SandboxEgress:
         elif full is not None:
             whose = "all sandboxes of this tenant or key together"
             self._refuse(connection, DestinationRefused(f"{whose} may have {full.most} connections open"))
-        elif not self._shared.has_room():
-            self._refuse(connection, DestinationRefused("too many connections of all sandboxes are open"))
+        elif not self._shared.has_room(self.tenant):
+            self._refuse(connection, DestinationRefused("its tenant has its share of all connections of the worker"))
         else:
             self._connections.add(connection)
             self._change_counts(1)
@@ -314,9 +344,9 @@ class SandboxEgress:
                 data = await self._loop.sock_recv(connection.client, _FIRST_READ)
                 if not data:
                     raise Malformed("it ended before it said which host it is for")
-                begun = time.perf_counter()
+                begun = time.thread_time()
                 first = inspector.feed(data)
-                self._work.take(time.perf_counter() - begun)
+                self._work.take(time.thread_time() - begun)
         rules = self.rules
         server, connection.to = await self._connect(to)
         try:
@@ -358,11 +388,9 @@ class SandboxEgress:
 
         return Inspector(to.port, check_tls, check_http, strict=bool(to.name))
 
-    async def _connect(self, to: Destination, rules: NetworkRules | None = None) -> tuple[socket.socket, Destination]:
+    async def _connect(self, to: Destination, rules: IndexedRules | None = None) -> tuple[socket.socket, Destination]:
         """Connects to the first allowed address that accepts. Raises DestinationRefused, NotResolved, OSError."""
-        addresses: Sequence[Address] = (
-            await self._shared.resolver.resolve(to.name) if to.address is None else [to.address]
-        )
+        addresses: Sequence[Address] = [to.address] if to.address is not None else await self._resolve(to.name)
         failure: Exception = OSError("no address")
         for address in addresses[:_MAX_ADDRESSES]:
             found = replace(to, address=address)
@@ -377,7 +405,11 @@ class SandboxEgress:
                 failure = exc
         raise failure
 
+    async def _resolve(self, name: str) -> Sequence[Address]:
+        return await self._shared.resolver.resolve(name, self.tenant, f"{id(self):x}")
+
     def _count(self, connection: ProxiedConnection, sent: int, received: int) -> float:
+        connection.active_at = self._loop.time()
         connection.sent += sent
         connection.received += received
         self._sent += sent
@@ -393,6 +425,13 @@ class SandboxEgress:
         rule = why.rule if isinstance(why, DestinationRefused) else ""
         self._note(connection.to, str(why), rule)
         reset(connection.client)
+
+    def give_up_idle(self) -> None:
+        """Ends the connection that has been silent for longest, if that is long enough."""
+        connection = min(self._connections, key=lambda each: each.active_at, default=None)
+        if connection is not None and self._loop.time() - connection.active_at >= _IDLE_S:
+            self._note(connection.to, "it was silent, and its place was needed", "")
+            self._drop(connection)
 
     def _drop(self, connection: ProxiedConnection) -> None:
         if connection.relay is not None:
@@ -414,7 +453,10 @@ class SandboxEgress:
             self._change_counts(-1)
 
     def _change_counts(self, by: int) -> None:
-        self._shared.connections += by
+        if by > 0:
+            self._shared.connections.take(self.tenant, by)
+        else:
+            self._shared.connections.give_back(self.tenant, -by)
         for group in self._groups:
             group.connections += by
 
@@ -437,7 +479,7 @@ class SandboxEgress:
 
 
 class Shared:
-    """What all sandboxes share: the operator's limits, resolved names, and the process's descriptors."""
+    """What all sandboxes share: the operator's limits, resolved names, and the process's time and descriptors."""
 
     def __init__(self, policy: EgressPolicy, max_connections: int) -> None:
         self.policy = policy
@@ -445,11 +487,30 @@ class Shared:
         self.resolver = Resolver()
         self.groups = Groups()
         self.upstream = upstream_context(policy.authorities)  # slow to make, so it is made before sandboxes wait for it
-        self.connections = 0
-        self._most = max_connections
+        self.connections = FairShare(max_connections, of_rest=_SHARE)  # by tenant
+        self.sandboxes: dict[str, set[SandboxEgress]] = {}  # by tenant
+        self.work = FairBucket(*_ALL_WORK, asyncio.get_running_loop().time)
 
-    def has_room(self) -> bool:
-        return self.connections < self._most
+    def has_room(self, tenant: str) -> bool:
+        """Returns whether the tenant may have one more connection. If it may not, a silent connection makes room: of
+        this tenant if it has more than others, else of the tenant with the most, and there of the sandbox with the
+        most."""
+        connections = self.connections
+        for _ in range(2):  # a share is part of what is left: where nothing is, one more place is not enough
+            if connections.may_take(tenant) or not connections.in_all:
+                break
+            greediest = tenant if connections.has_more_than_others(tenant) else connections.largest()
+            if sandboxes := self.sandboxes.get(greediest):
+                max(sandboxes, key=lambda each: each.open_connections).give_up_idle()
+        return connections.may_take(tenant)
+
+
+async def _in_turns(connections: Collection[ProxiedConnection], do: Callable[[ProxiedConnection], None]) -> None:
+    """Does something with each, a few at a time: a sandbox may have a thousand, and the others wait meanwhile."""
+    for number, connection in enumerate(list(connections), 1):
+        do(connection)
+        if number % _AT_ONCE == 0:
+            await asyncio.sleep(0)
 
 
 def _shown(to: Destination) -> str:

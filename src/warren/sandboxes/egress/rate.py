@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-_CLOSE: Final = 1e-3  # bytes; smaller differences are rounding errors
+_CLOSE: Final = 1e-3  # bytes, or microseconds; smaller differences are rounding errors
 
 
 class Bucket:
@@ -40,7 +40,7 @@ class FairBucket:
         self._advance()
         at_once = 0.0 if self._marks else min(count, self._left)
         self._left -= at_once
-        if count <= at_once:
+        if count <= at_once and member not in self._marks:
             return 0.0
         mark = self._marks[member] = self._marks.get(member, self._turn) + count - at_once
         return sum(min(mark, other) - self._turn for other in self._marks.values()) / self._rate
@@ -48,13 +48,27 @@ class FairBucket:
     def _advance(self) -> None:
         now = self._now()
         got, self._at = (now - self._at) * self._rate, now
-        while self._marks and got > 0:
-            nearest = min(self._marks.values())
-            step = min(nearest - self._turn, got / len(self._marks))
-            got -= step * len(self._marks)
+        waiting = len(self._marks)
+        for member, mark in sorted(self._marks.items(), key=lambda each: each[1]):
+            step = min(mark - self._turn, got / waiting)
+            got -= step * waiting
             self._turn += step
-            if self._turn + _CLOSE >= nearest:
-                self._marks = {member: mark for member, mark in self._marks.items() if mark > nearest + _CLOSE}
-                self._turn = nearest if self._marks else 0.0
+            if self._turn + _CLOSE < mark:
+                break
+            del self._marks[member]
+            waiting -= 1
         if not self._marks:
+            self._turn = 0.0
             self._left = min(self._burst, self._left + max(0.0, got))
+
+
+class Work:
+    """The seconds of this process that a sandbox may take: so many of its own, and of those that all tenants share a
+    fair part."""
+
+    def __init__(self, own: Bucket, shared: FairBucket, tenant: str) -> None:
+        self._own, self._shared, self._tenant = own, shared, tenant
+
+    def take(self, seconds: float) -> float:
+        """Takes what was spent, and returns for how many seconds the sandbox should wait."""
+        return max(self._own.take(seconds), self._shared.take(self._tenant, seconds * 1e6))

@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from warren.sandboxes.egress.rate import Bucket
-
 BUFFER: Final = 256 << 10
 _buffer = memoryview(bytearray(BUFFER))
 _RESET: Final = struct.pack("ii", 1, 0)
@@ -29,6 +27,12 @@ class Guard(Protocol):
     def most(self) -> int: ...
     def feed(self, data: memoryview) -> bytes: ...
     def answered(self, data: memoryview) -> bytes: ...
+
+
+class Budget(Protocol):
+    """Limits how much is done in a second."""
+
+    def take(self, count: float, /) -> float: ...
 
 
 def reset(sock: socket.socket) -> None:
@@ -49,7 +53,7 @@ class Relay:
         server: socket.socket,
         guard: Guard | None,
         *,
-        work: Bucket,
+        work: Budget,
         count: Callable[[int, int], float],
         end: Callable[[Exception | None], None],
     ) -> None:
@@ -83,9 +87,9 @@ class Relay:
             wait = self._count(len(data), 0)
             if guard is None:
                 return data, wait
-            begun = time.perf_counter()
+            begun = time.thread_time()
             passed = guard.feed(data)
-            self._work.take(time.perf_counter() - begun)
+            self._work.take(time.thread_time() - begun)
             if guard.is_over:
                 self._guard = None
             return passed, wait

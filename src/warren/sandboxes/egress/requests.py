@@ -25,6 +25,7 @@ from warren.sandboxes.egress.http_syntax import (
 _MAX_LINE: Final = 4096
 _MAX_READ: Final = 8192
 _METHODS: Final = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"TRACE ", b"CONNECT ")
+_JUDGED: Final = frozenset({b"host", b"content-length", b"transfer-encoding", b"upgrade"})
 _LINE: Final = re.compile(rb"([A-Za-z-]{1,32}) ([\x21-\x7e]+) HTTP/1\.([01])")
 _ABSOLUTE: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 
@@ -152,7 +153,8 @@ class RequestGuard:
         if found is None:
             raise Malformed("it does not begin as a request of HTTP")
         method, target = found[1], found[2]
-        fields = read_fields(rest)
+        # A head may have thousands of lines: all are read, and only those that matter are searched.
+        fields = [field for field in read_fields(rest) if field[0].lower() in _JUDGED]
         if method.upper() == b"CONNECT":
             raise Malformed("it asks for a tunnel")
         self._check(*read_host(values_of(fields, b"host")))

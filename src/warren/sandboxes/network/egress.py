@@ -3,7 +3,8 @@
 A sandbox whose network is open has a route, a BPF program and two sockets in its network namespace (sk_lookup.py). The
 worker hands the sockets to `warren-egress` and closes its own copies, so they end with that process: then the program
 finds no socket and refuses everything. The worker restarts a process that has ended, and gives it new sockets and the
-current rules of every open sandbox. When the worker ends, the program's link, the process and the sockets end with it.
+current rules of every open sandbox; rules that it may have ended of are first tried in a process of their own. When the
+worker ends, the program's link, the process and the sockets end with it.
 """
 
 import asyncio
@@ -14,14 +15,14 @@ import os
 import secrets
 import socket
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from warren.kernel.logs import get_log
 from warren.kernel.shielding import run_shielded
-from warren.model.errors import IsolationUnavailable, ProviderUnavailable, SandboxLost
-from warren.model.network import NO_NETWORK, EgressBound, EgressPolicy, NetworkRules, NetworkUse
+from warren.model.errors import InvalidRequest, IsolationUnavailable, ProviderUnavailable, SandboxLost
+from warren.model.network import FEW_RULES, NO_NETWORK, EgressBound, EgressPolicy, NetworkRules, NetworkUse
 from warren.model.spec import Isolation, Layer
 from warren.sandboxes.egress.broker import BrokerSetup
 from warren.sandboxes.egress.messages import KEPT, BrokenMessage, pack_rules, unpack_use
@@ -105,6 +106,20 @@ class Egress:
                 _log.info("egress_started", pid=self._proxy.pid)
             return self._proxy
 
+    async def try_out_rules(self, message: Mapping[str, Any]) -> None:
+        """Gives rules to a process of their own, which ends afterwards. Raises InvalidRequest if it ends of them, and
+        ProviderUnavailable."""
+        proxy = await ProxyProcess.start(self._policy, self._within)
+        try:
+            await proxy.ask("try", **message)
+        except ProxyGone:
+            raise InvalidRequest(
+                "the process of the network ends of these rules, and the sandbox is left without a network",
+                remedy="set fewer or other rules, and tell the operator of this server",
+            ) from None
+        finally:
+            await run_shielded(proxy.close())
+
     def _restart_later(self) -> None:
         _log.error("egress_ended", action="restart")
         if not self._is_closed and (self._restarting is None or self._restarting.done()):
@@ -121,7 +136,7 @@ class Egress:
             except ProviderUnavailable as exc:
                 _log.error("egress_not_started", action="retry", error=exc)
                 continue
-            for network in list(self._open.values()):
+            for network in sorted(self._open.values(), key=lambda each: each.is_suspect):
                 await network.reopen()
             if await _stays(proxy):
                 return
@@ -165,7 +180,11 @@ class _KernelSide:
 
 
 class OpenableNetwork:
-    """The network of one sandbox. `rules` hold now, or will hold as soon as the proxy process runs again."""
+    """The network of one sandbox. `rules` hold now, or will hold as soon as the proxy process runs again.
+
+    `is_suspect`: the process that all sandboxes share has ended while it was given these rules. Then it gets them again
+    only after a process of their own has taken them.
+    """
 
     def __init__(self, egress: Egress, record: SandboxRecord) -> None:
         self._egress, self._record = egress, record
@@ -176,6 +195,7 @@ class OpenableNetwork:
         self._bounds: tuple[EgressBound, ...] = ()
         self._before = self._last = NetworkUse()
         self._is_forgotten = False
+        self.is_suspect = False
         self.rules = NO_NETWORK
 
     @property
@@ -209,6 +229,7 @@ class OpenableNetwork:
         async with self._lock:
             try:
                 self._check_alive()
+                await _index(rules)
                 self.rules, self._broker, self._bounds = rules, broker, tuple(bounds)
                 await (self._apply() if wanted else self._shut())
             except BaseException as exc:
@@ -236,7 +257,7 @@ class OpenableNetwork:
                 return
             try:
                 await self._apply()
-            except (OSError, ProviderUnavailable) as exc:
+            except (OSError, ProviderUnavailable, InvalidRequest) as exc:
                 _log.error("network_not_reopened", sandbox=self.sandbox_id, error=exc)
 
     async def forget(self) -> None:
@@ -258,20 +279,27 @@ class OpenableNetwork:
             raise SandboxLost(f"sandbox {self.sandbox_id} is lost: its network cannot be set")
 
     async def _apply(self) -> None:
-        """Brings the current rules into force. If the proxy process dies meanwhile, starts it again, once."""
+        """Brings the current rules into force. If the proxy process dies meanwhile, starts it again, once. Raises
+        InvalidRequest if these rules are what it dies of."""
         for is_last in (False, True):
+            if self.is_suspect:
+                await self._egress.try_out_rules(self._described())
             proxy = await self._egress.running()
             try:
                 await (self._replace(proxy) if self._on is proxy else self._hand_over(proxy))
+                self.is_suspect = False
                 return
-            except ProxyGone:
+            except ProxyGone as exc:
+                self.is_suspect = self.is_suspect or exc.is_suspect
                 if is_last:
                     raise ProviderUnavailable("the process of the network has ended twice") from None
 
     def _described(self) -> dict[str, Any]:
         broker = None if self._broker is None else self._broker.as_mapping()
-        bounds = [(self._egress.group_of(each.owner), each.connections, each.mbps) for each in self._bounds]
-        return {"sandbox": self.sandbox_id, "rules": pack_rules(self.rules), "broker": broker, "bounds": bounds}
+        # Without a tenant a sandbox shares with nobody.
+        known = self._bounds or (EgressBound(f"sandbox:{self.sandbox_id}"),)
+        bounds = [(self._egress.group_of(each.owner), each.connections, each.mbps) for each in known]
+        return {"sandbox": self.sandbox_id, "rules": pack_rules(self.rules.indexed), "broker": broker, "bounds": bounds}
 
     async def _replace(self, proxy: ProxyProcess) -> None:
         await proxy.ask("set", **self._described())
@@ -303,8 +331,12 @@ class OpenableNetwork:
         way, self._way = self._way, None
         try:
             if proxy is not None and not proxy.is_gone:
-                with contextlib.suppress(ProxyGone, ProviderUnavailable):
+                try:
                     self._note(await proxy.ask("close", sandbox=self.sandbox_id))
+                except ProxyGone as exc:  # perhaps it still worked on rules that the caller has not waited for
+                    self.is_suspect = self.is_suspect or exc.is_suspect
+                except ProviderUnavailable:
+                    pass
             self._before, self._last = _added(self._before, self._last), NetworkUse()
             if way is not None and not is_dying:
                 with contextlib.suppress(OSError):
@@ -318,6 +350,12 @@ class OpenableNetwork:
             self._last = unpack_use(answer["use"])
         except (BrokenMessage, KeyError) as exc:
             _log.error("egress_talks_nonsense", error=exc)
+
+
+async def _index(rules: NetworkRules) -> None:
+    """Indexes the rules, in a thread if there are many. The network's process gets them indexed."""
+    if len(rules.allow) + len(rules.deny) > FEW_RULES:
+        await asyncio.to_thread(lambda: rules.indexed)
 
 
 def _added(before: NetworkUse, use: NetworkUse) -> NetworkUse:

@@ -20,19 +20,25 @@ from warren.kernel.logs import get_log
 from warren.kernel.shielding import run_shielded
 from warren.model.errors import ProviderUnavailable
 from warren.model.network import EgressPolicy
-from warren.sandboxes.agent.descriptor_guard import refuse_descriptors
-from warren.sandboxes.egress.messages import MAX_ANSWER, BrokenMessage, MessageReader, pack
+from warren.sandboxes.egress.messages import MAX_ANSWER, MAX_MESSAGE, BrokenMessage, MessageReader, pack
+from warren.sandboxes.host.passed_files import refuse_descriptors
 from warren.sandboxes.host.processes import ENVIRONMENT
 from warren.sandboxes.network import call_filter
 
 _START_S: Final = 20.0
 _ANSWER_S: Final = 5.0
+_GRACE_S: Final = 1.0
 _END_S: Final = 2.0
 _log = get_log(__name__)
 
 
 class ProxyGone(Exception):
-    """The process has ended, or was killed because it did not answer."""
+    """The process has ended, or was killed because it did not answer. `is_suspect`: this request was the one it worked
+    on, so it may be the reason."""
+
+    def __init__(self, *, is_suspect: bool = False) -> None:
+        super().__init__("the process of the network has ended")
+        self.is_suspect = is_suspect
 
 
 class ProxyProcess:
@@ -90,24 +96,27 @@ class ProxyProcess:
     ) -> dict[str, Any]:
         self._number += 1
         number = self._number
-        got: dict[str, Any]
-        answer = self._asked[number] = self._loop.create_future()
+        answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._asked[number] = answer
         try:
             async with asyncio.timeout(timeout_s):
                 await self._send({"do": do, "number": number, **values}, descriptors)
-                got = await answer
+                await asyncio.wait([answer])
         except TimeoutError:
-            _log.error("egress_does_not_answer", action="kill", doing=do)
-            # Killed rather than asked again: a process that hangs may be in an attacker's hands.
-            self._lose()
-            raise ProxyGone from None
+            # The answer may wait in the socket: perhaps it was this process that had no time.
+            await asyncio.wait([answer], timeout=_GRACE_S)
+            if not answer.done():
+                _log.error("egress_does_not_answer", action="kill", doing=do)
+                # Killed rather than asked again: a process that hangs may be in an attacker's hands.
+                self._lose()
         except OSError:
             self._lose()
             raise ProxyGone from None
         finally:
             self._asked.pop(number, None)
-            if answer.done() and not answer.cancelled():
+            if answer.done():
                 answer.exception()
+        got = answer.result()
         if "error" in got:
             raise ProviderUnavailable(f"the process of the network refuses: {str(got['error'])[:400]}")
         return got
@@ -125,6 +134,8 @@ class ProxyProcess:
 
     async def _send(self, message: dict[str, Any], descriptors: Sequence[int]) -> None:
         head, body = pack(message)
+        if len(body) > MAX_MESSAGE:  # the process would not read on
+            raise ProviderUnavailable(f"the process of the network takes no message of {len(body)} bytes")
         async with self._sending:
             if self.is_gone:
                 raise ProxyGone
@@ -163,9 +174,11 @@ class ProxyProcess:
         self._stop_listening()
         self._process.kill()
         self._reap()
-        for future in self._asked.values():
+        # It does what it is asked in order, so it worked on the oldest request.
+        oldest = min(self._asked, default=0)
+        for number, future in self._asked.items():
             if not future.done():
-                future.set_exception(ProxyGone())
+                future.set_exception(ProxyGone(is_suspect=number == oldest))
         if self._is_in_use:
             self._when_gone()
 

@@ -4,13 +4,14 @@ At E2B a sandbox reaches everything unless `denyOut` says otherwise, and `allowO
 `0.0.0.0/0` makes a list of what is allowed.
 """
 
+import asyncio
 from collections.abc import Mapping
 from ipaddress import ip_network
 from typing import Any, Final
 
 from warren.http.e2b.control.bodies import bad, read_flag, read_list
 from warren.http.e2b.errors import E2bError
-from warren.model.network import MAX_RULES, NetworkRules
+from warren.model.network import FEW_RULES, MAX_RULES, NetworkRules
 from warren.model.session import Session
 
 ALL_TRAFFIC: Final = "0.0.0.0/0"
@@ -41,6 +42,14 @@ def read_network(values: Mapping[str, Any], internet: bool | None) -> NetworkRul
     if ALL_TRAFFIC in allow:
         return NetworkRules(internet=True)
     return NetworkRules(not is_closed, tuple(dict.fromkeys(allow)), tuple(dict.fromkeys(deny)))
+
+
+async def read_network_apart(values: Mapping[str, Any], internet: bool | None) -> NetworkRules | None:
+    """Does what `read_network` does, in a thread if there are many rules."""
+    lists = (values.get("allowOut"), values.get("denyOut"))
+    if sum(len(texts) for texts in lists if isinstance(texts, list)) > FEW_RULES:
+        return await asyncio.to_thread(read_network, values, internet)
+    return read_network(values, internet)
 
 
 def show_network(session: Session) -> dict[str, Any]:

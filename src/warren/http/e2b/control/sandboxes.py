@@ -25,7 +25,7 @@ from warren.http.e2b.control.bodies import (
     read_whole,
     whole_in_query,
 )
-from warren.http.e2b.control.network import read_network, show_network, wants_public_traffic
+from warren.http.e2b.control.network import read_network_apart, show_network, wants_public_traffic
 from warren.http.e2b.control.template_lookup import find_template
 from warren.http.e2b.control.template_start import start_template
 from warren.http.e2b.errors import E2bError
@@ -127,7 +127,7 @@ async def _choose_network(
 ) -> NetworkRules:
     """Returns what the client asks for; otherwise the environment's rules, or none where the caller cannot have
     those."""
-    rules = read_network(network, internet)
+    rules = await read_network_apart(network, internet)
     if rules is not None:
         return rules
     rules = environment.network
@@ -202,7 +202,7 @@ async def change_network(call: E2bCall) -> Response:
     values = await call.json()
     internet = read_flag(values, "allow_internet_access")
     session = await running_session(call)
-    rules = read_network(values, internet)
+    rules = await read_network_apart(values, internet)
     if rules is None:
         environment = call.context.environments(session.environment)
         rules = NetworkRules(internet=True) if internet else await _choose_network(call, environment, {}, None)
