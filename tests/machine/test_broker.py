@@ -6,7 +6,7 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,36 @@ def secret(name: str = "openai", hosts: tuple[str, ...] = (HOST,), **more: Any) 
     return BoundSecret(**{**fields, "expires_at": expires_at}, value=value)
 
 
+def frame(data: bytes, first: int = 0x82) -> bytes:
+    """A frame of a WebSocket as servers send it; `first` has the opcode, and the bit of the last frame of a message."""
+    size = bytes((len(data),)) if len(data) < 126 else b"\x7e" + len(data).to_bytes(2, "big")
+    return bytes((first,)) + size + data
+
+
+async def read_message(reader: asyncio.StreamReader) -> tuple[int, bytes, list[bytes]]:
+    """The opcode and the data of the next message, and the control frames that came in between."""
+    opcode, data, controls = 0, b"", []
+    while True:
+        first, size = await reader.readexactly(2)
+        if size >= 126:
+            size = int.from_bytes(await reader.readexactly(2 if size == 126 else 8), "big")
+        part = await reader.readexactly(size)
+        if first & 8:
+            controls.append(part)
+            continue
+        assert bool(opcode) != bool(first & 0x0F)
+        opcode, data = opcode or first & 0x0F, data + part
+        if first & 0x80:
+            return opcode, data, controls
+
+
 class Upstream:
     """Records what it gets, byte by byte, and answers what it was told to."""
 
     def __init__(self) -> None:
         self.got: list[bytes] = []
         self.answers: dict[bytes, bytes] = {}
+        self.frames: Callable[[bytes], Iterable[bytes]] = lambda data: [frame(b"echo:" + data)]
         self.connections = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -61,7 +85,9 @@ class Upstream:
                 if path == b"/ws":
                     writer.write(b"HTTP/1.1 101 Switching\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
                     while data := await reader.read(4096):
-                        writer.write(b"echo:" + data)
+                        for frame in self.frames(data):
+                            writer.write(frame)
+                            await writer.drain()
                     return
                 if path == b"/echo":
                     answer = b"HTTP/1.1 200 OK\r\nX-Seen: %b\r\nContent-Length: %d\r\n\r\n%b" % (
@@ -372,11 +398,83 @@ async def test_a_websocket_is_opened_with_the_secret(open_world: Open) -> None:
         writer.write(get("/ws", HOST, "Connection: Upgrade", "Upgrade: websocket", close=False))
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
         writer.write(b"frame")
-        assert await reader.readexactly(10) == b"echo:frame"
+        assert await reader.readexactly(12) == frame(b"echo:frame")
         assert VALUE.encode() in world.upstream.heads[0]
         writer.write(VALUE.encode())
-        assert await reader.readexactly(5 + len(VALUE)) == b"echo:" + b"*" * len(VALUE)
+        assert await reader.readexactly(7 + len(VALUE)) == frame(b"echo:" + b"*" * len(VALUE))
         writer.close()
+
+
+@pytest.mark.parametrize("size", [1, 5, 23])
+async def test_a_websocket_that_sends_the_secret_in_fragments_does_not_give_it_away(
+    open_world: Open, size: int
+) -> None:
+    def fragments(data: bytes) -> Iterable[bytes]:
+        parts = [data[at : at + size] for at in range(0, len(data), size)]
+        for number, part in enumerate(parts):
+            yield frame(part, (0x01 if not number else 0) | (0x80 if number == len(parts) - 1 else 0))
+            yield frame(b"%d" % number, 0x89)
+
+    async with open_world() as world:
+        world.upstream.frames = fragments
+        reader, writer = await world.tls()
+        writer.write(get("/ws", HOST, "Connection: Upgrade", "Upgrade: websocket", close=False))
+        await reader.readuntil(b"\r\n\r\n")
+        for _ in range(2):
+            writer.write(b"before " + VALUE.encode() + b" after sk-li")
+            opcode, data, controls = await read_message(reader)
+            assert (opcode, data) == (1, b"before " + b"*" * len(VALUE) + b" after sk-li")
+            assert len(controls) >= len(data) // size - 1
+            await reader.readexactly(2 + len(b"%d" % len(controls)))  # the last control frame
+        writer.close()
+
+
+async def test_a_long_message_of_a_websocket_stays_one_frame(open_world: Open) -> None:
+    async with open_world() as world:
+        world.upstream.frames = lambda data: [
+            b"\x82\x7f" + (200_000).to_bytes(8, "big"),
+            *(VALUE.encode() + b"x" * (20_000 - len(VALUE)) for _ in range(10)),
+        ]
+        reader, writer = await world.tls()
+        writer.write(get("/ws", HOST, "Connection: Upgrade", "Upgrade: websocket", close=False))
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"go")
+        got = await reader.readexactly(200_010)
+        assert got[:10] == b"\x82\x7f" + (200_000).to_bytes(8, "big")
+        assert got[10:] == (b"*" * len(VALUE) + b"x" * (20_000 - len(VALUE))) * 10
+        writer.close()
+
+
+@pytest.mark.parametrize("sent", [frame(b"packed", 0xC2), b"\x82\x86" + bytes(10), b"\x89\x7e\x01\x00" + bytes(256)])
+async def test_frames_that_cannot_be_checked_end_a_websocket(open_world: Open, sent: bytes) -> None:
+    async with open_world() as world:
+        world.upstream.frames = lambda data: [sent]
+        reader, writer = await world.tls()
+        writer.write(get("/ws", HOST, "Connection: Upgrade", "Upgrade: websocket", close=False))
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"go")
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+        writer.close()
+
+
+RANGES = ("Range: bytes=0-9", "If-Range: x", "Request-Range: bytes=0-9", "A-IM: range", "range: bytes=1-")
+
+
+async def test_parts_of_an_answer_are_neither_asked_for_nor_passed_on_unless_scrubbing_is_off(open_world: Open) -> None:
+    part = f"HTTP/1.1 206 Partial\r\nContent-Length: 9\r\n\r\n{VALUE[:9]}".encode()
+    async with open_world() as world:
+        world.upstream.answers[b"/part"] = part
+        assert VALUE.encode() not in await world.ask(get("/echo", HOST, *RANGES))
+        assert b"range" not in world.upstream.heads[0].lower()
+        assert b"A-IM" not in world.upstream.heads[0]
+        answer = await world.ask(get("/part"))
+        assert answer.startswith(b"HTTP/1.1 502")
+        assert VALUE[:9].encode() not in answer
+    async with open_world(secret(scrub=False)) as world:
+        world.upstream.answers[b"/part"] = part
+        assert (await world.ask(get("/part", HOST, RANGES[0]))).startswith(b"HTTP/1.1 206")
+        assert b"Range: bytes=0-9" in world.upstream.heads[0]
 
 
 async def test_other_upgrades_are_not_passed_on(open_world: Open) -> None:

@@ -16,6 +16,7 @@ from machine.webhook_world import (
     one_after_the_other,
     posts,
     silent,
+    states,
     to_the_next_attempt,
     until_delivered,
     until_states,
@@ -225,6 +226,60 @@ async def test_a_name_that_leads_to_this_machine_is_refused_and_not_called(clock
         assert not (await made.test("acme", hook.id)).delivered
         assert await private.strangers() == 0
     assert names.asked == ["hooks.test"] * 2
+
+
+async def test_a_webhook_whose_name_does_not_exist_pauses_as_a_whole_and_is_disabled_in_the_end(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = Names([])
+    async with working(MemoryRecords(), clock, resolver=names) as made:
+        hook, _ = await made.create("acme", "http://hooks.test/", ALL)
+        for _ in range(50):
+            made.publish(an_event())
+        for attempt in range(1, ATTEMPTS):
+            await wait_until(lambda at=attempt: len(names.asked) >= at)
+            await wait_until(lambda: "0 sending" in repr(made))
+            assert len(names.asked) <= attempt + MAX_OF_WEBHOOK - 1  # the first attempts are made together
+            assert not (await made.get("acme", hook.id)).disabled
+            for _ in range(2):
+                made.publish(an_event())
+            await wait_until(lambda: repr(made).startswith("<Webhooks: 0 events"))
+            ends_at = max(one["next_attempt_at"] for one in await made.deliveries("acme", hook.id))
+            assert ends_at - clock.wall() >= PAUSES_S[attempt - 1] - 1
+            await clock.advance(ends_at - clock.wall() + 0.001)
+
+        async def is_disabled() -> bool:
+            return "no public address" in (await made.get("acme", hook.id)).disabled
+
+        await wait_until(is_disabled)
+        await wait_until(lambda: "0 sending" in repr(made))
+
+        async def all_failed() -> bool:
+            await clock.advance(SCAN_S)
+            return {state for state, _ in await states(made, hook.id)} == {"failed"}
+
+        await wait_until(all_failed)
+        assert len(names.asked) <= ATTEMPTS + MAX_OF_WEBHOOK - 1
+    lines = [record.getMessage() for record in caplog.records if record.name == "warren.webhooks"]
+    assert sum("webhook_name_refused" in line for line in lines) == 1
+    assert sum("webhook_disabled" in line for line in lines) == 1
+
+
+async def test_a_webhook_whose_name_comes_back_gets_what_waited(clock: ManualClock) -> None:
+    async with receiving(TAKES) as receiver:
+        names = Names([], [receiver.address])
+        async with working(MemoryRecords(), clock, resolver=names) as made:
+            hook, _ = await made.create("acme", f"http://hooks.test:{receiver.port}/", ALL)
+            made.publish(an_event())
+            await until_states(made, hook.id, ("waiting", 1))
+            for _ in range(5):
+                made.publish(an_event())
+            await wait_until(lambda: repr(made).startswith("<Webhooks: 0 events"))
+            assert len(names.asked) == 1
+            assert (await made.test("acme", hook.id)).delivered  # that ends the pause of the others
+            await wait_until(lambda: len(receiver.requests) == 6)
+            await clock.advance(PAUSES_S[0] * (1 + SPREAD) + 0.001)
+            await until_delivered(made, hook.id, receiver.requests, 7)
 
 
 # -- what is deleted

@@ -22,7 +22,7 @@ from warren.sandboxes.egress.judge import Destination, DestinationRefused, Judge
 from warren.sandboxes.egress.messages import BrokenMessage, MessageReader, pack, pack_use, unpack_use
 from warren.sandboxes.egress.names import MAX_NAMES, NETWORK, NameTable
 from warren.sandboxes.egress.rate import Bucket, FairBucket
-from warren.sandboxes.egress.requests import RequestGuard, is_http
+from warren.sandboxes.egress.requests import FirstLine, RequestGuard, Spoken
 
 ADDRESS = IPv4Address("198.18.0.9")
 
@@ -283,21 +283,54 @@ class TestRequests:
         with contextlib.suppress(Malformed, DestinationRefused):
             assert data.startswith(b"".join(guard.feed(part) for part in cut(data, *ends)))
 
-    def test_requests_are_known_from_their_first_line(self) -> None:
-        assert all(is_http(GOOD[:end]) is None for end in range(16))
-        assert is_http(GOOD)
-        assert is_http(GOOD.replace(b"\r\n", b"\n"))
-        assert is_http(b"GET /" + b"x" * 9000)
-        others = (
-            b"HELO x",
-            b"SSH-2.0",
+
+WRONG = GOOD.replace(b"web.", b"other.")
+
+
+class TestFirstLine:
+    @pytest.mark.parametrize(
+        "data",
+        [
+            GOOD,
+            GOOD.replace(b"\r\n", b"\n"),
+            GOOD.replace(b"\r\n", b"\r"),
+            b"\r\n\r\n" + GOOD,
+            b" \t" + GOOD,
+            GOOD.replace(b"GET", b"get"),
+            GOOD.replace(b"GET", b"PROPFIND"),
+            GOOD.replace(b"GET", b"x" * 5000),
+            GOOD.replace(b"/a", b"/" + b"x" * 100_000),
+            GOOD.replace(b"GET /a HTTP", b"GET\t/a\x1fHTTP"),
+            GOOD.replace(b"HTTP/1.1\r", b"HTTP/1.1" + b" " * 500 + b"\r"),
+        ],
+    )
+    @pytest.mark.parametrize("size", [1, 7, 1 << 20])
+    def test_requests_are_known_however_they_begin_and_are_cut(self, data: bytes, size: int) -> None:
+        line = FirstLine()
+        found = [line.feed(data[at : at + size]) for at in range(0, len(data), size)]
+        assert next(spoken for spoken in found if spoken is not Spoken.UNKNOWN) is Spoken.HTTP1
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"HELO x\r\n",
+            b"SSH-2.0-OpenSSH_9.2\r\n",
             b"GET key\r\n",
             b"OPTIONS rtsp://a/ RTSP/1.0\r\n",
-            b"PRI * HTTP/2.0\r\n",
-            b"PING",
-        )
-        assert not any(is_http(data) for data in others)
-        assert all(is_http(data) is not None for data in others)
+            b"*1\r\n$4\r\nPING\r\n",
+            b"PING\r\n",
+            b"\0\0\0\x08\x04\xd2\x16\x2f",
+            b"AMQP\0\0\x09\x01",
+            b"<34>1 - GET / HTTP/1.1\n",
+            b"GET /a HTTP/1.1 and more\n",
+        ],
+    )
+    def test_other_protocols_are_none_of_them(self, data: bytes) -> None:
+        assert FirstLine().feed(data) is Spoken.OTHER
+
+    def test_http2_is_known_by_its_preface(self) -> None:
+        assert FirstLine().feed(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") is Spoken.HTTP2
+        assert FirstLine().feed(GOOD.replace(b"1.1", b"2.0")) is Spoken.HTTP1
 
 
 class TestInspector:
@@ -310,11 +343,43 @@ class TestInspector:
 
     @given(st.binary(min_size=1, max_size=60), st.lists(st.integers(0), max_size=4))
     def test_on_other_ports_all_else_passes(self, data: bytes, ends: list[int]) -> None:
-        if data[:1] == b"\x16" or is_http(data[:1]) is None:
+        if data[:1] == b"\x16":
             data = b"\0" + data
         inspector = self._inspector(5432)
         assert b"".join(inspector.feed(part) for part in cut(data, *ends) if part) == data
-        assert inspector.is_over
+
+    @given(st.sampled_from([GOOD, POST, CHUNKED]), st.lists(st.integers(0), max_size=5))
+    def test_right_requests_pass_unchanged_on_other_ports(self, data: bytes, ends: list[int]) -> None:
+        inspector = self._inspector(8080)
+        assert b"".join(inspector.feed(part) for part in cut(data + GOOD, *ends)) == data + GOOD
+        with pytest.raises(DestinationRefused):
+            inspector.feed(WRONG)
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            WRONG,
+            b"\r\n" + WRONG,
+            b"\n" + WRONG,
+            WRONG.replace(b"GET", b"get"),
+            WRONG.replace(b"GET", b"PROPFIND"),
+            WRONG.replace(b"GET", b"X" * 40),
+            WRONG.replace(b"GET", b"X_Y"),
+            WRONG.replace(b"/a", b"/" + b"x" * 200_000),
+            WRONG.replace(b"GET /a HTTP", b"GET\t/a\tHTTP"),
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        ],
+    )
+    @pytest.mark.parametrize("size", [1, 1 << 20])
+    def test_on_every_port_no_other_host_is_asked_by_http(self, data: bytes, size: int) -> None:
+        inspector, passed = self._inspector(8080), []
+        with pytest.raises((Malformed, DestinationRefused)):
+            passed.extend(inspector.feed(data[at : at + size]) for at in range(0, len(data), size))
+        assert not b"".join(passed).lstrip().count(b"\n")  # a server does nothing before the line has ended
+
+    def test_http2_to_an_address_hides_no_name_that_was_looked_up(self) -> None:
+        preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        assert self._inspector(8080, strict=False).feed(preface) == preface
 
     @pytest.mark.parametrize("size", [1, 3, 4096])
     @pytest.mark.parametrize("port", [22, 80, 443, 8443])

@@ -48,13 +48,14 @@ _HTTP_HOOKS = {
     *("on_body", "on_message_complete", "on_response_complete", "shutdown", "_start_asgi_task"),
 }
 _WEBSOCKET_HOOKS = {
-    "handle_connect",
     "receive",
     "data_received",
     "send",
     "handle_ping",
     "handle_cont",
     "keepalive_timeout",
+    "send_keepalive_ping",
+    "shutdown",
     "handle_parser_exception",
 }
 

@@ -8,6 +8,8 @@ each other while each holds a part of what it needs.
 A tenant may hold as much as it leaves free. So one tenant alone gets half of the memory, two get a third each, and a
 tenant that comes later finds room. A request that finds none waits until other answers have been read, for WAIT_S at
 most; then it makes do with a short answer and says so. Without a request, as in the local mode, there is no bound.
+
+The pieces of the WebSockets of previews that one side has sent and the other has not taken are counted here, too.
 """
 
 import asyncio
@@ -55,6 +57,10 @@ class AnswerMemory:
                 self._admit()  # a smaller request that waited behind this one may fit
         return given.done()
 
+    def hold_now(self, tenant: str, size: int) -> bool:
+        """Takes room at once, before those of the tenant's requests that wait for more; returns whether there was."""
+        return self._held.try_take(tenant, size)
+
     def count(self, tenant: str, size: int) -> None:
         """Counts what is held already, even if there is no room for it."""
         self._held.take(tenant, size)
@@ -98,6 +104,12 @@ class AnswerRoom:
 
     def make_now(self, size: int) -> bool:
         if self._size is None or not self._memory.take_now(self._tenant, size):
+            return False
+        self._own(size)
+        return True
+
+    def hold_now(self, size: int) -> bool:
+        if self._size is None or not self._memory.hold_now(self._tenant, size):
             return False
         self._own(size)
         return True
@@ -155,6 +167,25 @@ def require_room(size: int) -> None:
             remedy="read the answers that were asked for before, or ask for less at once",
             retry_after_s=1,
         )
+
+
+@contextmanager
+def hold_room(size: int) -> Iterator[None]:
+    """Counts a piece of a stream while it waits to be taken. Raises NoCapacity if there is no room for it."""
+    room = _room.get()
+    if room is None:
+        yield
+        return
+    if not room.hold_now(size):
+        raise NoCapacity(
+            "the pieces that wait to be taken use all the memory there is for them",
+            remedy="read what was sent before, or keep fewer connections that nobody reads",
+            retry_after_s=1,
+        )
+    try:
+        yield
+    finally:
+        room.give_back(size)
 
 
 def count_held(size: int) -> None:

@@ -121,12 +121,18 @@ def why_refused(address: Address, allowed: Iterable[Network] = ()) -> str:
         return "an address of one network interface"
     if _is_within(address, networks):
         return ""
-    if address.ipv4_mapped is not None:
-        return why_refused(address.ipv4_mapped, networks)
-    if address in _NAT64:
-        return why_refused(IPv4Address(int(address) & 0xFFFFFFFF), networks)
+    if (contained := contained_ipv4(address)) is not None:
+        return why_refused(contained, networks)
     kind = _kind(address, _REFUSED_6)
     return kind if kind or address in _PUBLIC_6 else "a reserved address"
+
+
+def contained_ipv4(address: Address) -> IPv4Address | None:
+    """Returns the IPv4 address to which packets for this IPv6 address are routed (mapped, NAT64); None if there is
+    none."""
+    if isinstance(address, IPv4Address):
+        return None
+    return IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else address.ipv4_mapped
 
 
 def _is_within(address: Address, networks: tuple[Network, ...]) -> bool:

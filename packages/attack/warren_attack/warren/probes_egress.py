@@ -255,16 +255,18 @@ def _http() -> Iterator[Case]:
         ),
     ):
         yield Case(name, tries, "allowed.example", 80, pieces, lets_answers=True)
-    yield Case(
-        *(
-            "host-other-port",
-            "another Host on a port that is none of HTTP's",
-            "allowed.example",
-            8080,
-            (request(other),),
-        ),
-        lets_answers=True,
-    )
+    for name, tries, sent in (
+        ("", "", request(other)),
+        ("-empty-line", ", after an empty line", b"\r\n" + request(other)),
+        ("-lower-case", ", in lower case", request(other, first=b"get /WORD HTTP/1.1")),
+        ("-method", ", with a method of one's own", request(other, first=b"FETCH /WORD HTTP/1.1")),
+        ("-http-2", ", in HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + WORD),
+    ):
+        yield Case(
+            f"host-other-port{name}",
+            *(f"another Host on a port that is none of HTTP's{tries}", "allowed.example", 8080, (sent,)),
+            lets_answers=True,
+        )
 
 
 def _datagrams() -> Iterator[Case]:

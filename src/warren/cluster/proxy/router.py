@@ -43,11 +43,11 @@ from warren.http.client.client import WorkerClient, WorkerResponse
 from warren.http.client.errors import Broken, ForwardingFailed, Unreachable, WebSocketRefused
 from warren.http.client.headers import Header, Passes
 from warren.http.context import check_scope
+from warren.http.forwarding.frame_stream import WORKER_LOST
 from warren.http.forwarding.http_requests import RequestBody, forward_request, forward_response, send_response
-from warren.http.forwarding.websockets import MAX_PREVIEW_MESSAGE, WORKER_LOST, forward_websocket
+from warren.http.forwarding.websockets import forward_websocket
 from warren.http.problems import MEDIA_TYPE
 from warren.http.request import Kind, Request
-from warren.http.server.connections import MAX_MESSAGE
 from warren.interfaces.store import SessionStore
 from warren.kernel.bounded_dict import BoundedDict
 from warren.kernel.tracing import trace_headers
@@ -160,8 +160,6 @@ class Router:
     async def _forward_preview(self, request: Request, receive: Receive, send: Send) -> None:
         preview = request.preview
         assert preview is not None
-        if request.scope["type"] == "websocket":
-            request.scope["extensions"][MAX_MESSAGE]["set"](MAX_PREVIEW_MESSAGE)
         if preview.way is Way.KEY:
             check_scope(request.caller, KeyScope.EXEC)
         session, worker_id = await self._find_worker(request.caller, Target(preview.session_id))

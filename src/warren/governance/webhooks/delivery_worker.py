@@ -7,6 +7,10 @@ If the process dies in between, the lease expires and another attempt follows: e
 
 The worker looks at a queue when something was added to it here, when one of its attempts has ended, and when its next
 delivery is due. It finds what other processes left behind by looking at all queues every SCAN_S.
+
+While the name of a webhook has no public address, none of its deliveries can arrive. So its queue pauses as a whole,
+and each pause ends with one attempt. After as many attempts as one delivery gets, the webhook is disabled, which tells
+the tenant why.
 """
 
 import asyncio
@@ -17,10 +21,18 @@ from typing import Final
 
 from warren.governance.webhooks.deliveries import Delivery, DeliveryQueues, Message, State, new_message, read_delivery
 from warren.governance.webhooks.registry import Webhook, WebhookRegistry
-from warren.governance.webhooks.retries import NextStep, Step, after_failure, after_response, read_retry_after
-from warren.governance.webhooks.sender import WebhookSender
+from warren.governance.webhooks.retries import (
+    ATTEMPTS,
+    NextStep,
+    Step,
+    after_failure,
+    after_response,
+    read_retry_after,
+)
+from warren.governance.webhooks.sender import NoPublicAddress, WebhookSender
 from warren.governance.webhooks.signing import sign
 from warren.interfaces.records import Record
+from warren.kernel.bounded_dict import BoundedDict
 from warren.kernel.clock import Clock
 from warren.kernel.fair_share import FairShare
 from warren.kernel.logs import get_log
@@ -36,7 +48,10 @@ MAX_OF_WEBHOOK: Final = 2
 _SWEEP_S: Final = 600.0
 _RETRY_STORE_S: Final = 1.0
 _EXCERPT: Final = 500
+_MAX_NAMELESS: Final = 10_000
 _GONE: Final = "its receiver answered 410: it wants nothing any more"
+
+_NAMELESS: Final = f"its name has had no public address in {ATTEMPTS} attempts, for most of a day"
 
 _log = get_log("warren.webhooks")
 
@@ -98,10 +113,20 @@ class DeliveryOutcome:
     error: str = ""
     retry_after_s: float = 0.0
     retryable: bool = True
+    is_nameless: bool = False
 
     @property
     def delivered(self) -> bool:
         return self.status is not None and 200 <= self.status < 300
+
+
+@dataclass(frozen=True, slots=True)
+class _Nameless:
+    """A webhook whose name has no public address: attempts that found it so, when the last did, when the next is."""
+
+    failures: int
+    failed_at: float
+    until: float
 
 
 class DeliveryWorker:
@@ -114,6 +139,7 @@ class DeliveryWorker:
         self._wakeup = Wakeup(clock)
         self._next_looks: dict[str, float] = {}  # when to look at which queue
         self._blocked: dict[str, dict[str, None]] = {}  # by tenant: the queues that wait for a slot, in their order
+        self._nameless = BoundedDict[str, _Nameless](_MAX_NAMELESS)
         self._sending: set[asyncio.Task[None]] = set()
         self._next_scan = self._next_sweep = clock.now()
 
@@ -160,7 +186,9 @@ class DeliveryWorker:
         finally:
             self._free_slot(hook.tenant, hook.id)
         if self._next_step(1, outcome).step is NextStep.DISABLE:
-            await self._registry.disable(hook.id, _GONE)
+            await self._disable(hook.id, _GONE)
+        if not outcome.is_nameless and self._nameless.pop(hook.id, None) is not None:
+            self.expect(hook.id, self._clock.wall())
         return outcome
 
     # -- which delivery is next
@@ -201,7 +229,11 @@ class DeliveryWorker:
     async def _look(self, hook_id: str, now: float) -> None:
         """Starts the attempts that can be started, and notes when to look again."""
         self._next_looks.pop(hook_id, None)
-        records = await self._queues.first(hook_id, now, MAX_OF_WEBHOOK + 1)
+        nameless = self._nameless.get(hook_id)
+        if nameless is not None and nameless.until > now:
+            self.expect(hook_id, nameless.until)
+            return
+        records = await self._queues.first(hook_id, now, 1 if nameless is not None else MAX_OF_WEBHOOK + 1)
         for record in records:
             due = record.due or 0.0
             if due > now:
@@ -210,6 +242,8 @@ class DeliveryWorker:
             if not self._slots.has_free(record.group, hook_id):
                 self._blocked.setdefault(record.group, {})[hook_id] = None
                 return
+            if nameless is not None:
+                self._nameless[hook_id] = replace(nameless, until=now + LEASE_S)  # this attempt alone, until it ends
             await self._take(hook_id, record, now)
         if len(records) > MAX_OF_WEBHOOK:
             self.expect(hook_id, now)
@@ -266,9 +300,11 @@ class DeliveryWorker:
     async def _attempt(self, hook_id: str, record: Record, delivery: Delivery) -> None:
         hook = await self._registry.find(hook_id)
         if hook is None:
+            self._nameless.pop(hook_id, None)
             await self._queues.remove(record)
             return
         if hook.disabled:
+            self._nameless.pop(hook_id, None)
             error = f"the webhook is disabled: {hook.disabled}"
             failed = replace(delivery, attempts=delivery.attempts - 1, error=error)
             await self._queues.fail(hook_id, record, failed, self._clock.wall())
@@ -281,7 +317,8 @@ class DeliveryWorker:
             headers = sign(self._registry.secrets_of(hook), message.id, int(self._clock.wall()), message.body)
             response = await self._sender.send(hook.url, message.body.encode(), headers)
         except WarrenError as exc:
-            return DeliveryOutcome(error=exc.message[:_EXCERPT], retryable=exc.retryable)
+            is_nameless = isinstance(exc, NoPublicAddress)
+            return DeliveryOutcome(error=exc.message[:_EXCERPT], retryable=exc.retryable, is_nameless=is_nameless)
         except Exception as exc:
             _log.error("webhook_not_sent", webhook=hook.id, exc=exc)
             return DeliveryOutcome(error="something went wrong inside the server")
@@ -292,7 +329,16 @@ class DeliveryWorker:
         return replace(outcome, error=f"it answered {response.status}: {response.excerpt}"[:_EXCERPT])
 
     async def _save(self, hook_id: str, record: Record, delivery: Delivery, outcome: DeliveryOutcome) -> None:
-        now, following = self._clock.wall(), self._next_step(delivery.attempts, outcome)
+        now, attempts = self._clock.wall(), delivery.attempts
+        if outcome.is_nameless:
+            attempts = self._nameless_attempts(hook_id, delivery)
+        following = self._next_step(attempts, outcome)
+        if outcome.is_nameless and following.step is NextStep.GIVE_UP:
+            following = Step(NextStep.DISABLE)
+        if outcome.is_nameless and following.step is NextStep.TRY_AGAIN:
+            self._nameless[hook_id] = _Nameless(attempts, now, now + following.after_s)
+        else:
+            self._nameless.pop(hook_id, None)
         updated = replace(delivery, state=State.WAITING, status=outcome.status, error=outcome.error)
         if following.step is NextStep.DONE:
             await self._queues.remove(record)
@@ -300,8 +346,20 @@ class DeliveryWorker:
             await self._queues.change(record, updated, now + following.after_s)
         else:
             if following.step is NextStep.DISABLE:
-                await self._registry.disable(hook_id, _GONE)
+                await self._disable(hook_id, _NAMELESS if outcome.is_nameless else _GONE)
             await self._queues.fail(hook_id, record, updated, now)
+
+    def _nameless_attempts(self, hook_id: str, delivery: Delivery) -> int:
+        """Returns how many attempts have found the webhook without a public address. Those that went on together are
+        one; a process that has just started knows those of the delivery."""
+        known = self._nameless.get(hook_id)
+        if known is None:
+            return delivery.attempts
+        return max(delivery.attempts, known.failures + ((delivery.attempted_at or 0.0) > known.failed_at))
+
+    async def _disable(self, hook_id: str, reason: str) -> None:
+        _log.warning("webhook_disabled", webhook=hook_id, reason=reason)
+        await self._registry.disable(hook_id, reason)
 
     def _next_step(self, attempt: int, outcome: DeliveryOutcome) -> Step:
         chance = random.random()

@@ -1,6 +1,6 @@
 """Which URLs and addresses webhooks may be sent to: those of the public Internet, and what the operator allows.
 
-Tenants name the hosts, but the server makes the connections; `why_refused` says which addresses that leaves.
+Tenants name the hosts, but the server makes the connections; `why_not_reached` says which addresses that leaves.
 URLs are parsed strictly: what a URL means must not depend on who reads it.
 """
 
@@ -11,7 +11,8 @@ from typing import Final
 
 from yarl import URL
 
-from warren.model.addresses import Address, Network, why_refused
+from warren.kernel.own_addresses import why_not_reached
+from warren.model.addresses import Address, Network
 from warren.model.errors import InvalidRequest
 
 REMEDY: Final = "name a host on the public Internet, or let the operator allow its network"
@@ -51,7 +52,7 @@ def check_address(text: str, allowed: Iterable[Network], name: str) -> None:
     The message does not tell the address: a tenant could otherwise look up names of the internal network.
     """
     try:
-        kind = why_refused(ip_address(text), allowed)
+        kind = why_not_reached(ip_address(text), allowed)
     except ValueError:
         kind = "no address at all"
     if kind:

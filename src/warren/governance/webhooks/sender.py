@@ -24,6 +24,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from warren.governance.webhooks.destinations import REMEDY, check_address, read_url
+from warren.kernel.bounded_dict import BoundedDict
 from warren.kernel.logs import get_log
 from warren.model.addresses import Network
 from warren.model.errors import InvalidRequest, Unavailable
@@ -33,11 +34,17 @@ _LOOKUPS: Final = 16
 # What a receiver sends comes in small pieces, in turns with other work: a large one could hold thousands of interim
 # responses (1xx), which aiohttp reads all at once. An answer that is of use has some hundred bytes.
 _RECEIVED_BYTES: Final = 4096
+_LOGGED_AGAIN_S: Final = 3600.0
+_MAX_LOGGED: Final = 1024
 _REFUSED_AFTER_S: Final = 0.5  # longer than looking up most names takes, whether they exist or not
 
 _log = get_log("warren.webhooks")
 _NUMERIC: Final = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
 _AddrInfo = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[object, ...]]
+
+
+class NoPublicAddress(Unavailable):
+    """The name in a URL has no address, or one that is not allowed: which of them is not told."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +59,8 @@ class ReceiverResponse:
 class WebhookSender:
     """Safe to use from many tasks of one event loop.
 
-    `send` raises InvalidRequest if the URL is not allowed, and Unavailable if the name in it has no address or one that
-    is not allowed: then nothing was sent. It raises Unavailable, too, if there was no response; the receiver may have
+    `send` raises InvalidRequest if the URL is not allowed, and NoPublicAddress if the name in it has no address or one
+    that is not allowed: then nothing was sent. It raises Unavailable if there was no response; the receiver may have
     seen the request all the same. Once there is a status `send` returns, even if the body breaks off. `timeout_s`
     limits all of it, with looking up the name and waiting for one of the `limit` connections. `send` tries nothing
     twice.
@@ -139,11 +146,12 @@ def new_socket(info: _AddrInfo, allowed: Sequence[Network]) -> socket.socket:
 
 class CheckedResolver(AbstractResolver):
     """Returns the addresses that another resolver returns, if all of them are allowed, else none. Every failure looks
-    the same to the tenant; the server's log has the reason."""
+    the same to the tenant; the server's log has the reason, once an hour for a name."""
 
     def __init__(self, inner: AbstractResolver, allowed: Sequence[Network]) -> None:
         self._inner = inner
         self._allowed = allowed
+        self._logged_at = BoundedDict[str, float](_MAX_LOGGED)
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
@@ -158,7 +166,9 @@ class CheckedResolver(AbstractResolver):
             reason = "no address"
         except (OSError, InvalidRequest) as exc:
             reason = str(exc)
-        _log.warning("webhook_name_refused", host=host, reason=reason)
+        if began - self._logged_at.get(host, -_LOGGED_AGAIN_S) >= _LOGGED_AGAIN_S:
+            self._logged_at[host] = began
+            _log.warning("webhook_name_refused", host=host, reason=reason)
         await asyncio.sleep(max(0.0, _REFUSED_AFTER_S - (time.monotonic() - began)))
         raise socket.gaierror(socket.EAI_NONAME, "no public address")
 
@@ -211,7 +221,7 @@ def _translated_errors(url: URL) -> Iterator[None]:
     try:
         yield
     except aiohttp.ClientConnectorDNSError as exc:
-        raise Unavailable(f"no public address is known for the name {url.host}", remedy=REMEDY) from exc
+        raise NoPublicAddress(f"no public address is known for the name {url.host}", remedy=REMEDY) from exc
     except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as exc:
         raise Unavailable(f"no trusted TLS connection to {url.host} came about: {exc}") from exc
     except TimeoutError as exc:

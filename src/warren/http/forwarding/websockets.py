@@ -1,8 +1,9 @@
-"""Connects a client's WebSocket to a worker's. The router uses it.
+"""Connects a client's WebSocket to a worker's, or to a server inside a sandbox. The router and previews use it.
 
-Two tasks relay messages, one for each direction. Each reads a message only when the other side has taken the one
-before, so neither side can fill the coordinator's memory. When one side closes, the other is closed with the same
-code and reason.
+WebSockets of the API are relayed message by message, by two tasks, one for each direction. Each reads a message only
+when the other side has taken the one before, so neither side can fill the coordinator's memory. When one side closes,
+the other is closed with the same code and reason. Those of previews are relayed as the bytes of their frames
+(frame_stream.py): their messages may have any length.
 
 The coordinator sends no pings of its own here. The worker's server pings the coordinator, and the websockets package
 responds; the coordinator's server pings the client. So each of the two connections is watched from one end, and the
@@ -44,10 +45,10 @@ from warren.http.client.pool import (
     tls_for,
     use_socket,
 )
+from warren.http.forwarding.frame_stream import HANDSHAKE_TIMEOUT_S, WORKER_LOST, FrameStream, relay_frames
+from warren.http.server.connections import RAW
 
 MAX_MESSAGE: Final = 1024 * 1024  # the limit of the servers on both sides
-MAX_PREVIEW_MESSAGE: Final = 16 * 1024 * 1024
-_HANDSHAKE_TIMEOUT_S: Final = 30.0
 _CLOSE_TIMEOUT_S: Final = 5.0
 _MAX_QUEUED_MESSAGES: Final = 1
 HANDSHAKE_HEADERS: Final = frozenset(
@@ -59,7 +60,7 @@ HANDSHAKE_HEADERS: Final = frozenset(
         b"content-length",
     }
 )
-_NORMAL, _NO_CODE, _NO_CLOSE_FRAME, _REFUSED, WORKER_LOST = 1000, 1005, 1006, 1008, 1011
+_NORMAL, _NO_CODE, _NO_CLOSE_FRAME, _REFUSED = 1000, 1005, 1006, 1008
 
 
 async def forward_websocket(
@@ -84,9 +85,19 @@ async def forward_websocket(
     With `dialled`, the other side is that connection, and `address` is not used.
     """
     if dialled is not None:
-        worker = await use_socket(lambda: _new_connection(dialled.handshake(scope), dialled.max_queue), dialled.socket)
-    else:
-        worker = await _connect(address, scope, headers, tls, passes)
+        stream = await use_socket(FrameStream, dialled.socket)
+        await _forward_frames(stream, dialled.handshake(scope), scope, receive, send, raise_on)
+        return
+    parsed = parse_address(address)
+    tls = tls_for(parsed, tls)
+    uri = WebSocketURI(tls is not None, parsed.host, parsed.port, "/", "")
+    sent = headers_for_worker(scope, headers, without=HANDSHAKE_HEADERS, passes=passes)
+    protocol = _WebSocketHandshake(uri, scope, request_target(scope), sent)
+    if passes is Passes.PREVIEW:
+        stream = await open_connection(FrameStream, parsed, tls, CONNECT_TIMEOUT_S)
+        await _forward_frames(stream, protocol, scope, receive, send, raise_on)
+        return
+    worker = await open_connection(lambda: _new_connection(protocol), parsed, tls, CONNECT_TIMEOUT_S)
     try:
         refusal = await _shake_hands(worker)
         if refusal is None:
@@ -100,6 +111,27 @@ async def forward_websocket(
         worker.transport.abort()
 
 
+async def _forward_frames(
+    stream: FrameStream,
+    handshake: "_WebSocketHandshake",
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    raise_on: Container[int],
+) -> None:
+    try:
+        refusal = await stream.shake_hands(handshake)
+        if refusal is None:
+            await send({"type": "websocket.accept", "subprotocol": handshake.subprotocol, "headers": [], RAW: True})
+            await relay_frames(stream, receive, send)
+        elif refusal.status_code in raise_on:
+            raise WebSocketRefused(refusal.status_code, _response_headers(refusal))
+        else:
+            await _forward_refusal(scope, send, refusal)
+    finally:
+        stream.transport.abort()
+
+
 @dataclass(frozen=True, slots=True)
 class Dialled:
     """A connection to a server other than a worker, and the head of the request for it. `headers` may contain those of
@@ -108,23 +140,19 @@ class Dialled:
     socket: socket.socket
     target: bytes
     headers: Sequence[Header]
-    max_message: int
-    max_queue: int = _MAX_QUEUED_MESSAGES
 
     def handshake(self, scope: Scope) -> "_WebSocketHandshake":
         headers = [header for header in self.headers if header[0] not in HANDSHAKE_HEADERS]
         uri = WebSocketURI(False, "localhost", 80, "/", "")
-        return _WebSocketHandshake(uri, scope, self.target, headers, self.max_message)
+        return _WebSocketHandshake(uri, scope, self.target, headers)
 
 
 class _WebSocketHandshake(ClientProtocol):
     """Sends a request head of our own: the package would set Host itself, and encode headers as UTF-8."""
 
-    def __init__(
-        self, uri: WebSocketURI, scope: Scope, target: bytes, headers: Sequence[Header], max_message: int = MAX_MESSAGE
-    ) -> None:
+    def __init__(self, uri: WebSocketURI, scope: Scope, target: bytes, headers: Sequence[Header]) -> None:
         offered = [Subprotocol(name) for name in scope.get("subprotocols", ())]
-        super().__init__(uri, subprotocols=offered or None, max_size=max_message)
+        super().__init__(uri, subprotocols=offered or None, max_size=MAX_MESSAGE)
         headers = [
             *headers,
             (b"upgrade", b"websocket"),
@@ -140,32 +168,22 @@ class _WebSocketHandshake(ClientProtocol):
         self.writes.append(self._head)
 
 
-async def _connect(
-    address: str, scope: Scope, headers: Sequence[Header], tls: ssl.SSLContext | None, passes: Passes
-) -> ClientConnection:
-    parsed = parse_address(address)
-    tls = tls_for(parsed, tls)
-    uri = WebSocketURI(tls is not None, parsed.host, parsed.port, "/", "")
-    sent = headers_for_worker(scope, headers, without=HANDSHAKE_HEADERS, passes=passes)
-    most = MAX_PREVIEW_MESSAGE if passes is Passes.PREVIEW else MAX_MESSAGE
-    protocol = _WebSocketHandshake(uri, scope, request_target(scope), sent, most)
-    return await open_connection(lambda: _new_connection(protocol), parsed, tls, CONNECT_TIMEOUT_S)
-
-
-def _new_connection(protocol: _WebSocketHandshake, max_queue: int = _MAX_QUEUED_MESSAGES) -> ClientConnection:
-    return ClientConnection(protocol, ping_interval=None, close_timeout=_CLOSE_TIMEOUT_S, max_queue=max_queue)
+def _new_connection(protocol: _WebSocketHandshake) -> ClientConnection:
+    return ClientConnection(
+        protocol, ping_interval=None, close_timeout=_CLOSE_TIMEOUT_S, max_queue=_MAX_QUEUED_MESSAGES
+    )
 
 
 async def _shake_hands(worker: ClientConnection) -> Response | None:
     """Performs the handshake. Returns None if the worker accepts the WebSocket, otherwise its refusal. Raises
     `Unreachable`, `Broken`."""
     try:
-        async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
             await worker.handshake(user_agent_header=None)
     except InvalidStatus as exc:
         return exc.response
     except TimeoutError:
-        raise Broken(f"it did not respond within {_HANDSHAKE_TIMEOUT_S:g} s") from None
+        raise Broken(f"it did not respond within {HANDSHAKE_TIMEOUT_S:g} s") from None
     except (InvalidHandshake, ConnectionClosed, EOFError, OSError) as exc:
         if isinstance(worker.connection_exc, ssl.SSLError):
             raise connect_error(worker.connection_exc) from exc  # TLS 1.3 reports a refused certificate only now

@@ -15,10 +15,9 @@ from warren.http.client.errors import Broken, ForwardingFailed, WebSocketRefused
 from warren.http.client.headers import request_target
 from warren.http.context import check_scope
 from warren.http.forwarding.http_requests import RequestBody, send_pieces
-from warren.http.forwarding.websockets import MAX_PREVIEW_MESSAGE, Dialled, forward_websocket
+from warren.http.forwarding.websockets import Dialled, forward_websocket
 from warren.http.previews.headers import for_client, for_sandbox
 from warren.http.request import Request
-from warren.http.server.connections import MAX_MESSAGE
 from warren.interfaces.sandbox import Sandbox
 from warren.model.access import Scope as KeyScope
 from warren.model.errors import Forbidden, PortClosed, PortFailed
@@ -110,10 +109,9 @@ class PreviewProxy:
         self, request: Request, receive: Receive, send: Send, preview: Preview, sandbox: Sandbox
     ) -> None:
         scope = request.scope
-        scope["extensions"][MAX_MESSAGE]["set"](MAX_PREVIEW_MESSAGE)
         headers = [header for header in for_sandbox(scope, preview, _host(scope)) if header[0] != b"connection"]
         connected = await sandbox.dial(preview.port)
-        dialled = Dialled(connected, _target(scope, preview), headers, MAX_PREVIEW_MESSAGE)
+        dialled = Dialled(connected, _target(scope, preview), headers)
         try:
             await forward_websocket("", scope, receive, send, raise_on=_ALL_STATUSES, dialled=dialled)
         except WebSocketRefused as exc:

@@ -12,8 +12,9 @@ all of them at once, see `Admission`; so there is always a place for another ten
 The memory of a connection is bounded: the head by `max_header_bytes`, the body by uvicorn's flow control (64 KiB, then
 reading pauses), pipelined requests by `MAX_PIPELINED`, and output by the transport's high-water mark. Incoming
 bytes are parsed in turns with everything else on the event loop: a read may hold tens of thousands of tiny chunks or
-frames, and no more is read while some of it is unparsed. When a client disconnects or is dropped, the app's `send`
-raises and its `receive` returns `http.disconnect`, so that streams end.
+frames, and no more is read while some of it is unparsed. The frames of previews are passed on unparsed (RAW). When a
+client disconnects or is dropped, the app's `send` raises and its `receive` returns `http.disconnect`, so that streams
+end.
 """
 
 import asyncio
@@ -30,11 +31,12 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import Frame
+from websockets.frames import Close, Frame, Opcode
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from warren.http.problems import problem
 from warren.http.request import REQUEST, Request
+from warren.http.server.frame_borders import FrameBorders
 from warren.http.server.http_guard import DEFAULT_HEADERS, SECURITY_HEADERS, HttpLimits
 from warren.kernel.fair_share import FairShare
 from warren.kernel.logs import get_log
@@ -52,12 +54,15 @@ MAX_PIPELINED = 8
 MAX_FRAGMENTS = 1024
 _HTTP_STEP = 8 * 1024  # bytes parsed before the clock is read: 1,400 chunks, or a part of one
 _FRAMES_STEP = 1024  # bytes: 170 frames, or a part of one
+_MAX_EARLY = 64 * 1024  # bytes that a client sends before it was accepted
+_PING = b"\x89\x00"
 _MAX_REFUSED = 256  # connections over the limit that get a response; the others are just closed
 _EVICTED_PART = 100  # closes 1 % of the connections at a time, because choosing them is slow
 BODY_IS_NEXT = "warren.body_is_next"
 """In the start of a response: the next message is the whole body, so both are written at once."""
-MAX_MESSAGE = "warren.max_message"
-"""An extension of a WebSocket's scope: its `set` changes the maximal length of a client's message."""
+RAW = "warren.raw"
+"""In the acceptance of a WebSocket: from then on messages carry the bytes of its frames, as they come. `receive` reads
+only when it is called, and `send` returns when the client has taken most of it."""
 _log = get_log(__name__)
 
 
@@ -506,6 +511,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         self._sending = _StallTimer()
         self._rest = memoryview(b"")
         self._turn: asyncio.Handle | None = None
+        self._passed: FrameBorders | None = None  # of what is passed on to the client, if frames are passed on unread
 
     @property
     def owner(self) -> str:
@@ -515,14 +521,10 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     def unused_since(self) -> tuple[bool, float] | None:
         return None
 
-    def handle_connect(self, event: Any) -> None:
-        super().handle_connect(event)
-        if self.handshake_initiated and not self.close_sent:
-            extensions = cast(dict[str, Any], self.scope.setdefault("extensions", {}))
-            extensions[MAX_MESSAGE] = {"set": self._set_max_message}
-
-    def _set_max_message(self, size: int) -> None:
-        self.conn.max_message_size = size
+    @property
+    def _is_undecided(self) -> bool:
+        """Whether the app has not yet said whether it wants messages or frames."""
+        return self.handshake_initiated and not self.handshake_complete
 
     def check_timeouts(self, now: float) -> None:
         if self._sending.stalled_s(self.transport.get_write_buffer_size() or None, now) > self._limits.send_timeout_s:
@@ -532,8 +534,14 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        if self._passed is not None:
+            self._receive_frames(data)
+            return
         self._rest = memoryview(bytes(self._rest) + data if self._rest else data)
-        if self._turn is None:
+        if self._is_undecided:
+            if len(self._rest) > _MAX_EARLY:
+                self.transport.pause_reading()
+        elif self._turn is None:
             self._parse_for_a_turn()
         else:
             self.transport.pause_reading()
@@ -542,7 +550,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         """Parses until the app has messages to take; `receive` continues when it has taken them."""
         self._turn = None
         until = time.perf_counter() + TURN_S
-        while self._rest and not self.read_paused and not self.transport.is_closing():
+        while self._rest and not self.read_paused and not self._is_undecided and not self.transport.is_closing():
             data, self._rest = bytes(self._rest[:_FRAMES_STEP]), self._rest[_FRAMES_STEP:]
             super().data_received(data)
             if self.conn.handshake_exc is not None and not self.handshake_initiated:
@@ -554,17 +562,105 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         if not self._rest and not self.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()
 
-    async def receive(self) -> Any:
-        message = await super().receive()
+    def _parse_later(self) -> None:
         if self._rest and not self.read_paused and self._turn is None and not self.transport.is_closing():
             self.transport.pause_reading()
             self._turn = self.loop.call_soon(self._parse_for_a_turn)
+
+    async def receive(self) -> Any:
+        if self._passed is not None:
+            if self.queue.empty() and self.read_paused:
+                self.read_paused = False
+                self.transport.resume_reading()
+            return await self.queue.get()
+        message = await super().receive()
+        self._parse_later()
         return message
 
     async def send(self, message: Any) -> None:
+        if self._passed is not None:
+            await self._send_frames(self._passed, message)
+            return
         await super().send(message)
+        if message["type"] == "websocket.accept":
+            if message.get(RAW):
+                self._passed, early, self._rest = FrameBorders(), bytes(self._rest), memoryview(b"")
+                if early:
+                    self._receive_frames(early)
+            else:
+                self._parse_later()
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
             self.handshake_complete = True  # otherwise uvicorn logs every refusal as an error of the app
+
+    # -- frames that are passed on unread
+
+    def _receive_frames(self, data: bytes) -> None:
+        if self.pong_timer is not None:
+            self.pong_timer.cancel()
+            self.pong_timer = None
+            self.schedule_ping()
+        if not self.close_sent:
+            self.queue.put_nowait({"type": "websocket.receive", "bytes": data})
+            self.read_paused = True
+            self.transport.pause_reading()
+
+    async def _send_frames(self, passed: FrameBorders, message: Any) -> None:
+        if self.disconnected or self.close_sent:
+            raise ClientDisconnected
+        if message["type"] == "websocket.close":
+            self._close_between_frames(message.get("code", 1000), message.get("reason") or "")
+            return
+        if message["type"] != "websocket.send":
+            raise RuntimeError(f"{message['type']!r} comes too late: the WebSocket was accepted")
+        data, at = message["bytes"], 0
+        while at < len(data):
+            end = passed.follow(data, at)
+            self.transport.write(data if end - at == len(data) else data[at:end])
+            at = end
+            await (self.writable.wait() if at == len(data) else asyncio.sleep(0))
+        if self.disconnected:
+            raise ClientDisconnected
+
+    def _close_between_frames(self, code: int, reason: str) -> None:
+        """Ends the connection: with a close frame, unless one was passed on or there is no place for it."""
+        assert self._passed is not None
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        self.stop_keepalive()
+        if self.transport.is_closing():
+            return
+        self.close_sent = True
+        if self._passed.is_between_frames and not self._passed.is_closed:
+            frame = Frame(Opcode.CLOSE, Close(code, reason).serialize())
+            self.transport.write(frame.serialize(mask=False))
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        # Unread bytes would turn the close into a reset, and the client would lose the frame.
+        self.transport.write_eof()
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+        self.close_timer = self.loop.call_later(_PHASE_LIMITS_S[RequestPhase.LINGERING], self.transport.close)
+
+    def shutdown(self) -> None:
+        if self._passed is None:
+            super().shutdown()
+        elif not self.close_sent:
+            self._close_between_frames(1012, "")
+        else:
+            self.transport.close()
+
+    def send_keepalive_ping(self) -> None:
+        if self._passed is None:
+            super().send_keepalive_ping()
+            return
+        self.ping_timer = None
+        self.ping_sent_at = math.inf  # nothing is missing if there was no place for a ping
+        if self._passed.is_between_frames and self.writable.is_set():
+            self.ping_sent_at = self.loop.time()
+            self.transport.write(_PING)
+        assert self.ping_timeout is not None
+        self.pong_timer = self.loop.call_later(self.ping_timeout, self.keepalive_timeout)
 
     def handle_ping(self) -> None:
         """Drops pongs that the client does not read: a client that only pings would fill the memory with them."""
@@ -581,9 +677,11 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
 
     def keepalive_timeout(self) -> None:
         """Ignores a missing pong while the socket is not read, because the app leaves messages unread."""
-        if self.read_paused or self._rest:
+        if self.read_paused or self._rest or (self._passed is not None and self.ping_sent_at == math.inf):
             self.pong_timer = self.pending_ping_payload = None
             self.schedule_ping()
+        elif self._passed is not None:
+            self.transport.abort()
         else:
             super().keepalive_timeout()
 

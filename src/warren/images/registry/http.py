@@ -26,7 +26,8 @@ from typing import IO, Any, Final, cast
 from urllib.parse import SplitResult, urlencode, urljoin, urlsplit
 
 from warren.images.registry.credentials import Credentials
-from warren.model.addresses import Network, is_loopback, why_refused
+from warren.kernel.own_addresses import why_not_reached
+from warren.model.addresses import Network, is_loopback
 from warren.model.errors import ImageNotFound, InvalidRequest, PermissionDenied, Unavailable, WarrenError
 from warren.model.image_reference import Reference
 
@@ -230,7 +231,7 @@ class ImageRegistry:
         addresses = [str(info[4][0]) for info in found]
         if self._is_home(url):
             return [(address, port) for address in addresses]
-        kinds = {address: why_refused(ip_address(address), self._networks) for address in addresses}
+        kinds = {address: why_not_reached(ip_address(address), self._networks) for address in addresses}
         good = [(address, port) for address in addresses if not kinds[address]]
         if not good:
             kind = next(iter(kinds.values()), "no address")

@@ -34,6 +34,7 @@ from warren.sandboxes.egress.broker_http import (
     write_body,
 )
 from warren.sandboxes.egress.broker_streams import BrokerStream, Reader, SocketStream, TlsStream
+from warren.sandboxes.egress.broker_websocket import scrub_frames
 from warren.sandboxes.egress.certificates import Certificates, server_context
 from warren.sandboxes.egress.http_syntax import Fields, Malformed, read_host
 
@@ -255,16 +256,14 @@ class _Connection:
 
     def _request_head(self, request: RequestHead) -> bytes:
         target = request.target
-        # The client must not be able to send its own value beside the secret, nor learn the secret from a compressed
-        # response.
+        # The client must not be able to send its own value beside the secret, nor learn the secret from a response that
+        # is compressed, or from parts of one.
         taken = {_plain(secret.header) for secret in self._secrets if secret.header}
-        taken |= {"host", *(("accept-encoding",) if self._scrubs else ())}
+        taken |= {"host", *(_WHOLE if self._scrubs else ())}
         headers: Fields = [(b"Host", self._host.encode())]
         for name, value in request.end_to_end():
-            plain = _plain(name.decode())
-            if plain in taken or (self._scrubs and plain == "sec-websocket-extensions"):
-                continue
-            headers.append((name, value))
+            if _plain(name.decode()) not in taken:
+                headers.append((name, value))
         for secret in self._secrets:
             if secret.header:
                 headers.append((secret.header.encode(), secret.carried.encode()))
@@ -311,6 +310,11 @@ class _Connection:
                 502, f"{self._host} sends a compressed answer, which cannot be checked: set the secret without scrub"
             )
             return False
+        if self._scrubs and answer.status in _PARTIAL:
+            await self.answer(
+                502, f"{self._host} sends a part of an answer, which cannot be checked: set the secret without scrub"
+            )
+            return False
         keeps = request.keeps_alive and answer.length != UNTIL_END
         await self._client.write(self._answer_head(request, answer, b"keep-alive" if keeps else b"close"))
         pieces = _timed(read_body(reader, answer.length))
@@ -339,13 +343,11 @@ class _Connection:
         return Scrubber(trace for secret in self._secrets for trace in secret.traces).clean(format_head(first, headers))
 
     async def _splice(self, request: RequestHead, answer: AnswerHead, upstream: BrokerStream, reader: Reader) -> None:
-        """Relays bytes both ways after an upgrade, until one side ends. Raises Malformed if it is no WebSocket."""
+        """Relays both ways after an upgrade, until one side ends. Raises Malformed if it is no WebSocket."""
         if not request.is_websocket or answer.tokens(b"upgrade") != {b"websocket"}:
             raise Malformed("the host changed to a protocol that nobody asked for")
         await self._client.write(self._answer_head(request, answer, b""))
-        back = read_body(reader, UNTIL_END)
-        if self._traces:
-            back = Scrubber(self._traces).pieces(back)
+        back = scrub_frames(reader, Scrubber(self._traces)) if self._traces else read_body(reader, UNTIL_END)
         tasks = [
             asyncio.create_task(write_body(self._client, back, UNTIL_END)),
             asyncio.create_task(write_body(upstream, read_body(self._from_client, UNTIL_END), UNTIL_END)),
@@ -376,6 +378,9 @@ class _Connection:
         self._close_upstream()
 
 
+# What a client asks for an answer other than the whole of it, which alone can be scrubbed.
+_WHOLE: Final = frozenset({"accept-encoding", "a-im", "if-range", "range", "request-range", "sec-websocket-extensions"})
+_PARTIAL: Final = (206, 226)
 _REASONS: Final = {
     400: b"Bad Request",
     403: b"Forbidden",

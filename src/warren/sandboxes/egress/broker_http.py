@@ -209,6 +209,11 @@ class Scrubber:
         self._traces = tuple(traces)
         self._held = b""
 
+    @property
+    def held(self) -> int:
+        """How many bytes are held back."""
+        return len(self._held)
+
     def feed(self, data: bytes) -> bytes:
         data = self.clean(self._held + data)
         keep = max((_overlap(data, trace) for trace in self._traces), default=0)

@@ -152,6 +152,15 @@ class Reader:
         del self._buffer[: at + len(mark)]
         return found
 
+    async def exactly(self, count: int) -> bytes:
+        """Returns so many bytes. Raises EOFError if the stream ends before."""
+        while len(self._buffer) < count:
+            if not await self.fill():
+                raise EOFError
+        found = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        return found
+
     async def some(self, limit: int = CHUNK) -> bytes:
         """Returns at most `limit` bytes; none at the end."""
         if not self._buffer and not await self.fill():

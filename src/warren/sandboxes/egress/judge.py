@@ -1,11 +1,10 @@
 """Decides whether a sandbox may reach a destination: by its session's rules, then by the operator's policy."""
 
-import socket
 from dataclasses import dataclass
-from ipaddress import IPv6Address
 from typing import Final
 
-from warren.model.addresses import Address, read_networks, why_refused
+from warren.kernel.own_addresses import why_not_reached
+from warren.model.addresses import Address, read_networks
 from warren.model.network import EgressPolicy, IndexedRules, RuleIndex, parse_rule
 
 _NO_RULE: Final = "no rule allows it"
@@ -68,18 +67,5 @@ class Judge:
             raise DestinationRefused(_NO_RULE, Destination(name, to.address, to.port).rule)
 
     def _check_address(self, address: Address) -> None:
-        if kind := why_refused(address, self._networks):
+        if kind := why_not_reached(address, self._networks):
             raise DestinationRefused(f"it is {kind}")
-        if not any(address in network for network in self._networks) and is_own_address(address):
-            raise DestinationRefused("it is an address of the machine that sandboxes run on")
-
-
-def is_own_address(address: Address) -> bool:
-    """Returns whether the address belongs to this machine: the kernel then sends from the address it sends to."""
-    family = socket.AF_INET6 if isinstance(address, IPv6Address) else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect((str(address), 9))
-            return str(sock.getsockname()[0]) == str(address)
-        except OSError:
-            return False  # there is no route to it

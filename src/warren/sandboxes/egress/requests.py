@@ -24,7 +24,12 @@ from warren.sandboxes.egress.http_syntax import (
 
 _MAX_LINE: Final = 4096
 _MAX_READ: Final = 8192
-_METHODS: Final = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"TRACE ", b"CONNECT ")
+_BLANKS: Final = b"\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0"  # what the most lenient servers skip or split at
+_BLANK_RUN: Final = re.compile(rb"[\t\v\f\x1c-\x1f \x85\xa0]+")
+_WORD: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]*")
+_END: Final = re.compile(rb"[ \r]HTTP/[0-9][0-9.]{0,20} ?[\r\n]|\n", re.IGNORECASE)
+_PREFACE: Final = b"PRI * HTTP/2.0\r"
+_KEPT: Final = 64
 _JUDGED: Final = frozenset({b"host", b"content-length", b"transfer-encoding", b"upgrade"})
 _LINE: Final = re.compile(rb"([A-Za-z-]{1,32}) ([\x21-\x7e]+) HTTP/1\.([01])")
 _ABSOLUTE: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
@@ -40,15 +45,47 @@ class _State(Enum):
     UNREAD = auto()
 
 
-def is_http(data: bytes | bytearray) -> bool | None:
-    """Returns whether these bytes begin a request with a usual method; None if more are needed to tell. Other protocols
-    use the same words, but not the same end of the line."""
-    if not any(method.startswith(data[: len(method)]) for method in _METHODS):
-        return False
-    line, end, _ = data.partition(b"\n")
-    if not end:
-        return True if len(line) > _MAX_LINE else None
-    return re.fullmatch(rb".* HTTP/[0-9.]+\r?", line, re.S) is not None
+class Spoken(Enum):
+    UNKNOWN = auto()
+    HTTP1 = auto()
+    HTTP2 = auto()
+    OTHER = auto()
+
+
+class FirstLine:
+    """Tells from the first line of a connection what is spoken: a line that ends in a version of HTTP is a request,
+    whatever its method. Other protocols use the same words, but not the same end of the line.
+
+    Servers skip empty lines before a request, and some take other blanks, or a carriage return alone, for what they
+    stand for. So do we: what RequestGuard then finds wrong with the request is refused.
+    """
+
+    def __init__(self) -> None:
+        self._word = bytearray()  # the first word, as long as it has not ended
+        self._is_word_over = False
+        self._tail = b""
+
+    def feed(self, data: bytes) -> Spoken:
+        """Returns what the bytes so far begin. Takes them in linear time, however they are cut."""
+        if not self._is_word_over:
+            if not self._word:
+                data = data.lstrip(_BLANKS)
+            word = _WORD.match(data)
+            assert word is not None
+            self._word += word[0]
+            data = data[word.end() :]
+            if not data:
+                return Spoken.UNKNOWN
+            if not self._word or data[:1] not in _BLANKS:
+                return Spoken.OTHER
+            self._is_word_over, self._tail = True, bytes(self._word[-_KEPT:])
+        line = _BLANK_RUN.sub(b" ", self._tail + data)
+        self._tail = line[-_KEPT:]
+        if (end := _END.search(line)) is None:
+            return Spoken.UNKNOWN
+        if end[0] == b"\n":
+            return Spoken.OTHER
+        return Spoken.HTTP2 if self._word == b"PRI" and line.startswith(_PREFACE) else Spoken.HTTP1
 
 
 class RequestGuard:
