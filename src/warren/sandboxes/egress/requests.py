@@ -106,6 +106,11 @@ class RequestGuard:
         return self._state is _State.UNREAD
 
     @property
+    def awaits_answer(self) -> bool:
+        """Whether the rest depends on what the server answers to an upgrade."""
+        return self._state is _State.UPGRADING
+
+    @property
     def most(self) -> int:
         """How many bytes should be fed at once: few while heads and chunks have to be parsed, many in a body."""
         return max(_MAX_READ, self._left) if self._state is _State.BODY else _MAX_READ
