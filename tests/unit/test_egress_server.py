@@ -282,6 +282,24 @@ async def test_silent_connections_of_the_greediest_make_room() -> None:
     worker.close()
 
 
+async def test_a_silent_connection_that_is_not_relayed_yet_makes_room_at_once() -> None:
+    worker = Worker(most=10)
+    sandbox = await worker.open("one", RULES, "greedy")
+    ends = [begin(sandbox, 443, b"") for _ in range(8)]
+    assert not worker.shared.has_room("greedy")
+    for connection in sandbox._connections:
+        connection.active_at -= 100
+    assert worker.shared.has_room("greedy")
+    assert (sandbox.open_connections, sandbox.use().refused) == (7, 1)
+    await asyncio.sleep(0.01)
+    assert refused(ends) == 1
+    await sandbox.close()
+    await asyncio.sleep(0.01)
+    assert worker.shared.connections.in_all == 0
+    close(ends)
+    worker.close()
+
+
 async def test_work_of_many_sandboxes_of_a_tenant_does_not_delay_another_tenants() -> None:
     worker = Worker()
     greedy = [await worker.open(f"greedy {number}", RULES, "greedy") for number in range(20)]

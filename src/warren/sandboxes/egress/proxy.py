@@ -315,13 +315,13 @@ class SandboxEgress:
             self._connections.add(connection)
             self._change_counts(1)
             connection.task = self._loop.create_task(self._serve(connection, address))
+            connection.task.add_done_callback(lambda _: self._served(connection))
 
     async def _serve(self, connection: ProxiedConnection, address: IPv4Address) -> None:
         try:
             if connection.to.port == DNS_PORT:
                 async with asyncio.timeout(HELLO_S):
                     await self._answer_stream(connection.client)
-                self._end(connection)
                 connection.client.close()
                 return
             if address in _LOOPBACK or (address in NETWORK and not connection.to.name):
@@ -335,13 +335,13 @@ class SandboxEgress:
             self._refuse(connection, DestinationRefused("nothing was sent in time"))
         except OSError as exc:
             self._refuse(connection, DestinationRefused(f"it cannot be reached: {exc.strerror or 'no answer'}"))
-        except BaseException:
+
+    def _served(self, connection: ProxiedConnection) -> None:
+        """Cleans up after the task of a connection, also after one that was cancelled before it began."""
+        connection.task = None
+        if connection.relay is None:
+            self._end(connection)
             reset(connection.client)
-            raise
-        finally:
-            connection.task = None
-            if connection.relay is None:
-                self._end(connection)
 
     async def _open(self, connection: ProxiedConnection) -> None:
         to, judge = connection.to, self._shared.judge
@@ -462,6 +462,7 @@ class SandboxEgress:
             connection.relay.abort()
         elif connection.task is not None:
             connection.task.cancel()
+            self._end(connection)  # its place is free at once: whoever drops it may need it
 
     def _ended(self, connection: ProxiedConnection, why: Exception | None) -> None:
         if why is not None:
