@@ -54,7 +54,7 @@ class Inspector:
             return self._follow(self._requests, data)
         self._held += data
         self._reads += 1
-        if self._held[:1] == b"\x16" and may_be_tls(self._held):
+        if not self._is_long and self._held[:1] == b"\x16" and may_be_tls(self._held):
             return self._read_tls()
         if self._must == TLS:
             raise Malformed("what is sent to port 443 is not TLS")
