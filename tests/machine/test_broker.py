@@ -445,7 +445,16 @@ async def test_a_long_message_of_a_websocket_stays_one_frame(open_world: Open) -
         writer.close()
 
 
-@pytest.mark.parametrize("sent", [frame(b"packed", 0xC2), b"\x82\x86" + bytes(10), b"\x89\x7e\x01\x00" + bytes(256)])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        frame(b"packed", 0xC2),
+        b"\x82\x86" + bytes(10),
+        b"\x82\x7f" + b"\xff" * 8,
+        b"\x89\x7e\x01\x00" + bytes(256),
+        frame(b"half", 0x09),
+    ],
+)
 async def test_frames_that_cannot_be_checked_end_a_websocket(open_world: Open, sent: bytes) -> None:
     async with open_world() as world:
         world.upstream.frames = lambda data: [sent]
@@ -455,6 +464,17 @@ async def test_frames_that_cannot_be_checked_end_a_websocket(open_world: Open, s
         writer.write(b"go")
         async with asyncio.timeout(5):
             assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_control_frame_with_a_long_head_gets_a_short_one(open_world: Open) -> None:
+    async with open_world() as world:
+        world.upstream.frames = lambda data: [b"\x89\x7e\x00\x05hello", frame(b"next")]
+        reader, writer = await world.tls()
+        writer.write(get("/ws", HOST, "Connection: Upgrade", "Upgrade: websocket", close=False))
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"go")
+        assert await reader.readexactly(13) == frame(b"hello", 0x89) + frame(b"next")
         writer.close()
 
 
