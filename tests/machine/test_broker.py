@@ -116,6 +116,7 @@ class World:
     def __init__(self, upstream: Upstream, broker: Broker, trust: ssl.SSLContext, dialled: list[str]) -> None:
         self.upstream, self.broker, self.trust, self.dialled = upstream, broker, trust, dialled
         self.refused: list[str] = []
+        self.paid = 0
 
     async def plain(self, name: str, port: int = 80) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection as the proxy hands it over."""
@@ -174,11 +175,16 @@ def open_world(tmp_path: Path) -> Open:
         trust = ssl.create_default_context(cadata=certificates.authority)
         trust.set_alpn_protocols(["h2", "http/1.1"])
         refused: list[str] = []
+
+        async def pay() -> None:
+            world.paid += 1
+
         broker = Broker(
             BrokerSetup.from_mapping(json.loads(json.dumps(BrokerSetup(bound, certificates).as_mapping()))),
             upstream_context(made.ca.read_text() if trusted else ""),
             dial,
             refused=lambda name, port, reason: refused.append(reason),
+            pay=pay,
         )
         world = World(upstream, broker, trust, dialled)
         world.refused = refused
@@ -208,6 +214,12 @@ async def test_a_request_to_the_bound_host_gets_the_secret_and_loses_its_own(ope
         assert b"X-Kept: 1" in head
         assert b"fake" not in head
         assert world.dialled == [HOST]
+
+
+async def test_each_request_of_a_connection_is_paid_for(open_world: Open) -> None:
+    async with open_world() as world:
+        await world.ask(get("/a", close=False) + get("/b", close=False) + get("/c"))
+        assert world.paid == len(world.upstream.heads) == 3
 
 
 async def test_the_brokers_own_name_leads_to_the_bound_host(open_world: Open) -> None:

@@ -63,6 +63,7 @@ _ALL_WORK: Final = (0.6e6, 0.05e6)  # microseconds a second of all tenants toget
 _TURN_WORK_S: Final = 0.02  # of a tenant in one turn of the loop
 _CONNECT_WORK_S: Final = 0.0002  # what a connection costs that is refused at once
 _HANDSHAKE_WORK_S: Final = 0.0015  # what a handshake of TLS costs
+_REQUEST_WORK_S: Final = 0.0004  # what a request costs that carries a secret
 _SHARE: Final = 4  # a tenant alone may have four fifths of all connections, two four ninths each, and so on
 _IDLE_S: Final = 10.0
 _FIRST_READ: Final = 4096
@@ -196,7 +197,11 @@ class SandboxEgress:
             return None
         old, self._broker_setup, self._broker = self._broker, setup, None
         if setup is not None:
-            self._broker = Broker(setup, self._shared.upstream, self._dial_bound, refused=self._note_broker)
+            self._broker = Broker(
+                *(setup, self._shared.upstream, self._dial_bound),
+                refused=self._note_broker,
+                pay=partial(self._pay, _REQUEST_WORK_S),
+            )
         return old
 
     async def _serve_broker(self, broker: Broker, connection: ProxiedConnection) -> None:
@@ -205,24 +210,24 @@ class SandboxEgress:
         _limit_buffers(connection.client, _BUFFER if len(self._connections) <= _SEVERAL else _SMALL_BUFFER)
         stream = _Counted(connection.client, partial(self._count, connection))
         try:
-            await self._pay_handshake()
+            await self._pay(_HANDSHAKE_WORK_S)
             await broker.serve(connection.to.name, connection.to.port, stream)
         finally:
             self._ended(connection, None)
 
     async def _dial_bound(self, host: str, port: int) -> socket.socket:
         to = Destination(host, None, port)
-        await self._pay_handshake()
+        await self._pay(_HANDSHAKE_WORK_S)
         try:
             return (await self._connect(to, NetworkRules(allow=(to.rule,)).indexed))[0]
         except (DestinationRefused, NotResolved) as exc:
             self._note(to, str(exc), "")
             raise OSError(errno.EACCES, str(exc)) from exc
 
-    async def _pay_handshake(self) -> None:
-        """Waits until the sandbox has time left to work, and counts a handshake with a client or a host."""
+    async def _pay(self, seconds: float) -> None:
+        """Waits until the sandbox has time left to work, and counts this much of it."""
         async with self._working():
-            self._work.take(_HANDSHAKE_WORK_S)
+            self._work.take(seconds)
 
     def _note_broker(self, name: str, port: int, reason: str) -> None:
         self._note(Destination(name, None, port), reason, "")
