@@ -156,6 +156,47 @@ async def test_a_process_that_hangs_is_killed_and_the_newest_rules_hold(
     assert other.calls == 0
 
 
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+async def test_cancelled_requests_leave_the_process_as_it_was(
+    sandbox: Sandbox, world: NetworkWorld, egress: Egress
+) -> None:
+    """They are cancelled while the process does not read: before it has all of a long one, and after a short one."""
+    Echo(world.listen(WEB, 7000))
+    await sandbox.set_network(NetworkRules(allow=("web.example",)))
+    await sandbox.set_network(NO_NETWORK)
+    first = egress.pid
+    before = descriptors(first)
+    long = NetworkRules(allow=tuple(f"a{number}.{'b' * 60}.{'c' * 60}.{'d' * 60}.example" for number in range(1000)))
+    for rules in (long, NetworkRules(allow=("web.example",))):
+        kill(egress, signal.SIGSTOP)
+        setting = asyncio.create_task(sandbox.set_network(rules))
+        await asyncio.sleep(0.5)
+        setting.cancel()
+        await asyncio.sleep(0.1)
+        kill(egress, signal.SIGCONT)
+        with pytest.raises(asyncio.CancelledError):
+            await setting
+        assert Layer.NO_NETWORK in sandbox.isolation
+        assert (egress.pid, descriptors(first)) == (first, before)
+    await sandbox.set_network(NetworkRules(allow=("web.example",)))
+    assert await reached(sandbox)
+    assert egress.pid == first
+
+
+async def test_a_process_that_does_not_end_is_killed_when_the_network_is_closed(
+    sandbox: Sandbox, provider: OciProvider, egress: Egress
+) -> None:
+    await sandbox.set_network(NetworkRules(allow=("web.example",)))
+    first = egress.pid
+    kill(egress, signal.SIGSTOP)
+    async with asyncio.timeout(20):
+        await egress.close()
+    assert not Path(f"/proc/{first}/exe").exists()
+
+
 # Makes the process of the network hang, or end, when it reads rules with a certain name.
 _POISON = """
 import os, time

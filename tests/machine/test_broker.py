@@ -116,6 +116,7 @@ class World:
     def __init__(self, upstream: Upstream, broker: Broker, trust: ssl.SSLContext, dialled: list[str]) -> None:
         self.upstream, self.broker, self.trust, self.dialled = upstream, broker, trust, dialled
         self.refused: list[str] = []
+        self.paid = 0
 
     async def plain(self, name: str, port: int = 80) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection as the proxy hands it over."""
@@ -174,11 +175,16 @@ def open_world(tmp_path: Path) -> Open:
         trust = ssl.create_default_context(cadata=certificates.authority)
         trust.set_alpn_protocols(["h2", "http/1.1"])
         refused: list[str] = []
+
+        async def pay() -> None:
+            world.paid += 1
+
         broker = Broker(
             BrokerSetup.from_mapping(json.loads(json.dumps(BrokerSetup(bound, certificates).as_mapping()))),
             upstream_context(made.ca.read_text() if trusted else ""),
             dial,
             refused=lambda name, port, reason: refused.append(reason),
+            pay=pay,
         )
         world = World(upstream, broker, trust, dialled)
         world.refused = refused
@@ -208,6 +214,12 @@ async def test_a_request_to_the_bound_host_gets_the_secret_and_loses_its_own(ope
         assert b"X-Kept: 1" in head
         assert b"fake" not in head
         assert world.dialled == [HOST]
+
+
+async def test_each_request_of_a_connection_is_paid_for(open_world: Open) -> None:
+    async with open_world() as world:
+        await world.ask(get("/a", close=False) + get("/b", close=False) + get("/c"))
+        assert world.paid == len(world.upstream.heads) == 3
 
 
 async def test_the_brokers_own_name_leads_to_the_bound_host(open_world: Open) -> None:
@@ -445,7 +457,16 @@ async def test_a_long_message_of_a_websocket_stays_one_frame(open_world: Open) -
         writer.close()
 
 
-@pytest.mark.parametrize("sent", [frame(b"packed", 0xC2), b"\x82\x86" + bytes(10), b"\x89\x7e\x01\x00" + bytes(256)])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        frame(b"packed", 0xC2),
+        b"\x82\x86" + bytes(10),
+        b"\x82\x7f" + b"\xff" * 8,
+        b"\x89\x7e\x01\x00" + bytes(256),
+        frame(b"half", 0x09),
+    ],
+)
 async def test_frames_that_cannot_be_checked_end_a_websocket(open_world: Open, sent: bytes) -> None:
     async with open_world() as world:
         world.upstream.frames = lambda data: [sent]
@@ -455,6 +476,17 @@ async def test_frames_that_cannot_be_checked_end_a_websocket(open_world: Open, s
         writer.write(b"go")
         async with asyncio.timeout(5):
             assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_control_frame_with_a_long_head_gets_a_short_one(open_world: Open) -> None:
+    async with open_world() as world:
+        world.upstream.frames = lambda data: [b"\x89\x7e\x00\x05hello", frame(b"next")]
+        reader, writer = await world.tls()
+        writer.write(get("/ws", HOST, "Connection: Upgrade", "Upgrade: websocket", close=False))
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"go")
+        assert await reader.readexactly(13) == frame(b"hello", 0x89) + frame(b"next")
         writer.close()
 
 

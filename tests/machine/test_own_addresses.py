@@ -39,6 +39,6 @@ def test_no_spelling_of_an_own_public_address_is_reached(machine: tuple[Network,
             read_url(f"http://[{address}]/" if ":" in address else f"http://{address}/")
         to = Destination("a.example", ip_address(address), 80)
         with pytest.raises(DestinationRefused, match=OWN):
-            Judge(EgressPolicy()).check(NetworkRules(allow=("a.example",)), to)
+            Judge(EgressPolicy()).check(NetworkRules(allow=("a.example",)).indexed, to)
         assert why_not_reached(ip_address(OTHER)) == ""
     assert why_not_reached(ip_address(PUBLIC)) == ""

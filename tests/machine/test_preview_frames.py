@@ -14,6 +14,7 @@ import pytest
 from guarded_app import guarded
 from machine.proxy_world import PATIENCE_S, World, _with_lifespan, until
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.utils import ClientDisconnected
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -22,6 +23,7 @@ from websockets.typing import Subprotocol
 
 from warren.http.client.headers import Passes
 from warren.http.forwarding.websockets import forward_websocket
+from warren.http.server.connections import RAW
 from warren.http.server.frame_borders import FrameBorders
 from warren.kernel.answer_memory import AnswerMemory, AnswerRoom, set_answer_room
 
@@ -266,7 +268,7 @@ async def test_a_side_that_reads_nothing_stops_the_other(world: Previews, to_cli
 
             pushing = asyncio.create_task(push())
         last = -1
-        while sent != last or not sent:
+        while sent != last or not sent or not world.memory._held.in_all:
             last = sent
             await asyncio.sleep(0.5)
         assert sent < 64 * MIB  # what the kernel's buffers take
@@ -292,6 +294,27 @@ async def test_a_websocket_for_which_there_is_no_room_is_closed_and_gives_its_ro
     async with client(port) as link:
         assert await link.recv() == "hello"
     await until(lambda: world.memory._held.in_all == 0)
+
+
+async def test_nothing_is_sent_after_the_close_of_a_server_that_stops(world: Previews) -> None:
+    raised: list[BaseException | None] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept", RAW: True})
+        for connection in world._servers[0]._state.connections:
+            asyncio.get_running_loop().call_soon(connection.shutdown)
+        try:
+            await send({"type": "websocket.send", "bytes": b"\x82\x00" * 5000})  # in several turns
+        except Exception as exc:
+            raised.append(exc)
+
+    reader, writer = await raw_socket(await world.serve(app))
+    async with asyncio.timeout(PATIENCE_S):
+        data = await reader.read()
+    writer.transport.abort()
+    assert data.endswith(b"\x82\x00\x88\x02\x03\xf4")
+    assert isinstance(raised[0], ClientDisconnected)
 
 
 class TestBorders:

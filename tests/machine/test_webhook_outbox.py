@@ -265,6 +265,23 @@ async def test_a_webhook_whose_name_does_not_exist_pauses_as_a_whole_and_is_disa
     assert sum("webhook_disabled" in line for line in lines) == 1
 
 
+async def test_a_name_that_is_away_for_a_moment_disables_nothing_however_often_a_delivery_had_failed(
+    clock: ManualClock,
+) -> None:
+    async with receiving(FAILS) as receiver:
+        names = Names(*[[receiver.address]] * (ATTEMPTS - 1), [], [receiver.address])
+        async with webhooks(MemoryRecords(), clock, resolver=names) as made:
+            hook, _ = await made.create("acme", f"http://hooks.test:{receiver.port}/", ALL)
+            made.publish(an_event())
+            for attempt in range(1, ATTEMPTS + 1):
+                async with delivering(made):
+                    await until_states(made, hook.id, ("waiting", attempt))
+                await to_the_next_attempt(clock, made, hook.id)
+            async with delivering(made):
+                await until_states(made, hook.id, ("failed", ATTEMPTS + 1))
+            assert not (await made.get("acme", hook.id)).disabled
+
+
 async def test_a_webhook_whose_name_comes_back_gets_what_waited(clock: ManualClock) -> None:
     async with receiving(TAKES) as receiver:
         names = Names([], [receiver.address])

@@ -302,6 +302,8 @@ class TestFirstLine:
             GOOD.replace(b"/a", b"/" + b"x" * 100_000),
             GOOD.replace(b"GET /a HTTP", b"GET\t/a\x1fHTTP"),
             GOOD.replace(b"HTTP/1.1\r", b"HTTP/1.1" + b" " * 500 + b"\r"),
+            GOOD.replace(b"HTTP/1.1\r", b"HTTP/1.1 and more\r"),
+            GOOD.replace(b"HTTP/1.1\r", b"HTTP/1." + b"0" * 500 + b"1\r"),
         ],
     )
     @pytest.mark.parametrize("size", [1, 7, 1 << 20])
@@ -322,11 +324,18 @@ class TestFirstLine:
             b"\0\0\0\x08\x04\xd2\x16\x2f",
             b"AMQP\0\0\x09\x01",
             b"<34>1 - GET / HTTP/1.1\n",
-            b"GET /a HTTP/1.1 and more\n",
+            b'82 <34>1 - "GET / HTTP/1.1" 200\n',
         ],
     )
     def test_other_protocols_are_none_of_them(self, data: bytes) -> None:
         assert FirstLine().feed(data) is Spoken.OTHER
+
+    @pytest.mark.parametrize("part", [b"x" * 16384, b"x " * 8192, b" " * 16384])
+    def test_a_line_without_an_end_is_not_kept_and_given_up(self, part: bytes) -> None:
+        line = FirstLine()
+        assert {line.feed(part) for _ in range(200)} == {Spoken.UNKNOWN}
+        assert len(line._word) + len(line._tail) < 1000
+        assert Spoken.OTHER in {line.feed(part) for _ in range(200)}
 
     def test_http2_is_known_by_its_preface(self) -> None:
         assert FirstLine().feed(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") is Spoken.HTTP2
@@ -367,6 +376,7 @@ class TestInspector:
             WRONG.replace(b"GET", b"X_Y"),
             WRONG.replace(b"/a", b"/" + b"x" * 200_000),
             WRONG.replace(b"GET /a HTTP", b"GET\t/a\tHTTP"),
+            WRONG.replace(b"HTTP/1.1\r", b"HTTP/1.1 x\r"),
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         ],
     )
@@ -376,6 +386,11 @@ class TestInspector:
         with pytest.raises((Malformed, DestinationRefused)):
             passed.extend(inspector.feed(data[at : at + size]) for at in range(0, len(data), size))
         assert not b"".join(passed).lstrip().count(b"\n")  # a server does nothing before the line has ended
+
+    def test_what_looks_like_tls_in_the_middle_of_a_long_line_passes(self) -> None:
+        inspector = self._inspector(5432)
+        for part in (*[b"x" * 16384] * 5, b"\x16\x03\x01\0\x05", b"y" * 100):
+            assert inspector.feed(part) == part
 
     def test_http2_to_an_address_hides_no_name_that_was_looked_up(self) -> None:
         preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

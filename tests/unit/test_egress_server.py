@@ -155,6 +155,94 @@ async def test_connections_that_new_rules_allow_go_on(worker: Worker) -> None:
     close(ends)
 
 
+def begin(sandbox: SandboxEgress, port: int, sent: bytes) -> socket.socket:
+    """Connects from inside to a port of web.example, and has sent something. Returns the end inside."""
+    inside, client = socket.socketpair()
+    for each in (inside, client):
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
+        each.setblocking(False)
+    assert inside.send(sent) == len(sent)
+    sandbox._begin(client, sandbox._names.address_of(WEB.name), port)
+    return inside
+
+
+def refused(ends: Sequence[socket.socket]) -> int:
+    """Returns how many of the ends were closed."""
+    closed = 0
+    for end in ends:
+        with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(ConnectionResetError):
+                assert end.recv(1) == b""
+            closed += 1
+    return closed
+
+
+LONG_HEAD = b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 9000 + b"Host: other.example\r\n\r\n"
+
+
+async def test_long_heads_of_many_connections_at_once_do_not_hold_the_loop(worker: Worker) -> None:
+    sandbox = await worker.open("one", RULES)
+    async with busiest_turn() as busiest:
+        ends = [begin(sandbox, 80, LONG_HEAD) for _ in range(20)]
+        async with asyncio.timeout(20):
+            while refused(ends) < len(ends):
+                await asyncio.sleep(0.01)
+    assert busiest.seconds < MAX_S
+    close(ends)
+
+
+async def test_what_was_held_until_an_answer_does_not_hold_the_loop(worker: Worker) -> None:
+    """A client may send another request after one for an upgrade: both are read when the server refuses the upgrade."""
+    sandbox = await worker.open("one", RULES)
+    upgrade = b"GET / HTTP/1.1\r\nHost: web.example\r\nUpgrade: websocket\r\n\r\n"
+    ended: list[Exception | None] = []
+    relays: list[Relay] = []
+    ends: list[socket.socket] = []
+    for _ in range(20):
+        (inside, client), (server, outside) = socket.socketpair(), socket.socketpair()
+        for each in (client, server):
+            each.setblocking(False)
+        inspector = sandbox._inspect(ProxiedConnection(client, Destination(WEB.name, WEB.address, 8080)))
+        assert inspector.feed(upgrade + LONG_HEAD) == upgrade
+        relays.append(
+            Relay(*(client, server, inspector), work=sandbox._work, count=lambda *counts: 0.0, end=ended.append)
+        )
+        relays[-1].start()
+        ends += [inside, outside]
+    async with busiest_turn() as busiest:
+        for end in ends[1::2]:
+            end.send(b"HTTP/1.1 400 No\r\n\r\n")
+        async with asyncio.timeout(20):
+            while len(ended) < len(relays):
+                await asyncio.sleep(0.01)
+    assert busiest.seconds < MAX_S
+    assert all("a request is for other.example" in str(why) for why in ended)
+    close(ends)
+
+
+async def test_questions_of_many_connections_at_once_do_not_hold_the_loop(worker: Worker) -> None:
+    sandbox = await worker.open("one", RULES)
+    question = bytes(2) + b"\1\0\0\1" + bytes(6) + b"\1a" * 126 + b"\0\0\1\0\1"
+    sent = len(question).to_bytes(2, "big") + question
+    ends = [begin(sandbox, 53, b"") for _ in range(MANY)]
+    await asyncio.sleep(0.1)  # they wait for questions
+    async with busiest_turn() as busiest:
+        for end in ends:
+            end.send(sent)
+        async with asyncio.timeout(20):
+            while sandbox.use().refused < MANY // 4:
+                await asyncio.sleep(0.01)
+    assert busiest.seconds < MAX_S
+    close(ends)
+
+
+async def test_what_the_broker_does_takes_from_the_time_of_the_sandbox(worker: Worker) -> None:
+    sandbox = await worker.open("one", RULES)
+    begun = asyncio.get_running_loop().time()
+    await asyncio.gather(*(sandbox._pay(0.0015) for _ in range(200)))
+    assert asyncio.get_running_loop().time() - begun > 0.9  # 0.3 s of work, of which a second has a quarter
+
+
 async def test_a_tenant_has_its_share_of_connections_and_leaves_the_rest() -> None:
     worker = Worker(most=100)
     greedy = [await worker.open(f"greedy {number}", RULES, "greedy") for number in range(4)]
@@ -191,6 +279,24 @@ async def test_silent_connections_of_the_greediest_make_room() -> None:
     close(ends)
     for sandbox in (hoarder, sibling, *others):
         await sandbox.close()
+    worker.close()
+
+
+async def test_a_silent_connection_that_is_not_relayed_yet_makes_room_at_once() -> None:
+    worker = Worker(most=10)
+    sandbox = await worker.open("one", RULES, "greedy")
+    ends = [begin(sandbox, 443, b"") for _ in range(8)]
+    assert not worker.shared.has_room("greedy")
+    for connection in sandbox._connections:
+        connection.active_at -= 100
+    assert worker.shared.has_room("greedy")
+    assert (sandbox.open_connections, sandbox.use().refused) == (7, 1)
+    await asyncio.sleep(0.01)
+    assert refused(ends) == 1
+    await sandbox.close()
+    await asyncio.sleep(0.01)
+    assert worker.shared.connections.in_all == 0
+    close(ends)
     worker.close()
 
 

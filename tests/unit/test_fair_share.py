@@ -163,3 +163,13 @@ def test_nobody_is_served_twice_while_another_waits(order: list[str]) -> None:
         for other in turns:
             since[other] = 0 if other == owner else since[other] + 1
             assert since[other] < len(since)
+
+
+def test_an_item_that_is_put_back_stays_the_first_of_its_owner() -> None:
+    turns = Turns[int]()
+    for owner, item in (("a", 1), ("a", 2), ("b", 3), ("c", 4)):
+        turns.add(owner, item)
+    turns.put_back(*turns.next())
+    assert [turns.next() for _ in range(2)] == [("b", 3), ("c", 4)]
+    turns.put_back(*turns.next())
+    assert [turns.next() for _ in range(len(turns))] == [("a", 1), ("a", 2)]

@@ -15,16 +15,18 @@ FOUND = (ip_address("93.184.216.34"),)
 
 
 class NameServers:
-    """Names that begin with `slow` are answered when the test says so, `no` names do not exist."""
+    """Names that begin with `slow` or `late` are answered when the test says so, `no` names do not exist."""
 
     def __init__(self) -> None:
-        self.go_on = threading.Event()
+        self.go_on, self.late = threading.Event(), threading.Event()
         self.asked: list[str] = []
 
     def look_up(self, name: str) -> Addresses:
         self.asked.append(name)
         if name.startswith("slow"):
             self.go_on.wait(60)
+        if name.startswith("late"):
+            self.late.wait(60)
         if name.startswith("no"):
             raise OSError("no such name")
         return FOUND
@@ -88,6 +90,18 @@ async def test_a_sandbox_leaves_threads_to_the_others_of_its_tenant(resolver: Re
     await asyncio.sleep(0.05)
     assert await resolver.resolve("a.example", "one", "second") == FOUND
     await end(tasks)
+
+
+async def test_look_ups_of_a_sandbox_wait_in_their_order(resolver: Resolver, servers: NameServers) -> None:
+    slow = [asyncio.create_task(resolver.resolve(f"slow{number}", "one", "first")) for number in range(7)]
+    names = ["late.example", *(f"{letter}.example" for letter in "abcdef")]
+    tasks = [asyncio.create_task(resolver.resolve(name, "one", "first")) for name in names]
+    for number in range(4):  # others get and leave threads meanwhile
+        await resolver.resolve(f"{number}.example", "two", "second")
+    servers.late.set()
+    await asyncio.gather(*tasks)  # in the one thread that the sandbox has left
+    assert [name for name in servers.asked if name in names] == names
+    await end(slow)
 
 
 async def test_what_was_not_found_is_remembered_for_a_moment(resolver: Resolver, servers: NameServers) -> None:

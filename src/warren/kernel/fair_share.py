@@ -118,6 +118,11 @@ class Turns(Generic[T]):
         queue.append(item)
         self._count += 1
 
+    def put_back(self, owner: str, item: T) -> None:
+        """Adds an item that `next` has returned before the other items of its owner, which comes last."""
+        self._queues.setdefault(owner, deque()).appendleft(item)
+        self._count += 1
+
     def next(self) -> tuple[str, T]:
         """Removes and returns the first item of the owner whose turn it is, which then comes last. Raises KeyError if
         none waits."""

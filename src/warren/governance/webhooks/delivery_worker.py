@@ -350,12 +350,12 @@ class DeliveryWorker:
             await self._queues.fail(hook_id, record, updated, now)
 
     def _nameless_attempts(self, hook_id: str, delivery: Delivery) -> int:
-        """Returns how many attempts have found the webhook without a public address. Those that went on together are
-        one; a process that has just started knows those of the delivery."""
+        """Returns how many attempts in a row have found the webhook without a public address, as far as this process
+        knows. Those that went on together are one."""
         known = self._nameless.get(hook_id)
         if known is None:
-            return delivery.attempts
-        return max(delivery.attempts, known.failures + ((delivery.attempted_at or 0.0) > known.failed_at))
+            return 1
+        return known.failures + ((delivery.attempted_at or 0.0) > known.failed_at)
 
     async def _disable(self, hook_id: str, reason: str) -> None:
         _log.warning("webhook_disabled", webhook=hook_id, reason=reason)

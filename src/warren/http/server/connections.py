@@ -594,6 +594,10 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
 
     # -- frames that are passed on unread
 
+    @property
+    def _is_ended(self) -> bool:
+        return self.disconnected or self.close_sent
+
     def _receive_frames(self, data: bytes) -> None:
         if self.pong_timer is not None:
             self.pong_timer.cancel()
@@ -605,7 +609,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
             self.transport.pause_reading()
 
     async def _send_frames(self, passed: FrameBorders, message: Any) -> None:
-        if self.disconnected or self.close_sent:
+        if self._is_ended:
             raise ClientDisconnected
         if message["type"] == "websocket.close":
             self._close_between_frames(message.get("code", 1000), message.get("reason") or "")
@@ -618,8 +622,8 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
             self.transport.write(data if end - at == len(data) else data[at:end])
             at = end
             await (self.writable.wait() if at == len(data) else asyncio.sleep(0))
-        if self.disconnected:
-            raise ClientDisconnected
+            if self._is_ended:
+                raise ClientDisconnected
 
     def _close_between_frames(self, code: int, reason: str) -> None:
         """Ends the connection: with a close frame, unless one was passed on or there is no place for it."""

@@ -51,6 +51,12 @@ _REUSED_S: Final = 4.0  # a host may close an idle connection at any time, but f
 Dial = Callable[[str, int], Awaitable[socket.socket]]
 Refused = Callable[[str, int, str], None]
 """Called with the name and port of a connection, and why it was refused."""
+Pay = Callable[[], Awaitable[None]]
+"""Called before each request. Returns when the sandbox has time left for it."""
+
+
+async def _no_pay() -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,7 @@ class Broker:
         *,
         wall: Callable[[], float] = time.time,
         refused: Refused = lambda name, port, reason: None,
+        pay: Pay = _no_pay,
     ) -> None:
         self._by_name = {secret.broker_host: secret for secret in setup.secrets}
         self._by_host: dict[str, list[BoundSecret]] = {}
@@ -95,6 +102,7 @@ class Broker:
         self._dial = dial
         self._wall = wall
         self._refused = refused
+        self._pay = pay
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
@@ -150,6 +158,7 @@ class Broker:
         connection = _Connection(host, secrets, client, self._open_upstream)
         try:
             while (request := await connection.next_request()) is not None:
+                await self._pay()
                 problem = _check(request, name, port)
                 if not problem and any(secret.is_expired(self._wall()) for secret in secrets):
                     problem = 403, "the secret for this host has expired"

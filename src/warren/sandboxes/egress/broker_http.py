@@ -27,6 +27,7 @@ from warren.sandboxes.egress.http_syntax import (
 MAX_HEADERS: Final = 200
 UNTIL_END: Final = -2
 _MAX_CHUNK_LINE: Final = 1024
+_COMPARED: Final = 64
 _CHUNKS_AT_ONCE: Final = 64
 _REQUEST_LINE: Final = re.compile(rb"([A-Z]{1,20}) ([\x21\x22\x24-\x7e]{1,32768}) HTTP/1\.1")
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: ([\x20\x09\x21-\x7e\x80-\xff]*))?")
@@ -203,7 +204,7 @@ def _name(parameter: bytes) -> str:
 
 class Scrubber:
     """Replaces texts by asterisks of the same length, also where they span several pieces. Holds back only the end of a
-    piece that may begin such a text."""
+    piece that seems to begin such a text."""
 
     def __init__(self, traces: Iterable[bytes]) -> None:
         self._traces = tuple(traces)
@@ -236,8 +237,12 @@ class Scrubber:
 
 
 def _overlap(data: bytes, trace: bytes) -> int:
-    """Returns how many of the last bytes of `data` begin `trace`, without being all of it."""
-    at = data.find(trace[:1], max(0, len(data) - len(trace) + 1))
+    """Returns how many of the last bytes of `data` begin `trace`, without being all of it. Of a long trace only the
+    beginning is compared: a trace that resembles itself would take its length squared."""
+    start = max(0, len(data) - len(trace) + 1)
+    if (at := data.find(trace[:_COMPARED], start)) >= 0:
+        return len(data) - at
+    at = data.find(trace[:1], max(start, len(data) - _COMPARED + 1))
     while at >= 0:
         if trace.startswith(data[at:]):
             return len(data) - at

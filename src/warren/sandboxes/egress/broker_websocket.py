@@ -16,6 +16,7 @@ from warren.sandboxes.egress.http_syntax import Malformed
 
 _FINAL, _RESERVED, _OPCODE, _CONTROL, _MASKED = 0x80, 0x70, 0x0F, 0x08, 0x80
 _MAX_CONTROL: Final = 125
+_MAX_LENGTH: Final = (1 << 62) - 1
 _FRAMES_AT_ONCE: Final = 64
 
 
@@ -32,10 +33,12 @@ async def scrub_frames(reader: Reader, scrubber: Scrubber) -> AsyncIterator[byte
         if first & _RESERVED or second & _MASKED:
             raise Malformed("a frame of the WebSocket cannot be checked")
         length = await _read_length(reader, second)
+        if length > _MAX_LENGTH:
+            raise Malformed("a frame of the WebSocket is too long")
         if first & _CONTROL:
-            if length > _MAX_CONTROL:
-                raise Malformed("a control frame of the WebSocket is too long")
-            yield bytes((first, second)) + scrubber.clean(await reader.exactly(length))
+            if length > _MAX_CONTROL or not first & _FINAL:
+                raise Malformed("a control frame of the WebSocket is too long, or is not all of it")
+            yield _head(first, length) + scrubber.clean(await reader.exactly(length))
             continue
         opcode = first & _OPCODE or opcode
         if not first & _FINAL:

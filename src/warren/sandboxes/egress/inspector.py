@@ -54,7 +54,7 @@ class Inspector:
             return self._follow(self._requests, data)
         self._held += data
         self._reads += 1
-        if self._held[:1] == b"\x16" and may_be_tls(self._held):
+        if not self._is_long and self._held[:1] == b"\x16" and may_be_tls(self._held):
             return self._read_tls()
         if self._must == TLS:
             raise Malformed("what is sent to port 443 is not TLS")
@@ -63,9 +63,15 @@ class Inspector:
             return self._follow(self._requests, self._take())
         return self._read_first_line()
 
+    @property
+    def awaits_answer(self) -> bool:
+        return self._requests is not None and self._requests.awaits_answer
+
     def answered(self, data: bytes | memoryview) -> bytes:
-        passed = b"" if self._requests is None else self._requests.answered(data)
-        self.is_over = self.is_over or (self._requests is not None and self._requests.is_over)
+        if self._requests is None:
+            return b""
+        passed = self._requests.answered(data)
+        self.is_over = self._requests.is_over
         return passed
 
     def _read_tls(self) -> bytes:

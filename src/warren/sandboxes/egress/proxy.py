@@ -18,7 +18,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from ipaddress import IPv4Address, IPv4Network
@@ -45,7 +45,7 @@ from warren.sandboxes.egress.inspector import Inspector
 from warren.sandboxes.egress.judge import Destination, DestinationRefused, Judge
 from warren.sandboxes.egress.messages import KEPT
 from warren.sandboxes.egress.names import NETWORK, NameTable
-from warren.sandboxes.egress.rate import Bucket, FairBucket, Work
+from warren.sandboxes.egress.rate import Bucket, FairBucket, TurnShare, Work
 from warren.sandboxes.egress.relay import Relay, reset
 from warren.sandboxes.egress.resolver import NotResolved, Resolver
 
@@ -60,7 +60,10 @@ _CONNECTS: Final = (200.0, 400.0)
 _QUERIES: Final = (500.0, 1000.0)
 _WORK: Final = (0.25, 0.05)  # seconds spent on parsing requests and queries: a client may make each of them slow
 _ALL_WORK: Final = (0.6e6, 0.05e6)  # microseconds a second of all tenants together
+_TURN_WORK_S: Final = 0.02  # of a tenant in one turn of the loop
 _CONNECT_WORK_S: Final = 0.0002  # what a connection costs that is refused at once
+_HANDSHAKE_WORK_S: Final = 0.0015  # what a handshake of TLS costs
+_REQUEST_WORK_S: Final = 0.0004  # what a request costs that carries a secret
 _SHARE: Final = 4  # a tenant alone may have four fifths of all connections, two four ninths each, and so on
 _IDLE_S: Final = 10.0
 _FIRST_READ: Final = 4096
@@ -132,7 +135,8 @@ class SandboxEgress:
         self._sent = self._received = self._opened = self._closed = self._refused = 0
         self._connects = Bucket(*_CONNECTS, self._loop.time)
         self._queries = Bucket(*_QUERIES, self._loop.time)
-        self._work = Work(Bucket(*_WORK, self._loop.time), shared.work, self.tenant)
+        self._work = Work(Bucket(*_WORK, self._loop.time), shared.work, shared.turn_work, self.tenant)
+        self._turn = asyncio.Lock()  # of the one task that works or waits to
         bytes_s = shared.policy.mbps * 125_000
         self._rate = Bucket(bytes_s, bytes_s / 4, self._loop.time) if bytes_s else None
         self._pauses: dict[int, asyncio.TimerHandle] = {}
@@ -193,7 +197,11 @@ class SandboxEgress:
             return None
         old, self._broker_setup, self._broker = self._broker, setup, None
         if setup is not None:
-            self._broker = Broker(setup, self._shared.upstream, self._dial_bound, refused=self._note_broker)
+            self._broker = Broker(
+                *(setup, self._shared.upstream, self._dial_bound),
+                refused=self._note_broker,
+                pay=partial(self._pay, _REQUEST_WORK_S),
+            )
         return old
 
     async def _serve_broker(self, broker: Broker, connection: ProxiedConnection) -> None:
@@ -202,17 +210,24 @@ class SandboxEgress:
         _limit_buffers(connection.client, _BUFFER if len(self._connections) <= _SEVERAL else _SMALL_BUFFER)
         stream = _Counted(connection.client, partial(self._count, connection))
         try:
+            await self._pay(_HANDSHAKE_WORK_S)
             await broker.serve(connection.to.name, connection.to.port, stream)
         finally:
             self._ended(connection, None)
 
     async def _dial_bound(self, host: str, port: int) -> socket.socket:
         to = Destination(host, None, port)
+        await self._pay(_HANDSHAKE_WORK_S)
         try:
             return (await self._connect(to, NetworkRules(allow=(to.rule,)).indexed))[0]
         except (DestinationRefused, NotResolved) as exc:
             self._note(to, str(exc), "")
             raise OSError(errno.EACCES, str(exc)) from exc
+
+    async def _pay(self, seconds: float) -> None:
+        """Waits until the sandbox has time left to work, and counts this much of it."""
+        async with self._working():
+            self._work.take(seconds)
 
     def _note_broker(self, name: str, port: int, reason: str) -> None:
         self._note(Destination(name, None, port), reason, "")
@@ -260,11 +275,12 @@ class SandboxEgress:
                     return
                 data += part
             end = 2 + int.from_bytes(data[:2], "big")
-            response, wait = self._answer(bytes(data[2:end]))
+            async with self._turn:
+                response, wait = self._answer(bytes(data[2:end]))
+                await asyncio.sleep(wait)
             if response is None:
                 return
             await self._loop.sock_sendall(client, len(response).to_bytes(2, "big") + response)
-            await asyncio.sleep(wait)
             del data[:end]
 
     # -- connections
@@ -304,13 +320,13 @@ class SandboxEgress:
             self._connections.add(connection)
             self._change_counts(1)
             connection.task = self._loop.create_task(self._serve(connection, address))
+            connection.task.add_done_callback(lambda _: self._served(connection))
 
     async def _serve(self, connection: ProxiedConnection, address: IPv4Address) -> None:
         try:
             if connection.to.port == DNS_PORT:
                 async with asyncio.timeout(HELLO_S):
                     await self._answer_stream(connection.client)
-                self._end(connection)
                 connection.client.close()
                 return
             if address in _LOOPBACK or (address in NETWORK and not connection.to.name):
@@ -324,13 +340,13 @@ class SandboxEgress:
             self._refuse(connection, DestinationRefused("nothing was sent in time"))
         except OSError as exc:
             self._refuse(connection, DestinationRefused(f"it cannot be reached: {exc.strerror or 'no answer'}"))
-        except BaseException:
+
+    def _served(self, connection: ProxiedConnection) -> None:
+        """Cleans up after the task of a connection, also after one that was cancelled before it began."""
+        connection.task = None
+        if connection.relay is None:
+            self._end(connection)
             reset(connection.client)
-            raise
-        finally:
-            connection.task = None
-            if connection.relay is None:
-                self._end(connection)
 
     async def _open(self, connection: ProxiedConnection) -> None:
         to, judge = connection.to, self._shared.judge
@@ -344,9 +360,8 @@ class SandboxEgress:
                 data = await self._loop.sock_recv(connection.client, _FIRST_READ)
                 if not data:
                     raise Malformed("it ended before it said which host it is for")
-                begun = time.thread_time()
-                first = inspector.feed(data)
-                self._work.take(time.thread_time() - begun)
+                async with self._working():
+                    first = inspector.feed(data)
         rules = self.rules
         server, connection.to = await self._connect(to)
         try:
@@ -368,6 +383,20 @@ class SandboxEgress:
         )
         self._count(connection, len(first), 0)
         connection.relay.start(first)
+
+    @contextlib.asynccontextmanager
+    async def _working(self) -> AsyncIterator[None]:
+        """Enters the block when the sandbox has time left to work, and counts the time that the block takes."""
+        async with self._turn:
+            wait = self._work.take(0)
+            while wait > 0:
+                await asyncio.sleep(wait)
+                wait = self._work.take(0)
+            begun = time.thread_time()
+            try:
+                yield
+            finally:
+                self._work.take(time.thread_time() - begun)
 
     def _inspect(self, connection: ProxiedConnection) -> Inspector:
         to, judge = connection.to, self._shared.judge
@@ -438,6 +467,7 @@ class SandboxEgress:
             connection.relay.abort()
         elif connection.task is not None:
             connection.task.cancel()
+            self._end(connection)  # its place is free at once: whoever drops it may need it
 
     def _ended(self, connection: ProxiedConnection, why: Exception | None) -> None:
         if why is not None:
@@ -489,7 +519,9 @@ class Shared:
         self.upstream = upstream_context(policy.authorities)  # slow to make, so it is made before sandboxes wait for it
         self.connections = FairShare(max_connections, of_rest=_SHARE)  # by tenant
         self.sandboxes: dict[str, set[SandboxEgress]] = {}  # by tenant
-        self.work = FairBucket(*_ALL_WORK, asyncio.get_running_loop().time)
+        loop = asyncio.get_running_loop()
+        self.work = FairBucket(*_ALL_WORK, loop.time)
+        self.turn_work = TurnShare(_TURN_WORK_S, loop.call_soon)
 
     def has_room(self, tenant: str) -> bool:
         """Returns whether the tenant may have one more connection. If it may not, a silent connection makes room: of

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
+_NEXT_TURN_S: Final = 0.005
 _CLOSE: Final = 1e-3  # bytes, or microseconds; smaller differences are rounding errors
 
 
@@ -62,13 +63,32 @@ class FairBucket:
             self._left = min(self._burst, self._left + max(0.0, got))
 
 
+class TurnShare:
+    """Allows each member `most` in one turn of the loop. Rates do not bound that: a process that gets little of its
+    processor earns more between two turns than it can spend."""
+
+    def __init__(self, most: float, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        self._most, self._call_soon = most, call_soon
+        self._taken: dict[object, float] = {}  # by member, in this turn
+
+    def take(self, member: object, count: float) -> float:
+        """Takes `count`, and returns for how many seconds the member should wait."""
+        if not count:
+            return _NEXT_TURN_S if self._taken.get(member, 0.0) >= self._most else 0.0
+        if not self._taken:
+            self._call_soon(self._taken.clear)
+        self._taken[member] = self._taken.get(member, 0.0) + count
+        return self.take(member, 0)
+
+
 class Work:
     """The seconds of this process that a sandbox may take: so many of its own, and of those that all tenants share a
-    fair part."""
+    fair part; of these, so many in one turn of the loop."""
 
-    def __init__(self, own: Bucket, shared: FairBucket, tenant: str) -> None:
-        self._own, self._shared, self._tenant = own, shared, tenant
+    def __init__(self, own: Bucket, shared: FairBucket, of_turn: TurnShare, tenant: str) -> None:
+        self._own, self._shared, self._of_turn, self._tenant = own, shared, of_turn, tenant
 
     def take(self, seconds: float) -> float:
         """Takes what was spent, and returns for how many seconds the sandbox should wait."""
-        return max(self._own.take(seconds), self._shared.take(self._tenant, seconds * 1e6))
+        rate_s = max(self._own.take(seconds), self._shared.take(self._tenant, seconds * 1e6))
+        return max(rate_s, self._of_turn.take(self._tenant, seconds))

@@ -19,12 +19,15 @@ _RESET: Final = struct.pack("ii", 1, 0)
 
 
 class Guard(Protocol):
-    """Checks what a client sends, and holds back what it cannot judge yet."""
+    """Checks what a client sends, and holds back what it cannot judge yet. `answered` gets what the server sends while
+    the guard `awaits_answer`, and returns what was held back until then."""
 
     @property
     def is_over(self) -> bool: ...
     @property
     def most(self) -> int: ...
+    @property
+    def awaits_answer(self) -> bool: ...
     def feed(self, data: memoryview) -> bytes: ...
     def answered(self, data: memoryview) -> bytes: ...
 
@@ -78,24 +81,29 @@ class Relay:
 
     def owed(self, way: "_Direction") -> float:
         """Returns for how many seconds not to read, because the sandbox's guards have used up their time."""
-        return 0.0 if self._guard is None or way is not self._up else self._work.take(0)
+        return self._work.take(0) if self._is_guarded(way) else 0.0
 
     def read(self, way: "_Direction", data: memoryview) -> tuple[bytes | memoryview, float]:
         """Returns what may be passed on, and for how many seconds not to read more."""
-        guard = self._guard
-        if way is self._up:
-            wait = self._count(len(data), 0)
-            if guard is None:
-                return data, wait
-            begun = time.thread_time()
-            passed = guard.feed(data)
+        guard, is_up = self._guard, way is self._up
+        wait = self._count(len(data), 0) if is_up else self._count(0, len(data))
+        if guard is None or not self._is_guarded(way):
+            return data, wait
+        begun = time.thread_time()
+        try:
+            passed = guard.feed(data) if is_up else guard.answered(data)
+        finally:
             self._work.take(time.thread_time() - begun)
-            if guard.is_over:
-                self._guard = None
+        if guard.is_over:
+            self._guard = None
+        if is_up:
             return passed, wait
-        if guard is not None and (held := guard.answered(data)):
-            self._up.send(held)
-        return data, self._count(0, len(data))
+        if passed:
+            self._up.send(passed)
+        return data, wait
+
+    def _is_guarded(self, way: "_Direction") -> bool:
+        return self._guard is not None and (way is self._up or self._guard.awaits_answer)
 
     def ended(self) -> None:
         if self._up.is_done and self._down.is_done:

@@ -27,9 +27,10 @@ _MAX_READ: Final = 8192
 _BLANKS: Final = b"\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0"  # what the most lenient servers skip or split at
 _BLANK_RUN: Final = re.compile(rb"[\t\v\f\x1c-\x1f \x85\xa0]+")
 _WORD: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]*")
-_END: Final = re.compile(rb"[ \r]HTTP/[0-9][0-9.]{0,20} ?[\r\n]|\n", re.IGNORECASE)
+_END: Final = re.compile(rb"[ \r]HTTP/(?:[0-9.]{1,20}[ \r\n]|[0-9.]{21})|\n", re.IGNORECASE)
 _PREFACE: Final = b"PRI * HTTP/2.0\r"
 _KEPT: Final = 64
+_LONGEST: Final = 4 << 20  # of first lines that some server reads
 _JUDGED: Final = frozenset({b"host", b"content-length", b"transfer-encoding", b"upgrade"})
 _LINE: Final = re.compile(rb"([A-Za-z-]{1,32}) ([\x21-\x7e]+) HTTP/1\.([01])")
 _ABSOLUTE: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
@@ -53,32 +54,37 @@ class Spoken(Enum):
 
 
 class FirstLine:
-    """Tells from the first line of a connection what is spoken: a line that ends in a version of HTTP is a request,
-    whatever its method. Other protocols use the same words, but not the same end of the line.
+    """Tells from the first line of a connection what is spoken: a line with a version of HTTP is a request, whatever
+    its method. Other protocols use the same words, but no such version.
 
-    Servers skip empty lines before a request, and some take other blanks, or a carriage return alone, for what they
-    stand for. So do we: what RequestGuard then finds wrong with the request is refused.
+    Servers skip empty lines before a request, some take other blanks, or a carriage return alone, for what they stand
+    for, and some ignore what follows the version. So do we: what RequestGuard then finds wrong with the request is
+    refused.
     """
 
     def __init__(self) -> None:
-        self._word = bytearray()  # the first word, as long as it has not ended
+        self._word = b""  # how the first word begins
         self._is_word_over = False
         self._tail = b""
+        self._left = _LONGEST
 
     def feed(self, data: bytes) -> Spoken:
-        """Returns what the bytes so far begin. Takes them in linear time, however they are cut."""
+        """Returns what the bytes so far begin. Takes them in linear time, however they are cut, and keeps a few."""
+        self._left -= len(data)
+        if self._left < 0:
+            return Spoken.OTHER
         if not self._is_word_over:
             if not self._word:
                 data = data.lstrip(_BLANKS)
             word = _WORD.match(data)
             assert word is not None
-            self._word += word[0]
+            self._word = (self._word + word[0])[:_KEPT]
             data = data[word.end() :]
             if not data:
                 return Spoken.UNKNOWN
             if not self._word or data[:1] not in _BLANKS:
                 return Spoken.OTHER
-            self._is_word_over, self._tail = True, bytes(self._word[-_KEPT:])
+            self._is_word_over, self._tail = True, self._word
         line = _BLANK_RUN.sub(b" ", self._tail + data)
         self._tail = line[-_KEPT:]
         if (end := _END.search(line)) is None:
@@ -104,6 +110,11 @@ class RequestGuard:
     def is_over(self) -> bool:
         """Whether the rest of the connection may pass unread."""
         return self._state is _State.UNREAD
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether the rest depends on what the server answers to an upgrade."""
+        return self._state is _State.UPGRADING
 
     @property
     def most(self) -> int:

@@ -146,7 +146,7 @@ class Resolver:
                     self._count(tenant, sandbox)
                     turn.set_result(None)
                 else:
-                    turns.add(sandbox, turn)
+                    turns.put_back(sandbox, turn)
             if not turns:
                 del self._waiting[tenant]
 

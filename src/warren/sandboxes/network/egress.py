@@ -318,9 +318,13 @@ class OpenableNetwork:
                 await namespace_thread().run(way.namespace, lambda: _make_sockets(sockets))
             tcp, udp = sockets
             # Only a process that has the rules and both sockets gets connections: the program finds the sockets
-            # afterwards.
-            await proxy.ask("open", descriptors=(tcp.fileno(), udp.fileno()), **self._described())
+            # afterwards. Of a request that is cancelled the process may have taken them: then `_shut` takes them back.
             self._on = proxy
+            try:
+                await proxy.ask("open", descriptors=(tcp.fileno(), udp.fileno()), **self._described())
+            except Exception:
+                self._on = None
+                raise
             sk_lookup.put_socket(way.sockets, sk_lookup.SLOT_TCP, tcp)
             sk_lookup.put_socket(way.sockets, sk_lookup.SLOT_UDP, udp)
 

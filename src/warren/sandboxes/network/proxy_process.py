@@ -54,6 +54,7 @@ class ProxyProcess:
         self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._number = 0
         self._sending = asyncio.Lock()
+        self._writing: asyncio.Task[None] | None = None
         self._reaping: asyncio.Future[int] | None = None
         self.is_gone = False
         self._when_gone = when_gone
@@ -109,9 +110,6 @@ class ProxyProcess:
                 _log.error("egress_does_not_answer", action="kill", doing=do)
                 # Killed rather than asked again: a process that hangs may be in an attacker's hands.
                 self._lose()
-        except OSError:
-            self._lose()
-            raise ProxyGone from None
         finally:
             self._asked.pop(number, None)
             if answer.done():
@@ -129,7 +127,7 @@ class ProxyProcess:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_END_S):
                     await asyncio.shield(self._reap())
-        self._lose()
+            self._process.kill()
         await self._reap()
 
     async def _send(self, message: dict[str, Any], descriptors: Sequence[int]) -> None:
@@ -139,6 +137,18 @@ class ProxyProcess:
         async with self._sending:
             if self.is_gone:
                 raise ProxyGone
+            writing = self._writing = self._loop.create_task(self._write(head, body, descriptors))
+            try:
+                await asyncio.wait([writing])
+            except asyncio.CancelledError:
+                # It is sent to its end all the same: the process would take the next message for the rest of this one.
+                await run_shielded(asyncio.wait([writing], timeout=_GRACE_S))
+                if not writing.done():
+                    self._lose()
+                raise
+
+    async def _write(self, head: bytes, body: bytes, descriptors: Sequence[int]) -> None:
+        try:
             if descriptors:  # sent with the head, so that they arrive with their message
                 while True:
                     with contextlib.suppress(BlockingIOError):
@@ -147,6 +157,8 @@ class ProxyProcess:
                     await asyncio.sleep(0.001)
                 head = b""
             await self._loop.sock_sendall(self._control, head + body)
+        except OSError:
+            self._lose()
 
     def _read(self) -> None:
         try:
@@ -174,18 +186,21 @@ class ProxyProcess:
         self._stop_listening()
         self._process.kill()
         self._reap()
-        # It does what it is asked in order, so it worked on the oldest request.
-        oldest = min(self._asked, default=0)
-        for number, future in self._asked.items():
-            if not future.done():
-                future.set_exception(ProxyGone(is_suspect=number == oldest))
         if self._is_in_use:
             self._when_gone()
 
     def _stop_listening(self) -> None:
         self.is_gone = True
+        if self._writing is not None:
+            self._writing.cancel()
         self._loop.remove_reader(self._control.fileno())
+        self._loop.remove_writer(self._control.fileno())
         self._control.close()
+        # It does what it is asked in order, so it worked on the oldest request.
+        oldest = min(self._asked, default=0)
+        for number, future in self._asked.items():
+            if not future.done():
+                future.set_exception(ProxyGone(is_suspect=number == oldest))
 
     def _reap(self) -> "asyncio.Future[int]":
         if self._reaping is None:
