@@ -5,7 +5,6 @@ import io
 import re
 import zipfile
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -32,7 +31,7 @@ from warren.worker.worker import LocalWorker
 
 pytestmark = pytest.mark.anyio
 
-SPEC = SandboxSpec(image="host", limits=Limits(cpus=2), sudo=True, writable_root=True)
+SPEC = SandboxSpec(image="base", limits=Limits(cpus=2), sudo=True, writable_root=True)
 
 
 class TestSandboxWithRoot(DirectHooks, SandboxContract):
@@ -248,7 +247,7 @@ async def test_pip_installs_for_everybody(provider: OciProvider) -> None:
         file.writestr("greet-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: greet\nVersion: 1\n")
         file.writestr("greet-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         file.writestr("greet-1.dist-info/RECORD", "greet.py,,\n")
-    box = await provider.create(replace(SPEC, image="base"))
+    box = await provider.create(SPEC)
     await box.write("/tmp/greet-1-py3-none-any.whl", wheel.getvalue())
     install = "sudo pip install -q --no-index --break-system-packages --root-user-action=ignore /tmp/greet-*.whl"
     result = await sh(box, f"{install} && sudo -u nobody python3 -m greet", timeout_s=60)
@@ -288,9 +287,18 @@ async def test_docker_refuses_root_inside(state_dir: Path, image_store: ImageSto
     await provider.close()
 
 
+async def test_the_machines_own_usr_is_refused_with_root_inside(provider: OciProvider) -> None:
+    """Its files belong to root inside, also those that only the machine's root may read."""
+    for act in (provider.check, provider.create):
+        with pytest.raises(InvalidRequest, match="only the machine's root may read") as refused:
+            await act(SandboxSpec(image="host", sudo=True))
+        assert "`base`" in (refused.value.remedy or "")
+    assert await provider.list_ids() == []
+
+
 async def test_an_environment_names_its_user_in_every_sandbox(provider: OciProvider) -> None:
     """Both in one of the pool and in one that is made for a claim; the usual name goes on to work."""
-    environment = Environment("e", "host", writable_root=True, sudo=True, user="user", pool=PoolSize(1, 1, 1))
+    environment = Environment("e", "base", writable_root=True, sudo=True, user="user", pool=PoolSize(1, 1, 1))
     worker = LocalWorker(
         "one",
         [provider],
