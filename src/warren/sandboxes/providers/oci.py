@@ -3,7 +3,7 @@
 A sandbox is a directory `<state>/sandboxes/<id>`, in memory (memory_folder.py), made first and removed last:
 
     record.json   what it is to be; later the pid of its first process
-    agent.sock    where its agent listens: made here, handed down as a descriptor
+    agent.sock    where its agent listens: made here (empty_network.py), handed down as a descriptor
 
 What the runtime reads and writes is in memory, in a mount namespace that the launcher makes for the sandbox. The
 launcher and then the runtime, if there is one, run for some milliseconds; after that the sandbox consists of its own
@@ -201,7 +201,7 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         record, disk = await self._take_disk(record)
         self._fault("socket")
         config = oci_launch.in_memory(self._launcher.config(record, rootfs=rootfs))
-        with oci_launch.listening(directory) as listener, config as stdin, parent_in_use():
+        with await oci_launch.listening(directory) as listener, config as stdin, parent_in_use():
             self._limits.limit_all()
             self._fault("launch")
             gpu_tree = None
