@@ -122,6 +122,23 @@ async def test_root_has_the_capabilities_of_the_list_and_nobody_else_has_any(box
     assert {Layer.CAPABILITIES, Layer.NO_HOST_ROOT, Layer.UNIQUE_UID, Layer.NO_NEW_PRIVS} <= set(found.layers)
 
 
+async def test_whoever_takes_the_agents_ids_cannot_set_its_limits(box: Sandbox) -> None:
+    """Nor those of a supervisor. With a limit of processor time the kernel would end them."""
+    code = (
+        "import os, resource\n"
+        "targets = (1, os.getppid())\n"
+        "for gid in (65535, 0):\n"
+        "    if os.fork(): os.wait(); continue\n"
+        "    os.setgroups([]); os.setresgid(gid, gid, gid); os.setresuid(65535, 65535, 65535)\n"
+        "    for pid in targets:\n"
+        "        try: resource.prlimit(pid, resource.RLIMIT_CPU); print('may')\n"
+        "        except PermissionError: print('may not')\n"
+        "    os._exit(0)\n"
+    )
+    result = await box.exec(Command(argv=("python3", "-u", "-c", code), user="root"))
+    assert result.output == "may not\n" * 4
+
+
 async def test_sudo_passes_on_streams_directory_environment_and_status(box: Sandbox) -> None:
     result = await sh(box, "cd /tmp; echo in | sudo sh -c 'cat; pwd; echo err >&2; exit 7'; echo $?")
     assert (result.stdout, result.stderr) == ("in\n/tmp\n7\n", "err\n")
