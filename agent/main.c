@@ -92,8 +92,11 @@ static void become_agent_user(uid_t uid) {
      * them. */
     if (!settings.allow_root) d[0].permitted = CAPS;
     d[0].inheritable = d[1].effective = d[1].permitted = d[1].inheritable = 0;
+    /* Root inside can take every id, this one too, and the kernel lets a process set the limits of another whose ids
+     * are all its own. No process has the agent's ids, and its supervisors', if they are not all the same. */
+    gid_t saved = settings.allow_root ? 0 : uid;
     if (prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) != 0) fail("keepcaps");
-    if (setgroups(0, NULL) != 0 || setresgid(uid, uid, uid) != 0 || setresuid(uid, uid, uid) != 0) fail("become");
+    if (setgroups(0, NULL) != 0 || setresgid(uid, uid, saved) != 0 || setresuid(uid, uid, uid) != 0) fail("become");
     if (syscall(SYS_capset, &h, d) != 0) fail("capset");
     prctl(PR_SET_KEEPCAPS, 0, 0, 0, 0);
 }

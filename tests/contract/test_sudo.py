@@ -5,7 +5,6 @@ import io
 import re
 import zipfile
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -32,7 +31,7 @@ from warren.worker.worker import LocalWorker
 
 pytestmark = pytest.mark.anyio
 
-SPEC = SandboxSpec(image="host", limits=Limits(cpus=2), sudo=True, writable_root=True)
+SPEC = SandboxSpec(image="base", limits=Limits(cpus=2), sudo=True, writable_root=True)
 
 
 class TestSandboxWithRoot(DirectHooks, SandboxContract):
@@ -121,6 +120,23 @@ async def test_root_has_the_capabilities_of_the_list_and_nobody_else_has_any(box
         assert (await sh(box, line)).output == f"{none} {none} {none} {none} {none} 1 2 "
     found = box.isolation
     assert {Layer.CAPABILITIES, Layer.NO_HOST_ROOT, Layer.UNIQUE_UID, Layer.NO_NEW_PRIVS} <= set(found.layers)
+
+
+async def test_whoever_takes_the_agents_ids_cannot_set_its_limits(box: Sandbox) -> None:
+    """Nor those of a supervisor. With a limit of processor time the kernel would end them."""
+    code = (
+        "import os, resource\n"
+        "targets = (1, os.getppid())\n"
+        "for gid in (65535, 0):\n"
+        "    if os.fork(): os.wait(); continue\n"
+        "    os.setgroups([]); os.setresgid(gid, gid, gid); os.setresuid(65535, 65535, 65535)\n"
+        "    for pid in targets:\n"
+        "        try: resource.prlimit(pid, resource.RLIMIT_CPU); print('may')\n"
+        "        except PermissionError: print('may not')\n"
+        "    os._exit(0)\n"
+    )
+    result = await box.exec(Command(argv=("python3", "-u", "-c", code), user="root"))
+    assert result.output == "may not\n" * 4
 
 
 async def test_sudo_passes_on_streams_directory_environment_and_status(box: Sandbox) -> None:
@@ -248,7 +264,7 @@ async def test_pip_installs_for_everybody(provider: OciProvider) -> None:
         file.writestr("greet-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: greet\nVersion: 1\n")
         file.writestr("greet-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         file.writestr("greet-1.dist-info/RECORD", "greet.py,,\n")
-    box = await provider.create(replace(SPEC, image="base"))
+    box = await provider.create(SPEC)
     await box.write("/tmp/greet-1-py3-none-any.whl", wheel.getvalue())
     install = "sudo pip install -q --no-index --break-system-packages --root-user-action=ignore /tmp/greet-*.whl"
     result = await sh(box, f"{install} && sudo -u nobody python3 -m greet", timeout_s=60)
@@ -288,9 +304,18 @@ async def test_docker_refuses_root_inside(state_dir: Path, image_store: ImageSto
     await provider.close()
 
 
+async def test_the_machines_own_usr_is_refused_with_root_inside(provider: OciProvider) -> None:
+    """Its files belong to root inside, also those that only the machine's root may read."""
+    for act in (provider.check, provider.create):
+        with pytest.raises(InvalidRequest, match="only the machine's root may read") as refused:
+            await act(SandboxSpec(image="host", sudo=True))
+        assert "`base`" in (refused.value.remedy or "")
+    assert await provider.list_ids() == []
+
+
 async def test_an_environment_names_its_user_in_every_sandbox(provider: OciProvider) -> None:
     """Both in one of the pool and in one that is made for a claim; the usual name goes on to work."""
-    environment = Environment("e", "host", writable_root=True, sudo=True, user="user", pool=PoolSize(1, 1, 1))
+    environment = Environment("e", "base", writable_root=True, sudo=True, user="user", pool=PoolSize(1, 1, 1))
     worker = LocalWorker(
         "one",
         [provider],

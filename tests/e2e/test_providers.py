@@ -22,6 +22,7 @@ _ENVIRONMENTS = {
     "nowhere": "name: nowhere\nimage: host\nprovider: docker\n",
     "demanding": "name: demanding\nimage: host\nneeds: [user_namespace]\n",
     "rooted": "name: rooted\nimage: base\nprovider: oci\nroot: writable\nsudo: true\n",
+    "exposed": "name: exposed\nimage: host\nprovider: oci\nsudo: true\n",
 }
 
 
@@ -121,6 +122,13 @@ async def test_an_environment_may_allow_root_and_no_request_can(api: Api, server
         order = {"command": "id", "user": "root"}
         problem = await session.refused("POST", "/exec", order, status=422, code="unknown_user")
         assert "sudo: true" in problem["remedy"]
+
+
+async def test_the_machines_own_usr_and_root_inside_are_refused_together(api: Api) -> None:
+    for wanted in ({"environment": "exposed"}, {"environment": "rooted", "image": "host"}):
+        problem = await api.refused("POST", "/api/sessions", wanted, status=422, code="invalid_request")
+        assert "only the machine's root may read" in problem["detail"]
+        assert "`base`" in problem["remedy"]
 
 
 def warren(server: ServerProcess, *arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -15,12 +16,14 @@ from typing import Any
 import pytest
 import warm_parent
 from changed_launcher import change_launcher
+from marks import first_of
 
 import warren
 from warren.images.store.store import ImageStore
 from warren.interfaces.images import RootFs
 from warren.model.errors import InvalidRequest
 from warren.model.spec import Layer, SandboxSpec
+from warren.sandboxes.agent.dialling import SOCKET_NAME
 from warren.sandboxes.host.record import SandboxRecord
 from warren.sandboxes.network.egress import Egress
 from warren.sandboxes.providers.oci import OciProvider
@@ -113,6 +116,30 @@ async def test_the_host_image_leaks_nothing_of_the_host(provider: OciProvider, s
     assert open_holes(findings) == []
 
 
+@pytest.mark.parametrize("runtime", first_of(("direct", "crun", "runc")))
+async def test_no_socket_of_an_agent_tells_of_the_hosts_network(
+    state_dir: Path, image_store: ImageStore, runtime: str
+) -> None:
+    """And one that was connected to from there, as it is here, does: the probe notices."""
+    provider = OciProvider(state_dir, image_store, BIN, runtime)
+    (probe,) = choose(("agent-interfaces",))
+
+    async def called_from_the_host(arena: Arena) -> ProbeResult:
+        path = provider.directory(arena.sandbox.id) / SOCKET_NAME
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            while (found := await probe.attack(arena)).verdict is not ProbeVerdict.GOT_THROUGH:
+                await asyncio.sleep(0.01)  # the agent has not accepted it yet
+            return found
+
+    spoilt = replace(probe, id="spoilt", attack=called_from_the_host)
+    findings = await attack(provider, SPEC, probes=[probe, spoilt])
+    await provider.close()
+    assert findings[0].outcome.verdict is ProbeVerdict.CONTAINED, findings[0]
+    # The agent has left the worker for the other caller, so the sandbox is lost, whatever the probe says.
+    assert "1 of the agent's 2 sockets belong to the host's network" in findings[1].outcome.evidence
+
+
 # -- the probes can fail
 
 Weaken = Callable[[dict[str, Any]], object]
@@ -154,6 +181,11 @@ def without_masks(config: dict[str, Any]) -> None:
     config["linux"]["maskedPaths"] = []
 
 
+def without_one_mask(config: dict[str, Any]) -> None:
+    """Of a file that says little: what counts is that nobody has named it."""
+    config["linux"]["maskedPaths"].remove("/proc/execdomains")
+
+
 def with_other_tmpfs(config: dict[str, Any]) -> None:
     """Over a mask, as runtimes have done, and one of the known places without its flags."""
     config["mounts"].append({"destination": "/proc/driver", "type": "tmpfs", "source": "t", "options": ["mode=1777"]})
@@ -179,7 +211,8 @@ WEAK: list[tuple[Weaken, tuple[str, ...]]] = [
     (without_seccomp, ("native-aio", "huge-memory", "kernel-programs", "unowned-locks", "page-cache")),
     (without_network_namespace, ("interfaces", "host-loopback", "namespaces")),
     (without_limits, ("cpu-hog",)),
-    (without_masks, ("kernel-secrets", "kernel-files")),
+    (without_masks, ("kernel-secrets", "kernel-files", "proc-top")),
+    (without_one_mask, ("proc-top",)),
     (with_other_tmpfs, ("write-everywhere", "suid-and-devices")),
     (with_another_call, ("loaded-filter",)),
 ]

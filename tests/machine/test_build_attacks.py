@@ -14,7 +14,9 @@ from socketserver import BaseRequestHandler, ThreadingTCPServer
 import pytest
 import this_run
 from build_world import BuildWorld, copy, run
+from copied_image import add_image
 
+from warren.images.store.store import ImageStore
 from warren.images.trees.layers import LayerCaps
 from warren.model.errors import BuildFailed, InvalidRequest, NoSpace
 from warren.model.image import Run, Stage
@@ -175,6 +177,14 @@ def test_a_step_that_takes_too_much_fails_alone(
     assert time.monotonic() - before < 60
     assert len(world.recorder.text) < 6 << 20
     assert list((world.state / "images").glob("greedy")) == []
+
+
+def test_no_step_is_root_beside_the_machines_own_usr(world: BuildWorld, image_cache: Path) -> None:
+    """Steps run as root, whom files of /usr would belong to that only the machine's root may read."""
+    add_image(world.state, "host", ImageStore(image_cache).rootfs("host").path.parent)
+    with pytest.raises(InvalidRequest, match="only the machine's root may read"):
+        world.build("exposed", Stage("host", (run("true"),)))
+    assert list((world.state / "images").glob("exposed")) == []
 
 
 def test_an_archive_cannot_climb_out(world: BuildWorld, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from warren.sandboxes.providers.oci import OciProvider
 
 BIN = Path(warren.__file__).parent / "bin"
 SPEC = SandboxSpec(image="host")
-WRITABLE = SandboxSpec(image="host", writable_root=True, sudo=True)
+WRITABLE = SandboxSpec(image="base", writable_root=True, sudo=True)
 
 _CHANGING = re.compile(r"(Vm|Rss|NS|Pid|PPid|Tgid|Uid|Gid|FDSize|voluntary|nonvoluntary|HugetlbPages|State|Mems_|SigQ)")
 _LOOK = """

@@ -109,6 +109,7 @@ WEAKENED: dict[str, tuple[Weaken, Layer]] = {
     "a filter that lets terminals be typed into": (allow("ioctl", args=[equal(1, 0x5412)]), Layer.SYSTEM_CALLS),
     "a file of /proc without its mask": (without_mask("/proc/keys"), Layer.MASKED_PATHS),
     "a directory of /proc without its mask": (without_mask("/proc/sysvipc"), Layer.MASKED_PATHS),
+    "a file of /proc that no list names, without its mask": (without_mask("/proc/execdomains"), Layer.MASKED_PATHS),
     "/proc/sys that can be written": (
         lambda config: config["linux"]["readonlyPaths"].remove("/proc/sys"),
         Layer.MASKED_PATHS,

@@ -5,14 +5,17 @@ from pathlib import Path
 from warren.model.spec import MIB, Limits, SandboxSpec
 from warren.sandboxes.host.cgroups import Hierarchies
 from warren.sandboxes.providers import direct, oci_bundle
-from warren.sandboxes.providers.hardening import MASKED_PATHS
+from warren.sandboxes.providers.hardening import masked_paths
 
 SANDBOX = "0123456789abcdef0123456789abcdef"
+TOP = frozenset({"keys", "meminfo", "of-tomorrow", "sys"})
 
 
 def plan(spec: SandboxSpec, *mounts: str, limits_io: bool = False, swap_limit: bool = True) -> list[tuple[str, str]]:
     """The options as pairs; what follows `--` has the name `--`."""
-    config = oci_bundle.config_json(spec, sandbox_id=oci_bundle.ANY_ID, uid_base=0, swap_limit=swap_limit)
+    config = oci_bundle.config_json(
+        spec, sandbox_id=oci_bundle.ANY_ID, uid_base=0, swap_limit=swap_limit, top_of_proc=TOP
+    )
     hierarchies = Hierarchies({name: Path("/cg") / (name or "unified") for name in mounts})
     text = direct.plan(config, hierarchies, sandbox_id=SANDBOX, digest="ab", limits_io=limits_io)
     assert text.endswith("\0")
@@ -28,7 +31,7 @@ def values(pairs: list[tuple[str, str]], option: str) -> list[str]:
 
 def test_every_part_of_the_config_becomes_an_option() -> None:
     pairs = plan(SandboxSpec(), "memory", "cpu", "pids", "devices")
-    assert values(pairs, "--mask") == [path for path in MASKED_PATHS if path != "/sys"]
+    assert values(pairs, "--mask") == [path for path in masked_paths(TOP) if path != "/sys"]
     assert set(values(pairs, "--capability")) == set("5678")
     assert "proc:proc:/proc:nosuid,noexec,nodev:" in values(pairs, "--mount")
     assert "bind:disk/workspace:/workspace:rw,nosuid,nodev:" in values(pairs, "--mount")

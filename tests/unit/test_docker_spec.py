@@ -39,6 +39,7 @@ def config(
         state_id="b" * 16,
         uid_base=BASE,
         hard_limits=hard_limits or {},
+        top_of_proc=frozenset({"fs", "diskstats", "stat"}),
         machine="x86_64",
     )
 
@@ -66,6 +67,7 @@ def test_the_hardening_is_asked_for() -> None:
     assert (host["NetworkMode"], host["IpcMode"], host["CgroupnsMode"]) == ("none", "private", "private")
     assert host["ReadonlyRootfs"]
     assert {"/sys", "/proc/fs", "/proc/diskstats"} <= set(host["MaskedPaths"])
+    assert "/proc/stat" not in host["MaskedPaths"]
     assert host["LogConfig"]["Type"] == "none"
 
 

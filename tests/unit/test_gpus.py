@@ -302,7 +302,7 @@ def test_commands_find_the_libraries() -> None:
 
 
 def test_the_bundle_has_a_rule_for_each_node_and_nothing_else_changes() -> None:
-    options: dict[str, Any] = {"sandbox_id": "a" * 32, "uid_base": 1, "swap_limit": True}
+    options: dict[str, Any] = {"sandbox_id": "a" * 32, "uid_base": 1, "swap_limit": True, "top_of_proc": frozenset()}
     plain, with_gpu = config(SandboxSpec(), **options), config(SandboxSpec(), **options, devices=((195, 0), (511, 3)))
     rules = with_gpu["linux"]["resources"].pop("devices")
     usual = plain["linux"]["resources"].pop("devices")

@@ -7,10 +7,10 @@ import pytest
 
 from warren.sandboxes.providers.hardening import (
     AGENT_CAPABILITIES,
-    MASKED_PATHS,
     ROOT_CAPABILITIES,
     agent_capabilities,
     allowed_names,
+    masked_paths,
     seccomp_docker,
     seccomp_oci,
 )
@@ -275,6 +275,8 @@ def test_root_inside_lacks_a_capability_of_its_supervisor_and_whatever_reaches_b
     }
 
 
-@pytest.mark.parametrize("path", ["/proc/kcore", "/proc/keys", "/proc/kallsyms", "/proc/cmdline", "/proc/fs"])
-def test_what_tells_of_the_host_is_masked(path: str) -> None:
-    assert path in MASKED_PATHS
+@pytest.mark.parametrize("name", ["kcore", "keys", "kallsyms", "cmdline", "fs", "a-file-of-a-later-kernel"])
+def test_what_is_at_the_top_of_proc_is_masked_unless_programs_need_it(name: str) -> None:
+    masked = masked_paths({name, "meminfo", "sys"})
+    assert f"/proc/{name}" in masked
+    assert not {"/proc/meminfo", "/proc/sys"} & set(masked)

@@ -62,6 +62,7 @@ def facts(**changes: Any) -> Facts:
         root=(50, 1),
         cwd=(50, 1),
         host_root=(1, 2),
+        top_of_proc=frozenset({"keys", "meminfo", "sys"}),
         program="/agent",
         programs=(bytes.fromhex("0600000000000500"),),  # refuses everything
     )
@@ -78,6 +79,7 @@ def wanted(**changes: Any) -> Wanted:
         pids=100,
         disk=8 * MIB,
         rlimits={"Max core file size": 1, "Max open files": 4096},
+        shown_of_proc=frozenset({"meminfo", "sys"}),
         masked=("/proc/keys", "/proc/never-there", "/sys/fs"),
         read_only=("/proc/sys",),
         system_calls=SystemCallFilter([], "x86_64"),
@@ -150,6 +152,10 @@ def test_good_facts_prove_every_layer() -> None:
                     "16 10 0:61 / /proc rw,nosuid,nodev - proc proc rw", "17 16 0:61 /sys /proc/sys ro - proc p r"
                 )
             },
+        ),
+        (
+            *(Layer.MASKED_PATHS, "/proc/of-tomorrow is not masked"),
+            {"top_of_proc": frozenset({"keys", "meminfo", "of-tomorrow", "sys"})},
         ),
         (
             *(Layer.MASKED_PATHS, "/sys shows the host (sysfs)"),

@@ -22,10 +22,18 @@ from warren.sandboxes.providers.oci_bundle import (
 )
 
 BASE = 0x78010000
+TOP = frozenset({"keys", "meminfo", "of-tomorrow", "sys"})
 
 
 def made(spec: SandboxSpec | None = None, *, swap_limit: bool = True) -> dict[str, Any]:
-    return config(spec or SandboxSpec(), sandbox_id="ab" * 16, uid_base=BASE, swap_limit=swap_limit, machine="aarch64")
+    return config(
+        spec or SandboxSpec(),
+        sandbox_id="ab" * 16,
+        uid_base=BASE,
+        swap_limit=swap_limit,
+        machine="aarch64",
+        top_of_proc=TOP,
+    )
 
 
 def test_the_agent_is_the_first_process_with_its_own_few_rights() -> None:
@@ -131,12 +139,18 @@ def test_tracing_is_allowed_on_request_only() -> None:
 @pytest.mark.parametrize("program", [b"", b"compiled"])
 def test_the_text_says_the_same(program: bytes) -> None:
     for spec in (SandboxSpec(), SandboxSpec(limits=Limits(pids=99), ptrace=True, ephemeral=True, sudo=True)):
-        values: dict[str, Any] = {"sandbox_id": "cd" * 16, "uid_base": BASE, "swap_limit": True, "program": program}
+        values: dict[str, Any] = {
+            "sandbox_id": "cd" * 16,
+            "uid_base": BASE,
+            "swap_limit": True,
+            "top_of_proc": TOP,
+            "program": program,
+        }
         assert json.loads(config_json(spec, **values)) == config(spec, **values)
 
 
 def test_the_agent_limits_locked_memory_where_the_runtime_must_be_able_to_raise_it(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"sandbox_id": "a" * 32, "uid_base": 1, "swap_limit": True}
+    options: dict[str, Any] = {"sandbox_id": "a" * 32, "uid_base": 1, "swap_limit": True, "top_of_proc": TOP}
     assert "--memlock" not in config(SandboxSpec(), **options)["process"]["args"]
     args = config(SandboxSpec(), **options, memlock=4096)["process"]["args"]
     assert args[args.index("--memlock") + 1] == "4096"

@@ -81,6 +81,7 @@ LEAKS: Final = (
     within("sysctl", _L, "write any of /proc/sys (core_pattern, modprobe …) and sysrq", "leaks:write_sysctl"),
     within("proc-files", _L, "write any other file of /proc", "leaks:write_proc"),
     within("kernel-secrets", _L, "read kcore, kallsyms, keys, timer_list, iomem …", "leaks:read_kernel_secrets"),
+    within("proc-top", _L, "read anything at the top of /proc that programs do not need", "leaks:top_of_proc"),
     within("kernel-log", _L, "read the kernel's log", "leaks:kernel_log"),
     within("sys", _L, "write to /sys, or read of the host in it", "leaks:sys_tree"),
     within("cgroup", _L, "see or write the cgroup tree, release_agent", "leaks:cgroup_tree"),

@@ -41,6 +41,7 @@ SECRETS = [
     "/dev/port",
     "/dev/kmsg",
 ]
+_NEEDED_OF_PROC = ("cpuinfo", "devices", "filesystems", "loadavg", "meminfo", "stat", "sys", "uptime", "version")
 PRIVATE = [
     "/etc/shadow",
     "/etc/gshadow",
@@ -126,21 +127,40 @@ def write_proc() -> ProbeVerdict:
 def read_kernel_secrets() -> ProbeVerdict:
     told, silent = [], 0
     for path in SECRETS:
-        try:
-            if os.path.isdir(path):
-                content: object = os.listdir(path)
-            else:
-                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-                content = os.read(fd, 64)
-                os.close(fd)
-        except OSError:
-            content = b""
-        if content:
+        if _tells_something(path):
             told.append(path)
         silent += 1
     if told:
         return THROUGH, f"can be read: {', '.join(told)}"
     return CONTAINED, f"{silent} files of the kernel say nothing"
+
+
+def top_of_proc() -> ProbeVerdict:
+    """Whatever is there beside processes, links, and what programs need: also what only later kernels have."""
+    told, silent = [], 0
+    for name in sorted(os.listdir("/proc")):
+        path = f"/proc/{name}"
+        if name.isdigit() or name in _NEEDED_OF_PROC or os.path.islink(path):
+            continue
+        if _tells_something(path):
+            told.append(path)
+        silent += 1
+    if told:
+        return THROUGH, f"can be read: {', '.join(told)}"
+    return CONTAINED, f"{silent} other files and directories say nothing"
+
+
+def _tells_something(path: str) -> bool:
+    try:
+        if os.path.isdir(path):
+            return bool(os.listdir(path))
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            return bool(os.read(fd, 64))
+        finally:
+            os.close(fd)
+    except OSError:
+        return False
 
 
 def kernel_log() -> ProbeVerdict:

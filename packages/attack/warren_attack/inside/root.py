@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import os
+import resource
 import signal
 import stat
 import struct
@@ -53,8 +54,8 @@ def setuid_program() -> ProbeVerdict:
 
 
 def agent_memory(agent_uid: int) -> ProbeVerdict:
-    """As root, and as the uid that the agent has: its memory, its files, its namespaces, its ids."""
-    account = Account()
+    """As root, and as the uid that the agent has: memory, files, namespaces, ids and limits of it and a supervisor."""
+    account, targets = Account(), (1, os.getppid())
     for who in ("root", "the agent's uid"):
         pid = os.fork() if who != "root" else 0
         if pid:
@@ -66,7 +67,7 @@ def agent_memory(agent_uid: int) -> ProbeVerdict:
             os.setgroups([])
             os.setresgid(agent_uid, agent_uid, agent_uid)
             os.setresuid(agent_uid, agent_uid, agent_uid)
-        for target in {1, os.getppid()}:
+        for target in targets:
             folder = f"/proc/{target}"
             for name in ("mem", "maps", "environ", "auxv", "pagemap", "fd/0", "fd/3", "ns/mnt", "root/etc", "exe"):
                 account.attempt(name, lambda path=f"{folder}/{name}": os.close(os.open(path, os.O_RDONLY)))  # type: ignore[misc]
@@ -76,6 +77,7 @@ def agent_memory(agent_uid: int) -> ProbeVerdict:
                 account.attempt(name, lambda path=f"{folder}/{name}": _write(path, b"0 0 1\n"))  # type: ignore[misc]
             account.note("ptrace", call("ptrace", 16, target, 0, 0)[1])
             account.note("process_vm_readv", call("process_vm_readv", target, 0, 0, 0, 0, 0)[1])
+            account.attempt("prlimit", lambda target=target: resource.prlimit(target, resource.RLIMIT_CPU))  # type: ignore[misc]
         if who != "root":
             os._exit(1 if account.through else 0)
     return account.verdict()

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import ctypes
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from warren.sandboxes.host.cgroups import Hierarchies, parse_flat, parse_members
 
 NAMESPACES = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
 _PATIENCE_S = 10.0
+_PIDFD_GETFD = 438
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,15 @@ class HostView:
         folder = f"/proc/{self.first_pid}/fd"
         return [os.readlink(f"{folder}/{name}") for name in os.listdir(folder)]
 
+    def sockets(self) -> list[socket.socket]:
+        """Returns the sockets that PID 1 has open, for the caller to close. Needs the right to trace it."""
+        folder, pidfd = f"/proc/{self.first_pid}/fd", os.pidfd_open(self.first_pid)
+        try:
+            numbers = [name for name in os.listdir(folder) if os.readlink(f"{folder}/{name}").startswith("socket:")]
+            return [socket.socket(fileno=_take(pidfd, int(number))) for number in numbers]
+        finally:
+            os.close(pidfd)
+
     def status(self, name: str) -> str:
         return _status(self.first_pid, name)
 
@@ -79,6 +92,14 @@ class HostView:
             with contextlib.suppress(OSError, KeyError):
                 return int((self.cgroups[name] / file).read_text()) >> 20
         return 0
+
+
+def _take(pidfd: int, number: int) -> int:
+    fd: int = _libc.syscall(_PIDFD_GETFD, pidfd, number, 0)
+    if fd < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"taking a descriptor: {os.strerror(code)}")
+    return fd
 
 
 def pids_with_word(word: str) -> list[int]:

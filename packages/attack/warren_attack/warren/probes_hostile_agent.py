@@ -7,7 +7,11 @@ no processor: so other programs on the machine change neither.
 
 import asyncio
 import contextlib
+import ctypes
+import fcntl
 import os
+import socket
+import struct
 import sys
 import tempfile
 import time
@@ -34,6 +38,9 @@ _MOST_SHARE: Final = 0.5  # of a processor, by an agent that nobody asked for an
 _MOST_MEMORY: Final = 64 << 20
 _MOST_DESCRIPTORS: Final = 16
 _CLOSED_AFTER_S: Final = 4 * LINGER_S
+_SO_NETNS_COOKIE: Final = 71
+_SIOCGIFCONF: Final = 0x8912
+_IFREQ: Final = 40
 
 
 @dataclass
@@ -123,6 +130,29 @@ async def _agent(attack: str) -> AsyncIterator[AgentLink]:
             await process.wait()
 
 
+async def _interfaces(arena: Arena) -> ProbeResult:
+    """A socket tells of the network namespace in which it was made, and an accepted one of the other end's."""
+    sockets = arena.host.sockets()
+    with contextlib.ExitStack() as stack, socket.socket(socket.AF_UNIX) as own:
+        for one in sockets:
+            stack.enter_context(one)
+        ours = [one for one in sockets if _network(one) == _network(own)]
+        shown = sorted({name for one in sockets for name in _interface_names(one)})
+    evidence = f"{len(ours)} of the agent's {len(sockets)} sockets belong to the host's network; they list {shown}"
+    return judged(bool(sockets) and not ours, evidence)
+
+
+def _network(of: socket.socket) -> bytes:
+    return of.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
+
+
+def _interface_names(of: socket.socket) -> list[str]:
+    room = ctypes.create_string_buffer(_IFREQ * 64)
+    request = struct.pack("@iP", len(room), ctypes.addressof(room))
+    used, _ = struct.unpack("@iP", fcntl.ioctl(of, _SIOCGIFCONF, request))
+    return [room.raw[at : at + 16].split(b"\0")[0].decode() for at in range(0, used, _IFREQ)]
+
+
 def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -149,5 +179,6 @@ PROBES: tuple[Probe[Arena], ...] = (
     _probe("agent-endless-frame", "send the longest frame, a byte at a time", "endless_frame"),
     _probe("agent-fields", "answer with fields without end", "fields_without_end"),
     _probe("agent-silence", "accept and say nothing", "silence"),
+    Probe("agent-interfaces", _G, "list the host's interfaces by a socket of the agent (SIOCGIFCONF)", _interfaces),
     within("lingering-sockets", _G, "make a close wait (SO_LINGER)", "kernel_state:linger"),
 )

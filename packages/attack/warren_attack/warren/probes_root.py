@@ -135,7 +135,7 @@ def _own() -> Sequence[Probe[Arena]]:
         within(
             "agent-memory",
             _G,
-            "open memory and files of the agent, also with its uid",
+            "open memory and files of the agent, set its limits, also with its uid",
             "root:agent_memory",
             agent_uid=_AGENT_UID,
         ),

@@ -72,9 +72,10 @@ class Wanted:
     """The isolation that a sandbox should have.
 
     `uids` are the host uids that belong to it alone. `memory` and `disk` are in bytes. `sockets_apart`: socket buffers
-    do not count as memory (cgroup v1). `rlimits` are the highest values by the name in /proc/PID/limits. `closed` are
-    writable mounts that no command can write to, because only the agent may enter them. `writable_root`: the root
-    should be writable.
+    do not count as memory (cgroup v1). `rlimits` are the highest values by the name in /proc/PID/limits.
+    `shown_of_proc` are the names at the top of /proc that may be seen there; `masked` are other paths that may not.
+    `closed` are writable mounts that no command can write to, because only the agent may enter them. `writable_root`:
+    the root should be writable.
     """
 
     uids: range
@@ -85,6 +86,7 @@ class Wanted:
     pids: int
     disk: int
     rlimits: Mapping[str, int]
+    shown_of_proc: frozenset[str]
     masked: tuple[str, ...]
     read_only: tuple[str, ...]
     system_calls: SystemCallFilter
@@ -283,11 +285,13 @@ def _judge_mounts(facts: Facts, found: Evidence, wanted: Wanted) -> None:
     shown = "not mounted" if root is None else ",".join(sorted(root.options))
     wish = "; the sandbox was asked for with a writable root" if wanted.writable_root else ""
     found.note(Layer.READ_ONLY_ROOT, root is not None and "ro" in root.options, f"/ is {shown}{wish}")
-    bare = [path for path in wanted.masked if _shows_host(table.showing(path)) is not None]
-    faults = [f"{path} is not masked" for path in bare if os.path.lexists(path)]
+    hidden = [f"/proc/{name}" for name in sorted(facts.top_of_proc - wanted.shown_of_proc)]
+    bare = [path for path in hidden if _shows_host(table.showing(path)) is not None]
+    bare += [path for path in wanted.masked if _shows_host(table.showing(path)) is not None and os.path.lexists(path)]
+    faults = [f"{path} is not masked" for path in bare]
     faults += [f"{path} can be written" for path in wanted.read_only if _is_writable(facts, path)]
     faults += [f"{mount.where} shows the host ({mount.kind})" for mount in table.visible if mount.kind in _MACHINE]
-    shown = f"{len(wanted.masked) - len(bare)} paths are masked, nothing shows /sys or cgroups"
+    shown = f"{len(hidden) + len(wanted.masked)} paths are masked or not there, nothing shows /sys or cgroups"
     found.note_faults(Layer.MASKED_PATHS, faults, shown)
     count = len(table.mounts)
     found.note_faults(
@@ -298,7 +302,7 @@ def _judge_mounts(facts: Facts, found: Evidence, wanted: Wanted) -> None:
 
 
 def _shows_host(mount: Mount | None) -> Mount | None:
-    """Returns the mount if it shows the host's /proc or /sys, where a path exists machine-wide or not at all."""
+    """Returns the mount if it shows the host's /proc or /sys."""
     return mount if mount is not None and mount.kind in _SHOWS_THE_HOST else None
 
 

@@ -2,8 +2,8 @@
 
 All of it comes from the host's /proc and /sys. No path inside the sandbox is opened: descriptors, root and working
 directory are examined through the links in /proc, which lead to the object itself whatever its name is now, and the
-disk through its block device. Only the room on writable overlays is read by path: these are the root itself,
-directories at its top, or on a read-only root, and nobody inside can replace a mount point.
+disk through its block device. Only the names in /proc and the room on writable overlays are read by path: these are the
+root itself, directories at its top, or on a read-only root, and nobody inside can replace a mount point.
 """
 
 import errno
@@ -19,6 +19,7 @@ from warren.model.errors import SandboxLost
 from warren.sandboxes.host import sk_lookup
 from warren.sandboxes.host.cgroups import CgroupLimits
 from warren.sandboxes.host.disk_room import DISK_POINT
+from warren.sandboxes.host.proc_top import list_top
 from warren.sandboxes.host.seccomp_program import ProgramReader, Unreadable
 
 NAMESPACES: Final = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
@@ -102,7 +103,8 @@ class Facts:
     that a route uses; `is_led_out` means that a BPF program chooses the sockets of connections. `descriptors` leaves
     out pipes, sockets, memory and other anonymous objects; each is (link, id of the mount). `root` and `cwd` are
     (device, inode). `rooms` are the bytes and inodes that writable overlays, and the disk beside them, can hold, by
-    path. `programs` are the seccomp filters; `why_no_programs` says why they cannot be read.
+    path. `top_of_proc` are the names that its own /proc has beside processes and links. `programs` are the seccomp
+    filters; `why_no_programs` says why they cannot be read.
     """
 
     status: Mapping[str, str] = field(default_factory=dict)
@@ -122,6 +124,7 @@ class Facts:
     cwd: tuple[int, int] = (0, 0)
     host_root: tuple[int, int] = (0, 0)
     rooms: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    top_of_proc: frozenset[str] = frozenset()
     program: str = ""
     programs: tuple[bytes, ...] = ()
     why_no_programs: str = ""
@@ -168,6 +171,7 @@ def _gather_files(pid: int, limits: CgroupLimits) -> Facts:
         cwd=_identity(f"{own}/cwd"),
         host_root=_identity("/"),
         rooms=_rooms(own, mounts),
+        top_of_proc=_top_of_proc(own),
         program=os.readlink(f"{own}/exe"),
     )
 
@@ -190,6 +194,13 @@ def _rooms(own: str, mounts: MountTable) -> dict[str, tuple[int, int]]:
             found = os.statvfs(f"{own}/root{where}")
             rooms[where] = found.f_blocks * found.f_frsize, found.f_files
     return rooms
+
+
+def _top_of_proc(own: str) -> frozenset[str]:
+    try:
+        return list_top(f"{own}/root/proc")
+    except (FileNotFoundError, NotADirectoryError):
+        return frozenset()
 
 
 def _identity(path: str) -> tuple[int, int]:

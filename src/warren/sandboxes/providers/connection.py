@@ -28,6 +28,7 @@ from warren.sandboxes.providers.hardening import (
     MESSAGE_QUEUE_BYTES,
     PENDING_SIGNALS,
     READONLY_PATHS,
+    SHOWN_OF_PROC,
     agent_capabilities,
     seccomp_oci,
 )
@@ -128,6 +129,7 @@ class ProcIsolationReader:
                 "Max nice priority": 0,
                 "Max realtime priority": 0,
             },
+            shown_of_proc=SHOWN_OF_PROC,
             masked=MASKED_PATHS,
             read_only=READONLY_PATHS,
             system_calls=_filter(record.spec.ptrace),

@@ -35,6 +35,7 @@ from warren.sandboxes.host import isolation
 from warren.sandboxes.host.cgroups import SandboxCgroup, parent_in_use
 from warren.sandboxes.host.disks import DISK_FD, tmpfs_options, unmount
 from warren.sandboxes.host.network_settings import network_sysctls
+from warren.sandboxes.host.proc_top import top_of_proc
 from warren.sandboxes.host.processes import boot_id, run
 from warren.sandboxes.host.record import SandboxRecord, kill_first_process, recording
 from warren.sandboxes.host.uids import uid_base
@@ -255,6 +256,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
             state_id=self._state_id,
             uid_base=uid_base(record.uid_index),
             hard_limits=_hard_limits(),
+            top_of_proc=top_of_proc(),
             cgroup_parent=self._cgroup_parent,
         )
         config["HostConfig"]["Sysctls"].update(network_sysctls())

@@ -20,12 +20,12 @@ from warren.model.spec import AGENT_PROGRAM, HOME, MIB, RUNNERS, SEARCH_PATH, US
 from warren.sandboxes.providers.hardening import (
     AGENT_CAPABILITIES,
     CORE_LIMIT,
-    MASKED_PATHS,
     MEMLOCK_BYTES,
     MESSAGE_QUEUE_BYTES,
     PENDING_SIGNALS,
     READONLY_PATHS,
     ipc_sysctls,
+    masked_paths,
     seccomp_docker,
 )
 from warren.sandboxes.providers.image_defaults import default_directory
@@ -78,10 +78,12 @@ def container(
     state_id: str,
     uid_base: int,
     hard_limits: Mapping[str, int],
+    top_of_proc: frozenset[str],
     cgroup_parent: str = "",
     machine: str = "",
 ) -> Json:
     """`hard_limits`: rlimits that cannot be raised here, by Docker's names; no ulimit goes above them.
+    `top_of_proc`: the names there.
     `cgroup_parent`: the cgroup above all sandboxes'; the engine's own if empty."""
     return {
         "Image": image.id,
@@ -97,7 +99,7 @@ def container(
         "AttachStdout": False,
         "AttachStderr": False,
         "HostConfig": {
-            **_host_config(spec, image, place, hard_limits, machine),
+            **_host_config(spec, image, place, hard_limits, top_of_proc, machine),
             **({"CgroupParent": cgroup_parent} if cgroup_parent else {}),
         },
     }
@@ -161,7 +163,12 @@ def _check_volume(path: str) -> None:
 
 
 def _host_config(
-    spec: SandboxSpec, image: EngineImage, place: SandboxPaths, hard_limits: Mapping[str, int], machine: str
+    spec: SandboxSpec,
+    image: EngineImage,
+    place: SandboxPaths,
+    hard_limits: Mapping[str, int],
+    top_of_proc: frozenset[str],
+    machine: str,
 ) -> Json:
     limits = spec.limits
     return {
@@ -173,7 +180,7 @@ def _host_config(
         ],
         "Privileged": False,
         "ReadonlyRootfs": True,
-        "MaskedPaths": list(MASKED_PATHS),
+        "MaskedPaths": list(masked_paths(top_of_proc)),
         "ReadonlyPaths": list(READONLY_PATHS),
         "NetworkMode": "none",
         "IpcMode": "private",

@@ -127,26 +127,31 @@ _SOCKETS_BY_FAMILY: Final = {
     _NETLINK: ((_RAW, (0,)), (_DGRAM, (0,))),  # NETLINK_ROUTE: libc lists the interfaces with it
 }
 
-# Files that describe the machine, or change when others use it. Some that change are left: sums for the whole machine
-# that ordinary programs ask for (cpuinfo, loadavg, meminfo, stat, uptime), and what is below every process (its `net`).
+# What programs need of the top of /proc, beside processes and links. All else there is masked, also what a later kernel
+# brings: most of it describes the machine, or changes when others use it. Four of these are files of the sandbox
+# (oci_bundle.VIEW); `devices` is for CUDA, which looks numbers up in it.
+SHOWN_OF_PROC: Final = frozenset(
+    {"cpuinfo", "devices", "filesystems", "loadavg", "meminfo", "stat", "sys", "sysrq-trigger", "uptime", "version"}
+)
+
+# Settings that count what all sandboxes use.
 _MASKED: Final = """
-    /proc/acpi /proc/allocinfo /proc/asound /proc/bootconfig /proc/buddyinfo /proc/bus /proc/cgroups /proc/cmdline
-    /proc/config.gz /proc/consoles /proc/crypto /proc/diskstats /proc/driver /proc/fs /proc/interrupts /proc/iomem
-    /proc/ioports /proc/irq /proc/kallsyms /proc/kcore /proc/key-users /proc/keys /proc/kmsg /proc/kpagecgroup
-    /proc/kpagecount /proc/kpageflags /proc/latency_stats /proc/locks /proc/mdstat /proc/modules /proc/pagetypeinfo
-    /proc/partitions /proc/pressure /proc/sched_debug /proc/schedstat /proc/scsi /proc/slabinfo /proc/softirqs
-    /proc/spl /proc/swaps /proc/sysvipc /proc/timer_list /proc/timer_stats /proc/vmallocinfo /proc/vmstat
-    /proc/zoneinfo /proc/sys/fs/aio-nr /proc/sys/fs/dentry-state /proc/sys/fs/file-nr /proc/sys/fs/inode-nr
+    /proc/sys/fs/aio-nr /proc/sys/fs/dentry-state /proc/sys/fs/file-nr /proc/sys/fs/inode-nr
     /proc/sys/fs/inode-state /proc/sys/fs/quota/allocated_dquots /proc/sys/fs/quota/cache_hits
     /proc/sys/fs/quota/drops /proc/sys/fs/quota/free_dquots /proc/sys/fs/quota/lookups /proc/sys/fs/quota/reads
     /proc/sys/fs/quota/syncs /proc/sys/fs/quota/writes /proc/sys/kernel/pty/nr
 """
 MASKED_PATHS: Final = (*_MASKED.split(), "/sys")
-READONLY_PATHS: Final = ("/proc/sys", "/proc/sysrq-trigger")
+READONLY_PATHS: Final = ("/proc/sys", "/proc/sysrq-trigger")  # a mask of the latter would take what is written
 
 _INT: Final = 0xFFFFFFFF
 
 Rule = dict[str, Any]
+
+
+def masked_paths(top_of_proc: Iterable[str]) -> tuple[str, ...]:
+    """Returns the paths to mask where these names are at the top of /proc."""
+    return (*(f"/proc/{name}" for name in sorted(top_of_proc) if name not in SHOWN_OF_PROC), *MASKED_PATHS)
 
 
 def agent_capabilities(*, sudo: bool) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 A sandbox is a directory `<state>/sandboxes/<id>`, in memory (memory_folder.py), made first and removed last:
 
     record.json   what it is to be; later the pid of its first process
-    agent.sock    where its agent listens: made here, handed down as a descriptor
+    agent.sock    where its agent listens: made here (empty_network.py), handed down as a descriptor
 
 What the runtime reads and writes is in memory, in a mount namespace that the launcher makes for the sandbox. The
 launcher and then the runtime, if there is one, run for some milliseconds; after that the sandbox consists of its own
@@ -23,7 +23,7 @@ from typing import Final, Unpack
 from warren.interfaces.images import Images, RootFs
 from warren.kernel.shielding import run_shielded
 from warren.model.capability import Capability
-from warren.model.errors import ProviderUnavailable, SandboxNotFound
+from warren.model.errors import InvalidRequest, ProviderUnavailable, SandboxNotFound
 from warren.model.spec import AGENT_PROGRAM, Isolation, SandboxSpec
 from warren.sandboxes.agent.sandbox import AgentSandbox
 from warren.sandboxes.host import isolation
@@ -178,6 +178,8 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
     async def _plan(self, spec: SandboxSpec) -> Runtime:
         runtime = await self._ready()
         self._images.version(spec.image)
+        if spec.sudo:
+            _refuse_host_usr(self._images.rootfs(spec.image))
         await self.gpus.check_spec(spec, self.name, self.capabilities)
         return runtime
 
@@ -188,6 +190,8 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
             await self._make_directory(directory)
             spec = self.gpus.claim_for(spec, directory)
             rootfs = self._images.hold(spec.image, directory)
+            if spec.sudo:  # again: the name may point to another version since the plan was made
+                _refuse_host_usr(rootfs)
             self._fault("uids")
             index = self._uids.claim(directory)
             self._fault("record")
@@ -197,7 +201,7 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         record, disk = await self._take_disk(record)
         self._fault("socket")
         config = oci_launch.in_memory(self._launcher.config(record, rootfs=rootfs))
-        with oci_launch.listening(directory) as listener, config as stdin, parent_in_use():
+        with await oci_launch.listening(directory) as listener, config as stdin, parent_in_use():
             self._limits.limit_all()
             self._fault("launch")
             gpu_tree = None
@@ -292,6 +296,17 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         if record is not None and reason == "its first process has ended" and self._cgroup(record).oom_kills():
             return f"{reason}, after it ran out of memory"
         return reason
+
+
+def _refuse_host_usr(rootfs: RootFs) -> None:
+    """The host's /usr is mounted with its ids mapped: its files belong to root inside, also those that nobody but the
+    host's root may read."""
+    if rootfs.host_usr:
+        raise InvalidRequest(
+            "an image with the machine's own /usr (`host`, or one made from it) and root inside exclude each other: "
+            "root could read files of /usr that only the machine's root may read",
+            remedy="use another image, `base` for instance, or an environment without `sudo: true`",
+        )
 
 
 async def _stop_launch(sandbox_id: str, cgroup: SandboxCgroup) -> None:

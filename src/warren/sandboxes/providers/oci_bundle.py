@@ -16,11 +16,11 @@ from warren.model.image import NO_CONFIG, ImageConfig
 from warren.model.spec import AGENT_PROGRAM, MIB, SEARCH_PATH, WRITABLE, Limits, SandboxSpec
 from warren.sandboxes.host.disk_room import DISK_POINT
 from warren.sandboxes.providers.hardening import (
-    MASKED_PATHS,
     READONLY_PATHS,
     TERMINALS,
     agent_capabilities,
     ipc_sysctls,
+    masked_paths,
     seccomp_oci,
 )
 from warren.sandboxes.providers.image_defaults import default_directory, default_user
@@ -53,6 +53,7 @@ def config(
     sandbox_id: str,
     uid_base: int,
     swap_limit: bool,
+    top_of_proc: frozenset[str],
     machine: str = "",
     program: bytes = b"",
     network_sysctls: Mapping[str, str] | None = None,
@@ -61,10 +62,10 @@ def config(
     devices: Devices = (),
     memlock: int = 0,
 ) -> Json:
-    """`swap_limit`: this kernel can limit memory and swap together. `program`: what the rules for system calls were
-    compiled to before; only crun can use it, others compile the rules. `seeded`: some of the writable directories are
-    not empty in the image. `image`: what the image says of itself. `devices`: numbers of character devices beyond the
-    usual ones. `memlock`: the limit of locked memory, if the agent is to set it."""
+    """`swap_limit`: this kernel can limit memory and swap together. `top_of_proc`: the names there. `program`: what the
+    rules for system calls were compiled to before; only crun can use it, others compile the rules. `seeded`: some of
+    the writable directories are not empty in the image. `image`: what the image says of itself. `devices`: numbers of
+    character devices beyond the usual ones. `memlock`: the limit of locked memory, if the agent is to set it."""
     return {
         **({"annotations": {_CRUN_PROGRAM: b64encode(program).decode()}} if program else {}),
         "ociVersion": "1.0.2",
@@ -80,7 +81,7 @@ def config(
             "resources": _resources(spec.limits, swap_limit, devices),
             "rootfsPropagation": "private",
             "sysctl": {**ipc_sysctls(shm_bytes(spec.limits)), **(network_sysctls or {})},
-            "maskedPaths": [path for path in MASKED_PATHS if path != "/sys"],  # it is not mounted
+            "maskedPaths": [path for path in masked_paths(top_of_proc) if path != "/sys"],  # it is not mounted
             "readonlyPaths": list(READONLY_PATHS),
             "seccomp": seccomp_oci(ptrace=spec.ptrace, machine=machine) if machine else seccomp_oci(ptrace=spec.ptrace),
         },
@@ -93,6 +94,7 @@ def config_json(
     sandbox_id: str,
     uid_base: int,
     swap_limit: bool,
+    top_of_proc: frozenset[str],
     program: bytes = b"",
     network_sysctls: Mapping[str, str] | None = None,
     seeded: bool = False,
@@ -104,7 +106,7 @@ def config_json(
     settings = tuple((network_sysctls or {}).items())
     text = _config_template(
         *(spec.limits, spec.ptrace, spec.ephemeral, spec.writable_root, spec.sudo),
-        *(swap_limit, program, settings, seeded, image.user, image.workdir, devices, memlock),
+        *(swap_limit, top_of_proc, program, settings, seeded, image.user, image.workdir, devices, memlock),
     )
     return text.replace(ANY_ID, sandbox_id).replace(str(_ANY_BASE), str(uid_base))
 
@@ -124,6 +126,7 @@ def _config_template(
     writable_root: bool,
     sudo: bool,
     swap_limit: bool,
+    top_of_proc: frozenset[str],
     program: bytes,
     network_sysctls: tuple[tuple[str, str], ...],
     seeded: bool,
@@ -138,6 +141,7 @@ def _config_template(
         sandbox_id=ANY_ID,
         uid_base=_ANY_BASE,
         swap_limit=swap_limit,
+        top_of_proc=top_of_proc,
         program=program,
         network_sysctls=dict(network_sysctls),
         seeded=seeded,

@@ -17,6 +17,7 @@ from warren.interfaces.images import RootFs
 from warren.model.spec import AGENT_PROGRAM, MIB, RUNNERS, WRITABLE
 from warren.sandboxes.host.disk_room import DISK_POINT
 from warren.sandboxes.host.disks import DISK_FD, FREE_FD, tmpfs_options
+from warren.sandboxes.host.empty_network import unix_socket
 from warren.sandboxes.host.processes import kill_if
 from warren.sandboxes.host.record import SandboxRecord
 from warren.sandboxes.host.uids import uid_base
@@ -184,18 +185,19 @@ def make_mount_points(root: Path) -> None:
         (root / name).mkdir(parents=True, exist_ok=True)
 
 
-def listening(directory: Path) -> socket.socket:
+async def listening(directory: Path) -> socket.socket:
     """Returns a socket for the agent. It is bound through a descriptor, because its path is limited to 107 bytes."""
-    folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = await unix_socket()
     try:
-        listener.bind(f"/proc/self/fd/{folder}/{SOCKET}")
+        folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            listener.bind(f"/proc/self/fd/{folder}/{SOCKET}")
+        finally:
+            os.close(folder)
         listener.listen(16)
     except BaseException:
         listener.close()
         raise
-    finally:
-        os.close(folder)
     return listener
 
 

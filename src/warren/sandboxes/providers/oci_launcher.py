@@ -9,6 +9,7 @@ from pathlib import Path
 from warren.interfaces.images import RootFs
 from warren.sandboxes.host.cgroups import Hierarchies
 from warren.sandboxes.host.network_settings import network_sysctls
+from warren.sandboxes.host.proc_top import top_of_proc
 from warren.sandboxes.host.processes import Finished, run
 from warren.sandboxes.host.record import SandboxRecord
 from warren.sandboxes.host.seccomp_program import Unreadable, read_programs
@@ -120,6 +121,7 @@ class OciLauncher:
             sandbox_id=sandbox_id,
             uid_base=0 if record.runtime == direct.NAME else uid_base(record.uid_index),  # direct gets it elsewhere
             swap_limit=self._hierarchies.limits_swap,
+            top_of_proc=top_of_proc(),
             program=self._filters.get(record.spec.ptrace, b""),
             network_sysctls=network_sysctls(),
             seeded=bool(rootfs.seeded),
