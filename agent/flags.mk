@@ -17,3 +17,5 @@ STATIC := $(WARN) $(HARDEN) -O2 $(PIE) -Wl,-z,relro,-z,now,-z,noexecstack -s
 # For the builds that only the tests run: the address and undefined-behaviour sanitizers end the program at a fault.
 SANITIZE := $(WARN) -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all \
     -static-libasan -static-libubsan
+FUZZ := -std=gnu11 -Wall -Wextra -Wshadow -Wstrict-prototypes -Wvla -Wformat=2 -Wno-unused-function -Werror -O1 -g \
+    -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
