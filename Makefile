@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CACHE := build/test-state
 PYTHON_FILES := src packages tests bench scripts examples hatch_build.py
-C_FILES := agent/*.c agent/*.h launcher/*.c launcher/*.h
+C_FILES := agent/*.c agent/*.h agent/fuzz/*.c agent/fuzz/*.h launcher/*.c launcher/*.h
 CODE_VENV := build/code-venv
 E2B_SDKS := build/e2b-sdks
 DIST := dist
@@ -68,8 +68,9 @@ build: agent launcher
 docs: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-# What only the tests run: agent and launcher with sanitizers, and the fuzzer of the agent's parsers.
+# What only `make test-all` runs: agent and launcher with sanitizers, and the fuzzers of the agent's parsers.
 test-agents: setup
+	@PYTHON=$(BIN)/python scripts/system-packages test-all
 	@$(MAKE) --no-print-directory -C agent sanitized fuzz
 	@$(MAKE) --no-print-directory -C launcher sanitized
 

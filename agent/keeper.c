@@ -290,34 +290,40 @@ static void prepare_poll(const struct keeper *k, struct pollfd *p) {
     }
 }
 
-int keeper_main(int argc, char **argv) {
-    static struct keeper keeper; /* zeros, which a program file does not have to hold */
+/* Waits until something can be done, and does it. */
+static void take_turn(struct keeper *k) {
     static struct pollfd p[FIRST_CLIENT + MAX_CLIENTS];
-    struct keeper *k = &keeper;
+    prepare_poll(k, p);
+    if (poll(p, FIRST_CLIENT + MAX_CLIENTS, time_left_ms(k)) < 0 && errno != EINTR) fail("poll");
+    for (int i = 0; i < 2; i++)
+        if (p[OUT + i].revents && k->text[i] >= 0) take_text(k, i, COPY_BYTES);
+    if (p[CHANNEL].revents & POLLOUT && k->request && k->state == RUNNING && k->channel >= 0) send_request(k);
+    if (p[CHANNEL].revents & (POLLIN | POLLHUP | POLLERR) && k->channel >= 0) read_channel(k);
+    if (p[SIGNALS].revents) take_signals(k);
+    for (size_t i = 0; i < MAX_CLIENTS; i++)
+        if (p[FIRST_CLIENT + i].revents && k->clients[i].fd >= 0 && k->clients[i].fd == p[FIRST_CLIENT + i].fd)
+            serve_client(k, &k->clients[i], p[FIRST_CLIENT + i].revents);
+    choose_client(k, p + FIRST_CLIENT);
+    if (p[LISTENER].revents && k->listener >= 0) accept_client(k);
+    flush_clients(k);
+    check_deadlines(k);
+}
+
+static void prepare(struct keeper *k) {
     k->grace_us = GRACE_US;
     k->listener = k->signals = k->channel = k->text[0] = k->text[1] = -1;
     k->text_left = MAX_BETWEEN;
+    bound_clients(k);
+}
+
+int keeper_main(int argc, char **argv) {
+    static struct keeper keeper; /* zeros, which a program file does not have to hold */
     const char *id = NULL;
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-    char **program = parse(k, argc, argv, &id);
-    bound_clients(k);
-    listen_to_signals(k);
-    listen_as(k, id);
-    start_runner(k, program);
-    for (;;) {
-        prepare_poll(k, p);
-        if (poll(p, FIRST_CLIENT + MAX_CLIENTS, time_left_ms(k)) < 0 && errno != EINTR) fail("poll");
-        for (int i = 0; i < 2; i++)
-            if (p[OUT + i].revents && k->text[i] >= 0) take_text(k, i, COPY_BYTES);
-        if (p[CHANNEL].revents & POLLOUT && k->request && k->state == RUNNING && k->channel >= 0) send_request(k);
-        if (p[CHANNEL].revents & (POLLIN | POLLHUP | POLLERR) && k->channel >= 0) read_channel(k);
-        if (p[SIGNALS].revents) take_signals(k);
-        for (size_t i = 0; i < MAX_CLIENTS; i++)
-            if (p[FIRST_CLIENT + i].revents && k->clients[i].fd >= 0 && k->clients[i].fd == p[FIRST_CLIENT + i].fd)
-                serve_client(k, &k->clients[i], p[FIRST_CLIENT + i].revents);
-        choose_client(k, p + FIRST_CLIENT);
-        if (p[LISTENER].revents && k->listener >= 0) accept_client(k);
-        flush_clients(k);
-        check_deadlines(k);
-    }
+    prepare(&keeper);
+    char **program = parse(&keeper, argc, argv, &id);
+    listen_to_signals(&keeper);
+    listen_as(&keeper, id);
+    start_runner(&keeper, program);
+    for (;;) take_turn(&keeper);
 }

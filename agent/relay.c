@@ -42,6 +42,8 @@ static uint64_t taken, come, written,
     given; /* offsets of bytes from the agent: acknowledged, read, written to stdout; of bytes to the agent: sent */
 static uint8_t mark[MARK_BYTES]; /* the last mark; every mark is greater than these zeros */
 static bool marked;
+static uint8_t in[FRAME_BYTES + MAX_DATA]; /* what has come from the worker and is not a whole frame yet */
+static size_t used;
 static int agent = -1;
 
 static void leave(const char *why) {
@@ -99,8 +101,6 @@ static void handle(char kind, uint64_t offset, const uint8_t *p, size_t n) {
 
 /* Reads once from stdin and handles the whole frames; the rest of a frame is kept for the next time. */
 static void take_from_worker(void) {
-    static uint8_t in[FRAME_BYTES + MAX_DATA];
-    static size_t used;
     ssize_t n = read(0, in + used, sizeof in - used);
     if (n < 0 && errno == EINTR) return;
     if (n <= 0) leave("stdin has ended");
@@ -117,6 +117,14 @@ static void take_from_worker(void) {
     memmove(in, in + at, used -= at);
 }
 
+static void take_turn(void) {
+    struct pollfd p[2] = {{0, POLLIN, 0}, {come - taken < WINDOW ? agent : -1, POLLIN, 0}};
+    if (poll(p, 2, -1) < 0 && errno != EINTR) leave("poll");
+    if (p[0].revents) take_from_worker();
+    if (p[1].revents) take_from_agent();
+    write_out();
+}
+
 int relay_main(int argc, char **argv) {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     if (argc != 3 || strlen(argv[2]) >= sizeof a.sun_path) leave("it takes the path of the agent's socket");
@@ -128,11 +136,5 @@ int relay_main(int argc, char **argv) {
         if ((errno != ENOENT && errno != ECONNREFUSED) || tries == 250) leave(strerror(errno));
         usleep(20 * 1000);
     }
-    for (;;) {
-        struct pollfd p[2] = {{0, POLLIN, 0}, {come - taken < WINDOW ? agent : -1, POLLIN, 0}};
-        if (poll(p, 2, -1) < 0 && errno != EINTR) leave("poll");
-        if (p[0].revents) take_from_worker();
-        if (p[1].revents) take_from_agent();
-        write_out();
-    }
+    for (;;) take_turn();
 }

@@ -1,4 +1,4 @@
-/* Parses the fields of START, ATTACH, CONTROL and FILE. fuzz.c fuzzes these parsers.
+/* Parses the fields of START, ATTACH, CONTROL and FILE. fuzz/agent.c fuzzes these parsers.
  *
  * A request comes from the worker, or, through sudo, from user code, so the type and the range of every field are
  * checked. Unknown fields are ignored: a newer worker may send more.

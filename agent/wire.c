@@ -1,4 +1,4 @@
-/* Buffers, frames and fields: the encoding of the protocol that wire.h describes. fuzz.c fuzzes these parsers.
+/* Buffers, frames and fields: the encoding of the protocol that wire.h describes. fuzz/agent.c fuzzes these parsers.
  *
  * Numbers are little endian. The length of a frame or of a record is written when it is closed, into the place that was
  * left for it. The parsers check every length against the bytes that there are.

@@ -4,7 +4,8 @@
  * Four processes, which end by themselves when the launcher is killed:
  *
  *   the launcher   root of the host. Makes the cgroups, and the mounts that launch.c describes, in a mount namespace
- *                  of its own. Waits for the agent, and says how it went.
+ *                  of its own. Waits for the agent, and says how it went. Once the owner is made it is confined to the
+ *                  system calls that it still needs (calls.h).
  *   the attacher   root too. Moves the first process to its cgroups, which takes the kernel up to 20 ms. Where there is
  *                  only cgroup v2 there is none: the owner is born in the sandbox's cgroup.
  *   the owner      becomes the sandbox's own uid and makes the user namespace, so that it belongs to that uid; then it
@@ -300,6 +301,7 @@ int direct(struct options *o) {
     owner = start_owner(o);
     if (owner < 0) fail("starting the owner of the user namespace");
     if (owner == 0) own(o, &filter, &p, launcher);
+    confine(); /* not before: the owner and all that comes of it would inherit the filter */
     close(p.channel[1]);
     close(p.ready[1]);
     if (!o->into) make_cgroups(o);

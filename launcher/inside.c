@@ -10,11 +10,7 @@
 #include <poll.h>
 #include <sys/statfs.h>
 
-#define SYS_fsopen_ 430
-#define SYS_fsconfig_ 431
-#define SYS_fsmount_ 432
 #define SYS_close_range_ 436
-#define SYS_openat2_ 437
 #define SET_FLAG 0
 #define SET_STRING 1
 #define CREATE 6

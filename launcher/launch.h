@@ -35,6 +35,10 @@
 /* From the kernel's headers, which the include directory of a libc may lack. */
 #define SYS_open_tree_ 428
 #define SYS_move_mount_ 429
+#define SYS_fsopen_ 430
+#define SYS_fsconfig_ 431
+#define SYS_fsmount_ 432
+#define SYS_openat2_ 437
 #define SYS_mount_setattr_ 442
 #define OPEN_TREE_CLONE_ 1
 #define MOVE_MOUNT_F_EMPTY_PATH_ 4
@@ -121,6 +125,9 @@ void seal(const struct options *o);
 
 /* limits.c */
 void lower_limits(const struct options *o);
+
+/* confine.c */
+void confine(void);
 
 /* sha256.c */
 void sha256(const uint8_t *data, size_t size, char text[65]);
