@@ -61,6 +61,7 @@ _QUERIES: Final = (500.0, 1000.0)
 _WORK: Final = (0.25, 0.05)  # seconds spent on parsing requests and queries: a client may make each of them slow
 _ALL_WORK: Final = (0.6e6, 0.05e6)  # microseconds a second of all tenants together
 _CONNECT_WORK_S: Final = 0.0002  # what a connection costs that is refused at once
+_OPEN_WORK_S: Final = 0.001  # what looking up, connecting and relaying cost more
 _SHARE: Final = 4  # a tenant alone may have four fifths of all connections, two four ninths each, and so on
 _IDLE_S: Final = 10.0
 _FIRST_READ: Final = 4096
@@ -356,6 +357,7 @@ class SandboxEgress:
             server.close()
             raise
         self._opened += 1
+        self._work.count(_OPEN_WORK_S)
         count = len(self._connections)
         buffer = 0 if count <= _FEW else _BUFFER if count <= _SEVERAL else _SMALL_BUFFER
         for sock in (connection.client, server):

@@ -72,3 +72,7 @@ class Work:
     def take(self, seconds: float) -> float:
         """Takes what was spent, and returns for how many seconds the sandbox should wait."""
         return max(self._own.take(seconds), self._shared.take(self._tenant, seconds * 1e6))
+
+    def count(self, seconds: float) -> None:
+        """Takes what was spent from the tenant's part alone: later work of its sandboxes waits for it."""
+        self._shared.take(self._tenant, seconds * 1e6)
