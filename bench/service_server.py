@@ -15,13 +15,16 @@ IMAGES = ROOT / "build" / "test-state" / "images"
 _OF_PROCESS = 2  # the clock id of a process: its pid and this, as clock_getcpuclockid(3) computes it
 
 
+def memory_mb(pid: int, name: str = "VmRSS") -> float:
+    found = re.search(rf"^{name}:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(found[1]) / 1024 if found else math.nan
+
+
 class Server(measured.MeasuredServer):
     """A running server, with its memory, processor time and sandboxes."""
 
     def memory_mb(self, name: str = "VmRSS") -> float:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(rf"^{name}:\s+(\d+)", status, re.MULTILINE)
-        return int(found[1]) / 1024 if found else math.nan
+        return memory_mb(self.process.pid, name)
 
     def cpu_s(self) -> float:
         """Returns the CPU time of the server's process and all its threads, in user and system mode."""

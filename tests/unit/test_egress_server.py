@@ -312,6 +312,20 @@ async def test_work_of_many_sandboxes_of_a_tenant_does_not_delay_another_tenants
     worker.close()
 
 
+async def test_opened_connections_are_work_of_their_tenant_and_not_of_their_sandbox() -> None:
+    worker = Worker()
+    greedy, sibling = [await worker.open(name, RULES, "greedy") for name in ("one", "two")]
+    other = await worker.open("other", RULES, "other")
+    for _ in range(500):
+        greedy._work.count(0.001)
+    assert sibling._work.take(0.0001) > 0.5
+    assert greedy._work._own.take(0.0001) == 0.0
+    assert other._work.take(0.001) < 0.01
+    for sandbox in (greedy, sibling, other):
+        await sandbox.close()
+    worker.close()
+
+
 def close(ends: Sequence[socket.socket]) -> None:
     for end in ends:
         end.close()

@@ -53,6 +53,7 @@ _WEBSOCKET_HOOKS = {
     "send",
     "handle_ping",
     "handle_cont",
+    "send_receive_event_to_app",
     "keepalive_timeout",
     "send_keepalive_ping",
     "shutdown",

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from warren.app.service import Service
 
 _log = get_log(__name__)
+_SWITCH_S: Final = 0.0005  # the event loop waits so long, instead of 5 ms, for a thread that computes, at each turn
 _AnyService = TypeVar("_AnyService", bound="Service | CoordinatorService")
 
 
@@ -152,6 +153,7 @@ def _run_process(
         raise InvalidRequest(f"the log file {settings.log_file} cannot be written: {exc.strerror}") from exc
     for warning in settings.warnings:
         _log.warning("setting_ignored", reason=warning)
+    sys.setswitchinterval(_SWITCH_S)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(main(tls))
 

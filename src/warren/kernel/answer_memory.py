@@ -9,7 +9,8 @@ A tenant may hold as much as it leaves free. So one tenant alone gets half of th
 tenant that comes later finds room. A request that finds none waits until other answers have been read, for WAIT_S at
 most; then it makes do with a short answer and says so. Without a request, as in the local mode, there is no bound.
 
-The pieces of the WebSockets of previews that one side has sent and the other has not taken are counted here, too.
+The pieces of the WebSockets of previews that one side has sent and the other has not taken are counted here, too, and
+so are messages of other WebSockets while they come and until the app asks for the next one.
 """
 
 import asyncio
@@ -143,6 +144,11 @@ _room: ContextVar[AnswerRoom | None] = ContextVar("answer_room", default=None)
 
 def set_answer_room(room: AnswerRoom) -> None:
     _room.set(room)
+
+
+def answer_room() -> AnswerRoom | None:
+    """Returns the room of this request, for code that runs outside of it."""
+    return _room.get()
 
 
 async def make_room(size: int) -> bool:

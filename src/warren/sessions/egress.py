@@ -1,10 +1,10 @@
 """Decides whether a session may have the network rules it asks for, and turns them into those its sandbox gets."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
+from warren.kernel.fair_thread import fair_thread
 from warren.model.access import Caller
 from warren.model.egress import NO_CEILING, NO_PRESETS, Ceiling, Presets
 from warren.model.errors import Forbidden
@@ -49,7 +49,7 @@ class EgressRules:
         for whose, ceiling in ceilings:
             check = partial(ceiling.check, rules, presets, whose, "ask for less, or ask the operator for more")
             if len(ceiling.texts) * len(rules.allow) > _FEW_PAIRS:
-                await asyncio.to_thread(check)
+                await fair_thread().run(caller.tenant, check)
             else:
                 check()
         return presets

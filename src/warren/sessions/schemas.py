@@ -1,7 +1,6 @@
 """The JSON that several parts of the API share: models of request bodies and answers, and functions that show sessions,
 results and files. What only one module of `sessions/operations` uses stands there, beside its handlers."""
 
-import asyncio
 import base64
 import binascii
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
 
 from warren.kernel.clock import Clock
+from warren.kernel.fair_thread import fair_thread
 from warren.model.artifact import MAX_PATTERNS, Artifact, LeftOut, SavedAtEnd, SaveResult
 from warren.model.command_output import Shown
 from warren.model.errors import InvalidRequest
@@ -24,6 +24,7 @@ from warren.model.session import Session, SessionState
 from warren.model.spec import USER, WORKSPACE, Layer, Limits
 from warren.sessions.long_values import LongText
 from warren.sessions.new_session import NewSession
+from warren.sessions.request_context import current_caller
 
 MAX_VARIABLES = 4096
 Seconds = Annotated[float, Field(gt=0, le=30 * 86400, allow_inf_nan=False)]
@@ -79,7 +80,7 @@ class NetworkBody(Body):
         """Checks the rules, in a thread if there are many."""
         values = self.model_dump()
         if len(self.allow) + len(self.deny) > FEW_RULES:
-            return await asyncio.to_thread(NetworkRules.from_mapping, values)
+            return await fair_thread().run(current_caller().tenant, partial(NetworkRules.from_mapping, values))
         return NetworkRules.from_mapping(values)
 
 

@@ -36,9 +36,26 @@ def speak(
 
 def _judged(got: bytes, backwards: "list[str]") -> ProbeVerdict:
     for needle in _needles(backwards):
-        if needle in got:
+        if needle in got or needle in _bodies(got) or needle in _payloads(got):
             return THROUGH, f"the secret came back among {len(got)} bytes"
     return CONTAINED, repr(got[:80])
+
+
+def _bodies(got: bytes) -> bytes:
+    """Joins the bodies of several answers."""
+    return re.sub(rb"HTTP/1\.1 \d.*?\r\n\r\n", b"", got, flags=re.DOTALL)
+
+
+def _payloads(got: bytes) -> bytes:
+    """Joins what the frames of a WebSocket carry after its handshake."""
+    frames, joined = got.partition(b"\r\n\r\n")[2], b""
+    while len(frames) >= 2:
+        start, length = 2, frames[1] & 127
+        if length >= 126:
+            start, length = (4, int.from_bytes(frames[2:4], "big")) if length == 126 else (10, 1 << 20)
+        joined += frames[start : start + length]
+        frames = frames[start + length :]
+    return joined
 
 
 def _speak(host: str, port: int, pieces: "list[bytes]", tls: bool, wait_s: float) -> bytes:

@@ -167,6 +167,15 @@ def ready(*words: object) -> None:
     sys.stdout.flush()
 
 
+def waited_s() -> float:
+    """Returns for how many seconds this process was ready and had no processor; 0 if the kernel does not tell."""
+    try:
+        with open("/proc/self/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
 def name_of(code: int) -> str:
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"

@@ -2,9 +2,10 @@
 
 import base64
 import socket
+import threading
 import time
 
-from .calls import CONTAINED, THROUGH, ProbeVerdict, ready
+from .calls import CONTAINED, THROUGH, ProbeVerdict, ready, waited_s
 
 MARK = "warren-outside"
 """What servers outside answer."""
@@ -64,29 +65,29 @@ def ask(server: str, questions: "list[str]", tcp: bool = False) -> ProbeVerdict:
 
 
 def reach(host: str, port: int, piece: str, within_s: float) -> ProbeVerdict:
-    """The other way round: contained when a server outside is reached in time, as an honest user must."""
-    begun = time.monotonic()
+    """The other way round: contained when a server outside is reached in time, as an honest user must. Tells first how
+    many seconds that took, without those in which this program waited for a processor."""
+    begun, waited = time.monotonic(), waited_s()
     seen, answered = _talk_once(host, port, [base64.b64decode(piece)], False, within_s)
     took = time.monotonic() - begun
     if answered and took <= within_s:
-        return CONTAINED, f"reached in {took * 1000:.0f} ms"
-    return THROUGH, f"not reached in {within_s:g} s: {seen}"
+        return CONTAINED, f"{took - (waited_s() - waited):.3f} s until {host} was reached"
+    return THROUGH, f"{host} was not reached in {took:.1f} s: {seen}"
 
 
 def hold(host: str, port: int, count: int, piece: str = "", seconds: float = 30) -> ProbeVerdict:
-    """Opens many connections, sends a piece on each, and keeps them."""
-    ends, data = [], base64.b64decode(piece)
-    try:
-        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
-        for _ in range(count):
-            end = socket.socket()
-            end.settimeout(0.5)
-            ends.append(end)
-            end.connect(address)
+    """Opens many connections, sends a piece on each, and keeps them. What is not accepted at once is tried again for
+    some seconds."""
+    ends: list[socket.socket] = []
+    data, until = base64.b64decode(piece), time.monotonic() + 10
+    address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    while len(ends) < count and time.monotonic() < until:
+        try:
+            ends.append(socket.create_connection((address, port), 0.5))
             if data:
-                end.send(data)
-    except OSError:
-        pass
+                ends[-1].send(data)
+        except OSError:
+            time.sleep(0.01)
     ready(len(ends))
     time.sleep(seconds)
     return CONTAINED, f"{len(ends)} held"
@@ -128,7 +129,39 @@ def pour(host: str, port: int, first: str, more: str, count: int = 64, seconds: 
     return CONTAINED, f"{sent} bytes"
 
 
-def ask_much(name: str, seconds: float = 20) -> ProbeVerdict:
+def look_up_much(below: str, port: int, count: int, seconds: float = 30) -> ProbeVerdict:
+    """Connects to so many names, each of which has to be looked up, and to each again when that has failed."""
+    ends: dict[int, socket.socket] = {}
+    until, tried = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        for number in range(count):
+            if number in ends and not _is_over(ends[number]):
+                continue
+            try:
+                end = ends[number] = socket.socket()
+                end.setblocking(False)
+                end.connect_ex((socket.gethostbyname(f"n{number}{below}"), port))
+                tried += 1
+            except OSError:
+                time.sleep(0.01)
+        ready()  # the first one counts
+        time.sleep(0.05)
+    return CONTAINED, f"{tried} times"
+
+
+def _is_over(end: socket.socket) -> bool:
+    try:
+        return not end.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def ask_much(name: str, seconds: float = 20, tcp: bool = False) -> ProbeVerdict:
+    """Asks without waiting for answers; with `tcp` over TCP at the same time."""
+    if tcp:
+        threading.Thread(target=_ask_much_by_tcp, args=(name,), daemon=True).start()
     ready()
     until, count = time.monotonic() + seconds, 0
     label = bytes([len(name)]) + name.encode()
@@ -142,3 +175,15 @@ def ask_much(name: str, seconds: float = 20) -> ProbeVerdict:
             except OSError:
                 time.sleep(0.001)
     return CONTAINED, f"{count} questions"
+
+
+def _ask_much_by_tcp(name: str) -> None:
+    query = b"\1\1\1\0\0\1\0\0\0\0\0\0" + bytes([len(name)]) + name.encode() + b"\7example\0\0\1\0\1"
+    while True:
+        try:
+            with socket.create_connection(("8.8.8.8", 53), 2) as client:
+                client.sendall((len(query).to_bytes(2, "big") + query) * 16)
+                while client.recv(65536):
+                    pass
+        except OSError:
+            time.sleep(0.001)

@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 
-from .calls import CONTAINED, ProbeVerdict, ready
+from .calls import CONTAINED, ProbeVerdict, ready, waited_s
 
 _KIB = 1024
 _FOLDER = "/workspace/victim"
@@ -65,18 +65,9 @@ def measure() -> ProbeVerdict:
     for _ in sys.stdin:
         seconds = {}
         for name, work in pieces.items():
-            started, waited = time.monotonic(), _waited_s()
+            started, waited = time.monotonic(), waited_s()
             work()
-            seconds[name] = time.monotonic() - started, _waited_s() - waited
+            seconds[name] = time.monotonic() - started, waited_s() - waited
         sys.stdout.write(json.dumps(seconds) + "\n")
         sys.stdout.flush()
     return CONTAINED, "measured"
-
-
-def _waited_s() -> float:
-    """Seconds for which this process was ready to run and no processor was free; 0 if the kernel does not tell."""
-    try:
-        with open("/proc/self/schedstat") as file:
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, IndexError):
-        return 0.0

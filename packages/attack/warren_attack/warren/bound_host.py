@@ -72,9 +72,31 @@ class BoundHost:
             case "/switch":
                 switched = "HTTP/1.1 101 Switching\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
                 return (switched + value).encode()
+            case "/fragments":
+                shaken = "HTTP/1.1 101 Switching\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+                return shaken.encode() + _fragments(value.encode())
+            case "/range":
+                return _part(value.encode(), request)
             case "/go":
                 return _answer(b"", "Location: http://allowed.example/", reason="Found", status=302)
         return _answer(MARK.encode())
+
+
+def _fragments(message: bytes) -> bytes:
+    """Returns a text message of a WebSocket in frames of a few bytes."""
+    parts = [message[at : at + _PIECE] for at in range(0, len(message), _PIECE)]
+    ends = [b"\1", *[b"\0"] * (len(parts) - 2), b"\x80"]
+    return b"".join(end + bytes([len(part)]) + part for end, part in zip(ends, parts, strict=True))
+
+
+def _part(body: bytes, request: bytes) -> bytes:
+    """Answers with the bytes that a request asks for, or with all of them."""
+    asked = re.search(rb"(?i)\r\nrange: bytes=(\d+)-(\d+)", request)
+    if asked is None:
+        return _answer(body)
+    first, last = int(asked[1]), min(int(asked[2]), len(body) - 1)
+    where = f"Content-Range: bytes {first}-{last}/{len(body)}"
+    return _answer(body[first : last + 1], where, status=206, reason="Partial Content")
 
 
 def _answer(body: bytes, *headers: str, status: int = 200, reason: str = "OK") -> bytes:

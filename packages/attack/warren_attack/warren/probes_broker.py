@@ -117,6 +117,10 @@ def _answers() -> Iterator[Case]:
     upgrade = b"Connection: Upgrade", b"Upgrade: websocket"
     switch = request(_FINE, *upgrade, first=b"GET /switch HTTP/1.1")
     yield Case("switch", "have it said in a WebSocket", [switch], is_taken=True)
+    fragments = request(_FINE, *upgrade, first=b"GET /fragments HTTP/1.1")
+    yield Case("fragments", "have it said in fragments of a WebSocket's message", [fragments], is_taken=True)
+    parts = [request(_FINE, b"Range: bytes=%d-%d" % each, first=b"GET /range HTTP/1.1") for each in ((0, 15), (16, 99))]
+    yield Case("range", "have it said in two parts of an answer", parts, is_taken=True)
     yield Case("redirect", "follow a redirect to another host", [get(b"/go")], is_taken=True)
 
 

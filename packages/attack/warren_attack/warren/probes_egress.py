@@ -6,15 +6,18 @@ looked up; where no answer at all may come, an answer of a server is enough.
 
 import asyncio
 import base64
+import contextlib
 import os
 import secrets
 import signal
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
-from warren.model.network import NO_NETWORK, NetworkRules
+from warren.model.network import MAX_RULES, NO_NETWORK, NetworkRules
+from warren.sandboxes.network.egress import OpenableNetwork
 from warren_attack.probe import (
     Group,
     Probe,
@@ -22,11 +25,12 @@ from warren_attack.probe import (
     ProbeVerdict,
     contained,
     got_through,
+    judged,
     not_applicable,
     undecided,
 )
 from warren_attack.warren.arena import Arena
-from warren_attack.warren.outside import BY_ADDRESS, DENIED, METADATA, OTHER, OWN, PRIVATE, Outside
+from warren_attack.warren.outside import ALLOWED, BY_ADDRESS, DENIED, METADATA, OTHER, OWN, PRIVATE, SILENT, Outside
 
 _G: Final = Group.EGRESS
 LISTED: Final = NetworkRules(
@@ -34,7 +38,9 @@ LISTED: Final = NetworkRules(
 )
 INTERNET: Final = NetworkRules(internet=True, deny=("denied.example", "*.denied.example", DENIED))
 WORD: Final = b"WORD"
-_HONEST_S: Final = 3.0
+_HONEST_S: Final = 1.0
+_PATIENCE_S: Final = 20.0
+_MANY: Final = (f"*{SILENT}", *(f"*.b{number}.example" for number in range(900)))
 
 
 def hello(name: bytes | None, *others: bytes) -> bytes:
@@ -335,29 +341,89 @@ async def _other_sandbox(arena: Arena) -> ProbeResult:
         return await arena.inside("neighbour:reach_sockets", names=[token], ports=[port])
 
 
-async def _honest(arena: Arena) -> ProbeResult:
-    """Whether a neighbour gets through the proxy in time."""
-    piece = encoded(request(b"Host: allowed.example"))
-    return await arena.inside(
-        "egress:reach", box=arena.neighbour, host="allowed.example", port=80, piece=piece, within_s=_HONEST_S
+async def _honest(arena: Arena, outside: Outside) -> ProbeResult:
+    """Whether a neighbour, another tenant, gets through the proxy in time, to a name that must be looked up.
+
+    What the programs on its way wait for a processor does not count: else a busy machine would decide.
+    """
+    name = f"n{secrets.token_hex(4)}.wild.example"
+    outside.names[name] = lambda: (ALLOWED,)
+    piece, waited = encoded(request(b"Host: " + name.encode())), _ready_s(outside)
+    found = await arena.inside(
+        "egress:reach", box=arena.neighbour, host=name, port=80, piece=piece, within_s=_PATIENCE_S
     )
+    waited = _ready_s(outside) - waited
+    del outside.names[name]
+    if found.verdict is not ProbeVerdict.CONTAINED:
+        return found if waited < _PATIENCE_S else undecided(f"{found.evidence}; no processor for {waited:.1f} s")
+    is_in_time = float(found.evidence.split()[0]) <= _HONEST_S + waited
+    return judged(is_in_time, f"{found.evidence}, beside {waited:.1f} s without a processor")
 
 
-def _beside(id: str, tries: str, attack: str, **arguments: object) -> Probe[Arena]:
+def _ready_s(outside: Outside) -> float:
+    """Returns for how many seconds the proxy and the servers outside, which are here, were ready and did not run."""
+    waited_ns = 0
+    for pid in (outside.egress.pid, os.getpid()):
+        with contextlib.suppress(OSError, IndexError):  # it has ended, or the kernel does not tell
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                waited_ns += int((thread / "schedstat").read_text().split()[1])
+    return waited_ns / 1e9
+
+
+def _beside(
+    id: str, tries: str, attack: str, *, allowed: Sequence[str] = (), sandboxes: int = 1, **arguments: object
+) -> Probe[Arena]:
+    """Attacks from so many sandboxes of a tenant, who may reach `allowed` too. The neighbour is another tenant."""
+
     async def run(arena: Arena) -> ProbeResult:
         outside = await open_outside(arena)
         if isinstance(outside, ProbeResult):
             return outside
-        async with outside.opened(arena.neighbour, LISTED), outside.opened(arena.sandbox, LISTED):
-            before = await _honest(arena)
+        rules = replace(LISTED, allow=(*LISTED.allow, *allowed))
+        attackers = [arena.sandbox, *[(await arena.fresh())[0] for _ in range(sandboxes - 1)]]
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(outside.opened(arena.neighbour, LISTED))
+            for box in attackers:
+                await stack.enter_async_context(outside.opened(box, rules, tenant="attacker"))
+            before = await _honest(arena, outside)
             if before.verdict is not ProbeVerdict.CONTAINED:
                 return undecided(f"the neighbour has no network before the attack: {before.evidence}")
-            async with arena.holding(arena.sandbox, attack, **arguments):
-                await asyncio.sleep(1)
-                during = await _honest(arena)
-        return during
+            for box in attackers:
+                await stack.enter_async_context(arena.holding(box, attack, **arguments))
+            await asyncio.sleep(1)
+            return await _honest(arena, outside)
 
     return Probe(id, _G, tries, run)
+
+
+async def _long_rules(arena: Arena) -> ProbeResult:
+    """The attacker's rules are replaced by the longest there are, again and again."""
+    outside = await open_outside(arena)
+    if isinstance(outside, ProbeResult):
+        return outside
+    names = [f"{number}.{'ä' * 30}.{'漢' * 10}.example:443" for number in range(MAX_RULES)]
+    both = [
+        await asyncio.to_thread(NetworkRules, allow=tuple(f"{first}{each}" for each in names), deny=tuple(names))
+        for first in "ab"
+    ]
+
+    async def replace_rules(network: OpenableNetwork) -> None:
+        while True:
+            for rules in both:
+                await network.set(rules)
+
+    async with outside.opened(arena.neighbour, LISTED), outside.opened(arena.sandbox, LISTED) as network:
+        pid = outside.egress.pid
+        replacing = asyncio.create_task(replace_rules(network))
+        try:
+            await asyncio.sleep(1)
+            during = await _honest(arena, outside)
+        finally:
+            replacing.cancel()
+            await asyncio.wait([replacing])
+        if outside.egress.pid != pid:
+            return got_through("the process of all networks has ended")
+    return during
 
 
 async def _changes(arena: Arena) -> ProbeResult:
@@ -443,7 +509,9 @@ async def _control(arena: Arena) -> ProbeResult:
             ("deep.wild.example", 22, b""),
             (BY_ADDRESS, 8080, b""),
         ):
-            outcome = await arena.inside("egress:reach", host=host, port=port, piece=encoded(piece), within_s=_HONEST_S)
+            outcome = await arena.inside(
+                "egress:reach", host=host, port=port, piece=encoded(piece), within_s=_PATIENCE_S
+            )
             if outcome.verdict is not ProbeVerdict.CONTAINED:
                 return undecided(f"{host}:{port} is allowed but was {outcome.evidence}")
     return contained("what is allowed is reached, so that the others mean something")
@@ -456,11 +524,11 @@ PROBES: tuple[Probe[Arena], ...] = (
     Probe("other-sandbox", _G, "reach another sandbox whose network is open", _other_sandbox),
     _beside(
         "half-open",
-        "hold 2,000 silent connections, beside a neighbour",
+        "hold all connections there are, silently, beside a neighbour",
         "egress:hold",
         host="allowed.example",
         port=80,
-        count=2000,
+        count=400,
     ),
     _beside(
         "slow-hello",
@@ -498,6 +566,25 @@ PROBES: tuple[Probe[Arena], ...] = (
         first=encoded(request(b"Host: allowed.example")),
         more=encoded(request(b"Host: allowed.example") * 2000),
     ),
+    _beside(
+        "many-questions",
+        "ask without end over UDP and TCP, with 900 rules, from six sandboxes, beside a neighbour",
+        "egress:ask_much",
+        sandboxes=6,
+        allowed=_MANY,
+        name="flood",
+        tcp=True,
+    ),
+    _beside(
+        "silent-names",
+        "connect to 420 names whose server never answers, beside a neighbour who looks names up",
+        "egress:look_up_much",
+        allowed=_MANY,
+        below=SILENT,
+        port=22,
+        count=420,
+    ),
+    Probe("long-rules", _G, "set 2,000 international names again and again, beside a neighbour", _long_rules),
     _beside("dns-flood", "ask for names without end, beside a neighbour", "egress:ask_much", name="flood"),
     Probe("rule-changes", _G, "connect while the rules are closed", _changes),
     Probe("proxy-killed", _G, "connect while the proxy is killed and started again", _killed),

@@ -12,7 +12,8 @@ all of them at once, see `Admission`; so there is always a place for another ten
 The memory of a connection is bounded: the head by `max_header_bytes`, the body by uvicorn's flow control (64 KiB, then
 reading pauses), pipelined requests by `MAX_PIPELINED`, and output by the transport's high-water mark. Incoming
 bytes are parsed in turns with everything else on the event loop: a read may hold tens of thousands of tiny chunks or
-frames, and no more is read while some of it is unparsed. The frames of previews are passed on unparsed (RAW). When a
+frames, and no more is read while some of it is unparsed. The frames of previews are passed on unparsed (RAW). Of other
+WebSockets a message is held whole, and counts in its tenant's share of the memory for answers. When a
 client disconnects or is dropped, the app's `send` raises and its `receive` returns `http.disconnect`, so that streams
 end.
 """
@@ -38,6 +39,7 @@ from warren.http.problems import problem
 from warren.http.request import REQUEST, Request
 from warren.http.server.frame_borders import FrameBorders
 from warren.http.server.http_guard import DEFAULT_HEADERS, SECURITY_HEADERS, HttpLimits
+from warren.kernel.answer_memory import AnswerRoom, answer_room
 from warren.kernel.fair_share import FairShare
 from warren.kernel.logs import get_log
 from warren.kernel.pacing import TURN_S
@@ -55,6 +57,7 @@ MAX_FRAGMENTS = 1024
 _HTTP_STEP = 8 * 1024  # bytes parsed before the clock is read: 1,400 chunks, or a part of one
 _FRAMES_STEP = 1024  # bytes: 170 frames, or a part of one
 _MAX_EARLY = 64 * 1024  # bytes that a client sends before it was accepted
+_SMALL_MESSAGE = 16 * 1024  # bytes of a WebSocket's message that are not counted
 _PING = b"\x89\x00"
 _MAX_REFUSED = 256  # connections over the limit that get a response; the others are just closed
 _EVICTED_PART = 100  # closes 1 % of the connections at a time, because choosing them is slow
@@ -512,6 +515,9 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         self._rest = memoryview(b"")
         self._turn: asyncio.Handle | None = None
         self._passed: FrameBorders | None = None  # of what is passed on to the client, if frames are passed on unread
+        self._room: AnswerRoom | None = None
+        self._messages = 0  # bytes of messages that the app has not dealt with
+        self._counted = 0
 
     @property
     def owner(self) -> str:
@@ -558,7 +564,8 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
             elif self._rest and not self.read_paused and time.perf_counter() >= until:
                 self.transport.pause_reading()
                 self._turn = self.loop.call_soon(self._parse_for_a_turn)
-                return
+                break
+        self._count_messages()
         if not self._rest and not self.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()
 
@@ -573,6 +580,9 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
                 self.read_paused = False
                 self.transport.resume_reading()
             return await self.queue.get()
+        if self._messages and self.queue.empty():
+            self._messages = 0
+            self._count_messages()
         message = await super().receive()
         self._parse_later()
         return message
@@ -583,6 +593,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
             return
         await super().send(message)
         if message["type"] == "websocket.accept":
+            self._room = answer_room()
             if message.get(RAW):
                 self._passed, early, self._rest = FrameBorders(), bytes(self._rest), memoryview(b"")
                 if early:
@@ -591,6 +602,27 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
                 self._parse_later()
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
             self.handshake_complete = True  # otherwise uvicorn logs every refusal as an error of the app
+
+    # -- the memory of messages
+
+    def send_receive_event_to_app(self) -> None:
+        self._messages += sum(map(len, self.frames))
+        super().send_receive_event_to_app()
+
+    def _count_messages(self) -> None:
+        """Counts the message that comes, and those that the app has not dealt with. Closes the connection if its tenant
+        has no room for them."""
+        held = self._messages + len(self.conn.reader.buffer) + sum(map(len, self.frames))
+        more = (held if held > _SMALL_MESSAGE else 0) - self._counted
+        if self._room is None or self.close_sent or self.transport.is_closing():
+            return
+        if more > 0 and not self._room.hold_now(more):
+            self.conn.fail(4503, "the messages that are not read yet use all the memory there is for them")
+            self.handle_parser_exception()
+            return
+        if more < 0:
+            self._room.give_back(-more)
+        self._counted += more
 
     # -- frames that are passed on unread
 

@@ -64,6 +64,7 @@ _TURN_WORK_S: Final = 0.02  # of a tenant in one turn of the loop
 _CONNECT_WORK_S: Final = 0.0002  # what a connection costs that is refused at once
 _HANDSHAKE_WORK_S: Final = 0.0015  # what a handshake of TLS costs
 _REQUEST_WORK_S: Final = 0.0004  # what a request costs that carries a secret
+_OPEN_WORK_S: Final = 0.001  # what looking up, connecting and relaying cost more
 _SHARE: Final = 4  # a tenant alone may have four fifths of all connections, two four ninths each, and so on
 _IDLE_S: Final = 10.0
 _FIRST_READ: Final = 4096
@@ -371,6 +372,7 @@ class SandboxEgress:
             server.close()
             raise
         self._opened += 1
+        self._work.count(_OPEN_WORK_S)
         count = len(self._connections)
         buffer = 0 if count <= _FEW else _BUFFER if count <= _SEVERAL else _SMALL_BUFFER
         for sock in (connection.client, server):

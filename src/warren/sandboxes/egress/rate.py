@@ -92,3 +92,7 @@ class Work:
         """Takes what was spent, and returns for how many seconds the sandbox should wait."""
         rate_s = max(self._own.take(seconds), self._shared.take(self._tenant, seconds * 1e6))
         return max(rate_s, self._of_turn.take(self._tenant, seconds))
+
+    def count(self, seconds: float) -> None:
+        """Takes what was spent from the tenant's part alone: later work of its sandboxes waits for it."""
+        self._shared.take(self._tenant, seconds * 1e6)

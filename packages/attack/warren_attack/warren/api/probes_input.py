@@ -5,8 +5,10 @@ import contextlib
 import gzip
 import io
 import json
+import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -497,8 +499,35 @@ async def _webhook_targets(arena: ApiArena) -> ProbeResult:
             "ftp://example.com/",
         ),
     )
+    called = await _called(arena, (*urls, "http://no-such-name.invalid/"))
+    if isinstance(called, ProbeResult):
+        return called
+    return judged(not called, f"called: {', '.join(called) or 'none'} of {len(urls)} addresses inside")
+
+
+async def _own_webhook_targets(arena: ApiArena) -> ProbeResult:
+    """The machine's own addresses, public ones among them, at which the server itself would answer."""
+    own = await asyncio.to_thread(_own_addresses)
+    if arena.http.host not in ("localhost", "127.0.0.1", "::1", *own):
+        return not_applicable("the server is on another machine, whose addresses are not known")
+    hosts = [host for each in own for host in (each, f"[::ffff:{each}]", f"[64:ff9b::{each}]")]
+    called = await _called(arena, [f"http://{host}:{arena.http.port}/" for host in hosts])
+    if isinstance(called, ProbeResult):
+        return called
+    return judged(not called, f"called: {', '.join(called) or 'none'} of {len(hosts)} spellings of {', '.join(own)}")
+
+
+def _own_addresses() -> list[str]:
+    """Returns the IPv4 addresses of this machine that are not loopback."""
+    text = Path("/proc/net/fib_trie").read_text()
+    found = dict.fromkeys(re.findall(r"-- ([\d.]+)\n\s+/32 host LOCAL", text))
+    return [each for each in found if not each.startswith("127.")]
+
+
+async def _called(arena: ApiArena, urls: Iterable[str]) -> list[str] | ProbeResult:
+    """Makes a webhook of each URL and has it tested. Returns what was called, or what else should not be."""
     called, errors = [], set[str]()
-    for url in (*urls, "http://no-such-name.invalid/"):
+    for url in urls:
         made = await arena.call("POST", "/api/webhooks", {"url": url})
         if made.status in (403, 404, 503):
             return not_applicable(f"webhooks cannot be made here: {made}")
@@ -516,7 +545,7 @@ async def _webhook_targets(arena: ApiArena) -> ProbeResult:
             called.append(f"{url}: {made}")
     if len(errors) > 1:
         called.append(f"errors tell which names exist: {sorted(errors)}")
-    return judged(not called, f"called: {', '.join(called) or 'none'} of {len(urls)} addresses inside")
+    return called
 
 
 PROBES: tuple[Probe[ApiArena], ...] = (
@@ -544,4 +573,5 @@ PROBES: tuple[Probe[ApiArena], ...] = (
     Probe("api-archives", _G, "leave the directory by an archive, or break the server", _archives),
     Probe("api-frames", _G, "break the WebSocket protocol", _frames),
     Probe("api-webhook-targets", _G, "have the server call addresses inside", _webhook_targets),
+    Probe("api-webhook-own", _G, "have the server call the machine's own addresses", _own_webhook_targets),
 )

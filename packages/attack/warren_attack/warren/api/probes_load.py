@@ -180,6 +180,15 @@ async def _json_at_once(arena: ApiArena) -> list[Answer]:
     return list(await asyncio.gather(*(_exec(arena, body) for body in (deep, wide) * 6)))
 
 
+async def _rules_at_once(arena: ApiArena) -> list[Answer]:
+    """The most rules that there can be, all of names that have to be converted."""
+    names = [f"{number}.{'ä' * 30}.{'漢' * 10}.example" for number in range(1000)]
+    body = {"allow": [f"b{name}" for name in names], "deny": [f"c{name}" for name in names]}
+    answers = await asyncio.gather(*(arena.call("PUT", _path(arena, "network"), body) for _ in range(6)))
+    await arena.call("PUT", _path(arena, "network"), {"allow": []})
+    return list(answers)
+
+
 async def _processes_at_once(arena: ApiArena) -> list[Answer]:
     path = _path(arena, "processes")
     answers = list(await asyncio.gather(*(arena.call("POST", path, _command("sleep 60")) for _ in range(100))))
@@ -362,6 +371,7 @@ PROBES: tuple[Probe[ApiArena], ...] = (
     _loaded("api-commands-at-once", "30 commands of 1 MiB at once", _commands_at_once),
     _loaded("api-variables", "six commands with 40,000 variables", _variables_at_once),
     _loaded("api-json-at-once", "twelve deep and wide documents at once", _json_at_once),
+    _loaded("api-rules-at-once", "2,000 network rules of international names, six times at once", _rules_at_once),
     _loaded("api-processes-at-once", "100 processes at once, and lists of them", _processes_at_once),
     _loaded("api-creates-at-once", "twelve sessions at once", _creates_at_once),
     _loaded("api-keys-at-once", "30 answers to be kept for a day", _keys_at_once),

@@ -4,15 +4,17 @@ At E2B a sandbox reaches everything unless `denyOut` says otherwise, and `allowO
 `0.0.0.0/0` makes a list of what is allowed.
 """
 
-import asyncio
 from collections.abc import Mapping
+from functools import partial
 from ipaddress import ip_network
 from typing import Any, Final
 
 from warren.http.e2b.control.bodies import bad, read_flag, read_list
 from warren.http.e2b.errors import E2bError
+from warren.kernel.fair_thread import fair_thread
 from warren.model.network import FEW_RULES, MAX_RULES, NetworkRules
 from warren.model.session import Session
+from warren.sessions.request_context import current_caller
 
 ALL_TRAFFIC: Final = "0.0.0.0/0"
 _REFUSED: Final = ("rules", "egressProxy", "dnsServers", "maskRequestHost", "httpsPorts")
@@ -48,7 +50,7 @@ async def read_network_apart(values: Mapping[str, Any], internet: bool | None) -
     """Does what `read_network` does, in a thread if there are many rules."""
     lists = (values.get("allowOut"), values.get("denyOut"))
     if sum(len(texts) for texts in lists if isinstance(texts, list)) > FEW_RULES:
-        return await asyncio.to_thread(read_network, values, internet)
+        return await fair_thread().run(current_caller().tenant, partial(read_network, values, internet))
     return read_network(values, internet)
 
 
