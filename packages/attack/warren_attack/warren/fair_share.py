@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import statistics
 import time
 import weakref
@@ -257,7 +258,7 @@ def _others_s(arena: Arena) -> float:
 def processor_s() -> float:
     """Processor time of everything on this machine but this process and what it started."""
     user, nice, system, _, _, *more = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:8])
-    return (user + nice + system + sum(more)) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
+    return (user + nice + system + sum(more)) / os.sysconf("SC_CLK_TCK") - _own_s()
 
 
 @contextlib.asynccontextmanager
@@ -296,21 +297,28 @@ async def _work(arena: Arena, process: Process, lines: AsyncIterator[str]) -> tu
         seconds["terminal API"] = time.monotonic() - started
         await process.write(b"\n")
         inside = json.loads(await anext(lines))
-    worked = {work: took - waited for work, (took, waited) in inside.items()}
+    worked = {work: took - waited for work, (took, waited) in inside.items() if waited is not None}
     if charged is not None:
         worked[_CHARGED] = (arena.neighbour_host.cpu_s() or 0.0) - charged
     return {**seconds, **{work: took for work, (took, _) in inside.items()}}, worked
 
 
 async def _create(arena: Arena) -> tuple[Speeds, Speeds]:
-    started, charged = time.monotonic(), sum(os.times()[:4])
+    started, charged = time.monotonic(), _own_s()
     sandbox = await arena.provider.create(arena.other_spec)
     try:
         await sandbox.exec(Command(argv=("true",)))
         took = time.monotonic() - started
     finally:
         await arena.provider.destroy(sandbox.id)
-    return {"create": took}, {_CHARGED: sum(os.times()[:4]) - charged}
+    return {"create": took}, {_CHARGED: _own_s() - charged}
+
+
+def _own_s() -> float:
+    """Processor time of this process and of those that it has reaped. `os.times` counts in hundredths of a second, and
+    a sandbox is made in less."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 async def _lines(chunks: AsyncIterator[Chunk]) -> AsyncGenerator[str, None]:
