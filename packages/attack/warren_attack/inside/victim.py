@@ -15,8 +15,8 @@ _FOLDER = "/workspace/victim"
 
 
 def measure() -> ProbeVerdict:
-    """For each line of its input: does each piece of work once. Prints as JSON how many seconds each took, and for how
-    many of them it was ready to run and waited for a processor (null if unknown)."""
+    """For each line of its input: does each piece of work once. Prints as JSON how many seconds each took, and how
+    much processor time."""
     os.makedirs(_FOLDER, exist_ok=True)
     disk = os.open(f"{_FOLDER}/disk", os.O_RDWR | os.O_CREAT, 0o600)
     server = socket.create_server(("127.0.0.1", 0))
@@ -65,20 +65,9 @@ def measure() -> ProbeVerdict:
     for _ in sys.stdin:
         seconds = {}
         for name, work in pieces.items():
-            started, before = time.monotonic(), _waited_s()
+            started, used = time.monotonic(), time.process_time()
             work()
-            after = _waited_s()
-            waited = None if before is None or after is None else after - before
-            seconds[name] = time.monotonic() - started, waited
+            seconds[name] = time.monotonic() - started, time.process_time() - used
         sys.stdout.write(json.dumps(seconds) + "\n")
         sys.stdout.flush()
     return CONTAINED, "measured"
-
-
-def _waited_s() -> "float | None":
-    """Seconds for which this process was ready to run and no processor was free; None if the kernel does not tell."""
-    try:
-        with open("/proc/self/schedstat") as file:
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, IndexError):
-        return None

@@ -9,9 +9,9 @@ after each attack, by medians, and the worse one counts; what looks like a breac
 rounds is a breach if nothing else kept the machine busy.
 
 If other programs did, or if the fair share itself moved as much, time on the clock proves nothing, and processor time
-decides: what the neighbour is charged for its work, how long this takes without the time in which it waited for a
-processor, what the attacker is charged, and what threads of the kernel use more than before. Memory that nobody is
-charged for stays UNDECIDED then.
+decides: what the neighbour's work uses, what the attacker is charged, and what threads of the kernel use more than
+before. Waits prove nothing then, not even those for a disk or a terminal: threads of the kernel end them, and wait for
+a processor themselves. Memory that nobody is charged for stays UNDECIDED.
 """
 
 import asyncio
@@ -50,15 +50,15 @@ ON_DISK = frozenset({"page_cache", "writes", "documents", "fsyncs", "syncs", "tr
 
 Speeds = Mapping[str, float]
 Measure = Callable[[], Awaitable[tuple[Speeds, Speeds]]]
-"""Does each kind of work once. Returns the seconds that each took, and those without waiting for a processor."""
+"""Does each kind of work once. Returns the seconds that each took, and the processor time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
     """Seconds for each kind of work, and how many cores programs other than the attack and its neighbour used.
 
-    `worked` are the seconds in which the neighbour did not wait for a processor, and the processor time that it was
-    charged. `attacker` and `kernel` are cores: what the attacker was charged, and what threads of the kernel used.
+    `worked` is the neighbour's processor time for each kind of work, and what it was charged. `attacker` and `kernel`
+    are cores: what the attacker was charged, and what threads of the kernel used.
     """
 
     seconds: Speeds
@@ -87,7 +87,7 @@ class Round:
         return 1 - max(self.before.seconds[work], self.after.seconds[work]) / self.during.seconds[work]
 
     def needs_more(self) -> Mapping[str, float]:
-        """By which part each kind of work took longer than its fair time, apart from waiting for a processor."""
+        """By which part each kind of work used more processor time than beside an honest neighbour."""
         before, during, after = (phase.worked for phase in (self.before, self.during, self.after))
         return {work: during[work] / max(before[work], after[work], 1e-9) - 1 for work in during}
 
@@ -225,9 +225,9 @@ async def _phase(arena: Arena, measure: Measure, seconds: float, least: int) -> 
     started, others, samples, worked = time.monotonic(), _others_s(arena), list[Speeds](), list[Speeds]()
     attacker, kernel = arena.host.cpu_s() or 0.0, _kernel_threads_s()
     while time.monotonic() < started + seconds or len(samples) < least:
-        took, without_waiting = await measure()
+        took, used = await measure()
         samples.append(took)
-        worked.append(without_waiting)
+        worked.append(used)
         await asyncio.sleep(_PAUSE_S)
     lasted = time.monotonic() - started
     return Phase(
@@ -297,7 +297,7 @@ async def _work(arena: Arena, process: Process, lines: AsyncIterator[str]) -> tu
         seconds["terminal API"] = time.monotonic() - started
         await process.write(b"\n")
         inside = json.loads(await anext(lines))
-    worked = {work: took - waited for work, (took, waited) in inside.items() if waited is not None}
+    worked = {work: used for work, (_, used) in inside.items()}
     if charged is not None:
         worked[_CHARGED] = (arena.neighbour_host.cpu_s() or 0.0) - charged
     return {**seconds, **{work: took for work, (took, _) in inside.items()}}, worked
