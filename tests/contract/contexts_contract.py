@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import anyio
 import pytest
 from contract.provider_contract import ProviderHooks
+from this_run import patience
 
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Process, Sandbox
@@ -226,17 +227,20 @@ for n in range(40): send(b"r", bytes([n]) * 1000000)"""
         assert (await context.cell("print(len(block))")).text() == b"1048576\n"
 
     @pytest.mark.parametrize(
-        "flood",
-        ["channel.sendall(b'r\\0\\0\\0\\2{}' * 1000)", "os.write(1, b'x'); os.write(2, b'y')"],
+        ("flood", "least"),
+        [
+            ("channel.sendall(b'r\\0\\0\\0\\2{}' * 1000)", 1_000),
+            ("os.write(1, b'x'); os.write(2, b'y')", 10),  # joined by a keeper that has no time for each
+        ],
         ids=["events", "text"],
     )
-    async def test_frames_without_end_come_at_a_bounded_rate(self, context: Context, flood: str) -> None:
+    async def test_frames_without_end_come_at_a_bounded_rate(self, context: Context, flood: str, least: int) -> None:
         """10,000 at once, 1,000 a second after that, and what one read brings."""
         await context.start()
         cell = await context.cell(f"while True: {flood}", timeout_s=1)
         assert cell.result.reason is Reason.TIMEOUT
-        assert 1_000 < len(cell.frames) < 10_000 + 1_000 * cell.result.duration_ms / 1000 + 14_000
-        assert cell.result.duration_ms < 1000 + 4000
+        assert least < len(cell.frames) < 10_000 + 1_000 * cell.result.duration_ms / 1000 + 14_000
+        assert cell.result.duration_ms < 1000 * patience(1 + 4)
 
     async def test_frames_above_the_rate_wait_and_none_is_lost(self, context: Context) -> None:
         await context.start()

@@ -21,7 +21,7 @@ from marks import first_of
 from server_process import ServerProcess, clean_environ, free_port, running_server
 from this_run import new_state_dir
 
-from warren.cli.cluster_up import pause_before_restart
+from warren.cli.cluster_up import Service, pause_before_restart
 
 _UP_S = 120.0
 FAILED = 125
@@ -295,6 +295,25 @@ def test_a_process_that_ends_again_and_again_is_started_ever_less_often() -> Non
     for ran_s in (0.1, 59.0, 0.0, 0.0, 0.0, 0.0, 61.0, 0.0):
         pauses.append(pause_before_restart(ran_s, pauses[-1]))
     assert pauses == [0.0, 1.0, 3.0, 7.0, 15.0, 30.0, 30.0, 0.0, 1.0]
+
+
+def test_a_process_that_cannot_be_started_now_is_tried_again_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program, hidden = tmp_path / "program", tmp_path / "hidden"
+    shutil.copy("/bin/true", program)
+    service = Service("worker-1", [str(program)], {}, tmp_path / "log")
+    service.process.wait()
+    program.rename(hidden)
+    now = time.monotonic()
+    for later_s in (0, 40, 80):
+        service.revive(now + later_s)
+    hidden.rename(program)
+    service.revive(now + 160)
+    assert service.process.wait() == 0
+    said = capsys.readouterr().err
+    assert said.count("worker-1 cannot be started: ") == 2, said
+    assert said.endswith("worker-1 is started again\n")
 
 
 def test_without_redis_on_the_machine_it_says_so(directory: Path) -> None:

@@ -1,6 +1,7 @@
 """The launcher: what it refuses, and what it leaves of itself."""
 
 import os
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ import warren
 
 BIN = Path(warren.__file__).parent / "bin"
 LAUNCHER = BIN / "warren-launch"
+
+# Of the ELF format: a type of file, types of segments, a flag of a segment.
+SHARED_OBJECT, INTERPRETER, GNU_STACK, GNU_RELRO, EXECUTABLE = 3, 3, 0x6474E551, 0x6474E552, 1
 
 
 def launch(*words: str, pass_fds: tuple[int, ...] = ()) -> subprocess.CompletedProcess[str]:
@@ -150,3 +154,16 @@ def test_a_child_tries_to_move_to_the_given_cgroup(at: Path) -> None:
     assert (outcome.returncode, procs.read_text()) == (0, "0")
     missing = sandbox(at, ("--tmpfs", "size=8m", "--move", "/no/such/file"), "true")
     assert missing.returncode == 0
+
+
+@pytest.mark.parametrize("name", ["warren-agent", "warren-launch"])
+def test_the_programs_are_static_and_loaded_at_an_address_that_changes(name: str) -> None:
+    data = (BIN / name).read_bytes()
+    (kind,) = struct.unpack_from("<H", data, 16)
+    (table,) = struct.unpack_from("<Q", data, 32)
+    size, count = struct.unpack_from("<HH", data, 54)
+    segments = dict(struct.unpack_from("<II", data, table + size * number) for number in range(count))
+    assert kind == SHARED_OBJECT
+    assert INTERPRETER not in segments
+    assert GNU_RELRO in segments
+    assert not segments[GNU_STACK] & EXECUTABLE

@@ -3,11 +3,12 @@
 `link_over` makes the links of `linked`. A test sets it to `over_guarded` for the transport of kernels before 6.16.
 """
 
+import array
 import asyncio
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from warren.sandboxes.agent.link import AgentLink
@@ -83,3 +84,29 @@ async def linked(**options: Any) -> Any:
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
+
+
+LINGER_S = 30
+
+
+@contextmanager
+def lingering() -> Iterator[socket.socket]:
+    """Yields a socket whose close lasts for LINGER_S: what it has sent finds no room at the other end."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as sock,
+        listener.accept()[0],
+    ):
+        sock.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                sock.send(bytes(1 << 20))
+        sock.setblocking(True)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, LINGER_S))
+        yield sock
+
+
+def pass_on(link: socket.socket, passed: socket.socket, flags: int) -> None:
+    """Sends an open socket along with one byte: of several, only the last can be urgent. (`send_fds` ignores flags.)"""
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [passed.fileno()]))
+    link.sendmsg([b"x"], [rights], flags)

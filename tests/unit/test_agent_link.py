@@ -3,17 +3,16 @@
 import asyncio
 import os
 import socket
-import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 from unit import scripted_agent
-from unit.scripted_agent import exit_frame, hello, linked, output, over_guarded, said
+from unit.scripted_agent import LINGER_S, exit_frame, hello, lingering, linked, output, over_guarded, pass_on, said
 
 from warren.model.errors import FileNotFound, FileProblem, InvalidRequest, ProtocolError, SandboxLost
 from warren.model.metrics import SandboxMetrics
@@ -332,32 +331,16 @@ async def test_breaking_the_rules_cuts_the_link(what: str) -> None:
         assert repr(link).startswith("<AgentLink broken: ")
 
 
-@contextmanager
-def lingering() -> Iterator[socket.socket]:
-    """Yields a socket whose close lasts three seconds: what it has sent finds no room at the other end."""
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        socket.create_connection(listener.getsockname()) as sock,
-        listener.accept()[0],
-    ):
-        sock.setblocking(False)
-        with suppress(BlockingIOError):
-            while True:
-                sock.send(bytes(1 << 20))
-        sock.setblocking(True)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3))
-        yield sock
-
-
+@pytest.mark.parametrize("flags", [0, socket.MSG_OOB], ids=["ordinary", "urgent"])
 @pytest.mark.parametrize("is_read", [True, False], ids=["read", "unread"])
-async def test_open_files_that_an_agent_sends_hold_nobody_up(is_read: bool, either_transport: str) -> None:
+async def test_open_files_that_an_agent_sends_hold_nobody_up(is_read: bool, flags: int, either_transport: str) -> None:
     """The kernel closes them for a reader who does not ask for them."""
     async with linked() as (link, agent):
         if not is_read:
             link._transport.pause_reading()
         with lingering() as sock, socket.socket(fileno=os.dup(agent.writer.get_extra_info("socket").fileno())) as raw:
             try:
-                socket.send_fds(raw, [said(WireResponse.CREDIT, 0)], [sock.fileno()])
+                pass_on(raw, sock, flags)
             except PermissionError:
                 assert either_transport == "over"  # from Linux 6.16 on
                 return
@@ -366,7 +349,7 @@ async def test_open_files_that_an_agent_sends_hold_nobody_up(is_read: bool, eith
             with suppress(ProtocolError, SandboxLost):
                 await (await link.open(WireRequest.PING)).last() if is_read else None
             await link.close()
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < LINGER_S / 3
     assert repr(link) == (
         "<AgentLink broken: it sent open files, 0 channels>" if is_read else "<AgentLink lost, 0 channels>"
     )

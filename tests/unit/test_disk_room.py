@@ -1,13 +1,21 @@
 """How the last room of the host's disk is shared out, and which sizes the disks of sandboxes have."""
 
+import os
+import struct
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from warren.model.errors import MachineFull
 from warren.model.spec import MIB
 from warren.sandboxes.host.disk_room import DiskUse, Promises, disk_mount, find_disk, pause_s, plan_disks, share
-from warren.sandboxes.host.disks import standard_size_mb
+from warren.sandboxes.host.disks import mke2fs_argv, standard_size_mb
 
 GIB = 1024 * MIB
+
+# In the superblock of ext4: compatible features, one that a kernel needs to write, and what to do at an error.
+EXT_ATTR, DIR_INDEX, SPARSE_SUPER2, METADATA_CSUM, ERRORS_REMOUNT_READ_ONLY = 0x8, 0x20, 0x200, 0x400, 2
 
 
 def disk(allocated_mb: int, *, unwritten_mb: int = 0, limit_mb: int = 1024) -> DiskUse:
@@ -81,3 +89,24 @@ def test_only_a_loop_device_at_the_workspace_is_watched() -> None:
     assert disk_mount("90 80 0:77 / /workspace rw - tmpfs disk rw\n") == ("/workspace", 77)
     with pytest.raises(FileNotFoundError):
         disk_mount("90 80 0:77 / /tmp rw - tmpfs disk rw\n")
+
+
+@pytest.mark.parametrize(("size_mb", "block_bytes"), [(16, 1024), (1024, 4096)])
+def test_nothing_of_a_disk_comes_from_the_hosts_settings(size_mb: int, block_bytes: int, tmp_path: Path) -> None:
+    settings = tmp_path / "mke2fs.conf"
+    settings.write_text(
+        "[defaults]\nbase_features = has_journal,sparse_super\nerrors = continue\nblocksize = 2048\n"
+        "[fs_types]\next2 = {\n features = has_journal,metadata_csum\n}\n"
+    )
+    image = tmp_path / "image"
+    with image.open("xb") as file:
+        file.truncate(size_mb << 20)
+    environ = {**os.environ, "MKE2FS_CONFIG": str(settings)}
+    subprocess.run([*mke2fs_argv(size_mb), str(image)], env=environ, check=True)
+    with image.open("rb") as file:
+        superblock = file.read(2048)[1024:]
+    compatible, _, to_write = struct.unpack_from("<III", superblock, 0x5C)
+    assert compatible == EXT_ATTR | DIR_INDEX | SPARSE_SUPER2
+    assert not to_write & METADATA_CSUM
+    assert 1024 << struct.unpack_from("<I", superblock, 0x18)[0] == block_bytes
+    assert struct.unpack_from("<H", superblock, 0x3C)[0] == ERRORS_REMOUNT_READ_ONLY

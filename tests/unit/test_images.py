@@ -98,7 +98,10 @@ def test_preparing_twice_changes_nothing() -> None:
     assert group_with_user(group_with_user("")) == group_with_user("")
 
 
-HOSTILE_LINKS = ["etc", "etc/passwd", "etc/group", "etc/hosts", "etc/resolv.conf", "proc", ".warren", ".warren/agent"]
+HOSTILE_LINKS = [
+    *("etc", "etc/passwd", "etc/group", "etc/hosts", "etc/resolv.conf"),
+    *("proc", "dev", "sys", ".warren", ".warren/agent"),
+]
 
 
 @pytest.mark.parametrize("link", [*HOSTILE_LINKS, "tmp", "home", "home/sandboxuser", "workspace", "var", "var/tmp"])

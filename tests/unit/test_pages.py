@@ -1,4 +1,5 @@
-"""Links in the documentation lead somewhere; docs/architecture.md agrees with the code about folders and states."""
+"""Links in the documentation lead somewhere; docs/architecture.md agrees with the code about folders and states, and
+docs/trust-boundaries.md about layers, probes, tests and known holes of runtimes."""
 
 import re
 import subprocess
@@ -10,10 +11,14 @@ from typing import Any
 
 import pytest
 
+from warren.doctor.parts import known_holes
 from warren.model.session import STATES, SessionState, StateRules
+from warren.model.spec import Layer
+from warren_attack.warren.suite import PROBES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
+TRUST = (ROOT / "docs" / "trust-boundaries.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CONTRACTS: list[dict[str, Any]] = PROJECT["tool"]["importlinter"]["contracts"]
 LAYERS = [layer.split(" | ") for layer in CONTRACTS[0]["layers"]]
@@ -47,9 +52,9 @@ def test_the_pages_become_a_site(tmp_path: Path) -> None:
     assert (tmp_path / "site" / "tutorial.html").exists()
 
 
-def table_under(heading: str) -> list[list[str]]:
+def table_under(heading: str, page: str = PAGE) -> list[list[str]]:
     """The first table of a chapter, without its head."""
-    chapter = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    chapter = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     rows = [line.strip("|").split("|") for line in chapter.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row] for row in rows[2:]]
 
@@ -106,3 +111,24 @@ def test_the_picture_of_a_session_has_every_move() -> None:
 def test_every_file_that_is_named_is_there() -> None:
     for name in re.findall(r"\b(\w+/[\w/]+\.py)\b", PAGE):
         assert (ROOT / "src" / "warren" / name).exists(), name
+
+
+def test_what_stands_for_an_advisory_or_a_boundary_is_there() -> None:
+    known = {layer.value for layer in Layer} | {probe.id for probe in PROBES}
+    advisories = table_under("Advisories of runc and crun", TRUST)
+    assert len(advisories) > 15
+    for advisory, *_, evidence in advisories:
+        named = re.findall(r"`([^`]+)`", evidence)
+        assert named, advisory
+        assert {name for name in named if "/" not in name} <= known, advisory
+    for name in re.findall(r"`((?:tests|src)/[^`]+)`", TRUST):
+        assert (ROOT / name).exists(), name
+    groups = {str(probe.group) for probe in PROBES}
+    assert set(re.findall(r"group `([^`]+)`", TRUST)) <= groups
+
+
+def test_every_hole_that_the_doctor_knows_is_among_the_advisories() -> None:
+    told = " ".join(check.found for check in known_holes("runc", "1.0.0"))
+    holes = re.findall(r"CVE-\d+-\d+", told)
+    assert holes
+    assert set(holes) <= set(re.findall(r"CVE-\d+-\d+", TRUST))

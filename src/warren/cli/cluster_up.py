@@ -1,6 +1,6 @@
 """`warren cluster up`: a whole cluster on one machine, with real processes and a real Redis.
 
-A process that ends by itself once the cluster is up is started again; see `_Service.revive`.
+A process that ends by itself once the cluster is up is started again; see `Service.revive`.
 """
 
 import contextlib
@@ -82,8 +82,8 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-class _Service:
-    """One process of the cluster, which writes to the file `log`."""
+class Service:
+    """One process of the cluster, which writes to the file `log`. Raises OSError if it cannot be started."""
 
     def __init__(self, name: str, argv: list[str], environ: Mapping[str, str], log: Path) -> None:
         self._name, self._argv, self._environ, self.log = name, argv, environ, log
@@ -98,9 +98,9 @@ class _Service:
                 self._argv, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
-    def revive(self) -> None:
-        """Starts the process again if it has ended, after a pause if it did not run for long."""
-        now = time.monotonic()
+    def revive(self, now: float) -> None:
+        """Starts the process again if it has ended, after a pause if it did not run for long. `now` is the monotonic
+        time."""
         if self.process.poll() is None:
             return
         if not self._again_at:
@@ -108,8 +108,11 @@ class _Service:
             self._again_at = now + self._pause_s
             click.echo(f"{self._name} has ended ({self.process.returncode}); its log is {self.log}", err=True)
         if now >= self._again_at:
-            self.start()
-            click.echo(f"{self._name} is started again", err=True)
+            try:
+                self.start()
+                click.echo(f"{self._name} is started again", err=True)
+            except OSError as exc:  # such as too many processes: the next look counts it as one that has ended again
+                click.echo(f"{self._name} cannot be started: {exc}", err=True)
 
 
 def pause_before_restart(ran_s: float, last_pause_s: float) -> float:
@@ -123,7 +126,7 @@ class _Cluster:
         self._settings = settings
         self._redis = redis
         self._root = root
-        self._services: dict[str, _Service] = {}
+        self._services: dict[str, Service] = {}
 
     def start(self, workers: int, coordinators: int, port: int) -> None:
         from warren.app.cluster_wiring import read_or_make_secret
@@ -160,7 +163,7 @@ class _Cluster:
         """Keeps the processes running until an exception interrupts it."""
         while True:
             for service in self._services.values():
-                service.revive()
+                service.revive(time.monotonic())
             time.sleep(_LOOK_S)
 
     def stop(self) -> None:
@@ -222,7 +225,7 @@ class _Cluster:
         self._start_service(name, [sys.executable, "-m", "warren.cli.main", command], environ)
 
     def _start_service(self, name: str, argv: list[str], environ: Mapping[str, str]) -> None:
-        self._services[name] = _Service(name, argv, environment_with(environ), self._root / f"{name}.log")
+        self._services[name] = Service(name, argv, environment_with(environ), self._root / f"{name}.log")
 
     def _wait_until_ready(self, name: str, url: str) -> None:
         deadline = time.monotonic() + _START_S

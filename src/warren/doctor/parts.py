@@ -30,9 +30,10 @@ _LAUNCHER_VERSION = 1
 _KNOWN_HOLES = (
     ("runc", (1, 1, 12), "CVE-2024-21626", "Warren gives it no directory of a caller's choice"),
     (
-        *("runc", (1, 2, 8), "CVE-2024-45310, CVE-2025-31133, -52565, -52881"),
+        *("runc", (1, 2, 8), "CVE-2024-45310, CVE-2025-31133, CVE-2025-52565, CVE-2025-52881"),
         "only safe with a user namespace in which the host's root is not, which Warren always makes",
     ),
+    ("runc", (1, 3, 6), "CVE-2026-41579", "Warren's images have a directory of their own as /dev, never a link"),
 )
 _ARCHIVE_FIXED = (29, 5, 1)
 _UPGRADE = "upgrade it when you can (your distribution may have patched it under the same number)"

@@ -19,10 +19,8 @@ from warren.worker.options import LABELS
 from warren.worker.provider_choice import ProviderChoice
 
 _AT_ONCE: Final = 16
-_SWEEPS_S: Final = (
-    0.0,
-    65.0,
-)  # again, if a provider could not be reached, or others were making sandboxes all the time
+# Twice, because a provider may be out of reach at first, or others may be making sandboxes all the time.
+_SWEEPS_S: Final = (0.0, 65.0)
 _log = get_log(__name__)
 
 

@@ -9,15 +9,16 @@ after each attack, by medians, and the worse one counts; what looks like a breac
 rounds is a breach if nothing else kept the machine busy.
 
 If other programs did, or if the fair share itself moved as much, time on the clock proves nothing, and processor time
-decides: what the neighbour is charged for its work, how long this takes without the time in which it waited for a
-processor, what the attacker is charged, and what threads of the kernel use more than before. Memory that nobody is
-charged for stays UNDECIDED then.
+decides: what the neighbour's work uses, what the attacker is charged, and what threads of the kernel use more than
+before. Waits prove nothing then, not even those for a disk or a terminal: threads of the kernel end them, and wait for
+a processor themselves. Memory that nobody is charged for stays UNDECIDED.
 """
 
 import asyncio
 import contextlib
 import json
 import os
+import resource
 import statistics
 import time
 import weakref
@@ -49,15 +50,15 @@ ON_DISK = frozenset({"page_cache", "writes", "documents", "fsyncs", "syncs", "tr
 
 Speeds = Mapping[str, float]
 Measure = Callable[[], Awaitable[tuple[Speeds, Speeds]]]
-"""Does each kind of work once. Returns the seconds that each took, and those without waiting for a processor."""
+"""Does each kind of work once. Returns the seconds that each took, and the processor time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
     """Seconds for each kind of work, and how many cores programs other than the attack and its neighbour used.
 
-    `worked` are the seconds in which the neighbour did not wait for a processor, and the processor time that it was
-    charged. `attacker` and `kernel` are cores: what the attacker was charged, and what threads of the kernel used.
+    `worked` is the neighbour's processor time for each kind of work, and what it was charged. `attacker` and `kernel`
+    are cores: what the attacker was charged, and what threads of the kernel used.
     """
 
     seconds: Speeds
@@ -86,7 +87,7 @@ class Round:
         return 1 - max(self.before.seconds[work], self.after.seconds[work]) / self.during.seconds[work]
 
     def needs_more(self) -> Mapping[str, float]:
-        """By which part each kind of work took longer than its fair time, apart from waiting for a processor."""
+        """By which part each kind of work used more processor time than beside an honest neighbour."""
         before, during, after = (phase.worked for phase in (self.before, self.during, self.after))
         return {work: during[work] / max(before[work], after[work], 1e-9) - 1 for work in during}
 
@@ -224,9 +225,9 @@ async def _phase(arena: Arena, measure: Measure, seconds: float, least: int) -> 
     started, others, samples, worked = time.monotonic(), _others_s(arena), list[Speeds](), list[Speeds]()
     attacker, kernel = arena.host.cpu_s() or 0.0, _kernel_threads_s()
     while time.monotonic() < started + seconds or len(samples) < least:
-        took, without_waiting = await measure()
+        took, used = await measure()
         samples.append(took)
-        worked.append(without_waiting)
+        worked.append(used)
         await asyncio.sleep(_PAUSE_S)
     lasted = time.monotonic() - started
     return Phase(
@@ -257,7 +258,7 @@ def _others_s(arena: Arena) -> float:
 def processor_s() -> float:
     """Processor time of everything on this machine but this process and what it started."""
     user, nice, system, _, _, *more = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:8])
-    return (user + nice + system + sum(more)) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
+    return (user + nice + system + sum(more)) / os.sysconf("SC_CLK_TCK") - _own_s()
 
 
 @contextlib.asynccontextmanager
@@ -296,21 +297,28 @@ async def _work(arena: Arena, process: Process, lines: AsyncIterator[str]) -> tu
         seconds["terminal API"] = time.monotonic() - started
         await process.write(b"\n")
         inside = json.loads(await anext(lines))
-    worked = {work: took - waited for work, (took, waited) in inside.items()}
+    worked = {work: used for work, (_, used) in inside.items()}
     if charged is not None:
         worked[_CHARGED] = (arena.neighbour_host.cpu_s() or 0.0) - charged
     return {**seconds, **{work: took for work, (took, _) in inside.items()}}, worked
 
 
 async def _create(arena: Arena) -> tuple[Speeds, Speeds]:
-    started, charged = time.monotonic(), sum(os.times()[:4])
+    started, charged = time.monotonic(), _own_s()
     sandbox = await arena.provider.create(arena.other_spec)
     try:
         await sandbox.exec(Command(argv=("true",)))
         took = time.monotonic() - started
     finally:
         await arena.provider.destroy(sandbox.id)
-    return {"create": took}, {_CHARGED: sum(os.times()[:4]) - charged}
+    return {"create": took}, {_CHARGED: _own_s() - charged}
+
+
+def _own_s() -> float:
+    """Processor time of this process and of those that it has reaped. `os.times` counts in hundredths of a second, and
+    a sandbox is made in less."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 async def _lines(chunks: AsyncIterator[Chunk]) -> AsyncGenerator[str, None]:

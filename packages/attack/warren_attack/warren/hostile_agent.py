@@ -5,6 +5,7 @@ usage: python -m warren_attack.warren.hostile_agent DIRECTORY ATTACK
 A process of its own, so that what it keeps open, and the time that it takes, are not the worker's.
 """
 
+import array
 import ctypes
 import os
 import signal
@@ -39,6 +40,11 @@ _STRAY: Final = _frame(WireResponse.DATA, 1, b"x")
 def linger(link: socket.socket) -> None:
     """Sends sockets whose close waits for a peer that never reads."""
     _in_children(link, _lingering_socket, 4)
+
+
+def urgent_files(link: socket.socket) -> None:
+    """The same with urgent bytes, which a reader that does not ask for them skips, and has closed what they carry."""
+    _in_children(link, _lingering_socket, 4, socket.MSG_OOB)
 
 
 def memory_files(link: socket.socket) -> None:
@@ -88,7 +94,7 @@ def silence(link: socket.socket) -> None:
 ATTACKS: Final[dict[str, Callable[[socket.socket], None]]] = {
     attack.__name__: attack
     for attack in (
-        *(linger, memory_files, descriptors, silence),
+        *(linger, urgent_files, memory_files, descriptors, silence),
         *(empty_frames, stray_frames, greetings, unknown_frames, endless_frame, fields_without_end),
     )
 }
@@ -103,12 +109,13 @@ def _begin_frame(link: socket.socket) -> None:
     link.sendall(HEADER.pack(MAX_FRAME_IN, 1, WireResponse.DATA))
 
 
-def _pass_on(link: socket.socket, numbers: list[int]) -> None:
+def _pass_on(link: socket.socket, numbers: list[int], flags: int = 0) -> None:
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", numbers))
     with suppress(PermissionError):  # the worker's socket refuses them
-        socket.send_fds(link, [b"x"], numbers)
+        link.sendmsg([b"x"], [rights], flags)
 
 
-def _in_children(link: socket.socket, make: Callable[[], int], count: int) -> None:
+def _in_children(link: socket.socket, make: Callable[[], int], count: int, flags: int = 0) -> None:
     """Sends what several processes make, each of which closes its own at once: one of them will be before the worker,
     which then has the last."""
     _begin_frame(link)
@@ -117,7 +124,7 @@ def _in_children(link: socket.socket, make: Callable[[], int], count: int) -> No
             _libc.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
             fd = make()
             with suppress(OSError):
-                _pass_on(link, [fd])
+                _pass_on(link, [fd], flags)
             os.close(fd)
             signal.pause()  # the other end of a socket must stay
 

@@ -170,6 +170,7 @@ def _probe(id: str, tries: str, attack: str) -> Probe[Arena]:
 
 PROBES: tuple[Probe[Arena], ...] = (
     _probe("agent-linger", "send sockets whose close lasts for seconds", "linger"),
+    _probe("agent-urgent-files", "send them with urgent bytes, which readers skip", "urgent_files"),
     _probe("agent-memory-files", "send large files of memory for the worker to free", "memory_files"),
     _probe("agent-descriptors", "fill the worker's table of open files", "descriptors"),
     _probe("agent-empty-frames", "send frames of nothing, without end", "empty_frames"),

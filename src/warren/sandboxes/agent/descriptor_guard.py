@@ -5,19 +5,14 @@ transport: it receives them, cuts the link off, and closes them and the socket, 
 their own.
 """
 
-import array
 import asyncio
 import contextlib
-import os
 import socket
-import threading
-from collections.abc import Iterable
 from typing import Any, Final
 
 from warren.sandboxes.agent.frames import FrameStream
+from warren.sandboxes.host.passed_files import close_in_thread, keep_urgent_bytes, receive
 
-_MAX_DESCRIPTORS: Final = 253  # the kernel passes no more in one message, and no two messages in one read
-_ROOM: Final = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 _VIOLATION: Final = "it sent open files"
 
 
@@ -34,6 +29,7 @@ class GuardedTransport(asyncio.Transport):
         self._is_closing = False
         self._is_drained = False  # the agent has hung up, and everything that it sent was read
         self._received: list[int] = []
+        keep_urgent_bytes(sock)
         protocol.connection_made(self)
         self._loop.add_reader(self._fd, self._read)
 
@@ -81,14 +77,14 @@ class GuardedTransport(asyncio.Transport):
     def _read(self) -> None:
         buffer = self._protocol.get_buffer(-1)
         try:
-            count, control, flags, _ = self._sock.recvmsg_into([buffer], _ROOM, socket.MSG_CMSG_CLOEXEC)
+            count, descriptors = receive(self._sock, buffer)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as exc:
             self._end(exc)
             return
-        if control or flags & socket.MSG_CTRUNC:
-            self._received += _descriptors(control)
+        if descriptors is not None:
+            self._received = descriptors
             self._protocol.cut_off(_VIOLATION)
         elif count:
             self._protocol.buffer_updated(count)
@@ -130,23 +126,8 @@ class GuardedTransport(asyncio.Transport):
         self._fd = -1
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # the agent hears of it, however long the close lasts
+        self._protocol.connection_lost(exc)
         if self._is_drained and not self._received:
             self._sock.close()
         else:
-            # A daemon: the process may end before the close does.
-            threading.Thread(target=_close_all, args=(self._sock, self._received), daemon=True).start()
-        self._protocol.connection_lost(exc)
-
-
-def _descriptors(control: Iterable[tuple[int, int, bytes]]) -> Iterable[int]:
-    for level, kind, data in control:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            numbers = array.array("i")
-            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
-            yield from numbers
-
-
-def _close_all(sock: socket.socket, descriptors: Iterable[int]) -> None:
-    for fd in descriptors:
-        os.close(fd)
-    sock.close()
+            close_in_thread(self._sock, self._received)

@@ -157,9 +157,12 @@ async def kill_first_process(record: SandboxRecord) -> None:
 
 
 async def _end_of(pid: int, pidfd: int) -> None:
-    while not has_let_go(pid):
+    # The pidfd comes first: a first process lets go before it has killed the others of its sandbox.
+    while True:
         with suppress(TimeoutError):
             return await asyncio.wait_for(readable(pidfd), _LOOK_S)
+        if has_let_go(pid):
+            return
 
 
 async def wait_for_first_process(record: SandboxRecord) -> None:

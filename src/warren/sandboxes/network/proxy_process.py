@@ -21,7 +21,7 @@ from warren.kernel.shielding import run_shielded
 from warren.model.errors import ProviderUnavailable
 from warren.model.network import EgressPolicy
 from warren.sandboxes.egress.messages import MAX_ANSWER, MAX_MESSAGE, BrokenMessage, MessageReader, pack
-from warren.sandboxes.host.passed_files import refuse_descriptors
+from warren.sandboxes.host.passed_files import close_in_thread, keep_urgent_bytes, receive, refuse_descriptors
 from warren.sandboxes.host.processes import ENVIRONMENT
 from warren.sandboxes.network import call_filter
 
@@ -50,7 +50,7 @@ class ProxyProcess:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._process, self._control = process, control
-        self._reader = MessageReader(MAX_ANSWER)
+        self._reader, self._buffer = MessageReader(MAX_ANSWER), bytearray(1 << 16)
         self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._number = 0
         self._sending = asyncio.Lock()
@@ -60,6 +60,7 @@ class ProxyProcess:
         self._when_gone = when_gone
         self._is_in_use = False
         control.setblocking(False)
+        keep_urgent_bytes(control)
         self._loop.add_reader(control.fileno(), self._read)
 
     @property
@@ -162,16 +163,18 @@ class ProxyProcess:
 
     def _read(self) -> None:
         try:
-            data = self._control.recv(1 << 16)
+            count, descriptors = receive(self._control, self._buffer)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
-        if not data:
-            self._lose()
+            count, descriptors = 0, None
+        if descriptors is not None:
+            _log.error("egress_sends_open_files", action="kill")
+        if descriptors is not None or not count:
+            self._lose(descriptors or ())
             return
         try:
-            for message in self._reader.feed(data):
+            for message in self._reader.feed(bytes(self._buffer[:count])):
                 number = message.get("number")
                 future = self._asked.get(number) if isinstance(number, int) else None
                 if future is not None and not future.done():
@@ -180,22 +183,24 @@ class ProxyProcess:
             _log.error("egress_talks_nonsense", action="kill", error=exc)
             self._lose()
 
-    def _lose(self) -> None:
+    def _lose(self, descriptors: Sequence[int] = ()) -> None:
         if self.is_gone:
             return
-        self._stop_listening()
+        self._stop_listening(descriptors)
         self._process.kill()
         self._reap()
         if self._is_in_use:
             self._when_gone()
 
-    def _stop_listening(self) -> None:
+    def _stop_listening(self, descriptors: Sequence[int] = ()) -> None:
         self.is_gone = True
         if self._writing is not None:
             self._writing.cancel()
         self._loop.remove_reader(self._control.fileno())
         self._loop.remove_writer(self._control.fileno())
-        self._control.close()
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)  # the process hears of it, however long the close lasts
+        close_in_thread(self._control, descriptors)
         # It does what it is asked in order, so it worked on the oldest request.
         oldest = min(self._asked, default=0)
         for number, future in self._asked.items():
