@@ -31,9 +31,11 @@ static void move_self(const char *procs) {
     if (fd >= 0 && write(fd, "0", 1) == 1) close(fd);
 }
 
-/* Lets a child try such a move and end; start_attacher says why. */
-void try_move(const char *procs) {
-    if (!procs || fork()) return;
+/* Lets a child try such a move and end; start_attacher says why. Returns its pid, to be waited for. */
+pid_t try_move(const char *procs) {
+    pid_t pid = procs ? fork() : -1;
+
+    if (pid) return pid;
     move_self(procs);
     _exit(0);
 }
@@ -181,7 +183,7 @@ void limit_devices(const struct options *o) {
 
 /* ---- moving the first process ---- */
 
-static void attach_to_all(const struct options *o, int pids, int done) {
+__attribute__((noreturn)) static void attach_to_all(const struct options *o, int pids, int done) {
     char name[PATH_ROOM], text[32], byte = 0;
     pid_t pid;
     int i;
@@ -199,12 +201,13 @@ static void attach_to_all(const struct options *o, int pids, int done) {
  * Starts a process that moves the sandbox's first one to its cgroups as soon as its number comes from the pipe `pids`,
  * and then writes a byte to `done`. If no process has been moved for a while, the kernel lets the first one wait for
  * some 10 ms: so it begins with moving itself, and all else is done meanwhile.
+ * Returns its pid.
  */
-void start_attacher(const struct options *o, const int pids[2], int done) {
+pid_t start_attacher(const struct options *o, const int pids[2], int done) {
     pid_t parent = getpid(), pid = fork();
 
     if (pid < 0) fail("forking");
-    if (pid) return;
+    if (pid) return pid;
     close(pids[1]);
     die_with(parent);
     attach_to_all(o, pids[0], done);

@@ -210,14 +210,6 @@ static void make_parts(const struct options *o, int userns) {
     if (o->memory && o->cpus) make_view(o);
 }
 
-static int wait_for(pid_t pid) {
-    int status;
-
-    while (waitpid(pid, &status, 0) < 0)
-        if (errno != EINTR) fail("waiting for a process");
-    return WIFEXITED(status) ? WEXITSTATUS(status) : FAILED;
-}
-
 /* Whether the first process is dead: its channel closes when it becomes the agent, but also when it dies. */
 static int has_ended(pid_t pid) {
     siginfo_t found = {0};
@@ -271,7 +263,7 @@ int direct(struct options *o) {
     static struct filter filter;
     struct pipes p = {.pids = {-1, -1}, .attached = {-1, -1}};
     char byte = 0;
-    pid_t launcher = getpid(), owner, first;
+    pid_t launcher = getpid(), attacher = -1, owner, first;
     int userns;
 
     read_options(o, read_plan());
@@ -286,7 +278,7 @@ int direct(struct options *o) {
     if (o->cgroups.count) {
         make_pipe(p.pids);
         make_pipe(p.attached);
-        start_attacher(o, p.pids, p.attached[1]);
+        attacher = start_attacher(o, p.pids, p.attached[1]);
         close(p.attached[1]);
     }
     private_mounts();
@@ -312,6 +304,8 @@ int direct(struct options *o) {
     set_ipc(o, first);
     if (write(p.channel[0], &byte, 1) != 1) fail("telling the first process to go on");
     await_agent(p.channel[0]);
+    wait_for(owner); /* it and the attacher have done their work: nobody else has to reap them */
+    if (attacher > 0) wait_for(attacher);
     if (o->wait) return wait_for(first);
     if (has_ended(first)) usage("the first process of the sandbox has died");
     write_pid(o->pid_file, first);

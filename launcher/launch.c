@@ -44,7 +44,8 @@
  *
  * The runtime will move the sandbox into its cgroups. If no process has been moved for a while, the kernel
  * lets the first one wait for some 10 ms. So a child tries such a move at once, and the kernel is ready when
- * the runtime is.
+ * the runtime is. All children of the launcher have ended and are reaped when it ends or becomes the runtime,
+ * unless it fails.
  *
  * Runtimes make the sandbox's root the owner of stdin, stdout and stderr (fchown). If one of them
  * were the host's /dev/null, a sandbox would own it: so stdin becomes a pipe without a writer,
@@ -122,6 +123,14 @@ static void run(char **command) {
     fail("starting %s", command[0]);
 }
 
+int wait_for(pid_t pid) {
+    int status;
+
+    while (waitpid(pid, &status, 0) < 0)
+        if (errno != EINTR) fail("waiting for a process");
+    return WIFEXITED(status) ? WEXITSTATUS(status) : FAILED;
+}
+
 void die_with(pid_t parent) {
     if (prctl(PR_SET_PDEATHSIG, SIGKILL)) fail("asking to die with the worker");
     if (getppid() != parent) exit(FAILED);
@@ -147,13 +156,14 @@ void harmless_stdio(void) {
 static void sandbox(const struct options *o) {
     char where[PATH_ROOM];
     int i, userns;
+    pid_t mover;
 
     if (!o->at || !o->agent || !o->root || !o->base || (!o->disk_fd == !o->tmpfs))
         usage("sandbox needs --at, --agent, --root, --base and one of --disk-fd and --tmpfs");
     if (!o->writable && (o->changes || o->owned.count)) usage("--changes and --own need --writable");
     check_stderr();
     die_with_worker(o);
-    try_move(o->move);
+    mover = try_move(o->move);
     setpriority(PRIO_PROCESS, 0, LAUNCH_NICE);
     userns = user_namespace(o->base);
     private_mounts();
@@ -170,6 +180,7 @@ static void sandbox(const struct options *o) {
     }
     close(userns);
     lower_limits(o);
+    if (mover > 0) wait_for(mover); /* the runtime would wait for the same, and would not reap it */
     run(o->command);
 }
 

@@ -97,11 +97,11 @@ int user_namespace(uint64_t base);
 void own_clock(void);
 
 /* cgroup.c */
-void try_move(const char *procs);
+pid_t try_move(const char *procs);
 void make_cgroups(const struct options *o);
 void check_devices(const struct options *o);
 void limit_devices(const struct options *o);
-void start_attacher(const struct options *o, const int pids[2], int done);
+pid_t start_attacher(const struct options *o, const int pids[2], int done);
 
 /* bundle.c */
 void make_bundle(const char *at, int for_runtime);
@@ -142,6 +142,7 @@ __attribute__((noreturn)) void become_agent(const struct options *o, const struc
 int direct(struct options *o);
 
 /* launch.c */
+int wait_for(pid_t pid);
 void die_with(pid_t parent);
 void die_with_worker(const struct options *o);
 void check_stderr(void);

@@ -24,6 +24,8 @@ from warren.model.spec import Layer, Limits, SandboxSpec
 from warren.sandboxes.host.cgroups import Hierarchies
 from warren.sandboxes.host.uids import DIRECTORY as CLAIMS
 from warren.sandboxes.providers.docker import STEPS, DockerProvider, DockerRecord
+from warren_attack.probe import ProbeVerdict
+from warren_attack.warren.suite import attack, choose
 
 BIN = Path(warren.__file__).parent / "bin"
 SCRATCH = "warren-tests/scratch:1"
@@ -104,6 +106,12 @@ def record_of(state_dir: Path, sandbox_id: str) -> DockerRecord:
 
 async def sh(sandbox: Sandbox, text: str) -> str:
     return (await sandbox.exec(Command(shell=text))).output
+
+
+async def test_the_names_that_the_engine_shows_are_told_by_the_attack(open_provider: Open) -> None:
+    (finding,) = await attack(open_provider(), SPEC, probes=choose(("mount-paths",)))
+    assert finding.outcome.verdict is ProbeVerdict.GOT_THROUGH
+    assert "docs/security.md#what-differs-with-docker" in finding.outcome.evidence
 
 
 # Any image.

@@ -42,6 +42,26 @@ print("full", flush=True)
 import time; time.sleep(3)
 '"""
 
+# What others do in the sandbox meanwhile asks for memory too: with v2 that cost the agent its life.
+HOARD_UDP = """python3 -c '
+import socket, time
+held = []
+try:
+    for _ in range(400):
+        receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        receiver.bind(("127.0.0.1", 0))
+        held.append(receiver)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            for _ in range(256):
+                sender.sendto(bytes(32 << 10), receiver.getsockname())
+except OSError:
+    pass
+print("full", flush=True)
+time.sleep(1)
+'"""
+
 
 def cgroup_of(box: Sandbox, provider: OciProvider) -> SandboxCgroup:
     record = provider.load_record(box.id)
@@ -68,6 +88,16 @@ async def test_buffers_of_sockets_are_bounded(provider: OciProvider) -> None:
     if not cgroup.unified:
         assert cgroup.limits().sockets == 128 * MIB // SOCKETS_SHARE
     assert (await box.exec(Command(shell="echo alive"))).stdout == "alive\n"
+
+
+@pytest.mark.extended
+async def test_buffers_of_udp_do_not_cost_a_sandbox_its_agent(provider: OciProvider) -> None:
+    box = await provider.create(SandboxSpec(limits=Limits(memory_mb=128, cpus=1)))
+    hoarding = asyncio.ensure_future(box.exec(Command(shell=HOARD_UDP, timeout_s=30)))
+    while not hoarding.done():
+        assert (await box.exec(Command(shell="echo alive"))).stdout == "alive\n"
+        await asyncio.sleep(0.02)
+    assert (await hoarding).stdout == "full\n"
 
 
 async def test_all_sandboxes_together_leave_something_of_the_machine(provider: OciProvider) -> None:

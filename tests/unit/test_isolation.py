@@ -197,6 +197,13 @@ def test_buffers_of_sockets_need_a_limit_where_they_do_not_count_as_memory(size:
     assert missing(found, sockets_apart=False) == {}
 
 
+@pytest.mark.parametrize("bounded", [True, False])
+def test_the_evidence_says_whether_udp_sockets_are_limited(bounded: bool) -> None:
+    found = facts(limits=replace(facts().limits, bounds_datagrams=bounded))
+    evidence = judge(found, wanted(sockets_apart=False)).layers[Layer.SOCKET_LIMIT]
+    assert ("the number of UDP sockets is limited" in evidence) == bounded
+
+
 def test_a_mount_that_another_one_hides_does_not_count() -> None:
     hidden = table(
         "16 10 0:7 / /secret rw - ext4 /dev/sda rw", "17 16 0:8 / /secret ro,nosuid,nodev - tmpfs t rw,size=4k"

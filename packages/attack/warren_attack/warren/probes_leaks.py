@@ -23,6 +23,7 @@ from warren_attack.warren.arena import Arena, attack_command, outcome_of
 
 _G = Group.LEAKS
 _HELD_S = 30
+_KNOWN_OF_DOCKER = " (known: names that an engine cannot hide, docs/security.md#what-differs-with-docker)"
 
 
 async def _host_texts(arena: Arena) -> ProbeResult:
@@ -42,7 +43,9 @@ async def _mount_paths(arena: Arena) -> ProbeResult:
         if root.count("/") > 1 and Path(root).exists():
             found.append(root)
         found += [word for word in options.split(",") if "dir=/" in word]
-    return judged(not found, f"paths of the host in the mount table: {', '.join(sorted(set(found))[:4]) or 'none'}")
+    known = _KNOWN_OF_DOCKER if found and arena.provider.name == "docker" else ""
+    shown = ", ".join(sorted(set(found))[:4]) or "none"
+    return judged(not found, f"paths of the host in the mount table: {shown}{known}")
 
 
 async def _host_files(arena: Arena) -> ProbeResult:

@@ -20,6 +20,7 @@ from typing import Final
 
 from warren.model.errors import ProviderUnavailable
 from warren.model.spec import MIB, IoLimits
+from warren.sandboxes.host import datagram_limit
 from warren.sandboxes.host.processes import kill_if
 
 NEEDED: Final = ("memory", "cpu", "pids")
@@ -144,13 +145,15 @@ class Hierarchies:
 @dataclass(frozen=True, slots=True)
 class CgroupLimits:
     """The limits of a cgroup; None is no limit. `swap` is what may be swapped out, None also where the kernel does not
-    tell. `sockets` are the buffers of TCP and UDP, which v2 counts as memory."""
+    tell. `sockets` are the buffers of TCP and UDP, which v2 counts as memory; there `bounds_datagrams` says whether the
+    UDP sockets are limited."""
 
     memory: int | None = None
     swap: int | None = None
     cpus: float | None = None
     pids: int | None = None
     sockets: int | None = None
+    bounds_datagrams: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +235,12 @@ class SandboxCgroup:
         directory = self.directories.get("memory")
         if not self.unified and directory is not None:
             _write_text(f"{directory}/{_TCP_LIMIT}", str(size))
+
+    def limit_datagrams(self, size: int) -> None:
+        """Limits the buffers of UDP sockets with v2, by the number and size of sockets (datagram_limit.py). Call it
+        before the first command is run. Does nothing where the kernel has no such programs. Raises OSError."""
+        if self.unified and not datagram_limit.why_not_here():
+            datagram_limit.limit(self.directories[_UNIFIED], datagram_limit.sockets_within(size))
 
     def limit_io(self, device: int, io: IoLimits) -> None:
         """Limits the use of a block device. Raises OSError if the kernel cannot."""
@@ -347,7 +356,14 @@ class SandboxCgroup:
             swap=parse_limit(self._read("memory", "memory.swap.max")),
             cpus=parse_quota(self._read("cpu", "cpu.max")),
             pids=parse_limit(self._read("pids", "pids.max")),
+            bounds_datagrams=self._bounds_datagrams(),
         )
+
+    def _bounds_datagrams(self) -> bool:
+        try:
+            return datagram_limit.is_set(self.directories[_UNIFIED])
+        except (KeyError, OSError):
+            return False
 
 
 def _numbers(device: int) -> str:

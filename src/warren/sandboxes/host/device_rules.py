@@ -7,26 +7,23 @@ instructions suffice. If it does anything else, or the kernel does not return it
 
 import ctypes
 import os
-import platform
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from warren.sandboxes.host import bpf
 from warren.sandboxes.host.cgroups import SandboxCgroup
-from warren.sandboxes.host.system_calls import numbers
 
-_PROG_GET_FD, _GET_INFO, _PROG_QUERY = 13, 15, 16
+_PROG_GET_FD, _GET_INFO = 13, 15
 _AT_DEVICE: Final = 6  # BPF_CGROUP_DEVICE
 _EFFECTIVE: Final = 1
-_MAX_PROGRAMS: Final = 16
 _MAX_BYTES: Final = 64 * 1024
 _MAX_STEPS: Final = 10_000
 _CHARACTER, _READ, _WRITE = 2, 2, 4  # fields of bpf_cgroup_dev_ctx
 _UNLIKELY: Final = (4095, 1048575)  # numbers that no device has
 _MASK: Final = (1 << 64) - 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NotUnderstood(Exception):
@@ -161,32 +158,19 @@ def _read_programs(directory: Path) -> list[bytes]:
     """Returns the programs in force for a process in this cgroup. Raises OSError."""
     cgroup = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        ids = (ctypes.c_uint32 * _MAX_PROGRAMS)()
-        query = struct.pack("<IIIIQI4x", cgroup, _AT_DEVICE, _EFFECTIVE, 0, ctypes.addressof(ids), _MAX_PROGRAMS)
-        _, answer = _bpf(_PROG_QUERY, query)
-        return [_read_program(number) for number in ids[: struct.unpack_from("<I", answer, 24)[0]]]
+        return [_read_program(number) for number in bpf.attached(cgroup, _AT_DEVICE, _EFFECTIVE)]
     finally:
         os.close(cgroup)
 
 
 def _read_program(number: int) -> bytes:
-    program, _ = _bpf(_PROG_GET_FD, struct.pack("<III", number, 0, 0))
+    program, _ = bpf.call(_PROG_GET_FD, struct.pack("<III", number, 0, 0))
     try:
         room = ctypes.create_string_buffer(_MAX_BYTES)
         # struct bpf_prog_info: type, id, tag[8], jited_len, xlated_len, jited_insns, xlated_insns, …
         info = ctypes.create_string_buffer(struct.pack("<II8sIIQQ", 0, 0, b"", 0, len(room), 0, ctypes.addressof(room)))
         size = len(info.raw) - 1
-        _bpf(_GET_INFO, struct.pack("<IIQ", program, size, ctypes.addressof(info)))
+        bpf.call(_GET_INFO, struct.pack("<IIQ", program, size, ctypes.addressof(info)))
         return room.raw[: struct.unpack_from("<I", info.raw, 20)[0]]
     finally:
         os.close(program)
-
-
-def _bpf(command: int, attributes: bytes) -> tuple[int, bytes]:
-    """Returns the result of the system call, and the attributes as the kernel has changed them. Raises OSError."""
-    room = ctypes.create_string_buffer(attributes, len(attributes))
-    call = numbers(platform.machine())["bpf"]
-    result: int = _libc.syscall(call, ctypes.c_long(command), room, ctypes.c_long(len(attributes)))
-    if result < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return result, room.raw

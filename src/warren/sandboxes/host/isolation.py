@@ -196,7 +196,8 @@ def _judge_resources(facts: Facts, found: Evidence, wanted: Wanted) -> None:
         in_bounds = limits.sockets is not None and limits.sockets <= wanted.memory
         found.note(Layer.SOCKET_LIMIT, in_bounds, f"buffers of sockets: at most {limits.sockets} bytes")
     else:
-        found.note(Layer.SOCKET_LIMIT, limits.memory is not None, "buffers of sockets count as memory")
+        bound = ", the number of UDP sockets is limited" if limits.bounds_datagrams else ""
+        found.note(Layer.SOCKET_LIMIT, limits.memory is not None, f"buffers of sockets count as memory{bound}")
     in_bounds = limits.cpus is not None and limits.cpus <= wanted.cpus + _CPU_SLACK
     found.note(Layer.CPU_LIMIT, in_bounds, f"cpu limit {limits.cpus} cores, of {wanted.cpus}")
     in_bounds = limits.pids is not None and limits.pids <= wanted.pids

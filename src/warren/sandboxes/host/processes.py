@@ -9,6 +9,7 @@ import asyncio
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,28 +34,28 @@ def boot_id() -> str:
 def start_time(pid: int) -> int | None:
     """Returns the start time in clock ticks since boot; None if the process has ended, even if nobody has reaped it
     yet."""
-    stat = _stat_fields(pid)
+    stat = read_stat(pid)
     return None if not stat or stat[0] in "ZX" else int(stat[19])
 
 
 def is_exiting(pid: int) -> bool:
     """Returns whether the kernel has begun to end the process. It closes its sockets some time before it counts as
     dead."""
-    stat = _stat_fields(pid)
+    stat = read_stat(pid)
     return not stat or bool(int(stat[6]) & _PF_EXITING)
 
 
 def has_let_go(pid: int) -> bool:
     """Returns whether an ending process has given back its memory and its files. The first process of a pid namespace
     may stay like this until somebody else reaps the processes that have entered the namespace from outside."""
-    stat = _stat_fields(pid)
+    stat = read_stat(pid)
     try:
         return not stat or (bool(int(stat[6]) & _PF_EXITING) and stat[20] == "0" and not os.listdir(f"/proc/{pid}/fd"))
     except FileNotFoundError:
         return True
 
 
-def _stat_fields(pid: int) -> list[str]:
+def read_stat(pid: int) -> list[str]:
     """Returns the fields of /proc/PID/stat after the program's name; none if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
@@ -86,10 +87,11 @@ def kill_if(pid: int, is_right_one: Callable[[int], bool]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a program ended. `code` is negative for a signal. `stderr` is the end of the output."""
+    """How a program ended. `code` is negative for a signal. `stderr` is the end of the output. `pid` is what it had."""
 
     code: int
     stderr: str
+    pid: int = 0
 
     @property
     def last_line(self) -> str:
@@ -98,6 +100,23 @@ class Finished:
         lines = [line.strip() for line in self.stderr.splitlines() if line.strip()]
         crash = next((line for line in lines if _CRASH.match(line)), "")
         return (crash or lines[-1])[:500] if lines else f"ended with {self.code}, without a word"
+
+
+class Starting:
+    """The programs that `run` has started and not reaped yet. While it is entered, none of them begins or is reaped."""
+
+    def __init__(self) -> None:
+        self.pids: set[int] = set()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+starting = Starting()
 
 
 async def run(
@@ -114,11 +133,13 @@ async def run(
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         os.set_blocking(writer, True)
-        pid = _spawn(argv, stdin, writer, pass_fds or {})
+        with starting:
+            pid = _spawn(argv, stdin, writer, pass_fds or {})
+            starting.pids.add(pid)
         os.close(writer)
         writer = -1
         code = await _end_of(pid, timeout_s)
-        return Finished(code, _read_all(reader))
+        return Finished(code, _read_all(reader), pid)
     except TimeoutError:
         raise ProviderUnavailable(
             f"{os.path.basename(argv[0])} did not end within {timeout_s:g} s: {_read_all(reader)[-500:]}"
@@ -166,7 +187,10 @@ async def _end_of(pid: int, timeout_s: float) -> int:
 
 def _reap(pid: int) -> int:
     """Reaps a process that has ended or was killed, so it hardly blocks."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with starting:
+        status = os.waitpid(pid, 0)[1]
+        starting.pids.discard(pid)
+    return os.waitstatus_to_exitcode(status)
 
 
 async def readable(fd: int) -> None:

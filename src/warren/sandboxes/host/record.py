@@ -19,6 +19,7 @@ from typing import Any, Final, Self
 
 from warren.model.errors import ProviderUnavailable
 from warren.model.spec import IoLimits, Layer, Limits, SandboxSpec
+from warren.sandboxes.host import orphans
 from warren.sandboxes.host.processes import boot_id, has_let_go, open_process, readable, start_time
 
 NAME: Final = "record.json"
@@ -142,7 +143,13 @@ def _locked(folder: Path, operation: int) -> Iterator[None]:
 
 async def kill_first_process(record: SandboxRecord) -> None:
     """Kills the first process and returns when it is dead, or has nothing left but its entry in the table of processes.
-    Does nothing if it never ran or has ended."""
+    Reaps it if it is a child of this process."""
+    await _kill_first_process(record)
+    if record.pid and record.boot_id == boot_id():
+        orphans.reap(record.pid, record.start_time)
+
+
+async def _kill_first_process(record: SandboxRecord) -> None:
     with open_process(record.pid) as pidfd:
         # Checked after opening: the pidfd then refers to the process that was checked.
         if pidfd is None or not record.alive():

@@ -14,18 +14,17 @@ A slot without a socket refuses. The kernel empties a slot when the last descrip
 the program away when the last descriptor of its link is closed.
 """
 
-import ctypes
 import errno
 import os
-import platform
 import socket
 import struct
 from functools import cache
 from typing import Final
 
+from warren.sandboxes.host import bpf
+
 SLOT_TCP, SLOT_UDP = 0, 1
-_SYSTEM_CALL: Final = {"x86_64": 321, "aarch64": 280}
-_MAP_CREATE, _MAP_UPDATE, _PROG_LOAD, _PROG_QUERY, _LINK_CREATE = 0, 2, 5, 16, 28
+_LINK_CREATE: Final = 28
 _SOCKMAP, _SK_LOOKUP, _AT_SK_LOOKUP = 15, 30, 36
 _PASS, _DROP = 1, 0
 _LOOK_UP_ELEMENT, _SK_RELEASE, _SK_ASSIGN = 1, 86, 124
@@ -35,42 +34,27 @@ _NEW_ROUTE, _DELETE_ROUTE = 24, 25
 _REQUEST, _ACK, _EXCLUSIVE, _CREATE = 0x1, 0x4, 0x200, 0x400
 _LOCAL_TABLE, _SCOPE_HOST, _LOCAL, _OUT = 255, 254, 2, 4
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 def new_map() -> int:
     """Makes the map of sockets and returns its descriptor. Raises OSError, as all functions here do."""
-    return _bpf(_MAP_CREATE, struct.pack("<IIIII", _SOCKMAP, 4, 8, 2, 0))
+    return bpf.new_map(_SOCKMAP, key_bytes=4, value_bytes=8, entries=2)
 
 
 def load_program(sockets: int) -> int:
-    code = _program(sockets)
-    text, licence = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")
-    return _bpf(
-        _PROG_LOAD,
-        struct.pack(
-            "<IIQQIIQII16sII",
-            *(_SK_LOOKUP, len(code) // 8, ctypes.addressof(text), ctypes.addressof(licence)),
-            *(0, 0, 0, 0, 0, b"warren_egress", 0, _AT_SK_LOOKUP),
-        ),
-    )
+    return bpf.load(_SK_LOOKUP, _AT_SK_LOOKUP, "warren_egress", _program(sockets))
 
 
 def attach(program: int, namespace: int) -> int:
-    return _bpf(_LINK_CREATE, struct.pack("<IIII", program, namespace, _AT_SK_LOOKUP, 0))
+    return bpf.call(_LINK_CREATE, struct.pack("<IIII", program, namespace, _AT_SK_LOOKUP, 0))[0]
 
 
 def put_socket(sockets: int, slot: int, sock: socket.socket) -> None:
-    key, value = ctypes.c_uint32(slot), ctypes.c_uint64(sock.fileno())
-    _bpf(_MAP_UPDATE, struct.pack("<IIQQQ", sockets, 0, ctypes.addressof(key), ctypes.addressof(value), 0))
+    bpf.put(sockets, struct.pack("<I", slot), struct.pack("<Q", sock.fileno()))
 
 
 def is_attached(namespace: int) -> bool:
     """Returns whether any sk_lookup program is attached to a namespace."""
-    ids = (ctypes.c_uint32 * 8)()
-    attr = ctypes.create_string_buffer(struct.pack("<IIIIQI", namespace, _AT_SK_LOOKUP, 0, 0, ctypes.addressof(ids), 8))
-    _call(_PROG_QUERY, attr)
-    return bool(struct.unpack_from("<I", attr, 24)[0])
+    return bool(bpf.attached(namespace, _AT_SK_LOOKUP))
 
 
 def set_route(*, is_there: bool) -> None:
@@ -103,71 +87,38 @@ def why_not_here() -> str:
 
 def _program(sockets: int) -> bytes:
     jump, jump_not = 0x15, 0x55
-    end = {"pass": _exit(_PASS), "drop": _exit(_DROP)}
-    steps: list[tuple[str, bytes | tuple[int, int, int, str]]] = [
-        ("", _step(0xBF, 6, 1)),  # r6 = context
-        ("", _step(0x61, 2, 6, _FAMILY)),
-        ("", (jump_not, 2, socket.AF_INET, "pass")),
-        ("", _step(0x61, 2, 6, _LOCAL_IP4)),
-        ("", _step(0x54, 2, imm=0xFF)),  # the first octet of the address
-        ("", (jump, 2, 127, "pass")),
-        ("", _step(0xB7, 7, imm=SLOT_TCP)),
-        ("", _step(0x61, 2, 6, _PROTOCOL)),
-        ("", (jump, 2, socket.IPPROTO_TCP, "assign")),
-        ("", _step(0x61, 2, 6, _REMOTE_PORT)),
-        ("", (jump, 2, socket.htons(_DNS), "pass")),
-        ("", _step(0x61, 2, 6, _LOCAL_PORT)),
-        ("", (jump_not, 2, _DNS, "drop")),
-        ("", _step(0xB7, 7, imm=SLOT_UDP)),
-        ("assign", _step(0x63, 10, 7, -4)),  # the map's key, on the stack
-        ("", _step(0x18, 1, 1, imm=sockets) + _step(0)),  # r1 = the map
-        ("", _step(0xBF, 2, 10)),
-        ("", _step(0x07, 2, imm=-4)),
-        ("", _step(0x85, imm=_LOOK_UP_ELEMENT)),
-        ("", (jump, 0, 0, "drop")),
-        ("", _step(0xBF, 7, 0)),
-        ("", _step(0xBF, 1, 6)),
-        ("", _step(0xBF, 2, 0)),
-        ("", _step(0xB7, 3)),
-        ("", _step(0x85, imm=_SK_ASSIGN)),
-        ("", _step(0xBF, 8, 0)),
-        ("", _step(0xBF, 1, 7)),
-        ("", _step(0x85, imm=_SK_RELEASE)),
-        ("", (jump_not, 8, 0, "drop")),  # the kernel did not assign it
-        ("pass", end["pass"]),
-        ("drop", end["drop"]),
-    ]
-    places, at = {}, 0
-    for label, step in steps:
-        places[label] = at
-        at += len(step) // 8 if isinstance(step, bytes) else 1
-    code, at = b"", 0
-    for _, step in steps:
-        if not isinstance(step, bytes):
-            operation, register, value, target = step
-            step = _step(operation, register, offset=places[target] - at - 1, imm=value)
-        code += step
-        at += len(step) // 8
-    return code
-
-
-def _step(code: int, target: int = 0, source: int = 0, offset: int = 0, imm: int = 0) -> bytes:
-    return struct.pack("<BBhi", code, source << 4 | target, offset, imm)
-
-
-def _exit(verdict: int) -> bytes:
-    return _step(0xB7, 0, imm=verdict) + _step(0x95)
-
-
-def _bpf(command: int, attr: bytes) -> int:
-    return _call(command, ctypes.create_string_buffer(attr.ljust(72, b"\0"), 72))
-
-
-def _call(command: int, attr: "ctypes.Array[ctypes.c_char]") -> int:
-    if platform.machine() not in _SYSTEM_CALL:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    result = _libc.syscall(_SYSTEM_CALL[platform.machine()], command, attr, len(attr))
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return int(result)
+    return bpf.assemble(
+        [
+            ("", bpf.step(0xBF, 6, 1)),  # r6 = context
+            ("", bpf.step(0x61, 2, 6, _FAMILY)),
+            ("", (jump_not, 2, socket.AF_INET, "pass")),
+            ("", bpf.step(0x61, 2, 6, _LOCAL_IP4)),
+            ("", bpf.step(0x54, 2, imm=0xFF)),  # the first octet of the address
+            ("", (jump, 2, 127, "pass")),
+            ("", bpf.step(0xB7, 7, imm=SLOT_TCP)),
+            ("", bpf.step(0x61, 2, 6, _PROTOCOL)),
+            ("", (jump, 2, socket.IPPROTO_TCP, "assign")),
+            ("", bpf.step(0x61, 2, 6, _REMOTE_PORT)),
+            ("", (jump, 2, socket.htons(_DNS), "pass")),
+            ("", bpf.step(0x61, 2, 6, _LOCAL_PORT)),
+            ("", (jump_not, 2, _DNS, "drop")),
+            ("", bpf.step(0xB7, 7, imm=SLOT_UDP)),
+            ("assign", bpf.step(0x63, 10, 7, -4)),  # the map's key, on the stack
+            ("", bpf.step(0x18, 1, 1, imm=sockets) + bpf.step(0)),  # r1 = the map
+            ("", bpf.step(0xBF, 2, 10)),
+            ("", bpf.step(0x07, 2, imm=-4)),
+            ("", bpf.step(0x85, imm=_LOOK_UP_ELEMENT)),
+            ("", (jump, 0, 0, "drop")),
+            ("", bpf.step(0xBF, 7, 0)),
+            ("", bpf.step(0xBF, 1, 6)),
+            ("", bpf.step(0xBF, 2, 0)),
+            ("", bpf.step(0xB7, 3)),
+            ("", bpf.step(0x85, imm=_SK_ASSIGN)),
+            ("", bpf.step(0xBF, 8, 0)),
+            ("", bpf.step(0xBF, 1, 7)),
+            ("", bpf.step(0x85, imm=_SK_RELEASE)),
+            ("", (jump_not, 8, 0, "drop")),  # the kernel did not assign it
+            ("pass", bpf.leave(_PASS)),
+            ("drop", bpf.leave(_DROP)),
+        ]
+    )

@@ -14,7 +14,7 @@ from warren.sandboxes.host.machine_size import default_reserve_of, memory_total_
 from warren.sandboxes.host.record import SandboxRecord
 from warren.sandboxes.providers.oci_bundle import PARENT
 
-SOCKETS_SHARE: Final = 8  # of the memory limit, what socket buffers may take beside it on cgroup v1
+SOCKETS_SHARE: Final = 8  # of the memory limit, what socket buffers may take: with v1 beside it, with v2 those of UDP
 _IO_DEVICE: Final = "io-device"
 _LEAST_SOCKETS: Final = 8 * MIB
 _log = get_log(__name__)
@@ -68,9 +68,13 @@ class HostLimits:
                 ) from exc
             _log.warning("total_limits_not_set", error=exc)
 
-    def limit_sockets(self, cgroup: SandboxCgroup, record: SandboxRecord) -> None:
+    def limit_sockets(self, cgroup: SandboxCgroup, record: SandboxRecord, *, is_new: bool) -> None:
+        """Limits the buffers of TCP and UDP sockets. `is_new`: no command has run in the sandbox yet."""
+        size = max(_LEAST_SOCKETS, record.spec.limits.memory_mb * MIB // SOCKETS_SHARE)
         try:
-            cgroup.limit_sockets(max(_LEAST_SOCKETS, record.spec.limits.memory_mb * MIB // SOCKETS_SHARE))
+            cgroup.limit_sockets(size)
+            if is_new:
+                cgroup.limit_datagrams(size)
         except OSError as exc:
             _log.warning("socket_buffers_not_limited", sandbox=record.sandbox_id, error=exc)
 

@@ -284,7 +284,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         try:
             step("dialled")
             cgroup = self._cgroup(record)
-            self._limits.limit_sockets(cgroup, record)
+            self._limits.limit_sockets(cgroup, record, is_new=creating)
             if creating and record.spec.io:
                 self._limits.limit_io(cgroup, record, self.directory(record.sandbox_id))
             in_force = await self._read_isolation(record, cgroup)

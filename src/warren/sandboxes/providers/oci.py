@@ -26,7 +26,7 @@ from warren.model.capability import Capability
 from warren.model.errors import InvalidRequest, ProviderUnavailable, SandboxNotFound
 from warren.model.spec import AGENT_PROGRAM, Isolation, SandboxSpec
 from warren.sandboxes.agent.sandbox import AgentSandbox
-from warren.sandboxes.host import isolation
+from warren.sandboxes.host import isolation, orphans
 from warren.sandboxes.host.cgroups import SandboxCgroup, parent_in_use
 from warren.sandboxes.host.disks import DISK_FD
 from warren.sandboxes.host.memory_folder import MemoryFolder
@@ -73,6 +73,7 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         self._folder = MemoryFolder(self._home)
         self._runtimes = Runtimes(self._state, self._probe, runtime, {direct.NAME: self._programs.launcher})
         self._runtime: Runtime | None = None
+        self._adopts_orphans = False
         self._launcher = OciLauncher(
             self._programs,
             self._runtimes,
@@ -114,6 +115,9 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
     async def close(self) -> None:
         await super().close()
         self._launcher.close()
+        if self._adopts_orphans:
+            self._adopts_orphans = False
+            orphans.disown()
         if os.geteuid() == 0 and not await self.list_ids():  # other processes have none either
             self._hierarchies.remove_parent(oci_bundle.cgroup_path(""))
             await asyncio.to_thread(self._folder.remove)
@@ -143,6 +147,9 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         except OSError as exc:
             raise translate_os_error("preparing the state directory", exc) from exc
         await self.disks.probe()
+        if not self._adopts_orphans:
+            self._adopts_orphans = True
+            orphans.adopt()
 
     def _make_directories(self) -> None:
         # The sandbox's root user opens the bundle, so it must be able to enter these; not the state directory.
@@ -319,6 +326,7 @@ async def _stop_launch(sandbox_id: str, cgroup: SandboxCgroup) -> None:
         quiet = 0 if oci_launch.kill_strays(sandbox_id) else quiet + 1
         await cgroup.kill()
         if quiet == _QUIET_LOOKS:
+            orphans.reap_strays()
             return
         await asyncio.sleep(0.003)
     raise ProviderUnavailable(f"the runtime that was making sandbox {sandbox_id} does not die")

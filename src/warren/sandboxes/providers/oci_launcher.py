@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from warren.interfaces.images import RootFs
+from warren.sandboxes.host import orphans
 from warren.sandboxes.host.cgroups import Hierarchies
 from warren.sandboxes.host.network_settings import network_sysctls
 from warren.sandboxes.host.proc_top import top_of_proc
@@ -70,16 +71,22 @@ class OciLauncher:
         ended. `gpu_tree` has the libraries for its graphics processors."""
         sends_changes = detached and self._options.keep_changes and record.spec.writable_root
         argv = self.argv(record, rootfs, gpu_tree=gpu_tree, detached=detached, sends_changes=sends_changes)
-        timeout_s = self._options.start_timeout_s
         filter_fds = self._filter_fds(record)
         if not sends_changes:
             pass_fds = {**pass_fds, **filter_fds}
-            return await run(argv, stdin=stdin, pass_fds=pass_fds, timeout_s=timeout_s)
+            return await self._run(argv, record.runtime, stdin, pass_fds)
         with oci_launch.changes_socket() as (ours, theirs):
             pass_fds = {**pass_fds, theirs: oci_launch.CHANGES_FD, **filter_fds}
-            outcome = await run(argv, stdin=stdin, pass_fds=pass_fds, timeout_s=timeout_s)
+            outcome = await self._run(argv, record.runtime, stdin, pass_fds)
             if outcome.code == 0:
                 self.changes[record.sandbox_id] = oci_launch.received_descriptor(ours)
+        return outcome
+
+    async def _run(self, argv: list[str], runtime: str, stdin: int, pass_fds: dict[int, int]) -> Finished:
+        orphans.expect_from(str(self._programs.launcher), self._runtimes.program(runtime))
+        outcome = await run(argv, stdin=stdin, pass_fds=pass_fds, timeout_s=self._options.start_timeout_s)
+        if runtime != direct.NAME:  # crun does not reap all of its children
+            orphans.reap_strays(after=outcome.pid)
         return outcome
 
     def drop_changes(self, sandbox_id: str) -> None:
