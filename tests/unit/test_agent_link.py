@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
@@ -353,6 +354,35 @@ async def test_open_files_that_an_agent_sends_hold_nobody_up(is_read: bool, flag
     assert repr(link) == (
         "<AgentLink broken: it sent open files, 0 channels>" if is_read else "<AgentLink lost, 0 channels>"
     )
+
+
+async def test_an_agent_that_sends_a_byte_at_a_time_takes_few_turns_of_the_loop(
+    either_transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each turn costs as much as a read of a megabyte."""
+    turns, whole = 0, AgentLink.buffer_updated
+
+    def counted(link: AgentLink, nbytes: int) -> None:
+        nonlocal turns
+        turns += 1
+        whole(link, nbytes)
+
+    monkeypatch.setattr(AgentLink, "buffer_updated", counted)
+    async with linked() as (link, agent):
+        channel = await link.open(WireRequest.PING)
+        fd = agent.writer.get_extra_info("socket").fileno()
+        frame = said(WireResponse.DONE, channel.number, bytes(MAX_FRAME_IN))
+        program = f"import os\nos.set_blocking({fd}, True)\nwhile True: os.write({fd}, b'x')"
+        await agent.says(frame[:100])
+        began, turns = time.monotonic(), 0
+        dripping = await asyncio.create_subprocess_exec(sys.executable, "-c", program, pass_fds=[fd])
+        try:
+            await asyncio.sleep(1)
+        finally:
+            dripping.kill()
+            await dripping.wait()
+        assert 0 < turns <= 1000 + 5000 * (time.monotonic() - began)
+        assert link.is_open
 
 
 async def test_a_closed_channel_may_be_sent_what_was_on_its_way_and_no_more() -> None:

@@ -15,6 +15,8 @@ from warren.sandboxes.agent.wire import HEADER, MAX_FRAME_IN, WireResponse
 
 SCRATCH_BYTES = 256 * 1024
 _FRAMES_AT_ONCE = 1000
+_SHORT_READ = 4096
+_SHORT_READS, _SHORT_READS_S = 500, 0.1  # no more of them in that time
 _HEADER_SIZE = HEADER.size
 _RESPONSE_TYPES = frozenset(int(kind) for kind in WireResponse)
 _local = threading.local()
@@ -38,6 +40,7 @@ class FrameStream(asyncio.BufferedProtocol, ABC):
         self._part = memoryview(b"")
         self._part_filled = 0
         self._put_off = memoryview(b"")
+        self._short_reads, self._short_since = 0, 0.0
         self._ended = False
         self._paused = False
         self._drained: list[asyncio.Future[None]] = []
@@ -91,13 +94,31 @@ class FrameStream(asyncio.BufferedProtocol, ABC):
     def buffer_updated(self, nbytes: int) -> None:
         if self._ended:
             return
+        if nbytes < _SHORT_READ:
+            self._short_reads += 1
         if not self._part:
             self._parse(self._scratch[:nbytes])
-            return
-        self._part_filled += nbytes
-        if self._part_filled == len(self._part):
-            part, self._part = self._part, memoryview(b"")
-            self._parse(part)
+        else:
+            self._part_filled += nbytes
+            if self._part_filled == len(self._part):
+                part, self._part = self._part, memoryview(b"")
+                self._parse(part)
+        if self._short_reads >= _SHORT_READS:
+            self._let_bytes_gather()
+
+    def _let_bytes_gather(self) -> None:
+        """Stops reading for a moment if an agent sends a byte at a time: each read costs the loop a turn."""
+        now = self._loop.time()
+        wait_s = self._short_since + _SHORT_READS_S - now
+        self._short_reads, self._short_since = 0, max(now, now + wait_s)
+        if wait_s > 0 and not self._ended and self._transport is not None:
+            self._transport.pause_reading()
+            self._loop.call_later(wait_s, self._read_again)
+
+    def _read_again(self) -> None:
+        # Frames that are put off come first; reading goes on after them.
+        if not self._put_off and not self._ended and self._transport is not None:
+            self._transport.resume_reading()
 
     def _parse(self, data: memoryview) -> None:
         try:
