@@ -26,6 +26,8 @@ from warren.sandboxes.host.uids import DIRECTORY as CLAIMS
 from warren.sandboxes.providers.docker import STEPS, DockerProvider, DockerRecord
 
 BIN = Path(warren.__file__).parent / "bin"
+RUN = Path("/run/warren/docker")
+BEFORE = frozenset(path.name for path in RUN.glob("*"))
 SCRATCH = "warren-tests/scratch:1"
 SPEC = SandboxSpec()
 
@@ -67,9 +69,9 @@ def claims() -> dict[str, str]:
 
 
 def ours_in_run(state_dir: Path) -> list[str]:
-    """Directories of agents' sockets that belong to no other state directory on this machine."""
+    """Directories of agents' sockets that belong to no other state directory on this machine, and to no earlier run."""
     known = {Path(target).name for target in claims().values() if str(state_dir) not in target}
-    return [path.name for path in Path("/run/warren/docker").glob("*") if path.name not in known]
+    return [path.name for path in RUN.glob("*") if path.name not in {*known, *BEFORE}]
 
 
 def remains(state_dir: Path, engine: DockerEngine) -> dict[str, list[str]]:
