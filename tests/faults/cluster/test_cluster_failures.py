@@ -221,6 +221,7 @@ class TestClocksThatDiffer:
 
     async def test_sessions_neither_expire_early_nor_late_and_are_listed_in_order(self, apart: ClusterWorld) -> None:
         async with calling_cluster(apart.urls) as caller:
+            await apart.recovered(caller)
             sessions = await on_every_worker(apart, caller, "clocks")
             await check_there(caller, sessions)
             for number in range(len(apart.urls)):
@@ -232,6 +233,7 @@ class TestClocksThatDiffer:
 
     async def test_a_restart_under_another_clock_loses_nothing(self, apart: ClusterWorld) -> None:
         async with calling_cluster(apart.urls) as caller:
+            await apart.recovered(caller)
             sessions = await on_every_worker(apart, caller, "clocks-restarted")
             with apart.without_failover():
                 apart.workers["worker-1"].kill()
