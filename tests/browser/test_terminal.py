@@ -65,7 +65,7 @@ async def test_a_reload_in_the_middle_of_a_full_screen_program_shows_it_and_type
     await shell.page.raw.keyboard.type("written")
     await shell.press("Control+o", "Enter", "Control+x")
     await shell.says(PROMPT)
-    await shell.type("clear; cat note; echo end")
+    await shell.type("clear; cat note; echo e''nd")
     await shell.says("end")
     assert "written" in await shell.lines()
 

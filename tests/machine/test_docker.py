@@ -28,6 +28,8 @@ from warren_attack.probe import ProbeVerdict
 from warren_attack.warren.suite import attack, choose
 
 BIN = Path(warren.__file__).parent / "bin"
+RUN = Path("/run/warren/docker")
+BEFORE = frozenset(path.name for path in RUN.glob("*"))
 SCRATCH = "warren-tests/scratch:1"
 SPEC = SandboxSpec()
 
@@ -69,9 +71,9 @@ def claims() -> dict[str, str]:
 
 
 def ours_in_run(state_dir: Path) -> list[str]:
-    """Directories of agents' sockets that belong to no other state directory on this machine."""
+    """Directories of agents' sockets that belong to no other state directory on this machine, and to no earlier run."""
     known = {Path(target).name for target in claims().values() if str(state_dir) not in target}
-    return [path.name for path in Path("/run/warren/docker").glob("*") if path.name not in known]
+    return [path.name for path in RUN.glob("*") if path.name not in {*known, *BEFORE}]
 
 
 def remains(state_dir: Path, engine: DockerEngine) -> dict[str, list[str]]:
