@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import re
+import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -31,6 +32,8 @@ _PARENT_LOCK: Final = Path("/run/warren/cgroups.lock")
 _NO_LIMIT: Final = 1 << 60
 _KILL_ROUNDS: Final = 400
 _PAUSE_S: Final = 0.005
+_MAX_PAUSE_S: Final = 0.1
+_DEATH_S: Final = 20.0  # writes to a disk that a limit slows down end before a process does
 _TCP_LIMIT: Final = "memory.kmem.tcp.limit_in_bytes"
 _CPU_PERIOD_US: Final = 100_000
 
@@ -284,15 +287,15 @@ class SandboxCgroup:
             with suppress(OSError):
                 if os.path.exists(f"{directory}/cgroup.kill"):
                     _write_text(f"{directory}/cgroup.kill", "1")
-        for round_ in range(_KILL_ROUNDS):
-            pids = self.pids()
-            if not pids:
-                return
+        until, pause_s = time.monotonic() + _DEATH_S, 0.0
+        while pids := self.pids():
+            if time.monotonic() > until:
+                raise ProviderUnavailable(f"processes {sorted(pids)[:5]} of a sandbox do not die")
             for pid in pids:
                 # Checked again under a pidfd: a pid of the list may have been reused by a process of the host.
                 kill_if(pid, lambda pid: pid in self.pids())
-            await asyncio.sleep(_PAUSE_S if round_ else 0)
-        raise ProviderUnavailable(f"processes {sorted(self.pids())[:5]} of a sandbox do not die")
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s + _PAUSE_S, _MAX_PAUSE_S)
 
     async def remove(self) -> None:
         """Removes the cgroup. Idempotent. Retries: the kernel needs a moment after the last process has ended."""
