@@ -283,6 +283,7 @@ for n in range(40): send(b"r", bytes([n]) * 1000000)"""
                 break
             refused = await context.run("1")
             await crowd.kill()
+            await crowd.ended()  # until then it holds its places
             await (await context.sandbox.process("first")).signal(15)
         assert (refused.exit_code, "too many cells wait" in refused.stderr) == (75, True)
         assert cell_of(refused).frames == []

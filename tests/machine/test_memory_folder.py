@@ -124,6 +124,21 @@ def test_state_directories_at_the_same_path_have_their_own(state: Path, root: Pa
     theirs.remove()
 
 
+def test_a_new_state_directory_with_the_inode_of_a_deleted_one_does_not_get_its_sandboxes(
+    state: Path, root: Path
+) -> None:
+    deleted = MemoryFolder(state / "sandboxes", root)
+    deleted.make("one")
+    left = Path(os.readlink(state / "sandboxes"))
+    (state / "sandboxes").unlink()
+    new = MemoryFolder(state / "sandboxes", root)
+    new.make()
+    assert os.listdir(state / "sandboxes") == []
+    assert os.listdir(left) == ["one"]
+    shutil.rmtree(left)
+    new.remove()
+
+
 def test_the_folder_of_a_server_that_was_killed_is_removed_some_time_later(state: Path, root: Path) -> None:
     MemoryFolder(state / "sandboxes", root).make()
     os.utime(state / "sandboxes", (0, 0))

@@ -7,23 +7,35 @@ import pytest
 from warren.cli import run, support
 from warren.config.settings import read_settings
 from warren.interfaces.sandbox import Sandbox
-from warren.model.operations import Command
+from warren.model.errors import ImageNotFound
 
 
-@pytest.mark.parametrize(("own", "asked"), [("fake", ""), ("", "fake"), ("fake", "fake")])
-def test_no_image_is_built_for_a_provider_that_needs_none(tmp_path: Path, own: str, asked: str) -> None:
-    """The default provider would build the image; that of the environment, or of the command line, runs without one."""
+@pytest.mark.parametrize(
+    ("providers", "own", "asked", "is_wanted"),
+    [
+        ("oci", "", "", True),
+        ("fake,oci", "oci", "", True),
+        ("oci,fake", "fake", "", False),
+        ("oci,fake", "fake", "oci", True),
+        ("oci,fake", "", "fake", False),
+    ],
+)
+def test_an_image_is_built_for_the_provider_that_will_use_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], providers: str, own: str, asked: str, is_wanted: bool
+) -> None:
+    """The base of the image is not there, so the build fails; `fake` builds none, and refuses the image itself."""
     (tmp_path / "environments").mkdir()
     file = tmp_path / "environments" / "mine.yaml"
-    file.write_text("name: mine\nimage: base\n" + (f"provider: {own}\n" if own else ""))
+    file.write_text("name: mine\nimage: {from: missing, env: {A: b}}\n" + (f"provider: {own}\n" if own else ""))
 
     async def work(sandbox: Sandbox) -> int:
-        return (await sandbox.exec(Command(argv=("true",)))).exit_code
+        raise AssertionError("there is a sandbox")
 
-    variables = {"WARREN_STATE_DIR": str(tmp_path), "WARREN_REGISTRY_DIR": str(tmp_path), "WARREN_PROVIDER": "oci,fake"}
+    variables = {"WARREN_STATE_DIR": str(tmp_path), "WARREN_REGISTRY_DIR": str(tmp_path), "WARREN_PROVIDER": providers}
     settings = read_settings(variables, uid=0)
-    assert run._run_in_fresh_sandbox(settings, run.RunOptions("mine", "", asked), work) == 0
-    assert not (tmp_path / "images").exists()
+    with pytest.raises(ImageNotFound, match="'missing'" if is_wanted else "the fake has no image"):
+        run._run_in_fresh_sandbox(settings, run.RunOptions("mine", "", asked), work)
+    assert ("building the image environment/mine" in capsys.readouterr().err) == is_wanted
 
 
 def test_a_journal_that_does_not_answer_in_time_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,10 +139,13 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 def free_port() -> int:
-    """Not one of those that the kernel gives to clients: one of them could take it before the server does."""
+    """Not one of those that the kernel gives to clients: one of them could take it before the server does. No other
+    process gets the same port here as long as this one runs: it would take another's server for its own."""
     first_of_clients = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = _FIRST_PORT + secrets.randbelow(first_of_clients - _FIRST_PORT)
-        with socket.socket() as sock, contextlib.suppress(OSError):
+        with socket.socket() as sock, socket.socket(socket.AF_UNIX) as claim, contextlib.suppress(OSError):
             sock.bind(("127.0.0.1", port))
+            claim.bind(f"\0warren-port-{port}")
+            claim.detach()  # stays open
             return port

@@ -2,12 +2,13 @@
 
 The contents of these directories (a record, a socket, a pid) are useless after a reboot, and some file systems are slow
 to make and remove many small files. The folders of all state directories are below /run/warren/sandboxes, each named
-after the inode of its state directory: containers that share /run/warren may have different ones at the same path. Any
-process may remove an unused folder; the next one that needs it makes it again. Where /run is on a disk, the first
-process that needs it mounts a tmpfs there, and the one that leaves it empty unmounts it. This is not done in a mount
-namespace other than the machine's, such as that of a container with the machine's process ids: sandboxes can outlive
-that namespace, and their records must too. If such a container does not have the machine's /run/warren, the folder
-stays in the state directory.
+after the inode of its state directory: containers that share /run/warren may have different ones at the same path. A
+random part follows: a new state directory can have the inode of one that was deleted, and must not get its sandboxes.
+Any process may remove an unused folder; the next one that needs it makes it again, with the same name. Where /run is on
+a disk, the first process that needs it mounts a tmpfs there, and the one that leaves it empty unmounts it. This is not
+done in a mount namespace other than the machine's, such as that of a container with the machine's process ids:
+sandboxes can outlive that namespace, and their records must too. If such a container does not have the machine's
+/run/warren, the folder stays in the state directory.
 
 An older version kept the directories in the state directory. That folder becomes `sandboxes.old`, and the new folder
 links to its contents until they are destroyed, so every path stays valid.
@@ -16,6 +17,7 @@ links to its contents until they are destroyed, so every path stays valid.
 import ctypes
 import fcntl
 import os
+import secrets
 import shutil
 import struct
 import time
@@ -46,14 +48,23 @@ class MemoryFolder:
         return f"<MemoryFolder {self._link}>"
 
     @property
-    def _target(self) -> Path:
+    def _target(self) -> Path | None:
+        """What the link names; None if there is none, or one that came with a copy of another state directory."""
+        with suppress(OSError):
+            target = Path(os.readlink(self._link))
+            if target.parent == self._root and f"{target.name}-".startswith(f"{self._inode}-"):
+                return target
+        return None
+
+    @property
+    def _inode(self) -> str:
         state = os.stat(self._link.parent)
-        return self._root / f"{state.st_dev:x}-{state.st_ino:x}"
+        return f"{state.st_dev:x}-{state.st_ino:x}"
 
     def make(self, name: str = "") -> None:
         """Makes the folder, and takes over an older one. Idempotent. With `name`, also makes a sandbox's directory in
         it, before anybody can remove the folder again. May wait for others, so call it in a thread. Raises OSError."""
-        if not name and self._is_linked(self._target) and self._link.is_dir() and not self._old.exists():
+        if not name and self._target and self._link.is_dir() and not self._old.exists():
             return
         of_machine = _is_mount_namespace_of_machine()
         if not of_machine and not os.path.ismount(self._root.parent):
@@ -65,7 +76,7 @@ class MemoryFolder:
             # Only over an empty folder: a mount would hide the records of live sandboxes.
             if of_machine and not os.listdir(self._root) and not _is_in_memory(self._root):
                 _libc.mount(b"warren", os.fsencode(self._root), b"tmpfs", _FLAGS, _OPTIONS)
-            target = self._target
+            target = self._target or self._root / f"{self._inode}-{secrets.token_hex(4)}"
             target.mkdir(mode=0o700, exist_ok=True)
             self._put_link(target)
             self._link_old(target)
@@ -76,9 +87,10 @@ class MemoryFolder:
     def remove(self) -> None:
         """Removes the folder if it is empty, and other folders that have been empty for a while."""
         with suppress(OSError), self._locked(fcntl.LOCK_EX | fcntl.LOCK_NB):
+            target = self._target
             for folder in self._root.iterdir():
                 with suppress(OSError):
-                    if folder == self._target or time.time() - folder.stat().st_mtime > _UNUSED_S:
+                    if folder == target or time.time() - folder.stat().st_mtime > _UNUSED_S:
                         folder.rmdir()
             # Only in the machine's mount namespace: elsewhere the tmpfs may be invisible, and removing the mount point
             # would detach it with all its contents.
@@ -117,7 +129,7 @@ class MemoryFolder:
         self._link.mkdir(mode=0o700, exist_ok=True)
 
     def _put_link(self, target: Path) -> None:
-        if self._is_linked(target):
+        if self._target == target:
             return
         if self._link.is_symlink():
             self._link.unlink()  # the state directory was copied
@@ -133,9 +145,6 @@ class MemoryFolder:
             new.unlink()
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(self._link))
         new.rename(self._old)
-
-    def _is_linked(self, target: Path) -> bool:
-        return self._link.is_symlink() and os.readlink(self._link) == str(target)
 
     def _link_old(self, target: Path) -> None:
         if self._old.is_dir():
