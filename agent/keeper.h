@@ -16,7 +16,8 @@
 #define EARLY_BYTES 2048u
 #define FLUSH_US 10000000u /* how long an ending keeper waits for a client that reads nothing */
 #define FRAME_US 1000u     /* a context may give one frame in this time, */
-#define BURST_US (10000u * FRAME_US) /* and this many at once after a pause */
+#define BURST_US (2500u * FRAME_US) /* and this many at once after a pause */
+#define CHANNEL_BYTES (16u * 1024) /* read from the runner at once: fewer frames than that, even empty ones */
 
 /* One frame, on its way to a client or to the runner. */
 struct piece {

@@ -4,7 +4,7 @@
  * and the client is told at the end. Text that is written while no cell runs waits in `between` for the next one.
  *
  * The worker's time is spent on frames rather than on bytes, and user code could send millions of them in a second. So a
- * context gives 10,000 frames at once and 1,000 a second after that. Above this rate its runner is not read, and waits:
+ * context gives 2,500 frames at once and 1,000 a second after that. Above this rate its runner is not read, and waits:
  * text that is written meanwhile comes as one long frame. Only events that came at once with too many others, or after
  * the interrupt of their cell, are cut.
  */

@@ -174,7 +174,7 @@ static void read_frames(struct keeper *k, const uint8_t *p, size_t n) {
 
 /* Reads frames of the runner once; returns the number of bytes. */
 size_t read_channel(struct keeper *k) {
-    static uint8_t buffer[COPY_BYTES];
+    static uint8_t buffer[CHANNEL_BYTES];
     ssize_t n = recv(k->channel, buffer, sizeof buffer, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
     if (n > 0) {

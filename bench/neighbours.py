@@ -6,7 +6,7 @@
 
 The neighbour runs commands, looks names up, connects to names that nobody has asked for in a while, and reads a
 preview, all the time. Every hostility is something that a tenant can do with a key and its sandboxes. Its sandboxes
-have a fifth of a core each, so that what is measured is what the tenants share, and not the machine's processors.
+have a tenth of a core each, so that what is measured is what the tenants share, and not the machine's processors.
 Server, sandboxes and everything outside are in network namespaces of their own; no packet leaves the machine.
 """
 
@@ -186,7 +186,7 @@ class Tenant:
         finally:
             client.close()
 
-    async def new_session(self, allow: list[str], cpus: float = 0.2) -> str:
+    async def new_session(self, allow: list[str], cpus: float = 0.1) -> str:
         wanted = {"network": {"allow": allow}, "limits": {"cpus": cpus}}
         self.sessions.append((await self.call("POST", "/api/sessions", wanted))["session_id"])
         return self.sessions[-1]
@@ -261,6 +261,11 @@ async def _set_rules(tenant: Tenant, path: str, number: int) -> None:
         (await client.send(message("PUT", path, {"allow": names[:1000], "deny": names[1000:]}))).json()
 
 
+async def computing(tenant: Tenant) -> None:
+    """Six sandboxes compute: what the processors alone cost, to compare the others with."""
+    await tenant.start_everywhere(6, [], "while True: pass")
+
+
 async def silent_names(tenant: Tenant) -> None:
     """420 connections to names whose server is silent."""
     await tenant.start_everywhere(6, [f"*{SILENT}"], _SILENT_NAMES)
@@ -299,7 +304,7 @@ async def _begin_message(tenant: Tenant, head: bytes) -> None:
 
 async def cells(tenant: Tenant) -> None:
     """Four cells that write frames without end, each again after its time-out of 5 s."""
-    sessions = [await tenant.new_session([], cpus=0.5) for _ in range(4)]
+    sessions = [await tenant.new_session([], cpus=0.25) for _ in range(4)]
     await asyncio.gather(*(_run_cells(tenant, session) for session in sessions))
 
 
@@ -310,7 +315,7 @@ async def _run_cells(tenant: Tenant, session: str) -> None:
 
 
 HOSTILITIES: dict[str, Callable[[Tenant], Awaitable[None]]] = {
-    each.__name__: each for each in (rules, silent_names, questions, connections, websockets, cells)
+    each.__name__: each for each in (computing, rules, silent_names, questions, connections, websockets, cells)
 }
 
 

@@ -235,11 +235,11 @@ for n in range(40): send(b"r", bytes([n]) * 1000000)"""
         ids=["events", "text"],
     )
     async def test_frames_without_end_come_at_a_bounded_rate(self, context: Context, flood: str, least: int) -> None:
-        """10,000 at once, 1,000 a second after that, and what one read brings."""
+        """2,500 at once, 1,000 a second after that, and what one read brings."""
         await context.start()
         cell = await context.cell(f"while True: {flood}", timeout_s=1)
         assert cell.result.reason is Reason.TIMEOUT
-        assert least < len(cell.frames) < 10_000 + 1_000 * cell.result.duration_ms / 1000 + 14_000
+        assert least < len(cell.frames) < 2_500 + 1_000 * cell.result.duration_ms / 1000 + 4_000
         assert cell.result.duration_ms < 1000 * patience(1 + 4)
 
     async def test_frames_above_the_rate_wait_and_none_is_lost(self, context: Context) -> None:

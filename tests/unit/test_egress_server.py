@@ -289,6 +289,7 @@ async def test_a_silent_connection_that_is_not_relayed_yet_makes_room_at_once() 
     assert not worker.shared.has_room("greedy")
     for connection in sandbox._connections:
         connection.active_at -= 100
+    sandbox._none_idle_until -= 100
     assert worker.shared.has_room("greedy")
     assert (sandbox.open_connections, sandbox.use().refused) == (7, 1)
     await asyncio.sleep(0.01)

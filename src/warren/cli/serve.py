@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from warren.app.service import Service
 
 _log = get_log(__name__)
-_SWITCH_S: Final = 0.0005  # the event loop waits so long, instead of 5 ms, for a thread that computes, at each turn
+_SWITCH_S: Final = 0.0001  # the event loop waits so long, instead of 5 ms, for a thread that computes, at each turn
 _AnyService = TypeVar("_AnyService", bound="Service | CoordinatorService")
 
 

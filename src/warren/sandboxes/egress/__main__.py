@@ -32,6 +32,7 @@ from warren.sandboxes.egress.messages import (
 from warren.sandboxes.egress.proxy import SandboxEgress, Shared
 
 _SOCKETS: Final = 2
+_SWITCH_S: Final = 0.0005  # a thread that has found a name waits for the loop this long, not 5 ms each of several times
 
 
 class EgressServer:
@@ -131,6 +132,7 @@ def main() -> int:
     control = socket.socket(fileno=int(sys.argv[1]))
     reader = MessageReader(MAX_MESSAGE)
     new_loop = _loop_factory()
+    sys.setswitchinterval(_SWITCH_S)
     try:
         first = read_first(control, reader)
         if first is None:

@@ -60,7 +60,7 @@ _CONNECTS: Final = (200.0, 400.0)
 _QUERIES: Final = (500.0, 1000.0)
 _WORK: Final = (0.25, 0.05)  # seconds spent on parsing requests and queries: a client may make each of them slow
 _ALL_WORK: Final = (0.6e6, 0.05e6)  # microseconds a second of all tenants together
-_TURN_WORK_S: Final = 0.02  # of a tenant in one turn of the loop
+_TURN_WORK_S: Final = 0.004  # of a tenant in one turn of the loop
 _CONNECT_WORK_S: Final = 0.0002  # what a connection costs that is refused at once
 _HANDSHAKE_WORK_S: Final = 0.0015  # what a handshake of TLS costs
 _REQUEST_WORK_S: Final = 0.0004  # what a request costs that carries a secret
@@ -141,6 +141,7 @@ class SandboxEgress:
         bytes_s = shared.policy.mbps * 125_000
         self._rate = Bucket(bytes_s, bytes_s / 4, self._loop.time) if bytes_s else None
         self._pauses: dict[int, asyncio.TimerHandle] = {}
+        self._none_idle_until = 0.0
         _set_options(tcp)  # accepted connections inherit the options of their listener
         for sock, read in ((tcp, self._accept), (udp, self._answer_query)):
             sock.setblocking(False)
@@ -288,6 +289,7 @@ class SandboxEgress:
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
+            begun = time.thread_time()
             try:
                 client, _ = self._tcp.accept()
             except BlockingIOError:
@@ -299,7 +301,9 @@ class SandboxEgress:
             # The address that the program inside dialled: the route makes every address a local one.
             address, port = client.getsockname()[:2]
             self._begin(client, IPv4Address(address), port)
-            if wait := max(self._connects.take(1), self._work.take(_CONNECT_WORK_S)):
+            self._work.begin(_OPEN_WORK_S)
+            spent = max(_CONNECT_WORK_S, time.thread_time() - begun)
+            if wait := max(self._connects.take(1), self._work.take(spent)):
                 self._pause(self._tcp, self._accept, wait)
                 return
 
@@ -459,10 +463,16 @@ class SandboxEgress:
 
     def give_up_idle(self) -> None:
         """Ends the connection that has been silent for longest, if that is long enough."""
+        now = self._loop.time()
+        if now < self._none_idle_until:
+            return
         connection = min(self._connections, key=lambda each: each.active_at, default=None)
-        if connection is not None and self._loop.time() - connection.active_at >= _IDLE_S:
+        if connection is not None and now - connection.active_at >= _IDLE_S:
             self._note(connection.to, "it was silent, and its place was needed", "")
             self._drop(connection)
+        else:
+            # Connections are looked at again when the oldest may be idle; no other is so before.
+            self._none_idle_until = (connection.active_at if connection is not None else now) + _IDLE_S
 
     def _drop(self, connection: ProxiedConnection) -> None:
         if connection.relay is not None:

@@ -96,3 +96,7 @@ class Work:
     def count(self, seconds: float) -> None:
         """Takes what was spent from the tenant's part alone: later work of its sandboxes waits for it."""
         self._shared.take(self._tenant, seconds * 1e6)
+
+    def begin(self, seconds: float) -> None:
+        """Takes what will be spent in the next turn from the tenant's part of this one."""
+        self._of_turn.take(self._tenant, seconds)
