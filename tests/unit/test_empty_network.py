@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from warren.sandboxes.host import empty_network
 from warren.sandboxes.host.empty_network import unix_socket
 
 _SO_NETNS_COOKIE = 71
@@ -30,14 +31,24 @@ async def test_both_ends_of_a_connection_belong_to_no_network_of_the_host(tmp_pa
     assert os.readlink("/proc/thread-self/ns/net") == os.readlink("/proc/self/ns/net") == own
 
 
-async def test_a_socket_that_nobody_waits_for_is_closed() -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(20):
-        making = asyncio.ensure_future(unix_socket())
-        await asyncio.sleep(0)
-        making.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await making
+async def test_sockets_are_made_ahead_for_whoever_comes_next() -> None:
+    while empty_network._stock:
+        os.close(empty_network._stock.popleft())
+    making = asyncio.ensure_future(unix_socket())
+    await asyncio.sleep(0)
+    making.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await making
     (await unix_socket()).close()
-    await asyncio.sleep(0.01)
-    assert len(os.listdir("/proc/self/fd")) <= before
+    count = len(empty_network._stock)
+    assert count > 0
+    (await unix_socket()).close()
+    assert len(empty_network._stock) == count - 1
+
+
+async def test_a_child_has_sockets_of_its_own() -> None:
+    (await unix_socket()).close()
+    if (child := os.fork()) == 0:
+        os._exit(len(empty_network._stock))
+    assert (await asyncio.to_thread(os.waitpid, child, 0))[1] == 0
+    assert len(empty_network._stock) > 0

@@ -11,22 +11,24 @@ import asyncio
 import ctypes
 import os
 import socket
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Final
 
 _CLONE_NEWNET: Final = 0x40000000
+_AT_ONCE: Final = 16
 _libc: Final = ctypes.CDLL(None, use_errno=True)
+_stock: Final = deque[int]()  # descriptors of sockets made ahead: a thread is slow to ask
 
 
 async def unix_socket() -> socket.socket:
     """Returns a stream socket. Raises OSError."""
-    making = asyncio.get_running_loop().run_in_executor(_thread(), _make)
-    try:
-        return await asyncio.shield(making)
-    except asyncio.CancelledError:
-        making.add_done_callback(_drop)
-        raise
+    while True:
+        try:
+            return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=_stock.popleft())
+        except IndexError:
+            await asyncio.get_running_loop().run_in_executor(_thread(), _make)
 
 
 @cache
@@ -36,9 +38,10 @@ def _thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="empty-network")
 
 
-def _make() -> socket.socket:
+def _make() -> None:
     _enter()
-    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    while len(_stock) < _AT_ONCE:
+        _stock.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).detach())
 
 
 @cache  # an error is not kept: the next socket tries again
@@ -48,6 +51,12 @@ def _enter() -> None:
         raise OSError(code, f"making a network namespace: {os.strerror(code)}")
 
 
-def _drop(making: "asyncio.Future[socket.socket]") -> None:
-    if not making.cancelled() and making.exception() is None:
-        making.result().close()
+def _empty_stock() -> None:
+    """In a child: its parent uses the sockets."""
+    while _stock:
+        os.close(_stock.popleft())
+    _enter.cache_clear()
+    _thread.cache_clear()
+
+
+os.register_at_fork(after_in_child=_empty_stock)

@@ -3,6 +3,8 @@
 Each list is in the order of the numbers; a dash is a number without a call. From 424 on all machines share the numbers.
 """
 
+from collections.abc import Mapping
+from functools import cache
 from typing import Final
 
 _SHARED_FROM: Final = 424
@@ -83,7 +85,8 @@ _SHARED: Final = """
 _OWN: Final = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
 
-def numbers(machine: str) -> dict[str, int]:
+@cache
+def numbers(machine: str) -> Mapping[str, int]:
     """Returns the number of each call by its name. Raises KeyError for an unknown kind of machine."""
     own, shared = _OWN[machine].split(), _SHARED.split()
     pairs = (*enumerate(own), *enumerate(shared, _SHARED_FROM))
