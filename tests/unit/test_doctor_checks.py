@@ -93,7 +93,18 @@ def test_versions(text: str, number: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "count"), [("runc version 1.1.5", 3), ("runc version 1.1.12", 2), ("1.2.8", 1), ("1.3.6", 0)]
+    ("version", "count"),
+    [
+        ("runc version 1.1.5", 3),
+        ("runc version 1.1.12", 2),
+        ("1.2.8", 1),
+        ("1.3.2", 2),
+        ("1.3.3", 1),
+        ("1.3.6", 0),
+        ("1.4.2", 1),
+        ("1.4.3", 0),
+        ("1.5.0", 0),
+    ],
 )
 def test_holes_of_runc_are_told_by_its_version(version: str, count: int) -> None:
     checks = list(known_holes("runc", version))

@@ -26,14 +26,17 @@ from warren.sandboxes.providers.oci_runtime import RuntimeReport
 
 _LAUNCHER_VERSION = 1
 
-# program, first fixed version, names of the vulnerability, and why Warren can live with it
-_KNOWN_HOLES = (
-    ("runc", (1, 1, 12), "CVE-2024-21626", "Warren gives it no directory of a caller's choice"),
+# program, first fixed version of each branch, names of the vulnerability, and why Warren can live with it
+_KNOWN_HOLES: tuple[tuple[str, tuple[tuple[int, int, int], ...], str, str], ...] = (
+    ("runc", ((1, 1, 12),), "CVE-2024-21626", "Warren gives it no directory of a caller's choice"),
     (
-        *("runc", (1, 2, 8), "CVE-2024-45310, CVE-2025-31133, CVE-2025-52565, CVE-2025-52881"),
+        *("runc", ((1, 2, 8), (1, 3, 3)), "CVE-2024-45310, CVE-2025-31133, CVE-2025-52565, CVE-2025-52881"),
         "only safe with a user namespace in which the host's root is not, which Warren always makes",
     ),
-    ("runc", (1, 3, 6), "CVE-2026-41579", "Warren's images have a directory of their own as /dev, never a link"),
+    (
+        *("runc", ((1, 3, 6), (1, 4, 3)), "CVE-2026-41579"),
+        "Warren's images have a directory of their own as /dev, never a link",
+    ),
 )
 _ARCHIVE_FIXED = (29, 5, 1)
 _UPGRADE = "upgrade it when you can (your distribution may have patched it under the same number)"
@@ -93,8 +96,15 @@ def judge_runtimes(report: RuntimeReport) -> Iterable[Check]:
 def known_holes(name: str, version: str) -> Iterable[Check]:
     number = parse_version(version)
     for program, fixed, holes, why in _KNOWN_HOLES:
-        if program == name and number and number < fixed:
-            yield warn(f"{name} holes", f"{holes} fixed in {'.'.join(map(str, fixed))}: {why}", _UPGRADE)
+        if program == name and number and not _is_fixed(number, fixed):
+            versions = " and ".join(".".join(map(str, each)) for each in fixed)
+            yield warn(f"{name} holes", f"{holes} fixed in {versions}: {why}", _UPGRADE)
+
+
+def _is_fixed(number: tuple[int, ...], fixed: Sequence[tuple[int, ...]]) -> bool:
+    """Whether a version has what the first fixed versions of some branches have: all later branches have it too."""
+    branch = number[:2]
+    return branch > max(each[:2] for each in fixed) or any(branch == each[:2] and number >= each for each in fixed)
 
 
 def parse_version(text: str) -> tuple[int, ...]:
