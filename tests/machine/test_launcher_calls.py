@@ -17,7 +17,7 @@ from warren.sandboxes.providers.oci import OciProvider
 
 BIN = Path(warren.__file__).parent / "bin"
 LAUNCHER = Path(__file__).parents[2] / "launcher"
-SPECS = (SandboxSpec(image="host"), SandboxSpec(image="host", writable_root=True, sudo=True))
+SPECS = (SandboxSpec(image="host"), SandboxSpec(image="base", writable_root=True, sudo=True))
 
 # Calls that only x86_64 has, by the one that aarch64 has in their place.
 _NEWER: Final = {
