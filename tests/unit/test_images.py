@@ -1,11 +1,14 @@
 """The image store: whole or not at all, safe with hostile trees, clear about what is wrong."""
 
+import contextlib
 import io
 import os
 import stat
 import subprocess
 import sys
 import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -343,17 +346,38 @@ def test_no_use_is_lost_while_another_process_replaces_the_image(
 ) -> None:
     store.import_directory("mine", source)
     argv = [sys.executable, "-c", REPLACE, str(tmp_path / "state"), str(source)]
-    replacing = subprocess.Popen(argv, env={"PYTHONPATH": ":".join(sys.path)})
     seen, count = set(), 0
-    while replacing.poll() is None:
-        user = new_user(tmp_path, str(count := count + 1))
-        held = store.hold("mine", user)
-        assert (held.path / "bin/sh").read_text() == "#!"
-        seen.add(held.version)
-        store.release(user)
+    with subprocess.Popen(argv, env={"PYTHONPATH": ":".join(sys.path)}) as replacing:
+        while replacing.poll() is None:
+            user = new_user(tmp_path, str(count := count + 1))
+            held = store.hold("mine", user)
+            assert (held.path / "bin/sh").read_text() == "#!"
+            seen.add(held.version)
+            store.release(user)
     assert replacing.returncode == 0
     assert len(seen) > 1
     assert len(versions_dir(tmp_path)) == 1
+
+
+def test_makers_that_come_and_go_hold_nobody_up(store: ImageStore, source: Path, tmp_path: Path) -> None:
+    store.import_directory("mine", source)
+    making, done = tmp_path / "state/images/.making-other", threading.Event()
+
+    def come_and_go() -> None:
+        while not done.is_set():
+            making.mkdir(exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                making.rmdir()
+
+    with ThreadPoolExecutor(1) as other:
+        coming = other.submit(come_and_go)
+        try:
+            for _ in range(300):
+                with store.temporary():
+                    pass
+        finally:
+            done.set()
+        coming.result()
 
 
 def test_a_damaged_image_can_be_removed(store: ImageStore, source: Path, tmp_path: Path) -> None:

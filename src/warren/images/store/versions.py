@@ -273,7 +273,9 @@ class Versions:
 
     def _sweep(self) -> None:
         for left in self._folder.glob(f"{_TEMPORARY}*"):
-            with contextlib.suppress(BlockingIOError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            # Its maker may be at work in it, or remove it at this moment.
+            gone = (BlockingIOError, FileNotFoundError)
+            with contextlib.suppress(*gone), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 if self._clear(left):
                     shutil.rmtree(left, ignore_errors=True)
         for way in self._folder.glob(f"{WAYS}/*"):
