@@ -139,13 +139,14 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 def free_port() -> int:
-    """Not one of those that the kernel gives to clients: one of them could take it before the server does. No other
-    process gets the same port here as long as this one runs: it would take another's server for its own."""
+    """Returns a port of loopback that no other process gets from this function as long as this one runs: two servers
+    could be started on it at the same time, and the clients of both would talk to the first. It is none of those that
+    the kernel gives to clients: one of them could take it before the server does."""
     first_of_clients = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = _FIRST_PORT + secrets.randbelow(first_of_clients - _FIRST_PORT)
         with socket.socket() as sock, socket.socket(socket.AF_UNIX) as claim, contextlib.suppress(OSError):
             sock.bind(("127.0.0.1", port))
             claim.bind(f"\0warren-port-{port}")
-            claim.detach()  # stays open
+            claim.detach()  # it stays open, and bound, until this process ends
             return port

@@ -274,8 +274,7 @@ class Versions:
     def _sweep(self) -> None:
         for left in self._folder.glob(f"{_TEMPORARY}*"):
             # Its maker may be at work in it, or remove it at this moment.
-            gone = (BlockingIOError, FileNotFoundError)
-            with contextlib.suppress(*gone), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            with contextlib.suppress(BlockingIOError, FileNotFoundError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 if self._clear(left):
                     shutil.rmtree(left, ignore_errors=True)
         for way in self._folder.glob(f"{WAYS}/*"):
