@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -169,12 +170,46 @@ async def test_a_build_that_is_started_again_keeps_its_log(tmp_path: Path) -> No
     template = await builds.records.change("acme", "mine", lambda now: with_build(now, build))
     await builds.build(template, build, Plan("base", "user", ()))
     while builds._running:
-        await asyncio.wait(builds._running.values())
+        await asyncio.wait(builds._running)
     log = [entry.message for entry in builds.log("b1")]
     assert log == ["hello"]
     with pytest.raises(E2bError, match="started already"):
         await builds.build(template, build, Plan("base", "user", ()))
     assert [entry.message for entry in builds.log("b1")] == log
+
+
+class SlowImages(NoImages):
+    def __init__(self) -> None:
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+
+    def list(self) -> list[ImageVersion]:
+        self.may_go_on.wait()
+        return super().list()
+
+
+async def test_the_next_build_may_begin_as_soon_as_one_has_ended(tmp_path: Path) -> None:
+    go, images = tmp_path / "go", SlowImages()
+    command = ("/bin/sh", "-c", f"until test -e {go}; do sleep 0.02; done")
+    builds = TemplateBuilds(
+        tmp_path, MemoryRecords(), images, ManualClock(), command, {}, timeout_s=30, disk_reserve_mb=1
+    )
+    await builds.records.ensure("acme", "mine", 0.0)
+    first, second = Build("b1", 0.0, 0.0), Build("b2", 0.0, 0.0)
+    template = await builds.records.change("acme", "mine", lambda now: with_build(with_build(now, first), second))
+    await builds.build(template, first, Plan("base", "user", ()))
+    with pytest.raises(E2bError, match="one at a time"):
+        await builds.build(template, second, Plan("base", "user", ()))
+    images.may_go_on.clear()  # what no tag needs is not removed soon
+    go.touch()
+    while template.builds["b1"].status is not Status.READY:
+        await asyncio.sleep(0.01)
+        template = await builds.records.get("acme", "mine")
+    starting = asyncio.create_task(builds.build(template, second, Plan("base", "user", ())))
+    await asyncio.wait([starting], timeout=0.05)
+    images.may_go_on.set()
+    await starting
+    await builds.close()
 
 
 def test_the_address_of_an_upload_is_signed_and_expires() -> None:

@@ -147,7 +147,8 @@ class TemplateBuilds:
         self._disk_reserve_mb = disk_reserve_mb
         self.records = TemplateRecords(records)
         self.uploads = Uploads(state_dir / TEMPLATES / "uploads", self.check_room)
-        self._running: dict[str, asyncio.Task[None]] = {}  # by tenant
+        self._running: set[asyncio.Task[None]] = set()
+        self._building: set[str] = set()  # tenants
         self._in_work: set[str] = set()  # images to which no tag points yet
         self._logs = BoundedDict[str, BuildLog](_MAX_LOGS)
         self._known = BoundedDict[str, Build](_MAX_KNOWN)  # by image
@@ -169,7 +170,7 @@ class TemplateBuilds:
 
     async def close(self) -> None:
         self._closed = True
-        tasks = [*self._running.values(), *(task for task in (self._recovering, self._removing) if task)]
+        tasks = [*self._running, *(task for task in (self._recovering, self._removing) if task)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -236,15 +237,17 @@ class TemplateBuilds:
         tenant = template.tenant
         if self._closed:
             raise Stopping("the server is being stopped", retry_after_s=5.0)
-        if tenant in self._running:
+        if tenant in self._building:
             raise E2bError(429, "a template of yours is being built; one at a time is the most, wait until it is done")
-        if len(self._running) >= MAX_AT_ONCE:
+        if len(self._building) >= MAX_AT_ONCE:
             raise E2bError(429, f"{MAX_AT_ONCE} templates are being built on this server; try again later")
         image = tenant_image(tenant, template.name, build.id)
         begun = asyncio.get_running_loop().create_future()
         work = self._run(template, build, image, plan, begun)
-        task = self._running[tenant] = asyncio.create_task(work, name=f"template {template.name}")
-        task.add_done_callback(lambda _: self._running.pop(tenant, None))
+        self._building.add(tenant)
+        task = asyncio.create_task(work, name=f"template {template.name}")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
         await asyncio.wait([task, begun], return_when=asyncio.FIRST_COMPLETED)
         if task.cancelled():
             raise Stopping("the server is being stopped", retry_after_s=5.0)
@@ -312,6 +315,8 @@ class TemplateBuilds:
         began: bool,
     ) -> None:
         await asyncio.to_thread(shutil.rmtree, build_directory(self._state_dir, image), ignore_errors=True)
+        # Not after the record says that it ended: who reads that may ask for the next at once.
+        self._building.discard(template.tenant)
         if began:
             await self._finish(template, build.id, status, why)
         # Not before the record has its tag: `remove_unneeded` would take the image for one that nobody needs.
