@@ -16,7 +16,7 @@ import this_run
 import warm_parent
 from this_run import patience
 
-from warren.measure.server import free_port
+from warren.kernel.free_ports import free_port
 
 _START_S = patience(60.0)
 _STOP_S = patience(60.0)

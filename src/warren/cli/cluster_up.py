@@ -20,6 +20,7 @@ from typing import Final, NoReturn
 import click
 
 from warren.config.settings import Settings, environment_with, read_settings
+from warren.kernel.free_ports import free_port
 from warren.model.errors import Unavailable
 
 _START_S: Final = 60.0
@@ -149,7 +150,7 @@ class _Cluster:
 
     def _start_workers(self, count: int, environ: Mapping[str, str]) -> None:
         """Workers start before coordinators, which would take the rows of an earlier start for live workers."""
-        ports = {f"worker-{number}": port for number, port in enumerate(_free_ports(count), 1)}
+        ports = {f"worker-{number}": free_port() for number in range(1, count + 1)}
         for name, port in ports.items():
             state = self._root / name
             self._share_images(state)
@@ -258,12 +259,3 @@ def _last_error(log: str) -> str:
     """Returns the last line of a log that is not a hint below another one."""
     lines = [line for line in log.splitlines() if line.strip() and not line.startswith(" ")]
     return lines[-1].removeprefix("warren: ") if lines else "it did not say why"
-
-
-def _free_ports(count: int) -> list[int]:
-    """Returns free ports of loopback: fixed ones could be taken by another cluster that starts at the same time."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]

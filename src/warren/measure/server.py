@@ -3,10 +3,8 @@
 import asyncio
 import contextlib
 import ctypes
-import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from warren.config.settings import environment_with
+from warren.kernel.free_ports import free_port
 from warren.measure.http_client import Client, connect
 from warren.model.errors import ProviderUnavailable, WarrenError
 
@@ -23,7 +22,6 @@ _SET_PDEATHSIG: Final = 1
 _START_S: Final = 60.0
 _STOP_S: Final = 300.0
 _FILL_S: Final = 300.0
-_FIRST_PORT: Final = 10_000
 _KEPT: Final = ("PATH", "HOME", "LANG", "PYTHONPATH", "TMPDIR")
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -136,17 +134,3 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
             f"the measured server did not stop in {_STOP_S:.0f} s and was killed",
             remedy="sandboxes of it may be left: look for them with `ps`",
         ) from None
-
-
-def free_port() -> int:
-    """Returns a port of loopback that no other process gets from this function as long as this one runs: two servers
-    could be started on it at the same time, and the clients of both would talk to the first. It is none of those that
-    the kernel gives to clients: one of them could take it before the server does."""
-    first_of_clients = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        port = _FIRST_PORT + secrets.randbelow(first_of_clients - _FIRST_PORT)
-        with socket.socket() as sock, socket.socket(socket.AF_UNIX) as claim, contextlib.suppress(OSError):
-            sock.bind(("127.0.0.1", port))
-            claim.bind(f"\0warren-port-{port}")
-            claim.detach()  # it stays open, and bound, until this process ends
-            return port
