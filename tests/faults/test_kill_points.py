@@ -191,7 +191,10 @@ async def test_a_background_process_is_started_once(world: World, caller: Caller
     assert again.status in (201, 409), again
     held.counter = "mine"
     await world.check(caller)
-    assert await caller.output(held.id, "pgrep -c -f 'n=0; whil[e]'") == "1\n"
+    counters = (await caller.output(held.id, "pgrep -f 'n=0; whil[e]'")).split()
+    parents = (await caller.output(held.id, f"ps -o ppid= -p {','.join(counters)}; true")).split()
+    # Between its fork and its exec, a `sleep` has the command line of its shell.
+    assert len([parent for parent in parents if parent not in counters]) == 1, (counters, parents)
 
 
 async def test_a_stream_that_is_killed_ends_and_the_session_goes_on(world: World, caller: Caller) -> None:
