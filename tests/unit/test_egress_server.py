@@ -317,7 +317,7 @@ async def test_opened_connections_are_work_of_their_tenant_and_not_of_their_sand
     worker = Worker()
     greedy, sibling = [await worker.open(name, RULES, "greedy") for name in ("one", "two")]
     other = await worker.open("other", RULES, "other")
-    for _ in range(500):
+    for _ in range(1000):
         greedy._work.count(0.001)
     assert sibling._work.take(0.0001) > 0.5
     assert greedy._work._own.take(0.0001) == 0.0
