@@ -633,3 +633,12 @@ async def test_no_repr_and_no_error_shows_the_value(open_world: Open) -> None:
         assert VALUE not in repr(world.broker)
         assert "PRIVATE" not in repr(new_certificates([HOST]))
         assert "PRIVATE" not in repr(BrokerSetup((bound,), Certificates("a", "b", "PRIVATE")))
+
+
+def test_a_certificate_for_very_many_long_names_is_loaded() -> None:
+    """More than a pipe holds by itself: the process that serves all tenants would wait for ever."""
+    label = ".".join(["a" * 60] * 4)
+    hosts = [f"h{number}.{label}"[:250] for number in range(240)]
+    made = new_certificates(hosts)
+    assert len(made.certificate) > 64 << 10
+    assert server_context(made, hosts[0]).get_ca_certs() == []

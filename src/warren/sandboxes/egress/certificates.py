@@ -6,6 +6,8 @@ the bound hosts as well. The certificate's own key exists only in the memory of 
 """
 
 import datetime
+import errno
+import fcntl
 import os
 import secrets
 import ssl
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 _VALID: Final = datetime.timedelta(days=40)  # longer than any session lives
 _BEFORE: Final = datetime.timedelta(hours=1)  # a clock inside may be slow
 _ALPN: Final = ("http/1.1",)
+_PIPE_BYTES: Final = 64 << 10  # what a pipe holds unless told otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +130,17 @@ def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
 
 
 def _pipe_with(data: bytes) -> int:
-    """Returns the reading end of a pipe that holds the data. A pipe's buffer is larger than a certificate."""
+    """Returns the reading end of a pipe that holds the data. Raises OSError rather than wait for a reader."""
     reading, writing = os.pipe()
     try:
-        os.write(writing, data)
+        os.set_blocking(writing, False)
+        if len(data) > _PIPE_BYTES:  # a certificate for many long names
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, len(data))
+        if os.write(writing, data) < len(data):
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    except BaseException:
+        os.close(reading)
+        raise
     finally:
         os.close(writing)
     return reading
