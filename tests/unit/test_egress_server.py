@@ -301,6 +301,18 @@ async def test_a_silent_connection_that_is_not_relayed_yet_makes_room_at_once() 
     worker.close()
 
 
+async def test_clients_are_told_before_a_network_is_closed() -> None:
+    """The worker takes the route away as soon as it is: what is sent later does not arrive."""
+    worker = Worker()
+    sandbox = await worker.open("one", RULES)
+    ends = [begin(sandbox, 443, b"") for _ in range(3)]
+    await asyncio.sleep(0.01)  # they wait for the first bytes
+    await sandbox.close()
+    assert refused(ends) == 3
+    close(ends)
+    worker.close()
+
+
 async def test_work_of_many_sandboxes_of_a_tenant_does_not_delay_another_tenants() -> None:
     worker = Worker()
     greedy = [await worker.open(f"greedy {number}", RULES, "greedy") for number in range(20)]

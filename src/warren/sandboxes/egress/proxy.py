@@ -67,6 +67,7 @@ _REQUEST_WORK_S: Final = 0.0004  # what a request costs that carries a secret
 _OPEN_WORK_S: Final = 0.001  # what looking up, connecting and relaying cost more
 _SHARE: Final = 4  # a tenant alone may have four fifths of all connections, two four ninths each, and so on
 _IDLE_S: Final = 10.0
+_TOLD_S: Final = 1.0
 _FIRST_READ: Final = 4096
 # The kernel's buffers are charged to this process: the more connections a sandbox has, the less each may hold.
 _FEW, _SEVERAL = 16, 64
@@ -166,7 +167,7 @@ class SandboxEgress:
         self._groups = self._shared.groups.join(self, self._groups, bounds)
         if (old := self._set_broker(broker)) is not None:
             # Any change of a secret ends all connections that carry one.
-            await _in_turns([each for each in self._connections if each.is_brokered], self._drop)
+            await self._drop_all([each for each in self._connections if each.is_brokered])
             old.close()
         # New rules also end connections that the old ones allowed.
         await _in_turns(self._connections, self._check_again)
@@ -184,7 +185,7 @@ class SandboxEgress:
         for sock in (self._tcp, self._udp):
             self._loop.remove_reader(sock.fileno())
             sock.close()
-        await _in_turns(self._connections, self._drop)
+        await self._drop_all(self._connections)
         self._groups = self._shared.groups.join(self, self._groups, ())
         others = self._shared.sandboxes.get(self.tenant, set())
         others.discard(self)
@@ -473,6 +474,13 @@ class SandboxEgress:
         else:
             # Connections are looked at again when the oldest may be idle; no other is so before.
             self._none_idle_until = (connection.active_at if connection is not None else now) + _IDLE_S
+
+    async def _drop_all(self, connections: Collection[ProxiedConnection]) -> None:
+        """Ends the connections, and returns when their clients are told: who asks for it may take the route away."""
+        tasks = [each.task for each in connections if each.task is not None]
+        await _in_turns(connections, self._drop)
+        if tasks:
+            await asyncio.wait(tasks, timeout=_TOLD_S)
 
     def _drop(self, connection: ProxiedConnection) -> None:
         if connection.relay is not None:
