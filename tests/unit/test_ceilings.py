@@ -42,3 +42,9 @@ def test_what_all_sandboxes_may_use_together() -> None:
     totals = HostRoom(total_memory_mb=1000, total_cpus=1.5, total_pids=99).totals(24_000, 32768)
     assert (totals.memory, totals.cpus, totals.pids) == (1000 << 20, 1.5, 99)
     assert HostRoom(min_free_memory_mb=23_000).totals(24_000, 32768).memory == 12_000 << 20
+
+
+def test_large_numbers_are_written_out() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_ceilings(default_ceilings(MACHINE, 2, 32768), Limits(memory_mb=1024 * 1024), Limits())
+    assert caught.value.message == "memory_mb may be at most 12000 on this server, 1048576 was asked for"

@@ -63,7 +63,7 @@ def check_ceilings(ceilings: Ceilings, limits: Limits, environment: Limits) -> N
         most, asked = getattr(ceilings, name), getattr(limits, name)
         if most is not None and asked > max(most, getattr(environment, name)):
             raise InvalidRequest(
-                f"{name} may be at most {most:g} on this server, {asked:g} was asked for",
+                f"{name} may be at most {most:.15g} on this server, {asked:.15g} was asked for",
                 remedy=f"ask for less; the operator can raise the option {option}",
             )
     files, usual = limits.open_files * limits.pids, environment.open_files * environment.pids
@@ -80,8 +80,9 @@ def longest_life(caller: Caller) -> float:
 
 def check_lifetime(caller: Caller, lifetime_s: float) -> None:
     for _, quota in caller.quota_levels:
-        if quota.max_lifetime_s is not None and lifetime_s > quota.max_lifetime_s:
+        most = quota.max_lifetime_s
+        if most is not None and lifetime_s > most:
             raise Forbidden(
-                f"a session may live for {quota.max_lifetime_s:g} s with this key, {lifetime_s:g} s was asked for",
-                remedy=f"ask for a max_lifetime_s of at most {quota.max_lifetime_s:g}",
+                f"a session may live for {most:.15g} s with this key, {lifetime_s:.15g} s was asked for",
+                remedy=f"ask for a max_lifetime_s of at most {most:.15g}",
             )

@@ -93,7 +93,9 @@ def _describe_rule(kind: str, error: Mapping[str, Any]) -> str:
     context = error.get("ctx") or {}
     for start, words in _RULE_TEXTS.items():
         if kind == start or (start.endswith("_") and kind.startswith(start)):
-            return words.format_map(context)
+            return words.format_map(
+                {name: f"{value:.15g}" if isinstance(value, float) else value for name, value in context.items()}
+            )
     message = str(error["msg"])
     if kind == "value_error":
         return f"is not possible: {context.get('error', message)}"

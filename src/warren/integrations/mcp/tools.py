@@ -180,9 +180,9 @@ _CONVERSIONS: Final[Mapping[type, Callable[[Any], Any]]] = {
 _LIMITS: Final[Mapping[str, tuple[Callable[[Any, Any], bool], str]]] = {
     "minLength": (lambda value, bound: len(value) >= bound, "have at least {} character"),
     "maxLength": (lambda value, bound: len(value) <= bound, "have at most {} characters"),
-    "minimum": (lambda value, bound: value >= bound, "be at least {:g}"),
-    "maximum": (lambda value, bound: value <= bound, "be at most {:g}"),
-    "exclusiveMinimum": (lambda value, bound: value > bound, "be more than {:g}"),
+    "minimum": (lambda value, bound: value >= bound, "be at least {:.15g}"),
+    "maximum": (lambda value, bound: value <= bound, "be at most {:.15g}"),
+    "exclusiveMinimum": (lambda value, bound: value > bound, "be more than {:.15g}"),
 }
 
 

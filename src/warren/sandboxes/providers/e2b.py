@@ -484,7 +484,7 @@ def _check_size(spec: SandboxSpec, size: FarSize) -> None:
     ):
         if 0 < has < wanted:
             raise InvalidRequest(
-                f"the template {spec.image} has {name} {has:g}, less than the {wanted:g} that are asked for",
+                f"the template {spec.image} has {name} {has:.15g}, less than the {wanted:.15g} that are asked for",
                 remedy="ask for less, or use a template that has more: the limits are those of the template",
             )
 

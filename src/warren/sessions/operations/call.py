@@ -69,7 +69,7 @@ class OperationContext:
             return self.max_command_timeout_s
         if timeout_s > self.max_command_timeout_s:
             raise InvalidRequest(
-                f"a time-out of {timeout_s:g} s is too long: at most {self.max_command_timeout_s:g} s",
+                f"a time-out of {timeout_s:.15g} s is too long: at most {self.max_command_timeout_s:.15g} s",
                 remedy="start it in the background: POST /api/sessions/{id}/processes",
             )
         return timeout_s

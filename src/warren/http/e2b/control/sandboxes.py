@@ -118,7 +118,7 @@ def read_timeout(call: E2bCall, values: dict[str, Any], least: int, name: str = 
     """Reads a time-out, None if there is none. Raises E2bError for more than the caller's key allows."""
     timeout_s = read_whole(values, name, least, int(LONGEST_S))
     if timeout_s is not None and timeout_s > longest_life(call.caller):
-        raise bad(f"{name} must be at most {longest_life(call.caller):g} seconds with this key")
+        raise bad(f"{name} must be at most {longest_life(call.caller):.15g} seconds with this key")
     return timeout_s
 
 
