@@ -33,6 +33,10 @@ def warren(*arguments: str, state: Path, stdin: bytes = b"", **environ: str) -> 
     [
         (["xyzzy"], 2, "No such command 'xyzzy'. `warren --help` lists them."),
         (["exce"], 2, "No such command 'exce'. Did you mean exec?"),
+        (["sp"], 2, "No such command 'sp'. Did you mean ps?"),
+        (["env"], 2, "No such command 'env'. Did you mean environments?"),
+        (["keys", "rotaet"], 2, "No such command 'rotaet'. Did you mean rotate?"),
+        (["keys", "xyzzy"], 2, "No such command 'xyzzy'. `warren keys --help` lists them."),
         (["ps", "--url", "http://no.invalid"], 125, "hint: check the name in its address"),
         (["run"], 2, "Missing argument"),
         (["run", "--nope", "--", "true"], 2, "No such option"),

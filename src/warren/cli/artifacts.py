@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import click
 
-from warren.cli.main import report
+from warren.cli.main import CommandGroup, report
 from warren.cli.options import server_options
 from warren.cli.output import format_age, print_json, printable, write_bytes
 from warren.cli.remote import (
@@ -35,7 +35,7 @@ def _complete_artifact(ctx: click.Context, _: click.Parameter, incomplete: str) 
 _artifact_argument = click.argument("artifact", shell_complete=_complete_artifact)
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def artifacts() -> None:
     """Save, list, get and remove files that outlive their sandbox.
 

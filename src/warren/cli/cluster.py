@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import click
 
+from warren.cli.main import CommandGroup
 from warren.cli.output import print_table
 from warren.cli.remote import Answer, RemoteServer, line, server_command
 
@@ -16,7 +17,7 @@ _TITLES: Final = ("WORKER", "STATE", "ADDRESS", "SESSIONS", "CAPACITY", "READY",
 Values = dict[str, Any]
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def cluster() -> None:
     """Show and change the workers of a cluster, or run a cluster here to try it."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from warren.cli import image_build, image_transfer
+from warren.cli.main import CommandGroup
 from warren.cli.options import json_option
 from warren.cli.output import ProgressLine, print_json, print_table
 from warren.config.settings import read_settings
@@ -28,7 +29,7 @@ def _open_store() -> "ImageStore":
     return build_images(read_settings())
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def image() -> None:
     """Build, pull, import, export, list and remove root filesystems.
 

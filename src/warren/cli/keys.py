@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import click
 
+from warren.cli.main import CommandGroup
 from warren.cli.options import Duration, drop_empty, server_options
 from warren.cli.output import format_age, format_seconds, print_json, print_table, seconds_since
 from warren.cli.remote import RemoteServer
@@ -49,7 +50,7 @@ def complete_key(ctx: click.Context, _: click.Parameter, incomplete: str) -> lis
     return []
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def keys() -> None:
     """Make, list, revoke and rotate API keys.
 

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
@@ -93,7 +94,35 @@ _COMPLETION_HINTS = {
 }
 
 
-class LazyGroup(click.Group):
+class CommandGroup(click.Group):
+    """A group that suggests the command that was meant, in every release of click."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        is_name = bool(args) and not args[0].startswith("-") and not ctx.resilient_parsing
+        if is_name and self.get_command(ctx, args[0]) is None:
+            near = _nearest(args[0], self.all_names(ctx))
+            hint = f"Did you mean {near}?" if near else f"`{ctx.command_path} --help` lists them."
+            ctx.fail(f"No such command {args[0]!r}. {hint}")
+        return super().resolve_command(ctx, args)
+
+    def all_names(self, ctx: click.Context) -> list[str]:
+        """Returns everything that names a command, also what --help does not list."""
+        return self.list_commands(ctx)
+
+
+def _nearest(given: str, names: Sequence[str]) -> str:
+    """Returns the name that is spelled similarly, has the same letters, or begins like that; else nothing."""
+    given = given.lower()
+    close = difflib.get_close_matches(given, names, 1)
+    # A name of two letters with these swapped is not similar for difflib.
+    swapped = [name for name in names if sorted(name) == sorted(given)]
+    begun = [name for name in names if len(given) > 1 and name.startswith(given)]
+    return next(iter((*close, *swapped, *begun)), "")
+
+
+class LazyGroup(CommandGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 
@@ -105,14 +134,8 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            near = difflib.get_close_matches(args[0], [*_COMMANDS, *_ALIASES], 1)
-            hint = f"Did you mean {near[0]}?" if near else "`warren --help` lists them."
-            ctx.fail(f"No such command {args[0]!r}. {hint}")
-        return super().resolve_command(ctx, args)
+    def all_names(self, ctx: click.Context) -> list[str]:
+        return [*_COMMANDS, *_ALIASES]
 
     def invoke(self, ctx: click.Context) -> object:
         try:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from warren.cli.main import CommandGroup
 from warren.cli.options import Duration, drop_empty, json_option, server_options
 from warren.cli.output import format_mib, print_json, print_table
 from warren.cli.remote import RemoteServer, complete_session, short_id
@@ -43,7 +44,7 @@ _all_option = click.option(
 )
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @click.option("--since", type=Moment(), default="", metavar="T", help="From then on: 1h (ago), or 2026-01-31T12:00Z.")
 @click.option("--until", type=Moment(), default="", metavar="T", help="Before then.")
 @click.option("--session", default="", metavar="ID", shell_complete=complete_session, help="With this session.")

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import click
 
+from warren.cli.main import CommandGroup
 from warren.cli.options import json_option, parse_pairs
 from warren.cli.output import print_json
 from warren.cli.remote import Answer, RemoteServer, line, server_command, table
@@ -17,7 +18,7 @@ _KINDS: Final = ("environments", "agents", "tools", "prompts")
 _kind = click.Choice(_KINDS)
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def registry() -> None:
     """List, show and check agents, tools, prompts and environments.
 

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import click
 
+from warren.cli.main import CommandGroup
 from warren.cli.options import Duration, drop_empty
 from warren.cli.output import format_seconds, seconds_since
 from warren.cli.remote import Answer, RemoteServer, complete, line, server_command, table
@@ -29,7 +30,7 @@ _tenant_option = click.option("--tenant", default="", metavar="T", help="Of this
 _name_argument = click.argument("name", shell_complete=complete_secret)
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def secrets() -> None:
     """Set credentials that sessions use and never see.
 

@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from warren.cli.main import CommandGroup
 from warren.config.settings import Settings, given_variables, read_settings
 from warren.model.errors import Unavailable
 
@@ -40,7 +41,7 @@ WantedBy=multi-user.target
 """
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def service() -> None:
     """Run the server as a service of systemd."""
 

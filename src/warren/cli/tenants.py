@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import click
 
+from warren.cli.main import CommandGroup
 from warren.cli.options import parse_pairs
 from warren.cli.remote import Answer, RemoteServer, complete, line, server_command, table
 from warren.model.errors import InvalidRequest, NotFound
@@ -99,7 +100,7 @@ def complete_tenant(ctx: click.Context, _: click.Parameter, incomplete: str) -> 
 _name_argument = click.argument("name", shell_complete=complete_tenant)
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def tenants() -> None:
     """Set what tenants may have: quotas and command policies.
 

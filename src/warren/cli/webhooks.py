@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 import click
 
+from warren.cli.main import CommandGroup
 from warren.cli.options import Duration
 from warren.cli.output import format_age, format_seconds, seconds_since
 from warren.cli.remote import Answer, RemoteServer, complete, line, server_command, table
@@ -31,7 +32,7 @@ def complete_event(_: click.Context, __: click.Parameter, incomplete: str) -> li
 _hook_argument = click.argument("hook_id", metavar="ID", shell_complete=complete_hook)
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def webhooks() -> None:
     """Have a server call you when something happens to your sessions.
 
