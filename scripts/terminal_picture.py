@@ -34,10 +34,13 @@ def main() -> int:
 
 
 def run(command: str) -> list[str]:
-    """Runs a command and returns what a person would see, with the long ids cut: they differ from run to run."""
-    environ = {**os.environ, "PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}", "COLUMNS": str(WIDTH)}
+    """Runs a command in a terminal and returns what a person would see, with the long ids cut: they differ from run to
+    run."""
+    path = f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"
+    environ = {**os.environ, "PATH": path, "COLUMNS": str(WIDTH), "NO_COLOR": "1"}
+    in_terminal = ["script", "-qec", command, "/dev/null"]
     done = subprocess.run(
-        ["bash", "-c", command], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60
+        in_terminal, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
     )
     return [re.sub(r"\b(s_[0-9a-f]{8})[0-9a-f]+", r"\1", line)[:WIDTH] for line in done.stdout.splitlines()]
 

@@ -65,8 +65,8 @@ def opened(cli: RemoteCli) -> Iterator[Open]:
     """Runs `warren` in terminals; they are closed at the end of the test."""
     terminals: list[Terminal] = []
 
-    def open_terminal(*arguments: str) -> Terminal:
-        terminals.append(Terminal(cli.argv(*arguments), cli.environ, rows=30, columns=100))
+    def open_terminal(*arguments: str, columns: int = 100, **environ: str) -> Terminal:
+        terminals.append(Terminal(cli.argv(*arguments), cli.environ | environ, rows=30, columns=columns))
         return terminals[-1]
 
     yield open_terminal

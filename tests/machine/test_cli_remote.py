@@ -102,7 +102,7 @@ def test_ps_shows_what_a_session_is_made_of_and_how_long_it_may_idle(cli: Remote
     head, *rows = cli.say("ps").splitlines()
     assert all(name in head for name in ("IMAGE", "PROVIDER", "WORKER", "LIMITS", "IDLE LEFT"))
     (row,) = [row for row in rows if row.startswith(session[:16])]
-    assert all(f" {part} " in row for part in ("base", "oci", "256/1/200", "10 min"))
+    assert all(f" {part} " in row for part in ("base", "oci", "256M/1/200M", "10 min"))
     cli.say("kill", session)
 
 

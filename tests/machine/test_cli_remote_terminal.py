@@ -1,10 +1,11 @@
-"""`warren shell --session`, `warren shell --thread` and `warren exec -t`, in a real terminal against a real server."""
+"""`warren shell`, `warren exec -t` and `warren ps` in a real terminal, against a real server."""
 
 import os
 import signal
 import subprocess
 import time
 
+import click
 import pytest
 import warm_parent
 from machine.cli_terminal import Open
@@ -139,3 +140,30 @@ def test_mistakes(opened: Open, arguments: list[str], message: str) -> None:
     terminal.expect(message)
     terminal.drain()
     assert terminal.process.wait(_PATIENCE_S) == 2
+
+
+def test_ps_fits_into_80_columns_and_has_colours_on_a_terminal_alone(cli: RemoteCli, opened: Open) -> None:
+    thread = "a-thread-with-a-long-name-" + "x" * 40
+    cli.say("create", "--thread", thread, "-m", "1.5g")
+
+    def seen(columns: int = 80, **environ: str) -> list[str]:
+        terminal = opened("ps", columns=columns, **environ)
+        assert terminal.process.wait(_PATIENCE_S) == 0
+        terminal.drain()
+        return terminal.seen.decode().splitlines()
+
+    shown = seen()
+    plain = [click.unstyle(line) for line in shown]
+    assert max(map(len, plain)) <= 80
+    assert plain[0].split() == ["SESSION", "THREAD", "ENVIRONMENT", "LIMITS", "STATE", "AGE", "ENDS", "IN"]
+    (row,) = [line for line in shown if " a-thread" in line]
+    assert "…  base  " in row
+    assert " 1.5G/" in row
+    assert "  \x1b[32mrunning\x1b[0m  " in row
+    for uncoloured in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        assert "\x1b" not in "".join(seen(**uncoloured))
+    piped = cli.say("ps")
+    assert "\x1b" not in piped
+    assert thread in piped
+    assert [click.unstyle(line).split()[:2] for line in seen(300)] == [line.split()[:2] for line in piped.splitlines()]
+    cli.say("kill", "--thread", thread)

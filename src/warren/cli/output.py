@@ -2,32 +2,77 @@
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import click
+
+from warren.config.settings import wants_colour
 
 STREAM_FDS: Final = {"stdout": 1, "stderr": 2, "terminal": 1}
 CLEAR_SCREEN: Final = "\033[H\033[2J"
 _MIB: Final = 1024 * 1024
+_GAP: Final = 2
 
 
 def print_json(values: Any) -> None:
     click.echo(json.dumps(values, indent=2))
 
 
-def print_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+class Coloured(NamedTuple):
+    """A value of a table that has a colour on a terminal: one that click.style knows."""
+
+    value: object
+    colour: str
+
+
+def print_table(
+    titles: Sequence[str], rows: Sequence[Sequence[object]], *, spare: Sequence[str] = (), cut: Sequence[str] = ()
+) -> None:
+    """Prints a table. On a terminal that is too narrow the columns `spare` are left out, the first one first, and then
+    values of the columns `cut` are shortened; elsewhere all of it is printed."""
     lines = [list(titles), *([_printable(value) for value in row] for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
-    for line in lines:
-        click.echo("  ".join(f"{value:<{width}}" for value, width in zip(line, widths, strict=True)).rstrip())
+    widths = {title: max(len(line[column]) for line in lines) for column, title in enumerate(titles)}
+    if (spare or cut) and sys.stdout.isatty():
+        _fit(widths, shutil.get_terminal_size().columns, spare, cut)
+    shown = [(titles.index(title), width) for title, width in widths.items()]
+    has_colour = _has_colour()
+    for line, row in zip(lines, (titles, *rows), strict=True):
+        cells = []
+        for column, width in shown:
+            text = line[column] if len(line[column]) <= width else f"{line[column][: width - 1]}…"
+            padding, value = " " * (width - len(text)), row[column]
+            if has_colour and isinstance(value, Coloured):
+                text = click.style(text, fg=value.colour)
+            cells.append(text + padding)
+        click.echo("  ".join(cells).rstrip())
+
+
+def _fit(widths: dict[str, int], room: int, spare: Sequence[str], cut: Sequence[str]) -> None:
+    """Removes the columns `spare` and narrows the columns `cut`, as far as it takes to fit into `room`."""
+
+    def missing() -> int:
+        return sum(widths.values()) + _GAP * (len(widths) - 1) - room
+
+    for title in spare:
+        if missing() > 0:
+            del widths[title]
+    while missing() > 0 and (wide := [title for title in cut if widths[title] > len(title)]):
+        widths[max(wide, key=widths.__getitem__)] -= 1
+
+
+def _has_colour() -> bool:
+    """Whether colours may be printed: on a terminal that has them, unless NO_COLOR says otherwise."""
+    return sys.stdout.isatty() and wants_colour()
 
 
 def _printable(value: object) -> str:
     """Removes control characters: names come from others, and must not move the cursor or colour the terminal."""
+    value = value.value if isinstance(value, Coloured) else value
     return printable("-" if value in (None, "") else str(value))
 
 
@@ -51,6 +96,11 @@ def format_age(timestamp: str) -> str:
 
 def format_mib(count: float) -> str:
     return f"{count / _MIB:.1f} MiB"
+
+
+def format_size(mib: float) -> str:
+    """Returns a size in few characters, as options take it: 512M, 1G, 1.5G."""
+    return f"{round(mib / 1024, 1):.15g}G" if mib >= 1024 else f"{mib:.15g}M"
 
 
 def seconds_since(timestamp: str) -> float:

@@ -28,8 +28,10 @@ from warren.cli.options import (
 from warren.cli.output import (
     CLEAR_SCREEN,
     STREAM_FDS,
+    Coloured,
     format_age,
     format_seconds,
+    format_size,
     print_json,
     print_table,
     seconds_since,
@@ -43,8 +45,13 @@ Values = dict[str, Any]
 
 _SESSION_TITLES: Final = (
     "SESSION", "THREAD", "ENVIRONMENT", "IMAGE", "PROVIDER", "WORKER", "LIMITS", "STATE", "AGE", "IDLE LEFT",
-    "EXPIRES IN", "POOL",
+    "ENDS IN", "POOL",
 )  # fmt: skip
+_SPARE_TITLES: Final = ("POOL", "IMAGE", "WORKER", "PROVIDER", "IDLE LEFT")
+_CUT_TITLES: Final = ("THREAD", "ENVIRONMENT", "STATE")
+_STATE_COLOURS: Final = {
+    "running": "green", "creating": "yellow", "stopping": "yellow", "lost": "red", "ended": "bright_black",
+}  # fmt: skip
 _PROCESS_TITLES: Final = ("PROCESS", "STATE", "AGE", "BYTES", "COMMAND")
 _POOL_TITLES: Final = (
     "POOL", "READY", "CREATING", "TARGET", "CLAIMS/S", "WAITING", "HIT RATE", "P50", "P95", "MADE", "FAILED",
@@ -124,8 +131,9 @@ def create(
 def ps(with_ended: bool, quiet: bool, url: str, as_json: bool) -> None:
     """List sessions, the newest first.
 
-    LIMITS are MiB of memory, cores and MiB of disk. IDLE LEFT is how long it may still go unused, EXPIRES IN when it
-    ends if it does. POOL says whether the session's sandbox came from the pool.
+    LIMITS are memory, cores and disk; M is MiB, G is GiB. IDLE LEFT is how long it may still go unused, ENDS IN when
+    it ends if it does. POOL says whether the session's sandbox came from the pool. A narrow terminal shows fewer
+    columns, `warren ps | cat` shows all.
 
     Example: warren ps -a
     """
@@ -139,7 +147,8 @@ def ps(with_ended: bool, quiet: bool, url: str, as_json: bool) -> None:
         for session in sessions:
             click.echo(session["session_id"])
     else:
-        print_table(_SESSION_TITLES, [_session_row(session) for session in sessions])
+        rows = [_session_row(session) for session in sessions]
+        print_table(_SESSION_TITLES, rows, spare=_SPARE_TITLES, cut=_CUT_TITLES)
 
 
 def _session_row(session: Values) -> tuple[object, ...]:
@@ -152,7 +161,7 @@ def _session_row(session: Values) -> tuple[object, ...]:
         session["provider"],
         session["worker"],
         _format_limits(session.get("limits")),
-        f"{state} ({reason})" if reason and reason != state else state,
+        Coloured(f"{state} ({reason})" if reason and reason != state else state, _STATE_COLOURS.get(state, "reset")),
         format_age(session["created_at"]),
         _time_left(session.get("idle_expires_at")),  # a server of an earlier version does not say
         _time_left(session["expires_at"]),
@@ -161,7 +170,9 @@ def _session_row(session: Values) -> tuple[object, ...]:
 
 
 def _format_limits(limits: Values | None) -> str | None:
-    return f"{limits['memory_mb']}/{limits['cpus']:g}/{limits['disk_mb']}" if limits else None
+    if not limits:
+        return None
+    return f"{format_size(limits['memory_mb'])}/{limits['cpus']:g}/{format_size(limits['disk_mb'])}"
 
 
 def _time_left(timestamp: str | None) -> str | None:

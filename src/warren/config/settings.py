@@ -75,6 +75,11 @@ def environment_with(more: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **more}
 
 
+def wants_colour() -> bool:
+    """Returns whether the user's terminal has colours, and NO_COLOR does not say otherwise."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def as_variables(settings: Settings, names: Iterable[str]) -> dict[str, str]:
     """Returns the options whose names begin with one of `names`, as variables for a child process. Empty values are
     left out."""
