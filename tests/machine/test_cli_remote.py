@@ -106,6 +106,13 @@ def test_ps_shows_what_a_session_is_made_of_and_how_long_it_may_idle(cli: Remote
     cli.say("kill", session)
 
 
+def test_bash_completes_environments_of_the_server(cli: RemoteCli) -> None:
+    for words in ("warren create -E bas", "warren environments show bas"):
+        asked = {"_WARREN_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "3"}
+        done = warm_parent.run(cli.argv(), env={**cli.environ, **asked}, capture_output=True, text=True, timeout=60)
+        assert done.stdout == "plain,base\n"
+
+
 def test_network_shows_changes_and_explains(cli: RemoteCli) -> None:
     session = cli.say("create", "--allow", "one.example", "--allow", "*.two.example:443").strip()
     assert cli.document("network", session)["allow"] == ["one.example", "*.two.example:443"]

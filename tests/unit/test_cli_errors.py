@@ -137,3 +137,9 @@ def test_a_state_directory_that_cannot_be_one_is_told(tmp_path: Path) -> None:
 
 def test_what_is_in_a_sandbox_does_not_move_the_cursor() -> None:
     assert printable("a\x1b[2J\x9b1m\tb\r\n\udcff", keep="\t") == "a?[2J?1m\tb???"
+
+
+@pytest.mark.parametrize("words", ["warren run -E code", "warren environments build code"])
+def test_environments_of_this_machine_are_completed(words: str, tmp_path: Path) -> None:
+    asked = {"_WARREN_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "3"}
+    assert warren(state=tmp_path, **asked).stdout == "plain,code-interpreter\n"

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from warren.cli.options import json_option
+from warren.cli.main import CommandGroup
+from warren.cli.options import complete_environment, complete_own_environment, json_option
 from warren.cli.output import print_json
 from warren.cli.remote import Answer, RemoteServer, line, server_command, table
 from warren.config.settings import read_settings
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 _TITLES = ("NAME", "IMAGE", "STATE", "MEMORY", "CPUS", "DISK", "DESCRIPTION")
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def environments() -> None:
     """List, show, check and build environments.
 
@@ -42,7 +43,7 @@ def list_environments(server: RemoteServer) -> Answer:
 
 
 @environments.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_environment)
 @server_command
 def show(server: RemoteServer, name: str) -> Answer:
     """Show the environment NAME of a server.
@@ -79,7 +80,7 @@ def validate(files: tuple[Path, ...], as_json: bool) -> int:
 
 
 @environments.command()
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, shell_complete=complete_own_environment)
 @click.option("--no-cache", is_flag=True, help="Run all steps, also those whose layers are there.")
 @json_option
 def build(names: tuple[str, ...], no_cache: bool, as_json: bool) -> None:

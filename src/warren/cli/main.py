@@ -169,7 +169,7 @@ def cli() -> None:
 def completion(shell: str) -> None:
     """Print a script for shell completion.
 
-    It completes commands, options and session ids.
+    It completes commands, options, ids of sessions and keys, and names such as those of environments.
 
     Example: eval "$(warren completion bash)"
     """

@@ -1,11 +1,13 @@
 """Options and option values that several commands share."""
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import click
 
+from warren.model.errors import WarrenError
 from warren.sdk.discovery import DEFAULT_URL
 
 _UNITS_MB: Final = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
@@ -87,11 +89,36 @@ def _check_environment(ctx: click.Context, param: click.Parameter, value: str) -
     return value
 
 
+def complete_environment(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Returns names of environments of the server that the command asks."""
+    from warren.cli.remote import complete  # imported late: that module needs this one
+
+    return complete(
+        ctx,
+        incomplete,
+        lambda server: [each["name"] for each in server.backend.call("list_environments")["environments"]],
+    )
+
+
+def complete_own_environment(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Returns names of environments of this machine, or of the server that --url names."""
+    if ctx.params.get("url"):
+        return complete_environment(ctx, parameter, incomplete)
+    with contextlib.suppress(WarrenError, OSError, ImportError):  # the client alone has no registry
+        from warren.app.wiring import build_registry
+        from warren.config.settings import read_settings
+
+        return [name for name in build_registry(read_settings()).names if name.startswith(incomplete)]
+    return []
+
+
 def environment_option(help_text: str, default: str = "") -> Callable[..., Any]:
-    """Returns the option --environment, whose earlier name is --env."""
+    """Returns the option --environment, whose earlier name is --env. A command with a default makes the sandbox on this
+    machine, which then completes the names; others ask a server."""
     return click.option(
         "-E", "--environment", "--env", "environment", default=default, metavar="E", help=help_text,
         callback=_check_environment,
+        shell_complete=complete_own_environment if default else complete_environment,
     )  # fmt: skip
 
 
