@@ -345,6 +345,63 @@ async def test_a_changed_environment_gets_a_new_pool_and_no_old_sandbox() -> Non
         assert {machine.spec.limits.memory_mb for machine in fake.machines.values()} == {128}
 
 
+class SlowToTell(FakeProvider):
+    """Tells the version of the image `base` when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tells = asyncio.Event()
+        self.tells.set()
+
+    async def image_version(self, image: str) -> str:
+        if image == "base":
+            await self.tells.wait()
+        return await super().image_version(image)
+
+
+async def test_a_pool_that_a_claim_replaced_while_another_was_looked_at_stays() -> None:
+    fake, memory, clock = SlowToTell(), [512], ManualClock()
+
+    def find(name: str) -> Environment:
+        image = "base" if name == "base" else "python"
+        return Environment(name, image, limits=Limits(memory_mb=memory[0] if name == "other" else 512))
+
+    async with started(local_worker(fake, pool=SOME, find=find, clock=clock)) as worker:
+        await worker.claim(Claim("other"))
+        await clock.advance(0.5)
+        fake.tells.clear()
+        await clock.advance(1)  # now the pool of `base` is being looked at
+        memory[0] = 128
+        await worker.claim(Claim("other"))
+        fake.tells.set()
+        await clock.advance(1)
+        await clock.advance(1)
+        assert set(worker.stats().pools) == {"base", "other"}
+        assert [pool.ready for pool in worker.stats().pools.values()] == [3, 3]
+        assert len(fake.machines) == worker.stats().claimed + 6
+
+
+async def test_the_pool_of_an_environment_that_is_removed_is_emptied_and_forgotten(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    fake, clock, known = FakeProvider(), ManualClock(), {"base", "other"}
+
+    def find(name: str) -> Environment:
+        if name not in known:
+            raise UnknownEnvironment(f"there is no environment {name!r}")
+        return Environment(name, "base")
+
+    async with started(local_worker(fake, pool=SOME, find=find, clock=clock)) as worker:
+        await worker.claim(Claim("other"))
+        await clock.advance(1)
+        known.remove("other")
+        await clock.advance(5)
+        assert set(worker.stats().pools) == {"base"}
+        assert len(fake.machines) == 3 + 1
+        assert [record.message for record in caplog.records] == ["pool_removed"]
+
+
 async def test_who_waits_while_its_environment_is_changed_gets_one_of_the_new_kind() -> None:
     fake, memory = FakeProvider(delay_s=0.02), [512]
 

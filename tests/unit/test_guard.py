@@ -82,10 +82,13 @@ class Machine:
     """A machine whose figures the test sets, and that counts how often it is read."""
 
     def __init__(self) -> None:
-        self.there, self.now, self.reads = room(), 100.0, 0
+        self.there: Room | OSError = room()
+        self.now, self.reads = 100.0, 0
 
     def read(self, _: Path) -> Room:
         self.reads += 1
+        if isinstance(self.there, OSError):
+            raise self.there
         return self.there
 
     def guard(self) -> MachineGuard:
@@ -120,15 +123,25 @@ def test_pressure_goes_away_when_there_is_room_again() -> None:
     assert seen == [False, True, True, False]
 
 
-def test_the_figures_are_told() -> None:
-    assert Machine().guard().stats() == GuardStats(
-        memory_free_mb=10_000,
-        memory_reserve_mb=1000,
-        disk_free_mb=10_000,
-        disk_reserve_mb=500,
-        max_sandboxes=10,
-        pressure=False,
-        pool_ceiling=5,
+def test_the_figures_are_told_also_while_the_machine_cannot_be_read() -> None:
+    machine = Machine()
+    guard = machine.guard()
+    before = guard.stats()
+    machine.now, machine.there = machine.now + 1, OSError(24, "too many open files")
+    with pytest.raises(OSError, match="too many"):
+        guard.check(0)
+    assert (
+        before
+        == guard.stats()
+        == GuardStats(
+            memory_free_mb=10_000,
+            memory_reserve_mb=1000,
+            disk_free_mb=10_000,
+            disk_reserve_mb=500,
+            max_sandboxes=10,
+            pressure=False,
+            pool_ceiling=5,
+        )
     )
 
 

@@ -25,7 +25,8 @@ def new_metrics(*environments: str) -> ProcessMetrics:
 def everything() -> Readings:
     pools = {
         "base": PoolStats(ready=3, creating=1, waiting=2, target=9, learned_burst=9, claim_rate=0.5),
-        "base@docker": PoolStats(ready=1, target=5, claim_rate=0.25),
+        "base@docker": PoolStats(ready=1, target=5, size=5, shortage="being_made", claim_rate=0.25),
+        "python": PoolStats(ready=0, target=0, size=5, shortage="idle"),
     }
     guard = GuardStats(memory_free_mb=7, memory_reserve_mb=2, disk_free_mb=9, disk_reserve_mb=1, max_sandboxes=40)
     return Readings(
@@ -86,6 +87,8 @@ async def test_the_page_tells_what_was_reported_and_read() -> None:
         'warren_sessions{state="running"} 4.0',
         'warren_pool_sandboxes{environment="base",state="ready"} 4.0',
         'warren_pool_target{environment="base"} 14.0',
+        'warren_pool_missing{environment="base",reason="being_made"} 4.0',
+        'warren_pool_missing{environment="python",reason="idle"} 5.0',
         'warren_pool_learned_burst{environment="base"} 9.0',
         'warren_pool_claim_rate{environment="base"} 0.75',
         "warren_queue_waiting 2.0",

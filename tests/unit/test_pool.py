@@ -2,16 +2,15 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
+from unit.pool_arena import PARALLEL, SMALL, Arena, arena
 
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claimed
-from warren.model.environment import Environment, PoolSize
+from warren.model.environment import PoolSize
 from warren.model.errors import (
     ImageNotFound,
     MachineFull,
@@ -22,103 +21,9 @@ from warren.model.errors import (
     WarrenError,
 )
 from warren.model.spec import SandboxSpec
-from warren.testing.fake_provider import FakeProvider
-from warren.testing.manual_clock import ManualClock
-from warren.worker.pool import Pool, PoolRules
-from warren.worker.pool_creations import PoolSource
+from warren.worker.pool import PoolRules
 
 pytestmark = pytest.mark.anyio
-
-BASE = Environment("base", "base")
-SMALL = PoolSize(size=3, min=2, max=12)
-RULES = PoolRules()
-PARALLEL = 4
-
-
-class Makers:
-    """Makes sandboxes by the fake when the test lets it, and destroys what the pool gives up."""
-
-    def __init__(self) -> None:
-        self.fake = FakeProvider()
-        self.open = asyncio.Event()
-        self.open.set()
-        self.fail: list[Exception] = []
-        self.always: Exception | None = None
-        self.most = self.now = 0
-        self.destructions: set[asyncio.Task[None]] = set()
-
-    async def create(self) -> Sandbox:
-        self.now += 1
-        self.most = max(self.most, self.now)
-        try:
-            await self.open.wait()
-            if self.always:
-                raise self.always
-            if self.fail:
-                raise self.fail.pop(0)
-            return await self.fake.create(SandboxSpec())
-        finally:
-            self.now -= 1
-
-    async def version(self) -> str:
-        return await self.fake.image_version("base")
-
-    def destroy(self, sandbox_id: str) -> None:
-        task = asyncio.ensure_future(self.fake.destroy(sandbox_id))
-        self.destructions.add(task)
-        task.add_done_callback(self.destructions.discard)
-
-
-class Arena:
-    def __init__(self, size: PoolSize, rules: PoolRules, **source: Any) -> None:
-        self.clock, self.makers = ManualClock(), Makers()
-        self.pool = Pool(
-            BASE,
-            size,
-            PoolSource(
-                create=self.makers.create,
-                destroy=self.makers.destroy,
-                parallel=PARALLEL,
-                version=self.makers.version,
-                **source,
-            ),
-            self.clock,
-            rules,
-        )
-
-    @property
-    def alive(self) -> set[str]:
-        return set(self.makers.fake.machines)
-
-    async def settle(self, seconds: float = 0.0) -> None:
-        await self.clock.advance(0)  # what was just begun begins before time goes on
-        await self.clock.advance(seconds)
-
-    async def filled(self) -> None:
-        await self.settle(0.1)
-        await self.settle(0.1)
-
-    def claim(self, timeout_s: float = 30.0) -> "asyncio.Task[Claimed]":
-        return asyncio.ensure_future(self.pool.claim(timeout_s))
-
-
-@asynccontextmanager
-async def arena(
-    size: PoolSize = SMALL,
-    rules: PoolRules = RULES,
-    *,
-    filled: bool = True,
-    **source: Any,
-) -> AsyncIterator[Arena]:
-    there = Arena(size, rules, **source)
-    running = asyncio.ensure_future(there.pool.run())
-    try:
-        if filled:
-            await there.filled()
-        yield there
-    finally:
-        await there.pool.drain()
-        await running
 
 
 def _note(order: list[int], number: int, _: object) -> None:
@@ -388,6 +293,18 @@ async def test_a_pool_nobody_claims_from_is_given_up_and_comes_back() -> None:
         assert there.pool.counts.ready >= 3
 
 
+async def test_a_pool_that_may_be_empty_fills_again_when_the_pressure_ends() -> None:
+    """Its target was 0 meanwhile: nothing but a look at the machine can tell that it is not any more."""
+    tight: list[int] = []
+    async with arena(PoolSize(5, 0, 5), PoolRules(kept=True), pressure=lambda: bool(tight)) as there:
+        tight.append(1)
+        await there.settle(900)
+        assert repr(there.pool) == "<Pool base: 0 ready, 0 creating, 0 waiting>"
+        tight.clear()
+        await there.settle(2)
+        assert there.pool.counts.ready == 5
+
+
 async def test_the_default_pool_is_kept() -> None:
     async with arena(rules=PoolRules(kept=True)) as there:
         await there.settle(700)
@@ -484,6 +401,18 @@ async def test_a_provider_that_always_fails_is_not_hammered(caplog: pytest.LogCa
         await there.settle(60)
         assert there.pool.creations.failed - failures <= 15
         assert 1 <= caplog.text.count("sandbox_not_created") <= 6
+
+
+async def test_creations_that_are_broken_off_are_failures_and_are_tried_again_after_a_pause() -> None:
+    """A provider may wait for something together with a creation that is cancelled."""
+    async with arena(filled=False) as there:
+        there.makers.always = asyncio.CancelledError()
+        await there.settle(60)
+        assert 5 <= there.pool.creations.failed < 80
+        assert there.pool.stats().last_failure == "making the sandbox was broken off"
+        there.makers.always = None
+        await there.settle(15)
+        assert there.pool.counts.ready == 3
 
 
 async def test_waiters_outlast_a_failure_that_passes() -> None:

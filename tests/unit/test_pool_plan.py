@@ -119,6 +119,11 @@ def test_when_to_look_again(
     assert plan_pool(SIZE, counts, demand, failures, AROUND).again_in_s == pytest.approx(again_in_s), why
 
 
+@pytest.mark.parametrize(("demand", "again_in_s"), [(QUIET, 1.0), (IDLE, None)], ids=["in use", "given up"])
+def test_a_target_of_0_under_pressure_is_looked_at_again(demand: Demand, again_in_s: float | None) -> None:
+    assert plan_pool(PoolSize(5, 0, 5), PoolCounts(), demand, NO_FAILURES, TIGHT).again_in_s == again_in_s
+
+
 counted = st.integers(0, 50)
 
 

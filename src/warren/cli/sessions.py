@@ -56,6 +56,16 @@ _PROCESS_TITLES: Final = ("PROCESS", "STATE", "AGE", "BYTES", "COMMAND")
 _POOL_TITLES: Final = (
     "POOL", "READY", "CREATING", "TARGET", "CLAIMS/S", "WAITING", "HIT RATE", "P50", "P95", "MADE", "FAILED",
 )  # fmt: skip
+_SHORTAGES: Final = {
+    "idle": "nobody has claimed one for ten minutes; the next claim fills the pool again",
+    "creations_fail": "making one fails",
+    "creation_takes_long": "making one takes longer than half a minute",
+    "machine_nearly_full": "the machine has little memory or disk left, so only the pool's minimum is made",
+    "being_made": "more are being made",
+    "callers_first": "sandboxes are taken as fast as they can be made",
+    "pool_ceiling": "the machine's memory allows the pool no more",
+    "planning_failed": "the server cannot read how much room the machine has; its log says why",
+}
 _OUTPUT_BYTES: Final = 1024 * 1024
 _FOLLOW_S: Final = 30.0
 _WATCH_S: Final = 2.0
@@ -482,6 +492,9 @@ def _print_worker(name: str, worker: Values) -> None:
     click.echo()
     print_table(_POOL_TITLES, [_pool_row(pool, figures) for pool, figures in worker["pools"].items()])
     for pool, figures in worker["pools"].items():
+        if shortage := figures["shortage"]:
+            most = max(figures["size"], figures["target"])
+            click.echo(f"{pool}: {figures['ready']} of {most} are ready: {_SHORTAGES.get(shortage, shortage)}")
         if figures["last_failure"]:
             click.echo(f"{pool}: the last sandbox could not be made: {figures['last_failure']}")
 

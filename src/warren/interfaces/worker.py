@@ -44,7 +44,9 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """`discarded`: sandboxes that died before a caller had them. Latencies are those of recent claims. `learned_burst`:
+    """`target`: how many should be ready now; 0 while nobody claims, less than `size` while the machine is nearly full.
+    `shortage`: why fewer are ready than in calm times (the reasons are in worker/pool_shortage.py), or None.
+    `discarded`: sandboxes that died before a caller had them. Latencies are those of recent claims. `learned_burst`:
     the most claims that came faster than sandboxes could be made, as far as the pool remembers. `claim_rate`: claims
     per second, averaged over the last minute."""
 
@@ -52,6 +54,8 @@ class PoolStats:
     creating: int = 0
     waiting: int = 0
     target: int = 0
+    size: int = 0
+    shortage: str | None = None
     learned_burst: int = 0
     claim_rate: float = 0.0
     claims: int = 0

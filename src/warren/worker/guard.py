@@ -8,6 +8,7 @@ where that is less, so that a small file system is not full from the start.
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -191,13 +192,16 @@ class MachineGuard:
         return most_ahead(self.room(), self.reserve, live)
 
     def stats(self, live: int = 0) -> GuardStats:
-        room = self.room()
+        """Returns the figures; while the machine cannot be read, those of the last time."""
+        with suppress(Exception):  # pools report it
+            self.room()
+        room, reserve = self._room, self.reserve
         return GuardStats(
             memory_free_mb=room.memory_free,
-            memory_reserve_mb=self.reserve.memory,
+            memory_reserve_mb=reserve.memory,
             disk_free_mb=room.disk_free,
-            disk_reserve_mb=self.reserve.disk,
-            max_sandboxes=self.reserve.max_sandboxes,
-            pressure=self.pressure(),
-            pool_ceiling=self.most_ahead(live),
+            disk_reserve_mb=reserve.disk,
+            max_sandboxes=reserve.max_sandboxes,
+            pressure=is_tight(room, reserve, was_tight=self._tight),
+            pool_ceiling=most_ahead(room, reserve, live),
         )

@@ -27,7 +27,8 @@ from warren.kernel.logs import get_log
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import MachineFull, NotFound, Stopping, Unavailable, WarrenError
 from warren.worker.pool_creations import LASTING, PoolCreations, PoolSource
-from warren.worker.pool_plan import LOOK_S, Circumstances, Demand, PoolCounts, plan_pool
+from warren.worker.pool_plan import LOOK_S, Circumstances, Demand, PoolCounts, levels, plan_pool
+from warren.worker.pool_shortage import Shortage, ShortageLog, find_shortage
 from warren.worker.pool_stock import PoolMember, PoolStock, Waiter, WaitQueue, no_capacity
 from warren.worker.turns import TenantTurns
 
@@ -96,6 +97,9 @@ class Pool:
         self._versions: weakref.WeakKeyDictionary[Sandbox, str] = weakref.WeakKeyDictionary()
         self._turns = TenantTurns(size.size, size.min)
         self._tickets = itertools.count(1)
+        self._shortage: Shortage | None = None
+        self._target = 0
+        self._shortage_log = ShortageLog(environment.name, source.provider)
         self._drained = False
 
     def __repr__(self) -> str:
@@ -115,7 +119,13 @@ class Pool:
 
     @property
     def target(self) -> int:
-        return self._demand.target(self.size, self._clock.now())
+        """Returns how many should be ready: none while nobody claims, `min` while the machine is nearly full. While the
+        machine cannot be read it is what it was before."""
+        with suppress(Exception):  # `run` logs and reports it
+            now, source = self._clock.now(), self._source
+            around = Circumstances(now, source.parallel, source.pressure(), self._rules.kept)
+            self._target = levels(self.size, self._demand, around)[1]
+        return self._target
 
     @property
     def lasting_failure(self) -> Exception | None:
@@ -134,6 +144,8 @@ class Pool:
             creating=now.creating,
             waiting=now.waiting,
             target=self.target,
+            size=self.size.size,
+            shortage=self._shortage,
             learned_burst=round(self._demand.burst_by(moment)),
             claim_rate=round(self._demand.rate_at(moment), 3),
             claims=counters.claims,
@@ -274,7 +286,9 @@ class Pool:
                 again_in_s = self._step()
             except Exception as exc:
                 # Callers depend on this loop for their time-outs: it must survive an error in reading the machine.
-                _log.error("pool_planning_failed", pool=self.environment.name, exc=exc)
+                if self._shortage is not Shortage.PLANNING_FAILED:
+                    _log.error("pool_planning_failed", pool=self.environment.name, exc=exc)
+                self._note_shortage(Shortage.PLANNING_FAILED, exc)
                 again_in_s = LOOK_S
             await _wait_for(self._wake, self._clock, again_in_s)
 
@@ -286,8 +300,15 @@ class Pool:
         plan = plan_pool(self.size, self.counts, self._demand, self.creations.failures, around)
         self.creations.start(plan.create, self.environment.name)
         self._stock.give_up(plan.destroy, plan.destroy_stale)
+        failures, since = self.creations.failures, self.creations.running_since
+        shortage = find_shortage(self.size, self.counts, self._demand, failures, around, since)
+        self._note_shortage(shortage, failures.error)
         moments = [waiter.deadline - now for waiter in queue.waiters]
         return min([*moments, *([] if plan.again_in_s is None else [plan.again_in_s])], default=None)
+
+    def _note_shortage(self, shortage: Shortage | None, error: Exception | None) -> None:
+        self._shortage = shortage
+        self._shortage_log.note(shortage, self._clock.now(), self.counts, self.size, error)
 
     async def look_at_image(self) -> None:
         """Finds out whether the image has changed. A version that cannot be told now counts as unchanged."""

@@ -10,7 +10,7 @@ from typing import Final
 from warren.interfaces.sandbox import Sandbox
 from warren.kernel.clock import Clock
 from warren.kernel.logs import get_log
-from warren.model.errors import MachineFull, WarrenError
+from warren.model.errors import MachineFull, ProviderUnavailable, WarrenError
 from warren.worker.pool_plan import NO_FAILURES, is_hopeless
 from warren.worker.pool_stock import PoolMember, PoolStock, WaitQueue
 
@@ -52,20 +52,27 @@ class PoolCreations:
         self._wake = wake
         self._made = made
         self.failures = NO_FAILURES
-        self.running = 0
         self.succeeded = self.failed = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], float] = {}  # in the order of their beginnings, with these
+        self._is_cancelled = False
+
+    @property
+    def running(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def running_since(self) -> float:
+        """Returns when the oldest of the running ones began."""
+        return next(iter(self._tasks.values()), math.inf)
 
     def start(self, count: int, pool: str) -> None:
         for _ in range(count):
-            self.running += 1
             task = asyncio.ensure_future(self._create(pool))
-            self._tasks.add(task)
+            self._tasks[task] = self._clock.now()
             task.add_done_callback(self._end)
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self.running -= 1
+        self._tasks.pop(task, None)
         self._wake.set()
 
     async def _create(self, pool: str) -> None:
@@ -74,6 +81,12 @@ class PoolCreations:
             version = await self._source.version()
             self._stock.note_version(version)
             sandbox = await self._source.create()
+        except asyncio.CancelledError:
+            if self._is_cancelled:
+                raise
+            # What it shared with a creation that was cancelled has ended: without a pause it would be tried in a loop.
+            self._note_failure(ProviderUnavailable("making the sandbox was broken off"), pool)
+            return
         except Exception as exc:
             self._note_failure(exc, pool)
             return
@@ -104,6 +117,7 @@ class PoolCreations:
             self._wake.set()
 
     async def cancel(self) -> None:
+        self._is_cancelled = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

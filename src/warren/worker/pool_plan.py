@@ -141,10 +141,15 @@ def plan_pool(
 
 def levels(size: PoolSize, demand: Demand, around: Circumstances) -> tuple[int, int]:
     """Returns up to how many ready sandboxes the pool is filled at full speed, and up to how many in quiet moments."""
-    if not around.kept and around.now - demand.claimed_at >= GIVE_UP_S:
+    if is_idle(demand, around):
         return 0, 0
     target = size.min if around.pressure else demand.target(size, around.now)
     return min(max(size.min, math.ceil(demand.rate_at(around.now) * AHEAD_S)), target), target
+
+
+def is_idle(demand: Demand, around: Circumstances) -> bool:
+    """Whether nobody has claimed for so long that the pool is given up."""
+    return not around.kept and around.now - demand.claimed_at >= GIVE_UP_S
 
 
 def _again_in_s(spare: int, target: int, failures: Failures, demand: Demand, around: Circumstances) -> float | None:
@@ -152,7 +157,8 @@ def _again_in_s(spare: int, target: int, failures: Failures, demand: Demand, aro
         [demand.claimed_at + QUIET_S, failures.until, failures.waiters_until] if spare < target or spare < 0 else []
     )
     ahead = [moment - around.now for moment in moments if moment > around.now]
-    if target > 0 or spare != 0:
+    # A target that is 0 under pressure rises when the pressure ends, and nobody says when that is.
+    if target > 0 or spare != 0 or (around.pressure and not is_idle(demand, around)):
         ahead.append(LOOK_S)
     return min(ahead, default=None)
 

@@ -7,7 +7,6 @@ and replaced.
 import asyncio
 import contextvars
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -16,7 +15,7 @@ from warren.interfaces.worker import PoolStats
 from warren.kernel.logs import get_log
 from warren.kernel.owned_tasks import OwnedTasks
 from warren.model.environment import Environment, PoolSize
-from warren.model.errors import ImageBuildFailed, ImageBuilding, WarrenError
+from warren.model.errors import ImageBuilding, Unavailable, UnknownEnvironment
 from warren.worker.destruction import Destroyer
 from warren.worker.holdings import Holdings
 from warren.worker.making import SandboxMaker
@@ -102,17 +101,20 @@ class Pools:
 
     async def _start_when_built(self) -> None:
         """Makes the default environment's pool as soon as its image is built."""
-        name = self._options.default_environment
+        name, said = self._options.default_environment, ""
         while not self._drained:
-            with suppress(WarrenError):
-                try:
-                    await self._images.prepare(name)
-                except (ImageBuilding, ImageBuildFailed) as exc:
-                    await self._options.clock.sleep(exc.retry_after_s or RETRY_IMAGE_S)
-                    continue
+            try:
+                await self._images.prepare(name)
                 environment = self._choice.environments(name)
                 self.get(self._choice.provider_for(environment), environment)
-            return
+                return
+            except Exception as exc:
+                if said != (said := str(exc)):
+                    write = _log.info if isinstance(exc, ImageBuilding) else _log.warning
+                    write("pool_not_started", pool=name, error=exc)
+                if not isinstance(exc, Unavailable):
+                    return
+                await self._options.clock.sleep(exc.retry_after_s or RETRY_IMAGE_S)
 
     def get(self, provider: Provider, environment: Environment) -> Pool:
         key = (provider.name, environment.name)
@@ -132,21 +134,30 @@ class Pools:
         while True:
             await self._options.clock.sleep(_LOOK_S)
             for key, pool in list(self._pools.items()):
-                try:
-                    if self._choice.environments(pool.environment.name) != pool.environment:
-                        self._replace(key, pool)
-                    else:
-                        await pool.look_at_image()
-                except Exception as exc:
-                    _log.info("pool_not_looked_at", pool=pool.environment.name, error=exc)
+                if self._pools.get(key) is pool:  # else a claim has replaced it while the one before was looked at
+                    try:
+                        await self._look_at(key, pool)
+                    except Exception as exc:
+                        _log.info("pool_not_looked_at", pool=pool.environment.name, error=exc)
 
-    def _replace(self, key: PoolKey, pool: Pool) -> None:
-        """Retires a pool. The default environment gets a new one at once, any other with its next claim."""
-        self._retire(pool)
-        del self._pools[key]
-        environment = self._choice.environments(pool.environment.name)
+    async def _look_at(self, key: PoolKey, pool: Pool) -> None:
+        try:
+            environment = self._choice.environments(pool.environment.name)
+        except UnknownEnvironment:
+            self._remove(key, pool)  # claims are refused from now on
+            return
+        if environment == pool.environment:
+            await pool.look_at_image()
+            return
+        self._remove(key, pool)
+        # Any other environment gets a new pool with its next claim.
         if environment.name == self._options.default_environment and not self._drained:
             self.get(self._choice.provider_for(environment), environment)
+
+    def _remove(self, key: PoolKey, pool: Pool) -> None:
+        del self._pools[key]
+        self._retire(pool)
+        _log.info("pool_removed", pool=pool.environment.name, provider=pool.provider, reason="environment_changed")
 
     def _retire(self, pool: Pool) -> None:
         """Empties a pool whose environment was changed, so that nobody gets a sandbox of the old kind."""

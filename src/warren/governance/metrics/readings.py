@@ -55,6 +55,7 @@ def _worker(stats: WorkerStats) -> Iterator[Metric]:
     pools = GaugeMetricFamily("warren_pool_sandboxes", "Sandboxes made ahead", labels=["environment", "state"])
     ready, creating = Counter[str](), Counter[str]()
     target, burst, rate = Counter[str](), Counter[str](), dict[str, float]()
+    missing = Counter[tuple[str, str]]()
     for name, pool in stats.pools.items():
         environment = name.partition("@")[0]  # several providers may have pools of it
         ready[environment] += pool.ready
@@ -62,10 +63,17 @@ def _worker(stats: WorkerStats) -> Iterator[Metric]:
         target[environment] += pool.target
         burst[environment] += pool.learned_burst
         rate[environment] = rate.get(environment, 0.0) + pool.claim_rate
+        if pool.shortage:
+            missing[environment, pool.shortage] += max(pool.size, pool.target) - pool.ready
     for state, counts in (("ready", ready), ("creating", creating)):
         for environment, count in counts.items():
             pools.add_metric([environment, state], count)
     yield pools
+    about = "Sandboxes that a pool lacks to what it holds in calm times"
+    short = GaugeMetricFamily("warren_pool_missing", about, labels=["environment", "reason"])
+    for labels, count in missing.items():
+        short.add_metric(labels, count)
+    yield short
     yield _by_label("warren_pool_target", "Sandboxes that should be ready", "environment", target)
     yield _by_label("warren_pool_learned_burst", "The largest burst of claims remembered", "environment", burst)
     yield _by_label("warren_pool_claim_rate", "Claims per second in the last minute", "environment", rate)
