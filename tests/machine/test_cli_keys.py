@@ -64,6 +64,14 @@ def until_refused(cli: RemoteCli) -> subprocess.CompletedProcess[bytes]:
 # -- keys
 
 
+def test_a_variable_that_is_empty_does_not_stand_for_the_stored_key(admin: RemoteCli) -> None:
+    assert admin.say("whoami")
+    done = RemoteCli(admin.url, **{**admin.environ, "WARREN_API_KEY": ""}).run("whoami")
+    assert (done.returncode, done.stdout) == (125, b"")
+    assert b"wants an API key" in done.stderr
+    assert b"WARREN_API_KEY is empty, which means no key: set it, or unset it to use the stored one" in done.stderr
+
+
 def test_a_key_is_alone_on_stdout(admin: RemoteCli, guarded: ServerProcess) -> None:
     done = admin.run("keys", "create", "ci", "--tenant", "acme")
     assert done.returncode == 0
@@ -137,6 +145,8 @@ def test_keys_are_for_admins(admin: RemoteCli, guarded: ServerProcess) -> None:
     ("arguments", "code", "message"),
     [
         (["create", "x", "--scopes", "nope"], 125, "unknown scope"),
+        (["create", "x", "--scopes", ""], 2, "--scopes is empty"),
+        (["create", "x", "--tenant", ""], 2, "--tenant is empty"),
         (["create", "x", "--tenant", "a b"], 125, "cannot be a tenant's name"),
         (["create", "x", "--quota", "nope=1"], 125, "there is no quota 'nope'"),
         (["create", "x", "--quota", "sessions=many"], 2, "expected a number"),

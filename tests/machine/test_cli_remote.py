@@ -404,6 +404,7 @@ def test_a_key_is_taken_from_the_environment_only(fresh_state_dir: Path) -> None
                 assert (done.returncode, done.stdout) == (125, b"")
                 assert message in done.stderr
                 assert b"hint: set WARREN_API_KEY" in done.stderr
+                assert (b"unset it to use the stored one" in done.stderr) is bool(wrong)
 
 
 # -- completion

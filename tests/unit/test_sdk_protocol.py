@@ -10,8 +10,9 @@ import pytest
 import warren
 from warren import AsyncSandboxClient, SandboxClient
 from warren.model.errors import InvalidRequest, NoCapacity, WarrenError
+from warren.sdk.addresses import parse_address
 from warren.sdk.options import ClientOptions, WorkOptions, session_values
-from warren.sdk.protocol import ClientRequest, EventParser, error_from_event, error_from_response, parse_address
+from warren.sdk.protocol import ClientRequest, EventParser, error_from_event, error_from_response
 from warren.sdk.results import BaseResult, ExecuteResult, OutputChunk
 
 
@@ -104,6 +105,22 @@ def test_the_environment_says_where_the_server_is_and_with_which_key(monkeypatch
     assert "http://localhost:8000" in repr(SandboxClient())
 
 
+@pytest.mark.parametrize(("given", "hint"), [("", "WARREN_API_KEY is empty"), ("wk_a", "unset it to use the stored")])
+def test_a_refused_key_of_the_variable_is_told_apart(given: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = b'{"code": "unauthorized", "detail": "no", "remedy": "send one"}'
+    monkeypatch.setenv("WARREN_API_KEY", given)
+    assert hint in error_from_response(401, refusal, given).remedy
+    assert error_from_response(401, refusal, "wk_argument").remedy == "send one"
+    monkeypatch.delenv("WARREN_API_KEY")
+    assert error_from_response(401, refusal, given).remedy == "send one"
+
+
+@pytest.mark.parametrize("key", ["X-API-Key: wk_a", "x-api-key:wk_a", "'wk_a'", '"e2b_a', "Bearer wk_a", "wk_a ", "ü"])
+def test_what_is_more_than_a_key_is_refused(key: str) -> None:
+    with pytest.raises(InvalidRequest, match="the key alone"):
+        SandboxClient(api_key=key)
+
+
 def test_a_request_says_whether_it_may_be_repeated() -> None:
     methods = ("GET", "PUT", "DELETE", "POST", "PATCH")
     assert [ClientRequest(method, "/").is_safe_to_repeat for method in methods] == [True] * 3 + [False] * 2
@@ -118,7 +135,7 @@ def test_a_query_leaves_out_what_is_not_given() -> None:
 
 
 def test_an_error_is_the_class_it_was_in_the_server() -> None:
-    error = error_from_response(503, b'{"code": "no_capacity", "detail": "full", "remedy": "wait"}', "7")
+    error = error_from_response(503, b'{"code": "no_capacity", "detail": "full", "remedy": "wait"}', retry_after="7")
     assert isinstance(error, NoCapacity)
     assert (str(error), error.retry_after_s) == ("full (wait)", 7)
     assert type(error_from_response(500, b'{"code": "of the future", "detail": "x"}')) is WarrenError

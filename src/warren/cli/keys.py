@@ -62,10 +62,9 @@ def keys() -> None:
 
 @keys.command()
 @click.argument("name")
-@click.option("--tenant", default="", metavar="T", help="The tenant it belongs to.  [default]")
+@click.option("--tenant", metavar="T", help="The tenant it belongs to.  [default]")
 @click.option(
     "--scopes",
-    default="",
     metavar="S,S",
     help="Of read, exec, files, sessions, audit, metrics, admin.  [the first four]",
 )
@@ -76,8 +75,8 @@ def keys() -> None:
 @_backend_options
 def create(
     name: str,
-    tenant: str,
-    scopes: str,
+    tenant: str | None,
+    scopes: str | None,
     expires_in_s: float | None,
     quotas: tuple[str, ...],
     e2b: bool,
@@ -92,10 +91,16 @@ def create(
 
     Example: KEY=$(warren keys create ci --tenant acme -q)
     """
+    wanted = None if scopes is None else scopes.replace(",", " ").split()
+    # A variable that somebody forgot to fill must not stand for the defaults, which may be more than was meant.
+    if wanted == []:
+        raise click.UsageError("--scopes is empty: name some, or leave it out for read, exec, files and sessions")
+    if tenant == "":
+        raise click.UsageError("--tenant is empty: name one, or leave it out for the tenant `default`")
     values = {
         "name": name,
         "tenant": tenant,
-        "scopes": scopes.replace(",", " ").split(),
+        "scopes": wanted,
         "expires_in_s": expires_in_s,
         "quota": {name: value for name, value in parse_quota(quotas).items() if value is not None},
     }

@@ -23,7 +23,7 @@ from warren.sdk.blocking.backend import find_session_of_thread
 from warren.sdk.blocking.remote import Remote
 from warren.sdk.blocking.session_holder import create_session
 from warren.sdk.blocking.transport import Transport
-from warren.sdk.discovery import find_key, find_url
+from warren.sdk.discovery import find_key, find_url, key_remedy
 from warren.sdk.protocol import ClientRequest
 
 _SESSION_ID: Final = re.compile(r"ses_[0-9a-f]{32}")
@@ -48,7 +48,11 @@ class RemoteServer:
         if isinstance(error, Unauthorized):
             problem = "does not take this API key" if self.key else "wants an API key"
             address = self.transport.address.url
-            remedy = "set WARREN_API_KEY to its key; `warren keys create NAME --state-dir DIR` makes one on its machine"
+            first = key_remedy(self.key) or "set WARREN_API_KEY to its key"
+            remedy = (
+                f"{first}; `warren keys create NAME --state-dir DIR` makes one on its machine, with --scopes admin an "
+                "administrator's"
+            )
             raise Unauthorized(f"the server at {address} {problem}", remedy=remedy) from error
 
     def call(

@@ -5,12 +5,13 @@ Addresses, requests, error responses as exceptions, which request may be repeate
 
 import json
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import IO, Any, Final, NamedTuple
-from urllib.parse import quote, urlencode, urlsplit
+from typing import IO, Any, Final
+from urllib.parse import quote, urlencode
 
 from warren.model.api import OPERATIONS, Reads
 from warren.model.errors import (
@@ -25,6 +26,8 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
+from warren.sdk.addresses import ServerAddress
+from warren.sdk.discovery import key_remedy
 
 IDLE_CONNECTION_S: Final = 60.0  # an idle connection is reused for this long; servers keep it open longer
 CHUNK_BYTES: Final = 256 * 1024
@@ -34,6 +37,7 @@ IMAGE_TIMEOUT_S: Final = 900.0  # how long a new session waits for an image that
 _ANSWER_SLACK_S: Final = 30.0
 _LONGEST_S: Final = 30 * 86400.0
 _SAFE_METHODS: Final = frozenset({"GET", "PUT", "DELETE", "HEAD"})
+_MORE_THAN_A_KEY: Final = re.compile(r"""(?i).*\s|['"]?(x-api-key|authorization):|['"](wk|e2b)_""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,33 +68,11 @@ def work_s(limit_s: float) -> float:
     return (limit_s or _LONGEST_S) + _ANSWER_SLACK_S
 
 
-class ServerAddress(NamedTuple):
-    scheme: str
-    host: str
-    port: int
-    prefix: str
-
-    @property
-    def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}{self.prefix}"
-
-
-def parse_address(server_url: str) -> ServerAddress:
-    try:
-        parts = urlsplit(server_url if "://" in server_url else f"http://{server_url}")
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError as exc:
-        raise InvalidRequest(f"{server_url!r} is not the URL of a server: {exc}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InvalidRequest(f"{server_url!r} is not the URL of a server", remedy="such as http://localhost:8000")
-    return ServerAddress(parts.scheme, parts.hostname, port, parts.path.rstrip("/"))
-
-
 def check_api_key(api_key: str) -> str:
-    if not (api_key.isascii() and api_key.isprintable()):
+    if not (api_key.isascii() and api_key.isprintable()) or _MORE_THAN_A_KEY.match(api_key):
         raise InvalidRequest(
-            "the API key has characters that no key has", remedy="look for line breaks and blanks in WARREN_API_KEY"
+            "the API key has characters that no key has",
+            remedy="it is the key alone: look for line breaks, blanks, quotes and a header's name in WARREN_API_KEY",
         )
     return api_key
 
@@ -183,23 +165,26 @@ def _query_text(value: Any) -> str:
 # -- responses and errors
 
 
-def parse_response(status: int, body: bytes, retry_after: str | None = None) -> Any:
+def parse_response(status: int, body: bytes, api_key: str = "", retry_after: str | None = None) -> Any:
     """Returns the JSON of a response; raises an error response as the exception that the server raised."""
     if not 200 <= status < 300:
-        raise error_from_response(status, body, retry_after)
+        raise error_from_response(status, body, api_key, retry_after)
     try:
         return json.loads(body) if body else None
     except ValueError:
         raise _foreign_response(status, body) from None
 
 
-def error_from_response(status: int, body: bytes, retry_after: str | None = None) -> WarrenError:
+def error_from_response(status: int, body: bytes, api_key: str = "", retry_after: str | None = None) -> WarrenError:
+    """Returns the exception that the server raised. `api_key` is the one that was sent."""
     try:
         problem = json.loads(body)
         code, detail, remedy = problem["code"], problem["detail"], problem.get("remedy", "")
     except (ValueError, KeyError, TypeError):
         return _foreign_response(status, body)
     kind = WarrenError.by_code.get(code, WarrenError)
+    if issubclass(kind, Unauthorized):
+        remedy = key_remedy(api_key) or remedy
     seconds = float(retry_after) if retry_after and retry_after.isdecimal() else None
     error = kind(detail, remedy=remedy, retry_after_s=seconds)
     if isinstance(error, ImageBuilding):

@@ -14,13 +14,13 @@ import aiohttp
 from yarl import URL
 
 from warren.model.errors import WarrenError
+from warren.sdk.addresses import ServerAddress, parse_address
 from warren.sdk.protocol import (
     CHUNK_BYTES,
     DEFAULT_OPTIONS,
     IDLE_CONNECTION_S,
     ClientRequest,
     EventParser,
-    ServerAddress,
     TransportOptions,
     check_api_key,
     connection_lost,
@@ -28,7 +28,6 @@ from warren.sdk.protocol import (
     error_from_response,
     is_already_deleted,
     is_problem,
-    parse_address,
     parse_response,
     pause_before_retry,
     unreachable,
@@ -93,7 +92,7 @@ class AsyncTransport:
     async def _send(self, request: ClientRequest, data: bytes | AsyncIterable[bytes] | None) -> Any:
         async with self._open(request, data) as response:
             body = await self._read_body(request, response)
-            return parse_response(response.status, body, response.headers.get("Retry-After"))
+            return parse_response(response.status, body, self._api_key, response.headers.get("Retry-After"))
 
     async def _read_body(self, request: ClientRequest, response: aiohttp.ClientResponse) -> bytes:
         try:
@@ -108,7 +107,7 @@ class AsyncTransport:
         """Yields the headers of a response of any length, and its bytes as they come."""
         async with self._open(request, request.body) as response:
             if response.status >= 300:
-                raise error_from_response(response.status, await self._read_body(request, response))
+                raise error_from_response(response.status, await self._read_body(request, response), self._api_key)
             yield {name.lower(): value for name, value in response.headers.items()}, self._iterate(request, response)
 
     async def _iterate(self, request: ClientRequest, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
@@ -169,7 +168,7 @@ class AsyncTransport:
                         self._url(request), headers=request.headers(self._api_key), max_msg_size=0, heartbeat=30
                     )
             except aiohttp.WSServerHandshakeError as exc:
-                raise error_from_response(exc.status, bytes(refusal)) from exc
+                raise error_from_response(exc.status, bytes(refusal), self._api_key) from exc
             except _CONNECTION_ERRORS as exc:
                 raise unreachable(self.address, exc) from exc
             try:

@@ -19,13 +19,13 @@ from functools import cached_property
 from typing import Any
 
 from warren.model.errors import WarrenError
+from warren.sdk.addresses import ServerAddress, parse_address
 from warren.sdk.protocol import (
     CHUNK_BYTES,
     DEFAULT_OPTIONS,
     IDLE_CONNECTION_S,
     ClientRequest,
     EventParser,
-    ServerAddress,
     TransportOptions,
     check_api_key,
     connection_lost,
@@ -33,7 +33,6 @@ from warren.sdk.protocol import (
     error_from_response,
     is_already_deleted,
     is_problem,
-    parse_address,
     parse_response,
     pause_before_retry,
     unreachable,
@@ -80,14 +79,14 @@ class Transport:
     def _send(self, request: ClientRequest, data: bytes | Iterable[bytes] | None) -> Any:
         with self._open(request, data) as response:
             body = _read_body(self.address, request, response)
-            return parse_response(response.status, body, response.headers.get("Retry-After"))
+            return parse_response(response.status, body, self._api_key, response.headers.get("Retry-After"))
 
     @contextlib.contextmanager
     def download(self, request: ClientRequest) -> Iterator[tuple[dict[str, str], Generator[bytes, None, None]]]:
         """Yields the headers of a response of any length, and its bytes as they come."""
         with self._open(request, request.body) as response:
             if response.status >= 300:
-                raise error_from_response(response.status, _read_body(self.address, request, response))
+                raise error_from_response(response.status, _read_body(self.address, request, response), self._api_key)
             yield {name.lower(): value for name, value in response.headers.items()}, self._iterate(request, response)
 
     def _iterate(self, request: ClientRequest, response: http.client.HTTPResponse) -> Generator[bytes, None, None]:
@@ -139,7 +138,9 @@ class Transport:
         """Reads the response of a server that refused the body before it had read it all: only writing fails then."""
         try:
             response = connection.getresponse()
-            return error_from_response(response.status, response.read()) if response.status >= 300 else None
+            if response.status < 300:
+                return None
+            return error_from_response(response.status, response.read(), self._api_key)
         except _CONNECTION_ERRORS:
             return None
 
@@ -206,7 +207,8 @@ class Transport:
                 )
                 connection = stack.enter_context(opening)
             except InvalidStatus as exc:
-                raise error_from_response(exc.response.status_code, bytes(exc.response.body or b"")) from exc
+                refusal = exc.response
+                raise error_from_response(refusal.status_code, bytes(refusal.body or b""), self._api_key) from exc
             except (OSError, WebSocketException) as exc:
                 raise unreachable(self.address, exc) from exc
             yield Socket(self.address, request, connection)
