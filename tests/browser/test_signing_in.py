@@ -59,7 +59,7 @@ async def test_a_key_signs_in_and_stays_after_a_reload(visit: Visit, new_key: Ne
     page = await visit(place="/ui/account")
     page.expected.append(REFUSED)
     await sign_in_with(page, "wk_wrong_00000000000000000000000000000000")
-    await expect(page.raw.get_by_role("alert")).to_contain_text("key")
+    await expect(page.raw.get_by_role("alert")).to_contain_text("This API key is not known here (paste all of it")
     await sign_in_with(page, await new_key("acme", "read"))
     # The page that was asked for, not the first one.
     await expect(page.get("heading", "Account")).to_be_visible()

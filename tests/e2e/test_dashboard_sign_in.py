@@ -122,6 +122,8 @@ async def test_every_wrong_key_gets_the_same_answer_and_no_cookie(url: str, key:
     async with Page(url).api() as api, api.ask("POST", "/api/ui/sign-in", {"key": key}) as answer:
         problem = await answer.json(content_type=None)
         assert (answer.status, problem["detail"]) == (401, "this API key is not known here")
+        assert problem["remedy"].startswith("paste all of it")
+        assert "Bearer" not in problem["remedy"]
         assert "Set-Cookie" not in answer.headers
 
 

@@ -25,6 +25,9 @@ from starlette.routing import Route
 from warren.http.server.http_guard import HttpLimits, StreamedAnswer
 from warren.http.server.serving import HttpServer
 from warren.http.server.tls import new_tls_context
+from warren.model.errors import ServerUnreachable
+from warren.sdk.aio.transport import AsyncTransport
+from warren.sdk.protocol import ClientRequest, TransportOptions
 
 pytestmark = pytest.mark.anyio
 LONGEST_S = 60.0
@@ -112,6 +115,20 @@ def test_the_time_for_the_first_request_begins_when_both_have_agreed_on_tls(
             time.sleep(1.0)
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert connection.recv(12) == b"HTTP/1.1 200"
+
+
+async def test_a_client_that_speaks_plain_http_is_told_the_right_address(server: ServerProcess) -> None:
+    plain, hint = f"http://127.0.0.1:{server.port}", f"Is it HTTPS? Then its address is {server.url}"
+    done = warm_parent.run(
+        [sys.executable, "-m", "warren.cli.main", "ps", "--url", plain],
+        env=clean_environ(), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, hint in done.stderr) == (125, True), done.stderr
+    transport = AsyncTransport(plain, options=TransportOptions(retries=0))
+    with pytest.raises(ServerUnreachable) as caught:
+        await transport.call(ClientRequest("GET", "/version"))
+    assert caught.value.remedy.endswith(hint)
+    await transport.close()
 
 
 def test_the_server_says_where_it_is(server: ServerProcess) -> None:

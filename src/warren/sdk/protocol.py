@@ -227,10 +227,16 @@ def unreachable(address: ServerAddress, exc: BaseException) -> ServerUnreachable
     return ServerUnreachable(f"the server at {address.url} cannot be reached: {reason}", remedy=remedy)
 
 
-def connection_lost(address: ServerAddress, request: ClientRequest, exc: BaseException) -> ServerUnreachable:
+def connection_lost(
+    address: ServerAddress, request: ClientRequest, exc: BaseException, *, was_known: bool = True
+) -> ServerUnreachable:
+    """Returns the error for a connection that broke during a request. `was_known`: something at this address has
+    answered in HTTP before; a server that speaks HTTPS hangs up instead."""
     timed_out = isinstance(exc, TimeoutError)
     reason = "no answer came in time" if timed_out else str(exc) or type(exc).__name__
     hint = "" if request.is_safe_to_repeat else "; exactly_once=True makes it safe to repeat"
+    if address.scheme == "http" and not (was_known or timed_out):
+        hint += f". Is it HTTPS? Then its address is {address._replace(scheme='https').url}"
     return ServerUnreachable(
         f"the connection to {address.url} broke during {request.method} {request.path}: {reason}",
         remedy=f"the server may or may not have done it{hint}",

@@ -31,6 +31,8 @@ from warren.sessions.schemas import Body, timestamp
 COOKIE: Final = "__Host-warren"
 PAGE_HEADER: Final = "x-warren-page"
 MAX_ORIGINS: Final = 16
+# For a person at the page: which header a key belongs into is no help there.
+_KEY_REMEDY: Final = "paste all of it, and a key of this very server; its operator makes one: `warren keys create NAME`"
 _ATTRIBUTES: Final = "Path=/; Secure; HttpOnly; SameSite=Strict"
 
 router = new_router(tags=["pages"])
@@ -150,7 +152,9 @@ async def sign_in(request: Request, body: SignInBody, context: Ctx) -> Response:
         caller = await context.pages_identity.bound_caller(binding)
     except Unauthorized as exc:
         _record_refused(context, request.scope, "sign_in", exc)
-        raise
+        if body.code:
+            raise
+        raise Unauthorized(exc.message, remedy=_KEY_REMEDY) from None
     await context.tenancy.metering.quotas.request(caller)  # admission cannot count it: it does not know the caller
     _record(context, request.scope, "sign_in", caller)
     if not keeps_cookie or not context.with_key:

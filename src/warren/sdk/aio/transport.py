@@ -43,6 +43,7 @@ class AsyncTransport:
         self.address: ServerAddress = parse_address(server_url)
         self._options = options
         self._api_key = check_api_key(api_key)
+        self._has_answered = False
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
     def __repr__(self) -> str:
@@ -146,7 +147,8 @@ class AsyncTransport:
         except _CONNECT_ERRORS as exc:
             raise unreachable(self.address, exc) from exc
         except _CONNECTION_ERRORS as exc:
-            raise connection_lost(self.address, request, exc) from exc
+            raise connection_lost(self.address, request, exc, was_known=self._has_answered) from exc
+        self._has_answered = True
         try:
             yield response
         finally:

@@ -50,6 +50,7 @@ class Transport:
         self._idle: deque[tuple[float, http.client.HTTPConnection]] = deque()
         self._lock = threading.Lock()
         self._process = os.getpid()
+        self._has_answered = False
 
     def __repr__(self) -> str:
         return f"<Transport {self.address.url}, {len(self._idle)} idle connections>"
@@ -130,9 +131,12 @@ class Transport:
             connection.sock.settimeout(request.work_s + self._options.answer_timeout_s)
             path = f"{self.address.prefix}{request.target}"
             connection.request(request.method, path, data, headers, encode_chunked=chunked)
-            return connection.getresponse()
+            response = connection.getresponse()
         except _CONNECTION_ERRORS as exc:
-            raise self._early_refusal(connection) or connection_lost(self.address, request, exc) from exc
+            lost = connection_lost(self.address, request, exc, was_known=self._has_answered)
+            raise self._early_refusal(connection) or lost from exc
+        self._has_answered = True
+        return response
 
     def _early_refusal(self, connection: http.client.HTTPConnection) -> WarrenError | None:
         """Reads the response of a server that refused the body before it had read it all: only writing fails then."""
