@@ -1,6 +1,7 @@
 """`warren cluster`: what an operator types, against real processes with the fake provider."""
 
 import contextlib
+import http.server
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -19,12 +21,17 @@ from machine.cluster_world import ADMIN, Nodes, new_nodes, wait_until
 from machine.remote_cli import RemoteCli
 from marks import first_of
 from server_process import ServerProcess, clean_environ, free_port, running_server
+from starlette.responses import Response
 from this_run import new_state_dir
 
-from warren.cli.cluster_up import Service, pause_before_restart
+from warren.cli import cluster_up
+from warren.cli.cluster_up import Service, pause_before_restart, wait_until_ready
+from warren.http.problems import problem
+from warren.model.errors import ImageBuilding
 
 _UP_S = 120.0
 FAILED = 125
+NAMES = ("worker-1", "worker-2", "coordinator-1")
 
 
 # status, drain, remove.
@@ -120,22 +127,32 @@ def test_a_server_that_runs_by_itself_says_that_it_does() -> None:
     assert b"this server runs by itself" in done.stderr
 
 
-def test_a_cluster_on_one_machine_makes_its_secret_and_names_the_worker_of_a_session() -> None:
+def test_v2_s_variables_start_a_cluster_on_one_machine_which_makes_its_secret_and_names_a_session_s_worker() -> None:
     with new_nodes() as nodes:
-        worker = nodes.worker("only", WARREN_CLUSTER_SECRET="")
-        coordinator = nodes.coordinator(state=worker.state_dir, WARREN_CLUSTER_SECRET="")
-        for process in nodes.all:
+        redis = {"WARREN_REDIS_URL": "", "REDIS_HOST": "localhost", "REDIS_PORT": str(nodes.redis.port)}
+        given = {**redis, "REDIS_PASSWORD": nodes.redis.password, "WARREN_CLUSTER_SECRET": ""}
+        first = nodes.worker("worker1", **given)
+        state = first.state_dir
+        second = nodes.worker("worker2", state=state, **given)
+        workers = ",".join(f"http://localhost:{worker.port}" for worker in (first, second))
+        coordinator = nodes.coordinator(state=state, WORKERS=workers, **given)
+        first.start()
+        for process in (second, coordinator):
             process.start(wait=False)
-        for process in nodes.all:
+        for process in (second, coordinator):
             process.wait_until_ready()
-        secret = worker.state_dir / "cluster-secret"
+        cli = RemoteCli(coordinator.url, WARREN_API_KEY=ADMIN)
+        wait_until(lambda: states(cli) == {"worker1": "ready", "worker2": "ready"}, "two workers")
+        secret = state / "cluster-secret"
         assert secret.stat().st_mode & 0o777 == 0o600
         assert f"The secret of this cluster is in {secret}." in coordinator.log
         assert secret.read_text() not in nodes.logs()
+        assert f"works on 127.0.0.1:{second.port} (provider fake, state in {state}/workers/worker2)" in second.log
+        assert (state / "workers" / "worker2" / "images").resolve() == state / "images"
         asked = urllib.request.Request(f"{coordinator.url}/create_session", b"{}", {"X-API-Key": ADMIN})
         with urllib.request.urlopen(asked, timeout=60) as answer:
             body = answer.read()
-        assert json.loads(body)["worker"] == worker.url
+        assert json.loads(body)["worker"] in (first.url, second.url)
         assert body.endswith(b"\n")
 
 

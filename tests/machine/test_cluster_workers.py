@@ -99,6 +99,23 @@ async def test_a_draining_worker_gets_no_new_sessions_and_keeps_those_it_has(nod
             assert where(nodes, made) == ["special"]
 
 
+async def test_a_worker_s_health_counts_its_own_sessions_and_a_coordinator_s_those_of_all(
+    nodes: Nodes, api: Api
+) -> None:
+    async def active() -> list[int]:
+        found = [await get(f"{process.url}/{path}") for process in nodes.all for path in ("health", "ready")]
+        return [each["active_sessions"] for each in found]
+
+    async with sessions(api, 2, labels={"gpu": "1"}):
+        assert await active() == [0, 0, 2, 2, 2, 2]
+    assert await active() == [0] * 6
+
+
+async def get(url: str) -> Any:
+    async with aiohttp.ClientSession() as client, client.get(url) as response:
+        return await response.json()
+
+
 async def test_a_worker_that_is_alive_is_not_removed(api: Api) -> None:
     found = await api.refused("DELETE", "/api/cluster/workers/plain", status=409, code="conflict")
     assert "'plain' is alive" in found["detail"]

@@ -12,13 +12,13 @@ import platform
 import secrets
 import socket
 import ssl
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
+from warren.app.one_machine import make_secret, worker_directory
 from warren.cluster.auth import sealing_key
 from warren.cluster.problem_log import ProblemLog
 from warren.config.settings import WORKER_PORT, Settings
@@ -34,7 +34,7 @@ from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.store import SessionStore
 from warren.kernel.clock import Clock, ClusterClock, boot_time
 from warren.kernel.logs import get_log
-from warren.model.addresses import is_loopback, read_networks
+from warren.model.addresses import read_networks
 from warren.model.audit import CommandText
 from warren.model.environment import Environment
 from warren.model.errors import InvalidRequest, Unavailable, WarrenError
@@ -44,7 +44,6 @@ from warren.stores.redis_link import RedisLink, connect
 from warren.stores.redis_scripts import OPEN
 from warren.stores.redis_store import check_it_is_ours
 
-_SECRET_FILE: Final = "cluster-secret"
 _CLOCK_FILE: Final = "clock.json"
 _STATE_DIR_ID_FILE: Final = "home"
 _RETRY_S: Final = 1.0
@@ -56,18 +55,17 @@ _log = get_log(__name__)
 def worker_settings(settings: Settings) -> Settings:
     """Returns the settings with the defaults of a worker. Raises InvalidRequest."""
     port = WORKER_PORT if settings.sources["port"] == "default" else settings.port
-    return replace(coordinator_settings(settings), port=port)
+    found = replace(coordinator_settings(settings), port=port)
+    if settings.cluster_secret or settings.sources["worker_id"] == "default":
+        return found
+    # Workers that share a secret by their state directory have the same one, which only one of them can use.
+    return replace(found, state_dir=worker_directory(settings.state_dir, settings.worker_id))
 
 
 def coordinator_settings(settings: Settings) -> Settings:
     """Returns the settings with the defaults of a coordinator. Raises InvalidRequest."""
     if not settings.cluster_secret:
-        if not _is_on_one_machine(settings):
-            raise InvalidRequest(
-                "coordinators and workers need a secret to know each other by",
-                remedy="give all of them the same WARREN_CLUSTER_SECRET, such as `openssl rand -hex 32` prints",
-            )
-        settings = replace(settings, cluster_secret=read_or_make_secret(secret_path(settings)))
+        settings = replace(settings, cluster_secret=make_secret(settings.state_dir, _hosts(settings)))
     read_address(redis_url(settings))
     tls_options = [settings.cluster_ca, settings.cluster_cert, settings.cluster_key]
     if any(tls_options) and not all(tls_options):
@@ -77,37 +75,10 @@ def coordinator_settings(settings: Settings) -> Settings:
     return replace(settings, worker_id=platform.node()[:64] or "worker")
 
 
-def secret_path(settings: Settings) -> Path:
-    """Returns the file of the cluster's secret, for a cluster on one machine that was given no secret."""
-    return settings.state_dir / _SECRET_FILE
-
-
-def _is_on_one_machine(settings: Settings) -> bool:
-    """Whether Redis, by which all processes of a cluster meet, and the workers that were named are on loopback."""
-    workers = [worker.rpartition(":")[0].strip("[]") for worker in (*settings.workers, settings.advertise) if worker]
-    redis = [host for host, _ in read_address(redis_url(settings)).hosts]
-    return all(map(is_loopback, (*redis, *workers)))
-
-
-def read_or_make_secret(path: Path) -> str:
-    """Reads the secret from a file, or makes one there. Several processes that do this at once get the same secret.
-    Raises Unavailable."""
-    try:
-        path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-        fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mkstemp uses mode 0600
-        try:
-            with os.fdopen(fd, "w") as file:
-                file.write(secrets.token_hex(32))
-            with contextlib.suppress(FileExistsError):
-                os.link(name, path)  # unlike a rename, it does not replace the secret of a process that was first
-        finally:
-            os.unlink(name)
-        return path.read_text().strip()
-    except OSError as exc:
-        raise Unavailable(
-            f"the cluster's secret cannot be kept in {path}: {exc.strerror or exc}",
-            remedy="give all processes the same WARREN_CLUSTER_SECRET, or WARREN_STATE_DIR, a directory of this user",
-        ) from exc
+def _hosts(settings: Settings) -> Iterator[str]:
+    """The hosts of Redis, by which all processes of a cluster meet, and of the workers that were named."""
+    yield from (host for host, _ in read_address(redis_url(settings)).hosts)
+    yield from (each.rpartition(":")[0].strip("[]") for each in (*settings.workers, settings.advertise) if each)
 
 
 def redis_url(settings: Settings) -> str:

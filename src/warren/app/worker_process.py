@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final
 from starlette.types import ASGIApp
 
 from warren.app import cluster_wiring as wiring
+from warren.app.one_machine import COPIES_FILE
 from warren.app.readings import worker_readings
 from warren.app.service import Service
 from warren.app.wiring import (
@@ -54,7 +55,6 @@ from warren.stores.mirrored import MirroredStore
 from warren.stores.redis_store import RedisStore
 from warren.stores.sqlite import SqliteStore
 
-_COPIES_FILE: Final = "cluster.db"
 _REPORTED_TENANTS: Final = 64  # the tenants with the most sessions
 _PLENTY: Final = 3  # there is no pressure while this many times the reserve is free beyond it
 _MB_PER_SANDBOX: Final = 64  # the least memory of a sandbox, which bounds how many a machine holds
@@ -86,7 +86,7 @@ class WorkerService(Service):
         offset_s = await wiring.wait_for_redis_time(self._link)
         self._clock, self._rebooted = wiring.open_clock(settings.state_dir, offset_s)
         encryption = wiring.build_encryption(settings)
-        self._copies = await SqliteStore.open(settings.state_dir / _COPIES_FILE, encryption=encryption)
+        self._copies = await SqliteStore.open(settings.state_dir / COPIES_FILE, encryption=encryption)
         shared = RedisStore(self._link, encryption)
         self._mirror = MirroredStore(shared, self._copies.records, settings.worker_id, encryption)
         await self._mirror.load()
@@ -185,7 +185,8 @@ class WorkerService(Service):
             history=self.history,
         )
         scheme = "http" if self._settings.cluster_ca is None else "https"
-        context = replace(context, worker_url=f"{scheme}://{self._address}")
+        assert self._mirror is not None
+        context = replace(context, worker_url=f"{scheme}://{self._address}", own_sessions=self._mirror.own)
 
         entrance = WorkerEntrance(
             self._auth,

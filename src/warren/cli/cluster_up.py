@@ -19,6 +19,7 @@ from typing import Final, NoReturn
 
 import click
 
+from warren.app.one_machine import TRIAL, TRIAL_REDIS
 from warren.config.settings import Settings, environment_with, read_settings
 from warren.kernel.free_ports import free_port
 from warren.model.errors import Unavailable
@@ -38,7 +39,7 @@ def run_cluster(workers: int, coordinators: int, port: int, directory: Path | No
     settings = read_settings()
     check_user(settings)
     redis = _find_redis()
-    root = (directory or settings.state_dir / "cluster").absolute()
+    root = (directory or settings.state_dir / TRIAL).absolute()
     with state_dir_errors(root):
         root.mkdir(mode=0o711, parents=True, exist_ok=True)
         lock = lock_state(root)
@@ -130,7 +131,7 @@ class _Cluster:
         self._services: dict[str, Service] = {}
 
     def start(self, workers: int, coordinators: int, port: int) -> None:
-        from warren.app.cluster_wiring import read_or_make_secret
+        from warren.app.one_machine import read_or_make_secret
 
         url = self._start_redis()
         environ = {
@@ -182,9 +183,9 @@ class _Cluster:
                     process.wait()
 
     def _start_redis(self) -> str:
-        data = self._root / "redis"
+        path = self._root / TRIAL_REDIS
+        data = path.parent
         data.mkdir(mode=0o700, exist_ok=True)
-        path = data / "redis.sock"
         options = {"port": "0", "unixsocket": str(path), "unixsocketperm": "600", "dir": str(data)}
         options |= {"appendonly": "yes", "appendfsync": "everysec", "maxmemory-policy": "noeviction", "save": ""}
         flags = [word for name, value in options.items() for word in (f"--{name}", value)]

@@ -52,8 +52,8 @@ def coordinator(flags: dict[str, Any]) -> int:
 
     The sandboxes are on the cluster's workers: a request about a session is passed on to the worker that has it. Any
     number of coordinators may run, on any machines: each answers every request. They and the workers meet in Redis
-    (WARREN_REDIS_URL, or REDIS_HOST and REDIS_PORT) and know each other by WARREN_CLUSTER_SECRET. If Redis is on
-    loopback, the cluster is on this machine, and a secret is made in the state directory when none is given.
+    (WARREN_REDIS_URL, or REDIS_HOST and REDIS_PORT) and know each other by WARREN_CLUSTER_SECRET. If Redis and the
+    WORKERS that are named are on this machine, a secret is made in the state directory when none is given.
 
     Example: REDIS_HOST=10.0.0.2 WARREN_CLUSTER_SECRET=... warren coordinator --host 0.0.0.0
     """
@@ -89,12 +89,13 @@ def worker(flags: dict[str, Any]) -> int:
 
 def _tell_secret(given: Settings) -> None:
     """Prints where the secret is that `coordinator_settings` found or made."""
-    from warren.app.cluster_wiring import secret_path
+    from warren.app.one_machine import secret_path
 
     if not given.cluster_secret:
+        path = secret_path(given.state_dir)
         click.echo(
-            f"The secret of this cluster is in {secret_path(given)}. Its processes find it there if they have the same "
-            "state directory; others need it as WARREN_CLUSTER_SECRET."
+            f"The secret of this cluster is in {path}. Its processes find it there if they have the same state "
+            "directory; others need it as WARREN_CLUSTER_SECRET."
         )
 
 

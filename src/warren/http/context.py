@@ -1,6 +1,6 @@
 """What every route needs: the context of the server, the caller and its scopes, JSON answers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -22,6 +22,7 @@ from warren.http.server.http_guard import StreamedAnswer
 from warren.kernel.answer_memory import AnswerMemory
 from warren.model.access import Caller, Scope
 from warren.model.errors import Forbidden, Unavailable
+from warren.model.session import Session
 from warren.sessions.long_values import ENCODER, HasLongValues, json_pieces
 from warren.sessions.operations.call import OperationContext
 
@@ -37,7 +38,8 @@ def new_router(prefix: str = "", tags: Sequence[str] = ()) -> APIRouter:
 class Context(OperationContext):
     """`identity` identifies callers; `with_key` tells whether they need a key or a token. `answer_memory` bounds what
     long answers hold until they are read. `metrics` None: there are none. Only a server with a dashboard has
-    `page_sessions` and `tickets`, and its identity is a BindingIdentity."""
+    `page_sessions` and `tickets`, and its identity is a BindingIdentity. `own_sessions` are those of a worker in
+    a cluster, whose store has those of others too."""
 
     tenancy: Tenancy
     identity: Identity
@@ -48,6 +50,7 @@ class Context(OperationContext):
     metrics: "MetricsPage | None" = None
     page_sessions: PageSessions | None = None
     tickets: Tickets | None = None
+    own_sessions: Callable[[], Iterable[Session]] | None = None
 
     @property
     def pages_identity(self) -> BindingIdentity:
@@ -118,6 +121,9 @@ async def pool_size(context: Context) -> int:
 
 
 async def active_sessions(context: Context) -> int:
+    """The number of sessions that can be used: of a worker in a cluster its own, of all others every one."""
+    if context.own_sessions is not None:
+        return sum(session.state.is_usable for session in context.own_sessions())
     try:
         counts = await context.sessions.store.count()
     except Unavailable:
