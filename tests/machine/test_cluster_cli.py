@@ -252,14 +252,23 @@ def _about(path: Path) -> set[int]:
 
 @pytest.mark.parametrize("number", first_of([signal.SIGINT, signal.SIGTERM]))
 def test_a_cluster_is_up_works_and_is_gone_after_ctrl_c(directory: Path, number: int) -> None:
-    up = Up(directory)
+    # What a shell has set for a single server is not for every process of a cluster.
+    single = {"WARREN_PORT": str(free_port()), "WARREN_WORKER_ID": "alone", "WARREN_ADVERTISE": "127.0.0.1:1"}
+    up = Up(directory, **single, WARREN_LOG_FILE=str(directory / "logs.txt"))
     up.wait_until_up()
     assert len(up.processes()) == 5  # itself, Redis, two workers, a coordinator
     wait_until(lambda: len(up.ask("GET", "/api/cluster")["workers"]) == 2, "two workers")
+    assert {path.name for path in directory.glob("logs*")} == {f"logs-{name}.txt" for name in NAMES}
     ids = [up.ask("POST", "/create_session", {})["session_id"] for _ in range(4)]
     for session_id in ids:
         done = up.ask("POST", "/execute", {"session_id": session_id, "command": "echo works"})
         assert done["output"] == "works\n"
+    (directory / "state" / "cluster").symlink_to(directory)  # where the files are without --directory
+    cli = RemoteCli("", WARREN_STATE_DIR=str(directory / "state"))
+    verify = ("audit", "verify", "--cluster")
+    wait_until(lambda: cli.document(*verify)["entries"] > 4, "the entries, which are written a moment later")
+    assert cli.document(*verify)["whole"] is True
+    assert {log.stat().st_mode & 0o777 for log in directory.glob("*.log")} == {0o600}
     up.send(number)
     code, said = up.end()
     assert code == 0, said
@@ -331,6 +340,41 @@ def test_a_process_that_cannot_be_started_now_is_tried_again_later(
     said = capsys.readouterr().err
     assert said.count("worker-1 cannot be started: ") == 2, said
     assert said.endswith("worker-1 is started again\n")
+
+
+class Worker(http.server.BaseHTTPRequestHandler):
+    """A worker that makes its image while it is asked three times."""
+
+    asked = 0
+
+    def do_GET(self) -> None:
+        Worker.asked += 1
+        building = ImageBuilding("the image is being built", step=f"step {self.asked} of 3", fraction=0.5)
+        answer = problem(building) if self.asked <= 3 else Response("{}")
+        self.send_response(answer.status_code)
+        self.end_headers()
+        self.wfile.write(bytes(answer.body))
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing: the test reads stderr."""
+
+
+def test_a_worker_whose_image_is_being_made_is_waited_for_with_its_progress(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_up, "_START_S", 0.6)  # three answers take longer
+    worker = Service("worker-1", ["/bin/sleep", "60"], {}, tmp_path / "worker-1.log")
+    with http.server.HTTPServer(("127.0.0.1", 0), Worker) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            wait_until_ready({"worker-1": worker}, "worker-1", f"http://127.0.0.1:{server.server_port}/ready")
+        finally:
+            server.shutdown()
+            worker.process.kill()
+            worker.process.wait()
+    said = capsys.readouterr().err
+    assert said.startswith("warren: the image is being built\n"), said
+    assert [line.split("  ")[-1] for line in said.splitlines()[1:]] == [f"step {number} of 3" for number in (1, 2, 3)]
 
 
 def test_without_redis_on_the_machine_it_says_so(directory: Path) -> None:

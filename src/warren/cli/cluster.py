@@ -89,8 +89,9 @@ def up(workers: int, coordinators: int, port: int, directory: str | None) -> int
     """Run a whole cluster on this machine until you stop it.
 
     Redis, coordinators and workers, each a process of its own, on loopback: for development and tests. Options are
-    given by variables (WARREN_PROVIDER, POOL_SIZE, …) and reach all processes. The next start in the same directory
-    finds the same sessions; with WARREN_ON_STOP=destroy none is left.
+    given by variables (WARREN_PROVIDER, POOL_SIZE, …) and reach all processes; each has a port, a name, a log file and
+    a state directory of its own, whatever these say: WARREN_PORT does not count, --port does. The next start
+    in the same directory finds the same sessions; with WARREN_ON_STOP=destroy none is left.
 
     Example: warren cluster up --workers 3
     """

@@ -12,8 +12,10 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -22,12 +24,14 @@ import click
 from warren.app.one_machine import TRIAL, TRIAL_REDIS
 from warren.config.settings import Settings, environment_with, read_settings
 from warren.kernel.free_ports import free_port
-from warren.model.errors import Unavailable
+from warren.model.errors import ImageBuilding, Unavailable, WarrenError
+from warren.sdk.protocol import error_from_response
 
 _START_S: Final = 60.0
 _STOP_S: Final = 45.0
 _REDIS_TIMEOUT_S: Final = 30.0
 _LOOK_S: Final = 0.5
+_ANSWER_S: Final = 10.0  # a first look at the image may take some seconds
 _LONG_S: Final = 60.0
 _MAX_PAUSE_S: Final = 30.0
 
@@ -95,7 +99,8 @@ class Service:
     def start(self) -> None:
         """Starts a process that Ctrl-C does not reach: this process gets it, and stops the others in order."""
         self._started, self._again_at = time.monotonic(), 0.0
-        with self.log.open("ab") as log:
+        with open(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab") as log:
+            os.fchmod(log.fileno(), 0o600)  # also if an earlier version has made it
             self.process = subprocess.Popen(
                 self._argv, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
@@ -143,23 +148,33 @@ class _Cluster:
         self._start_workers(workers, environ)
         for number in range(1, coordinators + 1):
             name = f"coordinator-{number}"
-            own = {"WORKER_ID": name, "PORT": str(port + number - 1), "WARREN_STATE_DIR": str(self._root / name)}
-            self._start(name, "coordinator", {**environ, **own})
+            self._start(name, "coordinator", {**environ, **self._own_options(name, port + number - 1)})
         for number, address in enumerate(urls, 1):
-            self._wait_until_ready(f"coordinator-{number}", f"{address}/ready")
+            wait_until_ready(self._services, f"coordinator-{number}", f"{address}/ready")
             click.echo(f"  coordinator-{number}: {address}")
 
     def _start_workers(self, count: int, environ: Mapping[str, str]) -> None:
         """Workers start before coordinators, which would take the rows of an earlier start for live workers."""
+        from warren.app.one_machine import share_images
+
         ports = {f"worker-{number}": free_port() for number in range(1, count + 1)}
         for name, port in ports.items():
             state = self._root / name
-            self._share_images(state)
-            own = {"WORKER_ID": name, "PORT": str(port), "WARREN_STATE_DIR": str(state)}
+            state.mkdir(mode=0o711, exist_ok=True)
+            share_images(self._settings.state_dir, state)
+            own = {**self._own_options(name, port), "WARREN_HOST": "127.0.0.1"}
             self._start(name, "worker", {**environ, **own})
         for name, port in ports.items():
             if self._settings.cluster_ca is None:  # with certificates, workers answer coordinators only
-                self._wait_until_ready(name, f"http://127.0.0.1:{port}/ready")
+                wait_until_ready(self._services, name, f"http://127.0.0.1:{port}/ready")
+
+    def _own_options(self, name: str, port: int) -> dict[str, str]:
+        """Returns the options in which the processes differ. They have the names that win over all others: what the
+        shell of `cluster up` has for a single server must not reach every process."""
+        own = {"WARREN_WORKER_ID": name, "WARREN_PORT": str(port), "WARREN_STATE_DIR": str(self._root / name)}
+        log = self._settings.log_file
+        logs = {} if log is None else {"WARREN_LOG_FILE": str(log.with_stem(f"{log.stem}-{name}"))}
+        return {**own, **logs, "WARREN_ADVERTISE": ""}
 
     def watch(self) -> NoReturn:
         """Keeps the processes running until an exception interrupts it."""
@@ -192,7 +207,7 @@ class _Cluster:
         self._start_service("redis", [self._redis, *flags], {})
         deadline = time.monotonic() + _START_S
         while not _is_redis_up(path):
-            self._check_starting("redis", deadline)
+            _check_starting(self._services, "redis", deadline)
         return f"unix://{path}"
 
     def _prepare_redis(self, url: str, coordinators: Sequence[str]) -> None:
@@ -210,18 +225,12 @@ class _Cluster:
         async def prepare() -> None:
             store = await RedisStore.open(url, timeout_s=_REDIS_TIMEOUT_S, namespace=self._settings.redis_namespace)
             try:
-                await ensure_first_key(self._settings, Keys(store.records, SystemClock()), coordinators)
+                settings = replace(self._settings, state_dir=self._root)
+                await ensure_first_key(settings, Keys(store.records, SystemClock()), coordinators)
             finally:
                 await store.close()
 
         asyncio.run(prepare())
-
-    def _share_images(self, state: Path) -> None:
-        """Links the images of the machine into the state directory of a worker: all workers share them."""
-        state.mkdir(mode=0o711, exist_ok=True)
-        images = self._settings.state_dir / "images"
-        if not (state / "images").exists() and images.exists():
-            (state / "images").symlink_to(images)
 
     def _start(self, name: str, command: str, environ: Mapping[str, str]) -> None:
         self._start_service(name, [sys.executable, "-m", "warren.cli.main", command], environ)
@@ -229,22 +238,45 @@ class _Cluster:
     def _start_service(self, name: str, argv: list[str], environ: Mapping[str, str]) -> None:
         self._services[name] = Service(name, argv, environment_with(environ), self._root / f"{name}.log")
 
-    def _wait_until_ready(self, name: str, url: str) -> None:
-        deadline = time.monotonic() + _START_S
-        while True:
-            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2):
-                return
-            self._check_starting(name, deadline)
 
-    def _check_starting(self, name: str, deadline: float) -> None:
-        for each, service in self._services.items():
-            if service.process.poll() is not None:
-                reason = _last_error(service.log.read_text(errors="replace"))
-                raise Unavailable(f"{each} did not start: {reason}", remedy=f"its log is {service.log}")
-        if time.monotonic() > deadline:
-            log = self._services[name].log
-            raise Unavailable(f"{name} was not ready in {_START_S:g} s", remedy=f"its log is {log}")
-        time.sleep(0.05)
+def wait_until_ready(services: Mapping[str, Service], name: str, url: str) -> None:
+    """Waits as long as the image of a worker is being made, and shows how far that is; for all else up to _START_S."""
+    from warren.cli.remote import ImageProgress
+
+    deadline, progress = time.monotonic() + _START_S, ImageProgress()
+    try:
+        while (obstacle := _obstacle(url)) is not None:
+            if isinstance(obstacle, ImageBuilding):
+                progress(obstacle)
+                deadline = time.monotonic() + _START_S
+            _check_starting(services, name, deadline, obstacle.message)
+    finally:
+        progress.end()
+
+
+def _check_starting(services: Mapping[str, Service], name: str, deadline: float, obstacle: str = "") -> None:
+    """Raises Unavailable if a process has ended, or if `name` was not ready in time. Waits before the next look: for
+    longer if the process has answered with an `obstacle`, because each answer is a line of its log."""
+    for each, service in services.items():
+        if service.process.poll() is not None:
+            reason = _last_error(service.log.read_text(errors="replace"))
+            raise Unavailable(f"{each} did not start: {reason}", remedy=f"its log is {service.log}")
+    if time.monotonic() > deadline:
+        reason = f": {obstacle}" if obstacle else ""
+        raise Unavailable(f"{name} was not ready in {_START_S:g} s{reason}", remedy=f"its log is {services[name].log}")
+    time.sleep(_LOOK_S if obstacle else 0.05)
+
+
+def _obstacle(url: str) -> WarrenError | None:
+    """Returns why the process behind `url` is not ready, None if it is; without a message while it does not answer."""
+    try:
+        with urllib.request.urlopen(url, timeout=_ANSWER_S):
+            return None
+    except urllib.error.HTTPError as exc:
+        with exc:
+            return error_from_response(exc.code, exc.read(), exc.headers["Retry-After"])
+    except OSError:
+        return Unavailable("")
 
 
 def _is_redis_up(path: Path) -> bool:

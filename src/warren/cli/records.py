@@ -90,7 +90,7 @@ def audit(
 
 @audit.command()
 @click.option("--state-dir", default="", metavar="DIR", help="Whose record it is.  [the server's of this machine]")
-@click.option("--cluster", "of_cluster", is_flag=True, help="The record in the Redis of WARREN_REDIS_URL.")
+@click.option("--cluster", "of_cluster", is_flag=True, help="The record in the cluster's Redis: WARREN_REDIS_URL.")
 @click.option("--head", default="", metavar="HASH", help="A hash from an earlier time that must be part of the record.")
 @json_option
 def verify(state_dir: str, of_cluster: bool, head: str, as_json: bool) -> None:
@@ -98,7 +98,8 @@ def verify(state_dir: str, of_cluster: bool, head: str, as_json: bool) -> None:
 
     Finds entries that were changed, removed or inserted: every entry has a hash of itself and the one before. Keep the
     hash that this prints in another place: with --head the next check also finds out whether entries were cut off at
-    the end, or all of them written anew. Works beside a running server; needs the right to read its files.
+    the end, or all of them written anew. Works beside a running server; needs the right to read its files. With
+    --cluster and without a setting for Redis, it is that of `warren cluster up` in the state directory.
 
     Example: warren audit verify --head "$(cat /mnt/elsewhere/head)"
     """
@@ -128,11 +129,22 @@ def verify(state_dir: str, of_cluster: bool, head: str, as_json: bool) -> None:
         raise SystemExit(1)
 
 
+def _with_trial_redis(settings: "Settings") -> "Settings":
+    """Returns the settings with the Redis of `warren cluster up` in this state directory, if no other one was given."""
+    from dataclasses import replace
+
+    from warren.app.one_machine import TRIAL, TRIAL_REDIS
+
+    path = settings.state_dir.absolute() / TRIAL / TRIAL_REDIS
+    is_given = any(settings.sources[name] != "default" for name in ("redis_url", "redis_host", "redis_port"))
+    return settings if is_given or not path.exists() else replace(settings, redis_url=f"unix://{path}")
+
+
 async def _verify_cluster(settings: "Settings", head: str) -> "Verification":
     from warren.app.cluster_wiring import build_redis_link
     from warren.governance.audit.redis import verify_stream
 
-    link = build_redis_link(settings)
+    link = build_redis_link(_with_trial_redis(settings))
     try:
         return await verify_stream(link, head)
     finally:
