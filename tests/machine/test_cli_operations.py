@@ -2,18 +2,24 @@
 
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from e2e.hosts import Hosts
 from machine.remote_cli import RemoteCli
-from server_process import ServerProcess
+from server_process import ServerProcess, clean_environ, running_server
 from this_run import new_state_dir
 
+from warren.access.keys import Keys
+from warren.app.wiring import DATABASE
+from warren.kernel.clock import SystemClock
 from warren.sandboxes.host.cgroups import Hierarchies
 from warren.sandboxes.host.record import SandboxRecord
 
@@ -69,6 +75,9 @@ def test_purging_ends_server_and_sandboxes_and_leaves_nothing(server: ServerProc
     assert f"process {server.pid}" in said
     done = cli.run("uninstall", "--purge", "--yes")
     assert (done.returncode, done.stderr) == (0, b""), done
+    steps = [line for line in done.stdout.decode().splitlines() if not line.startswith(" ")]
+    assert any(re.fullmatch(r"ending sandbox 1 of [0-9]+ of the provider oci: .*", step) for step in steps)
+    assert f"removing {server.state_dir}/images" in steps
     assert not server.alive
     assert not server.state_dir.exists()
     tops = {mount / "warren" / session["sandbox_id"] for mount in Hierarchies.here().mounts.values()}
@@ -82,6 +91,7 @@ def test_purging_ends_the_sandboxes_that_a_cluster_here_has_left(image_cache: Pa
     worker = ServerProcess(state / "cluster" / "worker-1", "--pool-size", "0", WARREN_API_KEY="a-key-of-the-operator")
     worker.state_dir.mkdir(parents=True)
     (worker.state_dir / "images").symlink_to(state / "images")
+    (state / "cluster" / "worker-1.log").write_text("as `warren cluster up` leaves it\n")
     worker.start()
     try:
         sandbox = cli_of(worker).document("create")["sandbox_id"]
@@ -94,6 +104,42 @@ def test_purging_ends_the_sandboxes_that_a_cluster_here_has_left(image_cache: Pa
     assert (done.returncode, done.stderr) == (0, b""), done
     assert b"1 sandboxes of the provider oci" in done.stdout
     assert not record.alive()
+    assert not state.exists()
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """The home directory of a user whose id is 4242."""
+    with tempfile.TemporaryDirectory(prefix="warren-test-") as path:
+        os.chown(path, 4242, 4242)
+        yield Path(path)
+
+
+def test_purging_takes_the_keys_that_the_server_left_and_no_other(home: Path, tmp_path: Path) -> None:
+    """Also those that quickstart.sh copied for the user who called sudo."""
+    noted, theirs = tmp_path / "credentials.json", home / ".config" / "warren"
+    noted.write_text('{"http://elsewhere:8000": "wk_other"}')
+    state = new_state_dir()
+    with running_server(state, provider="fake", WARREN_AUTH="true", WARREN_CREDENTIALS=str(noted)) as server:
+        [key] = set(json.loads(noted.read_text()).values()) - {"wk_other"}
+    theirs.mkdir(parents=True)
+    (theirs / "credentials.json").write_text(json.dumps({server.url: key}))
+    (theirs / "header-8000").write_text(f"X-API-Key: {key}\n")
+    for path in (home / ".config", theirs, *theirs.iterdir()):
+        os.chown(path, 4242, 4242)
+    (state / "cluster-secret").write_text("as the coordinator of a cluster on this machine leaves it")
+    (tmp_path / "passwd").write_text(f"root:x:0:0::{tmp_path}:/bin/sh\ncaller:x:4242:4242::{home}:/bin/sh\n")
+    lines = 'mount --bind "$1" /etc/passwd; shift; exec "$@"'
+    argv = RemoteCli.argv("uninstall", "--purge", "--yes")
+    environ = {**clean_environ(), "HOME": str(tmp_path), "WARREN_STATE_DIR": str(state), "SUDO_UID": "4242"}
+    command = ["unshare", "--mount", "sh", "-ec", lines, "sh", str(tmp_path / "passwd"), *argv]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    for file in (noted, theirs / "credentials.json"):
+        assert f"the key of this server in {file}" in done.stdout
+    assert "This stays: coordinators, which you stop yourself, and in their Redis the keys, sessions" in done.stdout
+    assert json.loads(noted.read_text()) == {"http://elsewhere:8000": "wk_other"}
+    assert not theirs.exists()
     assert not state.exists()
 
 

@@ -278,6 +278,21 @@ def lock_state(state_dir: Path) -> int:
         return fd
 
 
+def server_pid(state_dir: Path) -> int:
+    """Returns the process that holds the state directory, or 0."""
+    try:
+        fd = os.open(state_dir / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return int(os.pread(fd, 32, 0) or b"0")
+    finally:
+        os.close(fd)
+    return 0
+
+
 def _log_failure(task: asyncio.Task[Any]) -> None:
     if not task.cancelled() and (exc := task.exception()) is not None:
         _log.error("task_failed", task=task.get_name(), exc=exc)

@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -372,6 +372,7 @@ async def ensure_first_key(settings: Settings, keys: "Keys", urls: Sequence[str]
     both can be used. Any other key of theirs stays where it is. Returns the key if clients will not find it, else an
     empty text.
     """
+    from warren.cli.left_keys import leave_key
     from warren.model.access import ALL_SCOPES
     from warren.model.session import DEFAULT_TENANT
     from warren.sdk.discovery import credentials_path, read_key
@@ -385,7 +386,7 @@ async def ensure_first_key(settings: Settings, keys: "Keys", urls: Sequence[str]
         return ""
     text = created[1]
     try:
-        await asyncio.to_thread(_leave_key, path, known, text)
+        await asyncio.to_thread(leave_key, settings.state_dir, path, known, text)
     except OSError as exc:
         click.echo(f"Made a key, which is shown this once: {text}\n  It could not be left for your clients: {exc}")
         return text
@@ -393,19 +394,6 @@ async def ensure_first_key(settings: Settings, keys: "Keys", urls: Sequence[str]
     shown = f", which is shown this once: {text}" if sys.stdout.isatty() else "."
     click.echo(f"Made a key{shown}\n  Your own clients find it in {path}.")
     return ""
-
-
-def _leave_key(path: Path | None, known: Mapping[str, str], text: str) -> None:
-    from warren.sdk.discovery import write_key
-
-    if path is None:
-        raise OSError("this user has no home directory")
-    others = [url for url, key in known.items() if key not in ("", text)]
-    for url in known:
-        if url not in others:
-            write_key(path, url, text)
-    if others:
-        raise OSError(f"{path} has another key for {', '.join(others)}")
 
 
 def _server_url(settings: Settings, port: int) -> str:

@@ -1,7 +1,6 @@
 """`warren uninstall`: takes away what Warren has made on this machine, after it has said what that is."""
 
 import asyncio
-import fcntl
 import os
 import shutil
 import signal
@@ -14,6 +13,8 @@ from typing import Final
 
 import click
 
+from warren.app.one_machine import COPIES_FILE, WORKERS, secret_path
+from warren.cli.left_keys import find_left_keys
 from warren.cli.service import UNIT, remove_service
 from warren.config.settings import Settings, read_settings
 from warren.interfaces.provider import Provider
@@ -31,8 +32,9 @@ def uninstall(purge: bool, yes: bool) -> int:
     """Remove the service, or with --purge all that Warren has made here.
 
     With --purge: the server is stopped, every sandbox of the state directory ends, with its processes, loop device and
-    cgroup, and the directory is removed, with images, sessions, keys and records. Nothing of it can be had back.
-    It says first what it would remove, and asks. The program itself stays: it goes as it came.
+    cgroup, and the directory is removed, with images, sessions, keys and records. The key that the server has left for
+    your clients is removed from their file. Nothing of it can be had back. It says first what it would
+    remove, and asks. The program itself stays: it goes as it came.
 
     Example: sudo warren uninstall --purge
     """
@@ -48,41 +50,77 @@ def uninstall(purge: bool, yes: bool) -> int:
     click.echo("This removes:")
     for line in found:
         click.echo(f"  {line}")
+    if purge and _has_shared_state(settings.state_dir):
+        click.echo(
+            "A worker of a cluster has run here. This stays: coordinators, which you stop yourself, and in their Redis "
+            "the keys, sessions and records of the cluster."
+        )
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError("nobody is there to be asked: give --yes if this is what you want")
         click.confirm("Go on?", abort=True)
     remove_service()
-    if purge:
-        for state in (settings.state_dir, *_cluster_dirs(settings.state_dir)):
+    if purge and settings.state_dir.is_dir():
+        states = _state_dirs(settings.state_dir)
+        for state in states:
             _stop_server(state)
             _destroy_sandboxes(replace(settings, state_dir=state))
-        shutil.rmtree(settings.state_dir)
+        _remove_keys(states)
+        _remove_state(settings.state_dir)
     click.echo("Done.")
     return 0
 
 
 def _describe(settings: Settings, purge: bool) -> list[str]:
+    from warren.app.service import server_pid
+
     lines = [f"the service: {UNIT}"] if UNIT.exists() else []
     state = settings.state_dir
     if not purge or not state.is_dir():
         return lines
     counts: Counter[str] = Counter()
-    for each in (state, *_cluster_dirs(state)):
-        if pid := _server_pid(each):
+    for each in _state_dirs(state):
+        if pid := server_pid(each):
             lines.append(f"a running server: process {pid}")
         counts.update(asyncio.run(_count_sandboxes(replace(settings, state_dir=each))))
     for name, count in counts.items():
         lines.append(f"{count} sandboxes of the provider {name}, with their processes, disks and files")
+    lines += [f"the key of this server in {left.path}" for left in find_left_keys(_state_dirs(state))]
     parts = ", ".join(sorted(path.name for path in state.iterdir())) or "empty"
     return [*lines, f"the state directory {state}: {parts}"]
 
 
-def _cluster_dirs(state: Path) -> list[Path]:
-    """Returns the state directories of a cluster that `warren cluster up` has run there; first that of its own
-    process."""
-    cluster = state / "cluster"
-    return [cluster, *sorted(cluster.glob("worker-*"))] if cluster.is_dir() else []
+def _state_dirs(state: Path) -> list[Path]:
+    """Returns the state directory, those of workers that share it, and those of a cluster that `warren cluster up` has
+    run in it: that of its own process, and those of its workers."""
+    cluster, sharing = state / "cluster", sorted(state.glob(f"{WORKERS}/*/"))
+    workers = [path for path in sorted(cluster.glob("worker-*")) if path.is_dir()]  # their logs are there as well
+    return [state, *sharing, *([cluster, *workers] if cluster.is_dir() else [])]
+
+
+def _remove_state(state: Path) -> None:
+    """Removes the directory part by part, and names each before: one with images takes a while."""
+    for path in sorted(state.iterdir()):
+        click.echo(f"removing {path}")
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    shutil.rmtree(state)
+
+
+def _has_shared_state(state: Path) -> bool:
+    """Whether processes of a cluster that were started one by one have used the directory: their Redis is elsewhere."""
+    places = [state, *state.glob(f"{WORKERS}/*/")]
+    return any((place / name).exists() for place in places for name in (COPIES_FILE, secret_path(state).name))
+
+
+def _remove_keys(states: list[Path]) -> None:
+    for left in find_left_keys(states):
+        try:
+            left.remove()
+        except OSError as exc:
+            click.echo(f"the key in {left.path} could not be removed: {exc.strerror or exc}", err=True)
 
 
 async def _count_sandboxes(settings: Settings) -> dict[str, int]:
@@ -105,26 +143,11 @@ def _providers(settings: Settings) -> dict[str, Provider]:
     return {name: build_provider(settings, name) for name in used}
 
 
-def _server_pid(state: Path) -> int:
-    """Returns the process that holds the state directory, or 0."""
-    from warren.app.service import LOCK
-
-    try:
-        fd = os.open(state / LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return 0
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return int(os.pread(fd, 32, 0) or b"0")
-    finally:
-        os.close(fd)
-    return 0
-
-
 def _stop_server(state: Path) -> None:
+    from warren.app.service import server_pid
+
     deadline, told = time.monotonic() + _STOP_S, 0
-    while pid := _server_pid(state):
+    while pid := server_pid(state):
         if pid != told:
             click.echo(f"stopping the server (process {pid})")
             os.kill(pid, signal.SIGTERM)
@@ -136,9 +159,11 @@ def _stop_server(state: Path) -> None:
 
 def _destroy_sandboxes(settings: Settings) -> None:
     async def destroy_all() -> None:
-        for provider in _providers(settings).values():
+        for name, provider in _providers(settings).items():
             try:
-                for sandbox_id in await provider.list_ids():
+                ids = await provider.list_ids()
+                for number, sandbox_id in enumerate(ids, 1):
+                    click.echo(f"ending sandbox {number} of {len(ids)} of the provider {name}: {sandbox_id}")
                     await provider.destroy(sandbox_id)
             finally:
                 await provider.close()

@@ -29,6 +29,7 @@ __all__ = [
     "environment_with",
     "given_variables",
     "read_settings",
+    "sudo_caller",
 ]
 
 _SYSTEM_FILE = Path("/etc/warren/warren.toml")
@@ -73,6 +74,12 @@ def read_settings(
 def environment_with(more: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of this process with additions, for a child process."""
     return {**os.environ, **more}
+
+
+def sudo_caller() -> int | None:
+    """Returns the id of the user who runs this process by sudo; None if nobody does."""
+    uid = os.environ.get("SUDO_UID", "")
+    return int(uid) if os.geteuid() == 0 and uid.isascii() and uid.isdecimal() else None
 
 
 def wants_colour() -> bool:
