@@ -133,6 +133,49 @@ def test_a_rotated_key_is_the_same_key_with_another_secret(admin: RemoteCli, gua
     assert with_key(guarded, old["key"]).run("whoami").returncode == 125
 
 
+def test_a_rotated_key_that_the_command_has_used_itself_is_replaced_where_it_was_found(
+    admin: RemoteCli, guarded: ServerProcess, tmp_path: Path
+) -> None:
+    (first,) = json.loads(guarded.credentials.read_text()).values()
+    key = made(admin, "own", "--scopes", "admin")["key"]
+    own, header = tmp_path / "credentials.json", tmp_path / "header-8000"
+    names = [f"http://localhost:{guarded.port}", "http://elsewhere:8000"]
+    own.write_text(json.dumps(dict(zip(names, (key, first), strict=True))))
+    own.chmod(0o600)
+    header.write_text(f"X-API-Key: {key}\n")
+    user = RemoteCli(guarded.url, WARREN_CREDENTIALS=str(own))
+    done = user.run("keys", "rotate", user.document("whoami")["key_id"])
+    new = done.stdout.decode().strip()
+    assert f"your own commands find the new key in {own}\n".encode() in done.stderr
+    assert json.loads(own.read_text()) == dict(zip(names, (new, first), strict=True))
+    assert header.read_text() == f"X-API-Key: {new}\n"
+    again = RemoteCli(guarded.url, WARREN_CREDENTIALS=str(own), WARREN_API_KEY=new)
+    done = again.run("keys", "rotate", again.document("whoami")["key_id"], "-q")
+    assert b"WARREN_API_KEY of this shell still has the old one" in done.stderr
+    assert user.document("whoami")["scopes"] == ["admin"]
+    refused = again.run("whoami")
+    assert b"--scopes admin" in refused.stderr
+
+
+def test_an_old_secret_overlaps_on_a_server_and_in_its_files(
+    admin: RemoteCli, guarded: ServerProcess, state: Path
+) -> None:
+    old = made(admin, "overlapping", "--scopes", "read")
+    for where in ((), ("--state-dir", str(state))):
+        done = admin.run("keys", "rotate", old["id"], "--overlap", "1h", *where)
+        assert done.returncode == 0
+        assert b"the old one is taken for another 60 min" in done.stderr
+        for key in (old["key"], done.stdout.decode().strip()):
+            assert with_key(guarded, key).document("whoami")["key_id"] == old["id"]
+        (row,) = [line for line in admin.say("keys", "list", *where).splitlines() if line.startswith(old["id"])]
+        assert " 60 min " in row
+        old["key"] = done.stdout.decode().strip()
+        refused = admin.run("keys", "rotate", old["id"], "--overlap", "8d", *where)
+        assert (refused.returncode, refused.stdout) == (125, b"")
+        assert b"--overlap is 8d, it may be at most 7d" in refused.stderr
+    admin.say("keys", "revoke", old["id"])
+
+
 def test_keys_are_for_admins(admin: RemoteCli, guarded: ServerProcess) -> None:
     user = with_key(guarded, made(admin, "user")["key"])
     for arguments in (("create", "mine", "--scopes", "admin"), ("list",), ("revoke", "key_0"), ("rotate", "key_0")):

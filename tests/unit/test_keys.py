@@ -99,6 +99,52 @@ async def test_a_rotated_key_is_the_same_key_with_another_secret(keys: Keys) -> 
         await keys.recognise(old)
 
 
+async def test_an_old_secret_opens_until_its_overlap_ends(
+    keys: Keys, records: MemoryRecords, clock: ManualClock
+) -> None:
+    key, first = await keys.create("ci", "acme", ALL_SCOPES)
+    fresh, second = await keys.rotate(key.id, 60)
+    assert key_view(fresh)["old_until"] == clock.wall() + 60
+    for these in (keys, Keys(records, clock)):
+        assert await these.recognise(first) == await these.recognise(second)
+        # What stands on a secret, such as a sign-in, ends with that secret.
+        assert (await these.identify(first)).hashed != (await these.identify(second)).hashed
+        assert (await these.recognise_stored(key.id, key.hashed)).key_id == key.id
+    await clock.advance(59.5)
+    assert (await keys.recognise(first)).key_id == key.id
+    await clock.advance(0.5)  # it is cached, and refused all the same
+    for these in (keys, Keys(records, clock)):
+        with pytest.raises(Unauthorized):
+            await these.recognise(first)
+        with pytest.raises(Unauthorized):
+            await these.recognise_stored(key.id, key.hashed)
+        assert (await these.recognise(second)).key_id == key.id
+    assert [key_view(each)["old_until"] for each in await keys.list()] == [None]
+
+
+async def test_one_old_secret_is_kept_and_no_longer_than_the_key(keys: Keys, clock: ManualClock) -> None:
+    key, first = await keys.create("ci", "acme", ALL_SCOPES, expires_at=clock.wall() + 30)
+    _, second = await keys.rotate(key.id, 60)
+    _, third = await keys.rotate(key.id, 60)
+    assert (await keys.recognise(second)).key_id == (await keys.recognise(third)).key_id
+    with pytest.raises(Unauthorized):
+        await keys.recognise(first)
+    await clock.advance(30)
+    for text in (second, third):
+        with pytest.raises(Unauthorized, match="has expired"):
+            await keys.recognise(text)
+    _, fourth = await keys.create("other", "acme")
+    key_id = (await keys.recognise(fourth)).key_id
+    _, fifth = await keys.rotate(key_id, 60)
+    await keys.rotate(key_id)  # without an overlap nothing is left of earlier secrets
+    for text in (fourth, fifth):
+        with pytest.raises(Unauthorized):
+            await keys.recognise(text)
+    for wrong in (-1, 8 * 86400, float("nan")):
+        with pytest.raises(InvalidRequest, match="an old secret cannot stay valid"):
+            await keys.rotate(key_id, wrong)
+
+
 async def test_a_revoked_key_is_refused_at_once_here_and_soon_elsewhere(
     keys: Keys, records: MemoryRecords, clock: ManualClock
 ) -> None:

@@ -5,6 +5,9 @@ id finds its record, which holds a salted SHA-256 of the secret. The secret is 2
 and a slow hash would add nothing. A recognised key is cached for CACHED_S, so it may still be accepted for that long
 after another process has revoked it. While the store is away, keys are accepted that were verified in the last
 TRUSTED_S, and no others.
+
+A rotated key may keep its old secret for a while, at most MAX_OVERLAP_S. What was made with the old one, such as a
+browser's sign-in, ends with it.
 """
 
 import asyncio
@@ -25,6 +28,7 @@ from warren.model.access import (
     USUAL_SCOPES,
     ApiKey,
     Caller,
+    OldSecret,
     Quota,
     Scope,
     check_tenant,
@@ -39,6 +43,7 @@ CACHED_S: Final = 2.0
 TRUSTED_S: Final = 600.0
 FIRST_ID: Final = "key_first"
 MAX_KEYS: Final = 10_000
+MAX_OVERLAP_S: Final = 7 * 86400.0
 _USED_AT_S: Final = 60.0  # the precision of `used_at`
 _MAX_CACHED: Final = 4096
 _SECRET: Final = re.compile("[0-9a-f]{64}")
@@ -49,7 +54,8 @@ _REMEDY: Final = "send a valid one as `Authorization: Bearer KEY` or `X-API-Key:
 
 
 class _CachedKey(NamedTuple):
-    """A key that was verified at a time; it is looked up again after `until`."""
+    """A key that was verified at a time; it is looked up again after `until`. One that came with its old secret has
+    that one's hash and end."""
 
     key: ApiKey
     caller: Caller
@@ -57,7 +63,8 @@ class _CachedKey(NamedTuple):
     verified: float
 
 
-_HashFor = Callable[[ApiKey | None], str]
+_HashFor = Callable[[str], str]
+"""Returns the hash of what was sent, given a salt."""
 
 
 class Keys:
@@ -110,8 +117,9 @@ class Keys:
         return (key, text) if await self._records.put(_record(key, 1)) else None
 
     async def list(self, tenant: str = "") -> Sequence[ApiKey]:
-        found = await self._records.list(KIND, group=tenant, limit=MAX_KEYS)
-        return sorted((_read(record) for record in found), key=lambda key: (key.created_at, key.id))
+        found, now = await self._records.list(KIND, group=tenant, limit=MAX_KEYS), self._clock.wall()
+        keys = [_without_ended(_read(record), now) for record in found]
+        return sorted(keys, key=lambda key: (key.created_at, key.id))
 
     async def any(self) -> bool:
         return bool(await self._records.count(KIND))
@@ -133,15 +141,21 @@ class Keys:
         await self._records.delete(KIND, key_id)
         self._forget(key_id)
 
-    async def rotate(self, key_id: str) -> tuple[ApiKey, str]:
-        """Gives the key a new secret; the old one is no longer valid."""
+    async def rotate(self, key_id: str, overlap_s: float = 0.0) -> tuple[ApiKey, str]:
+        """Gives the key a new secret. The old one stays valid for `overlap_s`; one that is older still does not."""
+        if not 0 <= overlap_s <= MAX_OVERLAP_S:
+            raise InvalidRequest(
+                f"an old secret cannot stay valid for {overlap_s:.15g} s", remedy="give 0 seconds to 7 days"
+            )
         while True:
             record = await self._records.get(KIND, key_id)
             if record is None:
                 await self.get(key_id)
                 continue
-            old = _read(record)
-            fresh, text = _new(old.name, old.tenant, old.scopes, self._clock.wall(), old.expires_at, old.quota, key_id)
+            old, now = _read(record), self._clock.wall()
+            fresh, text = _new(old.name, old.tenant, old.scopes, now, old.expires_at, old.quota, key_id)
+            if overlap_s:
+                fresh = replace(fresh, old=OldSecret(old.salt, old.hashed, now + overlap_s))
             if await self._records.put(_record(fresh, record.version + 1)):
                 self._forget(key_id)
                 return fresh, text
@@ -159,12 +173,12 @@ class Keys:
         """Returns the caller of a stored key as long as its secret has this hash. Raises Unauthorized once the key was
         revoked or rotated."""
         digest = hashlib.sha256(f"stored {key_id} {hashed}".encode()).digest()
-        return (await self._look_up(digest, key_id, lambda key: hashed if key else _NO_SALT)).caller
+        return (await self._look_up(digest, key_id, lambda salt: hashed)).caller
 
     async def _recognise(self, text: str) -> _CachedKey:
         digest = hashlib.sha256(text.encode(errors="surrogatepass")).digest()
         key_id, secret = _split(text)
-        return await self._look_up(digest, key_id, lambda key: _hash(key.salt if key else _NO_SALT, secret))
+        return await self._look_up(digest, key_id, lambda salt: _hash(salt, secret))
 
     async def _look_up(self, digest: bytes, key_id: str, hash_for: _HashFor) -> _CachedKey:
         known = self._cache.get(digest)
@@ -187,10 +201,8 @@ class Keys:
             return trusted
         if forgotten != self._forgotten:  # a key was revoked since, perhaps this one: its record may be an old one
             return await self._find(digest, key_id, hash_for)
-        key = None if record is None else _read(record)
-        # Compares also for an unknown id, so that the time of the answer does not tell which ids exist.
-        right = hmac.compare_digest(hash_for(key), key.hashed if key else _NO_SALT)
-        if key is None or not right:
+        key = _opened(None if record is None else _read(record), hash_for, self._clock.wall())
+        if key is None:
             self._cache.pop(digest, None)
             raise Unauthorized(_WRONG, remedy=_REMEDY)
         return self._put_in_cache(digest, key)
@@ -246,7 +258,7 @@ def e2b_spelling(text: str) -> str:
 
 
 def key_view(key: ApiKey) -> dict[str, Any]:
-    """Returns everything about a key but its salt and its hash."""
+    """Returns everything about a key but its salts and its hashes."""
     return {
         "id": key.id,
         "name": key.name,
@@ -255,6 +267,7 @@ def key_view(key: ApiKey) -> dict[str, Any]:
         "created_at": key.created_at,
         "expires_at": key.expires_at,
         "used_at": key.used_at,
+        "old_until": None if key.old is None else key.old.until,
         "quota": key.quota.as_mapping(),
     }
 
@@ -284,6 +297,26 @@ def _split(text: str) -> tuple[str, str]:
     return f"key_{key_id}", secret
 
 
+def _opened(key: ApiKey | None, hash_for: _HashFor, now: float) -> ApiKey | None:
+    """Returns the key if what was sent opens it, by its secret or by the old one; with the old one, the key has that
+    one's hash and end. Returns None otherwise."""
+    old = None if key is None else _without_ended(key, now).old
+    # Compares twice, also for an unknown id, so that the time of the answer does not tell which ids exist.
+    by_new = hmac.compare_digest(hash_for(key.salt if key else _NO_SALT), key.hashed if key else _NO_SALT)
+    by_old = hmac.compare_digest(hash_for(old.salt if old else _NO_SALT), old.hashed if old else _NO_SALT)
+    if key is None or by_new:
+        return key  # `by_new` says nothing without a key
+    if old is None or not by_old:
+        return None
+    expires_at = old.until if key.expires_at is None else min(old.until, key.expires_at)
+    return replace(key, hashed=old.hashed, expires_at=expires_at)
+
+
+def _without_ended(key: ApiKey, now: float) -> ApiKey:
+    """Returns the key without an old secret that has ended."""
+    return replace(key, old=None) if key.old is not None and key.old.until <= now else key
+
+
 def _hash(salt: str, secret: str) -> str:
     return hashlib.sha256(bytes.fromhex(salt) + secret.encode()).hexdigest()
 
@@ -295,10 +328,13 @@ def _check_name(name: str) -> None:
 
 def _record(key: ApiKey, version: int) -> Record:
     values = {**asdict(key), "scopes": sorted(key.scopes), "quota": key.quota.as_mapping()}
+    if key.old is None:
+        del values["old"]
     return Record(KIND, key.id, json.dumps(values), version, group=key.tenant)
 
 
 def _read(record: Record) -> ApiKey:
     values = json.loads(record.value)
     quota = Quota.from_mapping(values.pop("quota"))
-    return ApiKey(**{**values, "scopes": read_scopes(values["scopes"]), "quota": quota})
+    old = OldSecret(**values.pop("old")) if "old" in values else None
+    return ApiKey(**{**values, "scopes": read_scopes(values["scopes"]), "quota": quota, "old": old})

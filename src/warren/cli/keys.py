@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import click
 
-from warren.cli.main import CommandGroup
+from warren.cli.main import CommandGroup, report
 from warren.cli.options import Duration, drop_empty, server_options
 from warren.cli.output import format_age, format_seconds, print_json, print_table, seconds_since
 from warren.cli.remote import RemoteServer
@@ -30,7 +30,7 @@ T = TypeVar("T")
 Values = dict[str, Any]
 
 _KEYS: Final = "/api/admin/keys"
-_TITLES: Final = ("KEY", "NAME", "TENANT", "SCOPES", "AGE", "EXPIRES IN", "USED", "QUOTA")
+_TITLES: Final = ("KEY", "NAME", "TENANT", "SCOPES", "AGE", "EXPIRES IN", "USED", "OLD SECRET", "QUOTA")
 
 _state_option = click.option(
     "--state-dir", default="", metavar="DIR", help="Instead of asking a server: work on its files on this machine."
@@ -146,19 +146,42 @@ def revoke(key_id: str, url: str, state_dir: str, as_json: bool) -> None:
 
 @keys.command()
 @click.argument("key_id", metavar="ID", shell_complete=complete_key)
+@click.option("--overlap", "overlap_s", type=Duration(7), default="0", metavar="D", help="Take the old one, too: 1h.")
 @_e2b_option
 @_quiet_option
 @_backend_options
-def rotate(key_id: str, e2b: bool, quiet: bool, url: str, state_dir: str, as_json: bool) -> None:
+def rotate(key_id: str, overlap_s: float, e2b: bool, quiet: bool, url: str, state_dir: str, as_json: bool) -> None:
     """Give a key a new secret and show it, this once.
 
-    The server refuses the old one from then on.
+    The server refuses the old one from then on, or after --overlap, which is 7d at most. If your own commands use that
+    key from the credentials file, the file gets the new one.
 
-    Example: KEY=$(warren keys rotate key_0123456789abcdef -q)
+    Example: KEY=$(warren keys rotate key_0123456789abcdef --overlap 1h -q)
     """
     with _open_backend(url, state_dir) as backend:
-        key = backend.rotate(key_id)
+        key = backend.rotate(key_id, overlap_s)
+    if isinstance(backend, ServerKeys):
+        _keep_own(backend.used, key["key"], quiet=quiet)
     _print_new(key, e2b, quiet, as_json)
+
+
+def _keep_own(used: str, new: str, *, quiet: bool) -> None:
+    """Replaces the key that this command has used where the next one looks for it, if `new` is its new secret. Says
+    what it could not replace."""
+    from warren.cli.left_keys import replace_key
+    from warren.sdk.discovery import key_of_shell
+
+    if used.rpartition("_")[0] != new.rpartition("_")[0]:
+        return
+    try:
+        path = replace_key(used, new)
+    except OSError as exc:
+        report(f"the new key could not be kept for your own commands: {exc}")
+        return
+    if path is not None and not quiet:
+        report(f"your own commands find the new key in {path}")
+    if key_of_shell():
+        report("WARREN_API_KEY of this shell still has the old one: set it to the new one")
 
 
 def _print_new(key: Values, e2b: bool, quiet: bool, as_json: bool) -> None:
@@ -172,6 +195,8 @@ def _print_new(key: Values, e2b: bool, quiet: bool, as_json: bool) -> None:
     if not quiet:
         scopes = ", ".join(key["scopes"])
         click.echo(f"{key['id']} of the tenant {key['tenant']}, for {scopes}. It is shown this once:", err=True)
+        if key["old_until"]:
+            click.echo(f"(the old one is taken for another {_time_left(key['old_until'])})", err=True)
     click.echo(key["key"])
 
 
@@ -184,6 +209,7 @@ def _row(key: Values) -> tuple[object, ...]:
         format_age(key["created_at"]),
         _time_left(key["expires_at"]),
         f"{format_age(key['used_at'])} ago" if key["used_at"] else "never",
+        _time_left(key["old_until"]),
         format_quota(key["quota"]),
     )
 
@@ -204,7 +230,7 @@ class _KeyBackend(Protocol):
     def create(self, values: Values) -> Values: ...
     def list(self, tenant: str) -> list[Values]: ...
     def revoke(self, key_id: str) -> None: ...
-    def rotate(self, key_id: str) -> Values: ...
+    def rotate(self, key_id: str, overlap_s: float) -> Values: ...
 
 
 @contextlib.contextmanager
@@ -222,7 +248,7 @@ class ServerKeys:
     """The keys of a server, over its API."""
 
     def __init__(self, server: RemoteServer) -> None:
-        self._call = server.call
+        self._call, self.used = server.call, server.key
 
     def create(self, values: Values) -> Values:
         key: Values = self._call("POST", _KEYS, values=values)
@@ -235,8 +261,9 @@ class ServerKeys:
     def revoke(self, key_id: str) -> None:
         self._call("DELETE", f"{_KEYS}/{quote(key_id, safe='')}")
 
-    def rotate(self, key_id: str) -> Values:
-        key: Values = self._call("POST", f"{_KEYS}/{quote(key_id, safe='')}/rotate")
+    def rotate(self, key_id: str, overlap_s: float) -> Values:
+        path = f"{_KEYS}/{quote(key_id, safe='')}/rotate"
+        key: Values = self._call("POST", path, {"keep_old_s": overlap_s or None})
         return key
 
 
@@ -265,8 +292,8 @@ class StoredKeys:
     def revoke(self, key_id: str) -> None:
         self._run(lambda keys: keys.revoke(key_id))
 
-    def rotate(self, key_id: str) -> Values:
-        key, text = self._run(lambda keys: keys.rotate(key_id))
+    def rotate(self, key_id: str, overlap_s: float) -> Values:
+        key, text = self._run(lambda keys: keys.rotate(key_id, overlap_s))
         return {**_key_values(key), "key": text}
 
     def _run(self, work: "Callable[[Keys], Awaitable[T]]") -> T:
@@ -307,6 +334,6 @@ def _key_values(key: "ApiKey") -> Values:
     from warren.sessions.schemas import timestamp
 
     values = key_view(key)
-    for name in ("created_at", "expires_at", "used_at"):
+    for name in ("created_at", "expires_at", "used_at", "old_until"):
         values[name] = None if values[name] is None else timestamp(values[name])
     return values

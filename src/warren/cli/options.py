@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from warren.model.errors import WarrenError
+from warren.model.errors import InvalidRequest, WarrenError
 from warren.sdk.discovery import DEFAULT_URL
 
 _UNITS_MB: Final = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
@@ -58,15 +58,22 @@ def network_values(
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
-    """Seconds, or a number with a unit: 90s, 10m, 1h, 1d."""
+    """Seconds, or a number with a unit: 90s, 10m, 1h, 1d. With `most_days`, no longer than these."""
 
     name = "duration"
+
+    def __init__(self, most_days: int | None = None) -> None:
+        self._most_days = most_days
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)", str(value))
         if match is None:
             self.fail(f"{value!r} is not a duration, such as 90s, 10m or 1h", param, ctx)
-        return float(match[1]) * _UNITS_S[match[2]]
+        seconds = float(match[1]) * _UNITS_S[match[2]]
+        if self._most_days is not None and seconds > self._most_days * 86400:
+            option = param.opts[0] if param else "it"
+            raise InvalidRequest(f"{option} is {value}, it may be at most {self._most_days}d")
+        return seconds
 
 
 class SizeType(click.ParamType):  # type: ignore[type-arg,unused-ignore]

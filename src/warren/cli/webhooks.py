@@ -92,7 +92,9 @@ def delete(server: RemoteServer, hook_id: str) -> Answer:
 
 @webhooks.command()
 @_hook_argument
-@click.option("--keep-old", type=Duration(), default="1d", metavar="D", help="Sign with the old one, too, for so long.")
+@click.option(
+    "--keep-old", type=Duration(7), default="1d", metavar="D", help="Sign with the old one, too, for so long."
+)
 @server_command
 def rotate(server: RemoteServer, hook_id: str, keep_old: float) -> Answer:
     """Give a webhook a new secret and show it, this once.

@@ -161,6 +161,15 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
+class OldSecret:
+    """The secret that a key had before it was rotated; it opens as well until that wall-clock time."""
+
+    salt: str
+    hashed: str
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
 class ApiKey:
     """A key as it is stored, with a salted hash of its secret. Times are wall-clock times."""
 
@@ -174,6 +183,7 @@ class ApiKey:
     expires_at: float | None = None
     used_at: float | None = None
     quota: Quota = NO_QUOTA
+    old: OldSecret | None = None
 
 
 def _is_number(value: Any) -> bool:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warren.access.keys import key_view
+from warren.access.keys import MAX_OVERLAP_S, key_view
 from warren.access.revocations import KEPT_S, Revocation
 from warren.access.tenants import read_tenant, tenant_view
 from warren.http.context import Admin, Anyone, Ctx, JsonAnswer, new_router
@@ -44,6 +44,7 @@ class KeyView(BaseModel):
     created_at: str
     expires_at: str | None
     used_at: str | None
+    old_until: str | None = Field(description="Until then the secret from before it was rotated opens as well")
     quota: dict[str, Any]
 
 
@@ -145,10 +146,18 @@ async def revoke_key(key_id: KeyId, context: Ctx, tenant: Admin) -> Response:
 
 
 @router.post("/admin/keys/{key_id}/rotate", response_model=NewKeyView, summary="Give a key a new secret")
-async def rotate_key(key_id: KeyId, context: Ctx, tenant: Admin) -> Response:
-    """Name, tenant, scopes, expiry and quota stay; the old secret stops working."""
-    note(about=key_id)
-    key, text = await context.tenancy.keys.rotate(key_id)
+async def rotate_key(
+    key_id: KeyId,
+    context: Ctx,
+    tenant: Admin,
+    keep_old_s: Annotated[
+        float, Query(ge=0, le=MAX_OVERLAP_S, description="The old one opens as well for so long")
+    ] = 0,
+) -> Response:
+    """Name, tenant, scopes, expiry and quota stay; the old secret stops working, at once or after `keep_old_s`. What
+    was made with the old one, such as a browser's sign-in, ends with it."""
+    note(about=key_id, **({"keep_old_s": keep_old_s} if keep_old_s else {}))
+    key, text = await context.tenancy.keys.rotate(key_id, keep_old_s)
     return JsonAnswer({**_show(key), "key": text})
 
 
@@ -208,6 +217,6 @@ def _show_revocation(one: Revocation) -> dict[str, Any]:
 
 def _show(key: ApiKey) -> dict[str, Any]:
     view = key_view(key)
-    for name in ("created_at", "expires_at", "used_at"):
+    for name in ("created_at", "expires_at", "used_at", "old_until"):
         view[name] = None if view[name] is None else timestamp(view[name])
     return view
