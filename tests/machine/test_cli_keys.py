@@ -252,6 +252,11 @@ def test_keys_are_made_for_a_server_that_is_stopped(tmp_path: Path) -> None:
     key = nowhere.say("keys", "create", "later", "--state-dir", str(tmp_path), "-q").strip()
     with guarded_server(tmp_path) as server:
         assert with_key(server, key).document("whoami")["tenant"] == "default"
+    refused = ServerProcess(tmp_path, provider="fake", WARREN_API_KEY=key)  # as in the shell of who has tried the key
+    refused.start(wait=False)
+    assert refused.wait_for_end() == 125
+    assert 'admin_key_configured source="environment WARREN_API_KEY"' in refused.log
+    assert "of the tenant 'default': whoever has that would become an administrator" in refused.log
 
 
 def test_a_directory_that_is_none_of_a_server_stays_as_it_is(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What operators do with the command line: the service, a bundle for support, the end of it all."""
 
+import asyncio
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from warren.app.wiring import DATABASE
 from warren.kernel.clock import SystemClock
 from warren.sandboxes.host.cgroups import Hierarchies
 from warren.sandboxes.host.record import SandboxRecord
+from warren.stores.sqlite import SqliteStore
 
 
 @pytest.fixture
@@ -156,23 +158,37 @@ def test_the_unit_keeps_sandboxes_alive_and_a_machine_without_systemd_is_told() 
         assert not Path("/etc/systemd/system/warren.service").exists()
 
 
+async def _stored_key(state: Path) -> str:
+    store = await SqliteStore.open(state / DATABASE)
+    try:
+        return (await Keys(store.records, SystemClock()).create("ci", "acme"))[1]
+    finally:
+        await store.close()
+
+
 def test_the_service_takes_the_settings_of_the_shell_and_is_gone_again(tmp_path: Path) -> None:
     """In a mount namespace with an /etc and a /run of its own, and a `systemctl` that only notes what it is asked."""
     notes = tmp_path / "asked"
     (tmp_path / "systemctl").write_text(f'#!/bin/sh\necho "$*" >> {notes}\n')
     (tmp_path / "systemctl").chmod(0o755)
+    state = tmp_path / "state"
+    state.mkdir()
+    tenants = asyncio.run(_stored_key(state))
     lines = (
         "mount -t tmpfs none /run; mkdir -p /run/systemd/system; mount -t tmpfs none /mnt; mkdir /mnt/up /mnt/work; "
         "mount -t overlay none -o lowerdir=/etc,upperdir=/mnt/up,workdir=/mnt/work /etc; "
+        'WARREN_API_KEY=$KEY "$@" service install || ls /etc/warren || true; '
         '"$@" service install; cat /etc/warren/service.env; stat -c %a /etc/warren/service.env; '
         '"$@" service uninstall; ls /etc/systemd/system/warren.service /etc/warren/service.env || true'
     )
     command = ["unshare", "--mount", "sh", "-ec", lines, "sh", sys.executable, "-m", "warren.cli.main"]
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": ":".join(sys.path), "WARREN_PORT": "8123"}
+    environ |= {"WARREN_STATE_DIR": str(state), "KEY": tenants}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done
-    assert 'WARREN_PORT="8123"\n600\n' in done.stdout
-    assert done.stderr.count("No such file or directory") == 2
+    assert f'WARREN_PORT="8123"\nWARREN_STATE_DIR="{state}"\n600\n' in done.stdout
+    assert "whoever has that would become an administrator" in done.stderr
+    assert done.stderr.count("No such file or directory") == 3
     # `restart`, not `start`: a service that runs already takes the new settings too
     enable, disable = ["enable warren", "restart warren"], "disable --now warren"
     assert notes.read_text().splitlines() == ["daemon-reload", *enable, disable, "daemon-reload"]

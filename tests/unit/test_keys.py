@@ -8,6 +8,7 @@ import pytest
 from warren.access.keys import CACHED_S, Keys, e2b_spelling, key_view, looks_like_key
 from warren.model.access import ALL_SCOPES, Caller, Quota, Scope
 from warren.model.errors import InvalidRequest, NotFound, Unauthorized
+from warren.model.session import DEFAULT_TENANT
 from warren.stores.memory import MemoryRecords
 from warren.testing.manual_clock import ManualClock
 
@@ -190,6 +191,29 @@ async def test_the_last_use_is_noted_now_and_then(keys: Keys, clock: ManualClock
     await keys.recognise(text)
     await asyncio.sleep(0)
     assert (await keys.get(key.id)).used_at == first + 61
+
+
+async def test_a_key_that_may_do_less_cannot_be_the_admin_key_of_the_configuration(
+    keys: Keys, clock: ManualClock
+) -> None:
+    first = await keys.create_first("first", DEFAULT_TENANT, ALL_SCOPES)
+    assert first is not None
+    _, tenants = await keys.create("ci", "acme")
+    _, other = await keys.create("ci", "acme", ALL_SCOPES)
+    _, expired = await keys.create("old", DEFAULT_TENANT, ALL_SCOPES, clock.wall() + 1)
+    _, bounded = await keys.create("few", DEFAULT_TENANT, ALL_SCOPES, quota=Quota(sessions=1))
+    admin, rotated = await keys.create("admin", DEFAULT_TENANT, frozenset({Scope.ADMIN}))
+    await keys.check_admin_key(rotated)
+    _, admins = await keys.rotate(admin.id)
+    await clock.advance(2)
+    for text in (tenants, e2b_spelling(tenants), other, expired, bounded):
+        with pytest.raises(InvalidRequest, match="would become an administrator"):
+            await keys.check_admin_key(text)
+    with pytest.raises(InvalidRequest, match=f"an old secret of {admin.id}: whoever has that"):
+        await keys.check_admin_key(rotated)
+    of_another_server = f"wk_first_{'0' * 64}"
+    for text in ("", "chosen", admins, first[1], of_another_server, f"wk_{'0' * 16}_{'0' * 64}"):
+        await keys.check_admin_key(text)
 
 
 async def test_keys_are_listed_by_tenant(keys: Keys) -> None:

@@ -35,6 +35,7 @@ from warren.model.access import (
     read_scopes,
 )
 from warren.model.errors import InvalidRequest, NotFound, Unauthorized, Unavailable, WarrenError
+from warren.model.session import DEFAULT_TENANT
 
 KIND: Final = "key"
 PREFIX: Final = "wk_"
@@ -115,6 +116,26 @@ class Keys:
         secret = secret if key_id == FIRST_ID and _SECRET.fullmatch(secret) else ""
         key, text = _new(name, tenant, scopes, self._clock.wall(), None, NO_QUOTA, FIRST_ID, secret)
         return (key, text) if await self._records.put(_record(key, 1)) else None
+
+    async def check_admin_key(self, text: str) -> None:
+        """Raises InvalidRequest if the key of the configuration, which may do everything, belongs or has belonged to a
+        stored key that may not, also if that one has expired: clients and servers read the same variable."""
+        key_id, secret = _split(text)
+        record = await self._records.get(KIND, key_id) if key_id else None
+        if record is None:
+            return
+        key = _read(record)
+        is_admin = key.tenant == DEFAULT_TENANT and Scope.ADMIN in key.scopes
+        is_bounded = key.expires_at is not None or key.quota != NO_QUOTA
+        is_opened = _opened(key, lambda salt: _hash(salt, secret), self._clock.wall()) is not None
+        if key_id == FIRST_ID and not is_opened:  # the id is that of the first key of every installation
+            return
+        if not is_opened or not is_admin or is_bounded:
+            stored = f"the key {key_id} of the tenant {key.tenant!r}" if is_opened else f"an old secret of {key_id}"
+            raise InvalidRequest(
+                f"api_key (WARREN_API_KEY) is {stored}: whoever has that would become an administrator",
+                remedy="unset it, or give the server a key of its own; clients read WARREN_API_KEY as well",
+            )
 
     async def list(self, tenant: str = "") -> Sequence[ApiKey]:
         found, now = await self._records.list(KIND, group=tenant, limit=MAX_KEYS), self._clock.wall()

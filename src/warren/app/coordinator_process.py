@@ -96,6 +96,7 @@ class CoordinatorService:
         self.tenancy = self._tenancy = await wiring.build_tenancy(
             settings, self._store, self._link, clock, self._environments, self.history
         )
+        await self.tenancy.keys.check_admin_key(settings.api_key)
         artifact_store = await build_artifact_store(settings) if settings.artifact_store else None
         artifacts = build_artifacts(settings, self._store.records, artifact_store, self.tenancy, clock)
         lifecycle = Lifecycle(

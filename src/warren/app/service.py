@@ -60,7 +60,8 @@ _log = get_log(__name__)
 
 
 class Service:
-    """`fault` is called with each step in the life of sessions and sandboxes ("worker destroyed"), for crash tests."""
+    """`fault` is called with each step in the life of sessions and sandboxes ("worker destroyed"), for crash tests.
+    `is_local`: the only caller is this process, and whatever it names is the operator's."""
 
     sessions: Sessions
     tenancy: Tenancy
@@ -69,9 +70,14 @@ class Service:
     response_grace_s: float = 1.0  # the time in which clients may read their last answers
 
     def __init__(
-        self, settings: Settings, *, tracing: Tracing = OFF, fault: Callable[[str], None] = lambda _: None
+        self,
+        settings: Settings,
+        *,
+        tracing: Tracing = OFF,
+        fault: Callable[[str], None] = lambda _: None,
+        is_local: bool = False,
     ) -> None:
-        self._settings = settings
+        self._settings, self._is_local = settings, is_local
         self.tracing = tracing
         self.environments = build_environments(settings)
         self.metrics = build_metrics(settings, self.environments, self.role)
@@ -120,6 +126,8 @@ class Service:
             settings, self._providers, self.environments, failing, self.tracing, self.history, self._fetch_image()
         )
         self.tenancy = self._tenancy = await self._open_tenancy(self._store)
+        if not self._is_local:  # there, the variable is a client's only
+            await self.tenancy.keys.check_admin_key(settings.api_key)
         fault = partial(self._call_fault, "lifecycle")
         saving = partial(self._call_fault, "artifacts")
         self._artifact_store = await build_artifact_store(settings, saving)

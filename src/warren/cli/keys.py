@@ -296,6 +296,11 @@ class StoredKeys:
         key, text = self._run(lambda keys: keys.rotate(key_id, overlap_s))
         return {**_key_values(key), "key": text}
 
+    def check_admin_key(self, text: str) -> None:
+        """Raises InvalidRequest as `Keys.check_admin_key` does. A directory in which no server has run has no keys."""
+        with contextlib.suppress(NotFound):
+            self._run(lambda keys: keys.check_admin_key(text))
+
     def _run(self, work: "Callable[[Keys], Awaitable[T]]") -> T:
         return asyncio.run(self._with_store(work))
 

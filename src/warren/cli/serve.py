@@ -154,6 +154,8 @@ def _run_process(
         raise InvalidRequest(f"the log file {settings.log_file} cannot be written: {exc.strerror}") from exc
     for warning in settings.warnings:
         _log.warning("setting_ignored", reason=warning)
+    if settings.auth and settings.api_key:
+        _log.info("admin_key_configured", source=settings.sources.get("api_key", "default"))
     sys.setswitchinterval(_SWITCH_S)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(main(tls))

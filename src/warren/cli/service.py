@@ -62,7 +62,10 @@ def install(show: bool) -> None:
     if show:
         click.echo(text, nl=False)
         return
+    from warren.cli.keys import StoredKeys
+
     _check_systemd()
+    StoredKeys(settings.state_dir).check_admin_key(settings.api_key)
     _write(ENVIRONMENT, "".join(f"{line}\n" for line in environment_lines(settings)), 0o600)
     _write(UNIT, text, 0o644)
     _systemctl("daemon-reload")

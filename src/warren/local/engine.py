@@ -289,7 +289,7 @@ def _import_parts() -> tuple[Callable[[], Work["tuple[Service, LocalCalls]"]], C
     settings = replace(read_settings(), audit=False, auth=False, metrics=False)  # the only caller is this process
 
     async def make() -> "tuple[Service, LocalCalls]":
-        service = Service(settings)
+        service = Service(settings, is_local=True)
         await service.start()
         identity = build_identity(settings, service.tenancy)
         context = build_context(settings, service.environments, service.sessions, service.tenancy, identity)
