@@ -63,6 +63,15 @@ def test_a_support_bundle_has_everything_but_secrets(server: ServerProcess, tmp_
     cli.say("kill", "--thread", "t")
 
 
+def test_a_server_whose_port_is_taken_makes_nothing(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = RemoteCli("").run("serve", "--port", str(port), "--state-dir", str(state), "--provider", "fake")
+    assert (done.returncode, f"port {port} is taken" in done.stderr.decode()) == (125, True), done
+    assert not state.exists()
+
+
 def test_purging_ends_server_and_sandboxes_and_leaves_nothing(server: ServerProcess) -> None:
     cli = cli_of(server)
     session = cli.document("create")

@@ -112,6 +112,26 @@ def test_a_worker_that_has_died_can_be_removed(cli: RemoteCli, nodes: Nodes) -> 
     assert set(states(cli)) == {"worker-1", "worker-2"}
 
 
+def test_a_worker_whose_port_is_taken_does_not_join(cli: RemoteCli, nodes: Nodes) -> None:
+    late = nodes.worker("late", "--port", str(nodes.all[2].port))
+    late.start(wait=False)
+    assert late.wait_for_end() == FAILED
+    assert f"port {nodes.all[2].port} is taken" in late.log
+    time.sleep(1.5)  # a coordinator looks every second
+    assert "late" not in states(cli)
+
+
+def test_a_worker_with_another_secret_is_shown_and_logged_and_gets_no_sessions(cli: RemoteCli, nodes: Nodes) -> None:
+    stranger = nodes.worker("stranger", WARREN_CLUSTER_SECRET="another-secret-than-the-one-of-the-cluster")
+    stranger.start()
+    wait_until(lambda: states(cli).get("stranger") == "incompatible", "the worker is seen to have another secret")
+    log = nodes.all[2].log
+    assert log.count('worker_rejects_coordinator worker=stranger error="their cluster secrets differ: give all ') == 1
+    for _ in range(6):
+        cli.say("kill", cli.say("create").strip())
+    stranger.stop()
+
+
 def test_without_the_right_key_nothing_is_shown(nodes: Nodes) -> None:
     done = RemoteCli(nodes.all[2].url, WARREN_API_KEY="wrong").run("cluster", "status")
     assert (done.returncode, done.stdout) == (FAILED, b"")

@@ -77,6 +77,7 @@ class CoordinatorService:
             Peer(wiring.coordinator_id(settings), wiring.advertised_address(settings)),
             configured_addresses=settings.workers,
             identify=self._peer_calls.worker_id,
+            is_accepted_by=self._peer_calls.is_accepted_by,
         )
         self._tenancy: Tenancy | None = None
         self._tasks: list[asyncio.Task[Any]] = []

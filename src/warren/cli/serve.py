@@ -17,7 +17,7 @@ from warren.config.options import serve_options, worker_options
 from warren.config.settings import Settings, read_settings
 from warren.kernel.logs import get_log
 from warren.model.addresses import is_loopback
-from warren.model.errors import InvalidRequest
+from warren.model.errors import InvalidRequest, Unavailable
 from warren.model.version import __version__
 
 if TYPE_CHECKING:
@@ -148,6 +148,7 @@ def _run_process(
     from warren.http.server.serving import new_event_loop
     from warren.kernel.logs import set_up_logs
 
+    _check_port(settings)
     try:
         set_up_logs(settings.log_level, settings.log_format, request_id.get, settings.log_file)
     except OSError as exc:
@@ -159,6 +160,19 @@ def _run_process(
     sys.setswitchinterval(_SWITCH_S)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(main(tls))
+
+
+def _check_port(settings: Settings) -> None:
+    """Raises Unavailable if the address cannot be used, before a state directory is made and images are built. A second
+    server in one state directory is not refused here: its start says which process has the directory."""
+    from warren.app.service import server_pid
+    from warren.http.server.serving import bind
+
+    try:
+        bind(settings.host, settings.port).close()
+    except Unavailable:
+        if not server_pid(settings.state_dir):
+            raise
 
 
 async def _run_service(settings: Settings, make: "Callable[..., Service]", tls: "ssl.SSLContext | None") -> int:

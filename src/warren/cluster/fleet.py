@@ -48,7 +48,8 @@ _log = get_log(__name__)
 
 class Fleet:
     """`configured_addresses`: where workers are reached, if not where they advertise. `identify` returns the id of the
-    worker at an address."""
+    worker at an address, `is_accepted_by` whether that takes this coordinator's secret: each worker is asked once,
+    while nobody waits for it, so that its operator learns of it before the callers do."""
 
     def __init__(
         self,
@@ -57,12 +58,16 @@ class Fleet:
         *,
         configured_addresses: Sequence[str] = (),
         identify: Callable[[str], Awaitable[str]] | None = None,
+        is_accepted_by: Callable[[str], Awaitable[bool]] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._roster = roster
         self.me = me
         self._configured_addresses = configured_addresses
         self._identify = identify
+        self._is_accepted_by = is_accepted_by
+        self._accepted: dict[str, tuple[int, bool]] = {}  # worker id -> its epoch, and what it answered
+        self._asking: dict[str, asyncio.Task[None]] = {}
         self._now = now
         self._snapshot = ClusterSnapshot(False, "", 1, 0.0, ())
         self._members: dict[str, Member] = {}
@@ -80,16 +85,23 @@ class Fleet:
 
     async def run(self, on_refresh: Callable[[ClusterSnapshot], Awaitable[None]]) -> None:
         """Refreshes the view forever, and calls `on_refresh` with each one."""
-        while True:
-            try:
-                await self.refresh()
-                await on_refresh(self._snapshot)
-                self._problems.clear("cluster", "cluster_visible")
-            except Exception as exc:
-                # Requests depend on this loop, so no failure may end it.
-                unexpected = None if isinstance(exc, WarrenError) else exc
-                self._problems.report("cluster", "cluster_not_visible", str(exc), unexpected)
-            await asyncio.sleep(REFRESH_S)
+        try:
+            while True:
+                await self._refresh_safely(on_refresh)
+                await asyncio.sleep(REFRESH_S)
+        finally:
+            for task in list(self._asking.values()):
+                task.cancel()
+
+    async def _refresh_safely(self, on_refresh: Callable[[ClusterSnapshot], Awaitable[None]]) -> None:
+        """Logs every failure: requests depend on the loop that calls this, so none may end it."""
+        try:
+            await self.refresh()
+            await on_refresh(self._snapshot)
+            self._problems.clear("cluster", "cluster_visible")
+        except Exception as exc:
+            unexpected = None if isinstance(exc, WarrenError) else exc
+            self._problems.report("cluster", "cluster_not_visible", str(exc), unexpected)
 
     async def refresh(self) -> None:
         try:
@@ -105,7 +117,11 @@ class Fleet:
         self._snapshot, self._refreshed_at = snapshot, now
         await self._identify_configured()
         members = {
-            member.id: replace(member, configured_address=self._address_of.get(member.id, ""))
+            member.id: replace(
+                member,
+                configured_address=self._address_of.get(member.id, ""),
+                rejects_us=self._accepted.get(member.id) == (member.epoch, False),
+            )
             for member in snapshot.workers
         }
         if not snapshot.settled or self.redis_stable_s < LEASE_S:
@@ -114,6 +130,30 @@ class Fleet:
                 if member.alive and (member.id not in members or not members[member.id].alive):
                     members[member.id] = member
         self._members = members
+        self._ask_new()
+
+    def _ask_new(self) -> None:
+        """Asks the workers that have registered since whether they take our secret."""
+        self._accepted = {name: known for name, known in self._accepted.items() if name in self._members}
+        for member in self._members.values():
+            known = self._accepted.get(member.id)
+            is_new = known is None or known[0] != member.epoch
+            if self._is_accepted_by and is_new and member.alive and member.compatible and member.id not in self._asking:
+                task = asyncio.create_task(self._ask(member, self._is_accepted_by), name=f"asking {member.id}")
+                self._asking[member.id] = task
+                task.add_done_callback(lambda _, name=member.id: self._asking.pop(name, None))  # type: ignore[misc]
+
+    async def _ask(self, member: Member, is_accepted_by: Callable[[str], Awaitable[bool]]) -> None:
+        try:
+            accepted = await is_accepted_by(member.address)
+        except WarrenError:
+            return  # it is asked again after the next look
+        self._accepted[member.id] = member.epoch, accepted
+        if accepted:
+            self._problems.clear(f"secret of {member.id}", "worker_accepts_coordinator", worker=member.id)
+        else:
+            error = "their cluster secrets differ: give all processes the same WARREN_CLUSTER_SECRET"
+            self._problems.report(f"secret of {member.id}", "worker_rejects_coordinator", error, worker=member.id)
 
     async def _identify_configured(self) -> None:
         missing = set(self._configured_addresses) - set(self._address_of.values())
@@ -190,8 +230,13 @@ class Fleet:
         ids = rank_workers(required, candidates, next(self._seeds), coordinators=coordinators)
         if not ids:
             raise _no_worker(required, candidates)
-        now = self._now()
-        ids.sort(key=lambda worker_id: now - self._unreachable_at.get(worker_id, float("-inf")) < _AVOID_S)
+        now, members = self._now(), self._members
+        ids.sort(
+            key=lambda worker_id: (
+                members[worker_id].rejects_us,
+                now - self._unreachable_at.get(worker_id, float("-inf")) < _AVOID_S,
+            )
+        )
         return [self._members[worker_id] for worker_id in ids]
 
     def note_assigned(self, worker_id: str) -> None:

@@ -63,7 +63,7 @@ class ClusterOperator:
 
     def check_ready(self) -> None:
         """Raises Unavailable if no worker is alive. A coordinator without Redis is ready: running sessions go on."""
-        if not any(member.compatible for member in self._alive()):
+        if not any(member.compatible and not member.rejects_us for member in self._alive()):
             raise Unavailable("no worker of the cluster is there", retry_after_s=2)
 
     def pool_size(self) -> int:
@@ -113,7 +113,7 @@ def _describe(member: Member) -> WorkerStatus:
 def _state(member: Member) -> str:
     if not member.alive:
         return "dead"
-    if not member.compatible:
+    if not member.compatible or member.rejects_us:
         return "incompatible"
     if member.report.leaving:
         return "stopping"

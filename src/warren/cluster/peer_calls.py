@@ -16,6 +16,7 @@ from warren.model.metrics import LatestMetrics
 
 _TIMEOUT_S: Final = 2.0
 _RENEW_TIMEOUT_S: Final = 4.0  # long enough for the coordinator to find out that Redis does not respond
+_UNAUTHORIZED: Final = 401
 _MAX_RESPONSE: Final = 64 * 1024
 
 
@@ -36,6 +37,10 @@ class PeerCalls:
         """Returns the id of the worker at an address."""
         return str((await self._call(address, "GET", WORKER_PATH))["id"])
 
+    async def is_accepted_by(self, address: str) -> bool:
+        """Returns whether the worker at an address takes this cluster's secret."""
+        return (await self._ask(address, "GET", WORKER_PATH, _TIMEOUT_S))[0] != _UNAUTHORIZED
+
     async def worker_stats(self, address: str) -> WorkerStats:
         """Returns the current figures of the worker at an address."""
         return WorkerStats.from_json((await self._call(address, "GET", WORKER_PATH))["stats"])
@@ -49,17 +54,20 @@ class PeerCalls:
         return {name: LatestMetrics.from_mapping(values) for name, values in found["figures"].items()}
 
     async def _call(self, address: str, method: str, target: str, timeout_s: float = _TIMEOUT_S) -> Any:
+        status, text = await self._ask(address, method, target, timeout_s)
+        if status != 200:
+            raise Unavailable(f"{address} refuses: {_problem_detail(text)}")
+        return json.loads(text)
+
+    async def _ask(self, address: str, method: str, target: str, timeout_s: float) -> tuple[int, bytes]:
         headers = [(b"host", address.rpartition("//")[2].encode()), *self._auth.headers()]
         try:
             async with self._worker_client.request(
                 address, method, target.encode(), headers, head_timeout_s=timeout_s
             ) as response:
-                text = await response.read_all(_MAX_RESPONSE)
+                return response.status, await response.read_all(_MAX_RESPONSE)
         except ForwardingFailed as exc:
             raise Unavailable(f"{address} does not answer: {exc.reason}") from exc
-        if response.status != 200:
-            raise Unavailable(f"{address} refuses: {_problem_detail(text)}")
-        return json.loads(text)
 
 
 def _problem_detail(text: bytes) -> str:

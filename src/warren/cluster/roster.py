@@ -83,7 +83,8 @@ class Member:
     """A worker as coordinators see it.
 
     `lease_left_s`: negative once the lease has run out. `draining`: an operator ordered it. `configured_address`: set
-    if the coordinator was told to reach the worker elsewhere than it advertises.
+    if the coordinator was told to reach the worker elsewhere than it advertises. `rejects_us`: it has another cluster
+    secret than the coordinator.
     """
 
     report: Report
@@ -91,6 +92,7 @@ class Member:
     lease_left_s: float
     draining: bool = False
     configured_address: str = ""
+    rejects_us: bool = False
 
     @property
     def id(self) -> str:

@@ -19,7 +19,9 @@ WorkerId = Annotated[str, Path(description="The worker's name")]
 
 class WorkerView(BaseModel):
     id: str
-    state: str = Field(description="`ready`, `draining`, `stopping`, `dead`, or `incompatible` (another version)")
+    state: str = Field(
+        description="`ready`, `draining`, `stopping`, `dead`, or `incompatible` (another version or cluster secret)"
+    )
     address: str
     version: str
     protocol: int
