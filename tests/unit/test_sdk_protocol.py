@@ -157,6 +157,18 @@ def test_a_result_ignores_what_it_does_not_know() -> None:
     assert str(OutputChunk("stdout", b"text\xff", "text\ufffd", 0, 5)) == "text\ufffd"
 
 
+def test_a_result_becomes_a_dictionary_with_all_that_is_in_it() -> None:
+    artifact = dict.fromkeys(
+        ("artifact_id", "name", "sha256", "mime_type", "session_id", "created_at", "expires_at"), "x"
+    )
+    saved = {"artifacts": [{**artifact, "size": 1}], "left_out": [{"path": "y", "why": "z"}], "left_out_count": 1}
+    values = ExecuteResult.of({"exit_code": 3, "saved": saved}).to_dict()
+    assert type(values) is dict
+    assert json.loads(json.dumps(values))["saved"]["artifacts"][0]["name"] == "x"
+    assert (values["exit_code"], ExecuteResult.of(values)["saved"].left_out_count) == (3, 1)
+    assert not isinstance(ExecuteResult(0), dict)
+
+
 def test_every_public_name_is_there() -> None:
     for name in warren.__all__:
         assert getattr(warren, name).__name__ == name

@@ -212,10 +212,7 @@ class Execution(results.BaseResult):
 
     def to_json(self) -> str:
         """Returns all of it as one JSON document."""
-        values = {**dict(self), "logs": dict(self.logs), "error": None if self.error is None else dict(self.error)}
-        if self.saved is not None:
-            values["saved"] = {**dict(self.saved), "artifacts": [dict(each) for each in self.saved.artifacts]}
-        return json.dumps({**values, "results": [each.given() for each in self.results]})
+        return json.dumps({**self.to_dict(), "results": [each.given() for each in self.results]})
 
 
 @dataclass(frozen=True, slots=True)

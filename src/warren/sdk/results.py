@@ -1,4 +1,4 @@
-"""What the methods of the clients return. Every result can be read like an object and like a dictionary."""
+"""What the methods of the clients return: typed values, whose fields can be read by name as well."""
 
 import base64
 import codecs
@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Final, Self
 
 
 class BaseResult:
-    """The base of all results: `result.output` and `result["output"]` are the same.
+    """The base of all results: `result.output` and `result["output"]` are the same. `to_dict` makes a real dictionary
+    of them.
 
     `_inner` names the fields that are results themselves, or lists of them, with their class.
     """
@@ -35,6 +36,17 @@ class BaseResult:
     def get(self, name: str, default: Any = None) -> Any:
         """Returns the field of that name, or `default` if there is none."""
         return getattr(self, name) if name in self.keys() else default
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields, and those of the results in it, as dictionaries.
+
+        `json.dumps` takes them all but those of an OutputChunk, whose `data` are bytes.
+        """
+        values = {name: getattr(self, name) for name in _field_names(type(self))}
+        for name in self._inner:
+            if inner := values[name]:
+                values[name] = [each.to_dict() for each in inner] if isinstance(inner, list) else inner.to_dict()
+        return values
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
