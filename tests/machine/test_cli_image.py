@@ -74,7 +74,10 @@ def test_a_file_that_is_not_there_is_not_only_looked_for_in_an_engine(refusal: C
 
 
 def test_a_directory_alone_is_a_context(refusal: Callable[..., str], tmp_path: Path) -> None:
-    assert "there is no file Dockerfile" in refusal("image", "build", ".", "--if-missing")
+    assert f"there is no file Dockerfile in {tmp_path}" in refusal("image", "build", ".", "--if-missing")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "Own").write_text("FROM scratch\n")
+    assert "there is below/Own: give -f below/Own" in refusal("image", "build", "own", "below", "-f", "Own")
     (tmp_path / "Dockerfile").write_text("FROM scratch AS build\nFROM scratch\nCOPY --from=biuld /a /b\n")
     said = refusal("image", "build", "./")
     assert "Dockerfile:3: there is no image 'biuld'" in said

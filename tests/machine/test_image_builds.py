@@ -19,7 +19,7 @@ from marks import first_of
 
 import warren
 from warren.model.errors import BuildFailed, ImageNotFound, InvalidRequest, NoSpace
-from warren.model.image import Stage
+from warren.model.image import Run, Stage
 from warren.model.operations import Command
 from warren.model.spec import SandboxSpec
 from warren.sandboxes.providers.oci import OciProvider
@@ -383,7 +383,7 @@ class TestFailures:
         ("steps", "message"),
         [
             ([configure("user", "nobody-there"), run("true")], "nobody-there"),
-            ([copy("missing", "/x")], "has no 'missing'"),
+            ([configure("user", "root"), copy("missing", "/x")], "has no 'missing'"),
             ([copy("../outside", "/x")], "leads out"),
             ([copy("run.sh", "/x", owner="nobody-there")], "no user 'nobody-there'"),
             ([copy("run.sh", "/x", mode="u+x")], "the mode 'u\\+x'"),
@@ -393,6 +393,19 @@ class TestFailures:
     def test_what_cannot_be_is_said(self, world: BuildWorld, context: Path, steps: list[object], message: str) -> None:
         with pytest.raises(InvalidRequest, match=message):
             world.build("impossible", *steps, context=context)  # type: ignore[arg-type]
+        assert world.recorder.steps[-1].startswith(f"step {len(steps)} of {len(steps)}: ")
+
+    @pytest.mark.extended
+    def test_what_the_network_refused_is_said(self, world: BuildWorld) -> None:
+        """Programs only say that a connection was refused; the network knows why."""
+        command = "exec 3<>/dev/tcp/10.255.255.1/443; echo hello >&3; read -t 20 <&3"
+        connect = Run(("/bin/bash", "-c", command), "RUN connect")
+        with pytest.raises(BuildFailed, match=r"the network refused 10.255.255.1:443, because it is") as caught:
+            world.build("indexed", Stage("base", (connect,)), image_network=("10.0.0.0/8",))
+        assert "egress_networks would have to have its network" in caught.value.message
+        assert "WARREN_EGRESS_NETWORKS=10.255.255.1/32" in caught.value.remedy
+        with pytest.raises(BuildFailed, match=r"image_network would have to allow 10.255.255.1:443"):
+            world.build("indexed", Stage("base", (connect,)), image_network=("example.com",))
 
     def test_a_base_that_nobody_has_is_said_with_what_to_do(self, world: BuildWorld) -> None:
         with pytest.raises(ImageNotFound, match="no-such/image:1") as caught:

@@ -92,7 +92,8 @@ def build(names: tuple[str, ...], no_cache: bool, as_json: bool) -> None:
     Example: sudo warren environments build Python3
     """
     from warren.app.wiring import build_recipes, build_registry, read_environment
-    from warren.cli.image_build import build_named, find_recipe, print_made, shown_steps
+    from warren.cli.build_lines import shown_steps
+    from warren.cli.image_build import build_named, find_recipe, print_made
 
     settings = read_settings()
     wanted = names or _with_recipes(build_registry(settings))

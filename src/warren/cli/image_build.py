@@ -9,15 +9,14 @@ import os
 import re
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from warren.cli.build_lines import ReportLines, StepLines, shown_steps
 from warren.cli.options import json_option, parse_pairs
 from warren.cli.output import ProgressLine, print_json, printable
 from warren.config.image_recipes import ENVIRONMENT_IMAGES, ImageRecipes, NamedRecipe, Where, recipe_of
@@ -36,74 +35,6 @@ if TYPE_CHECKING:
 _PLAIN: Final = ("base", "host")  # built from this machine, without a recipe
 _SET_PDEATHSIG: Final = 1
 _OUTPUT_LINES: Final = 40
-
-
-# -- progress
-
-
-class StepLines:
-    """Prints a line for each step, with its seconds; on a terminal it shows the step that runs, too."""
-
-    def __init__(self, title: str) -> None:
-        self._title = title
-        self._step, self._began = "", 0.0
-        self._is_terminal = sys.stderr.isatty()
-
-    def __call__(self, step: str, fraction: float | None) -> None:
-        if step == self._step:
-            return
-        self.end_step()
-        self._step, self._began = step, time.monotonic()
-        if self._is_terminal:
-            percent = "" if fraction is None else f" {fraction:.0%}"
-            self._write(f"\r\033[K{self._title}{percent}: {_line(step)[:100]} …")
-
-    def output(self, text: str) -> None:
-        """Shows nothing: what steps write is shown if one fails."""
-
-    def end_step(self, *, failed: bool = False) -> None:
-        if not self._step:
-            return
-        took = "" if self._step.endswith("(cached)") else f" {time.monotonic() - self._began:.1f} s"
-        self._write("\r\033[K" if self._is_terminal else "")
-        self._write(f"{self._title}: {_line(self._step)}{' failed after' if failed else ''}{took}\n")
-        self._step = ""
-
-    def _write(self, text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
-
-
-class ReportLines:
-    """Writes lines of JSON on stdout, for the server that has started this process; with `output` also what steps
-    write."""
-
-    def __init__(self, *, output: bool = False) -> None:
-        self._last = ""
-        self._with_output = output
-
-    def __call__(self, step: str, fraction: float | None) -> None:
-        if step != self._last:
-            self._last = step
-            self.write({"step": _line(step), "fraction": fraction})
-
-    def output(self, text: str) -> None:
-        """Reports what a step writes, if the server wants that. The last lines of a step that fails are in its error in
-        any case."""
-        if self._with_output:
-            self.write({"output": text})
-
-    def write(self, values: dict[str, Any]) -> None:
-        import json
-
-        sys.stdout.write(f"{json.dumps(values)}\n")
-        sys.stdout.flush()
-
-
-def _line(step: str) -> str:
-    """Returns a step on one line: commands may have several."""
-    first = step.strip().split("\n", 1)
-    return printable(first[0][:300]) + (" …" if len(first) > 1 or len(first[0]) > 300 else "")
 
 
 # -- building
@@ -200,17 +131,6 @@ def ensure_image(settings: Settings, image: str) -> None:
     click.echo(f"building the image {image}, which is {'outdated' if found else 'not here yet'}{about}", err=True)
     with shown_steps(f"image {image}") as progress:
         build_named(settings, named, progress, again=False)
-
-
-@contextmanager
-def shown_steps(title: str) -> Iterator[StepLines]:
-    lines = StepLines(title)
-    try:
-        yield lines
-    except BaseException:
-        lines.end_step(failed=True)
-        raise
-    lines.end_step()
 
 
 # -- the command
@@ -433,7 +353,7 @@ def _parse(
         return base_config(images, base, building, lines)
 
     parsed = parse_dockerfile(
-        _read(file),
+        _read(file, context),
         str(file),
         build_args=options.args,
         target=options.target,
@@ -445,7 +365,7 @@ def _parse(
     return replace(parsed.recipe, source=f"Dockerfile {file.name}" if file.name != "Dockerfile" else "Dockerfile")
 
 
-def _read(file: Path) -> str:
+def _read(file: Path, context: Path) -> str:
     try:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
         return data.decode()
@@ -456,7 +376,10 @@ def _read(file: Path) -> str:
             f"{file} is a directory", remedy="-f takes the Dockerfile, the directory comes last"
         ) from exc
     except FileNotFoundError as exc:
-        raise InvalidRequest(f"there is no file {file}") from exc
+        where = "" if file.is_absolute() else f" in {Path.cwd()}"
+        inside = context / file
+        remedy = f"there is {inside}: give -f {inside}" if where and inside.is_file() else ""
+        raise InvalidRequest(f"there is no file {file}{where}", remedy=remedy) from exc
 
 
 def _build_with_docker(
@@ -477,7 +400,7 @@ def _build_with_docker(
         images,
         name,
         context=context,
-        dockerfile=_read(options.path(context)),
+        dockerfile=_read(options.path(context), context),
         docker_url=settings.docker_url,
         progress=lines,
         build_args=options.args,
@@ -499,8 +422,11 @@ def _build_for_server(settings: Settings, words: tuple[str, ...], parent: int) -
         else:
             build_named(settings, find_recipe(settings, words[0]), lines, again=False)
     except WarrenError as exc:
+        from warren.images.building.settings import LAST_OUTPUT
+
         last = exc.last_lines if isinstance(exc, BuildFailed) else ()
-        lines.write({"error": exc.message.split("\n", 1)[0], "lines": list(last)[-_OUTPUT_LINES:]})
+        message, lines_of_step = exc.message.partition(LAST_OUTPUT)[0], list(last)[-_OUTPUT_LINES:]
+        lines.write({"error": message, "code": exc.code, "lines": lines_of_step})
         return 1
     return 0
 

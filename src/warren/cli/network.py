@@ -5,9 +5,10 @@ from typing import Any, Final
 
 import click
 
-from warren.cli.options import network_options, thread_option
+from warren.cli.options import EGRESS_NETWORKS, network_options, thread_option
 from warren.cli.output import format_age, format_mib, print_table, printable
 from warren.cli.remote import Answer, RemoteServer, complete_session, server_command
+from warren.model.network import is_special_refusal
 
 Values = dict[str, Any]
 _NOTHING: Final[Values] = {"internet": False, "allow": [], "deny": []}
@@ -73,5 +74,7 @@ def _print(found: Values) -> None:
 def _refusal_row(refusal: Values) -> tuple[object, ...]:
     where = refusal["name"] or refusal["address"]
     shown = f"{where}:{refusal['port']}" if refusal["port"] else where
-    rule = f"--add --allow {refusal['rule']}" if refusal["rule"] else None
-    return printable(shown), format_age(refusal["at"]), printable(refusal["reason"]), rule
+    remedy = f"--add --allow {refusal['rule']}" if refusal["rule"] else None
+    if is_special_refusal(refusal["reason"], refusal["rule"]):
+        remedy = EGRESS_NETWORKS
+    return printable(shown), format_age(refusal["at"]), printable(refusal["reason"]), remedy

@@ -10,6 +10,7 @@ import click
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.sdk.discovery import DEFAULT_URL
 
+EGRESS_NETWORKS: Final = "the operator: egress_networks"
 _UNITS_MB: Final = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
 _UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -33,7 +34,8 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 _NETWORK_OPTIONS: Final = (
     click.option("--allow", multiple=True, metavar="RULE",
-                 help="Let it reach this: NAME, *.NAME or a network, with :PORT or without; or a preset. Repeatable."),
+                 help="Let it reach this: NAME, *.NAME or a network, with :PORT or without; or a preset. Repeatable. "
+                 "Addresses that are not public need the operator's egress_networks too."),
     click.option("--deny", multiple=True, metavar="RULE", help="With --internet: not this. Repeatable."),
     click.option("--internet", is_flag=True, help="Let it reach every public address."),
     click.option("--none", "--no-network", "no_network", is_flag=True, help="Let it reach nothing."),

@@ -27,6 +27,7 @@ from warren.cli.console import (
 )
 from warren.cli.main import report
 from warren.cli.options import (
+    EGRESS_NETWORKS,
     SizeType,
     command_options,
     drop_empty,
@@ -334,5 +335,5 @@ async def _report_refusals(sandbox: Sandbox) -> None:
         refusals = (await sandbox.network_use()).refusals
         for refusal in list({(each.name, each.address, each.port): each for each in refusals}.values())[-_REFUSALS:]:
             where = printable(refusal.name or refusal.address)
-            hint = f"--allow {refusal.rule}" if refusal.rule else ""
+            hint = f"--allow {refusal.rule}" if refusal.rule else EGRESS_NETWORKS if refusal.is_special else ""
             report(f"the network refused {where}{f':{refusal.port}' if refusal.port else ''}: {refusal.reason}", hint)

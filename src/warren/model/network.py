@@ -297,6 +297,9 @@ class NetworkRules:
 NO_NETWORK: Final = NetworkRules()
 
 
+NO_HOST: Final = "it is an address of no host"
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A destination that a sandbox could not reach.
@@ -313,6 +316,16 @@ class Refusal:
     reason: str
     rule: str = ""
     count: int = 1
+
+    @property
+    def is_special(self) -> bool:
+        return is_special_refusal(self.reason, self.rule)
+
+
+def is_special_refusal(reason: str, rule: str) -> bool:
+    """Tells whether a destination was refused because its address is not public: only the operator's egress_networks,
+    beside a rule, can open it."""
+    return not rule and reason.startswith("it is ") and reason != NO_HOST
 
 
 @dataclass(frozen=True, slots=True)

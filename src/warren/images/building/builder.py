@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from warren.images.building.settings import BuildProgress, BuildSettings
+from warren.images.building.settings import LAST_OUTPUT, BuildProgress, BuildSettings
 from warren.images.store.layer_cache import CachedLayer, LayerCache, key_of
 from warren.images.store.store import ImageStore
 from warren.images.store.versions import explain_errors
@@ -203,6 +203,7 @@ class _Build:
         self._runner: StepRunner | None = None
         self._files: FileTree | None = None
         self._count = 0
+        self._shown = ""  # the label of the last step that runs
         self._has_new_layers = False
 
     def open_bases(self) -> None:
@@ -240,9 +241,12 @@ class _Build:
         for step in stage.steps:
             self._count += 1
             label = f"step {self._count} of {total}: {step.text or type(step).__name__.lower()}"
+            fraction = (self._count - 1) / (total + 1)
             try:
-                await self._take(step, state, number, label, (self._count - 1) / (total + 1))
+                await self._take(step, state, number, label, fraction)
             except (InvalidRequest, FileProblem, FileNotFound, FileExists, SandboxLost) as exc:
+                if self._shown != label:  # it failed before it was shown, and the step before it would be blamed
+                    self._progress(label, fraction)
                 raise _with_step(exc, label, step.line) from exc
             if len(state.layers) > _MAX_LAYERS:
                 await self._collapse(state)
@@ -278,6 +282,7 @@ class _Build:
     async def _layer(self, key: str, state: _StageState, act: Act, label: str, fraction: float) -> None:
         found = None if self._no_cache else self.cache.find(key)
         self._progress(f"{label} (cached)" if found else label, fraction)
+        self._shown = label
         if found is None:
             place = self.making / f"{_LAYER}-{self._count}"
             place.mkdir(mode=0o700)
@@ -492,7 +497,7 @@ def _with_step(exc: WarrenError, label: str, line: int) -> WarrenError:
         kind = type(exc) if isinstance(exc, InvalidRequest | NoSpace) else BuildFailed
         return kind(message, remedy=exc.remedy)
     output = "".join(f"\n    {text}" for text in exc.last_lines)
-    message += f"\nits last output:{output}" if output else ""
+    message += f"{LAST_OUTPUT}{output}" if output else ""
     if "No space left on device" in output:
         return NoSpace(message, remedy="free space on this machine's disk, or raise image_build_disk_mb")
     return BuildFailed(message, remedy=exc.remedy, last_lines=exc.last_lines)

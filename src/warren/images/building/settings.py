@@ -6,7 +6,7 @@ This module imports fast: a build whose layers are all cached needs no other.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from warren.images.trees.layers import USUAL_CAPS, LayerCaps
 from warren.interfaces.images import Images, ImageVersion
@@ -16,6 +16,9 @@ from warren.model.spec import Limits, SandboxSpec
 if TYPE_CHECKING:
     from warren.images.store.store import ImageStore
     from warren.sandboxes.agent.sandbox import AgentSandbox
+
+LAST_OUTPUT: Final = "\nits last output:"
+"""Comes in the message of a step that failed before what the step wrote."""
 
 
 class BuildProvider(Protocol):

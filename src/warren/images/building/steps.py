@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from warren.images.building.refusals import explain_refusals, suggest_networks
 from warren.images.building.settings import BuildNetwork, BuildProgress, BuildProvider, NewProvider, StepLimits
 from warren.images.store.abandoned_builds import STATE, StepImages
 from warren.images.trees.layers import LayerSize, collect
@@ -29,6 +30,7 @@ from warren.model.errors import (
     InvalidRequest,
     NotADirectory,
     UnknownUser,
+    WarrenError,
 )
 from warren.model.image import ImageConfig, Run
 from warren.model.operations import Command, FileKind, Reason
@@ -143,7 +145,17 @@ class StepRunner:
         result = await process.ended()
         if result.reason is Reason.EXITED and result.exit_code == 0:
             return
-        raise BuildFailed(_why(result.reason, result.exit_code, self._limits), last_lines=tail.last())
+        why = _why(result.reason, result.exit_code, self._limits)
+        text, remedy = await self._refused(sandbox, network)
+        raise BuildFailed(why + text, remedy=remedy, last_lines=tail.last())
+
+    async def _refused(self, sandbox: AgentSandbox, network: BuildNetwork) -> tuple[str, str]:
+        """Returns what the network has refused to a step that failed, and what the operator can do about it: the latter
+        is no part of the message, because a server passes messages on to tenants."""
+        with contextlib.suppress(WarrenError):
+            if network.rules.is_open and (refusals := (await sandbox.network_use()).refusals):
+                return f"; {explain_refusals(refusals)}", await suggest_networks(refusals)
+        return "", ""
 
     async def _open_network(self, sandbox: AgentSandbox) -> BuildNetwork:
         if self._network is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from warren.images.building.context import CopySource, FileTree
-from warren.images.building.settings import BuildProgress
+from warren.images.building.settings import LAST_OUTPUT, BuildProgress
 from warren.images.store.store import ImageStore
 from warren.interfaces.images import ImageVersion
 from warren.kernel.shielding import run_shielded
@@ -88,7 +88,7 @@ async def _build(
 def _take(message: Mapping[str, Any], last: list[str], progress: BuildProgress) -> None:
     if "error" in message:
         output = "".join(f"\n    {line}" for line in last)
-        shown = f"\nits last output:{output}" if output else ""
+        shown = f"{LAST_OUTPUT}{output}" if output else ""
         raise BuildFailed(f"docker, building the image: {message['error']}{shown}", last_lines=tuple(last))
     text = message.get("stream") or message.get("status") or ""
     if isinstance(text, str) and text.strip():

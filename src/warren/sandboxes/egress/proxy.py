@@ -27,6 +27,7 @@ from typing import Final
 from warren.kernel.fair_share import FairShare
 from warren.model.addresses import Address
 from warren.model.network import (
+    NO_HOST,
     EgressBound,
     EgressPolicy,
     EndedConnection,
@@ -336,7 +337,7 @@ class SandboxEgress:
                 connection.client.close()
                 return
             if address in _LOOPBACK or (address in NETWORK and not connection.to.name):
-                raise DestinationRefused("it is an address of no host")
+                raise DestinationRefused(NO_HOST)
             await self._open(connection)
         except (DestinationRefused, Malformed) as exc:
             self._refuse(connection, exc)
