@@ -405,8 +405,9 @@ def post(server: ServerProcess, path: str, body: dict[str, Any]) -> tuple[int, A
         return exc.code, json.load(exc)
 
 
-def warren(tmp_path: Path, *arguments: str) -> "subprocess.Popen[str]":
+def warren(tmp_path: Path, *arguments: str, **more: str) -> "subprocess.Popen[str]":
     environ = {
+        **more,
         "PATH": os.environ["PATH"],
         "PYTHONPATH": ":".join(sys.path),
         "WARREN_STATE_DIR": str(tmp_path / "state"),
@@ -463,6 +464,18 @@ def test_a_full_disk_is_one_sentence_and_the_old_image_stays(tmp_path: Path) -> 
         assert left_of(tmp_path) == []
     finally:
         subprocess.run(["umount", str(state)], check=True)
+
+
+def test_a_short_name_is_docker_hubs_which_a_mirror_may_stand_for(registry: RegistryServer, tmp_path: Path) -> None:
+    digest = registry.push("hub/library/ubuntu", "22.04", Image(SHELL))
+    mirror = {"WARREN_IMAGE_MIRRORS": f"docker.io={registry.host}/hub"}
+    assert digest in said(warren(tmp_path, "pull", "ubuntu:22.04", **mirror))
+    found = current(ImageStore(tmp_path / "state"), "ubuntu:22.04")
+    assert found.source == f"registry docker.io/library/ubuntu:22.04@{digest}"
+    text = said(warren(tmp_path, "pull", "ubuntu:9", **mirror))
+    assert f"the registry {registry.host} has no manifests/9 of hub/library/ubuntu" in text
+    text = said(warren(tmp_path, "pull", "ubuntu:22.04", "--name", "pulled/x/y", **mirror))
+    assert "are those of tenants' images" in text
 
 
 def test_the_command_says_what_it_did(registry: RegistryServer, tmp_path: Path) -> None:

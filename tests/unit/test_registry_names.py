@@ -38,6 +38,10 @@ OCI = "application/vnd.oci.image"
         ("ubuntu:22.04", "r.example.com/library", "r.example.com/library/ubuntu:22.04"),
         ("team/image", "r.example.com/library", "r.example.com/team/image:latest"),
         ("ubuntu", "r.example.com:5000", "r.example.com:5000/ubuntu:latest"),
+        ("ubuntu:22.04", "", "docker.io/library/ubuntu:22.04"),
+        ("team/image", "", "docker.io/team/image:latest"),
+        ("docker.io/ubuntu", "r.example.com", "docker.io/library/ubuntu:latest"),
+        ("index.docker.io/team/image:1", "", "docker.io/team/image:1"),
     ],
 )
 def test_a_reference_says_where_an_image_is(text: str, registry: str, expected: str) -> None:
@@ -47,7 +51,7 @@ def test_a_reference_says_where_an_image_is(text: str, registry: str, expected: 
 @pytest.mark.parametrize(
     "text",
     [
-        *("ubuntu", "", "/", "r.example.com/", "r.example.com/UPPER", "r.example.com/a:b:c", "r.example.com/../x"),
+        *("", "/", "r.example.com/", "r.example.com/UPPER", "r.example.com/a:b:c", "r.example.com/../x"),
         *("r.example.com/a@sha256:abc", f"r.example.com/a@sha512:{'a' * 64}", "http://r.example.com/a", "-x.example/a"),
         *(
             "user@r.example.com/a",
@@ -62,6 +66,19 @@ def test_a_reference_says_where_an_image_is(text: str, registry: str, expected: 
 def test_what_is_no_reference_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
         read_reference(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "mirrors", "asked"),
+    [
+        ("ubuntu:22.04", (), "registry-1.docker.io/library/ubuntu:22.04"),
+        ("ubuntu", ("docker.io=cache.example.com:5000",), "cache.example.com:5000/library/ubuntu:latest"),
+        ("team/x:1", ("ghcr.io=a.example.com", "docker.io=b.example.com/hub"), "b.example.com/hub/team/x:1"),
+        ("ghcr.io/team/x:1", ("docker.io=cache.example.com",), "ghcr.io/team/x:1"),
+    ],
+)
+def test_docker_hub_and_mirrored_registries_have_another_host(text: str, mirrors: tuple[str, ...], asked: str) -> None:
+    assert str(read_reference(text).served_by(mirrors)) == asked
 
 
 def credentials(tmp_path: Path, values: Any) -> Credentials:
@@ -92,6 +109,12 @@ def test_the_longest_name_of_a_registry_counts(tmp_path: Path) -> None:
     assert found.find("other.example.com", "x") is None
     assert found.find("example.com", "x") is None
     assert found.find("empty.example.com", "x") is None
+
+
+def test_passwords_of_docker_hub_are_kept_under_its_old_address(tmp_path: Path) -> None:
+    found = credentials(tmp_path, {"auths": {"https://index.docker.io/v1/": packed("u:p")}})
+    assert found.find("registry-1.docker.io", "library/ubuntu") == ("u", "p")
+    assert found.find("r.example.com", "library/ubuntu") is None
 
 
 def test_a_file_of_its_own_comes_first(tmp_path: Path) -> None:

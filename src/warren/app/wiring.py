@@ -116,6 +116,7 @@ def build_pull_options(settings: Settings) -> "PullOptions":
         settings.image_insecure_registries,
         read_networks(settings.image_registry_networks),
         Credentials(environment_with({})),
+        mirrors=settings.image_mirrors,
     )
 
 

@@ -36,10 +36,10 @@ def _open_store() -> "ImageStore":
 def pull(reference: str, name: str, platform: str, no_shell: bool, as_json: bool) -> None:
     """Pull an image from a registry.
 
-    REFERENCE is HOST/PATH:TAG, or HOST/PATH@sha256:…; names without a host are looked for in image_registry. Passwords
-    are those of `docker login`.
+    REFERENCE is HOST/PATH:TAG, or HOST/PATH@sha256:…; names without a host are Docker Hub's, or those of image_registry
+    if that is set. Passwords are those of `docker login`.
 
-    Example: sudo warren image pull registry.example.com/team/image:1.0 --name image
+    Example: sudo warren image pull ubuntu:22.04
     """
     from warren.app.wiring import build_pull_options
     from warren.images.registry.pull import pull_image

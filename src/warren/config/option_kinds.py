@@ -12,6 +12,7 @@ from warren.model.egress import Ceiling
 from warren.model.environment import MAX_POOLED
 from warren.model.errors import InvalidRequest
 from warren.model.gpus import check_gpus
+from warren.model.image_reference import canonical_host
 from warren.model.network import parse_rule
 from warren.model.session import LONGEST_S
 from warren.model.spec import MIB, check_image_name
@@ -24,6 +25,7 @@ LABEL = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}=[A-Za-z0-9._-]{0,63}"
 _HOST_NAME = r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*"
 
 _REGISTRY_HOST = r"([A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?"
+_REGISTRY_PLACE = rf"{_REGISTRY_HOST}(/[a-z0-9._-]+)*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +221,14 @@ def _parse_registries(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(hosts))
 
 
+def _parse_mirrors(text: str) -> tuple[str, ...]:
+    mirrors = [part.strip() for part in text.split(",")]
+    pairs = [mirror.partition("=") for mirror in mirrors]
+    for host, _, place in pairs:
+        _require(re.fullmatch(_REGISTRY_HOST, host) and re.fullmatch(_REGISTRY_PLACE, place))
+    return tuple(f"{canonical_host(host)}={place}" for host, _, place in pairs)
+
+
 _SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 SWITCH = OptionKind("one of 1, 0, true, false, yes, no, on, off", "BOOL", _parse_switch)
 MEMORY = OptionKind("an amount of memory from 64m to 1t (like 512m, 1g or 536870912)", "SIZE", _parse_memory)
@@ -247,10 +257,9 @@ CEILING = OptionKind(
 )
 ADDRESS = OptionKind("a host and a port, such as 10.0.0.5:5000", "HOST:PORT", _parse_address)
 ADDRESSES = OptionKind("a list of hosts with ports, with commas between them", "LIST", _parse_addresses)
-REGISTRY = matching(
-    rf"{_REGISTRY_HOST}(/[a-z0-9._-]+)*", "the host of a registry, with a port or a path", "HOST[:PORT][/PATH]"
-)
+REGISTRY = matching(_REGISTRY_PLACE, "the host of a registry, with a port or a path", "HOST[:PORT][/PATH]")
 REGISTRIES = OptionKind("a list of hosts, with or without ports, with commas between them", "LIST", _parse_registries)
+MIRRORS = OptionKind("a list such as docker.io=mirror.example.com:5000/hub", "LIST", _parse_mirrors)
 GPUS = OptionKind("off, all, or a list of ids such as 0,1", "LIST", _parse_gpus)
 TEMPLATES = OptionKind("a list such as base=e2b,ml=python", "LIST", _parse_labels)
 LABELS = OptionKind("a list such as gpu=1,zone=a", "LIST", _parse_labels)

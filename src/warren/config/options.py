@@ -34,6 +34,7 @@ from warren.config.option_kinds import (
     LABELS,
     MEGABYTES,
     MEMORY,
+    MIRRORS,
     NETWORK_TIME,
     NETWORKS,
     ORIGINS,
@@ -287,7 +288,10 @@ class Settings:
         "Whether ports of sandboxes that E2B's clients make are public, as they are at E2B.")
     webhook_networks: tuple[str, ...] = option(NETWORKS, (),
         "Networks that webhooks may call although they are not public.")
-    image_registry: str = option(REGISTRY, "", "Where `warren image pull` looks for names without a host.")
+    image_registry: str = option(REGISTRY, "", "Where images whose names have no host are pulled from.",
+        default_text="docker.io, which is Docker Hub")
+    image_mirrors: tuple[str, ...] = option(MIRRORS, (),
+        "Where the images of a registry are pulled from instead, such as a cache of Docker Hub's.")
     image_insecure_registries: tuple[str, ...] = option(REGISTRIES, (),
         "Registries that are spoken to without TLS, beside those on this machine.")
     image_registry_networks: tuple[str, ...] = option(NETWORKS, (),

@@ -160,8 +160,12 @@ class Isolation:
         return layer in self.layers
 
 
+def is_image_name(name: str) -> bool:
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}", name) is not None and ".." not in name
+
+
 def check_image_name(name: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}", name) or ".." in name:
+    if not is_image_name(name):
         raise InvalidRequest(f"{name!r} is not an image name", remedy="it has letters, digits and . _ / : @ -")
 
 

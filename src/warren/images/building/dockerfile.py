@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from warren.images.building.dockerfile_text import Expander, Instruction, Place, read_instructions
-from warren.model.errors import ImageNotFound, InvalidRequest
+from warren.model.errors import ImageNotFound, InvalidRequest, PermissionDenied, Unavailable
 from warren.model.image import NO_CONFIG, Configure, Copy, ImageConfig, Recipe, Run, Stage, Step
 from warren.model.numbers import read_digits
 from warren.model.suggestions import suggest
@@ -159,9 +159,10 @@ class _DockerfileReader:
     def _config_at(self, base: str, place: Place) -> ImageConfig:
         try:
             return self._config_of(base)
-        except ImageNotFound as exc:
+        except (ImageNotFound, PermissionDenied, Unavailable) as exc:
+            # Docker Hub says of a name that it does not know that it is forbidden; mostly it is a stage, misspelled.
             names = [name for name in self._by_name if not name.startswith("stage-")]
-            raise ImageNotFound(f"{place}: {exc.message}", remedy=suggest(base, names) + exc.remedy) from exc
+            raise type(exc)(f"{place}: {exc.message}", remedy=suggest(base, names) + exc.remedy) from exc
 
     def _free_name(self, name: str) -> str:
         while name in self._by_name:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from warren.model.errors import InvalidRequest
+from warren.model.image_reference import HUB_HOSTS
 
 _MAX_FILE: Final = 1024 * 1024
 
@@ -20,15 +21,17 @@ class Credentials:
     def find(self, host: str, path: str) -> tuple[str, str] | None:
         """Returns the user and password for the image `path` of a registry; the longest matching prefix in a file wins.
         Raises InvalidRequest if the file refers to a credential helper or an identity token (not supported)."""
+        hosts = HUB_HOSTS if host in HUB_HOSTS else (host,)
         for file in self._files():
             values = _read(file)
-            found = _entry(values.get("auths"), host, path)
+            entries = (_entry(values.get("auths"), name, path) for name in hosts)
+            found = next((entry for entry in entries if entry is not None), None)
             if found is not None and isinstance(found.get("auth"), str) and found["auth"]:
                 if found.get("identitytoken"):
                     raise _unsupported(file, host, "an identity token")
                 return _decoded(found["auth"], file)
             helpers = values.get("credHelpers")
-            if isinstance(helpers, dict) and host in helpers:
+            if isinstance(helpers, dict) and not helpers.keys().isdisjoint(hosts):
                 raise _unsupported(file, host, "a credential helper (credHelpers)")
             if found is not None and values.get("credsStore"):
                 raise _unsupported(file, host, "a credential helper (credsStore)")

@@ -111,7 +111,9 @@ class ImageRegistry:
                     raise Cancelled from exc
                 if number + 1 == self._patience.tries:
                     raise Unavailable(
-                        f"the registry {self._reference.host} cannot be talked to: {exc}", remedy="try again later"
+                        f"the registry {self._reference.host} cannot be talked to: {exc}",
+                        remedy="try again later; if there is no way to it from here, set image_mirrors or "
+                        "image_registry, or bring the image along with `warren image import`",
                     ) from exc
                 self._cancelled.wait(self._patience.backoff_s * 2**number)
         raise AssertionError("unreachable")
@@ -160,7 +162,9 @@ class ImageRegistry:
                     redirects += 1
                 elif response.status == 401 and self._is_home(target) and not was_asked and self._log_in(response):
                     was_asked = True  # also when the token expires during a long pull
-                elif response.status == 429 or response.status >= 500:
+                elif response.status == 429:
+                    raise TransferBroken("it allows no more pulls for now (429): log in there, or set image_mirrors")
+                elif response.status >= 500:
                     raise TransferBroken(f"it answers {response.status}")
                 else:
                     yield response
@@ -317,7 +321,10 @@ class ImageRegistry:
                 remedy=f"see that the name is right, and log in: docker login {host}, or skopeo login {host}",
             )
         if status == 404:
-            return ImageNotFound(f"the registry {host} has no {what} of {self._reference.path}")
+            return ImageNotFound(
+                f"the registry {host} has no {what} of {self._reference.path}",
+                remedy="see that the name and the tag are right; image_registry is where names without a host are",
+            )
         return Unavailable(f"the registry {host} answers {status} for {what} of {self._reference.path}")
 
     def _lie(self, what: str, remedy: str = "") -> InvalidRequest:

@@ -62,6 +62,7 @@ class PullOptions:
     credentials: Credentials | None = None
     patience: Patience = field(default_factory=Patience)
     caps: ImportCaps = field(default_factory=ImportCaps)
+    mirrors: tuple[str, ...] = ()
 
 
 NO_OPTIONS: Final = PullOptions()
@@ -116,7 +117,7 @@ def _current(store: ImageStore, name: str) -> ImageVersion | None:
 @contextlib.contextmanager
 def _connected(reference: Reference, options: PullOptions) -> Iterator["_Pull"]:
     registry = ImageRegistry(
-        reference,
+        reference.served_by(options.mirrors),
         insecure=options.insecure,
         networks=options.networks,
         credentials=options.credentials,
