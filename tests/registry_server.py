@@ -223,3 +223,13 @@ def lying_registry(
         yield server
     finally:
         server.close()
+
+
+def empty_registry() -> contextlib.AbstractContextManager[LyingRegistry]:
+    """One that has no image."""
+
+    def refuse(handler: BaseHTTPRequestHandler) -> bool:
+        send(handler, b"", status=404)
+        return True
+
+    return lying_registry(Image(), refuse)

@@ -8,9 +8,9 @@ from pathlib import Path
 _PROGRAMS = ("/bin/sh", "/bin/cat", "/bin/ls")
 
 
-def make_small_tree(root: Path) -> Path:
-    """Makes the tree at `root`, about two megabytes."""
-    for program in _PROGRAMS:
+def make_small_tree(root: Path, *more: str) -> Path:
+    """Makes the tree at `root`, about two megabytes, with these programs besides."""
+    for program in (*_PROGRAMS, *more):
         listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
         for path in (program, *re.findall(r"(/\S+) \(0x", listed)):
             place = root / path.lstrip("/")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import warm_parent
+from registry_server import empty_registry
 
 
 @pytest.fixture
@@ -79,7 +80,8 @@ def test_a_directory_alone_is_a_context(refusal: Callable[..., str], tmp_path: P
     (tmp_path / "below" / "Own").write_text("FROM scratch\n")
     assert "there is below/Own: give -f below/Own" in refusal("image", "build", "own", "below", "-f", "Own")
     (tmp_path / "Dockerfile").write_text("FROM scratch AS build\nFROM scratch\nCOPY --from=biuld /a /b\n")
-    said = refusal("image", "build", "./")
-    assert "Dockerfile:3: there is no image 'biuld'" in said
+    with empty_registry() as registry:
+        said = refusal("image", "build", "./", WARREN_IMAGE_MIRRORS=f"docker.io={registry.host}")
+    assert f"Dockerfile:3: the registry {registry.host} has no manifests/latest of library/biuld" in said
     assert "did you mean build?" in said
     assert "'Bad Name' is not an image name" in refusal("image", "build", "Bad Name", ".")

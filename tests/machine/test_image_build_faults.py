@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import warm_parent
 
+from warren.images.building.build_locks import LOCKS
+
 
 def start(tmp_path: Path, script: str) -> "subprocess.Popen[str]":
     program = tmp_path / "bin/mmdebstrap"
@@ -27,7 +29,8 @@ def start(tmp_path: Path, script: str) -> "subprocess.Popen[str]":
 
 
 def left_of(tmp_path: Path) -> list[str]:
-    return os.listdir(tmp_path / "state/images")
+    images = tmp_path / "state/images"
+    return [*(name for name in os.listdir(images) if name != LOCKS), *os.listdir(images / LOCKS)]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import pytest
 import this_run
 from build_world import BuildWorld, configure, copy, run
 from marks import first_of
+from registry_server import empty_registry
 
 import warren
 from warren.model.errors import BuildFailed, ImageNotFound, InvalidRequest, NoSpace
@@ -408,8 +409,10 @@ class TestFailures:
             world.build("indexed", Stage("base", (connect,)), image_network=("example.com",))
 
     def test_a_base_that_nobody_has_is_said_with_what_to_do(self, world: BuildWorld) -> None:
-        with pytest.raises(ImageNotFound, match="no-such/image:1") as caught:
-            world.build("x", Stage("no-such/image:1"))
+        with empty_registry() as registry:
+            mirrors = (f"docker.io={registry.host}",)
+            with pytest.raises(ImageNotFound, match="no manifests/1 of no-such/image") as caught:
+                world.build("x", Stage("no-such/image:1"), image_mirrors=mirrors)
         assert "image_registry" in caught.value.remedy
 
     @pytest.mark.parametrize("size", first_of([55, 90]))

@@ -41,13 +41,23 @@ import warren as package
 from warren.images.registry.credentials import Credentials
 from warren.images.registry.http import Patience
 from warren.images.registry.pull import PullOptions, pull_image
-from warren.images.store.store import ImageStore
+from warren.images.registry.tenant_pulls import pull_for_tenant
+from warren.images.store.store import ImageStore, silent
 from warren.images.transfer.import_tree import ImportCaps
 from warren.images.transfer.zstd_stream import zstd_module
 from warren.interfaces.images import ImageVersion
 from warren.model.addresses import read_networks
-from warren.model.errors import ImageNotFound, InvalidRequest, PermissionDenied, Unavailable, WarrenError
+from warren.model.errors import (
+    ImageNotFound,
+    InvalidRequest,
+    LimitReached,
+    PermissionDenied,
+    Unavailable,
+    WarrenError,
+)
+from warren.model.image_pulls import ALLOW_LIST, ON, PullRules
 from warren.model.oci_image import MAX_MANIFEST
+from warren.model.tenant_images import may_use_image, pulled_image, reference_in
 
 SHELL = tar_of({"bin/sh": b"#!", "etc/gone": b"1", "opt/old": b"1", "opt/sub/old": b"1"})
 QUICK = PullOptions(
@@ -167,8 +177,6 @@ def test_what_is_not_there_is_said(registry: RegistryServer, store: ImageStore) 
         pull_image(store, f"{registry.host}/team/none:1", options=QUICK)
     with pytest.raises(Unavailable, match="cannot be talked to"):
         pull_image(store, f"127.0.0.1:{free_port()}/team/none:1", options=QUICK)
-    with pytest.raises(InvalidRequest, match="which registry"):
-        pull_image(store, "ubuntu:22.04", options=QUICK)
     registry.push("library/ubuntu", "22.04", Image(SHELL))
     named = replace(QUICK, registry=f"{registry.host}/library")
     assert pull_image(store, "ubuntu:22.04", options=named).name == "ubuntu:22.04"
@@ -367,6 +375,59 @@ def test_a_broken_connection_is_tried_again(store: ImageStore) -> None:
 
     with lying_registry(IMAGE, answer) as registry:
         assert pull_image(store, f"{registry.host}/x:1", "x", options=QUICK).files
+
+
+# -- for tenants
+
+
+def test_a_tenant_reaches_no_private_registry_and_has_no_password_of_the_operator(
+    store: ImageStore, tmp_path: Path
+) -> None:
+    with running_registry(tmp_path / "guarded", password=True) as registry:
+        registry.push("team/app", "1", Image(SHELL))
+        auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        (tmp_path / "config.json").write_text(json.dumps({"auths": {registry.host: {"auth": auth}}}))
+        options = replace(QUICK, credentials=Credentials({"DOCKER_CONFIG": str(tmp_path)}))
+        name = pulled_image("acme", f"{registry.host}/team/app:1")
+        with pytest.raises(InvalidRequest, match="from which nothing is pulled for tenants"):
+            pull_for_tenant(store, name, silent, options=options, rules=PullRules(ON), max_bytes=1 << 30)
+        mirrored = replace(options, mirrors=(f"docker.io={registry.host}",))
+        short = pulled_image("acme", "team/app:1")
+        with pytest.raises(PermissionDenied, match="does not let us have team/app"):
+            pull_for_tenant(store, short, silent, options=mirrored, rules=PullRules(ON), max_bytes=1 << 30)
+        named = PullRules.read(ALLOW_LIST, [f"{registry.host}/team/*"])
+        made = pull_for_tenant(store, name, silent, options=options, rules=named, max_bytes=1 << 30)
+        assert [one.name for one in store.list()] == [made.name] == [name]
+
+
+def test_the_images_of_a_tenant_have_a_bound_and_the_unused_ones_make_room(store: ImageStore, tmp_path: Path) -> None:
+    large = Image(tar_of({"bin/sh": b"#!", "large": bytes(1_000_000)}))
+    with lying_registry(large) as registry:
+        options = replace(QUICK, mirrors=(f"docker.io={registry.host}",))
+
+        def pull(tenant: str, reference: str, max_bytes: int = 2_500_000) -> ImageVersion:
+            name = pulled_image(tenant, reference)
+            return pull_for_tenant(store, name, silent, options=options, rules=PullRules(ON), max_bytes=max_bytes)
+
+        def kept(tenant: str) -> list[str]:
+            names = (one.name for one in store.list() if one.current and may_use_image(tenant, one.name))
+            return sorted(reference_in(name) for name in names)
+
+        pull("other", "theirs:1")
+        for number, reference in enumerate(("a:1", "b:1")):
+            made = pull("acme", reference)
+            os.utime(store.folder / ".versions" / made.version / "uses", (number, number))
+        (tmp_path / "sandboxes/one").mkdir(parents=True)
+        store.hold(pulled_image("acme", "a:1"), tmp_path / "sandboxes/one")
+        pull("acme", "c:1")
+        assert (kept("acme"), kept("other")) == (["a:1", "c:1"], ["theirs:1"])
+        (tmp_path / "sandboxes/two").mkdir()
+        store.hold(pulled_image("acme", "c:1"), tmp_path / "sandboxes/two")
+        with pytest.raises(LimitReached, match="take more than 2 MiB together"):
+            pull("acme", "d:1")
+        assert kept("acme") == ["a:1", "c:1"]
+        with pytest.raises(InvalidRequest, match="larger than 500000"):
+            pull("acme", "e:1", 500_000)
 
 
 # -- bad luck

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from registry_server import empty_registry
 
 from warren.cli import run, support
 from warren.config.settings import read_settings
@@ -23,7 +24,7 @@ from warren.model.errors import ImageNotFound
 def test_an_image_is_built_for_the_provider_that_will_use_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], providers: str, own: str, asked: str, is_wanted: bool
 ) -> None:
-    """The base of the image is not there, so the build fails; `fake` builds none, and refuses the image itself."""
+    """The base of the image is nowhere, so the build fails; `fake` builds none, and refuses the image itself."""
     (tmp_path / "environments").mkdir()
     file = tmp_path / "environments" / "mine.yaml"
     file.write_text("name: mine\nimage: {from: missing, env: {A: b}}\n" + (f"provider: {own}\n" if own else ""))
@@ -32,9 +33,10 @@ def test_an_image_is_built_for_the_provider_that_will_use_it(
         raise AssertionError("there is a sandbox")
 
     variables = {"WARREN_STATE_DIR": str(tmp_path), "WARREN_REGISTRY_DIR": str(tmp_path), "WARREN_PROVIDER": providers}
-    settings = read_settings(variables, uid=0)
-    with pytest.raises(ImageNotFound, match="'missing'" if is_wanted else "the fake has no image"):
-        run._run_in_fresh_sandbox(settings, run.RunOptions("mine", "", asked), work)
+    with empty_registry() as registry:
+        settings = read_settings({**variables, "WARREN_IMAGE_MIRRORS": f"docker.io={registry.host}"}, uid=0)
+        with pytest.raises(ImageNotFound, match="library/missing" if is_wanted else "the fake has no image"):
+            run._run_in_fresh_sandbox(settings, run.RunOptions("mine", "", asked), work)
     assert ("building the image environment/mine" in capsys.readouterr().err) == is_wanted
 
 

@@ -1,14 +1,18 @@
 """Builds from settings what makes images: `warren image build` and what calls it."""
 
+import asyncio
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warren.app.wiring import build_egress_policy, build_host_room, build_pull_options
+from warren.app.wiring import build_egress_policy, build_host_room, build_pull_options, build_pull_rules
 from warren.config.settings import Settings, environment_with
 from warren.images.building.settings import BuildNetwork, BuildProgress, BuildProvider, BuildSettings, StepLimits
+from warren.images.trees.own_images import Progress
 from warren.model.egress import EVERYTHING, NOTHING
+from warren.model.errors import ImageNotFound, MachineFull
 from warren.model.network import NO_NETWORK, PRESETS, NetworkRules
 from warren.model.spec import MIB, Limits
 from warren.sandboxes.host.machine_size import memory_total_mb, most_processes, usable_cores
@@ -24,16 +28,50 @@ _OPEN_FILES = 8192
 _AUTHORITIES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
 
 
-def build_image_settings(settings: Settings) -> BuildSettings:
+def build_image_settings(settings: Settings, *, for_tenant: bool = False) -> BuildSettings:
+    """`for_tenant`: a tenant has started the build, which then pulls no more than a server does by itself."""
     return BuildSettings(
         new_provider=partial(_new_provider, settings),
         find_network=partial(find_build_network, settings),
         limits=StepLimits(_limits(settings), settings.image_build_timeout_s),
         cache_mb=settings.image_cache_mb,
         docker_url=settings.docker_url,
-        pull=partial(_pull, settings),
+        pull=partial(_pull_for_template if for_tenant else _pull, settings),
         registry=settings.image_registry,
     )
+
+
+def pull_own_image(settings: Settings, images: "ImageStore", name: str, progress: Progress) -> "ImageVersion":
+    """Pulls an image that the operator has named. `name` is its reference and its name here."""
+    from warren.images.registry.pull import pull_image
+
+    return pull_image(images, name, name, progress, options=build_pull_options(settings))
+
+
+def pull_tenant_image(settings: Settings, images: "ImageStore", image: str, progress: Progress) -> "ImageVersion":
+    """Pulls an image for a tenant; see images/registry/tenant_pulls.py. Raises MachineFull if the disk has no room."""
+    from warren.images.registry.tenant_pulls import pull_for_tenant
+    from warren.images.transfer.import_tree import ImageTooLarge
+    from warren.worker.guard import default_disk_reserve, read_room
+
+    room = read_room(settings.state_dir)
+    reserve = settings.min_free_disk_mb or default_disk_reserve(room)
+    full = MachineFull(f"the server's disk has {room.disk_free} MiB free, {reserve} MiB must stay free")
+    if room.disk_free < reserve:
+        raise full
+    options = build_pull_options(settings)
+    most = (room.disk_free - reserve) * MIB // 2  # its layers and its files are there at the same time
+    try:
+        return pull_for_tenant(
+            *(images, image, progress),
+            options=replace(options, caps=replace(options.caps, size=min(options.caps.size, most))),
+            rules=build_pull_rules(settings),
+            max_bytes=settings.image_pull_mb * MIB,
+        )
+    except ImageTooLarge as exc:
+        if most >= settings.image_pull_mb * MIB:
+            raise
+        raise full from exc
 
 
 def _pull(
@@ -42,6 +80,34 @@ def _pull(
     from warren.images.registry.pull import pull_image
 
     return pull_image(images, reference, name, progress, options=build_pull_options(settings), shell_needed=False)
+
+
+def _pull_for_template(
+    settings: Settings, images: "ImageStore", reference: str, name: str, progress: BuildProgress
+) -> "ImageVersion":
+    """Pulls what a template is built on and the operator has named, where servers pull. Raises ImageNotFound for what
+    the docker provider has in its engine: sandboxes of all tenants would use what was pulled under that name."""
+    if not build_pull_rules(settings).pulls_own(reference):
+        raise ImageNotFound(
+            f"there is no image {name!r} on this server, which does not pull it",
+            remedy="the operator pulls it with `warren image pull`, or sets image_pull",
+        )
+    if "docker" in settings.providers and asyncio.run(_find_in_engine(settings, name)):
+        raise ImageNotFound(
+            f"the image {name!r} is only in the Docker engine, and templates are built on images of Warren's",
+            remedy="the operator adds it with `warren image import`",
+        )
+    return _pull(settings, images, reference, name, progress)
+
+
+async def _find_in_engine(settings: Settings, name: str) -> bool:
+    from warren.sandboxes.providers.docker_engine import DockerEngine
+
+    engine = DockerEngine(settings.docker_url)
+    try:
+        return await engine.image(name) is not None
+    finally:
+        await engine.close()
 
 
 def _limits(settings: Settings) -> Limits:

@@ -123,7 +123,8 @@ class Service:
             self._providers.append(build_provider(settings, name, partial(self._call_fault, "provider")))
         failing = partial(self._call_fault, "worker")
         self._worker = build_worker(
-            settings, self._providers, self.environments, failing, self.tracing, self.history, self._fetch_image()
+            *(settings, self._providers, self.environments, failing, self.tracing, self.history, self._fetch_image()),
+            is_local=self._is_local,
         )
         self.tenancy = self._tenancy = await self._open_tenancy(self._store)
         if not self._is_local:  # there, the variable is a client's only

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from warren.interfaces.store import SessionStore
     from warren.kernel.span_export import SpanExporter
     from warren.model.image import Recipe
+    from warren.model.image_pulls import PullRules
     from warren.model.network import EgressPolicy
     from warren.model.spec import Ceilings
     from warren.sandboxes.providers.connection import EgressService
@@ -118,6 +119,12 @@ def build_pull_options(settings: Settings) -> "PullOptions":
         Credentials(environment_with({})),
         mirrors=settings.image_mirrors,
     )
+
+
+def build_pull_rules(settings: Settings) -> "PullRules":
+    from warren.model.image_pulls import PullRules
+
+    return PullRules.read(settings.image_pull, settings.image_pull_allowed, settings.image_registry)
 
 
 def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: None) -> Provider:
@@ -275,8 +282,10 @@ def build_worker(
     tracing: Tracing = OFF,
     recorder: Recorder = NO_RECORDER,
     fetch: "FetchImage | None" = None,
+    *,
+    is_local: bool = False,
 ) -> "LocalWorker":
-    """`fetch` gets images from other machines of a cluster."""
+    """`fetch` gets images from other machines of a cluster. `is_local`: the callers are the operator's program."""
     from warren.sandboxes.providers.host_provider import HostProvider
     from warren.worker.guard import MachineGuard
     from warren.worker.options import WorkerOptions
@@ -295,7 +304,7 @@ def build_worker(
         ),
         default_environment=settings.default_environment,
         default_pool=PoolSize(settings.pool_size, settings.pool_min, settings.pool_max),
-        builds=build_image_builds(settings, fetch),
+        builds=build_image_builds(settings, fetch, is_local=is_local),
         tracing=tracing,
         recorder=recorder,
         fault=fault,
@@ -303,7 +312,9 @@ def build_worker(
     return LocalWorker(settings.worker_id, providers, environments, options)
 
 
-def build_image_builds(settings: Settings, fetch: "FetchImage | None" = None) -> "ImageBuilds":
+def build_image_builds(
+    settings: Settings, fetch: "FetchImage | None" = None, *, is_local: bool = False
+) -> "ImageBuilds":
     from warren.images.building.on_demand import ImageBuilds
 
     find = build_recipes(settings)
@@ -319,13 +330,15 @@ def build_image_builds(settings: Settings, fetch: "FetchImage | None" = None) ->
         _child_variables(settings),
         settings.state_dir / "images",
         fetch,
+        pulls=replace(build_pull_rules(settings), is_own=is_local),
+        pull_timeout_s=settings.image_build_timeout_s,
     )
 
 
 def _child_variables(settings: Settings, *more: str) -> dict[str, str]:
     """Returns the environment of a child process that builds images. `more` are the beginnings of the names of further
     options that a child needs for something else."""
-    names = ("state_dir", "bin_dir", "runtime", "registry_dir", "image", "egress", *more)
+    names = ("state_dir", "bin_dir", "runtime", "registry_dir", "image", "egress", "min_free_disk", *more)
     return environment_with(as_variables(settings, names))
 
 
@@ -338,7 +351,7 @@ def build_template_builds(settings: Settings, store: "SessionStore") -> "Templat
         build_images(settings),
         build_clock(),
         _BUILD_IMAGE,
-        _child_variables(settings),
+        _child_variables(settings, "provider", "docker_url"),
         timeout_s=max(_TEMPLATE_BUILD_S, settings.image_build_timeout_s),
         max_mb=settings.e2b_template_mb,
         disk_reserve_mb=settings.min_free_disk_mb or 0,
@@ -787,7 +800,9 @@ def build_dispatcher(
     from warren.http.e2b.call import E2bRules
     from warren.http.e2b.handlers import E2bHandlers
 
-    rules = E2bRules(e2b_templates(settings), settings.e2b_public_ports, builds=template_builds)
+    rules = E2bRules(
+        e2b_templates(settings), settings.e2b_public_ports, builds=template_builds, pulls=build_pull_rules(settings)
+    )
     return Dispatcher(context, E2bHandlers(context, rules, build_sandbox_tokens(settings)))
 
 

@@ -46,9 +46,11 @@ from warren.http.pipeline import Pipeline, Stages
 from warren.http.previews.proxy import PreviewProxy
 from warren.http.request import Stage
 from warren.images.building.on_demand import FetchImage
+from warren.images.registry.tenant_pulls import make_room
 from warren.images.store.share import ImageSharing
 from warren.interfaces.store import SessionStore
 from warren.model.errors import WarrenError
+from warren.model.spec import MIB
 from warren.model.version import __version__
 from warren.sessions.history import Reading
 from warren.stores.mirrored import MirroredStore
@@ -69,7 +71,8 @@ class WorkerService(Service):
         self._link = wiring.build_redis_link(settings)
         self._auth = ClusterAuth(settings.cluster_secret, *settings.other_cluster_secrets)
         self._worker_client = wiring.build_worker_client(settings)
-        self._images = ImageSharing(build_images(settings))
+        images = build_images(settings)
+        self._images = ImageSharing(images, partial(make_room, images, max_bytes=settings.image_pull_mb * MIB))
         self._offered = OfferedImages(self._images)
         self._copies: SqliteStore | None = None
         self._mirror: MirroredStore | None = None

@@ -9,7 +9,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,11 +25,12 @@ from warren.config.settings import Settings, read_settings
 from warren.model.errors import BuildFailed, InvalidRequest, WarrenError
 from warren.model.spec import MIB, check_image_name
 from warren.model.suggestions import suggest
-from warren.model.tenant_images import TENANT_IMAGES
+from warren.model.tenant_images import OWNED_IMAGES, TENANT_IMAGES, pulled_for, reference_in
 
 if TYPE_CHECKING:
     from warren.images.building.settings import BuildProgress
     from warren.images.store.store import ImageStore
+    from warren.images.trees.own_images import Progress
     from warren.interfaces.images import ImageVersion
     from warren.model.image import ImageConfig, Recipe
 
@@ -47,16 +49,11 @@ def build_named(
     built on, if they are missing and there is a recipe for them. Without `again`, an image that is up to date when it
     is this build's turn is left as it is."""
     from warren.app.wiring import build_images
-    from warren.images.building.on_demand import building_lock
 
-    images, folder = build_images(settings), settings.state_dir / "images"
-
-    def waiting() -> None:
-        progress("waiting for another build of it", None)
-
+    images = build_images(settings)
     for stage in named.recipe.stages:
         build_missing_base(settings, stage.base, progress, above=(named.name,))
-    with building_lock(folder, named.name, waiting):
+    with locked_image(settings, named.name, progress):
         found = None if again else _current(images, named.name)
         if found is not None and not named.recipe.made_another(found.source):
             return found
@@ -73,7 +70,9 @@ def build_missing_base(settings: Settings, base: str, progress: "BuildProgress",
         return
     inner = _StepsOf(base, progress)
     if base in _PLAIN:
-        images.build(base, inner)
+        _build_plain(settings, base, inner, again=False)
+    elif pulled_for(base):
+        _pull(settings, base, lambda step, fraction: progress(f"image {reference_in(base)}: {step}", fraction))
     elif (named := build_recipes(settings)(base)) is not None:
         if base in above:
             raise InvalidRequest(f"the image {base} is built on itself: {' from '.join((*above, base))}")
@@ -107,7 +106,7 @@ def _build_recipe(
         named.name,
         named.recipe,
         context=named.directory,
-        settings=build_image_settings(settings),
+        settings=build_image_settings(settings, for_tenant=named.name.startswith(TENANT_IMAGES)),
         progress=progress,
         no_cache=no_cache,
     )
@@ -117,14 +116,53 @@ def _current(images: "ImageStore", name: str) -> "ImageVersion | None":
     return next((one for one in images.list() if one.name == name and one.current), None)
 
 
+def _build_plain(settings: Settings, image: str, progress: "Progress", *, again: bool = True) -> "ImageVersion":
+    """Builds `base` or `host`. Without `again` one that another process has just built is good enough."""
+    from warren.app.wiring import build_images
+
+    images = build_images(settings)
+    with locked_image(settings, image, progress):
+        return (None if again else _current(images, image)) or images.build(image, progress)
+
+
+def _pull(settings: Settings, image: str, progress: "Progress") -> "ImageVersion":
+    """Pulls an image by its name here: one of a tenant, or one that the operator has named."""
+    from warren.app.image_wiring import pull_own_image, pull_tenant_image
+    from warren.app.wiring import build_images
+
+    with locked_image(settings, image, progress):
+        return (pull_tenant_image if pulled_for(image) else pull_own_image)(
+            settings, build_images(settings), image, progress
+        )
+
+
+@contextmanager
+def locked_image(settings: Settings, image: str, progress: "Progress") -> Iterator[None]:
+    """Waits for the process that makes the image now, and lets the others wait for this one."""
+    from warren.images.building.build_locks import building_lock
+
+    with building_lock(
+        settings.state_dir / "images", image, lambda: progress("waiting for another process that makes it", None)
+    ):
+        yield
+
+
 def ensure_image(settings: Settings, image: str) -> None:
-    """Builds an image that is missing or outdated, if there is a recipe for it, and shows the progress."""
-    from warren.app.wiring import build_images, build_recipes
+    """Builds an image that is missing or outdated, if there is a recipe for it, and shows the progress. Pulls one that
+    has none, if the operator lets servers pull."""
+    from warren.app.wiring import build_images, build_pull_rules, build_recipes
 
     named = build_recipes(settings)(image)
-    if named is None:
-        return
     found = _current(build_images(settings), image)
+    if named is None:
+        if found is None and image == _PLAIN[0]:
+            click.echo(f"building the image {image}, which is not here yet; this takes about a minute", err=True)
+            with ProgressLine(f"image {image}") as progress:
+                _build_plain(settings, image, progress, again=False)
+        elif found is None and build_pull_rules(settings).pulls_own(image):
+            with ProgressLine(f"image {image}") as progress:
+                _pull(settings, image, progress)
+        return
     if found is not None and not named.recipe.made_another(found.source):
         return
     about = f"; this takes about {named.recipe.about}" if named.recipe.about else ""
@@ -220,7 +258,7 @@ def _build_by_name(
         check_own_name(name)
     elif name in _PLAIN:
         with ProgressLine(f"image {name}") as progress:
-            return images.build(name, progress)
+            return _build_plain(settings, name, progress)
     else:
         named = find_recipe(settings, name)
     with shown_steps(f"image {name}") as lines:
@@ -253,8 +291,13 @@ def find_recipe(settings: Settings, image: str) -> NamedRecipe:
 
 def check_own_name(name: str) -> None:
     """Raises InvalidRequest for a text that is no name of an image, and for names of images that environments
-    describe."""
+    describe or that belong to tenants."""
     check_image_name(name)
+    if name.startswith(OWNED_IMAGES):
+        raise InvalidRequest(
+            f"names that begin with {' or '.join(OWNED_IMAGES)} are those of tenants' images",
+            remedy="give it another name here: --name",
+        )
     if name.startswith(ENVIRONMENT_IMAGES):
         raise InvalidRequest(
             f"names that begin with {ENVIRONMENT_IMAGES} are those of environments",
@@ -414,13 +457,17 @@ def _build_with_docker(
 
 def _build_for_server(settings: Settings, words: tuple[str, ...], parent: int) -> int:
     _end_with(parent)
-    is_template = words[0].startswith(TENANT_IMAGES)
-    lines = ReportLines(output=is_template)
+    image = words[0]
+    lines = ReportLines(output=image.startswith(TENANT_IMAGES))
     try:
-        if is_template:
-            _build_template(settings, words[0], lines)
+        if image.startswith(TENANT_IMAGES):
+            _build_template(settings, image, lines)
+        elif image in _PLAIN:
+            _build_plain(settings, image, lines, again=False)
+        elif pulled_for(image) or _is_pulled(settings, image):
+            _pull(settings, image, lines)
         else:
-            build_named(settings, find_recipe(settings, words[0]), lines, again=False)
+            build_named(settings, find_recipe(settings, image), lines, again=False)
     except WarrenError as exc:
         from warren.images.building.settings import LAST_OUTPUT
 
@@ -431,6 +478,12 @@ def _build_for_server(settings: Settings, words: tuple[str, ...], parent: int) -
     return 0
 
 
+def _is_pulled(settings: Settings, image: str) -> bool:
+    from warren.app.wiring import build_pull_rules, build_recipes
+
+    return build_recipes(settings)(image) is None and build_pull_rules(settings).pulls_own(image)
+
+
 def _build_template(settings: Settings, image: str, lines: ReportLines) -> None:
     """Builds the image of a template. The server has written down what the template is made of."""
     from warren.app.image_wiring import build_image_settings
@@ -438,7 +491,7 @@ def _build_template(settings: Settings, image: str, lines: ReportLines) -> None:
     from warren.http.e2b.template_process import read_template
     from warren.images.building.builder import base_config
 
-    building, images = build_image_settings(settings), build_images(settings)
+    building, images = build_image_settings(settings, for_tenant=True), build_images(settings)
 
     def config_of(base: str) -> "ImageConfig":
         build_missing_base(settings, base, lines)

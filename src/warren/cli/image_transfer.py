@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from warren.cli.image_build import check_own_name
+from warren.cli.image_build import check_own_name, locked_image
 from warren.cli.options import json_option
 from warren.cli.output import ProgressLine, print_json
 from warren.config.settings import read_settings
@@ -46,9 +46,9 @@ def pull(reference: str, name: str, platform: str, no_shell: bool, as_json: bool
 
     images, name = _open_store(), name or reference
     check_own_name(name)
-    before = {one.version for one in images.list()}
-    with ProgressLine(f"image {name}") as progress:
-        options = build_pull_options(read_settings())
+    before, settings = {one.version for one in images.list()}, read_settings()
+    with ProgressLine(f"image {name}") as progress, locked_image(settings, name, progress):
+        options = build_pull_options(settings)
         found = pull_image(
             *(images, reference, name, progress), options=options, platform=platform, shell_needed=not no_shell
         )

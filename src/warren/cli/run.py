@@ -44,6 +44,7 @@ from warren.config.settings import Settings, read_settings
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.model.gpus import parse_gpus
+from warren.model.image_reference import is_image_reference
 from warren.model.network import NetworkRules
 from warren.model.operations import Command
 from warren.model.spec import Layer, SandboxSpec
@@ -243,6 +244,8 @@ def _run_in_fresh_sandbox(settings: Settings, options: RunOptions, work: Callabl
     """Runs `work` with a sandbox of its own; returns its exit code, or 128 + N when the signal N ended it."""
     from warren.app.wiring import read_environment
 
+    if is_image_reference(options.environment):
+        options = replace(options, environment="base", image=options.image or options.environment)
     spec = build_spec(settings, options)
     environment = read_environment(settings, options.environment)
     provider = options.provider or environment.provider or settings.providers[0]

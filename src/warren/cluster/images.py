@@ -31,6 +31,7 @@ from warren.interfaces.images import ImageOffer, SharedImages
 from warren.kernel.logs import get_log
 from warren.kernel.thread_streams import ThreadReader, ThreadWriter
 from warren.model.errors import ImageNotFound, InvalidRequest, Unavailable, WarrenError
+from warren.model.tenant_images import owner_of, pulled_for
 
 IMAGE_PATH: Final = "/internal/image"
 _OFFER: Final = b"x-warren-image"
@@ -61,7 +62,7 @@ class OfferedImages:
             raise ImageNotFound(f"this worker has no image {name!r} to give away") from None
 
     async def refresh(self) -> None:
-        offers = await asyncio.to_thread(self._images.offers)
+        offers = sorted(await asyncio.to_thread(self._images.offers), key=_rank)
         self._offers = {offer.name: offer for offer in offers[:_MAX_OFFERED]}
 
     async def run(self) -> None:
@@ -71,6 +72,11 @@ class OfferedImages:
             except (WarrenError, OSError) as exc:
                 _log.warning("images_not_listed", error=exc)
             await asyncio.sleep(_REFRESH_S)
+
+
+def _rank(offer: ImageOffer) -> tuple[bool, bool, str]:
+    """Images of tenants come after those that everybody needs, and those last that can be pulled again."""
+    return bool(pulled_for(offer.name)), bool(owner_of(offer.name)), offer.name
 
 
 async def send_image(images: SharedImages, offered: OfferedImages, scope: Scope, send: Send) -> None:

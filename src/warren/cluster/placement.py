@@ -25,6 +25,9 @@ from heapq import nsmallest
 from itertools import islice
 from typing import Final
 
+from warren.model.image_reference import is_image_reference
+from warren.model.tenant_images import pulled_image
+
 SLIGHT_SESSIONS: Final = 3
 SLIGHT_CAPACITY: Final = 0.05
 SLIGHT_LOAD: Final = 0.1
@@ -131,7 +134,10 @@ def is_usable(required: Requirements, worker: Candidate) -> bool:
 
 
 def has_image(required: Requirements, worker: Candidate) -> bool:
-    return not required.image or required.image in worker.images
+    """Returns whether the worker has the image, be it one that was pulled for the tenant alone."""
+    if not required.image or required.image in worker.images:
+        return True
+    return is_image_reference(required.image) and pulled_image(required.tenant, required.image) in worker.images
 
 
 def has_room(worker: Candidate) -> bool:

@@ -12,6 +12,7 @@ from warren.model.egress import Ceiling
 from warren.model.environment import MAX_POOLED
 from warren.model.errors import InvalidRequest
 from warren.model.gpus import check_gpus
+from warren.model.image_pulls import read_pattern
 from warren.model.image_reference import canonical_host
 from warren.model.network import parse_rule
 from warren.model.session import LONGEST_S
@@ -229,6 +230,13 @@ def _parse_mirrors(text: str) -> tuple[str, ...]:
     return tuple(f"{canonical_host(host)}={place}" for host, _, place in pairs)
 
 
+def _parse_patterns(text: str) -> tuple[str, ...]:
+    patterns = [part.strip() for part in text.split(",")]
+    for pattern in patterns:
+        read_pattern(pattern)
+    return tuple(dict.fromkeys(patterns))
+
+
 _SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 SWITCH = OptionKind("one of 1, 0, true, false, yes, no, on, off", "BOOL", _parse_switch)
 MEMORY = OptionKind("an amount of memory from 64m to 1t (like 512m, 1g or 536870912)", "SIZE", _parse_memory)
@@ -260,6 +268,7 @@ ADDRESSES = OptionKind("a list of hosts with ports, with commas between them", "
 REGISTRY = matching(_REGISTRY_PLACE, "the host of a registry, with a port or a path", "HOST[:PORT][/PATH]")
 REGISTRIES = OptionKind("a list of hosts, with or without ports, with commas between them", "LIST", _parse_registries)
 MIRRORS = OptionKind("a list such as docker.io=mirror.example.com:5000/hub", "LIST", _parse_mirrors)
+IMAGE_PATTERNS = OptionKind("a list of names of images, such as python:3.* and ghcr.io/team/*", "LIST", _parse_patterns)
 GPUS = OptionKind("off, all, or a list of ids such as 0,1", "LIST", _parse_gpus)
 TEMPLATES = OptionKind("a list such as base=e2b,ml=python", "LIST", _parse_labels)
 LABELS = OptionKind("a list such as gpu=1,zone=a", "LIST", _parse_labels)

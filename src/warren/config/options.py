@@ -31,6 +31,7 @@ from warren.config.option_kinds import (
     HOST,
     HOSTS,
     IMAGE,
+    IMAGE_PATTERNS,
     LABELS,
     MEGABYTES,
     MEMORY,
@@ -61,6 +62,7 @@ from warren.config.option_kinds import (
 )
 from warren.model.code import CONTEXT_IDLE_S, MAX_CONTEXTS
 from warren.model.environment import PoolSize
+from warren.model.image_pulls import MODES, OFF
 from warren.model.session import IDLE_TIMEOUT_S, LONGEST_S, MAX_LIFETIME_S
 from warren.model.spec import MIB
 
@@ -292,6 +294,13 @@ class Settings:
         default_text="docker.io, which is Docker Hub")
     image_mirrors: tuple[str, ...] = option(MIRRORS, (),
         "Where the images of a registry are pulled from instead, such as a cache of Docker Hub's.")
+    image_pull: str = option(one_of(*MODES), OFF,
+        "Whether the server pulls images that are missing: what environments name, and what tenants name if it is on, "
+        "or with allow-list if image_pull_allowed names it.")
+    image_pull_allowed: tuple[str, ...] = option(IMAGE_PATTERNS, (),
+        "The images that tenants may have pulled, with your passwords where a registry asks for one.")
+    image_pull_mb: int = option(whole_number(1, 2**30), 10240,
+        "How many MiB the images may take that are pulled for one tenant; those used longest ago are removed.")
     image_insecure_registries: tuple[str, ...] = option(REGISTRIES, (),
         "Registries that are spoken to without TLS, beside those on this machine.")
     image_registry_networks: tuple[str, ...] = option(NETWORKS, (),

@@ -60,6 +60,7 @@ def problem(exc: WarrenError, instance: str = "") -> Response:
         fields = {"remedy": exc.remedy, **fields}
     if isinstance(exc, ImageBuilding):
         fields |= {"step": exc.step, "fraction": exc.fraction, "about": exc.about or None}
+        fields |= {"remaining_s": exc.remaining_s}
     if instance:
         fields["instance"] = instance
     note(error=exc.code)

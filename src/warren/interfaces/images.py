@@ -70,7 +70,8 @@ class SharedImages(Protocol):
 
     `offers` returns the current versions that others may copy. `send` writes the files of an offered version as a tar,
     whose digest is its content; it raises ImageNotFound if the version is gone. `receive` reads such a tar and makes a
-    version of it; if the tar is not what was offered, it raises InvalidRequest and changes nothing.
+    version of it; if the tar is not what was offered, it raises InvalidRequest and changes nothing, and LimitReached if
+    the tenant whose image it is has too many.
     """
 
     def offers(self) -> Sequence[ImageOffer]: ...

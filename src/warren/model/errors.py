@@ -319,7 +319,8 @@ class Misdirected(Unavailable):
 
 
 class ImageBuilding(Unavailable):
-    """`step` and `fraction`: how far the build is. `about`: how long the whole build takes, in words."""
+    """The image is being built, pulled or loaded. `step` and `fraction`: how far that is. `about`: how long the whole
+    takes, in words. `remaining_s`: how long it will still take, as far as that can be told."""
 
     code = "image_building"
 
@@ -332,9 +333,10 @@ class ImageBuilding(Unavailable):
         step: str = "",
         fraction: float | None = None,
         about: str = "",
+        remaining_s: float | None = None,
     ) -> None:
         super().__init__(message, remedy=remedy, retry_after_s=retry_after_s)
-        self.step, self.fraction, self.about = step, fraction, about
+        self.step, self.fraction, self.about, self.remaining_s = step, fraction, about, remaining_s
 
 
 class ImageBuildFailed(Unavailable):

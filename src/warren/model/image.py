@@ -97,3 +97,8 @@ class Recipe:
         from a Dockerfile were not."""
         kind = self.source.partition(" ")[0]
         return kind == RECIPE and source.startswith(f"{RECIPE} ") and source != self.source
+
+
+def remaining_s(elapsed_s: float, fraction: float | None) -> float | None:
+    """Returns how long something will still take if it goes on as it began; None if too little of it is done to say."""
+    return round(elapsed_s * (1 - fraction) / fraction, 1) if fraction and fraction >= 0.02 else None

@@ -189,7 +189,7 @@ def error_from_response(status: int, body: bytes, api_key: str = "", retry_after
     error = kind(detail, remedy=remedy, retry_after_s=seconds)
     if isinstance(error, ImageBuilding):
         error.step, error.fraction = problem.get("step") or "", problem.get("fraction")
-        error.about = problem.get("about") or ""
+        error.about, error.remaining_s = problem.get("about") or "", problem.get("remaining_s")
     return error
 
 

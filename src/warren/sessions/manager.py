@@ -84,7 +84,7 @@ class Sessions:
                 row = replace(row, previous=previous)
             # Only a request that may make a session waits for its image and counts as one, however often this is tried.
             if not counted and (earlier is None or not earlier.active):
-                await starting.prepare(row, wait=not key)  # a caller with a key asks again
+                row = await starting.prepare(row, wait=not key)  # a caller with a key asks again
                 await self.metering.count_create(caller)
                 counted = True
             try:

@@ -12,6 +12,7 @@ from warren.model.capability import Capability, network_needs
 from warren.model.egress import Presets
 from warren.model.environment import Environment
 from warren.model.errors import ImageNotFound, InvalidRequest
+from warren.model.image_reference import is_image_reference
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.preview import NO_PREVIEW_RULES
 from warren.model.secrets import BoundSecret, broker_variables, check_names, check_together
@@ -20,7 +21,7 @@ from warren.model.spec import NO_CEILINGS, Ceilings, Layer, check_env, check_env
 from warren.model.tenant_images import may_use_image
 from warren.sessions.allowances import check_allowed, check_ceilings, longest_life
 from warren.sessions.lifecycle import Lifecycle
-from warren.sessions.new_session import Defaults, NewSession, changed_limits, with_agent
+from warren.sessions.new_session import Defaults, NewSession, changed_limits, with_agent, with_image
 from warren.sessions.request_context import session_id_or
 
 
@@ -45,6 +46,8 @@ class NewRows:
         """Raises InvalidRequest, Forbidden, QuotaExceeded, and what finding the parts of the session raises."""
         agent = self._find_agent(request.agent_config) if request.agent_config else None
         request = with_agent(request, agent) if agent else request
+        if is_image_reference(request.environment):
+            request = with_image(request)
         environment = self._offer.environments(request.environment or self._offer.defaults.environment)
         rules = environment.network if request.network is None else request.network
         is_open, variables = rules.is_open, dict[str, str]()

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from warren.model.agent import Agent
+from warren.model.errors import InvalidRequest
 from warren.model.network import NetworkRules
 from warren.model.preview import PreviewRules
 from warren.model.session import FAILED_CREATIONS, IDLE_TIMEOUT_S, MAX_LIFETIME_S, EndReason, Previous, Session
@@ -90,6 +91,17 @@ def with_agent(request: NewSession, agent: Agent) -> NewSession:
         limits={**agent.limits, **request.limits},
         env={**agent.env, **request.env},
     )
+
+
+def with_image(request: NewSession) -> NewSession:
+    """Returns the request for the default environment with an image, of one that names the image as its environment.
+    Raises InvalidRequest if it names another image besides."""
+    if request.image not in ("", request.environment):
+        raise InvalidRequest(
+            f"the environment {request.environment!r} is the name of an image, and {request.image!r} is another one",
+            remedy="name one of them, as `image`",
+        )
+    return replace(request, environment="", image=request.environment)
 
 
 def changed_limits(limits: Limits, changes: Mapping[str, float]) -> Limits:

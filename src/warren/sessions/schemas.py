@@ -22,6 +22,7 @@ from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, FileInf
 from warren.model.secrets import MAX_OF_SESSION, check_names
 from warren.model.session import Session, SessionState
 from warren.model.spec import USER, WORKSPACE, Layer, Limits
+from warren.model.tenant_images import reference_in
 from warren.sessions.long_values import LongText
 from warren.sessions.new_session import NewSession
 from warren.sessions.request_context import current_caller
@@ -85,14 +86,20 @@ class NetworkBody(Body):
 
 
 class SessionBody(Body):
-    environment: str = Field("", description="Environment of the registry; the server's default if empty")
+    environment: str = Field(
+        "",
+        description="Environment of the registry; the server's default if empty. The name of an image with a tag or a "
+        "path, such as python:3.12, stands for the default environment with that image",
+    )
     thread_id: str = Field(
         "",
         description="The conversation this session is for. A thread has one session at a time: creating it again gives "
         "the one it has",
         examples=["conv-42"],
     )
-    image: str = Field("", description="Image other than the environment's")
+    image: str = Field(
+        "", description="Image other than the environment's; if the server lacks it and may pull it, it does"
+    )
     provider: str = Field(
         "",
         description="What makes the sandbox, one of the server's providers; the environment's or the default if empty",
@@ -469,7 +476,7 @@ def session_view(session: Session, clock: Clock, base_url: str, image: str) -> d
         "max_lifetime_s": session.max_lifetime_s,
         "limits": dict(_limit_items(session.limits)) if session.limits else None,
         "pooled": session.pooled,
-        "image": image or None,
+        "image": reference_in(image) or image or None,
         "metadata": dict(session.metadata),
         "env_names": sorted(session.env),
         "network": session.network.as_mapping(),

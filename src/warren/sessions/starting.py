@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from warren.interfaces.worker import Claim, Claimed
@@ -62,16 +62,18 @@ class SessionStarting:
         if self._basis.worker is not None:
             choose_provider(self._basis.worker.providers, name, needs)
 
-    async def prepare(self, session: Session, *, wait: bool) -> None:
-        """Raises ImageBuilding if the image of a new session is not there yet: nothing is stored then. With `wait` the
-        caller first waits for the image as long as callers may."""
+    async def prepare(self, session: Session, *, wait: bool) -> Session:
+        """Returns the new session with the image that it gets: one that is pulled for its tenant has a name of its own.
+        Raises ImageBuilding if the image is not there yet: nothing is stored then. With `wait` the caller first waits
+        for the image as long as callers may."""
         worker, clock = self._basis.worker, self._basis.clock
         if worker is None:
-            return
+            return session
         until: float | None = None
         while True:
             try:
-                return await worker.prepare(session.environment, session.image, session.provider)
+                image = await worker.prepare(session.environment, session.image, session.provider, session.tenant)
+                return session if image == session.image else replace(session, image=image)
             except ImageBuilding:
                 if until is None:
                     until = clock.now() + (shorter_image_wait(self._waits.image_wait_s) if wait else 0.0)

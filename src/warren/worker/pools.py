@@ -94,7 +94,7 @@ class Pools:
         environment asks for a provider that is not here."""
         environment = self._choice.environments(self._options.default_environment)
         provider = self._choice.provider_for(environment)
-        if self._images.must_be_built(environment, provider):
+        if self._images.may_take_long(provider):
             self._tasks.run(self._start_when_built())
         else:
             self.get(provider, environment)

@@ -43,25 +43,39 @@ class ProviderChoice:
 
 
 class WorkerImages:
-    """The images of environments, which are built on demand if there is a recipe."""
+    """The images of environments and of sessions: those that are missing are built, fetched or pulled on demand."""
 
     def __init__(self, choice: ProviderChoice, builds: ImageBuilds | None) -> None:
         self._choice = choice
         self.builds = builds
 
-    def must_be_built(self, environment: Environment, provider: Provider) -> bool:
-        """Whether the image may have to be built or fetched before a sandbox can be made."""
-        can_get = self.builds is not None and self.builds.can_get(environment.image, environment.recipe)
-        return can_get and provider.local_images
+    def may_take_long(self, provider: Provider) -> bool:
+        """Whether an image may have to be made before a sandbox can be."""
+        return self.builds is not None and provider.local_images
 
-    async def prepare(self, environment: str, image: str = "", provider: str = "") -> None:
-        """Sees to it that the provider has the image. Raises ImageBuilding while it is being built, and
-        ImageBuildFailed if that failed a moment ago."""
-        if self.builds is not None:
-            found = self._choice.environments(environment)
-            maker = self._choice.provider_for(found, provider)
-            if maker.local_images:
-                await self.builds.prepare(*self._image_of(found, image, maker))
+    async def prepare(self, environment: str, image: str = "", provider: str = "", tenant: str = "") -> str:
+        """Sees to it that the provider has the image, and returns the name by which it has it; "" for the
+        environment's own. Raises ImageBuilding while it is being made, ImageBuildFailed if that failed a moment ago,
+        and ImageNotFound for an image that the tenant may not have pulled."""
+        if self.builds is None:
+            return image
+        found = self._choice.environments(environment)
+        maker = self._choice.provider_for(found, provider)
+        if maker.local_images:
+            if image and image != found.image:
+                image = await self._own_name(image, tenant, maker)
+            name, recipe, find_version = self._image_of(found, image, maker)
+            await self.builds.prepare(name, recipe, find_version)
+        return image
+
+    async def _own_name(self, image: str, tenant: str, provider: Provider) -> str:
+        """Returns the name of an image that a tenant has named: the same if there is one or a recipe for it, else that
+        under which it is pulled for the tenant."""
+        assert self.builds is not None
+        has_recipe = self.builds.recipe(image, None) is not None
+        if has_recipe or await self.builds.find(image, partial(provider.image_version, image)):
+            return image
+        return self.builds.pulls.image_for(tenant, image) or image
 
     async def state(self, environment: Environment) -> str | None:
         """Returns the state of an environment's image. Returns None where it is not known: the environment may need a

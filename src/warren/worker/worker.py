@@ -87,9 +87,10 @@ class LocalWorker:
 
     # -- claiming
 
-    async def prepare(self, environment: str, image: str = "", provider: str = "") -> None:
-        if self._images.builds is not None:
-            await self._images.prepare(environment, image, provider)
+    async def prepare(self, environment: str, image: str = "", provider: str = "", tenant: str = "") -> str:
+        if self._images.builds is None:
+            return image
+        return await self._images.prepare(environment, image, provider, tenant)
 
     async def image_state(self, environment: Environment) -> str | None:
         return await self._images.state(environment)

@@ -71,6 +71,7 @@ from warren.model.errors import (
     WarrenError,
 )
 from warren.model.gpus import read_gpus
+from warren.model.image_reference import is_image_reference
 from warren.model.preview import CHECKED_HEADER, SANDBOX_HEADER, Way
 from warren.model.session import Session, SessionState, new_session_id
 from warren.sessions.artifact_records import place_of
@@ -356,6 +357,8 @@ class Router:
         agent = self._agent_of(values.get("agent_config"))
         environment = values.get("environment") or agent.get("environment")
         image = values.get("image")
+        if isinstance(environment, str) and is_image_reference(environment):
+            image, environment = environment, ""
         name = environment if isinstance(environment, str) and environment else self._environment
         known = self._environment_of(name) or _UNKNOWN
         return Requirements(
@@ -363,7 +366,7 @@ class Router:
             caller.tenant,
             provider if isinstance(provider, str) and provider else known.provider,
             {str(name): str(value) for name, value in labels.items()} if isinstance(labels, dict) else {},
-            pooled=not (values.get("image") or values.get("limits") or agent.get("limits")),
+            pooled=not (image or values.get("limits") or agent.get("limits")),
             needs=frozenset(known.needs | ({Capability.EGRESS} if _opens_network(values, known) else set())),
             image=image if isinstance(image, str) and image else known.image,
             gpus=_wanted_gpus(values, known),

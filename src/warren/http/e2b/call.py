@@ -20,6 +20,7 @@ from warren.http.e2b.tokens import SandboxTokens
 from warren.http.problems import read_json_body
 from warren.http.request import E2bAddress, Request
 from warren.model.access import Caller
+from warren.model.image_pulls import NO_PULLS, PullRules
 from warren.sessions.manager import Sessions
 from warren.sessions.uses import SandboxUse
 
@@ -28,11 +29,13 @@ from warren.sessions.uses import SandboxUse
 class E2bRules:
     """`templates` are names of templates with the environment that each stands for; other names stand for the
     environment of that name. With `public_ports` the ports of sandboxes made by E2B's clients are public, unless the
-    client wants them private. `builds` builds templates; without it none are built here."""
+    client wants them private. `builds` builds templates; without it none are built here. `pulls` says on which images
+    that are missing here templates may be built."""
 
     templates: Mapping[str, str] = field(default_factory=dict)
     public_ports: bool = True
     builds: TemplateBuilds | None = None
+    pulls: PullRules = NO_PULLS
 
 
 @dataclass

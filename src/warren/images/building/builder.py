@@ -41,6 +41,8 @@ from warren.model.errors import (
     WarrenError,
 )
 from warren.model.image import NO_CONFIG, Configure, Copy, ImageConfig, Recipe, Run, Stage, Step
+from warren.model.image_pulls import RESERVED
+from warren.model.image_reference import has_host
 from warren.model.spec import check_env, check_image_name
 
 if TYPE_CHECKING:
@@ -450,26 +452,21 @@ class _Build:
         return asyncio.run(docker_image_id(self.settings.docker_url, reference)) in ("", config.digest)
 
     def _fetch(self, base: str) -> None:
-        """Imports, pulls or builds the image `base`, by its name. Raises ImageNotFound if there is no way to get it."""
+        """Imports, builds or pulls the image `base`, by its name. Raises ImageNotFound if there is no way to get it."""
         settings, progress = self.settings, self._progress
         kind, _, reference = base.partition(":")
         if kind == "docker" and reference:
             self._images.import_docker(base, reference, settings.docker_url, progress, shell_needed=False)
         elif kind == "oci" and reference:
             self._pull(base, reference)
-        elif settings.registry or _has_host(base):
-            self._pull(base, base)
-        elif suite := plain_suite(base):
+        elif not settings.registry and not has_host(base) and (suite := plain_suite(base)):
             fill = functools.partial(_fill_plain, suite=suite, progress=progress)
             self._images.make(base, f"{suite}, built on this machine", fill, progress)
         else:
-            raise ImageNotFound(
-                f"there is no image {base!r} on this machine, and no registry is set to take it from",
-                remedy="`warren image import` it, set the option image_registry, or name docker:REF or oci:REF",
-            )
+            self._pull(base, base)
 
     def _pull(self, name: str, reference: str) -> None:
-        if self.settings.pull is None:
+        if self.settings.pull is None or name.startswith(RESERVED):  # a registry may have such a name, too
             raise ImageNotFound(f"there is no image {name!r} on this machine, and it cannot be pulled here")
         self.settings.pull(self._images, reference, name, self._progress)
 
@@ -479,11 +476,6 @@ class _Build:
         with Tree(place) as tree:
             prepare(tree)
         return _StageState(RootFs(place, host_usr=False), key_of("", base=SCRATCH))
-
-
-def _has_host(name: str) -> bool:
-    host, slash, _ = name.partition("/")
-    return bool(slash) and ("." in host or ":" in host or host == "localhost")
 
 
 def _fill_plain(path: Path, *, suite: str, progress: BuildProgress) -> None:

@@ -1,9 +1,10 @@
 """HTTP to a registry that may lie, be slow, or point elsewhere. Blocking; called in threads.
 
-The operator names the registry, so its address may be private. Redirects and its token service must lead to the
-registry itself, a public address, or a network that the operator allows; `Registry` dials the very address that it
-checked. It uses plain HTTP only for loopback and for hosts that the operator has named. The password goes to the
-registry and to the token service it names, never to the target of a redirect.
+A registry that the operator has named is trusted: its address may be private. One that a tenant has named, redirects
+and token services must lead to a public address, a network that the operator allows, or the trusted registry itself;
+`ImageRegistry` dials the very address that it checked. It uses plain HTTP only for a trusted registry on loopback and
+for hosts that the operator has named. The password goes to the registry and to the token service it names, never to the
+target of a redirect.
 
 After its first minute a connection must have an average rate of a few kilobytes per second: a server that trickles
 single bytes, in the head or in the body, is given up.
@@ -60,18 +61,21 @@ class Cancelled(Exception):
 
 
 class ImageRegistry:
-    """Requests about one image of a registry. Threads may share it; `cancel` ends their requests."""
+    """Requests about one image of a registry. Threads may share it; `cancel` ends their requests. `trusted`: the
+    operator has named the registry."""
 
     def __init__(
         self,
         reference: Reference,
         *,
+        trusted: bool = True,
         insecure: Iterable[str] = (),
         networks: Iterable[Network] = (),
         credentials: Credentials | None = None,
         patience: Patience | None = None,
     ) -> None:
         self._reference = reference
+        self._trusted = trusted
         self._insecure = frozenset(insecure)
         self._networks = tuple(networks)
         self._credentials = credentials or Credentials({})
@@ -225,20 +229,25 @@ class ImageRegistry:
         raise TransferBroken(f"{url.hostname} does not answer: {failure}")
 
     def _addresses(self, url: SplitResult) -> list[tuple[str, int]]:
-        """Resolves the host's name. Unless the host is the registry itself, drops addresses that only the operator may
-        reach. Raises InvalidRequest if none is left."""
+        """Resolves the host's name. Unless the host is the trusted registry itself, drops addresses that only the
+        operator may reach. Raises InvalidRequest if none is left."""
         port = _origin(url)[2]
         try:
             found = socket.getaddrinfo(url.hostname, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as exc:
             raise TransferBroken(f"the name {url.hostname} cannot be resolved: {exc}") from exc
         addresses = [str(info[4][0]) for info in found]
-        if self._is_home(url):
+        if self._is_home(url) and self._trusted:
             return [(address, port) for address in addresses]
         kinds = {address: why_not_reached(ip_address(address), self._networks) for address in addresses}
         good = [(address, port) for address in addresses if not kinds[address]]
         if not good:
             kind = next(iter(kinds.values()), "no address")
+            if self._is_home(url):
+                raise InvalidRequest(
+                    f"the registry {url.hostname} is {kind}, from which nothing is pulled for tenants",
+                    remedy="if that is right, the operator names its images in image_pull_allowed",
+                )
             raise self._lie(
                 f"it sends us on to {url.hostname}, which is {kind}",
                 remedy="if that is right, add its network to image_registry_networks",
@@ -263,7 +272,8 @@ class ImageRegistry:
         return url
 
     def _may_be_plain(self, url: SplitResult) -> bool:
-        return is_loopback(url.hostname or "") or bool({url.hostname, url.netloc} & self._insecure)
+        is_near = self._trusted and is_loopback(url.hostname or "")
+        return is_near or bool({url.hostname, url.netloc} & self._insecure)
 
     def _is_home(self, url: SplitResult) -> bool:
         return _origin(url) == _origin(self._home)

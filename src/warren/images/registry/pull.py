@@ -10,7 +10,7 @@ import hashlib
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import IO, Any, Final
 from warren.images.registry.credentials import Credentials
 from warren.images.registry.http import ImageRegistry, Patience, TransferBroken
 from warren.images.store.store import ImageStore, silent
-from warren.images.transfer.import_tree import ImportCaps
+from warren.images.transfer.import_tree import ImageTooLarge, ImportCaps
 from warren.images.transfer.oci_layers import Layers
 from warren.images.trees.own_images import Progress
 from warren.images.trees.tree import Tree
@@ -54,7 +54,8 @@ _UNKNOWN: Final = -1  # the size of a manifest that was asked for by its name
 @dataclass(frozen=True, slots=True)
 class PullOptions:
     """The operator's settings. `registry` is for names without a host; `insecure` are the hosts that are reached
-    without TLS; `networks` are private networks that registries may redirect to."""
+    without TLS; `networks` are private networks that registries may redirect to; `mirrors` (`HOST=MIRROR`) are asked
+    instead of registries. Not `trusted`: a tenant has named the registry, see http.py."""
 
     registry: str = ""
     insecure: tuple[str, ...] = ()
@@ -63,6 +64,7 @@ class PullOptions:
     patience: Patience = field(default_factory=Patience)
     caps: ImportCaps = field(default_factory=ImportCaps)
     mirrors: tuple[str, ...] = ()
+    trusted: bool = True
 
 
 NO_OPTIONS: Final = PullOptions()
@@ -77,10 +79,11 @@ def pull_image(
     options: PullOptions = NO_OPTIONS,
     platform: str = "",
     shell_needed: bool = True,
+    make_room: Callable[[int], None] = lambda size_bytes: None,
 ) -> ImageVersion:
     """Pulls an image, and returns the version that `name` (by default the reference) now points to. Makes no new
-    version if the current one has the same digest. Raises InvalidRequest, ImageNotFound, PermissionDenied, NoSpace,
-    Unavailable."""
+    version if the current one has the same digest, or if `make_room` raises when it gets the size of the new one.
+    Raises InvalidRequest, ImageNotFound, PermissionDenied, NoSpace, Unavailable."""
     name = name or reference
     wanted = read_platform(platform)
     with _connected(read_reference(reference, options.registry), options) as pull:
@@ -94,7 +97,7 @@ def pull_image(
         if len(config.diff_ids) != len(manifest.layers):
             raise InvalidRequest("the config of the image is about another number of layers than its manifest")
         if manifest.size > options.caps.size:
-            raise InvalidRequest(f"the image is larger than {options.caps.size} bytes")
+            raise ImageTooLarge.than(options.caps.size)
 
         def fill(path: Path) -> ImageConfig:
             path.mkdir(mode=0o755)
@@ -102,7 +105,7 @@ def pull_image(
                 pull.layers(manifest, config, path.parents[1], tree, progress)
             return config.config
 
-        return store.make(name, source, fill, progress, shell_needed=shell_needed)
+        return store.make(name, source, fill, progress, shell_needed=shell_needed, make_room=make_room)
 
 
 def _is_pulled(version: ImageVersion, digest: str) -> bool:
@@ -118,6 +121,7 @@ def _current(store: ImageStore, name: str) -> ImageVersion | None:
 def _connected(reference: Reference, options: PullOptions) -> Iterator["_Pull"]:
     registry = ImageRegistry(
         reference.served_by(options.mirrors),
+        trusted=options.trusted,
         insecure=options.insecure,
         networks=options.networks,
         credentials=options.credentials,
@@ -177,6 +181,7 @@ class _Pull:
         def report(progress: Progress) -> None:
             progress(step, 0.95 * self._received / max(1, manifest.size))
 
+        report(progress)  # the first bytes may be long in coming
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pull") as threads:
             waiting: list[Future[None]] = []
             try:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Final, cast
 
@@ -16,13 +17,15 @@ from warren.model.errors import ImageNotFound, InvalidRequest
 from warren.model.image import ImageConfig
 
 _PART: Final = 1024 * 1024
+MakeRoom = Callable[[str, int], None]
 
 
 class ImageSharing:
-    """Implements SharedImages. Does not offer the image `host`, which is useless on another machine."""
+    """Implements SharedImages. Does not offer the image `host`, which is useless on another machine. `make_room` is
+    called before the name of a received image points to it, and may raise LimitReached."""
 
-    def __init__(self, store: ImageStore) -> None:
-        self._store = store
+    def __init__(self, store: ImageStore, make_room: MakeRoom = lambda name, size_bytes: None) -> None:
+        self._store, self._make_room = store, make_room
 
     def offers(self) -> Sequence[ImageOffer]:
         return [
@@ -48,7 +51,8 @@ class ImageSharing:
                 raise InvalidRequest(f"the image {offer.name!r} arrived with another content than was offered")
             return config_of(offer.config)
 
-        return self._store.make(offer.name, offer.source, fill, silent, shell_needed=False)
+        make_room = partial(self._make_room, offer.name)
+        return self._store.make(offer.name, offer.source, fill, silent, shell_needed=False, make_room=make_room)
 
 
 class _HashedStream:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from warren.images.store.layer_cache import UNUSED_S, CacheUse, LayerCache
-from warren.images.store.versions import Versions, explain_errors, version_of, write_info
+from warren.images.store.versions import USES, Versions, explain_errors, version_of, write_info
 from warren.images.transfer.import_tree import copy_directory, unpack_tar
 from warren.images.transfer.oci_archive import is_archive, unpack_archive
 from warren.images.trees.own_images import Progress, build_base, build_host
@@ -71,6 +71,13 @@ class ImageStore:
     def source(self, name: str, version: str) -> str:
         """Returns what this version was made from; "" if it no longer exists."""
         return next((one.source for one in self.list() if one.version == version), "")
+
+    def last_used(self, version: str) -> float:
+        """Returns when a sandbox last began or ended to use this version; 0 if it no longer exists."""
+        try:
+            return (self._versions.path(version) / USES).stat().st_mtime
+        except OSError:
+            return 0.0
 
     @contextlib.contextmanager
     def using(self, name: str) -> Iterator[RootFs]:
@@ -190,9 +197,11 @@ class ImageStore:
         *,
         host_usr: bool = False,
         shell_needed: bool = True,
+        make_room: Callable[[int], None] = lambda size_bytes: None,
     ) -> ImageVersion:
         """Calls `fill` with a path to put a root filesystem at, and makes a new version of it. `fill` may return the
-        image's config, and may use the directory two levels above the path for temporary files."""
+        image's config, and may use the directory two levels above the path for temporary files. `make_room` gets the
+        size of the version; if it raises, the name keeps the version that it has."""
         check_image_name(name)
         with self._versions.temporary() as temporary, explain_errors(f"making the image {name}", temporary):
             new = temporary / "new"
@@ -204,6 +213,7 @@ class ImageStore:
                     check_is_root_filesystem(tree, source, shell_needed=shell_needed)
                 shell = "/bin/bash" if host_usr and Path("/bin/bash").exists() else ""
                 size = prepare(tree, shell, config)
+            make_room(size.bytes)
             content = digest_of(new / "rootfs")
             info = ImageMetadata(
                 *(name, source, time.time(), size.files, size.bytes, host_usr),

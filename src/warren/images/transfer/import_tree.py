@@ -40,6 +40,12 @@ class ImportCaps:
     header: int = 1 << 20
 
 
+class ImageTooLarge(InvalidRequest):
+    @classmethod
+    def than(cls, max_bytes: int) -> "ImageTooLarge":
+        return cls(f"the image is larger than {max_bytes} bytes")
+
+
 class Budget:
     """Counts the bytes and members that an import reads and writes, and raises InvalidRequest beyond the caps."""
 
@@ -58,7 +64,7 @@ class Budget:
     def bytes(self, count: int, *, packed: bool) -> None:
         self.written += count
         if self.written > self.caps.size:
-            raise InvalidRequest(f"the image is larger than {self.caps.size} bytes")
+            raise ImageTooLarge.than(self.caps.size)
         if packed and self.written > max(self.caps.ratio_from, self.read * self.caps.ratio):
             raise InvalidRequest(f"the archive unpacks to more than {self.caps.ratio} times its size: a bomb")
 

@@ -7,7 +7,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, Field
 
 from warren.model.environment import Environment
-from warren.model.tenant_images import may_use_image
+from warren.model.tenant_images import may_use_image, reference_in
 from warren.sessions.operations.call import Call, Handler, Values
 from warren.sessions.request_context import current_caller
 from warren.sessions.schemas import LimitsView, NetworkView, timestamp
@@ -83,14 +83,19 @@ async def list_environments(call: Call) -> Values:
 
 async def list_images(call: Call) -> Values:
     """The version that new sandboxes get. A key that is bound to environments sees the images of these, and nobody
-    those of another tenant. With docker, images of the engine can be used too; they are not listed."""
+    those of another tenant. One that was pulled for the caller's tenant has the name by which it was asked for. With
+    docker, images of the engine can be used too; they are not listed."""
     images = await asyncio.to_thread(call.context.images.list)
     if any(quota.environments for _, quota in current_caller().quota_levels):
         named = {one.image for one in await usable_environments(call)}
         images = [one for one in images if one.name in named]
     return {
         "images": [
-            {**{name: getattr(one, name) for name in _SHOWN_OF_IMAGE}, "created_at": timestamp(one.created)}
+            {
+                **{name: getattr(one, name) for name in _SHOWN_OF_IMAGE},
+                "name": reference_in(one.name) or one.name,
+                "created_at": timestamp(one.created),
+            }
             for one in images
             if one.current and may_use_image(call.tenant, one.name)
         ]

@@ -36,7 +36,7 @@ from warren.http.e2b.tokens import Upload
 from warren.images.trees.own_images import plain_suite
 from warren.model.e2b import UPLOADS
 from warren.model.environment import Environment
-from warren.model.errors import InvalidRequest
+from warren.model.errors import ImageNotFound, InvalidRequest
 from warren.model.spec import check_image_name
 from warren.model.tenant_images import may_use_image
 from warren.sessions.schemas import timestamp
@@ -146,24 +146,28 @@ async def _find_base(call: E2bCall, builds: TemplateBuilds, body: Mapping[str, A
     if from_template is not None:
         base = await find_template(call, from_template)
         return base, base.image or call.context.environments(base.environment).image
-    image = str(from_image)
-    await _check_image(call, builds, image)
+    image = await _choose_image(call, builds, str(from_image))
     return Template(image, environment_of(call, BASE).name), image
 
 
-async def _check_image(call: E2bCall, builds: TemplateBuilds, image: str) -> None:
-    """Raises E2bError for an image that this machine neither has nor makes: nothing is fetched for a template."""
+async def _choose_image(call: E2bCall, builds: TemplateBuilds, image: str) -> str:
+    """Returns the name by which this machine has the image, or will have it: one that is neither here nor made here is
+    pulled by the build, if the operator allows that. Raises E2bError."""
     try:
         check_image_name(image)
-    except InvalidRequest as exc:
+        known = {one.name for one in await asyncio.to_thread(builds.images) if one.current}
+        if (may_use_image(call.tenant, image) and image in known) or plain_suite(image):
+            return image
+        is_bound = any(quota.environments for _, quota in call.caller.quota_levels)
+        if pulled := "" if is_bound else call.rules.pulls.image_for(call.tenant, image):
+            return pulled
+    except (InvalidRequest, ImageNotFound) as exc:
         raise E2bError(400, exc.message) from exc
-    known = {one.name for one in await asyncio.to_thread(builds.images) if one.current}
-    if not (may_use_image(call.tenant, image) and image in known) and not plain_suite(image):
-        raise E2bError(
-            400,
-            f"there is no image '{image[:80]}' on this server; build on a template, or let the operator add the image "
-            "with `warren image pull` or `warren image import`",
-        )
+    raise E2bError(
+        400,
+        f"there is no image '{image[:80]}' on this server; build on a template, or let the operator add the image "
+        "with `warren image pull` or `warren image import`, or allow pulls with the option image_pull",
+    )
 
 
 async def get_status(call: E2bCall) -> Response:

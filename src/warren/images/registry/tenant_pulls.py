@@ -1,0 +1,79 @@
+"""Pulls images for tenants, each of which has its own copies and a bound on them.
+
+A tenant may have `max_bytes` of pulled images, as they lie on the disk, and MAX_IMAGES of them. When one more makes it
+too many, the ones that its sandboxes have used longest ago are removed; those in use stay. Until there is room, the new
+one does not count as pulled. While an image is pulled, its layers and its files may take up to twice the bound besides.
+"""
+
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from warren.images.registry.pull import PullOptions, pull_image
+from warren.images.store.store import ImageStore
+from warren.images.trees.own_images import Progress
+from warren.interfaces.images import ImageVersion
+from warren.model.errors import ImageNotFound, LimitReached
+from warren.model.image_pulls import PullRules
+from warren.model.image_reference import has_host, read_reference
+from warren.model.spec import MIB
+from warren.model.tenant_images import pulled_for, reference_in
+
+MAX_IMAGES: Final = 50
+
+
+def pull_for_tenant(
+    store: ImageStore, image: str, progress: Progress, *, options: PullOptions, rules: PullRules, max_bytes: int
+) -> ImageVersion:
+    """Pulls the image of a name that `pulled_image` has made. Raises what `pull_image` and `make_room` raise."""
+    text = reference_in(image)
+    caps = replace(options.caps, size=min(options.caps.size, max_bytes))
+    return pull_image(
+        *(store, text, image, progress),
+        options=replace(_options_for(text, options, rules), caps=caps),
+        make_room=partial(make_room, store, image, max_bytes=max_bytes),
+    )
+
+
+def make_room(store: ImageStore, image: str, size_bytes: int, *, max_bytes: int) -> None:
+    """Removes images of the tenant whose image this is, until one of `size_bytes` fits; does nothing for an image that
+    is not a tenant's. Raises LimitReached, and removes none, if too many are in use."""
+    mark = pulled_for(image)
+    if not mark:
+        return
+    own = [one for one in store.list() if pulled_for(one.name) == mark and not _is_replaced(one, image)]
+    size, count, gone = size_bytes + sum(one.size_bytes for one in own), 1 + len(own), list[ImageVersion]()
+    removable = [one for one in own if one.current and not one.sandboxes and one.name != image]
+    removable.sort(key=lambda one: store.last_used(one.version), reverse=True)
+    while removable and (size > max_bytes or count > MAX_IMAGES):
+        gone.append(removable.pop())
+        size, count = size - gone[-1].size_bytes, count - 1
+    if size > max_bytes or count > MAX_IMAGES:
+        raise LimitReached(
+            f"the images that were pulled for you take more than {max_bytes // MIB} MiB together"
+            if size > max_bytes
+            else f"{MAX_IMAGES} images that were pulled for you are in use, and that is the most",
+            remedy="end sessions that use others of them, or ask the operator to raise image_pull_mb",
+            retry_after_s=60.0,
+        )
+    for one in gone:
+        with suppress(ImageNotFound):
+            store.remove(one.name, when_unused=True)
+
+
+def _is_replaced(one: ImageVersion, image: str) -> bool:
+    """Returns whether a version goes by itself when `image` points to a new one."""
+    return one.name == image and one.current and not one.sandboxes
+
+
+def _options_for(text: str, options: PullOptions, rules: PullRules) -> PullOptions:
+    """A tenant gets the operator's passwords, and registries at private addresses, only for images that the operator
+    has named. What serves names without a host, and a mirror, is the operator's choice too, but not what it serves."""
+    reference = read_reference(text, options.registry)
+    if rules.is_named(reference):
+        return options
+    is_mirrored = reference.served_by(options.mirrors) != reference.served_by(())
+    is_chosen = is_mirrored or (bool(options.registry) and not has_host(text))
+    networks = options.networks if is_chosen else ()  # to which the operator's registries send on
+    return replace(options, trusted=is_chosen, credentials=None, networks=networks)
