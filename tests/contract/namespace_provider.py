@@ -102,6 +102,9 @@ class NamespaceProvider:
     async def image_version(self, image: str) -> str:
         return ""
 
+    async def load_image(self, image: str) -> None:
+        pass
+
     async def destroy(self, sandbox_id: str) -> None:
         box = self.boxes.pop(sandbox_id, None)
         if box is not None:

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from copied_image import add_image
 from server_process import ServerProcess
 from this_run import new_state_dir, patience
 
 import warren
+from warren.images.store.store import ImageStore
 
 BIN = Path(warren.__file__).parent / "bin"
 _PATIENCE_S = patience(60.0)
@@ -42,12 +44,18 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def check(server: ServerProcess, reason: str, remedy: str, cure: Callable[[], object] | None = None) -> None:
+def check(
+    server: ServerProcess,
+    reason: str,
+    remedy: str,
+    cure: Callable[[], object] | None = None,
+    code: str = "provider_unavailable",
+) -> None:
     try:
         server.start(wait=False)
         wait_for(lambda: "Warren serves" in server.log)
         status, problem = ask(server, "/ready")
-        assert (status, problem["code"]) == (503, "provider_unavailable")
+        assert (status, problem["code"]) == (503, code)
         assert problem["detail"].startswith(f"no sandbox can be made: {reason}")
         assert remedy in problem["remedy"]
         assert ask(server, "/health")[0] == 200
@@ -69,9 +77,9 @@ def test_an_agent_that_is_missing(state: Path, image_cache: Path, tmp_path: Path
 
 
 def test_an_image_that_is_missing(state: Path, image_cache: Path) -> None:
-    server = ServerProcess(state, "--pool-size", "1")
-    reason, cure = "there is no image 'base' on this machine", image_cache / "images"
-    check(server, reason, "warren image build base", lambda: (state / "images").symlink_to(cure))
+    server = ServerProcess(state, "--pool-size", "1", CONTAINER_IMAGE="mine")
+    reason, base = "there is no image 'mine' on this machine", ImageStore(image_cache).rootfs("base").path.parent
+    check(server, reason, "warren image pull mine", lambda: add_image(state, "mine", base))
     assert server.log.count(" server_started version=") == 1
     lines = [line for line in server.log.splitlines() if " sandbox_not_created " in line]
     assert lines

@@ -13,7 +13,8 @@ from warren.model.spec import USER_UID
 class RootFs:
     """A prepared root filesystem. `host_usr`: its /usr is empty, and the host's is mounted there, read-only. `layers`:
     lie above it, the uppermost first, as overlayfs takes them. `uid`: the user that commands run as by default.
-    `seeded`: the writable directories (model.spec.WRITABLE) in which the image has files."""
+    `seeded`: the writable directories (model.spec.WRITABLE) in which the image has files. `size_bytes` is 0 if it is
+    unknown."""
 
     path: Path
     host_usr: bool
@@ -22,6 +23,7 @@ class RootFs:
     layers: tuple[Path, ...] = ()
     uid: int = USER_UID
     seeded: tuple[str, ...] = ()
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

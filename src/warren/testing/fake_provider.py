@@ -74,6 +74,9 @@ class FakeProvider:
             raise ImageNotFound(f"the fake has no image {image!r}", remedy=f"use one it has: {known}")
         return self.images[image]
 
+    async def load_image(self, image: str) -> None:
+        pass
+
     async def check(self, spec: SandboxSpec) -> None:
         await self.image_version(spec.image)
 

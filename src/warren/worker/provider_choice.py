@@ -66,6 +66,7 @@ class WorkerImages:
                 image = await self._own_name(image, tenant, maker)
             name, recipe, find_version = self._image_of(found, image, maker)
             await self.builds.prepare(name, recipe, find_version)
+            await maker.load_image(name)
         return image
 
     async def _own_name(self, image: str, tenant: str, provider: Provider) -> str:

@@ -4,7 +4,7 @@ import asyncio
 from typing import Final
 
 from warren.kernel.owned_tasks import OwnedTasks
-from warren.model.errors import ProviderUnavailable, WarrenError
+from warren.model.errors import ImageBuilding, ProviderUnavailable, WarrenError
 from warren.worker.making import spec_of
 from warren.worker.options import WorkerOptions
 from warren.worker.pools import Pools
@@ -32,8 +32,8 @@ class Readiness:
         self._looked_at = 0.0
 
     async def check(self) -> None:
-        """Raises ProviderUnavailable with the reason if no sandbox can be made. Looks at most once in a few seconds,
-        however many callers ask."""
+        """Raises ProviderUnavailable with the reason if no sandbox can be made, and ImageBuilding while the image is
+        being made. Looks at most once in a few seconds, however many callers ask."""
         clock = self._options.clock
         is_old = self._looked_at + _FRESH_S <= clock.now()
         if self._looking is None or (self._looking.done() and is_old):
@@ -45,6 +45,16 @@ class Readiness:
                 "no sandbox can be made yet: image and runtime are being prepared", retry_after_s=_FRESH_S
             )
         obstacle = self._looking.result()
+        if isinstance(obstacle, ImageBuilding):
+            raise ImageBuilding(
+                f"no sandbox can be made: {obstacle.message}",
+                remedy=obstacle.remedy,
+                retry_after_s=_FRESH_S,
+                step=obstacle.step,
+                fraction=obstacle.fraction,
+                about=obstacle.about,
+                remaining_s=obstacle.remaining_s,
+            )
         if obstacle is not None:
             remedy = obstacle.remedy if isinstance(obstacle, WarrenError) else ""
             reason = obstacle.message if isinstance(obstacle, WarrenError) else str(obstacle)

@@ -88,7 +88,10 @@ class Versions:
         if len(self._found) >= _MAX_CACHED:
             self._found.clear()
         self._found[version] = found = RootFs(
-            self._versions / version / "rootfs", info.host_usr, version, info.config, uid=info.uid, seeded=info.seeded
+            *(self._versions / version / "rootfs", info.host_usr, version, info.config),
+            uid=info.uid,
+            seeded=info.seeded,
+            size_bytes=info.size_bytes,
         )
         return found
 

@@ -96,6 +96,9 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
     async def image_version(self, image: str) -> str:
         return await self._images.version(image)
 
+    async def load_image(self, image: str) -> None:
+        await self._images.load(image)
+
     async def _list_all(self) -> Sequence[str]:
         found = set(await super()._list_all())
         # Without the engine the directories suffice: every sandbox had one before it had a container.
@@ -108,6 +111,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         await super().close()
         if self._cgroup_parent:
             self._hierarchies.remove_parent(self._cgroup_parent)
+        await self._images.close()
         await self.engine.close()
 
     # -- readiness, once

@@ -152,9 +152,6 @@ class DockerEngine:
                         if isinstance(message, dict):
                             yield message
 
-    async def image_ids(self, label: str) -> Sequence[str]:
-        return [str(image["Id"]) for image in await self.labelled_images(label)]
-
     async def labelled_images(self, label: str) -> Sequence[Json]:
         with self._errors("listing images"):
             return await self._list("images/json", label)

@@ -161,6 +161,9 @@ class E2bProvider:
             known = self._templates[image] = now + _CHECKED_S, await self.api.template(self._template(image))
         return known[1]
 
+    async def load_image(self, image: str) -> None:
+        """Its images are on the far side."""
+
     async def check(self, spec: SandboxSpec) -> None:
         self._refuse(spec)
         if not os.access(self._agent, os.R_OK):

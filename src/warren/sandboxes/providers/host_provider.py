@@ -176,6 +176,9 @@ class HostProvider(ABC, Generic[R, Plan]):
                     raise translate_os_error("creating a sandbox", exc) from exc
                 raise
 
+    async def load_image(self, image: str) -> None:
+        """Its sandboxes use the files of an image where they are."""
+
     async def check(self, spec: SandboxSpec) -> None:
         await self._plan(spec)
         self._programs.check()  # they may have gone since the first plan looked at them
