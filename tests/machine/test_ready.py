@@ -83,7 +83,17 @@ def test_an_image_that_is_missing(state: Path, image_cache: Path) -> None:
     assert server.log.count(" server_started version=") == 1
     lines = [line for line in server.log.splitlines() if " sandbox_not_created " in line]
     assert lines
-    assert all(f'error="{reason}" remedy="warren image build base"' in line for line in lines)
+    assert all(f'error="{reason}" remedy="warren image pull mine;' in line for line in lines)
+
+
+def test_a_base_that_is_missing_is_built(state: Path) -> None:
+    """The build ends with the server."""
+    server = ServerProcess(state, "--pool-size", "1")
+    reason = "the image of this environment is being built; it takes about 1 min"
+    check(server, reason, "try again in a moment", code="image_building")
+    assert server.log.count(" image_build_started image=base ") == 1
+    assert " sandbox_not_created " not in server.log
+    assert list((state / "images").glob("base")) == []
 
 
 def test_a_runtime_that_is_missing(state: Path, image_cache: Path) -> None:

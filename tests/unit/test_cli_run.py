@@ -40,6 +40,22 @@ def test_an_image_is_built_for_the_provider_that_will_use_it(
     assert ("building the image environment/mine" in capsys.readouterr().err) == is_wanted
 
 
+def test_a_sandbox_of_its_own_is_like_one_of_a_server_with_the_same_settings(tmp_path: Path) -> None:
+    async def work(sandbox: Sandbox) -> int:
+        raise AssertionError("there is a sandbox")
+
+    given = {"CONTAINER_IMAGE": "missing:22.04", "MEMORY_LIMIT": "300m", "WARREN_STATE_DIR": str(tmp_path)}
+    with empty_registry() as registry:
+        settings = read_settings({**given, "WARREN_IMAGE_MIRRORS": f"docker.io={registry.host}"}, uid=0)
+        with pytest.raises(ImageNotFound, match=r"missing:22\.04"):
+            run._run_in_fresh_sandbox(settings, run.RunOptions("base", "", ""), work)
+    spec = run.build_spec(settings, run.RunOptions("base", "", ""))
+    assert (spec.image, spec.limits.memory_mb) == ("missing:22.04", 300)
+    spec = run.build_spec(settings, run.RunOptions("base", "mine", "", memory=200))
+    assert (spec.image, spec.limits.memory_mb) == ("mine", 200)
+    assert run.build_spec(settings, run.RunOptions("Python3", "", "")).image != "missing:22.04"
+
+
 def test_a_journal_that_does_not_answer_in_time_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "journalctl"
     program.write_text("#!/bin/sh\nexec sleep 60\n")

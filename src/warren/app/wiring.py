@@ -8,6 +8,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from warren.config.environments import RegistryEnvironments
@@ -208,20 +209,21 @@ def build_host_room(settings: Settings) -> "HostRoom":
 
 def build_environments(settings: Settings) -> RegistryEnvironments:
     """Environments by name, with what the settings say about limits and the default environment's image."""
+    return RegistryEnvironments(build_registry(settings), partial(adapt_environment, settings))
+
+
+def adapt_environment(settings: Settings, environment: Environment) -> Environment:
+    """Returns the environment with the limits of the settings, and if it is the default one with their image."""
     limits: dict[str, Any] = {"memory_mb": settings.memory_mb, "cpus": settings.cpus}
     changes = {name: value for name, value in limits.items() if value is not None}
-
-    def adapt(environment: Environment) -> Environment:
-        image = settings.container_image if environment.name == settings.default_environment else ""
-        return replace(
-            environment,
-            image=image or environment.image,
-            recipe=None if image else environment.recipe,
-            limits=replace(environment.limits, **changes),
-            io=environment.io or IoLimits(settings.io_mbps, settings.io_iops),
-        )
-
-    return RegistryEnvironments(build_registry(settings), adapt)
+    image = settings.container_image if environment.name == settings.default_environment else ""
+    return replace(
+        environment,
+        image=image or environment.image,
+        recipe=None if image else environment.recipe,
+        limits=replace(environment.limits, **changes),
+        io=environment.io or IoLimits(settings.io_mbps, settings.io_iops),
+    )
 
 
 async def build_store(settings: Settings) -> "SessionStore":
@@ -316,12 +318,13 @@ def build_image_builds(
     settings: Settings, fetch: "FetchImage | None" = None, *, is_local: bool = False
 ) -> "ImageBuilds":
     from warren.images.building.on_demand import ImageBuilds
+    from warren.images.trees.own_images import BASE, BASE_RECIPE
 
     find = build_recipes(settings)
 
     def recipe_of(image: str) -> "Recipe | None":
         found = find(image)
-        return found.recipe if found else None
+        return found.recipe if found else BASE_RECIPE if image == BASE else None
 
     return ImageBuilds(
         recipe_of,

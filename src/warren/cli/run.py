@@ -42,7 +42,7 @@ from warren.cli.options import (
 from warren.cli.output import printable
 from warren.config.settings import Settings, read_settings
 from warren.interfaces.sandbox import Process, Sandbox
-from warren.model.errors import InvalidRequest, WarrenError
+from warren.model.errors import ImageNotFound, InvalidRequest, WarrenError
 from warren.model.gpus import parse_gpus
 from warren.model.image_reference import is_image_reference
 from warren.model.network import NetworkRules
@@ -249,7 +249,7 @@ def _run_in_fresh_sandbox(settings: Settings, options: RunOptions, work: Callabl
     spec = build_spec(settings, options)
     environment = read_environment(settings, options.environment)
     provider = options.provider or environment.provider or settings.providers[0]
-    if provider == "oci":
+    if provider == "oci" or (provider == "docker" and spec.image == "base"):
         _ensure_image(settings, spec.image)
     given = network_values(options.allow, options.deny, options.internet, options.no_network)
     rules = environment.network if given is None else NetworkRules.from_mapping(given)
@@ -259,19 +259,26 @@ def _run_in_fresh_sandbox(settings: Settings, options: RunOptions, work: Callabl
 
 
 def _ensure_image(settings: Settings, image: str) -> None:
-    """Builds an image that is missing or outdated; one that is there costs no more than a look at its recipe."""
-    from warren.app.wiring import build_recipes
+    """Builds or pulls an image that is missing, and builds one that is outdated; one that is there costs no more than a
+    look at it and at its recipe."""
+    from warren.app.wiring import build_images, build_recipes
 
-    if build_recipes(settings)(image) is not None:
-        from warren.cli.image_build import ensure_image
+    if build_recipes(settings)(image) is None:
+        if os.geteuid() != 0:
+            return  # the provider says what it needs root for
+        with contextlib.suppress(ImageNotFound):
+            build_images(settings).version(image)
+            return
+    from warren.cli.image_build import ensure_image
 
-        ensure_image(settings, image)
+    ensure_image(settings, image)
 
 
 def build_spec(settings: Settings, options: RunOptions) -> SandboxSpec:
-    from warren.app.wiring import read_environment
+    """Describes the sandbox: what an option leaves out is what a server with these settings would take."""
+    from warren.app.wiring import adapt_environment, read_environment
 
-    environment = read_environment(settings, options.environment)
+    environment = adapt_environment(settings, read_environment(settings, options.environment))
     limits = {"memory_mb": options.memory, "cpus": options.cpus, "disk_mb": options.disk}
     return SandboxSpec(
         image=options.image or environment.image,

@@ -18,8 +18,12 @@ from pathlib import Path
 
 from warren.images.trees.tree import Tree
 from warren.model.errors import NoSpace, PermissionDenied, Unavailable
+from warren.model.image import Recipe, Stage
 
 Progress = Callable[[str, float | None], None]
+BASE = "base"
+BASE_RECIPE = Recipe((Stage("scratch"),), about="1 min")
+"""Stands for `build_base` where recipes are listed; nothing runs its steps."""
 
 # fmt: off
 BASE_PACKAGES = (
