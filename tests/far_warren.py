@@ -8,7 +8,7 @@ from pathlib import Path
 from server_process import ServerProcess, running_server
 from this_run import new_state_dir
 
-KEY = "e2b_" + "0" * 80  # any key: the far side checks none
+KEY = "e2b_" + "0" * 80  # any key
 _ENVIRONMENTS = {
     "small": "image: base\nlimits: {disk_mb: 16}\n",
     "far-python": "image: python\n",
@@ -16,8 +16,9 @@ _ENVIRONMENTS = {
 
 
 @contextlib.contextmanager
-def running_far_warren(image_cache: Path) -> Iterator[ServerProcess]:
-    """Runs a server whose template `code-interpreter-v1` has the tests' image python, and `small` a disk of 16 MB."""
+def running_far_warren(image_cache: Path, **environ: str) -> Iterator[ServerProcess]:
+    """Runs a server whose template `code-interpreter-v1` has the tests' image python, and `small` a disk of 16 MB. It
+    checks keys only if `environ` has WARREN_API_KEY."""
     state = new_state_dir(image_cache)
     folder = state / "registry" / "environments"
     folder.mkdir(parents=True)
@@ -26,7 +27,7 @@ def running_far_warren(image_cache: Path) -> Iterator[ServerProcess]:
     flags = ("--environment", "e2b", "--pool-size", "2", "--registry-dir", str(folder.parent))
     templates = "base=e2b,code-interpreter-v1=far-python"
     try:
-        with running_server(state, *flags, WARREN_E2B_TEMPLATES=templates) as server:
+        with running_server(state, *flags, WARREN_E2B_TEMPLATES=templates, **environ) as server:
             yield server
     finally:
         shutil.rmtree(state, ignore_errors=True)

@@ -114,10 +114,11 @@ ALIASES = [(option, alias) for option in OPTIONS.values() for alias in option.al
 
 @pytest.mark.parametrize(("option", "alias"), ALIASES, ids=[alias for _, alias in ALIASES])
 def test_a_name_of_an_older_system_stands_below_ours(option: Option, alias: str) -> None:
-    special = {"MEMORY_LIMIT": "1g", "CPU_QUOTA": "50000", "REDIS_HOST": "one", "WORKERS": "one:5000"}
+    special = {"MEMORY_LIMIT": "1g", "CPU_QUOTA": "50000", "WORKERS": "one:5000"}
+    special |= dict.fromkeys(("REDIS_HOST", "E2B_DOMAIN"), "one")
+    special |= dict.fromkeys(("E2B_API_URL", "E2B_SANDBOX_URL"), "http://one")
     theirs = special.get(alias, "9")
-    names = {"WARREN_MEMORY_LIMIT": "2g", "WARREN_REDIS_HOST": "two", "WARREN_WORKERS": "two:5000"}
-    ours = names.get(option.variable, "8")
+    ours = special.get(alias, "8").replace("one", "two") if alias != "CPU_QUOTA" else "8"
     assert read({alias: theirs}).sources[option.name] == f"environment {alias}"
     assert read({alias: theirs, option.variable: ours}).sources[option.name] == f"environment {option.variable}"
 

@@ -14,6 +14,7 @@ from warren.model.errors import (
     IsolationUnavailable,
     MachineFull,
     NoSpace,
+    ProviderKeyRefused,
     ProviderUnavailable,
     SandboxLost,
 )
@@ -240,6 +241,7 @@ def test_after_a_hopeless_failure_whoever_comes_is_answered_at_once() -> None:
         (InvalidRequest("x"), True),
         (IsolationUnavailable("x"), True),
         (ProviderUnavailable("x"), False),
+        (ProviderKeyRefused("x"), True),
         (MachineFull("x"), False),
         (NoSpace("x"), False),
         (SandboxLost("x"), False),

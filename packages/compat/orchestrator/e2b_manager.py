@@ -7,19 +7,19 @@ import contextlib
 import os
 import posixpath
 import re
-import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
 from orchestrator.state_manager import JsonFiles
+from orchestrator.target import Target, choose_target
 from warren import Execution, FileEntry, NetworkInfo, SandboxClient
 from warren.model.errors import SessionNotFound
-from warren.sdk.blocking.backend import find_session_of_thread
+from warren.sdk.blocking.backend import Backend, find_session_of_thread
 from warren.sdk.blocking.platform import open_backend
 
-_KEY: Final = "wk_"
+NAME: Final = "orchestrator_session"  # the metadata that has the name a session was started with
 _SESSION: Final = re.compile(r"ses_[0-9a-f]{32}")
 _WORKSPACE: Final = "/workspace"
 _DEPTH: Final = 10
@@ -29,31 +29,23 @@ _LANGUAGE_OF: Final = {"Node": "javascript"}  # by environment; of all others py
 _MAX_ARTIFACTS: Final = 1000  # that are recorded of a session; the oldest make room
 
 
-def choose_server(api_key: str | None) -> tuple[str, str]:
-    """The client's mode, and the key for it. A key that is none of Warren's is not used, and a warning says so."""
-    key = api_key or ""
-    if key and not key.startswith(_KEY):
-        warnings.warn(
-            f"e2b_api_key is not used: keys of Warren begin with {_KEY}. WARREN_URL and WARREN_API_KEY name a server",
-            stacklevel=5,
-        )
-        key = ""
-    is_remote = bool(key or os.environ.get("WARREN_URL") or os.environ.get("WARREN_API_KEY"))
-    return ("remote" if is_remote else "local"), key
-
-
 class E2BManager:
     """Works on the sandboxes of a server, or of this machine. What is downloaded goes to `storage_path`/artifacts."""
 
     def __init__(self, api_key: str | None = None, storage_path: str | os.PathLike[str] = "./storage") -> None:
-        self.mode, key = choose_server(api_key)
-        self._backend = open_backend(self.mode, "", key)
+        self._target = choose_target(api_key)
+        self._backend = _open_backend(self._target)
         self._artifacts = JsonFiles(Path(storage_path) / "artifacts")
         # Programs that were written for this interface do not close it.
         self._closing = weakref.finalize(self, self._backend.close)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._backend!r}>"
+
+    @property
+    def mode(self) -> str:
+        """remote: on a server. local: on this machine, in this process."""
+        return self._target.mode
 
     def __enter__(self) -> Self:
         return self
@@ -161,16 +153,28 @@ class E2BManager:
     # -- sessions
 
     def find(self, session_id: str) -> str:
-        """The id of a session, given that or the name that it was started with."""
+        """The id of a session, given that or the name that it was started with. Of several with a name, by several
+        providers, it is the newest; a thread's id names its session as well."""
         if _SESSION.fullmatch(session_id):
             return session_id
-        found = find_session_of_thread(self._backend, session_id) if session_id else None
+        named: list[dict[str, Any]] = []
+        if session_id:
+            named = self._backend.call("list_sessions", metadata=[f"{NAME}={session_id}"], limit=1)["sessions"]
+        found = named[0] if named else find_session_of_thread(self._backend, session_id) if session_id else None
         if found is None:
             raise SessionNotFound(f"there is no session {session_id[:80]!r}", remedy="start one: start_sandbox")
         return str(found["session_id"])
 
     def _sandbox(self, session_id: str) -> SandboxClient:
         return SandboxClient(session_id=self.find(session_id), backend=self._backend)
+
+
+def _open_backend(target: Target) -> Backend:
+    if target.mode == "remote":
+        return open_backend("remote", "", target.api_key)
+    from warren.local import Local
+
+    return Local(target.e2b_api_key)
 
 
 def _exit_code(execution: Execution) -> int:

@@ -12,9 +12,9 @@ from orchestrator.unified_manager import UnifiedSandboxManager
 class Lifecycle:
     """`sandbox_mgr` works on sandboxes, `session_mgr` on sessions, `state_mgr` on the files in `storage_path`.
 
-    With WARREN_URL or WARREN_API_KEY, or a key of Warren's as `e2b_api_key`, sandboxes are those of a server; without,
-    those of this machine, which needs root. `runtime_path` is not used. Sessions that are not stopped end by their
-    time-outs, and in local mode with the program.
+    With WARREN_URL or WARREN_API_KEY, a key of Warren's as `e2b_api_key`, or a server that runs here, sandboxes are
+    those of the server; without, those of this machine, which needs root, and of E2B with `e2b_api_key`. `runtime_path`
+    is not used. Sessions that are not stopped end by their time-outs, and in local mode with the program.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class Lifecycle:
         self.close()
 
     def start(
-        self, agent_config: str | Mapping[str, Any] | None = None, environment: str = "", provider: str = "e2b"
+        self, agent_config: str | Mapping[str, Any] | None = None, environment: str = "", provider: str = ""
     ) -> dict[str, Any]:
         """A session with a sandbox that runs: `session_id`, `sandbox_id`, `provider`, `url` and more.
 
-        `agent_config` is the name of an agent of the registry, or an agent as the registry has them. `provider`: "e2b"
-        is what the environment says; the session's `provider` shows which one it was.
+        `agent_config` is the name of an agent of the registry, or an agent as the registry has them. `provider`:
+        without one the environment says what makes the sandbox; see `UnifiedSandboxManager.start_sandbox`.
         """
         return self.session_mgr.create_session(agent_config, environment, provider)
 

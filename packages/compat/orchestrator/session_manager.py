@@ -13,7 +13,7 @@ class SessionManager:
         self._sandboxes = sandbox_mgr
 
     def create_session(
-        self, agent_config: str | Mapping[str, Any] | None = None, environment: str = "", provider: str = "e2b"
+        self, agent_config: str | Mapping[str, Any] | None = None, environment: str = "", provider: str = ""
     ) -> dict[str, Any]:
         """A session with a sandbox that runs."""
         return self._saved(self._sandboxes.start_sandbox("", environment, provider, agent_config))

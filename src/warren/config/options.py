@@ -150,10 +150,13 @@ class Settings:
         default_text="unix:///var/run/docker.sock")
     e2b_api_key: str = option(SECRET, "", "The key for E2B, or for a server that speaks as E2B does: the far side.",
         aliases={"E2B_API_KEY": None}, secret=True)
-    e2b_api_url: str = option(ENDPOINT, "", "The address of the far side.", default_text="https://api. and e2b_domain")
+    e2b_api_url: str = option(ENDPOINT, "", "The address of the far side.", aliases={"E2B_API_URL": None},
+        default_text="https://api. and e2b_domain")
     e2b_sandbox_url: str = option(ENDPOINT, "", "Where all sandboxes of the far side are reached.",
+        aliases={"E2B_SANDBOX_URL": None},
         default_text="e2b_api_url, if it is set and e2b_domain is not; else each has a name of its own")
-    e2b_domain: str = option(HOST, "", "The domain of the far side.", default_text="e2b.app")
+    e2b_domain: str = option(HOST, "", "The domain of the far side.", aliases={"E2B_DOMAIN": None},
+        default_text="e2b.app")
     e2b_images: tuple[str, ...] = option(TEMPLATES,
         ("python=code-interpreter-v1", "code-interpreter=code-interpreter-v1"),
         "The templates of the far side that images stand for; other images are templates of that name.",

@@ -87,9 +87,11 @@ async def _open_socket(opening: Any) -> AsyncGenerator[Any, None]:
 
 
 class _Client:
-    """What both backends share: they join the engine with their first call, and leave it when they are closed."""
+    """What both backends share: they join the engine with their first call, and leave it when they are closed. See
+    `Engine.use` for `e2b_api_key`."""
 
-    def __init__(self) -> None:
+    def __init__(self, e2b_api_key: str | None = None) -> None:
+        self._e2b_api_key = e2b_api_key
         self._joining = threading.Lock()
         self._joined = False
 
@@ -99,7 +101,7 @@ class _Client:
     def _join(self) -> None:
         with self._joining:
             if not self._joined:
-                ENGINE.use()
+                ENGINE.use(self._e2b_api_key)
                 self._joined = True
 
     @property

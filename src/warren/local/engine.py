@@ -22,6 +22,7 @@ from warren.model.errors import InvalidRequest, Unavailable, WarrenError
 
 if TYPE_CHECKING:
     from warren.app.service import Service
+    from warren.config.settings import Settings
     from warren.local.calls import LocalCalls
 
 T = TypeVar("T")
@@ -101,6 +102,7 @@ class Engine:
         self._gate = threading.RLock()
         self._process = os.getpid()
         self._clients = 0
+        self._e2b_api_key: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._service: Service | None = None
@@ -109,11 +111,18 @@ class Engine:
     def __repr__(self) -> str:
         return f"<Engine {'running' if self._loop else 'not running'}, {self._clients} clients>"
 
-    def use(self) -> None:
+    def use(self, e2b_api_key: str | None = None) -> None:
+        """Starts the service, if it does not run. With `e2b_api_key` it has the provider e2b as well, if that, or
+        E2B_API_KEY for an empty one, is a key. Raises InvalidRequest if it runs already with another key."""
         self._check_process()
         with self._held():
             if self._clients == 0:
-                self._start()
+                self._start(e2b_api_key)
+            elif e2b_api_key and e2b_api_key != self._e2b_api_key:
+                raise InvalidRequest(
+                    "local mode runs in this program already, with another key for E2B or none",
+                    remedy="close what uses it first, or set E2B_API_KEY and WARREN_PROVIDER for the whole program",
+                )
             self._clients += 1
 
     def leave(self) -> None:
@@ -157,8 +166,9 @@ class Engine:
                 remedy="start processes with multiprocessing's spawn, or use a server",
             )
 
-    def _start(self) -> None:
-        make, new_loop = _import_parts()
+    def _start(self, e2b_api_key: str | None) -> None:
+        make, new_loop = _import_parts(e2b_api_key)
+        self._e2b_api_key = e2b_api_key
         loop = self._loop = new_loop()
         self._thread = threading.Thread(target=loop.run_forever, name="warren local", daemon=True)
         self._thread.start()
@@ -167,7 +177,7 @@ class Engine:
         except BaseException as exc:
             self._end_loop()
             if type(exc) is Unavailable and "state directory" in exc.message:
-                remedy = 'use that server (mode="remote"), or another state directory: set WARREN_STATE_DIR'
+                remedy = 'use that server (mode="remote", WARREN_URL), or set WARREN_STATE_DIR to another directory'
                 raise Unavailable(exc.message, remedy=remedy) from None
             raise
 
@@ -272,7 +282,9 @@ async def _cancel_all() -> None:
     await _cancel_tasks(asyncio.all_tasks())
 
 
-def _import_parts() -> tuple[Callable[[], Work["tuple[Service, LocalCalls]"]], Callable[[], asyncio.AbstractEventLoop]]:
+def _import_parts(
+    e2b_api_key: str | None,
+) -> tuple[Callable[[], Work["tuple[Service, LocalCalls]"]], Callable[[], asyncio.AbstractEventLoop]]:
     """Imports and returns the functions that make the service, and the loop it runs on."""
     try:
         import uvloop
@@ -281,12 +293,17 @@ def _import_parts() -> tuple[Callable[[], Work["tuple[Service, LocalCalls]"]], C
         from warren.app.wiring import build_context, build_identity
         from warren.config.settings import read_settings
         from warren.local.calls import LocalCalls
+        from warren.model.image_pulls import ON
     except ImportError as exc:
         raise InvalidRequest(
             f"local mode needs the packages of the server: {exc}",
-            remedy="install them: pip install 'warren-sandbox[server]'",
+            remedy="install them: pip install 'warren-sandbox[server]'; or name a server: set WARREN_URL",
         ) from exc
     settings = replace(read_settings(), audit=False, auth=False, metrics=False)  # the only caller is this process
+    if settings.sources["image_pull"] == "default":
+        settings = replace(settings, image_pull=ON)
+    if e2b_api_key is not None:
+        settings = _with_e2b(settings, e2b_api_key or settings.e2b_api_key)
 
     async def make() -> "tuple[Service, LocalCalls]":
         service = Service(settings, is_local=True)
@@ -296,6 +313,19 @@ def _import_parts() -> tuple[Callable[[], Work["tuple[Service, LocalCalls]"]], C
         return service, LocalCalls(context)
 
     return make, uvloop.new_event_loop
+
+
+def _with_e2b(settings: "Settings", key: str) -> "Settings":
+    """Returns the settings with the provider e2b, if there is a key. Unless the operator has chosen the provider or the
+    pool, nothing is made ahead: the far side's sandboxes cost money."""
+    if not key:
+        return settings
+    pools = ("pool_size", "pool_min", "pool_max")
+    if "e2b" not in settings.providers:
+        settings = replace(settings, providers=(*settings.providers, "e2b"))
+        if all(settings.sources[name] == "default" for name in pools):
+            settings = replace(settings, pool_size=0, pool_min=0, pool_max=0)
+    return replace(settings, e2b_api_key=key)
 
 
 async def _stop_service(service: "Service", calls: "LocalCalls") -> None:

@@ -47,6 +47,7 @@ WarrenError
 ├── Interrupted                    the worker was lost meanwhile: nobody knows whether it was done
 └── Unavailable                    this machine cannot do it now
     ├── ProviderUnavailable
+    │   └── ProviderKeyRefused     the far side does not take the operator's key
     ├── StoreAway                  the store of sessions cannot be reached
     ├── ServerUnreachable          the client cannot reach the server, or lost it
     ├── NoCapacity                 nothing became free in time
@@ -280,6 +281,10 @@ class Unavailable(WarrenError):
 
 class ProviderUnavailable(Unavailable):
     code = "provider_unavailable"
+
+
+class ProviderKeyRefused(ProviderUnavailable):
+    """Waiting does not help. It has no code of its own: for the caller the provider is unavailable."""
 
 
 class StoreAway(Unavailable):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from warren.model.environment import PoolSize
-from warren.model.errors import InvalidRequest, IsolationUnavailable, MachineFull, NotFound
+from warren.model.errors import InvalidRequest, IsolationUnavailable, MachineFull, NotFound, ProviderKeyRefused
 
 QUIET_S: Final = 0.05
 HALF_LIFE_S: Final = 900.0
@@ -165,4 +165,4 @@ def _again_in_s(spare: int, target: int, failures: Failures, demand: Demand, aro
 
 def is_hopeless(error: Exception) -> bool:
     """Whether every creation would fail alike, however long a caller waits."""
-    return isinstance(error, InvalidRequest | NotFound | IsolationUnavailable)
+    return isinstance(error, InvalidRequest | NotFound | IsolationUnavailable | ProviderKeyRefused)

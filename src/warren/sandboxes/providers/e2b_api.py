@@ -22,7 +22,15 @@ from urllib.parse import quote, urlencode
 
 import aiohttp
 
-from warren.model.errors import ImageNotFound, InvalidRequest, NoCapacity, NoSpace, ProviderUnavailable, WarrenError
+from warren.model.errors import (
+    ImageNotFound,
+    InvalidRequest,
+    NoCapacity,
+    NoSpace,
+    ProviderKeyRefused,
+    ProviderUnavailable,
+    WarrenError,
+)
 from warren.model.strict_json import read_in_steps
 from warren.sandboxes.agent.agent_errors import printable
 
@@ -428,8 +436,8 @@ def _errors(doing: str) -> Iterator[None]:
 def translated(failure: FarFailure, doing: str) -> WarrenError:
     status, said = failure.status, f"E2B, {doing}: {failure.said or f'status {failure.status}'}"
     if status in (401, 403) or failure.kind in ("unauthenticated", "permission_denied"):
-        remedy = "check the key (WARREN_E2B_API_KEY), and that it is one of the far side's"
-        return ProviderUnavailable(said, remedy=remedy)
+        remedy = "check the key (e2b_api_key, WARREN_E2B_API_KEY or E2B_API_KEY), and that it is one of the far side's"
+        return ProviderKeyRefused(said, remedy=remedy)
     if status == 429 or failure.kind == "resource_exhausted":
         remedy = "try again later, or ask the far side for more"
         return NoCapacity(said, remedy=remedy, retry_after_s=failure.retry_after_s or 5.0)
