@@ -36,26 +36,37 @@ PYTHON=$python scripts/system-packages run || exit 1
 
 say "Python environment (.venv)"
 if [ ! -e .venv/.quickstart ] || [ pyproject.toml -nt .venv/.quickstart ]; then
-    pip() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
+    pip() { .venv/bin/python -m pip install --disable-pip-version-check --find-links build/wheels "$@"; }
     no_packages() {
         [ -z "$fresh" ] || rm -rf .venv
         stop "pip could not install Warren's packages, see above. It needs a package index it can reach."
     }
     fresh=
+    mkdir -p build/wheels
     if [ ! -x .venv/bin/python ]; then
         fresh=yes
-        # Exactly the files that requirements.lock has the hashes of, and nothing that they would pull in.
+        # Exactly the files that requirements.lock has the hashes of, and nothing that they would pull in. They stay in
+        # build/wheels, so that another environment needs no download.
         "$python" -m venv .venv
-        if said=$(pip --require-hashes --no-deps --requirement requirements.lock 2>&1); then
-            pip --no-deps --no-build-isolation --editable . --editable packages/attack || no_packages
-        elif printf %s "$said" | grep --quiet "DO NOT MATCH THE HASHES"; then
-            printf '%s\n' "$said" >&2
-            rm -rf .venv
-            stop "the package index gives other files than requirements.lock has the hashes of. Nothing was installed."
-        else
-            say "the package index lacks files of requirements.lock: taking what pyproject.toml allows, without hashes"
-            pip --editable '.[server]' --editable packages/attack || no_packages
-        fi
+        fetched=0
+        .venv/bin/python scripts/fetch_wheels.py requirements.lock build/wheels || fetched=$?
+        case $fetched in
+            0)
+                echo "      all packages are here, and are being installed"
+                # The index is needed only if one of the files has to be compiled here.
+                pip --quiet --no-index --require-hashes --no-deps --requirement requirements.lock 2>/dev/null ||
+                    pip --require-hashes --no-deps --requirement requirements.lock || no_packages
+                pip --quiet --no-deps --no-build-isolation --editable . --editable packages/attack || no_packages
+                ;;
+            3)
+                rm -rf .venv
+                stop "the package index gives other files than requirements.lock has the hashes of. Nothing was installed."
+                ;;
+            *)
+                echo "      the package index lacks files of requirements.lock: taking what pyproject.toml allows, without hashes"
+                pip --editable '.[server]' --editable packages/attack || no_packages
+                ;;
+        esac
     else
         pip --editable '.[server]' --editable packages/attack || no_packages
     fi
@@ -67,9 +78,10 @@ make --no-print-directory --silent -C agent || stop "the agent could not be buil
 make --no-print-directory --silent -C launcher || stop "the launcher could not be built, see above."
 
 # sudo drops the environment: the settings in force are handed on, and shown in the lines at the end. Not those that are
-# secret, since everybody can see the arguments of a process, nor those that are for clients.
+# secret, since everybody can see the arguments of a process, nor those that are for clients: the credentials file of a user
+# who calls sudo is not for root.
 settings=$(.venv/bin/python -c 'import os, re, shlex
-other = re.compile("KEY|SECRET|PASSWORD|REDIS_URL|WARREN_URL|WARREN_CREDENTIALS|WARREN_MCP")
+other = re.compile("KEY|SECRET|PASSWORD|REDIS_URL|WARREN_URL|WARREN_MCP" + "|WARREN_CREDENTIALS" * (os.geteuid() != 0))
 names = [name for name in sorted(os.environ) if re.fullmatch("WARREN_[A-Z0-9_]+", name) and not other.search(name)]
 print(" ".join(name + "=" + shlex.quote(os.environ[name]) for name in names))')
 as_root_env() { eval "$as_root env $settings \"\$@\""; }
@@ -113,7 +125,9 @@ case $host in
 esac
 url="http://$host:$(option port)"
 log=$(option log_file)
+is_log_given=$log
 log=${log:-$state/server.log}
+log_line="Its log is $log."
 out=$state/server.out   # what the server says when it starts, or fails to; all else is in the log
 [ -z "$(option tls_cert)" ] || url="https${url#http}"
 
@@ -147,6 +161,9 @@ Was it started with another port? Then set WARREN_PORT to it. Is it stuck? Then 
     theirs=$(version_of_server) ours=$(.venv/bin/warren --version | cut -d" " -f2)
     if [ "$theirs" = "$ours" ]; then
         echo "It is already running (process $pid), and is left as it is."
+        # Only a server that this script has started writes to this file by itself.
+        [ -n "$is_log_given" ] || [ "$($as_root cat "$state/server.pid" 2>/dev/null)" = "$pid" ] ||
+            log_line="Its log is where process $pid was started."
     elif confirm "A server of version $theirs is running (process $pid). Restart it with $ours? Its sessions go on."; then
         $as_root kill "$pid"
         while is_running; do sleep 0.2; done
@@ -188,9 +205,28 @@ if [ -z "$has_key" ]; then
     echo "It wants an API key, and this user has none: make one with \`$shown keys create NAME --state-dir $state\`."
 else
     answer=$(sh -c "$try") || stop "that request should have been answered, see above; the log is $log."
+    case ${WARREN_API_KEY:+$answer} in
+        *'"unauthorized"'*) stop "the server runs, but it does not take the key of the variable WARREN_API_KEY.
+To use its own: unset WARREN_API_KEY, and run this again." ;;
+    esac
     printf '%s' "$answer" | grep -Eq '"exit_code": ?0\b' || stop "that request should have worked. The answer was: $answer
 The log is $log."
     printf '%.120s…\n' "$answer"
+fi
+
+has_python() {
+    warren image list --json | .venv/bin/python -c 'import json, sys
+sys.exit(all(one["name"] != "python" for one in json.load(sys.stdin)))'
+}
+ahead=
+if ! has_python; then
+    if confirm "Build the image \`python\` (numpy, pandas and more) now? It takes about 3 minutes; else the first session of Python3 does it."; then
+        warren image build python || echo "It was not built, see above. The first session of Python3 tries it again."
+    else
+        ahead="
+The first session of the environments Python3 and Node builds its image, which takes about 3 and 1 minutes. To do it ahead:
+    $shown environments build Python3 Node"
+    fi
 fi
 
 cat <<END
@@ -202,9 +238,9 @@ Warren works. From any terminal, and as often as you like:
     .venv/bin/python has the client (from warren import SandboxClient), and .venv/bin/warren --help lists the commands.
 Without the server:
     $shown run -- python3 -c 'print(6 * 7)'
-    $shown shell
-Its log is $log.
+    $shown shell$ahead
+$log_line
 To stop it:  ${as_root:+$as_root }kill $pid
-To start it: $shown serve
+To start it: ./quickstart.sh, in the background as now; or, in the foreground with its log on this terminal, $shown serve
 To start it with the machine (systemd), after stopping this one: $shown service install
 END

@@ -367,10 +367,19 @@ def test_quickstart_ends_with_a_server_and_a_request_that_works(quick: dict[str,
     log = Path(quick["WARREN_STATE_DIR"]) / "server.log"
     assert key not in log.read_text()
     assert log.stat().st_mode & 0o077 == 0
+    assert f"\nIts log is {log}.\n" in first.stdout
+    assert re.search(rf"    env .*WARREN_CREDENTIALS={re.escape(quick['WARREN_CREDENTIALS'])} .* shell\n", first.stdout)
+    pid_file = Path(quick["WARREN_STATE_DIR"]) / "server.pid"
+    pid = pid_file.read_text().strip()
+    aside = pid_file.rename(pid_file.with_name("aside"))  # as if somebody had started the server by hand
     again = quickstart(quick)
+    aside.rename(pid_file)
     assert again.returncode == 0, again.stderr
-    pid = (Path(quick["WARREN_STATE_DIR"]) / "server.pid").read_text().strip()
     assert f"already running (process {pid})" in again.stdout
+    assert f"\nIts log is where process {pid} was started.\n" in again.stdout
+    refused = quickstart({**quick, "WARREN_API_KEY": "wk_of_another_server"})
+    assert refused.returncode == 1
+    assert "unset WARREN_API_KEY, and run this again" in refused.stderr
     elsewhere = quickstart({**quick, "WARREN_PORT": str(free_port())})
     assert elsewhere.returncode == 1
     assert f"a server (process {pid}) has the state directory" in elsewhere.stderr

@@ -4,6 +4,7 @@
 """
 
 import base64
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
@@ -15,7 +16,21 @@ if TYPE_CHECKING:
 Mode = Literal["remote", "local"]
 ImageProgress = Callable[[ImageBuilding], None]
 
+_log: Final = logging.getLogger("warren")
 _NOT_SENT: Final = frozenset({"timeout", "exactly_once", "image_timeout_s", "on_image_progress"})
+
+
+def log_once() -> ImageProgress:
+    """Returns what logs the first call: a program that waits for minutes should say for what."""
+    told = False
+
+    def log(building: ImageBuilding) -> None:
+        nonlocal told
+        if not told:
+            _log.warning("%s; the first use of the environment waits for it", building.message)
+        told = True
+
+    return log
 
 
 class ServerOptions(TypedDict, total=False):

@@ -21,7 +21,7 @@ from warren.model.errors import (
 )
 from warren.sdk.aio.backend import AsyncBackend
 from warren.sdk.aio.platform import AsyncLock, sleep
-from warren.sdk.options import ImageProgress
+from warren.sdk.options import ImageProgress, log_once
 from warren.sdk.protocol import CREATE_S, IMAGE_TIMEOUT_S, fresh_sandbox_notice, new_key
 
 T = TypeVar("T")
@@ -36,8 +36,9 @@ async def create_session(
     on_progress: ImageProgress | None = None,
 ) -> dict[str, Any]:
     """Makes a session. While the server builds the environment's image, tells `on_progress` how far it is and asks
-    again, until `image_timeout_s` is over."""
+    again, until `image_timeout_s` is over. Without `on_progress` it logs once what it waits for."""
     until = time.monotonic() + image_timeout_s
+    tell = on_progress or log_once()
     while True:
         try:
             return await backend.call("create_session", key=key, work_s=CREATE_S, **options)
@@ -45,8 +46,7 @@ async def create_session(
             pause_s = min(exc.retry_after_s or 1.0, 10.0)
             if time.monotonic() + pause_s > until:
                 raise
-            if on_progress is not None:
-                on_progress(exc)
+            tell(exc)
             await sleep(pause_s)
 
 

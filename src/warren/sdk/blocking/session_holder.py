@@ -23,7 +23,7 @@ from warren.model.errors import (
 )
 from warren.sdk.blocking.backend import Backend
 from warren.sdk.blocking.platform import Lock, sleep
-from warren.sdk.options import ImageProgress
+from warren.sdk.options import ImageProgress, log_once
 from warren.sdk.protocol import CREATE_S, IMAGE_TIMEOUT_S, fresh_sandbox_notice, new_key
 
 T = TypeVar("T")
@@ -38,8 +38,9 @@ def create_session(
     on_progress: ImageProgress | None = None,
 ) -> dict[str, Any]:
     """Makes a session. While the server builds the environment's image, tells `on_progress` how far it is and asks
-    again, until `image_timeout_s` is over."""
+    again, until `image_timeout_s` is over. Without `on_progress` it logs once what it waits for."""
     until = time.monotonic() + image_timeout_s
+    tell = on_progress or log_once()
     while True:
         try:
             return backend.call("create_session", key=key, work_s=CREATE_S, **options)
@@ -47,8 +48,7 @@ def create_session(
             pause_s = min(exc.retry_after_s or 1.0, 10.0)
             if time.monotonic() + pause_s > until:
                 raise
-            if on_progress is not None:
-                on_progress(exc)
+            tell(exc)
             sleep(pause_s)
 
 
