@@ -31,6 +31,8 @@ SESSION = Session("ses_1", "t", "e2b", "epoch", 0.0, 0.0, 0.0, previews=PreviewR
         ({"denyOut": ["8.8.8.8", "10.1.2.3/8"]}, None, NetworkRules(True, deny=("8.8.8.8", "10.0.0.0/8"))),
         ({"allowOut": ["8.8.8.8"]}, None, NetworkRules(True, allow=("8.8.8.8",))),
         ({"allowOut": [ALL], "denyOut": [ALL]}, None, NetworkRules(True)),
+        ({"allowOut": ["10.1.2.3", ALL, "10.1.2.3"]}, None, NetworkRules(True, allow=("10.1.2.3",))),
+        ({"allowOut": [ALL, "db.internal"], "denyOut": [ALL]}, None, NetworkRules(True, allow=("db.internal",))),
     ],
 )
 def test_what_a_client_says_becomes_rules(values: dict[str, Any], internet: bool | None, rules: NetworkRules) -> None:

@@ -433,6 +433,13 @@ class TestJudge:
             (NetworkRules(allow=("10.9.0.0/16",)), ("", "10.9.0.1", 80), ""),
             (NetworkRules(allow=("b.example",)), ("b.example", "93.184.216.34", 80), "the operator denies it"),
             (NetworkRules(internet=True), ("", "93.184.216.34", 25), "the operator denies it"),
+            (NetworkRules(internet=True), ("", "10.9.0.1", 80), "a private address, which `internet` does not open"),
+            (NetworkRules(internet=True), ("a.example", "10.9.0.1", 80), "`internet` does not open"),
+            (NetworkRules(internet=True), ("a.example", "::ffff:10.9.0.1", 80), "a private address"),
+            (NetworkRules(internet=True), ("a.example", "93.184.216.34", 80), ""),
+            (NetworkRules(internet=True, allow=("a.example:80",)), ("a.example", "10.9.0.1", 80), ""),
+            (NetworkRules(internet=True, allow=("a.example:80",)), ("a.example", "10.9.0.1", 81), "not open"),
+            (NetworkRules(internet=True, allow=("10.9.0.0/24",)), ("a.example", "10.9.0.1", 80), ""),
             (NetworkRules(internet=True, deny=("93.184.216.0/24",)), ("x.example", "93.184.216.34", 80), "no rule"),
         ],
     )

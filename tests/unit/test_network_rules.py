@@ -10,7 +10,9 @@ import pytest
 from unit.session_world import TENANT, World, world
 
 from warren.access.tenants import Tenant
+from warren.app.image_wiring import find_build_network
 from warren.config.presets import PresetReader, read_presets
+from warren.config.settings import read_settings
 from warren.interfaces.audit import Query
 from warren.model.access import Caller, Quota
 from warren.model.capability import Capability
@@ -148,6 +150,15 @@ def test_the_operators_file_wins_and_a_mistake_in_it_is_said(tmp_path: Path) -> 
         with pytest.raises(InvalidRequest):
             read_presets(file)
         assert PresetReader(file, {}, root=tmp_path, home=tmp_path).read().known == {}
+
+
+def test_builds_that_may_reach_the_internet_name_the_indexes_as_well(tmp_path: Path) -> None:
+    file = tmp_path / "presets.yaml"
+    file.write_text("python-packages: {allow: [packages.example]}\n")
+    settings = read_settings({"WARREN_IMAGE_NETWORK": "internet", "WARREN_EGRESS_PRESETS": str(file)})
+    found = find_build_network(settings)
+    assert found.rules.internet
+    assert "packages.example" in found.rules.allow  # which may be at a private address
 
 
 # -- sessions

@@ -163,5 +163,7 @@ def find_build_network(settings: Settings) -> BuildNetwork:
     presets = PresetReader(settings.egress_presets, environment_with({})).read()
     known = [text for text in texts if text not in PRESETS or text in presets.known]
     if texts == (EVERYTHING,):
-        return BuildNetwork(NetworkRules(internet=True), presets.env(tuple(presets.known)), apt_sources, authorities)
+        every = tuple(presets.known)  # named as well, because `internet` opens no index at a private address
+        rules = NetworkRules(internet=True, allow=presets.expanded(every))
+        return BuildNetwork(rules, presets.env(every), apt_sources, authorities)
     return BuildNetwork(NetworkRules(allow=presets.expanded(known)), presets.env(known), apt_sources, authorities)

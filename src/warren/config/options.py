@@ -314,7 +314,7 @@ class Settings:
         default_text="everything that is public")
     egress_denied: tuple[str, ...] = option(RULES, (), "What no sandbox may reach, whatever its session allows.")
     egress_networks: tuple[str, ...] = option(NETWORKS, (),
-        "Networks that sandboxes may reach although they are not public.")
+        "Networks that sandboxes may reach although they are not public, if a rule of their session names them.")
     egress_presets: Path | None = option(PATH, None,
         "A YAML file that says what the presets of network rules stand for.",
         default_text="what pip, npm and apt of this machine use")

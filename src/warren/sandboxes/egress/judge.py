@@ -57,7 +57,7 @@ class Judge:
             if not is_unknown:
                 raise DestinationRefused("the operator allows other destinations only")
         if to.address is not None:
-            self._check_address(to.address)
+            self._check_address(rules, to, to.address)
 
     def check_visible_name(self, rules: IndexedRules, name: str, to: Destination) -> None:
         """Checks a name that a client sends to an address for which it looked up no name. Raises DestinationRefused."""
@@ -66,6 +66,9 @@ class Judge:
         if not rules.allows(name, to.address, to.port):
             raise DestinationRefused(_NO_RULE, Destination(name, to.address, to.port).rule)
 
-    def _check_address(self, address: Address) -> None:
+    def _check_address(self, rules: IndexedRules, to: Destination, address: Address) -> None:
         if kind := why_not_reached(address, self._networks):
             raise DestinationRefused(f"it is {kind}")
+        # `internet` is what is public. The operator's networks are for sessions that name them.
+        if self._networks and not rules.allow.covers(to.name, address, to.port) and (kind := why_not_reached(address)):
+            raise DestinationRefused(f"it is {kind}, which `internet` does not open", to.rule)

@@ -41,8 +41,8 @@ def read_network(values: Mapping[str, Any], internet: bool | None) -> NetworkRul
     is_closed = internet is False or ALL_TRAFFIC in deny
     if not is_closed and not all(map(_is_network, allow)):
         raise bad(f"allowOut has names, and so denyOut must have {ALL_TRAFFIC}: everything else is open otherwise")
-    if ALL_TRAFFIC in allow:
-        return NetworkRules(internet=True)
+    if ALL_TRAFFIC in allow:  # what is named beside it may be private, which the Internet is not
+        return NetworkRules(True, tuple(dict.fromkeys(each for each in allow if each != ALL_TRAFFIC)))
     return NetworkRules(not is_closed, tuple(dict.fromkeys(allow)), tuple(dict.fromkeys(deny)))
 
 
