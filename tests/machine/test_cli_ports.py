@@ -60,6 +60,10 @@ def test_open_prints_a_link_that_needs_no_key(cli: RemoteCli, server: ServerProc
     link = cli.say("open", session, "3000").strip()
     assert link.startswith(f"http://3000-{session.removeprefix('ses_')}.localhost:{server.port}/?warren_token=")
     assert fetch(server, link.replace("/?", "/index.html?")) == b"<h1>hello</h1>"
+    by_path = cli.say("open", session, "3000", "--path").strip()
+    assert by_path.startswith(f"{server.url}/api/sessions/{session}/ports/3000/?warren_token=")
+    with urllib.request.urlopen(by_path.replace("/?", "/index.html?"), timeout=30) as answer:
+        assert answer.read() == b"<h1>hello</h1>"
     newer = cli.document("open", session, "3000", "--revoke", "--expires", "10m", "--local-host")
     assert fetch(server, newer["url"].replace("/?", "/index.html?")) == b"<h1>hello</h1>"
     with pytest.raises(AssertionError, match="revoked"):
@@ -112,6 +116,8 @@ def test_the_client_waits_for_ports_and_makes_links(server: ServerProcess, sessi
         assert (3000, "127.0.0.1", False) in [(each.port, each.address, each.public) for each in client.ports()]
         link = client.url(3000, expires_s=60).replace("/?", "/index.html?")
         assert fetch(server, link) == b"<h1>hello</h1>"
+        with urllib.request.urlopen(client.url(3000, by_path=True), timeout=30) as answer:
+            assert answer.status == 200
         client.set_port(3000, host_header="localhost")
         client.revoke_links()
         with pytest.raises(AssertionError):

@@ -46,6 +46,9 @@ def ports(server: RemoteServer, session: str, thread: str, wait_for: int | None,
 @click.argument("words", nargs=-1, required=True, metavar="SESSION PORT")
 @thread_option
 @click.option("--expires", type=Duration(), default=3600.0, metavar="D", help="How long the link opens: 1d.  [1h]")
+@click.option(
+    "--path", "by_path", is_flag=True, help="A path of the server, for programs that cannot resolve the host."
+)
 @click.option("--local-host", is_flag=True, help="The server sees `localhost` as its host: some refuse other names.")
 @click.option("--public/--private", default=None, help="Let everybody open it without a link, or not any more.")
 @click.option("--revoke", is_flag=True, help="Close every link to this session that was made before.")
@@ -55,6 +58,7 @@ def open_port(
     words: tuple[str, ...],
     thread: str,
     expires: float,
+    by_path: bool,
     local_host: bool,
     public: bool | None,
     revoke: bool,
@@ -74,7 +78,8 @@ def open_port(
     if public is not None:
         server.backend.call("change_port", session_id, port=str(port), public=public)
     host_header = "localhost" if local_host else ""
-    made = server.backend.call("create_link", session_id, port=port, expires_s=expires, host_header=host_header)
+    values: dict[str, Any] = {"expires_s": expires, "host_header": host_header, "by_path": by_path}
+    made = server.backend.call("create_link", session_id, port=port, **values)
     with contextlib.suppress(WarrenError):
         if port not in {each["port"] for each in server.backend.call("list_ports", session_id)["ports"]}:
             report(f"nothing listens on port {port} yet")

@@ -67,12 +67,13 @@ class PreviewLinks:
             raise Unauthorized("this link to a preview has expired", remedy="make a new one: warren open")
         return link
 
-    def url(self, link: Link, base_url: str) -> str:
-        """The link as a URL, for a caller who reaches the server at `base_url`."""
+    def url(self, link: Link, base_url: str, *, by_path: bool = False) -> str:
+        """The link as a URL, for a caller who reaches the server at `base_url`. With `by_path` it has the path form,
+        which needs no name but the server's own."""
         base = urlsplit(base_url)
         token = f"{TOKEN_PARAMETER.decode()}={self.sign(link)}"
         domain = self.domain or (LOCALHOST if base.hostname and is_loopback(base.hostname) else "")
-        if not domain:
+        if by_path or not domain:
             preview = Preview(link.session_id, link.port)
             return f"{base_url.rstrip('/')}{preview.prefix.decode()}/?{token}"
         port = f":{base.port}" if base.port else ""

@@ -444,12 +444,15 @@ class SandboxClient(Files, Code):
         """Returns when a server inside listens on the port; raises PortClosed if none does in time."""
         self._perform("list_ports", work_s=timeout, wait_for=port, timeout_s=timeout)
 
-    def url(self, port: int, *, expires_s: float = 3600.0, host_header: str = "") -> str:
+    def url(self, port: int, *, expires_s: float = 3600.0, host_header: str = "", by_path: bool = False) -> str:
         """Returns a link that opens the server on this port in a browser, without a key, until it expires.
 
         `host_header="localhost"`: the server sees that as its host, for those that refuse names they do not know.
+        `by_path`: a path of Warren's server instead of a host of its own, for programs that cannot resolve that host,
+        such as one below `localhost`.
         """
-        made = self._perform("create_link", port=port, expires_s=expires_s, host_header=host_header)
+        values = {"expires_s": expires_s, "host_header": host_header, "by_path": by_path}
+        made = self._perform("create_link", port=port, **values)
         return str(made["url"])
 
     def revoke_links(self) -> None:

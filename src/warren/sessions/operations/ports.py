@@ -37,6 +37,9 @@ class LinkBody(Body):
         3600.0, description="The link opens for so long"
     )
     host_header: Literal["", "localhost"] = Field("", description="The same as of a port, for this link alone")
+    by_path: bool = Field(
+        False, description="A path of the server instead of a host, for programs that cannot resolve the host"
+    )
 
 
 class PortView(BaseModel):
@@ -129,7 +132,7 @@ async def create_link(call: Call, body: LinkBody) -> Values:
     expires_at = math.ceil(call.sessions.clock.wall() + body.expires_s)
     local_host = body.host_header == "localhost"
     link = Link(call.tenant, session.id, body.port, expires_at, session.previews.generation, local_host)
-    url = links.url(link, call.base_url())
+    url = links.url(link, call.base_url(), by_path=body.by_path)
     return {"url": url, "token": links.sign(link), "port": body.port, "expires_at": timestamp(expires_at)}
 
 
