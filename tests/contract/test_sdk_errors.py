@@ -1,6 +1,7 @@
 """What a caller hears when something is wrong: one exception each, which says what, and what to do about it."""
 
 import asyncio
+import gc
 import re
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
@@ -163,3 +164,19 @@ async def test_a_server_that_dies_during_a_command(ask: Request, state: Path) ->
     finally:
         server.kill()
         shutil.rmtree(own)
+
+
+async def test_an_async_client_that_is_dropped_says_that_it_was_not_closed(server: ServerProcess) -> None:
+    client = AsyncSandboxClient(server.url, api_key=KEY)
+    session_id = (await client.create_session()).session_id
+    await client._backend.close()  # aiohttp would warn of connections as well
+    clients = [client]
+    del client
+    with pytest.warns(RuntimeWarning, match=f"{session_id}.* was not closed: use `async with`"):
+        clients.clear()
+    async with AsyncSandboxClient(server.url, api_key=KEY, session_id=session_id) as again:
+        await again.cleanup()
+    async with AsyncSandboxClient(server.url, api_key=KEY) as closed:
+        await closed.create_session()
+    del again, closed
+    gc.collect()  # a warning would be an error here

@@ -16,7 +16,7 @@ from warren.sdk.aio.artifacts import AsyncArtifacts
 from warren.sdk.aio.backend import AsyncBackend, find_session_of_thread, list_all
 from warren.sdk.aio.code import AsyncCode
 from warren.sdk.aio.files import AsyncFiles
-from warren.sdk.aio.platform import AsyncByteSource, open_backend, run_at_most
+from warren.sdk.aio.platform import AsyncByteSource, open_backend, remind_to_close, run_at_most
 from warren.sdk.aio.process import AsyncProcess, AsyncTerminal, open_terminal, start_terminal
 from warren.sdk.options import (
     AttachOptions,
@@ -112,6 +112,7 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
             **options,
         }
         self._owns_backend = backend is None
+        self._stop_reminding: Callable[[], object] = lambda: None
         self._ended_session = ""
         self.timeout = options.get("timeout", COMMAND_TIMEOUT_S)
         self.exactly_once = options.get("exactly_once", False)
@@ -255,6 +256,12 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
 
     # -- the session
 
+    async def _create(self) -> None:
+        await super()._create()
+        if self._owns_backend and self.options["mode"] == "remote":  # what is local ends with the program
+            self._stop_reminding()
+            self._stop_reminding = remind_to_close(self, repr(self))
+
     async def create_session(self) -> SessionInfo:
         """Makes the session now; returns the existing one if it was made before."""
         existed = self.session_id
@@ -311,6 +318,7 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
 
     async def close(self) -> None:
         """Closes connections; the session stays."""
+        self._stop_reminding()
         if self._owns_backend:
             await self._backend.close()
 

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import inspect
+import warnings
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Sequence
 from itertools import islice
 from typing import IO, Any, ParamSpec, TypeVar
@@ -67,6 +69,12 @@ async def run_parallel(calls: Sequence[Callable[[], Coroutine[Any, Any, T]]], li
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+
+
+def remind_to_close(client: object, name: str) -> Callable[[], object]:
+    """Warns when the client is lost without having been closed. Returns what stops that."""
+    text = f"{name} was not closed: use `async with`, or await leave(), which ends its session too, or close()"
+    return weakref.finalize(client, warnings.warn, text, RuntimeWarning).detach
 
 
 def open_backend(mode: str, server_url: str, api_key: str) -> AsyncBackend:

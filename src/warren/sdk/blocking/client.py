@@ -18,7 +18,7 @@ from warren.sdk.blocking.artifacts import Artifacts
 from warren.sdk.blocking.backend import Backend, find_session_of_thread, list_all
 from warren.sdk.blocking.code import Code
 from warren.sdk.blocking.files import Files
-from warren.sdk.blocking.platform import ByteSource, open_backend, run_at_most
+from warren.sdk.blocking.platform import ByteSource, open_backend, remind_to_close, run_at_most
 from warren.sdk.blocking.process import Process, Terminal, open_terminal, start_terminal
 from warren.sdk.options import (
     AttachOptions,
@@ -114,6 +114,7 @@ class SandboxClient(Files, Code):
             **options,
         }
         self._owns_backend = backend is None
+        self._stop_reminding: Callable[[], object] = lambda: None
         self._ended_session = ""
         self.timeout = options.get("timeout", COMMAND_TIMEOUT_S)
         self.exactly_once = options.get("exactly_once", False)
@@ -257,6 +258,12 @@ class SandboxClient(Files, Code):
 
     # -- the session
 
+    def _create(self) -> None:
+        super()._create()
+        if self._owns_backend and self.options["mode"] == "remote":  # what is local ends with the program
+            self._stop_reminding()
+            self._stop_reminding = remind_to_close(self, repr(self))
+
     def create_session(self) -> SessionInfo:
         """Makes the session now; returns the existing one if it was made before."""
         existed = self.session_id
@@ -313,6 +320,7 @@ class SandboxClient(Files, Code):
 
     def close(self) -> None:
         """Closes connections; the session stays."""
+        self._stop_reminding()
         if self._owns_backend:
             self._backend.close()
 

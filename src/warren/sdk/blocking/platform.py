@@ -46,6 +46,11 @@ def run_parallel(calls: Sequence[Callable[[], T]], limit: int) -> list[T]:
         return list(threads.map(lambda call: call(), calls))
 
 
+def remind_to_close(client: object, name: str) -> Callable[[], object]:
+    """Does not warn: the connections of a blocking client are closed with it."""
+    return lambda: None
+
+
 def open_backend(mode: str, server_url: str, api_key: str) -> Backend:
     if mode == "local":
         from warren.local import Local
