@@ -14,6 +14,9 @@ from mcp import StdioServerParameters
 from server_process import clean_environ
 
 from warren.cli.mcp import mcp
+from warren.integrations.mcp.sandboxes import Sandboxes
+from warren.integrations.mcp.server import ToolServer
+from warren.sdk.aio.platform import open_backend
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "mcp.md").read_text()
 
@@ -45,6 +48,14 @@ async def test_a_client_that_reads_it_gets_the_tools_of_the_page(entry: dict[str
     async with connected("stdio", place) as client:
         names = {tool.name for tool in (await client.list_tools()).tools}
     assert names == set(re.findall(r"^\| `(\w+)` \|", _PAGE, re.M))
+
+
+def test_the_table_names_every_argument_in_its_order() -> None:
+    tools = ToolServer(Sandboxes(open_backend("remote", "http://127.0.0.1:9", "")), "0").list_tools()["tools"]
+    listed = dict(re.findall(r"^\| `(\w+)` \| ([^|]*)\|", _PAGE, re.M))
+    for tool in tools:
+        named = [name for name in tool["inputSchema"]["properties"] if name != "sandbox"]
+        assert re.findall(r"`(\w+)`", listed[tool["name"]]) == named, tool["name"]
 
 
 @pytest.mark.parametrize("entry", HTTP)
