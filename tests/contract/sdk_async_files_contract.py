@@ -62,7 +62,12 @@ class AsyncFilesContract:
             assert await client.artifacts.get(last.artifact_id) == last
             assert await client.artifacts.read(first) == b"at the end"
             assert (await client.artifacts.download(last, tmp_path)).read_text() == "plot\n"
-            for one in (first, last):
+            async with new() as another:  # a client without a thread sees those of its own session
+                await another.execute("echo plot > other.png", save_artifacts=["*.png"])
+                [other] = await another.artifacts.list()
+                assert other.name == "other.png"
+                assert await client.artifacts.list() == [first, last]
+            for one in (first, last, other):
                 await client.artifacts.delete(one)
             assert await client.artifacts.list() == []
 

@@ -62,7 +62,12 @@ class FilesContract:
             assert client.artifacts.get(last.artifact_id) == last
             assert client.artifacts.read(first) == b"at the end"
             assert (client.artifacts.download(last, tmp_path)).read_text() == "plot\n"
-            for one in (first, last):
+            with new() as another:  # a client without a thread sees those of its own session
+                another.execute("echo plot > other.png", save_artifacts=["*.png"])
+                [other] = another.artifacts.list()
+                assert other.name == "other.png"
+                assert client.artifacts.list() == [first, last]
+            for one in (first, last, other):
                 client.artifacts.delete(one)
             assert client.artifacts.list() == []
 

@@ -113,6 +113,22 @@ def test_bash_completes_environments_of_the_server(cli: RemoteCli) -> None:
         assert done.stdout == "plain,base\n"
 
 
+def test_artifacts_of_one_session_are_listed_by_its_id_or_the_beginning_of_it(cli: RemoteCli) -> None:
+    one, other = (cli.say("create").strip() for _ in range(2))
+    for session in (one, other):
+        cli.say("exec", session, "--", "sh", "-c", "echo $$ > result.txt")
+        cli.say("artifacts", "save", session, "result.txt")
+    cli.say("kill", one)
+    [artifact] = cli.document("artifacts", "list", one)["artifacts"]
+    assert artifact["session_id"] == one
+    for name in (one, one[:16], one.removeprefix("ses_")[:12]):
+        assert cli.say("artifacts", "list", name, "-q") == f"{artifact['artifact_id']}\n"
+    assert len(cli.say("artifacts", "list", "--name", "result*", "-q").split()) >= 2
+    cli.say("artifacts", "rm", artifact["artifact_id"])
+    assert cli.say("artifacts", "list", one, "-q") == ""
+    cli.say("kill", other)
+
+
 def test_network_shows_changes_and_explains(cli: RemoteCli) -> None:
     session = cli.say("create", "--allow", "one.example", "--allow", "*.two.example:443").strip()
     assert cli.document("network", session)["allow"] == ["one.example", "*.two.example:443"]

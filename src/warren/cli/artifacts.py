@@ -1,6 +1,7 @@
 """`warren artifacts`: files that outlive the sandbox they were made in."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from warren.cli.main import CommandGroup, report
 from warren.cli.options import server_options
 from warren.cli.output import format_age, print_json, printable, write_bytes
 from warren.cli.remote import (
+    SESSION_ID,
     Answer,
     RemoteServer,
     complete,
@@ -49,14 +51,20 @@ def artifacts() -> None:
 @click.argument("session", required=False, default="", shell_complete=complete_session)
 @click.option("--thread", default="", metavar="T", help="Only those of this thread.")
 @click.option("--name", default="", metavar="GLOB", help="Only those whose name fits.")
+@click.option("-q", "--quiet", is_flag=True, help="Only the ids.")
 @server_command
-def list_artifacts(server: RemoteServer, session: str, thread: str, name: str) -> Answer:
+def list_artifacts(server: RemoteServer, session: str, thread: str, name: str, quiet: bool) -> Answer:
     """List artifacts, newest first: all, or those of a session.
 
     Example: warren artifacts list --name '*.png'
     """
-    given = {"session_id": session, "thread_id": thread, "name": name}
+    is_whole = SESSION_ID.fullmatch(session) is not None
+    given = {"session_id": session if is_whole else "", "thread_id": thread, "name": name}
     found = _list(server, {key: value for key, value in given.items() if value})
+    if not is_whole:  # the server cannot look for a part of an id, and the session may have ended
+        found = [one for one in found if one["session_id"].startswith(f"ses_{session.removeprefix('ses_')}")]
+    if quiet:
+        return Answer({"artifacts": found}, partial(_print_ids, found))
     return table({"artifacts": found}, _TITLES, map(_row, found))
 
 
@@ -133,6 +141,11 @@ def _list(server: RemoteServer, filters: Values) -> list[Values]:
         found += page["artifacts"]
         after = page["next"]
     return found
+
+
+def _print_ids(found: list[Values]) -> None:
+    for artifact in found:
+        click.echo(artifact["artifact_id"])
 
 
 def _row(artifact: Values) -> tuple[object, ...]:

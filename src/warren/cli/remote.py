@@ -26,7 +26,7 @@ from warren.sdk.blocking.transport import Transport
 from warren.sdk.discovery import find_key, find_url, key_remedy
 from warren.sdk.protocol import ClientRequest
 
-_SESSION_ID: Final = re.compile(r"ses_[0-9a-f]{32}")
+SESSION_ID: Final = re.compile(r"ses_[0-9a-f]{32}")
 _SHORT_ID_LENGTH: Final = 16
 _PAGE: Final = 1000
 
@@ -79,7 +79,7 @@ class RemoteServer:
             if session is None:
                 raise SessionNotFound(f"the thread {thread!r} has no session", remedy="`warren create` makes one")
             return str(session["session_id"])
-        return name if _SESSION_ID.fullmatch(name) else self._find_by_prefix(name)
+        return name if SESSION_ID.fullmatch(name) else self._find_by_prefix(name)
 
     def _find_by_prefix(self, name: str) -> str:
         prefix = f"ses_{name.removeprefix('ses_')}"

@@ -121,7 +121,7 @@ class _Client:
 class Local(_Client):
     """The backend of blocking clients."""
 
-    def call(self, operation: str, session_id: str = "", **arguments: Any) -> Any:
+    def call(self, operation: str, session_id: str = "", /, **arguments: Any) -> Any:
         return ENGINE.wait(self._calls.call(operation, session_id, **arguments))
 
     def upload(self, operation: str, session_id: str, data: bytes | Iterable[bytes], **arguments: Any) -> Any:
@@ -181,7 +181,7 @@ class _Socket:
 class AsyncLocal(_Client):
     """The backend of async clients, on any event loop."""
 
-    async def call(self, operation: str, session_id: str = "", **arguments: Any) -> Any:
+    async def call(self, operation: str, session_id: str = "", /, **arguments: Any) -> Any:
         calls = await self._joined_calls()
         return await ENGINE.run(calls.call(operation, session_id, **arguments))
 

@@ -42,7 +42,7 @@ class LocalCalls:
         self.threadless: list[str] = []  # ids of the sessions without a thread, newest first
 
     async def call(
-        self, operation: str, session_id: str = "", *, key: str = "", work_s: float = 0.0, **arguments: Any
+        self, operation: str, session_id: str = "", /, *, key: str = "", work_s: float = 0.0, **arguments: Any
     ) -> Values | None:
         handler = HANDLERS[operation]
         set_image_wait(0)  # the client asks again itself, and shows how far the build of the image is

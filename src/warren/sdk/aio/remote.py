@@ -21,7 +21,7 @@ class AsyncRemote:
         return f"<AsyncRemote {self._transport!r}>"
 
     async def call(
-        self, operation: str, session_id: str = "", *, key: str = "", work_s: float = 0.0, **arguments: Any
+        self, operation: str, session_id: str = "", /, *, key: str = "", work_s: float = 0.0, **arguments: Any
     ) -> Values:
         request = request_for(operation, session_id, arguments, key=key, work_s=work_s)
         found: Values = await self._transport.call(request)

@@ -21,10 +21,11 @@ class SocketLike(Protocol):
 
 
 class Backend(Protocol):
-    """`key` is an Idempotency-Key; `work_s` is how long the operation itself may take."""
+    """`key` is an Idempotency-Key; `work_s` is how long the operation itself may take. `session_id` is the session that
+    an operation works in; as one of `arguments` it says which of all entries to list."""
 
     def call(
-        self, operation: str, session_id: str = "", *, key: str = "", work_s: float = 0.0, **arguments: Any
+        self, operation: str, session_id: str = "", /, *, key: str = "", work_s: float = 0.0, **arguments: Any
     ) -> Values: ...
 
     def events(

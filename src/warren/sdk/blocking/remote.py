@@ -23,7 +23,7 @@ class Remote:
         return f"<Remote {self._transport!r}>"
 
     def call(
-        self, operation: str, session_id: str = "", *, key: str = "", work_s: float = 0.0, **arguments: Any
+        self, operation: str, session_id: str = "", /, *, key: str = "", work_s: float = 0.0, **arguments: Any
     ) -> Values:
         request = request_for(operation, session_id, arguments, key=key, work_s=work_s)
         found: Values = self._transport.call(request)
