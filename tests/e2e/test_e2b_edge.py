@@ -217,7 +217,7 @@ async def test_a_signed_url_needs_no_header_at_all(client: Client, sandbox: Sand
     now = int(time.time())
     assert (await client.ask("GET", signed("/tmp/a b.txt", sandbox.access, "read", now + 60)))[0] == 200
     status, expired = await client.ask("GET", signed("/tmp/a b.txt", sandbox.access, "read", now - 60))
-    assert (status, expired["code"], "signature is already expired" in expired["message"]) == (401, 401, True)
+    assert (status, expired) == (401, {"code": 401, "message": "signature is already expired"})
     for wrong in (writing, signed("/tmp/a b.txt", sandbox.access[:-1], "read"), signed("/x", sandbox.traffic, "read")):
         assert (await client.ask("GET", wrong))[0] == 401
 

@@ -461,7 +461,7 @@ async def test_a_signed_url_expires(world: World) -> None:
     await world.refused(401, "/files", query=query.partition("&signature_expiration")[0])
     world.clock.set_wall(now + 11)
     refusal = await world.refused(401, "/files", query=query)
-    assert "signature is already expired" in refusal["message"]
+    assert refusal["message"] == "signature is already expired"
     for odd in ("0x10", "1e9", " ", "9" * 30, "-"):
         await world.refused(401, "/files", query=query.replace(str(now + 10), odd))
 

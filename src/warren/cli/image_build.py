@@ -488,7 +488,7 @@ def _build_template(settings: Settings, image: str, lines: ReportLines) -> None:
     """Builds the image of a template. The server has written down what the template is made of."""
     from warren.app.image_wiring import build_image_settings
     from warren.app.wiring import build_images
-    from warren.http.e2b.template_process import read_template
+    from warren.http.e2b.template_process import in_words_of_e2b, read_template
     from warren.images.building.builder import base_config
 
     building, images = build_image_settings(settings, for_tenant=True), build_images(settings)
@@ -501,7 +501,10 @@ def _build_template(settings: Settings, image: str, lines: ReportLines) -> None:
     template = read_template(settings.state_dir, image, config_of, max_bytes)
     lines.write({"before": template.made.before, "after": template.made.after})
     named = NamedRecipe(image, template.made.recipe, template.context)
-    build_named(settings, named, lines, no_cache=template.no_cache)
+    try:
+        build_named(settings, named, lines, no_cache=template.no_cache)
+    except BuildFailed as exc:
+        raise in_words_of_e2b(exc, template.made) from exc
 
 
 def _end_with(parent: int) -> None:

@@ -25,7 +25,7 @@ await withSandbox(Sandbox, { envs: { SHARED: 'sandbox' } }, async (sandbox) => {
   const where = { cwd: '/tmp', envs: { A: 'x y' }, user: 'root' }
   assert.equal((await commands.run('pwd; echo $A $SHARED; whoami', where)).stdout, '/tmp\nx y sandbox\nroot\n')
   await refused(() => commands.run('pwd', { cwd: '/none' }), InvalidArgumentError, 'cwd')
-  await refused(() => commands.run('pwd', { user: 'stranger' }), AuthenticationError)
+  await refused(() => commands.run('pwd', { user: 'root123' }), AuthenticationError, "invalid username: 'root123'")
   await refused(() => commands.run('sleep 60', { timeoutMs: 1500 }), TimeoutError)
   assert.equal((await commands.run('sleep 1; echo slow', { timeoutMs: 0 })).stdout, 'slow\n')
   const lines = (await commands.run('seq 1 100000')).stdout
@@ -62,5 +62,9 @@ await withSandbox(Sandbox, { envs: { SHARED: 'sandbox' } }, async (sandbox) => {
 
   const many = await Promise.all(Array.from({ length: 20 }, (_, number) => commands.run(`sleep 0.5; echo ${number}`)))
   assert.deepEqual(many.map((one) => Number(one.stdout)), [...Array(20).keys()])
+
+  const last = await commands.run('sleep 300', { background: true })
+  await sandbox.kill()
+  await refused(() => last.wait(), TimeoutError, 'ended before the stream completed')
 })
 done()

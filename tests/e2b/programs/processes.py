@@ -61,8 +61,8 @@ def surroundings(sandbox: Sandbox) -> None:
     assert run("whoami; echo $HOME", user="root").stdout == "root\n/root\n"
     with refused(InvalidArgumentException, says="cwd"):
         run("pwd", cwd="/there/is/none")
-    with refused(AuthenticationException):
-        run("whoami", user="nobody-of-that-name")
+    with refused(AuthenticationException, says="invalid username: 'root123'"):
+        run("whoami", user="root123")
     assert run("export KEPT=1; cd /tmp").exit_code == 0
     assert run("echo ${KEPT-gone}; pwd").stdout == "gone\n/home/user\n"
 
@@ -166,9 +166,8 @@ def killed_underneath(sandbox: Sandbox) -> None:
     handle = sandbox.commands.run("sleep 300", background=True)
     sandbox.kill()
     started = time.monotonic()
-    with refused(Exception) as refusal:
+    with refused(TimeoutException, says="ended before the stream completed"):
         handle.wait()
-    assert not isinstance(refusal.error, CommandExitException), "a command of a killed sandbox came to its end"
     assert time.monotonic() - started < 60
 
 

@@ -23,6 +23,7 @@ from warren.http.e2b.call import E2bCall, Run
 from warren.http.e2b.errors import ConnectError, E2bError, as_connect_error, gone_response, is_gone
 from warren.http.problems import internal_problem, is_disconnect, read_json_body
 from warren.kernel.pacing import Pace
+from warren.model.e2b import sandbox_id_of
 from warren.model.errors import WarrenError
 from warren.sessions.output_events import close_source
 
@@ -50,8 +51,8 @@ def server_stream(
     call: Callable[[E2bCall, Message], AsyncIterator[Message | bytes]], keepalive: Message | None = None
 ) -> Run:
     """Sends the call's messages (bytes are encoded ones) as they come, until the client leaves or its deadline is over,
-    and `keepalive` if nothing came for as long as the client says. If the sandbox is gone the connection is dropped:
-    clients take an end for the end of their command."""
+    and `keepalive` if nothing came for as long as the client says. If the sandbox is gone, the end of the stream is an
+    error: clients then ask whether the sandbox runs, and do not take the end for the end of their command."""
 
     async def run(request: E2bCall) -> Response:
         return _StreamAnswer(request, call, keepalive)
@@ -100,6 +101,13 @@ async def _deadline(request: E2bCall) -> AsyncIterator[None]:
 
 def deadline_exceeded() -> ConnectError:
     return ConnectError("deadline_exceeded", "the time that the client has set is over")
+
+
+def stream_ended(session_id: str) -> ConnectError:
+    """The end of a stream whose sandbox is gone, in E2B's words: clients look for them."""
+    return ConnectError(
+        "unavailable", f"the connection to sandbox {sandbox_id_of(session_id)} ended before the stream completed"
+    )
 
 
 async def read_messages(pieces: AsyncIterator[bytes]) -> AsyncIterator[Message]:
@@ -160,12 +168,10 @@ class _StreamAnswer(Response):
         try:
             await self._send_until_left(receive, frames)
         except (ConnectError, E2bError, WarrenError) as exc:
-            if is_gone(exc):
-                if frames.begun:
-                    raise ClientDisconnect from exc  # drops the connection
+            if is_gone(exc) and not frames.begun:
                 await gone_response(self._request.session_id)(scope, receive, send)
                 return
-            error = _as_connect_error(exc)
+            error = stream_ended(self._request.session_id) if is_gone(exc) else _as_connect_error(exc)
         except Exception as exc:
             if is_disconnect(exc):
                 raise

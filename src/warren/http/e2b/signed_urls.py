@@ -85,7 +85,7 @@ class SignedUrls:
         if not any(asked.is_signed_with(token) for token in self._tokens.accepted(Opens.ACCESS, session_id)):
             raise _invalid()
         if asked.expires_at and int(asked.expires_at) < self._clock.wall():
-            raise Unauthorized("the signature is already expired", remedy="make a new URL")
+            raise Unauthorized("signature is already expired")  # in E2B's words, and nothing else
 
     async def find(self, asked: SignedRequest, client: str) -> str:
         """Returns the id of the session whose token signed the request. Raises Unauthorized, and RateLimited for a

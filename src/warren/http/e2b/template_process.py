@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from warren.http.e2b.template_steps import Made, TemplateStep, as_json, from_json, make_recipe
+from warren.http.e2b.template_steps import STEP, Made, TemplateStep, as_json, from_json, make_recipe
 from warren.images.transfer.import_tree import ImportCaps, unpack_tar
 from warren.images.trees.tree import Tree
-from warren.model.errors import InvalidRequest
-from warren.model.image import ImageConfig
+from warren.model.errors import BuildFailed, InvalidRequest, UnknownUser
+from warren.model.image import ImageConfig, Run
 
 TEMPLATES: Final = "templates"
 BUILDS: Final = "builds"
@@ -61,6 +61,20 @@ def read_template(state_dir: Path, image: str, config_of: Callable[[str], ImageC
     _unpack(directory, steps, max_bytes)
     made = make_recipe(values["base"], config_of(values["base"]), values["user"], steps)
     return ReadTemplate(made, directory / _CONTEXT, values["no_cache"])
+
+
+def in_words_of_e2b(exc: BuildFailed, made: Made) -> BuildFailed:
+    """Returns the error of a RUN step whose user does not exist with the words that E2B's clients look for; any other
+    error as it is."""
+    cause: BaseException | None = exc
+    while cause is not None and not isinstance(cause, UnknownUser):
+        cause = cause.__cause__
+    match = STEP.match(exc.message)
+    step = made.recipe.stages[0].steps[int(match[1]) - 1] if match else None
+    if cause is None or match is None or not isinstance(step, Run):
+        return exc
+    reason = f"command failed: unauthenticated: invalid username: {step.user!r}"
+    return BuildFailed(f"{match[0]}failed to run command '{step.argv[-1]}': {reason}")
 
 
 def _unpack(directory: Path, steps: Sequence[TemplateStep], max_bytes: int) -> None:

@@ -34,6 +34,8 @@ add /etc/group user:x:1000:
 """
 # Login shells, in which clients run their commands, take PATH from /etc/profile.
 _KEEP_PATH: Final = 'mkdir -p /etc/profile.d; printf "%s\\n" "$1" > /etc/profile.d/template-path.sh'
+STEP: Final = re.compile(r"step (\d+) of (\d+): ")
+"""How the builder names a step: its number in the recipe, and how many there are."""
 _MAX_STEPS: Final = 500
 _LONGEST: Final = 100_000
 _HASH: Final = re.compile(r"[0-9a-f]{16,128}", re.ASCII)

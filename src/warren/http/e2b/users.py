@@ -45,7 +45,7 @@ async def resolve(sandbox: Sandbox, name: str = "") -> SandboxUser:
     check_user(name)
     if home := await _home_in_passwd(sandbox, name):
         return _user(name, home, name)
-    raise UnknownUser(f"there is no user {name[:80]!r} in this sandbox")
+    raise UnknownUser(f"invalid username: {name[:80]!r}")  # in E2B's words: clients look for them
 
 
 async def _home_in_passwd(sandbox: Sandbox, name: str) -> str:
