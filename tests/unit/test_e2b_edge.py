@@ -28,7 +28,7 @@ from warren.http.server.http_guard import BARE
 from warren.http.server.request_origin import TrustedProxies
 from warren.model.access import NO_QUOTA
 from warren.model.e2b import sandbox_id_of
-from warren.model.errors import PortClosed, SessionEnded, TooLarge, Unauthorized, WarrenError
+from warren.model.errors import ImageBuilding, PortClosed, SessionEnded, TooLarge, Unauthorized, WarrenError
 from warren.model.session import SessionState, new_session_id
 from warren.stores.memory import MemoryStore
 from warren.testing.manual_clock import ManualClock
@@ -59,6 +59,7 @@ class World:
         self.tokens = SandboxTokens([b"k" * 32])
         self.seen: list[Request] = []
         self.failure: WarrenError | None = None
+        self.fails_after_s = 0.0
         self.own_problem = b""
         self.of_e2b_sandbox = False
         self.addresses = E2bAddresses(self.tokens, domain)
@@ -78,7 +79,9 @@ class World:
             await request.refused(request.scope, receive, send)
             return
         if request.show_error is not None:
-            send = ShapedAnswer(send, request).send
+            shaped = ShapedAnswer(send, request)
+            shaped._began -= self.fails_after_s
+            send = shaped.send
         self.proxies.apply(request.scope)
         try:
             if request.e2b is not None and not request.e2b.session_id and request.e2b.is_signed:
@@ -450,6 +453,23 @@ async def test_a_signed_url_finds_its_sandbox_by_its_signature(world: World) -> 
         await world.refused(401, "/process.Process/List", headers, query=signed("/a", token), method="POST")
     gone = signed("/a", world.access(new_session_id()))
     assert (await world.refused(401, "/files", query=gone))["message"].startswith("invalid signature")
+
+
+async def test_a_client_that_has_waited_in_vain_is_asked_not_to_repeat_its_request(world: World) -> None:
+    world.failure = ImageBuilding(
+        "the image is being built", remedy="try again", retry_after_s=2.0, step="step 1 of 2: run make", fraction=0.25
+    )
+    soon = await world.ask("/sandboxes", method="POST")
+    assert soon.json == {
+        "code": 503,
+        "message": "the image is being built (step 1 of 2: run make, 25%); try again",
+    }
+    assert (soon.headers["retry-after"], "should-retry" in soon.headers) == ("2", False)
+    world.fails_after_s = 45.0
+    late = await world.ask("/sandboxes", method="POST")
+    assert (late.json, late.headers["retry-after"], late.headers["should-retry"]) == (soon.json, "2", "false")
+    world.failure = TooLarge("too much")
+    assert "should-retry" not in (await world.ask("/sandboxes", method="POST")).headers
 
 
 async def test_a_signed_url_expires(world: World) -> None:

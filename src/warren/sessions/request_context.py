@@ -3,6 +3,7 @@
 Code that does something worth recording adds to `notes`; the audit record gets them without the `secrets`.
 """
 
+import time
 from collections.abc import Callable, Collection
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ _NO_REQUEST: Final = RequestContext()
 _request_context: ContextVar[RequestContext] = ContextVar("request_context", default=_NO_REQUEST)
 _claim_timeout_s: ContextVar[float | None] = ContextVar("claim_timeout_s", default=None)
 _image_wait_s: ContextVar[float | None] = ContextVar("image_wait_s", default=None)
+_wait_until: ContextVar[float | None] = ContextVar("wait_until", default=None)
 _session_id: ContextVar[str] = ContextVar("session_id", default="")
 
 
@@ -39,7 +41,7 @@ def set_claim_timeout(seconds: float) -> None:
 
 def shorter_claim_timeout(limit_s: float) -> float:
     requested_s = _claim_timeout_s.get()
-    return limit_s if requested_s is None else min(requested_s, limit_s)
+    return shorter_wait(limit_s if requested_s is None else min(requested_s, limit_s))
 
 
 def set_image_wait(seconds: float) -> None:
@@ -49,7 +51,17 @@ def set_image_wait(seconds: float) -> None:
 
 def shorter_image_wait(limit_s: float) -> float:
     requested_s = _image_wait_s.get()
-    return limit_s if requested_s is None else min(requested_s, limit_s)
+    return shorter_wait(limit_s if requested_s is None else min(requested_s, limit_s))
+
+
+def set_longest_wait(seconds: float) -> None:
+    """Sets how long this request waits from now on, for everything together, because its client waits no longer."""
+    _wait_until.set(time.monotonic() + seconds)
+
+
+def shorter_wait(limit_s: float) -> float:
+    until = _wait_until.get()
+    return limit_s if until is None else max(0.0, min(limit_s, until - time.monotonic()))
 
 
 def set_session_id(session_id: str) -> None:

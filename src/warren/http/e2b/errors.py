@@ -6,8 +6,9 @@ The control plane and file transfers have `{"code": 404, "message": …}`. Remot
 
 import contextlib
 import json
+import time
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Send
@@ -39,6 +40,8 @@ from warren.model.errors import (
 _GONE: Final = (SessionNotFound, SessionEnded, SandboxLost, SandboxNotFound)
 _BAD: Final = 400
 _MAX_PROBLEM: Final = 64 * 1024
+_REPEATED: Final = (429, 502, 503, 504)  # after which clients repeat a request
+_SOON_S: Final = 5.0
 _STARTS: Final = ("http.response.start", "websocket.http.response.start")
 HTTP_OF_CODE: Final = {
     "invalid_argument": 400,
@@ -168,10 +171,16 @@ def error_in_problem(body: bytes, status: int) -> WarrenError | E2bError:
     """Returns the error that a problem of this server (http/problems.py) tells of."""
     try:
         values = json.loads(body)
-        message, remedy = str(values["detail"]), str(values.get("remedy", ""))
+        message, remedy = str(values["detail"]) + _progress_in(values), str(values.get("remedy", ""))
         return WarrenError.by_code[values["code"]](message, remedy=remedy)
     except (ValueError, KeyError, TypeError):
         return E2bError(_BAD if status == 422 else status, _detail_of(body))
+
+
+def _progress_in(values: Mapping[str, Any]) -> str:
+    """Returns how far an image is that is being built."""
+    step, fraction = values.get("step"), values.get("fraction")
+    return f" ({step}{f', {fraction:.0%}' if isinstance(fraction, float) else ''})" if isinstance(step, str) else ""
 
 
 def _detail_of(body: bytes) -> str:
@@ -185,12 +194,18 @@ def _code_of(status: int) -> str:
 
 
 class ShapedAnswer:
-    """Passes an answer on. A problem of the server becomes what E2B's clients read, if the request says so."""
+    """Passes an answer on. A problem of the server becomes what E2B's clients read, if the request says so.
+
+    Newer clients repeat a request by themselves after some answers, all within the time that the first one had. Where
+    the caller has waited here in vain, that would end in a time-out of theirs, which tells nothing: they are asked not
+    to.
+    """
 
     def __init__(self, send: Send, request: Request) -> None:
         self._send = send
         self._request = request
         self._problem: Message | None = None
+        self._began = time.monotonic()
         self._body = bytearray()
 
     async def send(self, message: Message) -> None:
@@ -209,6 +224,8 @@ class ShapedAnswer:
         response = self._request.show_error(error_in_problem(bytes(self._body), start["status"]))
         names = {name for name, _ in response.raw_headers}
         kept = [header for header in start["headers"] if header[0].lower() not in names]
+        if response.status_code in _REPEATED and time.monotonic() - self._began > _SOON_S:
+            kept.append((b"should-retry", b"false"))
         await self._send({**start, "status": response.status_code, "headers": [*response.raw_headers, *kept]})
         await self._send({"type": body_type, "body": response.body if self._body else b"", "more_body": False})
 

@@ -47,13 +47,14 @@ from warren.sessions.allowances import longest_life
 from warren.sessions.long_values import LongList
 from warren.sessions.new_session import NewSession
 from warren.sessions.operations.sessions import weight
-from warren.sessions.request_context import keep_secret, set_image_wait
+from warren.sessions.request_context import keep_secret, set_image_wait, set_longest_wait
 from warren.sessions.schemas import MAX_VARIABLES, timestamp
 
 CLIENT_ID: Final = "warren"
 DEFAULT_TIMEOUT_S: Final = 300
 _REFRESH_S: Final = 15
-_IMAGE_WAIT_S: Final = 45.0  # clients wait for a minute
+_IMAGE_WAIT_S: Final = 45.0
+_LONGEST_WAIT_S: Final = 50.0  # clients wait for a minute, and the newest of them for all its attempts together
 _MAX_ON_PAGE: Final = 1000
 _USUAL_PAGE: Final = 100
 _FIRST_STEP: Final = 3
@@ -92,6 +93,7 @@ async def create(call: E2bCall) -> Response:
         previews=PreviewRules(everything=is_public, by_token=not is_public),
     )
     set_image_wait(_IMAGE_WAIT_S)
+    set_longest_wait(_LONGEST_WAIT_S)
     result = await call.sessions.create(call.tenant, request, call.header("idempotency-key"))
     if not result.session.state.can_run:
         raise E2bError(409, "the sandbox of this Idempotency-Key has ended; send another key")

@@ -16,8 +16,9 @@ from warren.interfaces.sandbox import Sandbox
 from warren.kernel.shielding import run_shielded
 from warren.model.operations import Command
 from warren.model.session import Session
+from warren.sessions.request_context import shorter_wait
 
-_READY_S: Final = 45.0  # clients wait a minute for a sandbox
+_READY_S: Final = 45.0  # less if the client has waited for the sandbox already
 _AGAIN_S: Final = 0.2
 _SHOWN: Final = 500
 _PORT: Final = re.compile(r'\[ -n "\$\(ss -\w+ sport = :([0-9]{1,5})\)" \]|ss -\w+ \| grep :([0-9]{1,5})', re.ASCII)
@@ -33,17 +34,17 @@ async def start_template(call: E2bCall, session: Session, template: Template) ->
             if template.start:
                 await sandbox.start(await _command(sandbox, session, template, template.start))
             if template.ready and not _SLEEP.fullmatch(template.ready):
-                line = _without_ss(template.ready)
-                await _wait(sandbox, await _command(sandbox, session, template, line, _READY_S))
+                line, ready_s = _without_ss(template.ready), max(1.0, shorter_wait(_READY_S))
+                await _wait(sandbox, await _command(sandbox, session, template, line, ready_s), ready_s)
     except BaseException:
         await run_shielded(call.sessions.delete(call.tenant, session.id))
         raise
 
 
-async def _wait(sandbox: Sandbox, command: Command) -> None:
+async def _wait(sandbox: Sandbox, command: Command, ready_s: float) -> None:
     said = ""
     try:
-        async with asyncio.timeout(_READY_S):
+        async with asyncio.timeout(ready_s):
             while True:
                 result = await sandbox.exec(command)
                 if result.exit_code == 0:
@@ -53,7 +54,8 @@ async def _wait(sandbox: Sandbox, command: Command) -> None:
     except TimeoutError:
         why = f"; it says: {said}" if said else ""
         raise E2bError(
-            500, f"the ready command of the template did not succeed within {_READY_S:g} s after the start command{why}"
+            500,
+            f"the ready command of the template did not succeed within {ready_s:.0f} s after the start command{why}",
         ) from None
 
 
