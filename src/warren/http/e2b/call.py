@@ -19,6 +19,7 @@ from warren.http.e2b.template_builds import TemplateBuilds
 from warren.http.e2b.tokens import SandboxTokens
 from warren.http.problems import read_json_body
 from warren.http.request import E2bAddress, Request
+from warren.http.server.tls_hellos import TLS_HELLOS, TlsHellos
 from warren.model.access import Caller
 from warren.model.image_pulls import NO_PULLS, PullRules
 from warren.sessions.manager import Sessions
@@ -80,6 +81,12 @@ class E2bCall:
     @property
     def tenant(self) -> str:
         return self.caller.tenant
+
+    @property
+    def tls_hellos(self) -> TlsHellos | None:
+        """Names that clients have asked for over TLS; None if the server speaks it."""
+        hellos: TlsHellos | None = self.scope.get("state", {}).get(TLS_HELLOS)
+        return hellos
 
     def header(self, name: str) -> str:
         return self.request.headers.get(name.lower().encode(), b"").decode("latin-1")

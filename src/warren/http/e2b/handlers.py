@@ -53,6 +53,7 @@ class E2bHandlers:
                 raise _no_operation(request, address)
             check_scope(request.caller, operation.scope)
             call = E2bCall(self._context, self._rules, self._tokens, request, receive, self._started, self._envd)
+            self._envd.note_reached(call.session_id)
             return await HANDLERS[operation.name](call)
         except (E2bError, ConnectError) as exc:
             return error_response(exc)

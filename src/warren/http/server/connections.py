@@ -39,6 +39,7 @@ from warren.http.problems import problem
 from warren.http.request import REQUEST, Request
 from warren.http.server.frame_borders import FrameBorders
 from warren.http.server.http_guard import DEFAULT_HEADERS, SECURITY_HEADERS, HttpLimits
+from warren.http.server.tls_hellos import TLS_HELLOS, TlsHellos
 from warren.kernel.answer_memory import AnswerRoom, answer_room
 from warren.kernel.fair_share import FairShare
 from warren.kernel.logs import get_log
@@ -264,10 +265,17 @@ class HttpConnection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as exc:
             self._upgrade(data[exc.args[0] :])
         except httptools.HttpParserError:
-            self._refuse(self._refusal or InvalidHttp("this is not a valid HTTP request"))
+            self._refuse(self._refusal or self._explain(data))
         else:
             if self._unparsed > self._limits.max_header_bytes:
                 self._refuse(self._head_too_large())
+
+    def _explain(self, data: bytes) -> WarrenError:
+        hellos: TlsHellos | None = self.app_state.get(TLS_HELLOS)
+        client = str(self.client[0]) if self.client else ""
+        if hellos is not None and self._active is None and hellos.note(data, client):
+            return InvalidHttp("this port speaks plain HTTP, and the client speaks TLS", remedy="use http://")
+        return InvalidHttp("this is not a valid HTTP request")
 
     def on_message_begin(self) -> None:
         self._in_head = True

@@ -25,6 +25,7 @@ from uvicorn.server import ServerState
 
 from warren.http.server.connections import HttpConnection, WebSocketConnection
 from warren.http.server.http_guard import MAX_CONNECTIONS, HttpLimits
+from warren.http.server.tls_hellos import TLS_HELLOS, TlsHellos
 from warren.model.errors import Unavailable
 
 _BACKLOG = 2048
@@ -128,6 +129,8 @@ class HttpServer:
         if lifespan.should_exit:
             raise Unavailable("the server could not start", remedy="the log says why")
         lifespan.state[MAX_CONNECTIONS] = self._limits.max_connections
+        if self._tls is None:
+            lifespan.state[TLS_HELLOS] = TlsHellos()
         self._lifespan = lifespan
 
     def _new_connection(self) -> asyncio.Protocol:

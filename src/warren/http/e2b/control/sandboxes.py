@@ -29,6 +29,7 @@ from warren.http.e2b.control.network import read_network_apart, show_network, wa
 from warren.http.e2b.control.template_lookup import find_template
 from warren.http.e2b.control.template_start import start_template
 from warren.http.e2b.errors import E2bError
+from warren.http.e2b.sandbox_url import check_address
 from warren.http.e2b.tokens import Opens
 from warren.interfaces.store import Page
 from warren.kernel.answer_memory import require_room
@@ -154,6 +155,7 @@ async def resume(call: E2bCall) -> Response:
 
 
 async def _connect(call: E2bCall) -> Session:
+    check_address(call, _session_id(call))
     values = await call.json()
     read_flag(values, "memory")
     timeout_s = read_timeout(call, values, least=0)
@@ -161,6 +163,7 @@ async def _connect(call: E2bCall) -> Session:
 
 
 async def show(call: E2bCall) -> Response:
+    check_address(call, _session_id(call))
     session = await running_session(call)
     rules = session.network
     shown = {

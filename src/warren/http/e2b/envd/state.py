@@ -1,4 +1,4 @@
-"""What the file services of a process remember of its sandboxes. Nothing of it outlives the process."""
+"""What the services of a process remember of its sandboxes. Nothing of it outlives the process."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -30,6 +30,16 @@ class EnvdState:
     _event_bytes: FairShare = field(default_factory=lambda: FairShare(MAX_EVENT_BYTES, of_rest=1 / _SHARE))
     _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     _with_root: BoundedDict[str, bool] = field(default_factory=lambda: BoundedDict(_MAX_SANDBOXES))
+
+    _reached: BoundedDict[str, None] = field(default_factory=lambda: BoundedDict(_MAX_SANDBOXES))
+
+    def note_reached(self, session_id: str) -> None:
+        """Remembers that a client has found the services of a sandbox."""
+        if session_id and session_id not in self._reached:
+            self._reached[session_id] = None
+
+    def was_reached(self, session_id: str) -> bool:
+        return session_id in self._reached
 
     def take_room(self, session_id: str, size: int) -> bool:
         """Whether events of a sandbox may take `size` bytes more. A sandbox gets an eighth of what is left to all, so
