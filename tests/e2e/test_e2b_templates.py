@@ -54,10 +54,10 @@ def step(kind: str, *args: str, **more: Any) -> dict[str, Any]:
 
 async def build(api: Api, name: str, *steps: dict[str, Any], base: str = "base", **more: Any) -> dict[str, Any]:
     """Builds a template as E2B's clients do; returns the last status, with all entries of the log."""
-    start = {key: more.pop(key) for key in ("startCmd", "readyCmd") if key in more}
+    start = {key: more.pop(key) for key in ("startCmd", "readyCmd", "force") if key in more}
     asked = await api.post("/v3/templates", {"name": name, **more}, status=202)
     place = f"/templates/{asked['templateID']}/builds/{asked['buildID']}"
-    await api.post(f"/v2{place}", {"fromTemplate": base, "steps": list(steps), "force": False, **start}, status=202)
+    await api.post(f"/v2{place}", {"fromTemplate": base, "steps": list(steps), "force": False} | start, status=202)
     return await ended(api, place)
 
 
@@ -106,8 +106,8 @@ async def test_a_template_is_built_of_files_and_steps_and_used(api: Api, server:
     place = f"/templates/mine/builds/{asked['buildID']}"
     started = {"fromImage": "e2bdev/base", "steps": steps, "force": False}
     await api.post(f"/v2{place}", started, status=202)
-    again = await api.post(f"/v2{place}", started, status=429)
-    assert "one at a time" in again["message"]
+    again = await api.post(f"/v2{place}", started, status=400)
+    assert "started already" in again["message"]
     status = await ended(api, place)
     said = [entry["message"] for entry in status["logEntries"]]
     assert status["status"] == "ready", status
@@ -176,6 +176,39 @@ async def test_a_build_that_fails_says_which_step_and_leaves_nothing(api: Api, s
     assert "were not uploaded" in refused["message"]
     assert images(server) == leftovers(server) == []
     assert str(server.state_dir) not in json.dumps(status)
+    unknown = (await build(api, "failing", step("RUN", "whoami", "root123")))["reason"]
+    reason = "failed to run command 'whoami': command failed: unauthenticated: invalid username: 'root123'"
+    assert unknown == {"message": f"step 1 of 1: {reason}", "step": "1"}
+    several = (await build(api, "failing", step("RUN", "true\nexit 5")))["reason"]["message"]
+    assert several == "step 1 of 1: RUN true\nexit 5: it ended with exit code 5"
+
+
+async def test_a_build_that_is_refused_leaves_no_template(api: Api) -> None:
+    for body in ({"fromImage": "no-such-image"}, {"fromTemplate": "base", "steps": [step("ADD", "a", "b")]}):
+        asked = await api.post("/v3/templates", {"name": "refused"}, status=202)
+        await api.post(f"/v2/templates/refused/builds/{asked['buildID']}", body, status=400)
+        await api.get("/templates/refused", status=404)
+        await api.get("/templates/aliases/refused", status=404)
+
+
+@pytest.mark.extended
+async def test_builds_of_a_tenant_wait_for_each_other(api: Api) -> None:
+    names = ("first", "second", "third")
+    places = [await _started(api, name, step("RUN", f"sleep 1; echo {name}")) for name in names]
+    second = await api.get(f"{places[1]}/status")
+    assert (second["status"], second["logEntries"][0]["message"]) == ("building", "waiting for other builds to end")
+    await api.call("DELETE", "/templates/third", status=409)
+    statuses = [await ended(api, place) for place in places]
+    assert [status["status"] for status in statuses] == ["ready"] * 3
+    for name in names:
+        await api.call("DELETE", f"/templates/{name}", status=204)
+
+
+async def _started(api: Api, name: str, *steps: dict[str, Any]) -> str:
+    asked = await api.post("/v3/templates", {"name": name}, status=202)
+    place = f"/templates/{name}/builds/{asked['buildID']}"
+    await api.post(f"/v2{place}", {"fromTemplate": "base", "steps": list(steps), "force": False}, status=202)
+    return place
 
 
 @pytest.mark.extended
@@ -312,15 +345,27 @@ async def test_a_cluster_says_that_it_builds_no_templates(new_state: NewState) -
 
 @pytest.mark.extended
 async def test_templates_of_a_tenant_take_no_more_than_the_operator_gives(image_cache: Path) -> None:
+    """What a template shares with the image it is built on counts once, or not at all if that image is the server's."""
     state = new_image_state(image_cache)
-    with running_server(state, "--pool-size", "0", WARREN_E2B_TEMPLATE_MB="1") as server:
+    with running_server(state, "--pool-size", "0", WARREN_E2B_TEMPLATE_MB="45") as server:
         async with Api(server.url) as api:
-            assert (await build(api, "first", step("RUN", "true")))["status"] == "ready"
-            asked = await api.post("/v3/templates", {"name": "second"}, status=202)
-            place = f"/v2/templates/second/builds/{asked['buildID']}"
-            refused = await api.post(place, {"fromTemplate": "base", "steps": [], "force": False}, status=429)
-            assert "1 MiB is the most; delete some first" in refused["message"]
+            random = step("RUN", "head -c 25000000 /dev/urandom > $RANDOM")
+            assert (await build(api, "first", random))["status"] == "ready"
+            assert (await build(api, "second", step("RUN", "true"), base="first"))["status"] == "ready"
+            assert (await build(api, "again", random, force=True))["status"] == "ready"  # the same step, other files
+            refused = await _refused(api, "more")
+            assert refused.endswith("45 MiB is the most; delete some first")
+            await api.get("/templates/more", status=404)
             await api.call("DELETE", "/templates/first", status=204)
-            assert (await build(api, "second"))["status"] == "ready"
+            await _refused(api, "more")  # `second` has the files still
+            await api.call("DELETE", "/templates/second", status=204)
+            assert (await build(api, "more"))["status"] == "ready"
             assert leftovers(server) == []
     shutil.rmtree(state)
+
+
+async def _refused(api: Api, name: str) -> str:
+    asked = await api.post("/v3/templates", {"name": name}, status=202)
+    place = f"/v2/templates/{name}/builds/{asked['buildID']}"
+    refused = await api.post(place, {"fromTemplate": "base", "steps": [], "force": False}, status=429)
+    return str(refused["message"])

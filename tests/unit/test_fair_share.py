@@ -131,6 +131,16 @@ def test_owners_take_turns_and_each_ones_items_stay_in_order() -> None:
         turns.next()
 
 
+def test_an_owner_that_may_not_be_served_keeps_its_place() -> None:
+    turns = Turns[int]()
+    for number, owner in enumerate("aabc"):
+        turns.add(owner, number)
+    assert turns.next(lambda owner: owner != "a") == ("b", 2)
+    assert [turns.next() for _ in range(2)] == [("a", 0), ("c", 3)]
+    with pytest.raises(KeyError):
+        turns.next(lambda owner: owner != "a")
+
+
 def test_who_comes_back_comes_last() -> None:
     turns = Turns[int]()
     turns.add("a", 1)

@@ -109,6 +109,26 @@ def test_a_template_does_not_replace_an_image_that_only_the_docker_engine_has(
     assert [one.name for one in store.list()] == ["team/other"]
 
 
+def test_a_template_counts_with_the_pulled_image_that_it_is_built_on(
+    store: ImageStore, tree: Path, building: Building
+) -> None:
+    base = pulled_image("acme", "large:1")
+    whole = store.import_directory(base, tree).version
+    store.import_directory("large", tree)
+    recipes = {name: Recipe((Stage(name, (Configure("env", {"A": "1"}),)),)) for name in (base, "large")}
+    sizes = []
+    for number, (name, recipe) in enumerate(recipes.items()):
+        template = tenant_image("acme", f"on-{number}", "1")
+        made = build_recipe(store, template, recipe, context=None, settings=building(), progress=Silent())
+        sizes.append(store.parts(made.version))
+        store.remove(name)
+    assert sizes[0][f"{whole}-whole"] > 1_000_000  # its files stay with the template, whatever becomes of the name
+    assert sum(sizes[1].values()) < 100_000
+
+
+# -- bounds
+
+
 def test_a_moved_tag_beyond_the_bound_leaves_the_image_that_works(
     store: ImageStore, registry: LyingRegistry, tmp_path: Path
 ) -> None:

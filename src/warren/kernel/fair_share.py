@@ -8,7 +8,7 @@ Rates, such as bytes a second, are another matter: sandboxes/egress/rate.py.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, KeysView
+from collections.abc import Callable, Iterable, Iterator, KeysView
 from math import inf
 from typing import Generic, TypeVar
 
@@ -123,10 +123,13 @@ class Turns(Generic[T]):
         self._queues.setdefault(owner, deque()).appendleft(item)
         self._count += 1
 
-    def next(self) -> tuple[str, T]:
-        """Removes and returns the first item of the owner whose turn it is, which then comes last. Raises KeyError if
-        none waits."""
-        owner, queue = self._queues.popitem(last=False)
+    def next(self, may: Callable[[str], bool] | None = None) -> tuple[str, T]:
+        """Removes and returns the first item of the owner whose turn it is, which then comes last. Owners that `may`
+        refuses keep their place. Raises KeyError if none waits."""
+        owner = next((each for each in self._queues if may is None or may(each)), None)
+        if owner is None:
+            raise KeyError("nobody waits")
+        queue = self._queues.pop(owner)
         item = queue.popleft()
         self._count -= 1
         if queue:

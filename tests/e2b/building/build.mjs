@@ -17,4 +17,13 @@ const sandbox = await Sandbox.create(name, { timeoutMs: 120_000 })
 const { stdout } = await sandbox.commands.run('pwd; cat /opt/hello.txt; ls ~; echo $COLOUR')
 assert.equal(stdout, '/srv/app\nfrom a file\nmade\nblue\n')
 await sandbox.kill()
+let said = ''
+try {
+  await Template.build(Template().fromTemplate('base').runCmd('whoami', { user: 'root123' }), `${name}-failing`)
+} catch (error) {
+  said = error.message
+}
+assert.ok(said.includes("'whoami': command failed: unauthenticated: invalid username: 'root123'"), said)
+const slow = [0, 1, 2].map((number) => [Template().fromTemplate('base').runCmd('sleep 1'), `${name}-${number}`])
+await Promise.all(slow.map(([steps, alias]) => Template.build(steps, alias, { skipCache: true }))) // they wait for each other
 console.log('done')

@@ -81,6 +81,12 @@ class E2bError(Exception):
         self.status, self.message, self.headers = status, message, headers
 
 
+def wait_for_change(message: str) -> E2bError:
+    """Returns a refusal that lasts until the caller has done something about it: clients are not to repeat the request
+    by themselves, as they do after other answers with this status."""
+    return E2bError(429, message, {"Should-Retry": "false"})
+
+
 class ConnectError(Exception):
     """The end of a remote procedure call; `code` is one of HTTP_OF_CODE."""
 

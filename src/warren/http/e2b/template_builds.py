@@ -1,22 +1,22 @@
-"""Builds templates, each in a process of its own (`warren image build`): one at a time for a tenant.
+"""Builds templates, each in a process of its own (`warren image build`), in turn (template_queue.py).
 
-The record of a template says `building` before its process starts. The process dies with this one; the next server then
-says `error` for that build, and removes what is left of it: its directory, and an image that no tag points to. The
-output of the last few builds is kept in memory.
+The record of a template says `building` before its process starts, and while the build waits for its turn. The process
+dies with this one; the next server then says `error` for that build, and removes what is left of it: its directory, and
+an image that no tag points to. The output of the last few builds is kept in memory.
 """
 
 import asyncio
 import contextlib
-import json
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-from warren.http.e2b.errors import E2bError
+from warren.http.e2b.errors import E2bError, wait_for_change
+from warren.http.e2b.template_log import LONGEST_LINE, BuildLog, LogEntry
 from warren.http.e2b.template_process import BUILDS, TEMPLATES, Plan, build_directory, write_plan
+from warren.http.e2b.template_queue import BuildQueue, Turn
 from warren.http.e2b.template_records import Build, BuiltTemplate, Status, TemplateRecords, finished, with_build
 from warren.http.e2b.template_uploads import KEPT_S, Uploads
 from warren.images.building.on_demand import run_build
@@ -31,14 +31,10 @@ from warren.model.spec import MIB
 from warren.model.tenant_images import TENANT_IMAGES, is_image_of, template_in, tenant_image
 from warren.worker.guard import Room, default_disk_reserve, read_room
 
-MAX_AT_ONCE: Final = 2
 LOG_PAGE: Final = 100
 _MAX_LOGS: Final = 32
 _MAX_KNOWN: Final = 1000
-_LOG_BYTES: Final = 1024 * 1024
-_LONGEST_LINE: Final = 2000
 _LOOK_S: Final = 600.0
-_STEP: Final = re.compile(r"step (\d+) of (\d+): ")
 _BROKEN_OFF: Final = "the server was stopped while the template was built; build it again"
 _INSIDE: Final = "the build failed on this machine; the operator finds why in the server's log"
 _log = get_log(__name__)
@@ -48,79 +44,8 @@ class ImagesOfTemplates(Protocol):
     """See images/store/store.py."""
 
     def list(self) -> Sequence[ImageVersion]: ...
+    def parts(self, version: str) -> Mapping[str, int]: ...
     def remove(self, which: str, *, when_unused: bool = False) -> ImageVersion: ...
-
-
-@dataclass(frozen=True, slots=True)
-class LogEntry:
-    at: float
-    level: str
-    message: str
-    step: str = ""
-
-
-class BuildLog:
-    """What a build has said so far, up to a bound. `step` is the one that runs: `base`, or a number from 1."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._before = self._after = 0  # steps of the recipe that are not the template's own
-        self.entries: list[LogEntry] = []
-        self.step = "base"
-        self.error = ""
-        self._size = 0
-        self._line = ""
-
-    def note(self, line: str) -> None:
-        """Takes a line of the process that builds."""
-        try:
-            values: Any = json.loads(line)
-        except ValueError:
-            values = None
-        if not isinstance(values, dict):
-            _log.info("template_build_says", text=line[:_LONGEST_LINE])
-        elif {"before", "after"} <= values.keys():
-            self._before, self._after = values["before"], values["after"]
-        elif isinstance(step := values.get("step"), str):
-            self._begin(step)
-        elif isinstance(text := values.get("output"), str):
-            self._add_output(text)
-        elif isinstance(error := values.get("error"), str):
-            self.end_line()
-            self.error = _STEP.sub(self._counted, error, count=1)
-            self.add(self.error, "error")
-
-    def add(self, message: str, level: str = "info") -> None:
-        self._size += len(message) + 64
-        if self._size <= _LOG_BYTES or level == "error":
-            self.entries.append(LogEntry(self._clock.wall(), level, message[:_LONGEST_LINE], self.step))
-
-    def end_line(self) -> None:
-        if self._line:
-            self.add(self._line)
-        self._line = ""
-
-    def _begin(self, step: str) -> None:
-        self.end_line()
-        match = _STEP.match(step)
-        number = int(match[1]) - self._before if match else 0
-        is_own = match is not None and 0 < number <= int(match[2]) - self._before - self._after
-        if is_own:
-            self.step = str(number)
-        elif self.step != "base":
-            self.step = "finalize"
-        if is_own or not match:
-            self.add(_STEP.sub(self._counted, step, count=1))
-
-    def _counted(self, match: re.Match[str]) -> str:
-        """Numbers a step as the template counts it."""
-        return f"step {int(match[1]) - self._before} of {int(match[2]) - self._before - self._after}: "
-
-    def _add_output(self, text: str) -> None:
-        *lines, self._line = (self._line + text).split("\n")
-        for line in lines:
-            self.add(line.rstrip("\r"))
-        self._line = self._line[-_LONGEST_LINE:]
 
 
 class TemplateBuilds:
@@ -148,9 +73,10 @@ class TemplateBuilds:
         self.records = TemplateRecords(records)
         self.uploads = Uploads(state_dir / TEMPLATES / "uploads", self.check_room)
         self._running: set[asyncio.Task[None]] = set()
-        self._building: set[str] = set()  # tenants
-        self._in_work: set[str] = set()  # images to which no tag points yet
-        self._logs = BoundedDict[str, BuildLog](_MAX_LOGS)
+        self._queue = BuildQueue()
+        self._in_work: dict[str, str] = {}  # images to which no tag points yet, each with the image it is built on
+        self._logs = BoundedDict[str, BuildLog](_MAX_LOGS)  # of builds that have ended
+        self._current: dict[str, BuildLog] = {}  # of others
         self._known = BoundedDict[str, Build](_MAX_KNOWN)  # by image
         self._recovering: asyncio.Task[None] | None = None
         self._removing: asyncio.Task[None] | None = None
@@ -192,6 +118,8 @@ class TemplateBuilds:
             await self._clock.sleep(min(_LOOK_S, KEPT_S))
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(self.uploads.remove_old)
+            with contextlib.suppress(WarrenError, E2bError):  # the store is away, and the next look comes
+                await self.records.remove_leftovers(self._clock.wall())
 
     def check_room(self) -> None:
         """Raises MachineFull if the disk has no room for more."""
@@ -205,11 +133,14 @@ class TemplateBuilds:
             )
 
     def _check_size(self, tenant: str) -> None:
-        own = (image.size_bytes for image in self._images.list() if is_image_of(tenant, image.name))
-        size_mb = sum(own) // MIB
+        parts: dict[str, int] = {}  # images share files, which take their place once
+        for image in self._images.list():
+            if is_image_of(tenant, image.name):
+                parts |= self._images.parts(image.version)
+        size_mb = sum(parts.values()) // MIB
         if size_mb >= self._max_mb:
-            raise E2bError(
-                429, f"your templates take {size_mb} MiB, and {self._max_mb} MiB is the most; delete some first"
+            raise wait_for_change(
+                f"your templates take {size_mb} MiB, and {self._max_mb} MiB is the most; delete some first"
             )
 
     async def build_of(self, tenant: str, image: str) -> Build | None:
@@ -225,7 +156,7 @@ class TemplateBuilds:
     # -- building
 
     def log(self, build_id: str) -> Sequence[LogEntry]:
-        found = self._logs.get(build_id)
+        found = self._current.get(build_id) or self._logs.get(build_id)
         return found.entries if found else ()
 
     def images(self) -> Sequence[ImageVersion]:
@@ -233,18 +164,17 @@ class TemplateBuilds:
         return self._images.list()
 
     async def build(self, template: BuiltTemplate, build: Build, plan: Plan) -> None:
-        """Starts a build, and returns when its record says so. Raises E2bError if it cannot be started now."""
-        tenant = template.tenant
+        """Starts a build, which may have to wait for its turn, and returns when its record says so. Raises E2bError if
+        it cannot be started."""
         if self._closed:
             raise Stopping("the server is being stopped", retry_after_s=5.0)
-        if tenant in self._building:
-            raise E2bError(429, "a template of yours is being built; one at a time is the most, wait until it is done")
-        if len(self._building) >= MAX_AT_ONCE:
-            raise E2bError(429, f"{MAX_AT_ONCE} templates are being built on this server; try again later")
-        image = tenant_image(tenant, template.name, build.id)
+        image = tenant_image(template.tenant, template.name, build.id)
+        if image in self._in_work:
+            raise _started_already(build)
+        turn = self._queue.join(template.tenant)
+        self._in_work[image] = plan.base
         begun = asyncio.get_running_loop().create_future()
-        work = self._run(template, build, image, plan, begun)
-        self._building.add(tenant)
+        work = self._run(template, build, image, plan, turn, begun)
         task = asyncio.create_task(work, name=f"template {template.name}")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -254,30 +184,50 @@ class TemplateBuilds:
         if not begun.done():
             task.result()  # raises why it could not be started
 
+    async def drop(self, template: BuiltTemplate, build: Build) -> None:
+        """Forgets a build that was refused. One that was started before stays."""
+        if tenant_image(template.tenant, template.name, build.id) in self._in_work:
+            return
+        with contextlib.suppress(E2bError, WarrenError):  # it is gone, or goes later
+            await self.records.drop_build(template.tenant, template.name, build.id)
+
     async def _run(
         self,
         template: BuiltTemplate,
         build: Build,
         image: str,
         plan: Plan,
+        turn: Turn,
         begun: "asyncio.Future[None]",
     ) -> None:
         directory = build_directory(self._state_dir, image)
         status, why = Status.ERROR, (_BROKEN_OFF, "")
-        self._in_work.add(image)
         try:
             await asyncio.to_thread(self._fill, directory, template.tenant, plan)
             started = replace(build, status=Status.BUILDING, updated_at=self._clock.wall())
             await self.records.change(template.tenant, template.name, lambda now: _started(now, started))
-            log = self._logs[build.id] = BuildLog(self._clock)  # not before: the build may have one from its only start
+            log = self._current[build.id] = BuildLog(self._clock)
             begun.set_result(None)
-            status, why = await self._run_process(image, log)
+            status, why = await self._run_in_turn(template.tenant, image, turn, log)
         finally:
-            await run_shielded(self._end(template, build, image, status, why, began=begun.done()))
+            await run_shielded(self._end(template, build, image, turn, status, why, began=begun.done()))
 
-    def _fill(self, directory: Path, tenant: str, plan: Plan) -> None:
+    async def _run_in_turn(self, tenant: str, image: str, turn: Turn, log: BuildLog) -> tuple[Status, tuple[str, str]]:
+        if not turn.done():
+            log.add("waiting for other builds to end")
+            await turn
+            try:
+                await asyncio.to_thread(self._check_bounds, tenant)  # what was built before may have taken the room
+            except (E2bError, WarrenError) as exc:
+                return Status.ERROR, (exc.message, "")
+        return await self._run_process(image, log)
+
+    def _check_bounds(self, tenant: str) -> None:
         self.check_room()
         self._check_size(tenant)
+
+    def _fill(self, directory: Path, tenant: str, plan: Plan) -> None:
+        self._check_bounds(tenant)
         directory.mkdir(mode=0o700, parents=True)
         for step in plan.steps:
             if step.files_hash:
@@ -302,13 +252,14 @@ class TemplateBuilds:
         _log.warning("template_build_failed", image=image, step=log.step, error=message)
         if str(self._state_dir) in message:
             message = _INSIDE
-        return Status.ERROR, (message[:_LONGEST_LINE], log.step)
+        return Status.ERROR, (message[:LONGEST_LINE], log.step)
 
     async def _end(
         self,
         template: BuiltTemplate,
         build: Build,
         image: str,
+        turn: Turn,
         status: Status,
         why: tuple[str, str],
         *,
@@ -316,11 +267,12 @@ class TemplateBuilds:
     ) -> None:
         await asyncio.to_thread(shutil.rmtree, build_directory(self._state_dir, image), ignore_errors=True)
         # Not after the record says that it ended: who reads that may ask for the next at once.
-        self._building.discard(template.tenant)
+        self._queue.leave(template.tenant, turn)
         if began:
+            self._logs[build.id] = self._current.pop(build.id)
             await self._finish(template, build.id, status, why)
         # Not before the record has its tag: `remove_unneeded` would take the image for one that nobody needs.
-        self._in_work.discard(image)
+        del self._in_work[image]
         if began:
             await self.remove_unneeded()
 
@@ -336,14 +288,17 @@ class TemplateBuilds:
 
     async def remove_unneeded(self) -> None:
         """Removes the images of templates that no tag points to; one that is in use goes when its last sandbox ends."""
-        needed = set(self._in_work)  # before the records are read: one of them may get its tag meanwhile
+        needed = self._held()  # before the records are read: one of them may get its tag meanwhile
         try:
             for template in await self.records.list_all():
                 images = (tenant_image(template.tenant, template.name, tag.build) for tag in template.tags.values())
                 needed.update(images)
-            await asyncio.to_thread(self._remove_images, lambda name: name not in needed | self._in_work)
+            await asyncio.to_thread(self._remove_images, lambda name: name not in needed | self._held())
         except (WarrenError, OSError) as exc:
             _log.warning("template_images_not_removed", error=exc)
+
+    def _held(self) -> set[str]:
+        return {*self._in_work, *self._in_work.values()}
 
     def _remove_images(self, is_unneeded: Callable[[str], bool]) -> None:
         for image in self._images.list():
@@ -355,5 +310,9 @@ class TemplateBuilds:
 def _started(template: BuiltTemplate, build: Build) -> BuiltTemplate:
     """Raises E2bError if the build was started already."""
     if template.build(build.id).status is not Status.WAITING:
-        raise E2bError(400, f"the build {build.id} was started already; ask for a new one")
+        raise _started_already(build)
     return with_build(template, build)
+
+
+def _started_already(build: Build) -> E2bError:
+    return E2bError(400, f"the build {build.id} was started already; ask for a new one")

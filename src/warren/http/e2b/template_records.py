@@ -1,8 +1,11 @@
 """The templates that tenants have built, as the store keeps them: one record for each, with its builds and tags.
 
 A tag points to a build that is ready, and a build belongs to tags: one that no tag points to any more loses its image.
+A template without a tag, of which nothing is being built, is a leftover: of a build that was refused, that failed, or
+that its client never started. It is removed after a while, and at once if its tenant needs the place.
 """
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +13,14 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from warren.http.e2b.errors import E2bError
+from warren.http.e2b.errors import E2bError, wait_for_change
 from warren.interfaces.records import Record, RecordStore
 
 KIND: Final = "e2b_template"
 DEFAULT_TAG: Final = "default"
 MAX_TEMPLATES: Final = 50
+LEFTOVER_S: Final = 3600.0  # for as long as uploads are kept
+_STARTING_S: Final = 900.0  # for as long as a client may upload to an address
 _MAX_TAGS: Final = 20
 _MAX_BUILDS: Final = 10  # that no tag points to
 _TRIES: Final = 20
@@ -88,9 +93,13 @@ class BuiltTemplate:
     def newest(self) -> Build | None:
         return max(self.builds.values(), key=lambda build: build.created_at, default=None)
 
-    @property
-    def is_ready(self) -> bool:
-        return bool(self.tags)
+    def is_leftover(self, now: float) -> bool:
+        """Whether nothing came of it, and no client is about to start a build of it."""
+        starting = any(
+            build.status is Status.BUILDING or (build.status is Status.WAITING and build.created_at > now - _STARTING_S)
+            for build in self.builds.values()
+        )
+        return not self.tags and not starting
 
 
 # -- names
@@ -150,12 +159,20 @@ def finished(template: BuiltTemplate, build_id: str, status: Status, now: float,
     return with_tags(template, build, build.tags, now) if status is Status.READY else template
 
 
+def _without(template: BuiltTemplate, build_id: str) -> BuiltTemplate:
+    builds = {key: one for key, one in template.builds.items() if key != build_id or one.status is not Status.WAITING}
+    return replace(template, builds=builds)
+
+
 # -- the store
 
 
 class TemplateRecords:
+    """Templates of a tenant, at most MAX_TEMPLATES."""
+
     def __init__(self, records: RecordStore) -> None:
         self._records = records
+        self._whole = asyncio.Lock()  # so that no template is removed while it gets its next build
 
     async def find(self, tenant: str, name: str) -> BuiltTemplate | None:
         record = await self._records.get(KIND, _id(tenant, name))
@@ -178,17 +195,40 @@ class TemplateRecords:
             after = page[-1].id
         return found
 
-    async def ensure(self, tenant: str, name: str, now: float) -> BuiltTemplate:
-        """Returns the template of that name, which is made if there is none. Raises E2bError if the tenant has too
-        many."""
-        found = await self.find(tenant, name)
-        if found is not None:
-            return found
-        if await self._records.count(KIND, group=tenant) >= MAX_TEMPLATES:
-            raise E2bError(429, f"you have {MAX_TEMPLATES} templates, the most there may be; delete some first")
-        template = BuiltTemplate(tenant, name, now, now)
-        await self._records.put(Record(KIND, _id(tenant, name), _text(template), group=tenant))
-        return await self.get(tenant, name)
+    async def add_build(self, tenant: str, name: str, build: Build) -> BuiltTemplate:
+        """Adds a build to the template of that name, which is made if there is none. Raises E2bError if the tenant has
+        too many templates, or the template would have too many tags."""
+        async with self._whole:
+            found, now = await self.find(tenant, name), build.created_at
+            with_tags(found or BuiltTemplate(tenant, name, now, now), build, build.tags, now)
+            if found is None:
+                await self._make_room(tenant, now)
+                template = BuiltTemplate(tenant, name, now, now)
+                await self._records.put(Record(KIND, _id(tenant, name), _text(template), group=tenant))
+            return await self.change(tenant, name, lambda template: with_build(template, build))
+
+    async def _make_room(self, tenant: str, now: float) -> None:
+        """Removes the oldest leftover if the tenant has as many templates as it may. Raises E2bError if none is."""
+        if await self._records.count(KIND, group=tenant) < MAX_TEMPLATES:
+            return
+        leftovers = [template for template in await self.list(tenant) if template.is_leftover(now)]
+        if not leftovers:
+            raise wait_for_change(f"you have {MAX_TEMPLATES} templates, the most there may be; delete some first")
+        await self.delete(tenant, min(leftovers, key=lambda template: template.updated_at).name)
+
+    async def drop_build(self, tenant: str, name: str, build_id: str) -> None:
+        """Removes a build that was not started, and the template with it if there is nothing else in it."""
+        async with self._whole:
+            left = await self.change(tenant, name, lambda template: _without(template, build_id))
+            if not left.builds and not left.tags:
+                await self.delete(tenant, name)
+
+    async def remove_leftovers(self, now: float) -> None:
+        """Removes what nobody has touched for LEFTOVER_S."""
+        async with self._whole:
+            for template in await self.list_all():
+                if template.is_leftover(now) and template.updated_at < now - LEFTOVER_S:
+                    await self.delete(template.tenant, template.name)
 
     async def change(self, tenant: str, name: str, change: Callable[[BuiltTemplate], BuiltTemplate]) -> BuiltTemplate:
         """Raises E2bError if there is no such template (any more), or if others change it all the time."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from warren.images.building.settings import LAST_OUTPUT, BuildProgress, BuildSettings
 from warren.images.store.layer_cache import CachedLayer, LayerCache, key_of
 from warren.images.store.store import ImageStore
-from warren.images.store.versions import explain_errors
+from warren.images.store.versions import BUILT, explain_errors
 from warren.images.trees.layers import LayerSize, flatten
 from warren.images.trees.own_images import build_plain, plain_suite
 from warren.images.trees.prepare import prepare
@@ -44,6 +44,7 @@ from warren.model.image import NO_CONFIG, Configure, Copy, ImageConfig, Recipe, 
 from warren.model.image_pulls import RESERVED
 from warren.model.image_reference import has_host
 from warren.model.spec import check_env, check_image_name
+from warren.model.tenant_images import OWNED_IMAGES
 
 if TYPE_CHECKING:
     from warren.images.building.context import CopySource, Digest, FileTree
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from warren.sandboxes.agent.sandbox import AgentSandbox
 
 SCRATCH: Final = "scratch"
-_RECORD: Final = "build.json"
 _MAX_LAYERS: Final = 16
 _MIB: Final = 1024 * 1024
 _LAYER: Final = "layer"
@@ -120,8 +120,9 @@ def _finish(
 
     def fill(path: Path) -> ImageConfig:
         progress("putting the layers together", 0.95)
-        flatten(made.base.path, [layer.tree for layer in made.layers], path)
-        (path.parent / _RECORD).write_text(json.dumps({"key": key}))
+        own = flatten(made.base.path, [layer.tree for layer in made.layers], path)
+        noted = {"key": key, "layers": made.sizes, "own_bytes": own}
+        (path.parent / BUILT).write_text(json.dumps(noted))
         return made.config
 
     source = recipe.source or "recipe"
@@ -131,10 +132,9 @@ def _finish(
 def _up_to_date(images: ImageStore, name: str, key: str) -> ImageVersion | None:
     try:
         version = images.version(name)
-        record = json.loads((images.rootfs(name).path.parent / _RECORD).read_text())
-    except (ImageNotFound, OSError, ValueError):
+    except ImageNotFound:
         return None
-    if not isinstance(record, dict) or record.get("key") != key:
+    if images.built(version).get("key") != key:
         return None
     return next((one for one in images.list() if one.version == version and one.current), None)
 
@@ -170,19 +170,21 @@ def _run_until_signalled(run: Callable[[], Any]) -> Any:
 
 @dataclass(slots=True)
 class _StageState:
-    """A stage so far. `layers` lie above the base, the lowest first; `key` identifies all of its files."""
+    """A stage so far. `layers` lie above the base, the lowest first; `key` identifies all of its files. `sizes` has the
+    bytes of each layer, those of the base included if it is a tenant's: they stay on the disk for this one."""
 
     base: RootFs
     key: str
     config: ImageConfig = NO_CONFIG
     layers: list[CachedLayer] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)
 
     @property
     def rootfs(self) -> RootFs:
         return replace(self.base, layers=tuple(layer.tree for layer in reversed(self.layers)))
 
     def copy(self) -> "_StageState":
-        return _StageState(self.base, self.key, self.config, [*self.layers])
+        return _StageState(self.base, self.key, self.config, [*self.layers], {**self.sizes})
 
 
 class _Build:
@@ -294,6 +296,7 @@ class _Build:
             self._has_new_layers = True
         state.key = key
         state.layers.append(found)
+        state.sizes[found.name] = found.size.bytes
 
     async def _collapse(self, state: _StageState) -> None:
         """Merges the layers into one tree for the following steps: overlayfs mounts only a limited number of layers."""
@@ -436,7 +439,9 @@ class _Build:
         rootfs = self._images.hold(base, self.making)
         info = self._images.info(rootfs.version)
         content = info.content if info is not None else ""
-        return _StageState(rootfs, key_of("", base=content or rootfs.version), rootfs.config)
+        parts = self._images.parts(rootfs.version) if base.startswith(OWNED_IMAGES) else {}
+        parts.pop(rootfs.version, None)
+        return _StageState(rootfs, key_of("", base=content or rootfs.version), rootfs.config, sizes=parts)
 
     def _is_here(self, name: str) -> bool:
         """Returns whether this machine has the image; one from a Docker engine must be the engine's current one."""

@@ -47,6 +47,12 @@ class CachedLayer:
     def tree(self) -> Path:
         return self.path / _TREE
 
+    @property
+    def name(self) -> str:
+        """Names the files of this layer. When its step is run again they are others, with the same key."""
+        made = os.stat(self.tree)
+        return f"{self.key[:32]}-{made.st_ino:x}-{made.st_ctime_ns:x}"
+
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:

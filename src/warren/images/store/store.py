@@ -9,10 +9,10 @@ died, and the next process that makes or removes an image deletes it. Names may 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 from warren.images.store.layer_cache import UNUSED_S, CacheUse, LayerCache
 from warren.images.store.versions import USES, Versions, explain_errors, version_of, write_info
@@ -91,6 +91,20 @@ class ImageStore:
     def list(self) -> "list[ImageVersion]":
         """Returns all versions of all images, sorted by name, the newest first."""
         return self._versions.show_all()
+
+    def built(self, version: str) -> Mapping[str, Any]:
+        return self._versions.built(version)
+
+    def parts(self, version: str) -> dict[str, int]:
+        """Returns the bytes of a version in parts, some of which other versions may have as well: its layers, and what
+        is its own. A version that was not built of steps is one part. What an image shares with the one that it was
+        built on is in no part, unless that one is a tenant's too."""
+        noted = self._versions.built(version)
+        try:
+            return {**noted["layers"], version: int(noted["own_bytes"])}
+        except (KeyError, TypeError, ValueError):
+            info = self._versions.info(version)
+            return {f"{version}-whole": info.size_bytes if info is not None else 0}
 
     def build(self, name: str, progress: Progress = silent) -> ImageVersion:
         """Builds a new version of `base` or `host`; the name points to it once it is complete."""

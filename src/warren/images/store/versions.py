@@ -37,6 +37,8 @@ from warren.model.spec import check_image_name
 
 VERSIONS: Final = ".versions"
 WAYS: Final = ".ways"
+BUILT: Final = "build.json"
+"""The file of a version that was built of steps: its key, its layers with their bytes, and the bytes beside them."""
 USES: Final = "uses"
 """The directory of a version that holds a link for each sandbox using the version."""
 _TEMPORARY: Final = ".making-"
@@ -100,6 +102,14 @@ class Versions:
 
     def path(self, version: str) -> Path:
         return self._versions / version
+
+    def built(self, version: str) -> Mapping[str, Any]:
+        """Returns what its builder has noted about a version; nothing if it was not built of steps."""
+        try:
+            noted = json.loads((self._versions / version / BUILT).read_text())
+        except (OSError, ValueError):
+            return {}
+        return noted if isinstance(noted, dict) else {}
 
     def show_all(self) -> list[ImageVersion]:
         """Returns all versions by name, the newest first."""

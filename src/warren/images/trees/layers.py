@@ -218,19 +218,22 @@ def copy_content(source: int, target: int, size: int) -> None:
 # -- one tree of several
 
 
-def flatten(base: Path, layers: Sequence[Path], target: Path) -> None:
+def flatten(base: Path, layers: Sequence[Path], target: Path) -> int:
     """Makes the new directory `target` from a base and the layers above it, the lowest first. Files become hard links
-    where possible, else copies; directories are new."""
+    where possible, else copies; directories are new. Returns the bytes that it takes beside what it shares."""
     target.mkdir(mode=0o700)
+    flattening = _Flattening()
     with contextlib.ExitStack() as held:
         sources = [held.enter_context(_opened(str(path), None, _DIRECTORY)) for path in (*reversed(layers), base)]
-        _Flattening().directory(sources, held.enter_context(_opened(str(target), None, _DIRECTORY)))
+        flattening.directory(sources, held.enter_context(_opened(str(target), None, _DIRECTORY)))
+    return flattening.own_bytes
 
 
 class _Flattening:
     def __init__(self) -> None:
         self._can_link = True
         self._depth = 0
+        self.own_bytes = 0
 
     def directory(self, sources: Sequence[int], target: int) -> None:
         """Fills `target` from `sources`: the same directory in every layer that has it, the uppermost first."""
@@ -246,6 +249,7 @@ class _Flattening:
         os.fchown(target, found.st_uid, found.st_gid)
         os.fchmod(target, found.st_mode & _MODE)
         os.utime(target, ns=(found.st_mtime_ns, found.st_mtime_ns))
+        self.own_bytes += os.fstat(target).st_blocks * 512
 
     def _only(self, source: int, target: int) -> None:
         with os.scandir(source) as entries:
@@ -296,6 +300,7 @@ class _Flattening:
                     raise
                 self._can_link = exc.errno != errno.EXDEV
         _copy_entry(source, name, target)
+        self.own_bytes += os.stat(name, dir_fd=target, follow_symlinks=False).st_blocks * 512
 
 
 def _is_opaque(directory: int) -> bool:

@@ -20,23 +20,23 @@ from warren.http.e2b.control.template_lookup import (
     own_builds,
 )
 from warren.http.e2b.errors import E2bError
-from warren.http.e2b.template_builds import LOG_PAGE, LogEntry, TemplateBuilds
+from warren.http.e2b.template_builds import LOG_PAGE, TemplateBuilds
+from warren.http.e2b.template_log import LogEntry
 from warren.http.e2b.template_process import Plan
 from warren.http.e2b.template_records import (
     DEFAULT_TAG,
     Build,
+    BuiltTemplate,
     Status,
     read_name,
     read_tags,
-    with_build,
-    with_tags,
 )
 from warren.http.e2b.template_steps import DEFAULT_USER, check_hash, last_user, read_steps
 from warren.http.e2b.tokens import Upload
 from warren.images.trees.own_images import plain_suite
 from warren.model.e2b import UPLOADS
 from warren.model.environment import Environment
-from warren.model.errors import ImageNotFound, InvalidRequest
+from warren.model.errors import ImageNotFound, InvalidRequest, WarrenError
 from warren.model.spec import check_image_name
 from warren.model.tenant_images import may_use_image
 from warren.sessions.schemas import timestamp
@@ -44,6 +44,7 @@ from warren.sessions.schemas import timestamp
 _OFFICIAL: Final = {"e2bdev/base": BASE, "e2bdev/code-interpreter": "code-interpreter-v1"}
 _UPLOAD_S: Final = 900
 _LONGEST_COMMAND: Final = 8 * 1024
+_LATER: Final = (429, 503)  # a client may start the same build again, after such an answer
 
 
 async def request_build(call: E2bCall) -> Response:
@@ -59,9 +60,7 @@ async def request_build(call: E2bCall) -> Response:
     call.sessions.new_rows.check_limits(call.caller, base, limits)
     now = call.sessions.clock.wall()
     build = Build(str(uuid.uuid4()), now, now, limits=limits, tags=tags)
-    template = await builds.records.ensure(call.tenant, name, now)
-    with_tags(template, build, tags, now)
-    await builds.records.change(call.tenant, name, lambda template: with_build(template, build))
+    await builds.records.add_build(call.tenant, name, build)
     names = {"names": [name], "tags": list(tags), "aliases": [name], "public": False}
     return answer_json({"templateID": name, "buildID": build.id, **names}, 202)
 
@@ -102,6 +101,18 @@ async def start_build(call: E2bCall) -> Response:
     await builds.ready()
     template = await builds.records.get(call.tenant, read_name(call.params["template"])[0])
     build = template.build(call.params["build"])
+    try:
+        await _start(call, builds, template, build, body)
+    except (E2bError, WarrenError) as exc:
+        if isinstance(exc, E2bError) or exc.http_status not in _LATER:
+            await builds.drop(template, build)
+        raise
+    return Response(status_code=202)
+
+
+async def _start(
+    call: E2bCall, builds: TemplateBuilds, template: BuiltTemplate, build: Build, body: Mapping[str, Any]
+) -> None:
     start, ready = (_read_command(body, name) for name in ("startCmd", "readyCmd"))
     if body.get("fromImageRegistry"):
         raise E2bError(501, "fromImageRegistry is not supported: the operator pulls images, with `warren image pull`")
@@ -123,7 +134,6 @@ async def start_build(call: E2bCall) -> Response:
         ready=ready,
     )
     await builds.build(template, started, plan)
-    return Response(status_code=202)
 
 
 def _read_command(body: Mapping[str, Any], name: str) -> str:
