@@ -116,6 +116,61 @@ async def test_contexts_are_created_listed_restarted_and_removed(code: httpx.Asy
         assert "/api/" not in answer.text  # clients of E2B know no route of Warren's own
 
 
+async def test_a_line_that_is_written_in_pieces_comes_whole(code: httpx.AsyncClient) -> None:
+    pieces = "printf 'one '; env true; echo two; sleep 0.5; printf rest; sleep 1; printf end"
+    *lines, _ = await run(code, pieces, language="bash")
+    assert [(line["type"], line["text"]) for line in lines] == [
+        ("stdout", "one two\n"),
+        ("stdout", "rest"),
+        ("stdout", "end"),
+    ]
+
+
+async def test_python_and_javascript_are_there_from_the_start_and_cost_nothing(code: httpx.AsyncClient) -> None:
+    async def listed() -> list[tuple[str, str]]:
+        return [(context["id"], context["cwd"]) for context in (await code.get("/contexts")).json()]
+
+    first, second = ("ctx_python", "/home/user"), ("ctx_javascript", "/home/user")
+    assert await listed() == [first, second]
+    for name in ("ctx_python", "ctx_javascript"):  # they hold nothing yet
+        assert (await code.post(f"/contexts/{name}/restart")).status_code == 204
+        assert (await code.delete(f"/contexts/{name}")).status_code == 204
+    assert (await code.post("/contexts/ctx_bash/restart")).status_code == 404
+    count = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c 'python/[m]ain\\|javascript/[m]ain'"
+    assert (await run(code, count, language="bash"))[0]["text"] == "0\n"
+    made = [(await code.post("/contexts", json={"cwd": "/tmp"})).json()["id"] for _ in range(3)]
+    assert await text(code, "6 * 7", context_id="ctx_javascript") == "42"
+    others = [("ctx_bash", "/home/user"), *((name, "/tmp") for name in made)]
+    assert await listed() == [first, second, *others]  # those that were made later come later
+    assert await text(code, "import os; os.getcwd()", context_id="ctx_python") == "/home/user"
+    assert (await code.delete("/contexts/ctx_python")).status_code == 204
+    assert await listed() == [first, second, *others]
+
+
+async def test_a_directory_of_root_makes_a_context_of_root_where_that_is_allowed(server: ServerProcess) -> None:
+    whoami = "import os; [os.getuid(), os.getcwd(), os.environ['HOME'], os.environ['USER']]"
+    async with Api(server.url) as api, api.session(environment="e2b") as rooted, api.session() as plain:
+        headers = {"E2b-Sandbox-Id": rooted.id.removeprefix("ses_"), "E2b-Sandbox-Port": CODE_PORT}
+        async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=60) as client:
+            made = (await client.post("/contexts", json={"cwd": "/root"})).json()
+            assert made == {"id": made["id"], "language": "python", "cwd": "/root"}
+            usual = (await client.post("/contexts", json={"cwd": "/tmp"})).json()
+            for _ in range(2):
+                assert await text(client, whoami, context_id=made["id"]) == "[0, '/root', '/root', 'root']"
+                assert await text(client, whoami, context_id=usual["id"]) == "[1000, '/tmp', '/home/user', 'user']"
+                assert (await client.post(f"/contexts/{made['id']}/restart")).status_code == 204
+            endless = {"code": "print(1)\nwhile True: pass", "context_id": made["id"]}
+            async with client.stream("POST", "/execute", json=endless) as answer:
+                await anext(answer.aiter_lines())
+            assert await text(client, whoami, context_id=made["id"]) == "[0, '/root', '/root', 'root']"
+            missing = await client.post("/contexts", json={"cwd": "/root/nowhere"})
+            assert (missing.status_code, "/root/nowhere" in missing.json()["message"]) == (400, True)
+        headers["E2b-Sandbox-Id"] = plain.id.removeprefix("ses_")
+        async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=60) as client:
+            refused = await client.post("/contexts", json={"cwd": "/root"})
+            assert (refused.status_code, "Permission denied" in refused.json()["message"]) == (400, True)
+
+
 @pytest.mark.parametrize(
     "body",
     [

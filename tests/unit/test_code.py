@@ -3,8 +3,9 @@
 import asyncio
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,10 +28,10 @@ from warren.model.code import (
 )
 from warren.model.command_output import CommandOutput, output_of
 from warren.model.errors import InvalidRequest, LanguageMissing, Unavailable, WarrenError
-from warren.model.operations import ExecResult, Reason
+from warren.model.operations import Chunk, ExecResult, OutputStream, Reason
 from warren.sandboxes.keepers import _why_not
 from warren.sessions.long_values import LongList, LongObject, encode, json_pieces, resolved
-from warren.sessions.operations.code import execution_view
+from warren.sessions.operations.code import cell_events, execution_view
 
 
 def execution_of(
@@ -188,6 +189,31 @@ def test_many_tiny_pieces_become_few() -> None:
                 execution.add(one)
     assert len(execution.stdout) < 1100
     assert "".join(execution.stdout) == "x" * 50_000
+
+
+@pytest.mark.anyio
+async def test_text_waits_for_the_end_of_its_line_only_a_moment_after_its_first_piece() -> None:
+    class Dots:
+        async def output(self) -> AsyncIterator[Chunk]:
+            at = 0
+            for text in (b"", b"a", b"b\n", b"1 %\r", *[b"."] * 100):
+                data = frame("o" if text else "b", text)
+                yield Chunk(OutputStream.STDOUT, at, data)
+                at += len(data)
+                await asyncio.sleep(0.02 if text == b"." else 0)
+
+    call = SimpleNamespace(context=SimpleNamespace(keepalive_s=10.0))
+    execution = CellExecution("cell_1", "ctx_bash", "bash")
+    events = cell_events(call, Dots(), execution, CellReader(), line_s=0.3)  # type: ignore[arg-type]
+    texts = list[str]()
+    async for one in events:
+        if one is not None and one.kind == "stdout":
+            texts.append(one.values["text"])
+            if texts[-1].startswith("."):
+                break
+    await events.aclose()
+    assert texts[:2] == ["ab\n", "1 %\r"]
+    assert len(texts[2]) < 90  # more would have come
 
 
 def test_frames_of_text_that_follow_each_other_are_joined_when_there_are_many() -> None:

@@ -6,7 +6,8 @@ import pytest
 from unit.session_world import TENANT, world
 
 from warren.model.errors import Unavailable
-from warren.sessions.contexts import Contexts
+from warren.model.operations import Command
+from warren.sessions.contexts import Contexts, with_keeper
 from warren.sessions.new_session import NewSession
 
 pytestmark = pytest.mark.anyio
@@ -49,6 +50,24 @@ async def test_a_restarted_server_knows_how_a_context_was_created() -> None:
             assert (keeper.cwd, keeper.env, keeper.idle_s) == ("/tmp", {"A": "x\ny", "B": "="}, 77)
             await later.delete(sandbox, made.id)
             assert repr(later) == "<Contexts: 0 remembered>"
+
+
+async def test_contexts_are_listed_oldest_first_and_a_restarted_server_knows_whose_they_are() -> None:
+    async with world() as w:
+        session = (await w.sessions.create(TENANT, NewSession())).session
+        async with w.sessions.using(TENANT, session.id) as (_, sandbox):
+            made = [
+                await Contexts().create(sandbox, session, language, user=user)
+                for language, user in (("bash", ""), ("python", "root"), ("bash", ""))
+            ]
+            later = Contexts()
+            assert [one.id for one in await later.list(sandbox)] == [one.id for one in made]
+            for again in (False, True):  # as it was found, and as it was started anew
+                keepers = [await later.keeper_of(sandbox, session, one.id, look=again) for one in made]
+                assert [keeper.user for keeper in keepers] == ["", "root", ""]
+                commands = [with_keeper(Command(argv=("cell",)), keeper) for keeper in keepers]
+                assert [command.user for command in commands] == ["", "root", ""]
+                await later.restart(sandbox, session, made[1].id)
 
 
 async def test_a_context_that_does_not_get_ready_holds_up_others_for_a_bounded_time() -> None:

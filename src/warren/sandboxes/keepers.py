@@ -43,6 +43,7 @@ async def start_keeper(
     base_env: Mapping[str, str] | None = None,
     idle_s: float = CONTEXT_IDLE_S,
     image: str = "",
+    user: str = "",
 ) -> Hello:
     """Returns when the context can run cells. It ends when it ran none for `idle_s`; 0: it does not.
 
@@ -56,6 +57,7 @@ async def start_keeper(
     command = Command(
         argv=(AGENT, "context", "--id", context_id, *options, *named, "--", *language.argv),
         cwd=cwd,
+        user=user,
         env=dict(env or {}),
         base_env=dict(base_env or {}),
         keep_bytes=_KEEP,

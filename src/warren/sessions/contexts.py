@@ -48,6 +48,7 @@ from warren.model.session import Session
 from warren.sandboxes.keepers import Hello, read_hello, remove_keeper, start_keeper
 
 GRACE_S: Final = 3.5  # longer than a keeper gives its interpreter after an interrupt, so that its last words arrive
+_ROOT: Final = "root"
 _REMEMBERED: Final = 10_000
 _HELLO_S: Final = 5.0
 _KILL_S: Final = 5.0
@@ -69,7 +70,8 @@ PLAIN: Final = Beginning()
 
 @dataclass(slots=True)
 class Keeper:
-    """A context that was found or started. `env` are the variables it was started with."""
+    """A context that was found or started. `env` are the variables it was started with. `user`: root, or empty for the
+    sandbox user; its cells run as the same user, because a keeper serves no other."""
 
     id: str
     pid: int
@@ -78,6 +80,7 @@ class Keeper:
     cwd: str = ""
     env: dict[str, str] = field(default_factory=dict)
     idle_s: float = CONTEXT_IDLE_S
+    user: str = ""
 
     @property
     def is_default(self) -> bool:
@@ -124,19 +127,22 @@ class Contexts:
         env: Mapping[str, str] | None = None,
         idle_s: float | None = None,
         image: str = "",
+        user: str = "",
     ) -> ContextStatus:
         found = find_language(language)
         keeper = Keeper(
             f"{PREFIX}{found.name}_{os.urandom(4).hex()}", 0, found, cwd=cwd, env=dict(env or {}),
-            idle_s=self._idle_s if idle_s is None else idle_s,
+            idle_s=self._idle_s if idle_s is None else idle_s, user=user,
         )  # fmt: skip
         async with self._turn(sandbox):
             await self._start(sandbox, session, keeper, image)
         return await self.get(sandbox, keeper.id)
 
     async def list(self, sandbox: Sandbox) -> list[ContextStatus]:
+        """Returns all contexts, those that were started first at the front."""
         known = await sandbox.processes()
-        return [await self._show(sandbox, info, known) for info in known if is_context(info.id)]
+        found = sorted((info for info in known if is_context(info.id)), key=lambda info: -info.started_s_ago)
+        return [await self._show(sandbox, info, known) for info in found]
 
     async def get(self, sandbox: Sandbox, context_id: str) -> ContextStatus:
         known = await sandbox.processes()
@@ -174,7 +180,7 @@ class Contexts:
         # The session's variables come with every cell of a default context: the pool may have started it ahead.
         hello = await start_keeper(
             sandbox, keeper.language, keeper.id, cwd=keeper.cwd, env=keeper.env,
-            base_env={} if keeper.is_default else session.env, idle_s=keeper.idle_s, image=image,
+            base_env={} if keeper.is_default else session.env, idle_s=keeper.idle_s, image=image, user=keeper.user,
         )  # fmt: skip
         keeper.hello = replace(hello, env={})
         keeper.pid = _find(await sandbox.processes(), keeper.id).pid
@@ -192,7 +198,8 @@ class Contexts:
         if keeper is None or keeper.pid != info.pid:
             language = language_of(info.id)
             assert language is not None
-            keeper = Keeper(info.id, info.pid, language, idle_s=_idle_of(info))
+            user = _ROOT if info.user == _ROOT else ""
+            keeper = Keeper(info.id, info.pid, language, idle_s=_idle_of(info), user=user)
             if info.running:
                 self._remember(sandbox, keeper)
         return keeper
@@ -365,7 +372,7 @@ class Contexts:
 def cell_command(
     context_id: str, language: Language, code: str, env: Mapping[str, str], timeout_s: float | None
 ) -> Command:
-    """The command of a cell, without the keeper's process id, which `with_pid` adds."""
+    """The command of a cell, without the keeper's process id and user, which `with_keeper` adds."""
     return Command(
         argv=(AGENT, "cell", context_id),
         env=dict(env),  # checked here, and seen by policies; the runner gets them with the request
@@ -376,8 +383,8 @@ def cell_command(
     )
 
 
-def with_pid(command: Command, keeper: Keeper) -> Command:
-    return replace(command, argv=(AGENT, "cell", "--pid", str(keeper.pid), keeper.id))
+def with_keeper(command: Command, keeper: Keeper) -> Command:
+    return replace(command, argv=(AGENT, "cell", "--pid", str(keeper.pid), keeper.id), user=keeper.user)
 
 
 def cell_request(session: Session, context_id: str, code: str, env: Mapping[str, str]) -> bytes:

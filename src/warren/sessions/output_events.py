@@ -7,7 +7,8 @@ ask for base64.
 import asyncio
 import base64
 import codecs
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import Any, Final, NamedTuple, TypeVar
 
 import anyio
@@ -20,6 +21,7 @@ from warren.sessions.schemas import end_view
 T = TypeVar("T")
 
 ENCODINGS: Final = ("text", "base64")
+_LONGEST_LINE: Final = 64 * 1024
 
 
 class OutputEvent(NamedTuple):
@@ -95,13 +97,48 @@ async def process_events(
     yield OutputEvent("result", end_view(result))
 
 
-async def with_keepalives(source: AsyncIterator[T], every_s: float) -> AsyncIterator[T | None]:
-    """Yields the same items, and None whenever nothing came for `every_s`."""
+class Lines:
+    """Joins pieces of text that are parts of one line: some programs, R for one, write a line in pieces.
+
+    `add` holds back text that does not end a line, for `wait_s` from its first piece on, and `take` returns it. With 0
+    nothing is held back.
+    """
+
+    def __init__(self, wait_s: float) -> None:
+        self._wait_s = wait_s
+        self._held: OutputEvent | None = None
+        self._until = 0.0
+
+    def left_s(self, otherwise: float) -> float:
+        """Returns how long the held text may still wait; `otherwise` if there is none."""
+        return otherwise if self._held is None else max(0.0, self._until - time.monotonic())
+
+    def take(self) -> OutputEvent | None:
+        held, self._held = self._held, None
+        return held
+
+    def add(self, event: OutputEvent) -> Iterator[OutputEvent]:
+        held, now = self.take(), time.monotonic()
+        if held is not None and held.kind == event.kind:
+            event = OutputEvent(event.kind, {"text": held.values["text"] + event.values["text"]})
+        else:
+            self._until = now + self._wait_s
+            if held is not None:
+                yield held
+        text = event.values["text"] if event.kind in ("stdout", "stderr") else "\n"
+        if text.endswith(("\n", "\r")) or len(text) > _LONGEST_LINE or now >= self._until:
+            yield event
+        else:
+            self._held = event
+
+
+async def with_keepalives(source: AsyncIterator[T], every_s: float | Callable[[], float]) -> AsyncIterator[T | None]:
+    """Yields the same items, and None whenever nothing came for `every_s`; a function is asked before each wait."""
     waiting: asyncio.Future[T] | None = None
     try:
         while True:
             waiting = waiting or asyncio.ensure_future(anext(source))
-            done, _ = await asyncio.wait([waiting], timeout=every_s)
+            done, _ = await asyncio.wait([waiting], timeout=every_s() if callable(every_s) else every_s)
             if not done:
                 yield None
                 continue

@@ -23,7 +23,11 @@ await withSandbox(Sandbox, { envs: { FROM_CREATE: 'yes' } }, async (sandbox) => 
   await sandbox.runCode('raise KeyError("k")', { onError: (error) => seen.errors.push(error.name) })
   assert.deepEqual(seen, { out: ['one\n'], results: ['5'], errors: ['KeyError'] })
 
+  assert.deepEqual((await sandbox.listCodeContexts()).map(({ language }) => language), ['python', 'javascript'])
   const context = await sandbox.createCodeContext({ cwd: '/tmp', language: 'python' })
+  assert.equal((await sandbox.listCodeContexts()).at(-1).id, context.id)
+  const rooted = await sandbox.createCodeContext({ cwd: '/root' })
+  assert.equal((await sandbox.runCode('import os; os.getuid()', { context: rooted })).text, '0')
   assert.equal(context.cwd, '/tmp')
   assert.equal((await sandbox.runCode('import os; os.getcwd()', { context })).text, '/tmp')
   assert.equal((await sandbox.runCode('x', { context })).error.name, 'NameError')

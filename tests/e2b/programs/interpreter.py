@@ -65,7 +65,10 @@ def callbacks(sandbox: Sandbox) -> None:
 
 
 def contexts(sandbox: Sandbox) -> None:
+    begun = [(context.language, context.cwd) for context in sandbox.list_code_contexts()]
+    assert begun == [("python", "/home/user"), ("javascript", "/home/user")]
     first = sandbox.create_code_context()
+    assert sandbox.list_code_contexts()[-1].id == first.id
     second = sandbox.create_code_context(cwd="/tmp", language="python")
     assert (first.language, first.cwd) == ("python", "/home/user")
     assert second.cwd == "/tmp"
@@ -73,7 +76,11 @@ def contexts(sandbox: Sandbox) -> None:
     assert sandbox.run_code("import os; os.getcwd()", context=second).text == "/tmp"
     assert sandbox.run_code("z", context=second).error.name == "NameError"
     assert sandbox.run_code("z", context=first).text == "first"
-    assert {first.id, second.id} <= {context.id for context in sandbox.list_code_contexts()}
+    assert [context.id for context in sandbox.list_code_contexts()][2:] == [first.id, second.id]
+    rooted = sandbox.create_code_context(cwd="/root")
+    assert rooted.cwd == "/root"
+    assert sandbox.run_code("import os; os.getuid(), os.getcwd()", context=rooted).text == "(0, '/root')"
+    sandbox.remove_code_context(rooted)
     sandbox.restart_code_context(first)
     assert sandbox.run_code("z", context=first).error.name == "NameError"
     sandbox.remove_code_context(second.id)

@@ -1,12 +1,17 @@
 """The code interpreter of E2B's clients: code contexts under its paths, and a cell's events as lines of JSON.
 
+A context of Python and one of JavaScript are there from the start, as at E2B. They are listed before they run: each
+becomes a process with its first cell, so that a sandbox which runs no code does not pay for them. At E2B code runs as
+root. Here it runs as the sandbox user, except in a context whose directory only root may enter, where root is allowed.
+
 A line goes out as soon as there is something to say, and at least every few seconds, so that both sides notice when the
 other one is gone. A client that goes away interrupts its cell.
 """
 
 import json
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
@@ -17,11 +22,13 @@ from warren.http.context import JsonAnswer
 from warren.http.e2b.call import E2bCall, Run
 from warren.http.e2b.control.sandboxes import template_of
 from warren.http.e2b.errors import E2bError, is_gone, message_of
-from warren.http.e2b.users import USUAL
+from warren.http.e2b.users import ROOT, USUAL
 from warren.http.server.http_guard import StreamedAnswer
-from warren.model.code import CellReader, CodeResult, ContextStatus
+from warren.interfaces.sandbox import Sandbox
+from warren.model.code import CellReader, CodeResult, ContextStatus, find_language
 from warren.model.e2b import sandbox_env
-from warren.model.errors import ContextLost, InvalidRequest, WarrenError
+from warren.model.errors import ContextLost, ContextNotFound, InvalidPath, InvalidRequest, UnknownUser, WarrenError
+from warren.model.session import Session
 from warren.sessions.contexts import Beginning
 from warren.sessions.long_values import LongObject, LongText, json_pieces
 from warren.sessions.operations.call import Call
@@ -32,10 +39,15 @@ from warren.sessions.schemas import MAX_VARIABLES, CodeBody
 
 MEDIA_TYPE: Final = "application/x-ndjson"
 KEEPALIVE_S: Final = 5.0
+_LINE_S: Final = 0.05  # clients of E2B are used to a line in one piece, and to text that comes a little late
 _NO_IDLE_TIME: Final = 0.0  # a context lives as long as its sandbox
 _FIELDS: Final = frozenset(
     {"text", "html", "markdown", "svg", "png", "jpeg", "pdf", "latex", "json", "javascript", "data", "chart", "extra"}
 )
+_FROM_THE_START: Final = {
+    language.default_context: {"id": language.default_context, "language": language.name, "cwd": USUAL.home}
+    for language in map(find_language, ("python", "javascript"))
+}
 _BEGINNING: Final = Beginning(USUAL.home, USUAL.env, _NO_IDLE_TIME)
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
@@ -70,35 +82,60 @@ async def _read(call: E2bCall, kind: type[Body]) -> Body:
 async def create_context(call: E2bCall) -> Response:
     body = await _read(call, E2bContextBody)
     async with call.sandbox() as (session, sandbox):
-        created = await call.context.contexts.create(
-            sandbox,
-            session,
-            (body.language or "python").lower(),
-            cwd=body.cwd or USUAL.home,
-            env=USUAL.env,
-            idle_s=_NO_IDLE_TIME,
-            image=call.sessions.image_of(session),
-        )
+        try:
+            created = await _create(call, session, sandbox, body, USUAL.env)
+        except InvalidPath as refusal:
+            try:
+                created = await _create(call, session, sandbox, body, ROOT.env, ROOT.name)
+            except (InvalidPath, UnknownUser):
+                raise refusal from None
     return JsonAnswer(_context_view(created))
+
+
+async def _create(
+    call: E2bCall, session: Session, sandbox: Sandbox, body: E2bContextBody, env: Mapping[str, str], user: str = ""
+) -> ContextStatus:
+    return await call.context.contexts.create(
+        sandbox,
+        session,
+        (body.language or "python").lower(),
+        cwd=body.cwd or USUAL.home,
+        env=env,
+        idle_s=_NO_IDLE_TIME,
+        image=call.sessions.image_of(session),
+        user=user,
+    )
 
 
 async def list_contexts(call: E2bCall) -> Response:
     async with call.sandbox(counts=False) as (_, sandbox):
         found = await call.context.contexts.list(sandbox)
-    return JsonAnswer([_context_view(context) for context in found])
+    return JsonAnswer(list((_FROM_THE_START | {context.id: _context_view(context) for context in found}).values()))
 
 
 async def restart_context(call: E2bCall) -> Response:
     async with call.sandbox() as (session, sandbox):
         image = call.sessions.image_of(session)
-        await call.context.contexts.restart(sandbox, session, call.params["context_id"], image)
+        with _ignoring_unstarted(call):
+            await call.context.contexts.restart(sandbox, session, call.params["context_id"], image)
     return Response(status_code=204)
 
 
 async def remove_context(call: E2bCall) -> Response:
     async with call.sandbox() as (_, sandbox):
-        await call.context.contexts.delete(sandbox, call.params["context_id"])
+        with _ignoring_unstarted(call):
+            await call.context.contexts.delete(sandbox, call.params["context_id"])
     return Response(status_code=204)
+
+
+@contextmanager
+def _ignoring_unstarted(call: E2bCall) -> Iterator[None]:
+    """Ignores that a context which is there from the start has no process yet: it holds nothing."""
+    try:
+        yield
+    except ContextNotFound:
+        if call.params["context_id"] not in _FROM_THE_START:
+            raise
 
 
 async def check_health(call: E2bCall) -> Response:
@@ -156,7 +193,9 @@ async def _events(call: Call, body: CodeBody) -> Events:
     for attempt in range(tries):
         try:
             async with started_cell(call, body, _BEGINNING, look=attempt > 0) as (process, execution):
-                async for event in cell_events(call, process, execution, CellReader(), keepalive_s=KEEPALIVE_S):
+                async for event in cell_events(
+                    call, process, execution, CellReader(), keepalive_s=KEEPALIVE_S, line_s=_LINE_S
+                ):
                     yield event
             return
         except ContextLost:

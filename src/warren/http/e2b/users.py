@@ -33,6 +33,7 @@ def _user(name: str, home: str, called: str) -> SandboxUser:
 
 
 USUAL: Final = _user(USER, DEFAULT_HOME, DEFAULT_USER)
+ROOT: Final = _user("root", "/root", "root")
 
 
 async def resolve(sandbox: Sandbox, name: str = "") -> SandboxUser:
@@ -40,8 +41,8 @@ async def resolve(sandbox: Sandbox, name: str = "") -> SandboxUser:
     by the sandbox when something is done as root."""
     if name in ("", DEFAULT_USER):
         return USUAL
-    if name == "root":
-        return _user("root", "/root", "root")
+    if name == ROOT.name:
+        return ROOT
     check_user(name)
     if home := await _home_in_passwd(sandbox, name):
         return _user(name, home, name)

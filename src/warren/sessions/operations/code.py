@@ -29,14 +29,14 @@ from warren.sessions.contexts import (
     context_of_cell,
     context_view,
     new_cell_id,
-    with_pid,
+    with_keeper,
 )
 from warren.sessions.idempotency import exec_once
 from warren.sessions.long_values import LongList, LongObject, LongText
 from warren.sessions.operations.call import Call, Handler, Values
 from warren.sessions.operations.code_artifacts import CellArtifacts
 from warren.sessions.operations.commands import EVENTS, foreground
-from warren.sessions.output_events import Events, OutputEvent, close_source, with_keepalives
+from warren.sessions.output_events import Events, Lines, OutputEvent, close_source, with_keepalives
 from warren.sessions.refused_process import RefusedProcess, refused_result
 from warren.sessions.request_context import keep_secret, note, note_end
 from warren.sessions.schemas import CodeBody, ContextBody, ContextList, ContextView, ExecutionView
@@ -96,7 +96,7 @@ def _image(call: Call) -> str:
 
 @dataclass(slots=True)
 class _Cell:
-    """A cell that is to run; `with_pid` adds the keeper to its `command`."""
+    """A cell that is to run; `with_keeper` adds the keeper to its `command`."""
 
     context_id: str
     language: Language
@@ -146,7 +146,7 @@ async def run_to_end(call: Call, body: CodeBody) -> CellExecution:
             cell_id = new_cell_id()
             try:
                 keeper = await contexts.keeper_of(sandbox, call.session, cell.context_id, image, look=again)
-                result = await sandbox.exec(with_pid(cell.command, keeper), request, process_id=cell_id)
+                result = await sandbox.exec(with_keeper(cell.command, keeper), request, process_id=cell_id)
             except CommandRefused as exc:
                 result = refused_result(exc)
             except BaseException:
@@ -167,7 +167,7 @@ async def _run_once(call: Call, cell: _Cell) -> CellExecution:
 
     async def prepare(sandbox: Sandbox, command: Command) -> Command:
         image = partial(call.sessions.image_of, session)
-        return with_pid(command, await contexts.keeper_of(sandbox, session, cell.context_id, image, look=True))
+        return with_keeper(command, await contexts.keeper_of(sandbox, session, cell.context_id, image, look=True))
 
     try:
         result = await exec_once(
@@ -286,7 +286,7 @@ async def started_cell(
         except CommandRefused as exc:
             yield RefusedProcess(refused_result(exc)), cell.execution(cell_id)
             return
-        command, request = with_pid(cell.command, keeper), cell.request(call.session)
+        command, request = with_keeper(cell.command, keeper), cell.request(call.session)
         execution = cell.execution(cell_id)
         async with foreground(
             call.sandbox, command, request, process_id=cell_id, is_over=lambda: execution.reason != "running"
@@ -305,15 +305,18 @@ async def cell_events(
     is_own: bool = True,
     on_result: Callable[[CodeResult], Awaitable[None]] | None = None,
     keepalive_s: float | None = None,
+    line_s: float = 0.0,
 ) -> Events:
-    """Yields the events of a cell, from its beginning until it has ended. `is_own`: this request has started it."""
-    pace, said, at = Pace(), b"", 0
+    """Yields the events of a cell, from its beginning until it has ended. `is_own`: this request has started it.
+    `line_s`: how long text that does not end a line waits for the rest of it."""
+    pace, said, at, lines = Pace(), b"", 0, Lines(line_s)
+    silence_s = keepalive_s or call.context.keepalive_s
     yield OutputEvent(
         "started", {"id": execution.id, "context_id": execution.context_id, "language": execution.language}
     )
-    async for chunk in with_keepalives(process.output(), keepalive_s or call.context.keepalive_s):
+    async for chunk in with_keepalives(process.output(), lambda: lines.left_s(silence_s)):
         if chunk is None:
-            yield None
+            yield lines.take()
             continue
         if chunk.offset != at:
             reader.break_off()
@@ -326,10 +329,15 @@ async def cell_events(
                 is_long = event.kind == "result" and event.size > _SHORT
                 if on_result is not None and event.kind == "result":
                     await on_result(event.values)
-                yield OutputEvent(event.kind, _long_result(event.values) if is_long else event.values)
+                shown = OutputEvent(event.kind, _long_result(event.values) if is_long else event.values)
+                for ready in lines.add(shown):
+                    yield ready
             await pace.give_way()
     for last in reader.finish():
-        yield OutputEvent(last.kind, last.values)
+        for ready in lines.add(OutputEvent(last.kind, last.values)):
+            yield ready
+    if (rest := lines.take()) is not None:
+        yield rest
     ended = await process.ended()
     if is_own:
         note_end(ended)
