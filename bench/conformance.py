@@ -16,8 +16,8 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runners"))
-from runner_process import RUNNERS, Runner
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from runners.runner_process import RUNNERS, Runner
 
 WRAPPED = "Their repr breaks long lines, ours is Python's"
 # code, and why the two differ if they should

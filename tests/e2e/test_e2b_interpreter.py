@@ -177,7 +177,7 @@ async def test_a_directory_of_root_makes_a_context_of_root_where_that_is_allowed
         {},
         {"code": None},
         {"code": "1", "language": "cobol"},
-        {"code": "1", "language": "java"},
+        {"code": "1", "language": "kotlin"},
         {"code": "1", "language": "python", "context_id": "ctx_python"},
         {"code": "1", "env_vars": {"A=B": "1"}},
         {"code": "1", "env_vars": [1]},

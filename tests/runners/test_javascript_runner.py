@@ -166,6 +166,14 @@ class TestErrors:
         assert str(RUNNERS) not in error["traceback"]
         assert "node:inspector" not in error["traceback"]
 
+    @pytest.mark.parametrize("thrown", ["new TypeError(text)", "Object.assign(new Error(text), {code: 1})"])
+    def test_a_long_message_is_cut(self, runner: Runner, thrown: str) -> None:
+        error = runner.run(f"const text = 'é' + '😀'.repeat(1_000_000)\nthrow {thrown}").error
+        assert error is not None
+        lengths = [len(error[part].encode("utf-16-le")) // 2000 for part in ("value", "traceback")]
+        assert lengths == [16, 131]  # and no half of a character is left
+        assert "characters are left out here" in error["traceback"]
+
     def test_properties_of_an_error_are_shown(self, runner: Runner) -> None:
         error = runner.run("await require('fs').promises.readFile('missing')").error
         assert error is not None

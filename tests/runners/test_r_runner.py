@@ -116,6 +116,12 @@ class TestErrors:
         assert missing is not None
         assert missing["value"] == "object 'nowhere' not found"
 
+    def test_a_long_message_is_cut(self, runner: Runner) -> None:
+        error = runner.run("stop(errorCondition(strrep('\u00e9', 2e6)))").error
+        assert error is not None
+        assert [len(error[part]) // 1000 for part in ("value", "traceback")] == [16, 131]
+        assert "characters are left out here" in error["traceback"]
+
     def test_a_syntax_error_shows_its_line_and_nothing_ran(self, runner: Runner) -> None:
         cell = runner.run("cat('no')\nx <- )")
         assert cell.error is not None

@@ -280,10 +280,10 @@ async def test_a_long_text_deep_in_a_result_is_written_in_pieces() -> None:
 
 def test_languages_and_ids() -> None:
     assert {find_language(name).name for name in ("python", "python3", "py")} == {"python"}
-    assert [find_language(name).name for name in ("js", "shell", "R")] == ["javascript", "bash", "r"]
+    assert [find_language(name).name for name in ("js", "shell", "R", "java")] == ["javascript", "bash", "r", "java"]
     with pytest.raises(InvalidRequest, match="python, javascript, bash, r"):
         find_language("cobol")
-    for name in ("ctx_python", "ctx_r_0123abcd"):
+    for name in ("ctx_python", "ctx_r_0123abcd", "ctx_java", "ctx_java_0123abcd"):
         assert is_context(name)
         with pytest.raises(InvalidRequest):
             check_not_reserved(name)

@@ -29,6 +29,7 @@ _LANGUAGES: Final = {
     ".ts": "typescript",
     ".sh": "bash",
     ".r": "r",
+    ".java": "java",
 }
 
 session_option = click.option(
@@ -41,8 +42,9 @@ context_option = click.option("--context", default="", metavar="C", help="In thi
 @click.command()
 @click.argument("file", type=click.File("rb"))
 @click.option(
-    "-l", "--language", default="", metavar="L", help="python, javascript, typescript, bash or r.  [by FILE's suffix]"
-)
+    "-l", "--language", default="", metavar="L",
+    help="python, javascript, typescript, bash, r or java.  [by FILE's suffix]",
+)  # fmt: skip
 @session_option
 @session_thread_option
 @replace_lost_option

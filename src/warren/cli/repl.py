@@ -50,7 +50,7 @@ _PASTE, _PASTE_END = ":paste", ":end"
               help="Save pictures into DIR.  [.]")  # fmt: skip
 @url_option
 def repl(language: str, context: str, timeout: float, directory: Path, url: str, **where: Any) -> None:
-    """Type code into an interpreter: python, javascript, bash or r.
+    """Type code into an interpreter: python, javascript, typescript, bash, r or java.
 
     In a fresh session that ends with it; with --session or --thread in that session, whose interpreter keeps its
     variables. Python asks for more lines as long as a statement is not complete. For other languages a line that ends

@@ -213,7 +213,7 @@ def _sign_bash(command: _Line, timeout: Annotated[int | None, "seconds"] = None,
 
 def _sign_code(  # type: ignore[empty-body]
     code: str,
-    language: Annotated[str, "python, javascript, bash or r"] = "python",
+    language: Annotated[str, "python, javascript, typescript, bash, r or java"] = "python",
     timeout: Annotated[int | None, "seconds"] = None,
     *,
     runtime: ToolRuntime,

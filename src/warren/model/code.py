@@ -82,6 +82,7 @@ LANGUAGES: Final = {
         Language("bash", "bash", ("bash", f"{RUNNERS}/bash/main.sh"), ("sh", "shell")),
         Language("r", "Rscript", ("sh", f"{RUNNERS}/r/main.sh"), ("R",)),
         Language("typescript", "node", (*_NODE, "typescript"), ("ts",), "Node 22.13 or later"),
+        Language("java", "jshell", ("sh", f"{RUNNERS}/java/main.sh"), (), "jshell (of a JDK)"),
     )
 }
 _BY_NAME: Final = {name: language for language in LANGUAGES.values() for name in (language.name, *language.also)}

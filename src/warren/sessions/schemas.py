@@ -223,7 +223,7 @@ class ExecBody(CommandBody):
 
 
 class ContextBody(Body):
-    language: str = Field("python", description="python, javascript, typescript, bash or r", examples=["python"])
+    language: str = Field("python", description="python, javascript, typescript, bash, r or java", examples=["python"])
     cwd: str = Field("", description="Directory it starts in; by default the image's WORKDIR, else /workspace")
     env: dict[str, str] = Field({}, description="Variables of its interpreter", max_length=MAX_VARIABLES)
     idle_timeout_s: Seconds | None = Field(
@@ -235,7 +235,7 @@ class CodeBody(Body):
     code: str = Field(description="The cell", examples=["x = 6\nx * 7"])
     language: str = Field(
         "",
-        description="python, javascript, typescript, bash or r; by default that of the context, else python",
+        description="python, javascript, typescript, bash, r or java; by default that of the context, else python",
         examples=["python"],
     )
     context: str = Field(
@@ -387,7 +387,7 @@ class ContextView(BaseModel):
     """An interpreter that keeps its state from one cell to the next."""
 
     id: str
-    language: str = Field(description="python, javascript, typescript, bash or r")
+    language: str = Field(description="python, javascript, typescript, bash, r or java")
     state: str = Field(description="idle, busy or lost: it has ended, and what it held with it")
     cwd: str = Field(description="As it was asked for; empty: the one that commands start in, or no longer known")
     version: str = Field(description="Of the language")

@@ -38,6 +38,7 @@ await withSandbox(Sandbox, { envs: { FROM_CREATE: 'yes' } }, async (sandbox) => 
   await refused(() => sandbox.runCode('1', { context }), Error)
 
   assert.equal((await sandbox.runCode('const a = 6; a * 7', { language: 'javascript' })).text, '42')
+  assert.equal((await sandbox.runCode('const b: number = 6; b * 7', { language: 'ts' })).text, '42')
   assert.deepEqual((await sandbox.runCode('echo $((6*7))', { language: 'bash' })).logs.stdout, ['42\n'])
   await refused(() => sandbox.runCode('import time; time.sleep(60)', { timeoutMs: 2000 }), TimeoutError)
   await until(async () => (await sandbox.runCode('x')).text === '40', 60_000)

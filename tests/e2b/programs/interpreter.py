@@ -98,6 +98,7 @@ def languages(sandbox: Sandbox) -> None:
     assert sandbox.run_code("echo $((6*7))", language="bash").logs.stdout == ["42\n"]
     assert sandbox.run_code("const a = 6; a * 7", language="javascript").text == "42"
     assert sandbox.run_code("a + 1", language="javascript").text == "7"
+    assert sandbox.run_code("function f(n: number): number { return n - 2 }\nf(1)", language="ts").text == "-1"
     with refused(SandboxException):
         sandbox.run_code("1", language="cobol")
 

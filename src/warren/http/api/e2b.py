@@ -58,7 +58,9 @@ class RunBody(Body):
     thread_id: str = Field("", description="Instead of session_id: a thread without a session gets one")
     code: str = Field(examples=["print(42)"])
     language: str = Field(
-        "", description="python, javascript, bash or r; by default javascript in the environment Node, else python"
+        "",
+        description="python, javascript, typescript, bash, r or java; "
+        "by default javascript in the environment Node, else python",
     )
     context_id: str = Field("", description="A context of the session, by default the language's own")
     timeout: Timeout | None = Field(None, description="Seconds", examples=[30])

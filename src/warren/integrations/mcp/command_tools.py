@@ -107,7 +107,7 @@ class CommandTools:
         self,
         call: ToolCall,
         code: Annotated[str, about("The code; may have several lines.", minLength=1)],
-        language: Annotated[str, about("python, javascript, bash or r.")] = "python",
+        language: Annotated[str, about("python, javascript, typescript, bash, r or java.")] = "python",
         timeout: Annotated[float, about("Seconds until it is interrupted.", exclusiveMinimum=0)] = _DEFAULT_TIMEOUT_S,
         sandbox: SandboxName = "",
     ) -> ToolAnswer[None]:

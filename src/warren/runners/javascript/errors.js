@@ -3,13 +3,27 @@
 
 const util = require("node:util");
 
+const MAX_VALUE = 16_384;
+const MAX_TRACEBACK = 131_072;
+
 function errorOf(thrown) {
   if (!util.types.isNativeError(thrown)) {
     const text = util.inspect(thrown);
-    return { name: "Error", value: typeof thrown === "string" ? thrown : text, traceback: `Uncaught ${text}` };
+    return described("Error", typeof thrown === "string" ? thrown : text, `Uncaught ${text}`);
   }
-  const name = String(thrown.name ?? "Error");
-  return { name, value: String(thrown.message), traceback: traceOf(thrown) };
+  return described(String(thrown.name ?? "Error"), String(thrown.message), traceOf(thrown));
+}
+
+function described(name, value, traceback) {
+  return { name, value: shortened(value, MAX_VALUE), traceback: shortened(traceback, MAX_TRACEBACK) };
+}
+
+// No half of a character stays at the cut.
+function shortened(text, most) {
+  if (text.length <= most) return text;
+  const [first, last] = [text.slice(0, most / 2), text.slice(-most / 2)];
+  const left = `\n… ${text.length - most} characters are left out here …\n`;
+  return first.replace(/[\ud800-\udbff]$/, "") + left + last.replace(/^[\udc00-\udfff]/, "");
 }
 
 // What `util.inspect` says has the causes, and properties such as `code`, too.
@@ -45,7 +59,7 @@ function syntaxErrorOf(details, cell) {
   const [, name, value] = /^(\w+): (.*)$/.exec(first) ?? [null, "SyntaxError", first];
   const line = cell.source.split("\n")[details.lineNumber] ?? "";
   const place = `${cell.name}:${details.lineNumber + 1}`;
-  return { name, value, traceback: `${place}\n${line}\n${" ".repeat(details.columnNumber)}^\n${first}` };
+  return described(name, value, `${place}\n${line}\n${" ".repeat(details.columnNumber)}^\n${first}`);
 }
 
 module.exports = { errorOf, syntaxErrorOf, traceOf };

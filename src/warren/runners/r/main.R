@@ -227,11 +227,19 @@ local({
     call <- conditionCall(condition)
     head <- if (is_ours(call)) "Error: " else paste0("Error in ", paste(deparse(call, nlines = 1L), collapse = " "), " : ")
     kind <- class(condition)[[1L]]
+    lines <- c(paste0(head, conditionMessage(condition)), sprintf("  %s%s", texts[places], where))
     list(
       name = if (kind == "simpleError") "Error" else kind,
-      value = conditionMessage(condition),
-      traceback = paste(c(paste0(head, conditionMessage(condition)), sprintf("  %s%s", texts[places], where)), collapse = "\n")
+      value = shortened(conditionMessage(condition), 16384L),
+      traceback = shortened(paste(lines, collapse = "\n"), 131072L)
     )
+  }
+
+  shortened <- function(text, most) {
+    count <- nchar(text, allowNA = TRUE)
+    if (is.na(count) || count <= most) return(text)
+    left <- sprintf("\n... %d characters are left out here ...\n", count - most)
+    paste0(substr(text, 1L, most %/% 2L), left, substr(text, count - most %/% 2L + 1L, count))
   }
 
   options(warn = 1, device = open_device, keep.source = TRUE, menu.graphics = FALSE)

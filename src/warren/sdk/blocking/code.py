@@ -45,9 +45,9 @@ class Code(SessionHolder):
     ) -> Execution:
         """Runs code in an interpreter that keeps its state: variables are there for the code that runs next.
 
-        `language`: python (the default), javascript, bash or r; `context` is one of `create_code_context`, else the
-        language's own is taken. The callbacks are called while the code runs. An error of the code and a time-out are
-        results (see `error` and `reason`), not exceptions.
+        `language`: python (the default), javascript, typescript, bash, r or java; `context` is one of
+        `create_code_context`, else the language's own is taken. The callbacks are called while the code runs. An error
+        of the code and a time-out are results (see `error` and `reason`), not exceptions.
 
         `timeout`: by default the client's, if it was given one, else the server's; 0 is none. After it, and when the
         caller is interrupted, the code is interrupted; the interpreter keeps its state if the code heeds that. If the
