@@ -130,6 +130,35 @@ class TestCharts:
         assert shown(runner, "plt.imshow([[1, 2]]); plt.colorbar();")["chart"] == empty
 
 
+class TestImages:
+    """Of PIL, shown as E2B's code interpreter shows them."""
+
+    NEW = "from PIL import Image\nimage = Image.new('RGBA', (16, 16), 'red')\n"
+
+    def test_show_is_a_result_although_a_program_to_show_it_is_there(self, runner: Runner, tmp_path: Path) -> None:
+        viewer = tmp_path / "xdg-open"
+        viewer.write_text("#!/bin/sh\necho viewer")
+        viewer.chmod(0o755)
+        runner.run(f"import os; os.environ['PATH'] += ':{tmp_path}'")
+        cell = runner.run(self.NEW + "image.show()\nprint('after')")
+        assert (len(cell.results), cell.stdout) == (1, "after\n")
+        assert base64.b64decode(cell.results[0]["png"]).startswith(b"\x89PNG")
+        assert "png" in shown(runner, self.NEW + "image")
+
+    def test_what_cells_of_e2b_save_under_a_name_is_a_result(self, runner: Runner, tmp_path: Path) -> None:
+        name = str(tmp_path / "made.png")
+        code = self.NEW + f"import io\nimage.save(io.BytesIO(), 'PNG')\nimage.save({name!r})"
+        assert runner.run(code).results == []
+        (result,) = runner.run(code, env={"E2B_SANDBOX": "true"}).results
+        assert base64.b64decode(result["png"]).startswith(b"\x89PNG")
+        assert (result["is_main_result"], Path(name).stat().st_size > 0) == (False, True)
+        bad = runner.run(self.NEW + "image.save('/nowhere/x.png')", env={"E2B_SANDBOX": "true"})
+        assert (bad.results, bad.error and bad.error["name"]) == ([], "FileNotFoundError")
+        many = runner.run(self.NEW + f"for _ in range(400): image.save({name!r})", env={"E2B_SANDBOX": "true"})
+        assert len(many.results) == 201
+        assert many.results[-1]["cut"] == ["results"]
+
+
 def test_cells_give_what_they_give_in_jupyter() -> None:
     script = Path(__file__).parents[2] / "bench/conformance.py"
     argv = ["env", "-u", "PYTEST_CURRENT_TEST", CODE_PYTHON, script]  # with it ipykernel loses what children print

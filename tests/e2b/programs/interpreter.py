@@ -133,6 +133,16 @@ def charts(sandbox: Sandbox) -> None:
     ]
 
 
+def images(sandbox: Sandbox) -> None:
+    new = "from PIL import Image\nimage = Image.new('RGBA', (16, 16), 'red')\n"
+    for how in ("image.show()", "image", "image.save('test.png')"):
+        execution = sandbox.run_code(new + how, timeout=120)
+        assert execution.error is None, execution.error.traceback
+        (result,) = execution.results
+        assert base64.b64decode(result.png).startswith(b"\x89PNG")
+    assert sandbox.files.exists("test.png")
+
+
 def the_end(sandbox: Sandbox) -> None:
     found = Sandbox.connect(sandbox.sandbox_id)
     assert found.run_code("kept").text == "1"
@@ -150,6 +160,7 @@ try:
     languages(sandbox)
     timeouts(sandbox)
     charts(sandbox)
+    images(sandbox)
     the_end(sandbox)
 finally:
     sandbox.kill()

@@ -244,6 +244,8 @@ _WATCHED = frozenset(
         "matplotlib",
         "multiprocessing.spawn",
         "plotly.io._renderers",
+        "PIL.Image",
+        "PIL.ImageShow",
         "IPython",
         "IPython.core",
         "IPython.display",

@@ -70,6 +70,10 @@ def after_import(module: "ModuleType") -> None:
         from . import spawn
 
         spawn.extend(module)
+    elif name in ("PIL.Image", "PIL.ImageShow"):
+        from . import pictures
+
+        (pictures.extend_images if name == "PIL.Image" else pictures.extend_viewers)(module)
     elif name == "plotly.io._renderers":
         from . import plotly_figures
 
