@@ -116,7 +116,7 @@ class World:
     def __init__(self, upstream: Upstream, broker: Broker, trust: ssl.SSLContext, dialled: list[str]) -> None:
         self.upstream, self.broker, self.trust, self.dialled = upstream, broker, trust, dialled
         self.refused: list[str] = []
-        self.paid = 0
+        self.paid, self.worked = 0, 0.0
 
     async def plain(self, name: str, port: int = 80) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection as the proxy hands it over."""
@@ -179,12 +179,17 @@ def open_world(tmp_path: Path) -> Open:
         async def pay() -> None:
             world.paid += 1
 
+        async def work(seconds: float) -> None:
+            world.worked += seconds
+
+        setup = BrokerSetup(bound, certificates, headers)
         broker = Broker(
             BrokerSetup.from_mapping(json.loads(json.dumps(BrokerSetup(bound, certificates).as_mapping()))),
             upstream_context(made.ca.read_text() if trusted else ""),
             dial,
             refused=lambda name, port, reason: refused.append(reason),
             pay=pay,
+            work=work,
         )
         world = World(upstream, broker, trust, dialled)
         world.refused = refused

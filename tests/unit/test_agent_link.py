@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
+from busiest_turn import busiest_turn
 from unit import scripted_agent
 from unit.scripted_agent import LINGER_S, exit_frame, hello, lingering, linked, output, over_guarded, pass_on, said
 
@@ -440,14 +441,10 @@ def sandbox_over(link: AgentLink) -> AgentSandbox:
 
 async def longest_hold(work: Awaitable[object]) -> float:
     """How long the work kept all other tasks waiting; its ProtocolError is expected."""
-    task, longest = asyncio.ensure_future(work), 0.0
-    while not task.done():
-        began = time.perf_counter()
-        await asyncio.sleep(0)
-        longest = max(longest, time.perf_counter() - began)
-    with suppress(ProtocolError):
-        task.result()
-    return longest
+    async with busiest_turn() as busiest:
+        with suppress(ProtocolError):
+            await work
+    return busiest.seconds
 
 
 async def test_a_list_of_processes_holds_up_nobody_and_has_an_end() -> None:

@@ -5,6 +5,7 @@ no others. `broker_variables` returns the variables that make programs inside se
 """
 
 import base64
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -129,9 +130,15 @@ class BoundSecret(SecretBinding):
     @property
     def traces(self) -> tuple[bytes, ...]:
         """The spellings of the value that are removed from answers, longest first."""
-        encoded = base64.b64encode(self.value.encode()).decode()
-        texts = {self.value, encoded, quote(self.value, safe="")}
-        return tuple(sorted((text.encode() for text in texts), key=len, reverse=True))
+        return tuple(sorted((text.encode() for text in spellings(self.value)), key=len, reverse=True))
+
+
+def spellings(text: str) -> set[str]:
+    """Returns a text as hosts may repeat it: as it is, in base64, percent-encoded, and in JSON, with slashes escaped or
+    not."""
+    escaped = json.dumps(text)[1:-1]
+    encoded = base64.b64encode(text.encode()).decode()
+    return {text, escaped, escaped.replace("/", r"\/"), encoded, quote(text, safe="")}
 
 
 def new_binding(name: str, hosts: Iterable[str], **values: Any) -> SecretBinding:

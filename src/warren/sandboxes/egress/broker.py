@@ -25,8 +25,10 @@ from warren.sandboxes.egress.broker_http import (
     AnswerHead,
     RequestHead,
     Scrubber,
+    Work,
     format_head,
     framing,
+    no_work,
     read_answer,
     read_body,
     read_request,
@@ -90,6 +92,7 @@ class Broker:
         wall: Callable[[], float] = time.time,
         refused: Refused = lambda name, port, reason: None,
         pay: Pay = _no_pay,
+        work: Work = no_work,
     ) -> None:
         self._by_name = {secret.broker_host: secret for secret in setup.secrets}
         self._by_host: dict[str, list[BoundSecret]] = {}
@@ -103,6 +106,7 @@ class Broker:
         self._wall = wall
         self._refused = refused
         self._pay = pay
+        self._work = work
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
@@ -155,7 +159,7 @@ class Broker:
     async def _requests(
         self, name: str, port: int, host: str, secrets: Sequence[BoundSecret], client: BrokerStream
     ) -> None:
-        connection = _Connection(host, secrets, client, self._open_upstream)
+        connection = _Connection(host, secrets, client, self._open_upstream, self._work)
         try:
             while (request := await connection.next_request()) is not None:
                 await self._pay()
@@ -202,16 +206,21 @@ class _Connection:
         secrets: Sequence[BoundSecret],
         client: BrokerStream,
         open_upstream: Callable[[str], Awaitable[TlsStream]],
+        work: Work,
     ) -> None:
         self._host = host
         self._secrets = secrets
         self._client = client
         self._from_client = Reader(client)
         self._open_upstream = open_upstream
+        self._work = work
         self._upstream: tuple[TlsStream, Reader] | None = None
         self._free_since = 0.0
         self._scrubs = any(secret.scrub for secret in secrets)
-        self._traces = [trace for secret in secrets if secret.scrub for trace in secret.traces]
+        traces = [(secret.scrub, secret.traces) for secret in secrets]
+        self._traces = [trace for scrub, those in traces if scrub for trace in those]
+        # Headers are always scrubbed, whatever the secret says about bodies.
+        self._head_traces = [trace for _, those in traces for trace in those]
 
     async def next_request(self) -> RequestHead | None:
         if self._from_client.is_empty:
@@ -308,7 +317,7 @@ class _Connection:
                 await _end(reading)
             if answer is None or answer.status >= 200 or answer.status == 101:
                 return answer
-            await self._client.write(self._answer_head(request, answer, b""))
+            await self._client.write(await self._answer_head(request, answer, b""))
 
     async def _return(
         self, request: RequestHead, answer: AnswerHead, reader: Reader, sending: asyncio.Task[None]
@@ -325,10 +334,10 @@ class _Connection:
             )
             return False
         keeps = request.keeps_alive and answer.length != UNTIL_END
-        await self._client.write(self._answer_head(request, answer, b"keep-alive" if keeps else b"close"))
+        await self._client.write(await self._answer_head(request, answer, b"keep-alive" if keeps else b"close"))
         pieces = _timed(read_body(reader, answer.length))
         if self._traces:
-            pieces = Scrubber(self._traces).pieces(pieces)
+            pieces = Scrubber(self._traces, self._work).pieces(pieces)
         await write_body(self._client, pieces, answer.length)
         if not sending.done():
             return False  # the host did not want the rest of the request
@@ -337,7 +346,7 @@ class _Connection:
             self._close_upstream()
         return keeps and sending.exception() is None
 
-    def _answer_head(self, request: RequestHead, answer: AnswerHead, connection: bytes) -> bytes:
+    async def _answer_head(self, request: RequestHead, answer: AnswerHead, connection: bytes) -> bytes:
         headers = answer.end_to_end()
         if answer.status >= 200:
             if request.method == b"HEAD" or answer.status == 304:
@@ -347,16 +356,16 @@ class _Connection:
             headers.append((b"Connection", connection))
         elif answer.status == 101:
             headers += [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")]
-        # Headers are always scrubbed, whatever the secret says about bodies.
         first = b"HTTP/1.1 %d %b" % (answer.status, answer.reason)
-        return Scrubber(trace for secret in self._secrets for trace in secret.traces).clean(format_head(first, headers))
+        return await Scrubber(self._head_traces, self._work).clean_all(format_head(first, headers))
 
     async def _splice(self, request: RequestHead, answer: AnswerHead, upstream: BrokerStream, reader: Reader) -> None:
         """Relays both ways after an upgrade, until one side ends. Raises Malformed if it is no WebSocket."""
         if not request.is_websocket or answer.tokens(b"upgrade") != {b"websocket"}:
             raise Malformed("the host changed to a protocol that nobody asked for")
-        await self._client.write(self._answer_head(request, answer, b""))
-        back = scrub_frames(reader, Scrubber(self._traces)) if self._traces else read_body(reader, UNTIL_END)
+        await self._client.write(await self._answer_head(request, answer, b""))
+        scrubber = Scrubber(self._traces, self._work)
+        back = scrub_frames(reader, scrubber) if self._traces else read_body(reader, UNTIL_END)
         tasks = [
             asyncio.create_task(write_body(self._client, back, UNTIL_END)),
             asyncio.create_task(write_body(upstream, read_body(self._from_client, UNTIL_END), UNTIL_END)),

@@ -7,7 +7,8 @@ before colons, two lengths, a length beside chunks, other transfer codings, anot
 import asyncio
 import itertools
 import re
-from collections.abc import AsyncIterator, Iterable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, unquote_plus
@@ -28,6 +29,10 @@ MAX_HEADERS: Final = 200
 UNTIL_END: Final = -2
 _MAX_CHUNK_LINE: Final = 1024
 _COMPARED: Final = 64
+_SCRUBBED_AT_ONCE: Final = 16 << 10
+# CPython looks for short texts in less than 30,000 bytes in a way that takes the product of both lengths if they are
+# chosen for it. So what is not short is made as long.
+_SHORT, _LONG = 512, 30_000
 _CHUNKS_AT_ONCE: Final = 64
 _REQUEST_LINE: Final = re.compile(rb"([A-Z]{1,20}) ([\x21\x22\x24-\x7e]{1,32768}) HTTP/1\.1")
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: ([\x20\x09\x21-\x7e\x80-\xff]*))?")
@@ -202,13 +207,27 @@ def _name(parameter: bytes) -> str:
     return parameter.partition(b"=")[0].decode("latin-1")
 
 
-class Scrubber:
-    """Replaces texts by asterisks of the same length, also where they span several pieces. Holds back only the end of a
-    piece that seems to begin such a text."""
+Work = Callable[[float], Awaitable[None]]
+"""Called with the processor time that something took, in seconds. Returns when the sandbox has time left."""
 
-    def __init__(self, traces: Iterable[bytes]) -> None:
+
+async def no_work(seconds: float) -> None:
+    pass
+
+
+_INVERTED: Final = bytes(range(255, -1, -1))  # for each byte the one that differs in all bits
+
+
+class Scrubber:
+    """Replaces texts by asterisks of the same length, also where they span several pieces, and where they overlap each
+    other. Holds back only the end of a piece that seems to begin such a text. `work` is told how long that took: texts
+    can be chosen so that it is long."""
+
+    def __init__(self, traces: Iterable[bytes], work: Work = no_work) -> None:
         self._traces = tuple(traces)
+        self._work = work
         self._held = b""
+        self._held_clean = b""
 
     @property
     def held(self) -> int:
@@ -216,24 +235,57 @@ class Scrubber:
         return len(self._held)
 
     def feed(self, data: bytes) -> bytes:
-        data = self.clean(self._held + data)
-        keep = max((_overlap(data, trace) for trace in self._traces), default=0)
-        self._held = data[len(data) - keep :]
-        return data[: len(data) - keep]
+        # Looked for in what came, not in what is left of it: one text may be a part of another, which is not all there.
+        came = self._held + data
+        clean = self._blot(came, self._held_clean + data)
+        kept = len(came) - max((_overlap(came, trace) for trace in self._traces), default=0)
+        self._held, self._held_clean = came[kept:], clean[kept:]
+        return clean[:kept]
 
     def end(self) -> bytes:
-        held, self._held = self._held, b""
+        held, self._held, self._held_clean = self._held_clean, b"", b""
         return held
 
     def clean(self, data: bytes) -> bytes:
+        return self._blot(data, data)
+
+    def _blot(self, came: bytes, clean: bytes) -> bytes:
+        """Returns `clean` with asterisks wherever one of the texts is in `came`. Numbers hold all bytes at once: a loop
+        over the places would take a tenth of a second where many texts occur at many of them."""
+        size = len(came)
+        if size > _SHORT:
+            came, clean = came.ljust(_LONG, b"\0"), clean.ljust(_LONG, b"\0")
+        whole, blots = int.from_bytes(came), 0
         for trace in self._traces:
-            data = data.replace(trace, b"*" * len(trace))
-        return data
+            if trace in came:
+                blots |= int.from_bytes(came.replace(trace, trace.translate(_INVERTED))) ^ whole
+        if blots:
+            bare, stars = int.from_bytes(clean), int.from_bytes(b"*" * len(clean))
+            clean = (bare ^ ((bare ^ stars) & blots)).to_bytes(len(clean))
+        return clean[:size]
+
+    async def feed_all(self, source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Feeds what comes, little at once, and lets others have their turn in between."""
+        async for data in source:
+            for start in range(0, len(data), _SCRUBBED_AT_ONCE):
+                begun = time.thread_time()
+                clean = self.feed(data[start : start + _SCRUBBED_AT_ONCE])
+                await self._work(time.thread_time() - begun)
+                await asyncio.sleep(0)
+                yield clean
 
     async def pieces(self, source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        async for data in source:
-            yield self.feed(data)
+        async for data in self.feed_all(source):
+            yield data
         yield self.end()
+
+    async def clean_all(self, data: bytes) -> bytes:
+        """Does what `clean` does, little at once."""
+
+        async def once() -> AsyncIterator[bytes]:
+            yield data
+
+        return b"".join([piece async for piece in self.pieces(once())])
 
 
 def _overlap(data: bytes, trace: bytes) -> int:

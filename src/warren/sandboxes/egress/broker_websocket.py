@@ -42,15 +42,14 @@ async def scrub_frames(reader: Reader, scrubber: Scrubber) -> AsyncIterator[byte
             continue
         opcode = first & _OPCODE or opcode
         if not first & _FINAL:
-            async for piece in read_body(reader, length):
-                if clean := scrubber.feed(piece):
+            async for clean in scrubber.feed_all(read_body(reader, length)):
+                if clean:
                     yield _head(opcode, len(clean)) + clean
                     opcode = 0
             continue
         yield _head(_FINAL | opcode, scrubber.held + length)
-        async for piece in read_body(reader, length):
-            yield scrubber.feed(piece)
-        yield scrubber.end()
+        async for piece in scrubber.pieces(read_body(reader, length)):
+            yield piece
         opcode = 0
 
 

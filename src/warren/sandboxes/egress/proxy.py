@@ -205,6 +205,7 @@ class SandboxEgress:
                 *(setup, self._shared.upstream, self._dial_bound),
                 refused=self._note_broker,
                 pay=partial(self._pay, _REQUEST_WORK_S),
+                work=self._pay,
             )
         return old
 
