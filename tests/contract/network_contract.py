@@ -24,9 +24,10 @@ from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.model.capability import Capability
 from warren.model.errors import FileProblem, IsolationUnavailable, SandboxLost
+from warren.model.header_rules import HeaderRule
 from warren.model.network import NO_NETWORK, EgressBound, EgressPolicy, NetworkRules, NetworkUse
 from warren.model.operations import Command
-from warren.model.secrets import BoundSecret, SecretBinding, broker_variables, new_binding
+from warren.model.secrets import BoundSecret, SecretBinding, authority_variables, broker_variables, new_binding
 from warren.model.spec import Layer, SandboxSpec
 from warren.sandboxes.network.egress import Egress
 from warren.sandboxes.providers.host_provider import HostProvider
@@ -528,6 +529,54 @@ class NetworkContract:
                 basic = f"Basic {encoded}"
                 assert carried == {"api.example": f"Bearer {value}", "git.example": basic, "pip.example": basic}
             await provider.destroy(sandbox.id)
+        finally:
+            await provider.close()
+
+    async def test_header_rules_change_requests_for_hosts_that_are_allowed(
+        self, world: NetworkWorld, new_provider: Callable[[Egress], Provider], tmp_path: Path
+    ) -> None:
+        value, hosts = "key-0123456789abcdef", ("api.example", "closed.example")
+        made = make_certificates(tmp_path, *hosts)
+        headers = tuple(HeaderRule(host, "X-Api-Key", value) for host in hosts)
+        provider = new_provider(Egress(EgressPolicy(authorities=made.ca.read_text()), within=world.within))
+        try:
+            with Servers(tmp_path, made) as servers:
+                servers.serve_web(world.listen(WEB, 443), tls=True)
+                world.names |= {host: [WEB] for host in hosts}
+                sandbox = await provider.create(self.spec())
+                printed = ""
+
+                async def carried(host: str, options: str = "") -> str | None:
+                    """The header that the host got; raises if the client failed."""
+                    nonlocal printed
+                    seen = len(servers.seen)
+                    shell = f"curl -sS --fail -m20 {options} -H 'X-Api-Key: mine' https://{host}/; x=$?; env; exit $x"
+                    result = await sandbox.exec(Command(shell=shell, env=authority_variables(), timeout_s=60))
+                    printed += result.output
+                    if result.exit_code:
+                        assert len(servers.seen) == seen
+                        raise ConnectionRefusedError(result.stderr)
+                    return servers.seen[-1][3].get("X-Api-Key")
+
+                await sandbox.set_network(NetworkRules(allow=("api.example",), headers=headers))
+                assert await carried("api.example") == value
+                with pytest.raises(ConnectionRefusedError):  # a header opens nothing
+                    await carried("closed.example")
+                await sandbox.set_network(NetworkRules(internet=True, headers=headers))
+                assert await carried("closed.example") == value
+                await sandbox.set_network(NetworkRules(internet=True, deny=(f"{WEB}/32",), headers=headers))
+                with pytest.raises(ConnectionRefusedError):  # also where only the address tells
+                    await carried("api.example")
+                binding = new_binding("other", ("api.example",), header="X-Other")
+                opens = BoundSecret(**fields_of(binding), value="other-0123456789")
+                await sandbox.set_network(NetworkRules(headers=headers), [opens])
+                assert await carried("api.example") == value  # a secret opens the host
+                with pytest.raises(ConnectionRefusedError):
+                    await carried("closed.example")
+                await sandbox.set_network(NetworkRules(internet=True))
+                assert await carried("api.example", "-k") == "mine"
+                assert value not in printed
+                await provider.destroy(sandbox.id)  # with its connections, which the servers then close
         finally:
             await provider.close()
 

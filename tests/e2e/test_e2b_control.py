@@ -309,9 +309,28 @@ async def test_quotas_bound_sandboxes(admin: Api) -> None:
         ({"network": {"allowOut": ["not a name"], "denyOut": ["0.0.0.0/0"]}}, 400, "not a name"),
         ({"network": {"allowPublicTraffic": 7}}, 400, "allowPublicTraffic"),
         ({"network": {"allowOut": ["1.2.3.4"], "denyOut": ["0.0.0.0/0"]}}, 400, "egress"),
+        *(({"network": {name: ["x"]}}, 501, name) for name in ("egressProxy", "dnsServers", "httpsPorts")),
         *(
-            ({"network": {name: ["x"]}}, 501, name)
-            for name in ("rules", "egressProxy", "dnsServers", "maskRequestHost", "httpsPorts")
+            ({"network": {"rules": value}}, 400, "rules")
+            for value in (7, ["x"], {"a.example": {}}, {"a b": [{"transform": {"headers": {"X": "1"}}}]})
+        ),
+        ({"network": {"rules": {"*.example": []}}}, 501, "wildcards"),
+        *(
+            ({"network": {"maskRequestHost": value}}, 400, "")
+            for value in (
+                7,
+                ["x"],
+                "a b",
+                "x\r\nHost: y",
+                "a:0",
+                "a:${PORT}0",
+                "a:b:c",
+                "${port}",
+                "é",
+                "a" * 400,
+                ":80",
+                "[::1]",
+            )
         ),
         ({"autoPause": True}, 501, "autoPause"),
         ({"autoPause": "yes"}, 400, "autoPause"),

@@ -109,6 +109,35 @@ def world(
 # -- unmodified clients
 
 
+def test_rules_of_e2bs_clients_set_headers_outside_of_the_sandbox(world: World) -> None:
+    rules = {"rules": {OTHER.upper(): [{"transform": {"headers": {"X-Key": VALUE}}}]}}
+    network = {"allowOut": [OTHER], "denyOut": ["0.0.0.0/0"], **rules}
+    status, made = world.call("POST", "/v2/sandboxes", {"templateID": "host", "timeout": 300, "network": network})
+    assert status == 201, made
+    place, session = f"/sandboxes/{made['sandboxID']}", f"ses_{made['sandboxID']}"
+
+    def carried(path: str, options: str = "") -> str:
+        command = f"curl -sS --fail -m20 {options} -H 'X-Key: mine' https://{OTHER}{path}"
+        assert world.run(command, session) == f"hello from {OTHER}\n"
+        return world.seen(OTHER, path)["X-Key"]
+
+    assert carried("/rules") == VALUE
+    assert world.exec("env; cat /proc/*/environ; grep -rs sk-live ~ /tmp /run", session)["stdout"].count("sk-live") == 0
+    shown = world.call("GET", place)[1]["network"]["rules"]
+    assert shown == {OTHER: [{"transform": {"headers": {"X-Key": "***"}}}]}
+    # Warren's own API knows nothing of them, and leaves them as they are.
+    assert world.call("PUT", f"/api/sessions/{session}/network", {"internet": True})[0] == 200
+    assert carried("/kept") == VALUE
+    assert world.call("PUT", f"{place}/network", {"allow_internet_access": True})[0] == 204
+    assert carried("/gone", "-k") == "mine"
+    assert world.call("PUT", f"{place}/network", {"maskRequestHost": "x"})[0] == 400
+    assert world.call("PUT", f"{place}/network", rules)[0] == 204  # they open nothing
+    assert world.call("PUT", f"{place}/network", {"allow_internet_access": True, **rules})[0] == 204
+    assert carried("/again") == VALUE
+    world.call("GET", "/api/admin/audit?limit=100")  # no answer has a value
+    assert world.call("DELETE", place)[0] == 204
+
+
 def test_curl_uses_a_secret_that_it_does_not_have(world: World) -> None:
     for url, path in ((f"https://{API}/curl", "/curl"), ("http://openai.broker.internal/v1/models", "/v1/models")):
         assert world.run(f"curl -sS --fail -H 'Authorization: Bearer fake' {url}") == f"hello from {API}\n"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from certificates import make_certificates
 
+from warren.model.header_rules import HeaderRule
 from warren.model.secrets import BoundSecret, new_binding
 from warren.sandboxes.egress.broker import Broker, BrokerSetup
 from warren.sandboxes.egress.broker_streams import SocketStream
@@ -155,7 +156,9 @@ def open_world(tmp_path: Path) -> Open:
     made = make_certificates(tmp_path, HOST, OTHER)
 
     @asynccontextmanager
-    async def open_it(*secrets: BoundSecret, trusted: bool = True, to: str = "") -> AsyncIterator[World]:
+    async def open_it(
+        *secrets: BoundSecret, trusted: bool = True, to: str = "", headers: tuple[HeaderRule, ...] = ()
+    ) -> AsyncIterator[World]:
         upstream, dialled = Upstream(), []
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(made.cert, made.key)
@@ -170,8 +173,9 @@ def open_world(tmp_path: Path) -> Open:
             await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
             return sock
 
-        bound = secrets or (secret(),)
-        certificates = new_certificates(sorted({host for each in bound for host in each.hosts}))
+        bound = secrets or (() if headers else (secret(),))
+        hosts = {*(host for each in bound for host in each.hosts), *(each.host for each in headers)}
+        certificates = new_certificates(sorted(hosts))
         trust = ssl.create_default_context(cadata=certificates.authority)
         trust.set_alpn_protocols(["h2", "http/1.1"])
         refused: list[str] = []
@@ -184,7 +188,7 @@ def open_world(tmp_path: Path) -> Open:
 
         setup = BrokerSetup(bound, certificates, headers)
         broker = Broker(
-            BrokerSetup.from_mapping(json.loads(json.dumps(BrokerSetup(bound, certificates).as_mapping()))),
+            BrokerSetup.from_mapping(json.loads(json.dumps(setup.as_mapping()))),
             upstream_context(made.ca.read_text() if trusted else ""),
             dial,
             refused=lambda name, port, reason: refused.append(reason),
@@ -225,6 +229,34 @@ async def test_each_request_of_a_connection_is_paid_for(open_world: Open) -> Non
     async with open_world() as world:
         await world.ask(get("/a", close=False) + get("/b", close=False) + get("/c"))
         assert world.paid == len(world.upstream.heads) == 3
+
+
+async def test_a_header_rule_sets_its_header_in_place_of_the_clients(open_world: Open) -> None:
+    key, flag = HeaderRule(HOST, "X-Key", f"Bearer {VALUE}"), HeaderRule(HOST, "X-Flag", "on")
+    async with open_world(headers=(key, flag)) as world:
+        assert world.broker.takes(HOST, 443)
+        assert not world.broker.takes(HOST, 80)  # nothing in the clear
+        assert not world.broker.knows_name(HOST)  # it opens nothing
+        answer = await world.ask(get("/echo", HOST, "X-Key: mine", "x_flag: off", "X-Kept: 1", "Range: bytes=0-9"))
+        head = world.upstream.heads[0]
+        assert head.count(b"X-Key") == head.lower().count(b"flag") == 1
+        for line in (f"X-Key: Bearer {VALUE}", "X-Flag: on", "X-Kept: 1"):
+            assert f"\r\n{line}".encode() in head
+        assert b"Range" not in head
+        assert VALUE.encode() not in answer
+        assert b"X-Flag: on" in answer  # too short to be looked for
+        assert world.worked > 0
+
+
+async def test_a_secret_wins_over_a_header_rule(open_world: Open) -> None:
+    rules = HeaderRule(HOST, "authorization", "Bearer of-the-rule"), HeaderRule(HOST, "X-More", "of-the-rule")
+    async with open_world(secret(), headers=rules) as world:
+        await world.ask(get("/"))
+        head = world.upstream.heads[0]
+        assert head.lower().count(b"authorization") == 1
+        assert f"Authorization: Bearer {VALUE}".encode() in head
+        assert b"X-More: of-the-rule" in head
+        assert world.broker.knows_name(HOST)
 
 
 async def test_the_brokers_own_name_leads_to_the_bound_host(open_world: Open) -> None:
@@ -403,6 +435,15 @@ async def test_a_compressed_answer_is_not_passed_on_unless_scrubbing_is_off(open
     async with open_world() as world:
         world.upstream.answers[b"/"] = packed
         assert (await world.ask(get("/"))).startswith(b"HTTP/1.1 502")
+    for bound, says in (
+        ((), b"leave out the rules for this host\n"),
+        ((secret(),), b"without scrub, and leave out the"),
+    ):
+        async with open_world(*bound, headers=(HeaderRule(HOST, "X-Key", VALUE),)) as world:
+            world.upstream.answers[b"/"] = packed
+            answer = await world.ask(get("/"))
+            assert says in answer
+            assert (b"scrub" in answer) == bool(bound)
     async with open_world(secret(scrub=False)) as world:
         world.upstream.answers[b"/"] = packed
         assert (await world.ask(get("/", HOST, "Accept-Encoding: gzip"))).endswith(b"zzzz")

@@ -53,6 +53,7 @@ def test_a_wrong_value_is_refused_and_not_repeated(cli: RemoteCli, stdin: bytes)
     done = cli.run("secrets", "set", "wrong", "--host", "api.example.com", "--header", "X-Key", stdin=stdin)
     assert done.returncode == 125
     assert b"value of a secret" in done.stderr
+    assert b"hint: " in done.stderr
     assert not stdin or stdin not in done.stderr
 
 

@@ -17,7 +17,9 @@ from warren.cluster.roster import LEASE_S, PROTOCOL
 from warren.interfaces.worker import WorkerStats
 from warren.model.errors import Conflict, NotFound, Unavailable
 from warren.model.events import Event, EventKind
+from warren.model.header_rules import HeaderRule
 from warren.model.metrics import LatestMetrics, MetricLimits, SandboxMetrics
+from warren.model.network import NetworkRules
 from warren.model.session import EndReason, Session, SessionState
 from warren.sessions.basis import SessionBasis
 from warren.sessions.event_hub import EventHub
@@ -98,7 +100,8 @@ async def world() -> World:
 async def test_the_sessions_of_a_dead_worker_are_given_up(
     world: World, state: SessionState, becomes: SessionState
 ) -> None:
-    theirs = await world.session("dead", state, env={"TOKEN": "secret"})
+    rules = NetworkRules(True, headers=(HeaderRule("api.example", "X-Key", "secret"),))
+    theirs = await world.session("dead", state, env={"TOKEN": "secret"}, network=rules)
     kept = await world.session("live", state)
     await world.tick()
     found = await world.now(theirs)
@@ -106,7 +109,7 @@ async def test_the_sessions_of_a_dead_worker_are_given_up(
     assert await world.now(kept) == kept
     if becomes is S.ENDED:
         assert (found.reason, found.ended) == (EndReason.UNDONE, world.clock.now())
-        assert found.env == {"TOKEN": ""}
+        assert (found.env, found.network) == ({"TOKEN": ""}, NetworkRules(True))
     if state is S.RUNNING:
         assert found.reason is EndReason.LOST
         assert "'dead' does not answer any more" in found.detail

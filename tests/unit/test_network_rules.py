@@ -19,12 +19,14 @@ from warren.model.capability import Capability
 from warren.model.egress import Ceiling, Preset, Presets
 from warren.model.errors import Conflict, Forbidden, InvalidRequest, QuotaExceeded, Unavailable
 from warren.model.events import Event, EventKind, NetworkRefusedData
+from warren.model.header_rules import HeaderRule
 from warren.model.network import NO_NETWORK, EgressBound, EndedConnection, NetworkRules, NetworkUse, Refusal, parse_rule
 from warren.model.secrets import SecretBinding
 from warren.model.spec import Layer
 from warren.sessions.egress import EgressRules
 from warren.sessions.network_meter import READ_S
 from warren.sessions.new_session import NewSession
+from warren.sessions.request_context import RequestContext, set_request_context
 from warren.stores.session_json import decode_session, encode_session
 from warren.testing.fake_provider import FakeProvider
 from warren.testing.fake_sandbox import FakeMachine, FakeSandbox
@@ -289,6 +291,22 @@ async def test_what_is_new_is_reported_once() -> None:
         assert names == ["one.example", "no.example", 2, "b.example"]
         data = [event.data for event in told if isinstance(event.data, NetworkRefusedData)]
         assert data == [NetworkRefusedData("no.example", "", 443, "no rule allows it", "no.example:443", 3)]
+
+
+async def test_headers_for_the_hosts_of_secrets_change_while_the_rules_open_nothing() -> None:
+    async with world(provider=FakeProvider(capabilities=NETWORKED)) as there:
+        await there.tenancy.secrets.put(
+            TENANT, SecretBinding(name="key", hosts=("api.example",), header="X-Key"), "a value of it"
+        )
+        session = (await there.sessions.create(TENANT, NewSession(network=NO_NETWORK, secrets=("key",)))).session
+        rules = NO_NETWORK.with_headers((HeaderRule("api.example", "X-More", "more"),))
+        for each in (rules, NO_NETWORK):
+            await there.sessions.set_network(TENANT, session.id, each)
+            assert machine_of(there, session.sandbox_id).network == each
+        set_request_context(RequestContext(Caller(TENANT, quota=Quota(egress_bytes_per_day=0))))
+        with pytest.raises(QuotaExceeded):
+            await there.sessions.set_network(TENANT, session.id, rules)
+        set_request_context(RequestContext())
 
 
 async def test_a_quota_that_is_used_up_closes_the_network_until_the_next_day() -> None:

@@ -94,11 +94,8 @@ class Failover:
                 self._reports.lost(lost)
         elif session.state.is_in_transition:
             reason = session.reason or EndReason.UNDONE
-            env_names = dict.fromkeys(session.env, "")
-            await self._store.swap_of_dead(
-                session.moved_to(SessionState.ENDED, reason=reason, ended=self._clock.now(), env=env_names),
-                self._fleet.me.id,
-            )
+            ended = self._ending.ended(session, reason, session.detail)
+            await self._store.swap_of_dead(ended, self._fleet.me.id)
         elif session.expiry(self._clock.now()) is not None:
             await self._ending.end(session, EndReason.LOST, session.detail)
 

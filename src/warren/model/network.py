@@ -6,13 +6,16 @@ list allows nothing.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from warren.model.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from warren.model.header_rules import HeaderRule
 
 MAX_RULES: Final = 1000
 MAX_RULE: Final = 300
@@ -228,12 +231,14 @@ class NetworkRules:
     them.
 
     `allow` may name presets, which are replaced by their rules before a sandbox gets them (`Presets.expanded`).
-    International names are kept in ASCII, whatever they were written in.
+    International names are kept in ASCII, whatever they were written in. `headers` are set in requests for hosts that
+    the rest allows; `as_mapping` leaves them out, because their values may be secrets.
     """
 
     internet: bool = False
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = field(default=())
+    headers: "tuple[HeaderRule, ...]" = ()
 
     def __post_init__(self) -> None:
         for name in ("allow", "deny"):
@@ -261,12 +266,16 @@ class NetworkRules:
         return cls(internet, tuple(dict.fromkeys(lists["allow"])), tuple(dict.fromkeys(lists["deny"])))
 
     @classmethod
-    def stored(cls, values: Mapping[str, Any]) -> "NetworkRules":
+    def stored(cls, values: Mapping[str, Any], headers: "tuple[HeaderRule, ...]" = ()) -> "NetworkRules":
         """Reads rules from a store without checking them again: checking long lists takes a good part of a second."""
         rules = object.__new__(cls)
         lists = {name: tuple(values.get(name, ())) for name in ("allow", "deny")}
-        rules.__dict__.update(internet=bool(values.get("internet")), **lists)
+        rules.__dict__.update(internet=bool(values.get("internet")), **lists, headers=headers)
         return rules
+
+    def with_headers(self, headers: "tuple[HeaderRule, ...]") -> "NetworkRules":
+        """Returns the same rules with these headers in place of their own."""
+        return self if headers == self.headers else self.stored(self.as_mapping(), headers)
 
     def __str__(self) -> str:
         opened = [*(["internet"] if self.internet else []), *self.allow[:_SHOWN]]
@@ -281,6 +290,11 @@ class NetworkRules:
     def is_open(self) -> bool:
         """Whether anything outside may be reached."""
         return self.internet or bool(self.allow)
+
+    def headers_in_force(self, granted: Collection[str] = ()) -> "tuple[HeaderRule, ...]":
+        """Returns the headers that a broker has to set: while the rules open nothing, those for hosts that secrets have
+        `granted`."""
+        return self.headers if self.is_open else tuple(each for each in self.headers if each.host in granted)
 
     @property
     def presets(self) -> tuple[str, ...]:

@@ -9,9 +9,11 @@ import json
 import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from ipaddress import IPv4Address
 from typing import Final
 
 from warren.model.errors import InvalidRequest, NotFound
+from warren.model.network import canonical_name
 
 SESSION_PREFIX: Final = "ses_"
 LOCALHOST: Final = "localhost"
@@ -25,6 +27,9 @@ SANDBOX_HEADER: Final = b"x-warren-sandbox"
 _PORT: Final = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
 _LABEL: Final = re.compile(r"([1-9][0-9]{0,4})-([0-9a-f]{32})", re.ASCII)
 _ATTEMPT: Final = re.compile(r"[0-9]+-.*", re.ASCII)
+_IPV4: Final = re.compile(r"[0-9]+(?:\.[0-9]+){3}", re.ASCII)
+_MAX_MASK: Final = 300
+PORT_IN_MASK: Final = "${PORT}"
 _PATH: Final = re.compile(rb"/api/sessions/(ses_[0-9a-f]{32})/ports/([1-9][0-9]{0,4})(/.*)", re.ASCII | re.DOTALL)
 
 
@@ -56,7 +61,7 @@ class Preview:
     """The port that a request asks for. `by_host`: the host names it, so the page has an origin of its own.
 
     `generation`: the one in which the link was made. `local_host`: the server in the sandbox sees `localhost` as the
-    host.
+    host. `masked_host`: it sees this one, if `local_host` is not set; empty for no such wish.
     """
 
     session_id: str
@@ -65,6 +70,7 @@ class Preview:
     way: Way = Way.KEY
     generation: int = 0
     local_host: bool = False
+    masked_host: str = ""
 
     @property
     def prefix(self) -> bytes:
@@ -114,8 +120,9 @@ class PreviewRules:
     """The rules of one session. `generation`: links of an older one are revoked. `public`: ports that need no link.
     `local_host`: ports whose servers see `localhost` as the host of every request.
 
-    Sessions that E2B's clients make set one of the last two: with `everything` all ports are public, with `by_token`
-    the sandbox's traffic token opens them.
+    Sessions that E2B's clients make set one of `everything` and `by_token`: with the first all ports are public, with
+    the second the sandbox's traffic token opens them. `host_mask`: what servers see as the host of every request
+    (`check_host_mask`); empty for the real one.
     """
 
     generation: int = 0
@@ -123,6 +130,7 @@ class PreviewRules:
     local_host: tuple[int, ...] = ()
     everything: bool = False
     by_token: bool = False
+    host_mask: str = ""
 
     @property
     def of_e2b(self) -> bool:
@@ -130,6 +138,29 @@ class PreviewRules:
 
     def is_public(self, port: int) -> bool:
         return self.everything or port in self.public
+
+    def masked_host(self, port: int) -> str:
+        return self.host_mask.replace(PORT_IN_MASK, str(port))
+
+
+def check_host_mask(text: str) -> str:
+    """Returns the mask if it is a host, perhaps with a port, in which `${PORT}` may stand for the port of the sandbox.
+    Raises InvalidRequest."""
+    host, colon, port = text.replace(PORT_IN_MASK, "65535").partition(":")
+    try:
+        if not text.isascii() or len(text) > _MAX_MASK:
+            raise InvalidRequest("it is too long, or not ASCII")
+        if colon:
+            read_port(port)
+        if _IPV4.fullmatch(host):
+            IPv4Address(host)
+        else:
+            canonical_name(host)
+    except (InvalidRequest, ValueError):
+        raise InvalidRequest(
+            f"{text[:80]!a} is not a host", remedy="write one such as ${PORT}-app.example.com or localhost:${PORT}"
+        ) from None
+    return text
 
 
 NO_PREVIEW_RULES: Final = PreviewRules()

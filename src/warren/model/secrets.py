@@ -89,14 +89,14 @@ class SecretBinding:
         if not 1 <= len(self.hosts) <= MAX_HOSTS:
             raise InvalidRequest(f"a secret is bound to 1 to {MAX_HOSTS} hosts, not {len(self.hosts)}")
         for host in self.hosts:
-            if _read_host(host) != host:
+            if read_host(host) != host:
                 raise InvalidRequest(f"the host {host[:260]!r} is not in its plain form")
         if bool(self.header) == bool(self.query):
             raise InvalidRequest(
                 "a secret is carried by a header or by a query parameter", remedy="name one: header or query"
             )
         if self.header:
-            _check_header(self.header)
+            check_header(self.header)
         elif not _PARAMETER.fullmatch(self.query):
             raise InvalidRequest("the name of a query parameter has 1 to 100 of letters, digits, . _ ~ and -")
         _check_format(self.format)
@@ -150,7 +150,7 @@ def new_binding(name: str, hosts: Iterable[str], **values: Any) -> SecretBinding
         header, form = "", "{}"
     given = {field: value for field, value in values.items() if value not in (None, "")}
     usual = {"header": header, "format": form, "path": path}
-    found = tuple(dict.fromkeys(_read_host(host) for host in hosts))
+    found = tuple(dict.fromkeys(read_host(host) for host in hosts))
     return SecretBinding(name=name, hosts=found, kind=kind, **{**usual, **given})
 
 
@@ -174,13 +174,21 @@ def check_secret_name(name: str) -> str:
 def check_value(value: str) -> str:
     """Returns the value or raises InvalidRequest. No error contains any part of the value."""
     if not MIN_VALUE <= len(value) <= MAX_VALUE:
-        raise InvalidRequest(f"the value of a secret has {MIN_VALUE} to {MAX_VALUE} characters")
-    if not _PRINTABLE.fullmatch(value) or value != value.strip():
+        raise InvalidRequest(
+            f"the value of a secret has {MIN_VALUE} to {MAX_VALUE} characters",
+            remedy="one of fewer can be guessed, and would be blotted out of answers where it occurs by chance",
+        )
+    if not is_one_line(value):
         raise InvalidRequest(
             "the value of a secret is one line of printable ASCII, without spaces at its ends",
             remedy="a file with several lines cannot be sent in a header",
         )
     return value
+
+
+def is_one_line(text: str) -> bool:
+    """Whether a header can carry the text: printable ASCII, without spaces at its ends."""
+    return _PRINTABLE.fullmatch(text) is not None and text == text.strip()
 
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -215,11 +223,16 @@ CA_VARIABLES: Final = (
 """Variables by which programs find the authorities they trust."""
 
 
+def authority_variables() -> dict[str, str]:
+    """Returns the variables by which programs in a sandbox trust its broker."""
+    return dict.fromkeys(CA_VARIABLES, CA_BUNDLE)
+
+
 def broker_variables(secrets: Sequence[SecretBinding]) -> dict[str, str]:
     """Returns the variables of every command in a sandbox with these secrets. They contain no value of a secret."""
     if not secrets:
         return {}
-    found = dict.fromkeys(CA_VARIABLES, CA_BUNDLE)
+    found = authority_variables()
     git: list[tuple[str, str]] = []
     for secret in secrets:
         base = f"http://{secret.broker_host}{secret.path}"
@@ -243,25 +256,27 @@ def broker_variables(secrets: Sequence[SecretBinding]) -> dict[str, str]:
     return found
 
 
-def _read_host(text: str) -> str:
+def read_host(text: str, what: str = "a secret") -> str:
+    """Returns the plain form of the name of a host to which `what` can be bound. Raises InvalidRequest."""
     remedy = "write a name, such as api.example.com; addresses, ports and wildcards are not taken"
     if not text or len(text) > 260 or any(each in text for each in "*:/[]@ "):
-        raise InvalidRequest(f"{text[:260]!r} is not a host that a secret can be bound to", remedy=remedy)
+        raise InvalidRequest(f"{text[:260]!r} is not a host that {what} can be bound to", remedy=remedy)
     try:
         host = canonical_name(text)
     except InvalidRequest as exc:
         raise InvalidRequest(exc.message, remedy=remedy) from None
     if host == "localhost" or host.endswith((".localhost", f".{BROKER_DOMAIN}")) or host == BROKER_DOMAIN:
-        raise InvalidRequest(f"{host!r} is not a host that a secret can be bound to", remedy=remedy)
+        raise InvalidRequest(f"{host!r} is not a host that {what} can be bound to", remedy=remedy)
     return host
 
 
-def _check_header(name: str) -> None:
+def check_header(name: str, deed: str = "carry a secret") -> None:
+    """Raises InvalidRequest for a header that does not exist or that must stay as the client sends it."""
     plain = name.lower()
     if not _TOKEN.fullmatch(name):
         raise InvalidRequest("that is not the name of a header", remedy="such as Authorization or X-API-Key")
     if plain in _RESERVED or plain.startswith(_RESERVED_PREFIXES):
-        raise InvalidRequest(f"the header {name} cannot carry a secret: it belongs to the connection")
+        raise InvalidRequest(f"the header {name} cannot {deed}: it belongs to the connection")
 
 
 def _check_format(form: str) -> None:

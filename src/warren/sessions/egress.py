@@ -38,7 +38,11 @@ class EgressRules:
             raise Forbidden(
                 "this server gives no sandbox a network", remedy="ask the operator, who can set the option egress"
             )
-        ceilings = [] if rules == environment else [("the operator of this server", self._ceiling)]
+        ceilings = (
+            []
+            if rules.with_headers(environment.headers) == environment
+            else [("the operator of this server", self._ceiling)]
+        )
         ceilings += [
             (f"the quota of this {whose.partition(':')[0]}", Ceiling(quota.egress))
             for whose, quota in caller.quota_levels
@@ -59,7 +63,7 @@ class EgressRules:
         if not rules.presets:
             return rules
         presets = await self._find_presets()
-        return NetworkRules.stored({**rules.as_mapping(), "allow": presets.expanded(rules.allow)})
+        return NetworkRules.stored({**rules.as_mapping(), "allow": presets.expanded(rules.allow)}, rules.headers)
 
     async def _presets_for(self, texts: tuple[str, ...]) -> Presets:
         return await self._find_presets() if any(text in PRESETS for text in texts) else NO_PRESETS

@@ -73,7 +73,7 @@ class SessionEnding:
     async def _end_at_once(self, session: Session, reason: EndReason, detail: str) -> Session | None:
         """Ends the session in one step: its worker would not take care of one that this process had left in
         STOPPING."""
-        ended = self._ended(session, reason, detail)
+        ended = self.ended(session, reason, detail)
         if not await self._basis.store.swap(ended):
             return None
         self._reports.ended(ended)
@@ -122,7 +122,7 @@ class SessionEnding:
 
     async def save_end(self, session: Session, reason: EndReason, detail: str) -> Session:
         """Saves the end, later if the store cannot write now: the sandbox is gone in either case."""
-        ended = self._ended(session, reason, detail)
+        ended = self.ended(session, reason, detail)
         try:
             is_ended = await self._try_save_end(ended)
         except WarrenError:
@@ -132,12 +132,18 @@ class SessionEnding:
             self._reports.ended(ended)
         return ended
 
-    def _ended(self, session: Session, reason: EndReason, detail: str) -> Session:
-        """Of the variables only the names are kept: their values may be secrets, and nobody needs them any more. Of
-        long metadata and many names the beginning is kept: no quota bounds how many sessions of a day have ended."""
+    def ended(self, session: Session, reason: EndReason, detail: str) -> Session:
+        """Returns the row of a session that ends now.
+
+        Of the variables only the names are kept, and headers of requests are not: their values may be secrets, and
+        nobody needs them any more. Of long metadata and many names the beginning is kept: no quota bounds how many
+        sessions of a day have ended.
+        """
         kept = {"env": _beginning(dict.fromkeys(session.env, "")), "metadata": _beginning(session.metadata)}
-        ended_at = self._basis.clock.now()
-        return session.moved_to(SessionState.ENDED, reason=reason, detail=detail, ended=ended_at, **kept)
+        network, ended_at = session.network.with_headers(()), self._basis.clock.now()
+        return session.moved_to(
+            SessionState.ENDED, reason=reason, detail=detail, ended=ended_at, network=network, **kept
+        )
 
     async def _try_save_end(self, ended: Session) -> bool:
         """Whether the end was saved; False if the row has changed.

@@ -24,6 +24,7 @@ from warren.model.errors import (
 )
 from warren.model.network import NetworkRules
 from warren.model.preview import PreviewRules
+from warren.model.secrets import authority_variables
 from warren.model.session import (
     FAILED_CREATIONS,
     EndReason,
@@ -206,26 +207,34 @@ class Sessions:
                 self.lifecycle.reports.changed(changed, *(name for name, value in given.items() if value is not None))
                 return changed
 
-    async def set_network(self, tenant: str, session_id: str, rules: NetworkRules) -> Session:
+    async def set_network(
+        self, tenant: str, session_id: str, wanted: NetworkRules, *, keep_headers: bool = False
+    ) -> Session:
         """Replaces what the sandbox may reach; when it returns, the new rules hold. If it fails after the rules were
-        saved, the sandbox reaches nothing until they could be applied."""
+        saved, the sandbox reaches nothing until they could be applied. With `keep_headers` the headers that its
+        requests get stay as they are."""
         lifecycle = self.lifecycle
         async with lifecycle.networks.lock(session_id):
             while True:
                 session = await self.uses.usable(tenant, session_id)
                 lifecycle.basis.worker_of(session)
+                rules = wanted.with_headers(session.network.headers) if keep_headers else wanted
                 if rules.is_open and Layer.NO_NETWORK in session.require:
                     raise Conflict(
                         f"session {session_id} was created with the requirement no_network",
                         remedy="create a session without it",
                     )
                 lifecycle.starting.check_provider(session.provider, network_needs(rules))
-                presets = await self.new_rows.check_network(rules, current_caller())
-                env = {**presets.env(rules.allow), **session.env}
+                # Secrets open their hosts whatever the rules say, and requests for these get other headers now.
+                has_others = bool(session.secrets) and rules.headers != session.network.headers
+                opens = has_others and bool(rules.headers)
+                presets = await self.new_rows.check_network(rules, current_caller(), opens=opens)
+                trust = authority_variables() if rules.headers_in_force() else {}
+                env = {**presets.env(rules.allow), **trust, **session.env}
                 changed = session.changed(network=rules, env=env, used=max(session.used, self.clock.now()))
                 if await self.store.swap(changed):
                     break
-            if rules.is_open or session.network.is_open:
+            if rules.is_open or session.network.is_open or has_others:
                 await lifecycle.networks.apply_changed(changed)
             lifecycle.reports.changed(changed, "network")
             return changed

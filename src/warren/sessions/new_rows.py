@@ -15,7 +15,7 @@ from warren.model.errors import ImageNotFound, InvalidRequest
 from warren.model.image_reference import is_image_reference
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.preview import NO_PREVIEW_RULES
-from warren.model.secrets import BoundSecret, broker_variables, check_names, check_together
+from warren.model.secrets import BoundSecret, authority_variables, broker_variables, check_names, check_together
 from warren.model.session import Session, check_metadata, check_seconds, check_thread_id, new_session_id
 from warren.model.spec import NO_CEILINGS, Ceilings, Layer, check_env, check_env_size, check_image_name
 from warren.model.tenant_images import may_use_image
@@ -54,6 +54,8 @@ class NewRows:
         secrets: Sequence[BoundSecret] = ()
         if is_open:
             variables = (await self.check_network(rules, caller, environment.network)).env(rules.allow)
+        if rules.headers_in_force():
+            variables |= authority_variables()
         if environment.secrets or request.secrets:
             secrets = await self._find_secrets(tenant, environment, request, caller)
             variables |= broker_variables(secrets)
@@ -112,11 +114,11 @@ class NewRows:
         check_allowed(caller, environment.name, in_force, 0.0)
 
     async def check_network(
-        self, rules: NetworkRules, caller: Caller, environment: NetworkRules = NO_NETWORK
+        self, rules: NetworkRules, caller: Caller, environment: NetworkRules = NO_NETWORK, *, opens: bool = False
     ) -> Presets:
         """Returns the presets that the rules name. Raises Forbidden if the caller may not have these rules, and
-        QuotaExceeded if nothing is left of its bytes."""
-        if rules.is_open:
+        QuotaExceeded if nothing is left of its bytes and the rules, or something beside them (`opens`), need some."""
+        if rules.is_open or opens:
             await self._metering.check_network(caller)
         return await self._lifecycle.networks.egress.check(rules, caller, environment)
 

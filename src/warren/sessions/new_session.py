@@ -61,6 +61,9 @@ def fingerprint(request: Any) -> str:
     for name in ("provider", "judged_as", "network", "secrets", "agent_config", "gpus", "previews", "until_closed"):
         if not values.get(name):
             values.pop(name, None)
+    for name, part in (("network", "headers"), ("previews", "host_mask")):
+        if values.get(name) and not values[name][part]:
+            del values[name][part]
     if values.get("stdin"):
         del values["stdin"]
     text = json.dumps(values, sort_keys=True, default=_to_json)

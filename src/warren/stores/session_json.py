@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from warren.model.artifact import LeftOut, SavedAtEnd
+from warren.model.header_rules import HeaderRule
 from warren.model.network import NetworkRules
 from warren.model.preview import NO_PREVIEW_RULES, PreviewRules
 from warren.model.session import EndReason, Previous, Session, SessionState
@@ -27,7 +28,8 @@ _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, sep
 
 
 def encode_session(session: Session, encryption: Encryption | None = None) -> str:
-    """Returns the session as JSON. With a key, the values of its variables are encrypted for this session alone."""
+    """Returns the session as JSON. With a key, the values of its variables, and of the headers that its requests get,
+    are encrypted for this session alone."""
     values: dict[str, Any] = {
         name: value
         for name, value, default in zip(_NAMES, _VALUES(session), _DEFAULTS, strict=True)
@@ -38,7 +40,7 @@ def encode_session(session: Session, encryption: Encryption | None = None) -> st
     if session.require:
         values["require"] = sorted(session.require)
     if "network" in values:
-        values["network"] = session.network.as_mapping()
+        values["network"] = _encode_network(session, encryption)
     if session.env and encryption is not None:
         values["env"] = encryption.encrypt(_ENCODER.encode(session.env), session.id)
     if session.previous is not None:
@@ -62,7 +64,7 @@ def decode_session(text: str | bytes, encryption: Encryption | None = None) -> S
     if "require" in values:
         values["require"] = frozenset(map(Layer, values["require"]))
     if "network" in values:
-        values["network"] = NetworkRules.stored(values["network"])
+        values["network"] = _decode_network(values["network"], values["id"], encryption)
     for name in ("secrets", "gpus"):
         if name in values:
             values[name] = tuple(values[name])
@@ -77,6 +79,27 @@ def decode_session(text: str | bytes, encryption: Encryption | None = None) -> S
         saved = values["artifacts"]
         values["artifacts"] = SavedAtEnd(**{**saved, "left_out": tuple(LeftOut(**one) for one in saved["left_out"])})
     return Session(**values)
+
+
+def _encode_network(session: Session, encryption: Encryption | None) -> dict[str, Any]:
+    values = session.network.as_mapping()
+    if session.network.headers:
+        headers: Any = [[each.host, each.header, each.value] for each in session.network.headers]
+        if encryption is not None:
+            headers = encryption.encrypt(_ENCODER.encode(headers), _headers_of(session.id))
+        values["headers"] = headers
+    return values
+
+
+def _decode_network(values: dict[str, Any], session_id: str, encryption: Encryption | None) -> NetworkRules:
+    headers = values.get("headers", ())
+    if isinstance(headers, str):
+        headers = json.loads(decrypt(encryption, headers, _headers_of(session_id)))
+    return NetworkRules.stored(values, tuple(HeaderRule(*each) for each in headers))
+
+
+def _headers_of(session_id: str) -> str:
+    return f"headers of {session_id}"
 
 
 def _frozen(value: Any) -> Any:

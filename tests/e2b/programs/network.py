@@ -34,6 +34,40 @@ with Sandbox.create(timeout=300, network={"allow_public_traffic": False}) as san
     assert fetch(address, **{"e2b-traffic-access-token": "wrong"}).status_code in (401, 403)
     assert fetch(address, **headers_of(sandbox)).status_code == 200
 
+ECHO = """
+import http.server
+
+class Echo(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.headers["Host"].encode())
+
+http.server.HTTPServer(("127.0.0.1", 3000), Echo).serve_forever()
+"""
+
+if since(2, 20):
+    with Sandbox.create(timeout=300, network={"mask_request_host": "app.example.com:${PORT}"}) as sandbox:
+        sandbox.files.write("echo.py", ECHO)
+        sandbox.commands.run("python3 echo.py", background=True)
+        address = web_url(sandbox.get_host(3000))
+        wait_until(lambda: fetch(address).status_code == 200)
+        assert fetch(address).text == "app.example.com:3000"
+        if since(2, 34):
+            assert sandbox.get_info().network["mask_request_host"] == "app.example.com:${PORT}"
+
+if since(2, 34):
+    rules = {"api.example.com": [{"transform": {"headers": {"X-Key": "value-0123"}}}]}
+    with Sandbox.create(timeout=300, network={"rules": rules}) as sandbox:
+        shown = sandbox.get_info().network["rules"]
+        assert shown == {"api.example.com": [{"transform": {"headers": {"X-Key": "***"}}}]}, shown
+        sandbox.update_network({"allow_internet_access": False})
+        assert "rules" not in sandbox.get_info().network
+
+if since(2, 44):
+    with refused(SandboxException, says="egressProxy"):
+        Sandbox.create(timeout=60, network={"egress_proxy": {"address": "proxy.example.com:1080"}})
+
 REACH = "timeout 5 bash -c ': > /dev/tcp/%s/%d'"
 for options in ({"allow_internet_access": False}, {"network": {"deny_out": ["0.0.0.0/0"]}}):
     with Sandbox.create(timeout=300, **options) as sandbox, refused(CommandExitException):

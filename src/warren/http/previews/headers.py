@@ -32,20 +32,28 @@ def for_sandbox(scope: Scope, preview: Preview, client_host: bytes) -> list[Head
     """Returns the head of the request that the server inside gets, Host first."""
     headers: list[Header] = scope["headers"]
     left_out = HOP_BY_HOP | _NEVER_TO_SANDBOX | named_in_connection(headers)
-    local = b"%s:%d" % (LOCALHOST.encode(), preview.port)
-    sees_local = preview.local_host or not preview.by_host
+    seen_host = _seen_host(preview, client_host)
     scheme = b"https" if scope.get("scheme") in ("https", "wss") else b"http"
-    sent = [(b"host", local if sees_local else client_host)]
+    sent = [(b"host", seen_host)]
     for name, value in headers:
         if name in left_out or name.startswith(_NEVER_PREFIXES):
             continue
-        if name == b"origin" and sees_local and value == scheme + b"://" + client_host:
-            value = b"http://" + local
+        if name == b"origin" and seen_host != client_host and value == scheme + b"://" + client_host:
+            value = b"http://" + seen_host
         sent.append((name, value))
     client = scope["client"][0] if scope.get("client") else ""
     sent += [(b"x-forwarded-for", client.encode("latin-1", "replace")), (b"x-forwarded-proto", scheme)]
     sent += [(b"x-forwarded-host", client_host), (b"connection", b"close")]
     return sent
+
+
+def _seen_host(preview: Preview, client_host: bytes) -> bytes:
+    """Returns what the server inside sees as the host."""
+    if preview.masked_host and not preview.local_host:
+        return preview.masked_host.encode()
+    if preview.local_host or not preview.by_host:
+        return b"%s:%d" % (LOCALHOST.encode(), preview.port)
+    return client_host
 
 
 def for_client(status: int, headers: Iterable[Header], preview: Preview) -> list[Header]:

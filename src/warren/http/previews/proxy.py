@@ -5,6 +5,7 @@ what was parsed, so both sides agree where it ends. Both directions are streamed
 request holds about a MiB however large it is.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -130,7 +131,8 @@ def _check(session: Session, preview: Preview) -> Preview:
         raise Forbidden("this link to a preview was revoked", remedy="make a new one: warren open")
     if preview.way is Way.PUBLIC and not rules.is_public(preview.port):
         raise Forbidden("this preview is private", remedy="open a link that was made for it: warren open")
-    return preview.let_in(preview.way, preview.generation, local_host=preview.port in rules.local_host)
+    checked = preview.let_in(preview.way, preview.generation, local_host=preview.port in rules.local_host)
+    return replace(checked, masked_host=rules.masked_host(preview.port)) if rules.host_mask else checked
 
 
 def _target(scope: Scope, preview: Preview) -> bytes:

@@ -120,7 +120,9 @@ class AgentSandbox(AgentFiles):
         self, rules: NetworkRules, secrets: Sequence[BoundSecret] = (), bounds: Sequence[EgressBound] = ()
     ) -> None:
         network = self._open_network()
-        hosts = sorted({host for secret in secrets for host in secret.hosts})
+        granted = {host for secret in secrets for host in secret.hosts}
+        headers = rules.headers_in_force(granted)
+        hosts = sorted(granted | {each.host for each in headers})
         if not hosts:
             return await network.set(rules, None, bounds)
         if self._certificates is None or self._certificates[0] != hosts:
@@ -133,7 +135,7 @@ class AgentSandbox(AgentFiles):
                     await run_shielded(network.set(NO_NETWORK))
                 raise
             self._certificates = hosts, certificates
-        await network.set(rules, BrokerSetup(tuple(secrets), self._certificates[1]), bounds)
+        await network.set(rules, BrokerSetup(tuple(secrets), self._certificates[1], headers), bounds)
 
     async def _trust(self, certificates: Certificates) -> None:
         """Writes the bundle that the variables of `broker_variables` name: the image's authorities, and this one. The

@@ -1,4 +1,5 @@
-"""The broker: adds the secrets of a sandbox to requests for the hosts they are bound to, outside of the sandbox.
+"""The broker: adds the secrets of a sandbox to requests for the hosts they are bound to, outside of the sandbox. In the
+same way it sets the headers of header rules, for hosts that the sandbox's network rules allow.
 
 A sandbox reaches it in two ways. `http://NAME.broker.internal/…` is plain HTTP as far as the broker, and TLS from
 there. A TLS connection for a bound host ends at the broker, with a certificate that the sandbox trusts, and the broker
@@ -19,6 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from warren.model.header_rules import HeaderRule
 from warren.model.secrets import BoundSecret, SecretKind
 from warren.sandboxes.egress.broker_http import (
     UNTIL_END,
@@ -55,6 +57,8 @@ Refused = Callable[[str, int, str], None]
 """Called with the name and port of a connection, and why it was refused."""
 Pay = Callable[[], Awaitable[None]]
 """Called before each request. Returns when the sandbox has time left for it."""
+Addition = BoundSecret | HeaderRule
+"""What requests for a host get."""
 
 
 async def _no_pay() -> None:
@@ -67,6 +71,7 @@ class BrokerSetup:
 
     secrets: tuple[BoundSecret, ...]
     certificates: Certificates
+    headers: tuple[HeaderRule, ...] = ()
 
     def as_mapping(self) -> dict[str, Any]:
         return asdict(self)
@@ -77,11 +82,13 @@ class BrokerSetup:
             BoundSecret(**{**each, "hosts": tuple(each["hosts"]), "kind": SecretKind(each["kind"])})
             for each in values["secrets"]
         )
-        return cls(tuple(secrets), Certificates(**values["certificates"]))
+        headers = (HeaderRule(**each) for each in values["headers"])
+        return cls(tuple(secrets), Certificates(**values["certificates"]), tuple(headers))
 
 
 class Broker:
-    """The secrets of one sandbox. `close` ends all connections at once, so that a deleted secret stops working."""
+    """The secrets and header rules of one sandbox. `close` ends all connections at once, so that a deleted secret stops
+    working. Where both would set a header, the secret does."""
 
     def __init__(
         self,
@@ -95,10 +102,15 @@ class Broker:
         work: Work = no_work,
     ) -> None:
         self._by_name = {secret.broker_host: secret for secret in setup.secrets}
-        self._by_host: dict[str, list[BoundSecret]] = {}
+        self._by_host: dict[str, list[Addition]] = {}
         for secret in setup.secrets:
             for host in secret.hosts:
                 self._by_host.setdefault(host, []).append(secret)
+        self._granted = frozenset(self._by_host)
+        for rule in setup.headers:
+            present = self._by_host.setdefault(rule.host, [])
+            if _plain(rule.header) not in {_plain(each.header) for each in present}:
+                present.append(rule)
         self._certificates = setup.certificates
         self._contexts: dict[str, ssl.SSLContext] = {}
         self._upstream = upstream
@@ -114,11 +126,12 @@ class Broker:
         return f"<Broker of {len(self._by_name)} secrets, {len(self._tasks)} connections>"
 
     def knows_name(self, name: str) -> bool:
-        """Returns whether the sandbox may look the name up."""
-        return name in self._by_name or name in self._by_host
+        """Returns whether the sandbox may look the name up and connect to it, whatever its network rules say. A header
+        rule opens no host."""
+        return name in self._by_name or name in self._granted
 
     def takes(self, name: str, port: int) -> bool:
-        """Returns whether the broker serves connections to this name and port, whatever the rules say."""
+        """Returns whether the broker serves connections to this name and port."""
         return (port == HTTP_PORT and name in self._by_name) or (port == TLS_PORT and name in self._by_host)
 
     async def serve(self, name: str, port: int, stream: BrokerStream) -> None:
@@ -157,7 +170,7 @@ class Broker:
         await tls.end()
 
     async def _requests(
-        self, name: str, port: int, host: str, secrets: Sequence[BoundSecret], client: BrokerStream
+        self, name: str, port: int, host: str, secrets: Sequence[Addition], client: BrokerStream
     ) -> None:
         connection = _Connection(host, secrets, client, self._open_upstream, self._work)
         try:
@@ -203,7 +216,7 @@ class _Connection:
     def __init__(
         self,
         host: str,
-        secrets: Sequence[BoundSecret],
+        secrets: Sequence[Addition],
         client: BrokerStream,
         open_upstream: Callable[[str], Awaitable[TlsStream]],
         work: Work,
@@ -324,14 +337,10 @@ class _Connection:
     ) -> bool:
         codings = answer.tokens(b"content-encoding") - {b"identity"}
         if self._scrubs and codings and answer.length:
-            await self.answer(
-                502, f"{self._host} sends a compressed answer, which cannot be checked: set the secret without scrub"
-            )
+            await self.answer(502, f"{self._host} sends a compressed answer, {_unchecked(self._secrets)}")
             return False
         if self._scrubs and answer.status in _PARTIAL:
-            await self.answer(
-                502, f"{self._host} sends a part of an answer, which cannot be checked: set the secret without scrub"
-            )
+            await self.answer(502, f"{self._host} sends a part of an answer, {_unchecked(self._secrets)}")
             return False
         keeps = request.keeps_alive and answer.length != UNTIL_END
         await self._client.write(await self._answer_head(request, answer, b"keep-alive" if keeps else b"close"))
@@ -406,6 +415,17 @@ _REASONS: Final = {
     421: b"Misdirected Request",
     502: b"Bad Gateway",
 }
+
+
+def _unchecked(additions: Sequence[Addition]) -> str:
+    """Returns what such an answer cannot be checked for, and what to do about it."""
+    kinds = {type(each) for each in additions if each.scrub}
+    reasons = {
+        BoundSecret: ("secrets", "set a secret without scrub"),
+        HeaderRule: ("headers that network rules set", "leave out the rules for this host"),
+    }
+    whats, remedies = zip(*(reason for kind, reason in reasons.items() if kind in kinds), strict=True)
+    return f"which cannot be checked for {' and for '.join(whats)}: {', and '.join(remedies)}"
 
 
 def _plain(header: str) -> str:

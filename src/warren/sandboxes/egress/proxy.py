@@ -174,9 +174,15 @@ class SandboxEgress:
         await _in_turns(self._connections, self._check_again)
 
     def _check_again(self, connection: ProxiedConnection) -> None:
+        to, broker = connection.to, self._broker
+        if broker is not None and broker.takes(to.name, to.port):
+            # Ends what went past the broker until now, and what a header rule is for: only the broker knows to which
+            # addresses that has led.
+            if not connection.is_brokered or not broker.knows_name(to.name):
+                self._drop(connection)
+            return
         try:
-            if not connection.is_brokered:
-                self._shared.judge.check(self.rules, connection.to)
+            self._shared.judge.check(self.rules, to)
         except DestinationRefused:
             self._drop(connection)
 
@@ -223,8 +229,9 @@ class SandboxEgress:
     async def _dial_bound(self, host: str, port: int) -> socket.socket:
         to = Destination(host, None, port)
         await self._pay(_HANDSHAKE_WORK_S)
+        is_granted = self._broker is not None and self._broker.knows_name(host)
         try:
-            return (await self._connect(to, NetworkRules(allow=(to.rule,)).indexed))[0]
+            return (await self._connect(to, NetworkRules(allow=(to.rule,)).indexed if is_granted else None))[0]
         except (DestinationRefused, NotResolved) as exc:
             self._note(to, str(exc), "")
             raise OSError(errno.EACCES, str(exc)) from exc
@@ -358,9 +365,11 @@ class SandboxEgress:
 
     async def _open(self, connection: ProxiedConnection) -> None:
         to, judge = connection.to, self._shared.judge
-        if self._broker is not None and self._broker.takes(to.name, to.port):
-            return await self._serve_broker(self._broker, connection)
-        judge.check(self.rules, to)
+        broker = self._broker if self._broker is not None and self._broker.takes(to.name, to.port) else None
+        if broker is None or not broker.knows_name(to.name):
+            judge.check(self.rules, to)
+        if broker is not None:
+            return await self._serve_broker(broker, connection)
         inspector = self._inspect(connection)
         first = b""
         async with asyncio.timeout(HELLO_S):

@@ -212,7 +212,7 @@ class OpenableNetwork:
         layers = dict(isolation.layers)
         layers.pop(Layer.NO_NETWORK, None)
         what = "the Internet" if self.rules.internet else f"what {len(self.rules.allow)} rules allow"
-        if self._broker is not None:
+        if self._broker is not None and self._broker.secrets:
             what += f" and the hosts of {len(self._broker.secrets)} secrets"
         open_network = {Layer.NO_NETWORK: f"its network is open to {what}, through the worker's proxy"}
         return replace(isolation, layers=layers, missing={**isolation.missing, **open_network})

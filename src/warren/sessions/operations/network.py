@@ -45,7 +45,7 @@ async def set_network(call: Call, body: NetworkBody) -> Values:
     """Replaces all rules at once; an empty body closes the network. When this answers, the new rules hold: open
     connections that they do not allow are cut. If it fails the sandbox reaches nothing, and the server tries to apply
     the rules again."""
-    await call.sessions.set_network(call.tenant, call.session_id, await body.to_rules())
+    await call.sessions.set_network(call.tenant, call.session_id, await body.to_rules(), keep_headers=True)
     async with call.using():
         return await get_network(call)
 

@@ -161,7 +161,8 @@ class _Images:
 def weight(session: Session) -> int:
     """The number of characters in the session's texts."""
     texts = (*session.metadata.items(), *session.env.items())
-    rules = (*session.network.allow, *session.network.deny)
+    network = session.network
+    rules = (*network.allow, *network.deny, *(each.value for each in network.headers))
     agent = size_of(session.agent_config) if session.agent_config else 0
     return sum(len(name) + len(value) for name, value in texts) + sum(map(len, rules)) + agent
 

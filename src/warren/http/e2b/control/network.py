@@ -1,30 +1,47 @@
 """E2B's network settings as the rules of a session, and back.
 
 At E2B a sandbox reaches everything unless `denyOut` says otherwise, and `allowOut` wins over `denyOut`. So denying
-`0.0.0.0/0` makes a list of what is allowed.
+`0.0.0.0/0` makes a list of what is allowed. `rules` set headers in requests for a host, and open nothing; their values
+are never shown.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from ipaddress import ip_network
 from typing import Any, Final
 
-from warren.http.e2b.control.bodies import bad, read_flag, read_list
+from warren.http.e2b.control.bodies import bad, read_flag, read_list, read_object, read_text, read_texts
 from warren.http.e2b.errors import E2bError
 from warren.kernel.fair_thread import fair_thread
+from warren.model.errors import InvalidRequest
+from warren.model.header_rules import (
+    MAX_HEADER_RULES,
+    MAX_OF_HOST,
+    HeaderRule,
+    check_header_rules,
+    new_header_rules,
+)
 from warren.model.network import FEW_RULES, MAX_RULES, NetworkRules
+from warren.model.preview import check_host_mask
 from warren.model.session import Session
-from warren.sessions.request_context import current_caller
+from warren.sessions.request_context import current_caller, keep_secret
 
 ALL_TRAFFIC: Final = "0.0.0.0/0"
-_REFUSED: Final = ("rules", "egressProxy", "dnsServers", "maskRequestHost", "httpsPorts")
+_SHOWN: Final = 80
+_REFUSED: Final = {
+    "egressProxy": ": it checks every address and connects to it itself, which it cannot do behind another proxy",
+    "dnsServers": ": it answers look-ups of sandboxes itself",
+    "httpsPorts": ": it speaks HTTP to servers inside sandboxes",
+}
+_NOT_SHOWN: Final = "***"
+_IDENTITY: Final = "${e2b."
 
 
 def check_supported(values: Mapping[str, Any]) -> None:
     """Refuses by name what sandboxes of this server cannot have."""
-    for name in _REFUSED:
+    for name, why in _REFUSED.items():
         if values.get(name):
-            raise E2bError(501, f"network.{name} is not supported by this server")
+            raise E2bError(501, f"network.{name} is not supported by this server{why}")
 
 
 def read_network(values: Mapping[str, Any], internet: bool | None) -> NetworkRules | None:
@@ -35,7 +52,7 @@ def read_network(values: Mapping[str, Any], internet: bool | None) -> NetworkRul
     deny = [_network(text) for text in read_list(values, "denyOut", MAX_RULES)]
     for text in deny:
         if not _is_network(text):
-            raise bad(f"denyOut has {text[:80]!a}, it can have addresses and networks only")
+            raise bad(f"denyOut has {text[:_SHOWN]!a}, it can have addresses and networks only")
     if not allow and not deny:
         return NetworkRules() if internet is False else None
     is_closed = internet is False or ALL_TRAFFIC in deny
@@ -54,6 +71,80 @@ async def read_network_apart(values: Mapping[str, Any], internet: bool | None) -
     return read_network(values, internet)
 
 
+async def read_header_rules(values: Mapping[str, Any]) -> tuple[HeaderRule, ...]:
+    """Returns what `rules` says. Raises E2bError, whose text never has a value. The hosts are read in a thread: forty
+    international names take many milliseconds."""
+    given = _read_headers(values)
+    if not given:
+        return ()
+    return await fair_thread().run(current_caller().tenant, partial(_new_rules, given))
+
+
+def _read_headers(values: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
+    """Returns the headers that are to be set, by host, and keeps their values secret. Too many are refused before
+    anything else is done with them."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    hosts, total = read_object(values, "rules") or {}, 0
+    if len(hosts) > MAX_HEADER_RULES:
+        raise bad(f"rules has {len(hosts)} hosts, at most {MAX_HEADER_RULES} are taken")
+    for host, rules in hosts.items():
+        where = _where(host)
+        if host.startswith("*."):
+            raise E2bError(501, f"{where}: wildcards are not supported by this server, name each host")
+        if not isinstance(rules, list) or not all(isinstance(each, dict) for each in rules):
+            raise bad(f"{where}: they must be a list of objects")
+        if len(rules) > MAX_HEADER_RULES:
+            raise bad(f"{where}: there are {len(rules)}, at most {MAX_HEADER_RULES} are taken")
+        for each in rules:
+            headers = _read_transform(each, where)
+            keep_secret(headers.values())
+            total += len(headers)
+            if total > MAX_HEADER_RULES:
+                raise bad(f"rules: there are more than {MAX_HEADER_RULES} headers to set")
+            if headers:
+                found.setdefault(host, []).extend(headers.items())
+    return found
+
+
+def _new_rules(given: Mapping[str, Sequence[tuple[str, str]]]) -> tuple[HeaderRule, ...]:
+    found: list[HeaderRule] = []
+    for host, headers in given.items():
+        for name, value in headers:
+            _check_value(name, value)
+        try:
+            found += new_header_rules(host, headers)
+        except InvalidRequest as exc:
+            raise bad(f"{_where(host)}: {exc.message}{'; ' if exc.remedy else ''}{exc.remedy}") from None
+    try:
+        return check_header_rules(found)
+    except InvalidRequest as exc:
+        raise bad(f"rules: {exc.message}") from None
+
+
+def _where(host: str) -> str:
+    return f"rules for {host[:_SHOWN]!a}"
+
+
+def _read_transform(rule: Mapping[str, Any], where: str) -> dict[str, str]:
+    transform = read_object(rule, "transform") or {}
+    for unknown in (*(rule.keys() - {"transform"}), *(transform.keys() - {"headers"})):
+        raise E2bError(501, f"{where}: {unknown[:_SHOWN]!a} is not supported by this server, only headers are set")
+    return read_texts(transform, "headers", MAX_OF_HOST)
+
+
+def _check_value(header: str, value: str) -> None:
+    if _IDENTITY in value:
+        raise E2bError(501, f"the header {header[:_SHOWN]!a} has a token of iam, which this server does not support")
+    if value == _NOT_SHOWN:
+        raise bad(f"the header {header[:_SHOWN]!a} has the value that is shown in place of the real one")
+
+
+def read_host_mask(values: Mapping[str, Any]) -> str:
+    """Returns the host that servers in the sandbox are to see, empty for the real one. Raises InvalidRequest."""
+    mask = read_text(values, "maskRequestHost")
+    return check_host_mask(mask) if mask else ""
+
+
 def show_network(session: Session) -> dict[str, Any]:
     rules = session.network
     deny = list(rules.deny)
@@ -64,6 +155,13 @@ def show_network(session: Session) -> dict[str, Any]:
         shown["allowOut"] = list(rules.allow)
     if deny:
         shown["denyOut"] = deny
+    headers: dict[str, dict[str, str]] = {}
+    for rule in rules.headers:
+        headers.setdefault(rule.host, {})[rule.header] = _NOT_SHOWN
+    if headers:
+        shown["rules"] = {host: [{"transform": {"headers": each}}] for host, each in headers.items()}
+    if session.previews.host_mask:
+        shown["maskRequestHost"] = session.previews.host_mask
     return shown
 
 

@@ -25,7 +25,13 @@ from warren.http.e2b.control.bodies import (
     read_whole,
     whole_in_query,
 )
-from warren.http.e2b.control.network import read_network_apart, show_network, wants_public_traffic
+from warren.http.e2b.control.network import (
+    read_header_rules,
+    read_host_mask,
+    read_network_apart,
+    show_network,
+    wants_public_traffic,
+)
 from warren.http.e2b.control.template_lookup import find_template
 from warren.http.e2b.control.template_start import start_template
 from warren.http.e2b.errors import E2bError
@@ -91,7 +97,7 @@ async def create(call: E2bCall) -> Response:
         idle_timeout_s=LONGEST_S,
         max_lifetime_s=timeout_s or min(DEFAULT_TIMEOUT_S, longest_life(call.caller)),
         network=await _choose_network(call, environment, network, read_flag(values, "allow_internet_access")),
-        previews=PreviewRules(everything=is_public, by_token=not is_public),
+        previews=PreviewRules(everything=is_public, by_token=not is_public, host_mask=read_host_mask(network)),
     )
     set_image_wait(_IMAGE_WAIT_S)
     set_longest_wait(_LONGEST_WAIT_S)
@@ -130,16 +136,16 @@ async def _choose_network(
 ) -> NetworkRules:
     """Returns what the client asks for; otherwise the environment's rules, or none where the caller cannot have
     those."""
-    rules = await read_network_apart(network, internet)
+    rules, headers = await read_network_apart(network, internet), await read_header_rules(network)
     if rules is not None:
-        return rules
+        return rules.with_headers(headers)
     rules = environment.network
     try:
         call.sessions.lifecycle.starting.check_provider(environment.provider, network_needs(rules))
         await call.sessions.lifecycle.networks.egress.check(rules, call.caller, rules)
     except (Forbidden, InvalidRequest):
-        return NO_NETWORK
-    return rules
+        rules = NO_NETWORK
+    return rules.with_headers(headers)
 
 
 # -- one sandbox
@@ -206,12 +212,15 @@ async def refresh(call: E2bCall) -> Response:
 async def change_network(call: E2bCall) -> Response:
     values = await call.json()
     internet = read_flag(values, "allow_internet_access")
+    if read_text(values, "maskRequestHost"):
+        raise bad("maskRequestHost can be set when a sandbox is created, and not later")
+    headers = await read_header_rules(values)
     session = await running_session(call)
     rules = await read_network_apart(values, internet)
     if rules is None:
         environment = call.context.environments(session.environment)
         rules = NetworkRules(internet=True) if internet else await _choose_network(call, environment, {}, None)
-    await call.sessions.set_network(call.tenant, session.id, rules)
+    await call.sessions.set_network(call.tenant, session.id, rules.with_headers(headers))
     return Response(status_code=204)
 
 
