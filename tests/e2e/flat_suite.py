@@ -78,6 +78,37 @@ class FlatSuite:
         result = await api.post("/execute", body)
         assert result["reason"] == "timeout"
 
+    async def test_a_command_as_a_stream(self, api: Api) -> None:
+        which = {"thread_id": unique()}
+        body = {**which, "command": "echo first; sleep 0.2; echo last >&2; exit 3", "timeout": 30}
+        keyed = {"Idempotency-Key": unique()}
+        for wrong, headers in (({"stream": True}, keyed), ({"command": "", "stream": True}, {})):
+            told = {**body, **wrong}
+            await api.refused("POST", "/execute", told, status=422, code="invalid_request", headers=headers)
+        assert (await api.get("/api/sessions", **which))["sessions"] == []
+        async with api.events("POST", "/execute", body) as events:
+            seen = [event async for event in events if event.kind != COMMENT]
+        assert [event.kind for event in seen] == ["started", "output", "output", "result"]
+        shown = [(event.data["stream"], event.data["data"]) for event in seen[1:3]]
+        assert shown == [("stdout", "first\n"), ("stderr", "last\n")]
+        result = seen[-1].data
+        assert (result["exit_code"], result["reason"], result["notice"]) == (3, "exited", None)
+        (session,) = (await api.get("/api/sessions", **which))["sessions"]
+        assert result["session_id"] == session["session_id"]
+        asked = {**which, "command": r"printf 'a\xff'", "stream": True}
+        async with api.ask("POST", "/execute", asked, encoding="base64") as answer:
+            assert answer.content_type == "text/event-stream"
+            assert b'"data": "Yf8="' in await answer.read()
+        await api.post("/cleanup", which)
+        ended = {"session_id": session["session_id"], "command": "true", "stream": True}
+        await api.refused("POST", "/execute", ended, status=410, code="session_ended")
+
+    async def test_output_of_execute_comes_while_the_command_runs(self, session: SessionApi, api: Api) -> None:
+        body = {"session_id": session.id, "command": "echo first; sleep 1007", "stream": True}
+        async with api.events("POST", "/execute", body) as events:
+            kinds = [(await anext(events)).kind for _ in range(2)]
+        assert kinds == ["started", "output"]
+
     async def test_a_session_must_be_named_once(self, session: SessionApi, api: Api) -> None:
         for which in ({}, {"session_id": session.id, "thread_id": unique()}):
             await api.refused("POST", "/execute", {"command": "true", **which}, status=422, code="invalid_request")

@@ -395,8 +395,8 @@ _ROWS: Final = (
         reads=Reads.OPTIONAL_JSON, session_in=SessionIn.JSON, makes=Makes.SESSION, in_sandbox=False, watched=True,
     ),
     Operation(
-        "flat_execute", "POST", "/execute", Scope.EXEC, "Run a command in bash", reads=Reads.JSON,
-        session_in=SessionIn.JSON, makes=Makes.THREAD_SESSION, in_sandbox=False, watched=True,
+        "flat_execute", "POST", "/execute", Scope.EXEC, "Run a command in bash", Answers.VALUE_OR_EVENTS,
+        reads=Reads.JSON, session_in=SessionIn.JSON, makes=Makes.THREAD_SESSION, in_sandbox=False, watched=True,
     ),
     Operation(
         "flat_upload_file", "POST", "/upload_file", Scope.FILES, "Upload a file", reads=Reads.FORM,

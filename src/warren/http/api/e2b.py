@@ -21,7 +21,7 @@ from warren.http.api import flat
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import ANSWER_GONE, Key
 from warren.model.code import CellExecution
-from warren.model.errors import Conflict, InvalidRequest, LimitReached, WarrenError
+from warren.model.errors import Conflict, LimitReached, WarrenError
 from warren.model.operations import FileInfo, FileKind, check_path
 from warren.model.session import Session, check_key
 from warren.model.spec import WORKSPACE
@@ -195,8 +195,7 @@ def _show(call: Call, info: FileInfo) -> Values:
 
 
 async def stream_execute(call: Call, body: RunBody) -> Events:
-    if call.key:
-        raise InvalidRequest("a stream cannot be repeated", remedy="leave out the Idempotency-Key, or the stream")
+    call.check_streamable()
     session, notice = await _find(call, body)
     async with call.sessions.using(call.tenant, call.session_id) as (_, sandbox):
         before, source = await _seen_files(sandbox), code.stream_code(call, _cell_of(session, body))

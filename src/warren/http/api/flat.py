@@ -18,8 +18,9 @@ from warren.model.spec import USER, WORKSPACE
 from warren.sessions.new_session import NewSession
 from warren.sessions.operations import files
 from warren.sessions.operations.call import Call, Handler, Values, perform, perform_stream
-from warren.sessions.operations.commands import run_to_end
+from warren.sessions.operations.commands import EVENTS, EncodingQuery, run_to_end, stream_command
 from warren.sessions.operations.sessions import check_labels, show_page
+from warren.sessions.output_events import Events, close_source
 from warren.sessions.request_context import current_caller
 from warren.sessions.schemas import (
     Body,
@@ -53,6 +54,7 @@ class ExecuteBody(Body):
     thread_id: str = Field("", description="Instead of session_id: a thread without a session gets one")
     command: str = Field(examples=["echo Hello"])
     timeout: Timeout | None = Field(None, description="Seconds", examples=[30])
+    stream: bool = Field(False, description="Answer with server-sent events, as with `Accept: text/event-stream`")
     replace_lost: bool = Field(False, description="If the thread's sandbox has died: go on in a fresh one")
 
 
@@ -116,14 +118,36 @@ async def create_session(call: Call, body: SessionBody | None) -> Values:
     }
 
 
-async def execute(call: Call, body: ExecuteBody) -> Values:
-    """To its end. A thread that has no session gets one; `notice` says if an earlier one and its files are gone."""
+async def execute(call: Call, query: EncodingQuery, body: ExecuteBody) -> Values:
+    """To its end. A thread that has no session gets one; `notice` says if an earlier one and its files are gone.
+
+    As a stream it answers with the events of an exec: `started`, `output`, and `result`, which has `session_id` and
+    `notice` too; or `error`.
+    """
+    command, session, notice = await _prepare(call, body)
+    return {**exec_view(await run_to_end(call, command)), "session_id": session.id, "notice": notice}
+
+
+async def stream_execute(call: Call, query: EncodingQuery, body: ExecuteBody) -> Events:
+    call.check_streamable()
+    command, session, notice = await _prepare(call, body)
+    source = stream_command(call, query, command)
+    try:
+        async for event in source:
+            if event is not None and event.kind == "result":
+                event = event._replace(values={**event.values, "session_id": session.id, "notice": notice})
+            yield event
+    finally:
+        await close_source(source)
+
+
+async def _prepare(call: Call, body: ExecuteBody) -> tuple[ExecBody, Session, str | None]:
+    """Finds or makes the session. Raises what is wrong with the command before a session is made for it."""
     command = ExecBody(command=body.command, timeout_s=call.context.limited_timeout(body.timeout))
-    command.to_command()  # raises before a session is made
+    command.to_command()
     session, notice = await find_or_create(call, body.session_id, body.thread_id, replace_lost=body.replace_lost)
     call.session_id = session.id
-    result = await run_to_end(call, command)
-    return {**exec_view(result), "session_id": session.id, "notice": notice}
+    return command, session, notice
 
 
 async def upload_file(call: Call, data: AsyncIterator[bytes]) -> Values:
@@ -252,7 +276,16 @@ _FORM: Final[dict[str, Any]] = {
 }
 HANDLERS = (
     Handler("flat_create_session", create_session, body=SessionBody, result=CreatedView, headers=("idempotency_key",)),
-    Handler("flat_execute", execute, body=ExecuteBody, result=ExecuteView, headers=("idempotency_key",)),
+    Handler(
+        "flat_execute",
+        execute,
+        stream_execute,
+        query=EncodingQuery,
+        body=ExecuteBody,
+        result=ExecuteView,
+        other_results={200: EVENTS},
+        headers=("accept", "idempotency_key"),
+    ),
     Handler("flat_upload_file", upload_file, result=UploadedView, body_schema=_FORM),
     Handler(
         "flat_download_file",

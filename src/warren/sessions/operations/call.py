@@ -134,6 +134,11 @@ class Call:
         assert self._use is not None, "the operation's row has no `in_sandbox`"
         return self._use.sandbox
 
+    def check_streamable(self) -> None:
+        """Raises InvalidRequest if the call has an Idempotency-Key: a stream is not kept to be repeated."""
+        if self.key:
+            raise InvalidRequest("a stream cannot be repeated", remedy="leave out the Idempotency-Key, or the stream")
+
     def using(self, *, counts: bool = True) -> SandboxUse:
         """Gives the call `session` and `sandbox` for the time of an `async with` block."""
         self._use = SandboxUse(self.context.sessions.uses, self.tenant, self.session_id, counts)

@@ -15,7 +15,7 @@ from warren.kernel.answer_memory import SHORT_BYTES, require_room
 from warren.kernel.pacing import Pace
 from warren.model.code import CELL_LOST, CellExecution, CellReader, CodeResult, Language, language_of, read_execution
 from warren.model.command_output import STDERR, CommandOutput, Shown
-from warren.model.errors import CommandRefused, ContextLost, InvalidRequest, ProcessNotFound, WarrenError
+from warren.model.errors import CommandRefused, ContextLost, ProcessNotFound, WarrenError
 from warren.model.operations import Chunk, Command, ExecResult, OutputStream, ProcessStatus, Reason
 from warren.model.session import Session
 from warren.sessions.contexts import (
@@ -275,8 +275,7 @@ async def started_cell(
 ) -> AsyncIterator[tuple[Process, CellExecution]]:
     """Runs a cell for the time of a `with` block, then interrupts it. Without `look` a context that is remembered is
     taken for granted; if it is gone nothing has run, and `cell_events` raises ContextLost."""
-    if call.key:
-        raise InvalidRequest("a stream cannot be repeated", remedy="leave out the Idempotency-Key, or the stream")
+    call.check_streamable()
     cell, cell_id = _cell_of(call, body), new_cell_id()
     async with call.using():
         try:

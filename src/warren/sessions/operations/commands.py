@@ -87,8 +87,7 @@ async def stream_command(call: Call, query: EncodingQuery, body: ExecBody) -> Ev
     stdin = _stdin_of(body)
     check_paths(body.save_artifacts)
     body.timeout_s = call.context.limited_timeout(body.timeout_s)
-    if call.key:
-        raise InvalidRequest("a stream cannot be repeated", remedy="leave out the Idempotency-Key, or the stream")
+    call.check_streamable()
     session = await call.sessions.get(call.tenant, call.session_id)
     command = body.to_command(session)
     async with call.using(), _foreground_of(call.sandbox, command, body, stdin) as process:
