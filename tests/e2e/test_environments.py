@@ -77,6 +77,17 @@ async def test_a_key_sees_what_it_may_use(api: Api, place: Place) -> None:
         assert [one["name"] for one in (await bound.get("/api/images"))["images"]] == ["base"]
 
 
+async def test_a_quota_names_environments_that_there_are(api: Api) -> None:
+    for method, path in (("PUT", "/api/admin/tenants/picky"), ("POST", "/api/admin/keys")):
+        wrong = {"quota": {"environments": ["smal"]}} | ({"name": "picky"} if method == "POST" else {})
+        problem = await api.refused(method, path, wrong, status=422, code="unknown_environment")
+        assert "there is no environment 'smal'" in problem["detail"]
+        assert "did you mean small" in problem["remedy"]
+    both = {"environments": ["small", "broken"]}
+    assert (await api.call("PUT", "/api/admin/tenants/picky", {"quota": both}))["quota"] == both
+    await api.call("DELETE", "/api/admin/tenants/picky", status=204)
+
+
 async def test_a_mistake_in_a_file_is_the_operators_business(api: Api, place: Place, registry: Path) -> None:
     async with api.ask("POST", "/api/sessions", {"environment": "broken"}) as answer:
         text = await answer.text()

@@ -149,6 +149,15 @@ def test_what_a_caller_may_not_have_is_told(quota: Quota, words: str) -> None:
             check_allowed(caller, "base", Limits(), 3600)
 
 
+def test_a_refused_limit_says_whose_bound_it_is_and_who_wanted_more() -> None:
+    bound = Quota(limits={"memory_mb": 256})
+    with pytest.raises(Forbidden, match="for the tenant 'acme', 512 is what the environment 'base' has") as caught:
+        check_allowed(Caller("acme", quota=bound), "base", Limits(), 3600)
+    assert caught.value.remedy == 'ask for at most that: {"limits": {"memory_mb": 256}}, `-m 256` on the command line'
+    with pytest.raises(Forbidden, match="for this key, 512 was asked for"):
+        check_allowed(Caller("acme", key_quota=bound), "base", Limits(), 3600, asked={"memory_mb": 512})
+
+
 def test_who_is_bound_to_environments_may_not_bring_an_image() -> None:
     bound = Quota(environments=("base",))
     for caller in (Caller(quota=bound), Caller(key_quota=bound)):
@@ -185,3 +194,11 @@ def test_what_is_within_the_quota_is_allowed() -> None:
 def test_a_quota_that_cannot_be_is_refused(values: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):
         Quota.from_mapping(values)
+
+
+def test_a_limit_that_there_is_not_is_told_apart_from_a_wrong_number() -> None:
+    with pytest.raises(InvalidRequest, match="there is no limit 'memory' for the quota") as caught:
+        Quota.from_mapping({"limits": {"memory": 10}})
+    assert caught.value.remedy == "did you mean memory_mb? there are: cpus, disk_mb, memory_mb, open_files, pids"
+    with pytest.raises(InvalidRequest, match=r"limits\.cpus is 0, it must be a number above 0"):
+        Quota.from_mapping({"limits": {"cpus": 0}})

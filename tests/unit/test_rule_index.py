@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from warren.model.errors import InvalidRequest
 from warren.model.network import Address, IndexedRules, NetworkRule, NetworkRules, RuleIndex, parse_rule
 from warren.sandboxes.egress.messages import pack_rules, unpack_rules
 
@@ -84,3 +85,9 @@ def test_presets_and_rules_in_any_spelling_are_indexed() -> None:
     assert rules.knows_name("xn--bcher-kva.example")
     assert rules.allows("", ip_address("2001:db8::1"), 443)
     assert str(parse_rule("BÜCHER.example")) == "xn--bcher-kva.example"
+
+
+@pytest.mark.parametrize("url", ["https://a.example", "http://a.example:80/b", "https://u:p@a.example/"])
+def test_a_url_is_no_rule(url: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"neither a scheme nor a path: write 'a\.example(:80)?'"):
+        NetworkRules(allow=(url,))

@@ -4,6 +4,7 @@ import inspect
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -58,8 +59,10 @@ def test_the_options_for_type_checkers_are_the_arguments_of_a_client(client: typ
 
 @pytest.mark.parametrize("client", [SandboxClient, AsyncSandboxClient])
 def test_an_option_that_does_not_exist_is_refused(client: type[SandboxClient]) -> None:
-    with pytest.raises(TypeError, match="no option 'tiemout'"):
+    with pytest.raises(TypeError, match=r"no option 'tiemout'; did you mean timeout\?"):
         client(tiemout=30)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"did you mean thread_id.*api_key.*mode.*session_id"):
+        client(thread="x")  # type: ignore[call-arg]
 
 
 def test_a_session_is_asked_for_with_the_options_that_were_given() -> None:
@@ -68,6 +71,26 @@ def test_a_session_is_asked_for_with_the_options_that_were_given() -> None:
     assert given == {"thread_id": "t", "require": ["seccomp"], "gpus": ["0", "1"], "idle_timeout_s": 60}
     network = session_values("", {"network": {"allow": ("example.com",)}})
     assert network == {"network": {"internet": False, "allow": ["example.com"]}}
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"network": ["pypi.org"]}, "network is .*must be a mapping.*allow"),
+        ({"network": "pypi.org"}, "network is .*must be a mapping"),
+        ({"limits": {"memory": 100}}, "no limit 'memory'.*memory_mb, cpus"),
+        ({"limits": 512}, "limits is 512.*memory_mb"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused(options: Any, hint: str) -> None:
+    with pytest.raises(InvalidRequest, match=hint):
+        SandboxClient(**options)
+
+
+@pytest.mark.parametrize("timeout", ["5", True, [5]])
+def test_a_timeout_that_is_no_number_is_refused(timeout: Any) -> None:
+    with SandboxClient(session_id="ses_a") as client, pytest.raises(InvalidRequest, match="a number of seconds"):
+        client.execute("ls", timeout=timeout)
 
 
 _MADE = """

@@ -7,6 +7,7 @@ import pytest
 from unit.session_world import TENANT, FullStore, world
 
 from warren.interfaces.store import Page
+from warren.model.access import Caller
 from warren.model.errors import (
     InvalidRequest,
     KeyReused,
@@ -22,6 +23,7 @@ from warren.model.errors import (
 from warren.model.operations import Command
 from warren.model.session import EndReason, Session, SessionState
 from warren.sessions.new_session import NewSession
+from warren.sessions.request_context import RequestContext, set_request_context
 from warren.testing.fake_provider import FakeProvider
 
 pytestmark = pytest.mark.anyio
@@ -41,8 +43,13 @@ async def test_threads_of_two_tenants_do_not_meet() -> None:
         one = await w.sessions.create("one", NewSession(thread_id="conv"))
         two = await w.sessions.create("two", NewSession(thread_id="conv"))
         assert one.session.sandbox_id != two.session.sandbox_id
-        with pytest.raises(SessionNotFound):
+        with pytest.raises(SessionNotFound) as caught:
             await w.sessions.get("two", one.session.id)
+        assert caught.value.remedy == "create one: POST /api/sessions"
+        set_request_context(RequestContext(Caller("two", "key_first")))
+        with pytest.raises(SessionNotFound) as caught:
+            await w.sessions.get("two", one.session.id)
+        assert "reaches the sessions of the tenant 'two'; for another tenant's: warren keys" in caught.value.remedy
 
 
 async def test_a_failed_create_is_told_to_all_who_wait_and_leaves_the_thread_free() -> None:

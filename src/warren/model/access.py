@@ -17,6 +17,7 @@ from warren.model.egress import Ceiling
 from warren.model.errors import InvalidRequest
 from warren.model.session import DEFAULT_TENANT, LONGEST_S
 from warren.model.spec import Limits
+from warren.model.suggestions import suggest
 
 ANY_TENANT: Final = "*"  # the record of this name applies to every tenant without a record
 _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -88,10 +89,14 @@ class Quota:
         if not isinstance(self.limits, Mapping):
             raise InvalidRequest("the quota limits must say how much of what", remedy='such as {"memory_mb": 1024}')
         for name, most in self.limits.items():
-            if name not in _LIMITS or not _is_number(most) or most <= 0:
+            if name not in _LIMITS:
+                known = sorted(_LIMITS)
                 raise InvalidRequest(
-                    f"the quota limits.{name} is {most!r}", remedy=f"numbers above 0 for: {', '.join(sorted(_LIMITS))}"
+                    f"there is no limit {name!r} for the quota limits.{name}",
+                    remedy=f"{suggest(name, known)}there are: {', '.join(known)}",
                 )
+            if not _is_number(most) or most <= 0:
+                raise InvalidRequest(f"the quota limits.{name} is {most!r}, it must be a number above 0")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "Quota":

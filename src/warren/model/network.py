@@ -90,6 +90,9 @@ def parse_rule(text: str) -> NetworkRule:
     """Reads a rule. Raises InvalidRequest."""
     if not text or len(text) > MAX_RULE:
         raise InvalidRequest(f"a rule has 1 to {MAX_RULE} characters", remedy=_REMEDY)
+    if "://" in text:
+        host = text.partition("://")[2].partition("/")[0].rpartition("@")[2]  # not the password, if there is one
+        raise InvalidRequest(f"a rule has neither a scheme nor a path: write {host!r} for that URL", remedy=_REMEDY)
     host, port = _split_port(text)
     if host == "*":
         raise InvalidRequest("the rule '*' would allow everything", remedy="set internet to true if that is meant")

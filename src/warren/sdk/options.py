@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
-from warren.model.errors import ImageBuilding
+from warren.model.errors import ImageBuilding, InvalidRequest
 
 if TYPE_CHECKING:
     from warren.model.network import NetworkRules
@@ -109,7 +109,12 @@ def check_options(options: WorkOptions) -> None:
     """Raises TypeError for a name that is no option, as Python does for an argument that is not declared."""
     for name in options:
         if name not in WorkOptions.__annotations__:
-            raise TypeError(f"a client has no option {name!r}; it has {', '.join(WorkOptions.__annotations__)}")
+            from difflib import get_close_matches
+
+            known = sorted(ClientOptions.__annotations__)
+            near = [each for each in known if each.startswith(name)] or get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}? It" if near else "it"
+            raise TypeError(f"a client has no option {name!r}; {hint} has {', '.join(known)}")
 
 
 def session_values(thread_id: str, options: WorkOptions) -> dict[str, Any]:
@@ -119,7 +124,12 @@ def session_values(thread_id: str, options: WorkOptions) -> dict[str, Any]:
 
 
 def network_values(rules: "NetworkRules | Mapping[str, Any]") -> dict[str, Any]:
-    """Returns network rules as the server takes them."""
+    """Returns network rules as the server takes them. Raises InvalidRequest."""
+    if not isinstance(rules, Mapping) and not hasattr(rules, "as_mapping"):
+        raise InvalidRequest(
+            f"network is {rules!r}, it must be a mapping or NetworkRules",
+            remedy='such as {"allow": ["api.example.com"]}, or {"internet": True}',
+        )
     values = dict(rules) if isinstance(rules, Mapping) else rules.as_mapping()
     return {"internet": False, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
 
@@ -127,9 +137,21 @@ def network_values(rules: "NetworkRules | Mapping[str, Any]") -> dict[str, Any]:
 def _json_value(name: str, value: Any) -> Any:
     if name == "network" and value is not None:
         return network_values(value)
+    if name == "limits" and value:
+        _check_limits(value)
     if isinstance(value, Mapping):
         return dict(value)
     return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
+
+
+def _check_limits(limits: Any) -> None:
+    from warren.model.spec import Limits
+
+    known = ", ".join(Limits.__dataclass_fields__)
+    if not isinstance(limits, Mapping):
+        raise InvalidRequest(f"limits is {limits!r}, it must be a mapping", remedy=f"its keys: {known}")
+    if unknown := [name for name in limits if name not in Limits.__dataclass_fields__]:
+        raise InvalidRequest(f"there is no limit {unknown[0]!r}", remedy=f"there are: {known}")
 
 
 def stdin_values(stdin: str | bytes) -> dict[str, Any]:

@@ -64,7 +64,9 @@ def new_key() -> str:
 
 
 def work_s(limit_s: float) -> float:
-    """Returns how long the server may work on a command with this time-out, where 0 means none."""
+    """Returns how long the server may work on a command with this time-out; 0 means none. Raises InvalidRequest."""
+    if isinstance(limit_s, bool) or not isinstance(limit_s, int | float):
+        raise InvalidRequest(f"timeout is {limit_s!r}, it must be a number of seconds", remedy="such as timeout=30")
     return (limit_s or _LONGEST_S) + _ANSWER_SLACK_S
 
 

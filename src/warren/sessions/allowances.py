@@ -1,6 +1,7 @@
 """Checks the quotas of a caller's key and tenant before a session is created or changed. Pure."""
 
 import math
+from collections.abc import Container
 
 from warren.interfaces.store import NO_CAPS, Caps
 from warren.model.access import ANY_TENANT, NO_QUOTA, Caller, Scope, check_tenant
@@ -37,9 +38,12 @@ def caps_of(caller: Caller) -> Caps:
     return Caps(tenant.sessions, tenant.disk_mb, key.sessions, key.disk_mb, tenant.gpus, key.gpus)
 
 
-def check_allowed(caller: Caller, environment: str, limits: Limits, lifetime_s: float, image: str = "") -> None:
-    """Raises Forbidden if the caller may not have such a session; `image` is given if it is not the environment's."""
-    for _, quota in caller.quota_levels:
+def check_allowed(
+    caller: Caller, environment: str, limits: Limits, lifetime_s: float, image: str = "", asked: Container[str] = ()
+) -> None:
+    """Raises Forbidden if the caller may not have such a session. `image` is given if it is not the environment's;
+    `asked` has the names of the limits that the request names, the others are the environment's."""
+    for owner, quota in caller.quota_levels:
         if quota.environments and environment not in quota.environments:
             raise Forbidden(
                 f"the environment {environment!r} is not for this key",
@@ -51,9 +55,20 @@ def check_allowed(caller: Caller, environment: str, limits: Limits, lifetime_s: 
                 remedy=f"leave the image out, and use one of: {', '.join(quota.environments)}",
             )
         for name, most in quota.limits.items():
-            if getattr(limits, name) > most:
-                raise Forbidden(f"{name} may be at most {most:g} for this key, {getattr(limits, name):g} was asked for")
+            value = getattr(limits, name)
+            if value > most:
+                whose = "this key" if owner.startswith("key:") else f"the tenant {caller.tenant!r}"
+                source = "was asked for" if name in asked else f"is what the environment {environment!r} has"
+                raise Forbidden(
+                    f"{name} may be at most {most:.15g} for {whose}, {value:.15g} {source}",
+                    remedy=f'ask for at most that: {{"limits": {{"{name}": {most:.15g}}}}}{_option(name, most)}',
+                )
     check_lifetime(caller, lifetime_s)
+
+
+def _option(name: str, most: float) -> str:
+    option = {"memory_mb": "-m", "cpus": "--cpus", "disk_mb": "--disk"}.get(name, "")
+    return f", `{option} {most:.15g}` on the command line" if option else ""
 
 
 def check_ceilings(ceilings: Ceilings, limits: Limits, environment: Limits) -> None:

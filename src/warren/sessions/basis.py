@@ -8,8 +8,10 @@ from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import SessionStore
 from warren.interfaces.worker import Worker
 from warren.kernel.clock import Clock
+from warren.model.access import Scope
 from warren.model.errors import Misdirected, SandboxLost, SessionNotFound
 from warren.model.session import Session
+from warren.sessions.request_context import current_caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class SessionBasis:
         """Raises SessionNotFound."""
         session = await self.store.get(tenant, session_id)
         if session is None:
-            raise SessionNotFound(f"there is no session {session_id!r}", remedy="create one: POST /api/sessions")
+            raise SessionNotFound(f"there is no session {session_id!r}", remedy=_remedy(tenant))
         return session
 
     @property
@@ -53,3 +55,14 @@ class SessionBasis:
 
     def is_elsewhere(self, session: Session) -> bool:
         return self.in_cluster and (self.worker is None or session.worker != self.worker.name)
+
+
+def _remedy(tenant: str) -> str:
+    """Administrators are told how to reach a session of another tenant, which the lists show to them."""
+    caller = current_caller()
+    if not caller.key_id or not caller.may(Scope.ADMIN):
+        return "create one: POST /api/sessions"
+    return (
+        f"this key reaches the sessions of the tenant {tenant!r}; for another tenant's: "
+        "warren keys create NAME --tenant TENANT --scopes read,sessions --expires 1h"
+    )

@@ -76,7 +76,7 @@ class NewRows:
         if request.max_lifetime_s is None:
             lifetime_s = min(lifetime_s, longest_life(caller))
         own_image = request.image if request.image != environment.image else ""
-        check_allowed(caller, environment.name, in_force, lifetime_s, own_image)
+        check_allowed(caller, environment.name, in_force, lifetime_s, own_image, request.limits)
         now = self._clock.now()
         return Session(
             id=session_id_or(new_session_id),
@@ -111,7 +111,7 @@ class NewRows:
         """Raises InvalidRequest or Forbidden if no session of the caller could have these limits."""
         in_force = changed_limits(environment.limits, limits)
         check_ceilings(self._offer.ceilings, in_force, environment.limits)
-        check_allowed(caller, environment.name, in_force, 0.0)
+        check_allowed(caller, environment.name, in_force, 0.0, asked=limits)
 
     async def check_network(
         self, rules: NetworkRules, caller: Caller, environment: NetworkRules = NO_NETWORK, *, opens: bool = False

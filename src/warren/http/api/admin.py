@@ -1,5 +1,7 @@
 """/api/admin: the keys and tenants of a server, for its operator; /api/whoami for everybody."""
 
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -11,9 +13,10 @@ from starlette.responses import Response
 from warren.access.keys import MAX_OVERLAP_S, key_view
 from warren.access.revocations import KEPT_S, Revocation
 from warren.access.tenants import read_tenant, tenant_view
-from warren.http.context import Admin, Anyone, Ctx, JsonAnswer, new_router
+from warren.http.context import Admin, Anyone, Context, Ctx, JsonAnswer, new_router
 from warren.http.request import caller_of
 from warren.model.access import USUAL_SCOPES, ApiKey, Quota, read_scopes
+from warren.model.errors import Unavailable
 from warren.model.session import DEFAULT_TENANT
 from warren.sessions.request_context import note
 from warren.sessions.schemas import Body, timestamp
@@ -125,6 +128,7 @@ async def create_key(body: KeyBody, context: Ctx, tenant: Admin) -> Response:
     """Only this answer contains the key: the server keeps a salted hash of it."""
     expires_at = None if body.expires_in_s is None else context.sessions.clock.wall() + body.expires_in_s
     scopes, quota = read_scopes(body.scopes), Quota.from_mapping(body.quota)
+    _check_environments(context, quota.environments)
     key, text = await context.tenancy.keys.create(body.name, body.tenant, scopes, expires_at, quota)
     note(about=key.id, whose=key.tenant, scopes=sorted(key.scopes))
     return JsonAnswer({**_show(key), "key": text}, 201)
@@ -200,6 +204,9 @@ async def put_tenant(name: TenantName, body: TenantBody, context: Ctx, tenant: A
     note(about=name)
     new = read_tenant(name, body.quota, body.policy)
     note(quota=new.quota.as_mapping(), policy=str(new.policy.mode))
+    # An environment that was removed since must not keep the operator from changing the rest.
+    known = (await context.tenancy.tenants.of(name)).quota.environments
+    _check_environments(context, set(new.quota.environments).difference(known))
     return JsonAnswer(tenant_view(await context.tenancy.tenants.put(new)))
 
 
@@ -209,6 +216,13 @@ async def delete_tenant(name: TenantName, context: Ctx, tenant: Admin) -> Respon
     note(about=name)
     await context.tenancy.tenants.delete(name)
     return Response(status_code=204)
+
+
+def _check_environments(context: Context, names: Iterable[str]) -> None:
+    """Raises UnknownEnvironment for a name that the registry does not have; one with a mistake in its file it has."""
+    for name in names:
+        with suppress(Unavailable):
+            context.environments(name)
 
 
 def _show_revocation(one: Revocation) -> dict[str, Any]:
