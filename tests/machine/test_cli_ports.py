@@ -110,6 +110,22 @@ def test_forward_carries_any_bytes_both_ways(cli: RemoteCli, session: str) -> No
     assert forwarding.returncode == 0
 
 
+def test_forward_ends_silently_by_a_signal_and_says_that_a_port_is_taken(cli: RemoteCli, session: str) -> None:
+    forwarding = cli.start("forward", session, "0:3000", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert forwarding.stdout is not None
+    port = int(forwarding.stdout.readline().partition(b" ")[0].rpartition(b":")[2])
+    with forwarding, socket.create_connection(("127.0.0.1", port), timeout=30) as still_open:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/index.html", timeout=30) as answer:
+            assert answer.read() == b"<h1>hello</h1>"
+        taken = cli.run("forward", session, f"{port}:3000")
+        assert taken.returncode == 125
+        assert f"warren: cannot listen on 127.0.0.1 port {port}: ".encode() in taken.stderr
+        forwarding.send_signal(signal.SIGTERM)
+        assert forwarding.communicate(timeout=30) == (b"", b"")
+        assert still_open.recv(1) == b""
+    assert forwarding.returncode == 128 + signal.SIGTERM
+
+
 def test_the_client_waits_for_ports_and_makes_links(server: ServerProcess, session: str) -> None:
     with SandboxClient.attach(session, server.url, api_key=KEY) as client:
         client.wait_for_port(3000)

@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import time
@@ -684,6 +685,7 @@ class TestHostAndOrigin:
         if status == 421:
             assert answer.json["code"] == "host_not_allowed"
             assert "WARREN_ALLOWED_HOSTS" in answer.json["remedy"]
+            assert not re.search(r"[a-z]:[0-9]", answer.json["remedy"])  # the option takes no ports
 
     async def test_the_host_can_be_anything_if_so_configured(self, serve: Any) -> None:
         served = await serve(allowed_hosts=["*"])

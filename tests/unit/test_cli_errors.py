@@ -139,6 +139,16 @@ def test_what_is_in_a_sandbox_does_not_move_the_cursor() -> None:
     assert printable("a\x1b[2J\x9b1m\tb\r\n\udcff", keep="\t") == "a?[2J?1m\tb???"
 
 
+def test_an_environment_whose_image_nothing_makes_is_told_what_can(tmp_path: Path) -> None:
+    (tmp_path / "registry" / "environments").mkdir(parents=True)
+    (tmp_path / "registry" / "environments" / "odd.yaml").write_text("name: odd\nimage: nosuchimage\n")
+    done = warren("environments", "build", "odd", state=tmp_path, WARREN_REGISTRY_DIR=str(tmp_path / "registry"))
+    assert done.returncode == 125
+    assert "Warren has no recipe for an image 'nosuchimage'" in done.stderr
+    assert "an environment's file may say how its image is made" in done.stderr
+    assert "--python" not in done.stderr
+
+
 @pytest.mark.parametrize("words", ["warren run -E code", "warren environments build code"])
 def test_environments_of_this_machine_are_completed(words: str, tmp_path: Path) -> None:
     asked = {"_WARREN_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "3"}

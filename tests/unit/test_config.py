@@ -172,6 +172,14 @@ def test_switches(text: str, value: bool) -> None:
 def test_allowed_hosts() -> None:
     settings = read({"WARREN_ALLOWED_HOSTS": "Box.example.com., 10.0.0.1,[::1],box.example.com"})
     assert settings.allowed_hosts == ("box.example.com", "10.0.0.1", "::1")
+    for host, name in (
+        ("box.example.com:8143", "box.example.com"),
+        ("[::1]:80", "[::1]"),
+        ("*.a.example:1", "*.a.example"),
+    ):
+        refused = refusal({"WARREN_ALLOWED_HOSTS": host})
+        assert refused.message == f"the host {host!r} has a port"
+        assert f"WARREN_ALLOWED_HOSTS says so; write {name}, for every port" in refused.remedy
 
 
 @pytest.mark.parametrize(

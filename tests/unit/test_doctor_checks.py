@@ -14,6 +14,7 @@ from warren.doctor.kernel_state import (
 )
 from warren.doctor.machine import check_cgroups, check_kernel, check_user_namespaces
 from warren.doctor.parts import (
+    check_lost_cgroups,
     check_programs,
     judge_docker,
     judge_runtimes,
@@ -31,8 +32,8 @@ from warren.sandboxes.providers.oci_runtime import Runtime, RuntimeReport
     ("system", "release", "machine", "level"),
     [
         ("Linux", "6.18.44-fc", "aarch64", Level.OK),
-        ("Linux", "5.12.0", "x86_64", Level.OK),
-        ("Linux", "5.4.0-100-generic", "x86_64", Level.FAIL),
+        ("Linux", "5.19.0", "x86_64", Level.OK),
+        ("Linux", "5.15.0-100-generic", "x86_64", Level.FAIL),
         ("Linux", "6.1.0", "riscv64", Level.FAIL),
         ("Darwin", "23.1.0", "arm64", Level.FAIL),
     ],
@@ -177,3 +178,12 @@ def test_apparmor_that_restricts_user_namespaces_is_named_with_its_switch(
     check = check_user_namespaces(switch)
     assert check.level is level
     assert (f"sysctl kernel.{switch.name}=0" in check.remedy) == (level is Level.WARN)
+
+
+def test_leftover_cgroups_are_shown_with_their_place(tmp_path: Path) -> None:
+    for name in ("one/sbx_known", "one/sbx_lost", "two/sbx_lost"):
+        (tmp_path / name).mkdir(parents=True)
+    tops = {tmp_path / name for name in ("one", "two", "three")}
+    (check,) = check_lost_cgroups(tops, {"sbx_known"})
+    assert (check.level, check.found) == (Level.WARN, f"1, such as {tmp_path}/one/sbx_lost")
+    assert list(check_lost_cgroups(tops, {"sbx_known", "sbx_lost"})) == []

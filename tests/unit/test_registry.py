@@ -60,10 +60,10 @@ def test_a_registry_without_environments_says_so(tmp_path: Path) -> None:
 
 
 def test_an_environment_may_say_its_pool_and_its_times(tmp_path: Path) -> None:
-    text = "name: x\nimage: x\npool: {size: 3, min: 1, max: 9}\nidle_timeout_s: 60\nmax_lifetime_s: 90.5\n"
+    text = "name: x\nimage: x\npool: {size: 3, min: 1, max: 9}\nidle_timeout_s: 10m\nmax_lifetime_s: 90.5\n"
     environment = write(tmp_path, "x", text).environment("x")
     assert environment.pool == PoolSize(size=3, min=1, max=9)
-    assert (environment.idle_timeout_s, environment.max_lifetime_s) == (60, 90.5)
+    assert (environment.idle_timeout_s, environment.max_lifetime_s) == (600, 90.5)
 
 
 def test_an_environment_may_say_what_its_sessions_reach(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_directory_of_the_user_adds_and_replaces(tmp_path: Path) -> None:
         ("name: x\nimage: x\npool: {size: 1.5}", "pool.size is 1.5"),
         ("name: x\nimage: x\npool: {size: -1}", "the pool has min -1, size -1"),
         ("name: x\nimage: x\npool: {size: 9, max: 3}", "the pool has min 2, size 9, max 3"),
-        ("name: x\nimage: x\nidle_timeout_s: soon", "idle_timeout_s is 'soon', it must be a number"),
+        ("name: x\nimage: x\nidle_timeout_s: soon", "idle_timeout_s is 'soon', it must be a number of seconds, or"),
         ("name: x\nimage: x\nidle_timeout_s: 0", "idle_timeout_s is 0, it must be between 1"),
         ("name: x\nimage: x\nmax_lifetime_s: yes", "max_lifetime_s is True, it must be a number"),
         ("name: x\nimage: x\nmax_lifetime_s: .nan", "max_lifetime_s is nan"),

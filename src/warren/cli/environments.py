@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from warren.config.registry import Registry
 
 _TITLES = ("NAME", "IMAGE", "STATE", "MEMORY", "CPUS", "DISK", "DESCRIPTION")
+_NO_RECIPE = (
+    "an environment's file may say how its image is made (docs/build.md), "
+    "`warren image build IMAGE DIRECTORY` and `warren image pull SOURCE --name IMAGE` make one under its name"
+)
 
 
 @click.group(cls=CommandGroup)
@@ -64,7 +68,8 @@ def show(server: RemoteServer, name: str) -> Answer:
 def validate(files: tuple[Path, ...], as_json: bool) -> int:
     """Check FILES, or all environments of this machine.
 
-    As a server would; the exit code is 1 if one has a mistake.
+    As a server would; the exit code is 1 if one has a mistake. Their images need not be there: `warren environments
+    list` shows which of a server's are missing.
 
     Example: warren environments validate my.yaml
     """
@@ -104,7 +109,7 @@ def build(names: tuple[str, ...], no_cache: bool, as_json: bool) -> None:
             click.echo(f"image {image}: `warren image build {image}` builds it", err=True)
             continue
         with shown_steps(f"image {image}") as lines:
-            made.append(build_named(settings, find_recipe(settings, image), lines, no_cache=no_cache))
+            made.append(build_named(settings, find_recipe(settings, image, _NO_RECIPE), lines, no_cache=no_cache))
         if not as_json:
             print_made(made[-1], as_json=False)
     if as_json:

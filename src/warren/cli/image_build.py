@@ -265,9 +265,11 @@ def _build_by_name(
         return build_named(settings, named, lines, no_cache=no_cache)
 
 
-def find_recipe(settings: Settings, image: str) -> NamedRecipe:
-    """Returns the recipe of an image by the image's name. Raises InvalidRequest, with the mistake if its file has
-    one."""
+def find_recipe(
+    settings: Settings, image: str, otherwise: str = "or give --python, --apt, --run, or -f"
+) -> NamedRecipe:
+    """Returns the recipe of an image by the image's name. Raises InvalidRequest, with the mistake if its file has one,
+    and with what to do `otherwise` if there is none."""
     from warren.app.wiring import build_registry, recipe_folders
     from warren.config.image_recipes import read_recipe
 
@@ -284,7 +286,7 @@ def find_recipe(settings: Settings, image: str) -> NamedRecipe:
         known = [*_PLAIN, *recipes.names()]
         raise InvalidRequest(
             f"Warren has no recipe for an image {image!r}",
-            remedy=f"{suggest(image, known)}it builds {', '.join(known)}; or give --python, --apt, --run, or -f",
+            remedy=f"{suggest(image, known)}it builds {', '.join(known)}; {otherwise}",
         )
     return read_recipe(path)
 

@@ -3,15 +3,17 @@
 import asyncio
 import contextlib
 import re
+import signal
 from functools import partial
 from typing import Any, Final
 
 import click
 
+from warren.cli.console import until_signal
 from warren.cli.main import report
 from warren.cli.options import Duration, thread_option, url_option
 from warren.cli.remote import Answer, RemoteServer, complete_session, line, server_command, split_session, table
-from warren.model.errors import PortClosed, WarrenError
+from warren.model.errors import PortClosed, Unavailable, WarrenError
 from warren.model.numbers import read_digits
 from warren.model.preview import check_port
 from warren.sdk.aio.remote import AsyncRemote
@@ -19,6 +21,7 @@ from warren.sdk.aio.transport import AsyncSocket, AsyncTransport
 
 _PIECE: Final = 64 * 1024
 _EOF: Final = "eof"
+_OTHER_PORT: Final = "name another port of this machine before that of the sandbox: 8080:3000"
 _RULE: Final = re.compile(r"(?:(?:([^\s\[\]]+|\[[0-9A-Fa-f:]+\]):)?([0-9]{1,5}):)?([0-9]{1,5})")
 
 
@@ -90,7 +93,7 @@ def open_port(
 @click.argument("words", nargs=-1, required=True, metavar="SESSION [[HOST:]PORT:]PORT...")
 @thread_option
 @url_option
-def forward(words: tuple[str, ...], thread: str, url: str) -> None:
+def forward(words: tuple[str, ...], thread: str, url: str) -> int:
     """Let programs of this machine reach ports of a session, by any protocol over TCP.
 
     The first port is of this machine, the second of the sandbox; one alone stands for both. It listens on 127.0.0.1
@@ -106,8 +109,8 @@ def forward(words: tuple[str, ...], thread: str, url: str) -> None:
         session_id = server.find(session, thread)
         server.backend.call("list_ports", session_id)  # whether it can be done at all
         address, key = server.url, server.key
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_forward_all(address, key, session_id, rules))
+    code = asyncio.run(until_signal(_forward_all(address, key, session_id, rules)))
+    return 0 if code == 128 + signal.SIGINT else code  # Ctrl-C is how it is meant to end
 
 
 def _read_rule(text: str) -> tuple[str, int, int]:
@@ -121,18 +124,33 @@ def _read_rule(text: str) -> tuple[str, int, int]:
     return (match[1] or "127.0.0.1").strip("[]"), here, there
 
 
-async def _forward_all(address: str, key: str, session_id: str, rules: list[tuple[str, int, int]]) -> None:
+async def _forward_all(address: str, key: str, session_id: str, rules: list[tuple[str, int, int]]) -> int:
     remote = AsyncRemote(AsyncTransport(address, key))
+    connections: set[asyncio.Task[Any]] = set()
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(remote.close)
+        stack.push_async_callback(_end, connections)
         for host, here, there in rules:
-            listener = await stack.enter_async_context(await _listen(remote, session_id, host, here, there))
+            listener = await _listen(remote, session_id, host, here, there, connections)
+            stack.callback(listener.close)
             name = listener.sockets[0].getsockname()
             click.echo(f"{name[0]}:{name[1]} leads to port {there} of the sandbox")
         await asyncio.Event().wait()
+    return 0
 
 
-async def _listen(remote: AsyncRemote, session_id: str, host: str, here: int, there: int) -> asyncio.Server:
+async def _end(connections: set[asyncio.Task[Any]]) -> None:
+    ending = list(connections)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
+
+
+async def _listen(
+    remote: AsyncRemote, session_id: str, host: str, here: int, there: int, connections: set[asyncio.Task[Any]]
+) -> asyncio.Server:
+    """Listens on this machine. The task of each connection is in `connections` while it lasts."""
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with remote.socket("forward_socket", session_id, port=str(there)) as socket:
@@ -144,10 +162,15 @@ async def _listen(remote: AsyncRemote, session_id: str, host: str, here: int, th
         finally:
             writer.transport.abort()
 
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(serve(reader, writer))
+        connections.add(task)
+        task.add_done_callback(connections.discard)
+
     try:
-        return await asyncio.start_server(serve, host, here, limit=_PIECE)
+        return await asyncio.start_server(accept, host, here, limit=_PIECE)
     except OSError as exc:
-        raise click.ClickException(f"cannot listen on {host} port {here}: {exc.strerror}") from exc
+        raise Unavailable(f"cannot listen on {host} port {here}: {exc.strerror}", remedy=_OTHER_PORT) from exc
 
 
 async def _relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, socket: AsyncSocket) -> None:

@@ -71,12 +71,17 @@ def number(low: float, high: float) -> OptionKind:
     return OptionKind(f"a number from {low:g} to {high:g}", "N", parse)
 
 
+def parse_seconds(text: str) -> float:
+    """Reads a time such as 90, 30s, 10m or 1h. Raises ValueError."""
+    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?) ?([smhd]?)", text)
+    if not match:
+        raise ValueError
+    return float(match[1]) * _UNITS_S[match[2] or "s"]
+
+
 def time(low: float, high: float) -> OptionKind:
     def parse(text: str) -> float:
-        match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?) ?([smhd]?)", text)
-        if not match:
-            raise ValueError
-        seconds = float(match[1]) * _UNITS_S[match[2] or "s"]
+        seconds = parse_seconds(text)
         _require(low <= seconds <= high)
         return seconds
 
@@ -153,6 +158,9 @@ def _parse_hosts(text: str) -> tuple[str, ...]:
 
 def _parse_host_pattern(text: str) -> str:
     """`example.com`, an address, or `*.example.com` for every name below it."""
+    name, colon, port = text.rpartition(":")
+    if colon and port.isascii() and port.isdigit() and (":" not in name or name.endswith("]")):
+        raise InvalidRequest(f"the host {text[:100]!r} has a port", remedy=f"write {name[:100]}, for every port")
     return f"*.{_parse_host(text[2:])}" if text.startswith("*.") else _parse_host(text)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from warren.config.image_recipes import ENVIRONMENT_IMAGES, NamedRecipe, Where, recipe_of
+from warren.config.option_kinds import parse_seconds
 from warren.config.registry_files import RegistryFiles
 from warren.config.yaml_files import YamlFile
 from warren.model.agent import Agent, AgentPrompt
@@ -35,7 +36,7 @@ _CHECKOUT = Path(__file__).parents[3] / "registry"
 _Type = tuple[tuple[type, ...], str]
 _TEXT: _Type = (str,), "a text"
 _MAPPING: _Type = (dict,), "keys and values"
-_NUMBER: _Type = (int, float), "a number"
+_TIME: _Type = (int, float), "a number of seconds, or a time like 10m"
 _LIST: _Type = (list,), "a list"
 _FLAG: _Type = (bool,), "true or false"
 _KEYS = {
@@ -47,8 +48,8 @@ _KEYS = {
     "env": _MAPPING,
     "pool": _MAPPING,
     "policy": _MAPPING,
-    "idle_timeout_s": _NUMBER,
-    "max_lifetime_s": _NUMBER,
+    "idle_timeout_s": _TIME,
+    "max_lifetime_s": _TIME,
     "provider": _TEXT,
     "needs": _LIST,
     "network": _MAPPING,
@@ -60,6 +61,7 @@ _KEYS = {
     "user": _TEXT,
     "alerts": _MAPPING,
 }
+_TIMES = ("idle_timeout_s", "max_lifetime_s", "timeout_s")
 _REQUIRED = ("name", "image")
 _ROOTS = {"read-only": False, "writable": True}
 
@@ -147,7 +149,7 @@ _Named = TypeVar("_Named", Agent, Tool, Prompt)
 def _read_entry(path: Path, make: Callable[[Any], _Named]) -> _Named:
     file = YamlFile(path)
     try:
-        entry = make(file.values)
+        entry = make(_with_seconds(file.values))
     except InvalidEntry as exc:
         raise file.error(exc.message, *exc.place, remedy=exc.remedy) from exc
     _check_name(file, entry.name)
@@ -227,7 +229,7 @@ def _mistakes(file: YamlFile, *keys: str) -> Iterator[None]:
 
 
 def _read_mapping(file: YamlFile) -> dict[str, Any]:
-    values = file.values
+    values = _with_seconds(file.values)
     if not isinstance(values, dict):
         raise file.error(f"keys and values are expected, this is {type(values).__name__}")
     for key, value in values.items():
@@ -236,6 +238,15 @@ def _read_mapping(file: YamlFile) -> dict[str, Any]:
         types, in_words = _KEYS[key]
         if isinstance(value, bool) != (types == (bool,)) or not isinstance(value, types):
             raise file.error(f"{key} is {value!r}, it must be {in_words}", key)
+    return values
+
+
+def _with_seconds(values: Any) -> Any:
+    """Returns what a file says with its times in seconds. What is no time stays, for its reader to refuse."""
+    texts = [name for name in _TIMES if isinstance(values, dict) and isinstance(values.get(name), str)]
+    for name in texts:
+        with contextlib.suppress(ValueError):
+            values = {**values, name: parse_seconds(values[name])}
     return values
 
 

@@ -17,7 +17,7 @@ from warren.sandboxes.host.cgroups import NEEDED, Hierarchies
 from warren.sandboxes.host.disk_room import DiskWatch
 from warren.sandboxes.host.uids import FIRST
 
-_LEAST_KERNEL = (5, 12)  # for mount_setattr and idmapped mounts
+_LEAST_KERNEL = (5, 19)  # overlays of idmapped mounts; idmapped mounts alone came with 5.12
 _ARCHITECTURES = ("x86_64", "aarch64")
 _LEAST_PYTHON = (3, 11)
 _GIB = 1 << 30

@@ -4,7 +4,7 @@ import asyncio
 import os
 import re
 import subprocess
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -259,19 +259,21 @@ async def check_leftovers(
         yield warn("leftovers", f"{len(dead)} sandboxes that have died, {len(live)} live ones", remedy)
     else:
         yield ok("leftovers", f"no dead sandbox, {len(live)} live ones")
-    lost = sorted(_cgroups() - _owned(claims) - {*live, *dead})
+    mounts = Hierarchies.here().mounts.values()
+    for check in check_lost_cgroups({mount / "warren" for mount in mounts}, _owned(claims) | {*live, *dead}):
+        yield check
+
+
+def check_lost_cgroups(tops: Set[Path], known: Set[str]) -> Iterator[Check]:
+    """Warns of cgroups, in the directories `tops`, of sandboxes that are not known."""
+    paths = [path for top in sorted(tops) if top.is_dir() for path in top.iterdir() if path.is_dir()]
+    lost = sorted(path for path in paths if path.name not in known)
     if lost:
         yield warn(
             "leftover cgroups",
-            f"{len(lost)}, such as {lost[0]}",
-            "their directories were removed by hand; kill what is in them, then rmdir them",
+            f"{len({path.name for path in lost})}, such as {lost[0]}",
+            "their sandboxes' directories were removed by hand; kill what cgroup.procs in them lists, then rmdir them",
         )
-
-
-def _cgroups() -> set[str]:
-    """Returns the ids of sandboxes, of any state directory, that have a cgroup."""
-    tops = {mount / "warren" for mount in Hierarchies.here().mounts.values()}
-    return {path.name for top in tops if top.is_dir() for path in top.iterdir() if path.is_dir()}
 
 
 def _owned(claims: Path) -> set[str]:

@@ -215,9 +215,10 @@ class HttpGuard:
     def _check_host_and_origin(self, host: bytes | None, origin: bytes | None) -> WarrenError | None:
         authority = None if host is None else read_authority(host.decode("latin-1"))
         if host is not None and not self._hosts.all and (authority is None or not self._hosts.allows(authority)):
+            name = "it" if authority is None else str(authority.host)  # the option takes no port
             return HostNotAllowed(
                 f"this server does not answer for the host {host[:80].decode('latin-1')!r}",
-                remedy="if the name is yours, put it in WARREN_ALLOWED_HOSTS",
+                remedy=f"if the name is yours, put {name} in WARREN_ALLOWED_HOSTS",
             )
         if origin is not None and not self._origins.allows(origin.decode("latin-1"), authority):
             return OriginNotAllowed(
