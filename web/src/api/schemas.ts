@@ -363,6 +363,7 @@ export interface KeyView {
     created_at: string;
     expires_at: string | null;
     used_at: string | null;
+    old_until: string | null;
     quota: Record<string, unknown>;
 }
 
@@ -404,6 +405,7 @@ export interface LinkBody {
     port: number;
     expires_s?: number;
     host_header?: "" | "localhost";
+    by_path?: boolean;
 }
 
 export interface LogsView {
@@ -466,6 +468,7 @@ export interface NewKeyView {
     created_at: string;
     expires_at: string | null;
     used_at: string | null;
+    old_until: string | null;
     quota: Record<string, unknown>;
     key: string;
 }

@@ -23,6 +23,7 @@ interface Pool {
     creating: number;
     waiting: number;
     target: number;
+    shortage: string | null;
     claims: number;
     hit_rate: number | null;
     failures: number;
@@ -128,6 +129,7 @@ function CurrentState({ sessions, workers }: CurrentStateProps) {
                     ...(hasManyWorkers ? [{ name: "Worker", render: (pool: { worker: string }) => pool.worker }] : []),
                     { name: "Ready", right: true, render: (pool) => `${pool.ready} of ${pool.target}` },
                     { name: "Being made", right: true, render: (pool) => pool.creating },
+                    { name: "Why fewer", render: (pool) => pool.shortage?.replaceAll("_", " ") ?? "–" },
                     { name: "Waiting", right: true, render: (pool) => pool.waiting },
                     { name: "Claims", right: true, render: (pool) => pool.claims },
                     {

@@ -13,7 +13,7 @@ import type { TabProps } from "../pages/session";
 import { type Cell, type Notebook, notebookOf, type Output } from "./notebook";
 import { ResultView } from "./results";
 
-const LANGUAGES = ["python", "javascript", "typescript", "bash", "r"];
+const LANGUAGES = ["python", "javascript", "typescript", "bash", "r", "java"];
 
 export function CodeTab({ session }: TabProps) {
     const id = session.session_id;
