@@ -7,6 +7,7 @@ interrupted has saved everything when it has ended.
 
 import asyncio
 import hashlib
+import os
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -66,7 +67,8 @@ async def check(world: World, caller: Caller) -> dict[str, dict[str, str]]:
         nonlocal found
         ending = await caller.sessions(state="stopping")
         found = (await caller.ask("GET", "/api/artifacts?limit=1000")).good()["artifacts"]
-        on_disk = {path.name for path in directory.glob("*/art_*")}
+        # A tenant's empty directory is removed under it, which `os.walk` does not mind.
+        on_disk = {name for _, _, names in os.walk(directory) for name in names if name.startswith("art_")}
         half = list((directory / ".saving").iterdir())
         return not ending and not half and on_disk == {one["artifact_id"] for one in found}
 

@@ -1,9 +1,10 @@
 """Everything that README and docs show is run, as it stands there. What this file does not know how to run fails.
 
 Lines of commands are run one by one. Blocks that talk to a server (sh and python, with http://127.0.0.1:8000 in them,
-or sh with lines that begin with `warren`) are run page by page, in order, against a real server; only the port is
-another. The server of the page about clusters is a cluster, started as that page says. Blocks that are marked `bash`
-need hosts outside: tests/e2e/test_recipes.py runs them.
+or sh with lines that begin with `warren`) are run page by page, in order, against one real server that wants keys, as
+quickstart.sh leaves it; only the port is another. So a page finds what the pages before it have left, as a reader does.
+The server of the page about clusters is a cluster, started as that page says. Blocks that are marked `bash` need hosts
+outside: tests/e2e/test_recipes.py runs them.
 """
 
 import contextlib
@@ -29,10 +30,12 @@ from server_process import ServerProcess, clean_environ, free_port, running_serv
 from this_run import new_state_dir, patience
 
 import warren.http.app
+from warren import SandboxClient
 from warren.http import problems
 from warren.model.access import Quota, Scope
 from warren.model.errors import WarrenError
 from warren.model.usage import Usage
+from warren.sdk.discovery import read_key
 
 ROOT = Path(__file__).parents[2]
 # These show files of other programs, policies, builds, and other packages. They are tried by tests/frameworks,
@@ -41,15 +44,6 @@ _ELSEWHERE = {
     ROOT / "docs" / name for name in ("mcp.md", "integration-guide.md", "command-policy.md", "build.md", "e2b.md")
 }
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").rglob("*.md")} - _ELSEWHERE)]
-# The servers of these pages want keys, as every server does that is not told otherwise.
-_GUARDED = {
-    ROOT / "README.md",
-    *(
-        ROOT / "docs" / name
-        for name in ("api.md", "monitoring.md", "operations.md", "tenants.md", "tutorial.md", "webhooks.md")
-    ),
-    *(ROOT / "docs" / name for name in ("e2b-guide.md", "e2b-examples.md")),
-}
 # What these pages show leaves files in the directory that it is run in.
 _WRITING = {ROOT / "docs" / name for name in ("e2b-guide.md", "e2b-examples.md")}
 # `make test` cannot run in itself, and what leads to it is run by it: these are looked up in the Makefile.
@@ -237,35 +231,56 @@ def talking(page: Path) -> object:
     return pytest.param(page, id=page.name, marks=marks)
 
 
-@pytest.mark.parametrize("page", [talking(page) for page in TALKING])
-def test_the_requests_of_a_page_work(page: Path, fresh_state: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="class")
+def left_by_quickstart(image_cache: Path) -> Iterator[ServerProcess]:
+    """A server as quickstart.sh leaves it: with its first key, and with the session of a request to the thread
+    `hello`."""
+    for state in new_state(image_cache):
+        with running_server(state, WARREN_AUTH="true") as server:
+            with client_of(server) as sandbox:
+                assert sandbox.execute("uname -a > about", save_artifacts=["about"]).exit_code == 0
+            yield server
+
+
+class TestPages:
+    """One server for all pages, in their order."""
+
+    @pytest.mark.parametrize("page", [talking(page) for page in TALKING if page != _CLUSTERED])
+    def test_the_requests_of_a_page_work(self, page: Path, left_by_quickstart: ServerProcess, tmp_path: Path) -> None:
+        server = left_by_quickstart
+        run_requests(page, server.port, server.credentials, tmp_path)
+        with client_of(server) as sandbox:  # a page takes away only what it has made itself
+            assert sandbox.read_text("about").startswith("Linux")
+            assert [artifact.name for artifact in sandbox.artifacts.list()] == ["about"]
+
+
+def client_of(server: ServerProcess) -> SandboxClient:
+    return SandboxClient(server.url, api_key=read_key(server.credentials, server.url), thread_id="hello")
+
+
+@pytest.mark.extended
+def test_the_requests_of_the_page_about_clusters_work(fresh_state: Path, tmp_path: Path) -> None:
+    (flags,) = [words[4:] for words in map(shlex.split, commands(_CLUSTERED)) if words[2:4] == _CLUSTER_UP]
+    with cluster_up(flags, fresh_state) as port:
+        run_requests(_CLUSTERED, port, fresh_state / "credentials.json", tmp_path)
+
+
+def run_requests(page: Path, port: int, credentials: Path, tmp_path: Path) -> None:
+    """Runs what a page shows as a user of the server's machine, who types it into one shell."""
     (tmp_path / ".curlrc").write_text("fail-with-body\nmax-time = 60\n")
-    with as_it_says(page, fresh_state) as port:
-        script = as_script([block for block in fenced(page) if asks_a_server(block)], port)
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        environ = {"PATH": path, "CURL_HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path), "TERM": "xterm"}
-        environ["WARREN_CREDENTIALS"] = str(fresh_state / "credentials.json")
-        outcome = subprocess.run(
-            ["bash", "-aeuxo", "pipefail", "-c", script],
-            cwd=tmp_path if page in _WRITING else ROOT,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=patience(150),
-        )
+    script = as_script([block for block in fenced(page) if asks_a_server(block)], port)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environ = {"PATH": path, "CURL_HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path), "TERM": "xterm"}
+    environ["WARREN_CREDENTIALS"] = str(credentials)
+    outcome = subprocess.run(
+        ["bash", "-aeuxo", "pipefail", "-c", script],
+        cwd=tmp_path if page in _WRITING else ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=patience(150),
+    )
     assert outcome.returncode == 0, f"{outcome.stderr[-3000:]}\n{outcome.stdout[-1000:]}"
-
-
-@contextlib.contextmanager
-def as_it_says(page: Path, state: Path) -> Iterator[int]:
-    """What the requests of a page are for: a server, or a cluster. Gives its port."""
-    if page != _CLUSTERED:
-        with running_server(state, WARREN_AUTH=str(page in _GUARDED)) as server:
-            yield server.port
-        return
-    (flags,) = [words[4:] for words in map(shlex.split, commands(page)) if words[2:4] == _CLUSTER_UP]
-    with cluster_up(flags, state) as port:
-        yield port
 
 
 def as_script(blocks: list[Block], port: int) -> str:

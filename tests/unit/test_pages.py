@@ -1,5 +1,5 @@
-"""Links in the documentation lead somewhere; docs/architecture.md agrees with the code about folders and states, and
-docs/trust-boundaries.md about layers, probes, tests and known holes of runtimes."""
+"""Links in the documentation lead somewhere, and options of commands exist; docs/architecture.md agrees with the code
+about folders and states, and docs/trust-boundaries.md about layers, probes, tests and known holes of runtimes."""
 
 import re
 import subprocess
@@ -9,8 +9,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from warren.cli.main import cli
 from warren.doctor.parts import known_holes
 from warren.model.session import STATES, SessionState, StateRules
 from warren.model.spec import Layer
@@ -132,3 +134,26 @@ def test_every_hole_that_the_doctor_knows_is_among_the_advisories() -> None:
     holes = re.findall(r"CVE-\d+-\d+", told)
     assert holes
     assert set(holes) <= set(re.findall(r"CVE-\d+-\d+", TRUST))
+
+
+_COMMAND = re.compile(r"`(?:sudo )?(?:\.venv/bin/)?warren ([^`]+)`")
+
+
+def unknown_options(text: str) -> list[str]:
+    """Returns the options that a command, such as "keys create NAME --scopes read", does not have."""
+    words, command = text.split(), cli
+    while (
+        isinstance(command, click.Group) and words and (below := command.get_command(click.Context(command), words[0]))
+    ):
+        command, words = below, words[1:]
+    known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"--help"}
+    own = words[: words.index("--")] if "--" in words else words
+    return [match[0] for word in own if (match := re.match("--[a-z0-9-]+", word)) and match[0] not in known]
+
+
+def test_options_that_pages_and_messages_name_exist() -> None:
+    assert unknown_options("keys create NAME --scope read --expires 1d -- --other") == ["--scope"]
+    texts = [*PAGES, *(ROOT / "src" / "warren").rglob("*.py")]
+    found = {f"{file.name}: warren {match[1]}" for file in texts for match in _COMMAND.finditer(file.read_text())
+             if unknown_options(match[1])}  # fmt: skip
+    assert found == set()
