@@ -121,13 +121,13 @@ class Api:
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None, connector: Connector | None = None) -> None:
         self.url = url
-        self._headers = dict(headers or {})
+        self.headers = dict(headers or {})
         self._connector = connector
         self._http: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._http = aiohttp.ClientSession(
-            headers=self._headers,
+            headers=self.headers,
             connector=self._connector or Connector(),
             timeout=aiohttp.ClientTimeout(total=_LONGEST_S),
             read_bufsize=_LONGEST_LINE,
