@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -360,6 +361,22 @@ async def test_a_sandbox_that_is_killed_ends_its_streams_with_an_error(api: Api,
             await envd.http.post("/process.Process/Start", content=frame(bash("true"))),
         ):
             assert (answer.status_code, answer.json()) == (502, gone)
+
+
+async def test_a_server_that_stops_ends_its_streams_with_an_error(new_state: NewState) -> None:
+    with running_measured(new_state(), *_FLAGS, "--stop-grace", "0.5") as server:
+        async with Api(server.url) as api, api.session() as session, Envd(server.url, session.id) as envd:
+            loud = envd.started("while :; do echo loud; sleep 0.01; done")
+            async with envd.started("sleep 60") as quiet, loud as talking:
+                await quiet.start(), await talking.start()
+                server.send(signal.SIGTERM)
+                for stream in (quiet, talking):
+                    assert await stream.error() == (
+                        "unavailable",
+                        "the server was stopped before the stream completed",
+                    )
+            server.wait_for_end()
+            server.start()
 
 
 async def test_commands_outlive_a_restart_of_the_server(new_state: NewState, tmp_path: Path) -> None:

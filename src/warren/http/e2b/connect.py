@@ -36,6 +36,8 @@ _STREAM_HEAD: Final = [(b"content-type", STREAM_TYPE.encode()), (b"x-accel-buffe
 _TIMEOUT: Final = "Connect-Timeout-Ms"
 _MAX_DIGITS: Final = 12
 _KEEPALIVE_S: Final = 90.0
+_LAST_FRAME_S: Final = 1.0
+_STOPPING: Final = "the server was stopped before the stream completed"
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True).encode
 
 
@@ -51,8 +53,9 @@ def server_stream(
     call: Callable[[E2bCall, Message], AsyncIterator[Message | bytes]], keepalive: Message | None = None
 ) -> Run:
     """Sends the call's messages (bytes are encoded ones) as they come, until the client leaves or its deadline is over,
-    and `keepalive` if nothing came for as long as the client says. If the sandbox is gone, the end of the stream is an
-    error: clients then ask whether the sandbox runs, and do not take the end for the end of their command."""
+    and `keepalive` if nothing came for as long as the client says. If the sandbox is gone, or the server is being
+    stopped, the end of the stream is an error: clients then ask whether the sandbox runs, and do not take the end for
+    the end of their command."""
 
     async def run(request: E2bCall) -> Response:
         return _StreamAnswer(request, call, keepalive)
@@ -177,6 +180,10 @@ class _StreamAnswer(Response):
                 raise
             internal_problem(exc)
             error = ConnectError("internal", "something went wrong inside the server")
+        except asyncio.CancelledError:
+            if frames.begun:
+                await frames.end_early(ConnectError("unavailable", _STOPPING))
+            raise
         await frames.send(_end(error), last=True)
 
     async def _send_until_left(self, receive: Receive, frames: "_FrameSender") -> None:
@@ -228,6 +235,11 @@ class _FrameSender:
                 await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEAD})
             await self._send({"type": "http.response.body", "body": data, "more_body": not last})
             self._sent_at = time.monotonic()
+
+    async def end_early(self, error: ConnectError) -> None:
+        """Ends the answer of a task that is being cancelled, unless the client is too slow to take it."""
+        with anyio.move_on_after(_LAST_FRAME_S, shield=True):
+            await self.send(_end(error), last=True)
 
     def keep_alive(self, data: bytes, every_s: float, first_s: float | None = None) -> None:
         """Sends `data` whenever nothing was sent for `every_s`."""

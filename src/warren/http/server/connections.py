@@ -389,7 +389,7 @@ class HttpConnection(HttpToolsProtocol):
         try:
             await app(cycle.scope, cycle.receive, send)
         except asyncio.CancelledError:
-            if not cycle.disconnected:
+            if not (cycle.disconnected or cycle.response_complete):
                 self._refuse_and_close(Stopping("the server is being stopped"))
         except ClientDisconnected:
             pass
