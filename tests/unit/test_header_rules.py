@@ -46,6 +46,10 @@ async def test_rules_of_a_client_are_read_in_order() -> None:
         assert await read_header_rules(nothing) == ()
 
 
+def _set(header: str) -> dict[str, Any]:
+    return {"rules": {"api.example": [{"transform": {"headers": {header: VALUE}}}]}}
+
+
 @pytest.mark.parametrize(
     ("values", "status", "says"),
     [
@@ -61,6 +65,7 @@ async def test_rules_of_a_client_are_read_in_order() -> None:
         (asked("localhost", X_Key=VALUE), 400, "localhost"),
         (asked("x.broker.internal", X_Key=VALUE), 400, "broker"),
         *((asked(**{name: VALUE}), 400, "connection") for name in ("Host", "Content_Length", "Proxy_X", "Sec_X", "TE")),
+        *((_set(name), 400, "connection") for name in ("Transfer_Encoding", "content_length", "Proxy_X")),
         (asked(**{"X Key": VALUE}), 400, "header"),
         *((asked(X_Key=f"{VALUE}{end}"), 400, "X-Key") for end in ("\r\nHost: x", "\n", " ", "é", "\0", "x" * 4096)),
         (asked(X_Key="Bearer ${e2b.identity.tokens.aws}"), 501, "iam"),

@@ -272,7 +272,7 @@ def read_host(text: str, what: str = "a secret") -> str:
 
 def check_header(name: str, deed: str = "carry a secret") -> None:
     """Raises InvalidRequest for a header that does not exist or that must stay as the client sends it."""
-    plain = name.lower()
+    plain = name.lower().replace("_", "-")  # to CGI-like servers they are the same
     if not _TOKEN.fullmatch(name):
         raise InvalidRequest("that is not the name of a header", remedy="such as Authorization or X-API-Key")
     if plain in _RESERVED or plain.startswith(_RESERVED_PREFIXES):
