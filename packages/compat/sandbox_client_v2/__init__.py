@@ -8,7 +8,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import warren
+try:
+    import warren
+except ModuleNotFoundError as exc:
+    raise ImportError(f"{__name__} is Warren under another name: pip install warren-sandbox") from exc
 
 __all__ = ["BatchSandboxClient", "SandboxClient"]
 
