@@ -16,7 +16,7 @@ from warren.images.building.build_locks import building_lock, is_being_built
 from warren.images.building.on_demand import FetchImage, ImageBuilds
 from warren.model.errors import ImageBuildFailed, ImageBuilding, ImageNotFound, LimitReached
 from warren.model.image import Recipe
-from warren.model.image_pulls import ON, PullRules
+from warren.model.image_pulls import ALLOW_LIST, ON, PullRules
 from warren.model.tenant_images import pulled_image
 
 pytestmark = pytest.mark.anyio
@@ -113,6 +113,19 @@ async def test_an_image_without_a_recipe_is_not_asked_for(machine: Machine) -> N
     machine.builds.pulls = PullRules()
     await machine.builds.prepare("ubuntu:22.04", None, machine.version)
     assert await machine.builds.state("ubuntu:22.04", None, machine.version) == "missing"
+    assert machine.begun == []
+
+
+async def test_nothing_is_pulled_for_tenants_while_pulls_are_off(machine: Machine) -> None:
+    """Neither an image that the tenant names as its machine does, nor the newer one of a tag that was pulled before."""
+    mine = pulled_image("acme", "evil.example.com/team/image:1")
+    machine.builds.pulls = PullRules()
+    await machine.prepare(mine)
+    machine.image.touch()
+    await machine.prepare(mine)
+    machine.builds.pulls = PullRules.read(ALLOW_LIST, ["python"])
+    await machine.prepare(mine)
+    assert machine.builds._builds == {}
     assert machine.begun == []
 
 

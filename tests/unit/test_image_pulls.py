@@ -62,6 +62,16 @@ def test_what_a_tenant_names_is_pulled_for_it_alone_where_the_operator_allows_it
         assert PullRules(ON).image_for("acme", owned) == ""
 
 
+def test_the_name_that_an_image_has_on_its_machine_opens_no_more_than_the_one_that_the_tenant_knows() -> None:
+    name = pulled_image("acme", "python:3.12")
+    allowed = [PullRules(mode).pulls_for_tenant(name) for mode in (OFF, ALLOW_LIST, ON)]
+    assert allowed == [False, False, True]
+    assert PullRules.read(ALLOW_LIST, ["python:3.*"]).pulls_for_tenant(name)
+    assert not PullRules.read(OFF, ["python:3.*"]).pulls_for_tenant(name)
+    for other in ("python:3.12", "pulled/x", "template/0123/x/y"):
+        assert not PullRules(ON).pulls_for_tenant(other)
+
+
 def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     name = PullRules(ON).image_for("acme", f"a/{'b' * 223}")

@@ -236,6 +236,8 @@ def test_private_networks_are_for_redirects_of_the_operators_registries(
     name = pulled_image("acme", f"{registry.host}/team/app:1")
     with pytest.raises(InvalidRequest, match="from which nothing is pulled for tenants"):
         pull_for_tenant(store, name, silent, options=options, rules=PullRules(ON), max_bytes=1 << 30)
+    with pytest.raises(ImageNotFound, match="which does not pull it"):
+        pull_for_tenant(store, name, silent, options=options, rules=PullRules(), max_bytes=1 << 30)
     assert registry.asked == []
 
     def send_on(handler: BaseHTTPRequestHandler) -> bool:

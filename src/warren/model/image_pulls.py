@@ -75,6 +75,11 @@ class PullRules:
         """Returns whether an image that the operator has named is pulled when it is missing."""
         return self.mode != OFF and self._reference(image) is not None
 
+    def pulls_for_tenant(self, image: str) -> bool:
+        """Returns whether an image is pulled by the name that `image_for` has made, or that a tenant has made up."""
+        reference = self._reference(reference_in(image))
+        return reference is not None and (self.mode == ON or (self.mode == ALLOW_LIST and self.is_named(reference)))
+
     def is_named(self, reference: Reference) -> bool:
         """Returns whether `image_pull_allowed` names the image."""
         return any(pattern.fits(reference) for pattern in self.allowed)

@@ -132,7 +132,7 @@ class ImageBuilds:
         """Returns if there is an image to make sandboxes from, or no way to get one. Raises ImageBuilding, or
         ImageBuildFailed if the last attempt failed a moment ago; for an image that is pulled for a tenant, why that
         failed. `recipe` is the environment's own."""
-        recipe, pull = self.recipe(image, recipe), bool(pulled_for(image)) or self.pulls.pulls_own(image)
+        recipe, pull = self.recipe(image, recipe), self.pulls.pulls_for_tenant(image) or self.pulls.pulls_own(image)
         if recipe is None and not (self._fetch or pull or is_being_built(self._images, image)):
             return
         version = await _version_or_none(find_version)
@@ -191,8 +191,10 @@ class ImageBuilds:
         build = self._builds.get(image)
         if not pulled_for(image):
             self._builds.pop(image, None)
-        elif "@" not in image and (
-            build is None or (self._has_ended(image) and time.monotonic() >= build.ended_at + _LOOK_AGAIN_S)
+        elif (
+            "@" not in image
+            and self.pulls.pulls_for_tenant(image)
+            and (build is None or (self._has_ended(image) and time.monotonic() >= build.ended_at + _LOOK_AGAIN_S))
         ):
             with suppress(LimitReached, Unavailable):
                 self._start(image, _NO_RECIPE, missing=False, pull=True)

@@ -26,8 +26,11 @@ MAX_IMAGES: Final = 50
 def pull_for_tenant(
     store: ImageStore, image: str, progress: Progress, *, options: PullOptions, rules: PullRules, max_bytes: int
 ) -> ImageVersion:
-    """Pulls the image of a name that `pulled_image` has made. Raises what `pull_image` and `make_room` raise."""
+    """Pulls the image of a name that `pulled_image` has made. Raises ImageNotFound if the operator does not allow that
+    (any more), and what `pull_image` and `make_room` raise."""
     text = reference_in(image)
+    if not rules.pulls_for_tenant(image):
+        raise ImageNotFound(f"there is no image {text!r} on this server, which does not pull it")
     caps = replace(options.caps, size=min(options.caps.size, max_bytes))
     return pull_image(
         *(store, text, image, progress),
