@@ -1,6 +1,7 @@
 """What a server pulls by itself, for whom, under which name, and how many at once."""
 
 import asyncio
+import tomllib
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -146,7 +147,8 @@ async def test_the_operator_gets_a_line_that_opens_the_address_which_was_refused
     by_name = Refusal(1.0, "10.66051", "", 443, "it is a private address")  # a spelling that is looked up
     by_address = Refusal(1.0, "", "203.0.113.80", 443, "it is an address for documentation")
     text = await suggest_networks([by_address, by_address])
-    assert text.startswith("WARREN_EGRESS_NETWORKS=203.0.113.80/32, or `egress_networks: 203.0.113.80/32` in the ")
+    assert text.startswith("WARREN_EGRESS_NETWORKS=203.0.113.80/32, or `egress_networks = [")
+    assert tomllib.loads(text.split("`")[1]) == {"egress_networks": ["203.0.113.80/32"]}
     assert text.endswith("a server needs it too, and a restart")
     assert "WARREN_EGRESS_NETWORKS=10.1.2.3/32,203.0.113.80/32, or" in await suggest_networks([by_name, by_address])
     assert await suggest_networks([replace(by_name, name="nowhere.invalid"), replace(by_name, name="localhost")]) == ""

@@ -1,6 +1,7 @@
 """Says what the network has refused to a step of a build, and which option would let the step reach it."""
 
 import asyncio
+import json
 import socket
 from collections.abc import Iterable
 from ipaddress import ip_address, ip_network
@@ -27,10 +28,11 @@ async def suggest_networks(refusals: Iterable[Refusal]) -> str:
     """
     private = [each for each in _last(refusals) if each.is_special]
     found = [await _networks(each.address or each.name) for each in private]
-    networks = ",".join(dict.fromkeys(network for each in found for network in each))
+    networks = list(dict.fromkeys(network for each in found for network in each))
     if not networks:
         return ""
-    option = f"WARREN_EGRESS_NETWORKS={networks}, or `egress_networks: {networks}` in the configuration file"
+    in_file = f"egress_networks = {json.dumps(networks)}"  # a list of texts is written in TOML as in JSON
+    option = f"WARREN_EGRESS_NETWORKS={','.join(networks)}, or `{in_file}` in the configuration file"
     return f"{option}, opens it; a server needs it too, and a restart"
 
 
