@@ -12,7 +12,7 @@ import warren
 from warren import AsyncSandboxClient, SandboxClient
 from warren.model.errors import InvalidRequest, NoCapacity, WarrenError
 from warren.sdk.addresses import parse_address
-from warren.sdk.options import ClientOptions, WorkOptions, session_values
+from warren.sdk.options import ClientOptions, WorkOptions, command_values, network_values, session_values
 from warren.sdk.protocol import ClientRequest, EventParser, error_from_event, error_from_response
 from warren.sdk.results import BaseResult, ExecuteResult, OutputChunk
 
@@ -213,3 +213,16 @@ def test_the_blocking_client_is_loaded_without_asyncio_and_without_the_server() 
     code = "import sys; from warren import SandboxClient; SandboxClient(); SandboxClient(mode='local'); "
     code += "print([n for n in sys.modules if n.split('.')[0] in ('aiohttp', 'fastapi', 'pydantic')])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("command", [5, None, {"ls"}])
+def test_a_command_of_another_type_is_refused_with_what_it_may_be(command: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"the command is .*, it must be a text or a list of texts"):
+        command_values(command, None)
+    assert command_values(("ls", "-l"), None) == {"command": ["ls", "-l"]}
+
+
+@pytest.mark.parametrize("name", ["allow", "deny"])
+def test_a_rule_that_is_no_list_is_not_taken_for_a_list_of_letters(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name} is 'pypi.org', it must be a list .*write \\['pypi.org'\\]"):
+        network_values({name: "pypi.org"})

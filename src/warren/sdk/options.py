@@ -131,6 +131,9 @@ def network_values(rules: "NetworkRules | Mapping[str, Any]") -> dict[str, Any]:
             remedy='such as {"allow": ["api.example.com"]}, or {"internet": True}',
         )
     values = dict(rules) if isinstance(rules, Mapping) else rules.as_mapping()
+    for name in ("allow", "deny"):
+        if isinstance(values.get(name), str):
+            raise InvalidRequest(f"{name} is {values[name]!r}, it must be a list", remedy=f"write [{values[name]!r}]")
     return {"internet": False, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
 
 
@@ -173,6 +176,11 @@ def command_values(
     keep_bytes: int | None = None,
 ) -> dict[str, Any]:
     """Returns the fields of a request for a command; options that are not given are left out."""
+    if not isinstance(command, (str, Sequence)):
+        raise InvalidRequest(
+            f"the command is {command!r}, it must be a text or a list of texts",
+            remedy='such as "ls -l", a line for bash, or ["ls", "-l"], a program and its arguments',
+        )
     values: dict[str, Any] = {"command": command if isinstance(command, str) else list(command)}
     given = {"timeout_s": timeout, "cwd": cwd, "env": dict(env or {}), "user": user, "keep_bytes": keep_bytes}
     values.update({name: value for name, value in given.items() if value not in (None, "", {})})

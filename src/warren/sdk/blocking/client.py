@@ -303,8 +303,8 @@ class SandboxClient(Files, Code):
 
         When this returns the new rules hold, and connections that they do not allow are cut.
         """
-        given = {"internet": internet, "allow": list(allow), "deny": list(deny)}
-        values = given if rules is None else network_values(rules)
+        given = {"internet": internet, "allow": allow, "deny": deny}
+        values = network_values(given if rules is None else rules)
         return NetworkInfo.of(self._perform("set_network", **values))
 
     def cleanup(self) -> None:
