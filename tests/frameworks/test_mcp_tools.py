@@ -275,6 +275,7 @@ class TestWrongCalls:
         ("tool", "arguments", "words"),
         [
             ("bash", {}, "The tool bash needs the argument command."),
+            ("edit_file", {"path": "a"}, "The tool edit_file needs the arguments old and new."),
             ("bash", {"command": ["ls"]}, "The argument command must be a string, not a list."),
             ("bash", {"command": ""}, "The argument command must have at least 1 character, not ''."),
             ("bash", {"command": "ls", "timeout": -1}, "The argument timeout must be more than 0, not -1."),

@@ -107,7 +107,7 @@ class McpTool:
         present = {name: value for name, value in given.items() if value is not None or name in self._required}
         if missing := [name for name in self._required if name not in present]:
             raise InvalidRequest(
-                f"the tool {self.name} needs the argument {' and '.join(missing)}",
+                f"the tool {self.name} needs the argument{'s' * (len(missing) > 1)} {' and '.join(missing)}",
                 remedy=f"its arguments are {', '.join(self._types)}",
             )
         return self._defaults | {name: _read_value(name, self._types[name], value) for name, value in present.items()}
