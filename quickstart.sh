@@ -47,6 +47,7 @@ if [ ! -e .venv/.quickstart ] || [ pyproject.toml -nt .venv/.quickstart ]; then
         fresh=yes
         # Exactly the files that requirements.lock has the hashes of, and nothing that they would pull in. They stay in
         # build/wheels, so that another environment needs no download.
+        echo "      making .venv with $python"
         "$python" -m venv .venv
         fetched=0
         .venv/bin/python scripts/fetch_wheels.py requirements.lock build/wheels || fetched=$?

@@ -51,6 +51,7 @@ def run_cluster(workers: int, coordinators: int, port: int, directory: Path | No
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         _check_ports(settings.host, range(port, port + coordinators))
+        click.echo(f"starting Redis, workers ({workers}) and coordinators ({coordinators}); this takes some seconds")
         cluster.start(workers, coordinators, port)
         click.echo(f"The cluster is up: http://127.0.0.1:{port}  (log files in {root}; stop it with Ctrl-C)")
         cluster.watch()
