@@ -17,6 +17,9 @@ from machine.remote_cli import RemoteCli
 from server_process import ServerProcess, running_server
 from this_run import new_state_dir, patience
 
+from warren import AsyncSandboxClient, SandboxClient
+from warren.model.errors import Unauthorized
+
 _PATIENCE_S = patience(20.0)
 
 
@@ -70,6 +73,23 @@ def test_a_variable_that_is_empty_does_not_stand_for_the_stored_key(admin: Remot
     assert (done.returncode, done.stdout) == (125, b"")
     assert b"wants an API key" in done.stderr
     assert b"WARREN_API_KEY is empty, which means no key: set it, or unset it to use the stored one" in done.stderr
+
+
+@pytest.mark.anyio
+async def test_an_argument_that_is_empty_does_not_stand_for_the_stored_key(
+    guarded: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WARREN_API_KEY", raising=False)
+    monkeypatch.setenv("WARREN_CREDENTIALS", str(guarded.credentials))
+    with SandboxClient(guarded.url) as client:
+        client.execute("true")
+    without, native = SandboxClient(guarded.url, api_key=""), AsyncSandboxClient(guarded.url, api_key="")
+    with pytest.raises(Unauthorized, match="wants an API key"):
+        without.execute("true")
+    with pytest.raises(Unauthorized, match="wants an API key"):
+        await native.execute("true")
+    without.close()
+    await native.close()
 
 
 def test_a_key_is_alone_on_stdout(admin: RemoteCli, guarded: ServerProcess) -> None:

@@ -21,7 +21,7 @@ class Target:
     gave the server's key as E2B's, so the server is its E2B, whatever makes the sandboxes there."""
 
     mode: str
-    api_key: str = ""
+    api_key: str | None = None
     e2b_api_key: str = ""
     is_e2b: bool = False
 

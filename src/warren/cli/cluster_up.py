@@ -275,7 +275,7 @@ def _obstacle(url: str) -> WarrenError | None:
             return None
     except urllib.error.HTTPError as exc:
         with exc:
-            return error_from_response(exc.code, exc.read(), exc.headers["Retry-After"])
+            return error_from_response(exc.code, exc.read(), retry_after=exc.headers["Retry-After"])
     except OSError:
         return Unavailable("")
 

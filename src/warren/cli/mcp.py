@@ -139,7 +139,7 @@ async def _open_server(url: str, local: bool, thread: str, made_with: dict[str, 
     from warren.model.version import __version__
     from warren.sdk.aio.platform import open_backend
 
-    backend = open_backend("local" if local else "remote", url, "")
+    backend = open_backend("local" if local else "remote", url, None)
     sandboxes = Sandboxes(backend, thread=thread, **made_with)
     try:
         yield ToolServer(sandboxes, __version__, await _load_tools(backend, made_with["agent"]))

@@ -81,7 +81,7 @@ def prompt_for(
     **options: Unpack[ServerOptions],
 ) -> str:
     """Returns the prompt of an agent of the registry with these values for its variables; empty if it has none."""
-    connections = Connections(options.get("mode", "remote"), server_url, options.get("api_key", ""))
+    connections = Connections(options.get("mode", "remote"), server_url, options.get("api_key"))
     try:
         return agents.load_agent(connections.blocking(), agent).render_prompt(variables)
     finally:

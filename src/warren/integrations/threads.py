@@ -55,7 +55,7 @@ def thread_id_from(configurable: Any) -> str:
 class Connections:
     """The connections to one server (or this machine), opened with the first use, for threads and event loops alike."""
 
-    def __init__(self, mode: str, server_url: str, api_key: str) -> None:
+    def __init__(self, mode: str, server_url: str, api_key: str | None) -> None:
         self._target = (mode, server_url, api_key)
         self._blocking: Backend | None = None
         self._aio: AsyncBackend | None = None
@@ -182,7 +182,7 @@ class ThreadClients:
             if name in options:
                 raise InvalidRequest(f"{name} cannot be given here: every thread has a sandbox of its own")
         self._options: dict[str, Any] = {"replace_lost": True, **options}
-        mode, api_key = options.get("mode", "remote"), options.get("api_key", "")
+        mode, api_key = options.get("mode", "remote"), options.get("api_key")
         self.connections = Connections(mode, server_url, api_key)
         self._make: Callable[[str], ClientPair] = lambda thread_id: ClientPair(
             self.connections, {**self._options, "server_url": server_url, "thread_id": thread_id}

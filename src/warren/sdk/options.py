@@ -37,7 +37,7 @@ class ServerOptions(TypedDict, total=False):
     """Where the server is, and the key for it."""
 
     mode: Mode
-    api_key: str
+    api_key: str | None
 
 
 class AttachOptions(ServerOptions, total=False):

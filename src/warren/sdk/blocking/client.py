@@ -62,6 +62,7 @@ class SandboxClient(Files, Code):
 
     `mode`: "remote" talks to the server at `server_url` (by default WARREN_URL, else this machine at WARREN_PORT, or
     8000); "local" works on this machine in this process, without a server. `session_id` joins a session that exists.
+    `api_key`: by default WARREN_API_KEY, else the one that a server of this user has left; an empty one sends no key.
 
     `options` say what a new session is like. `environment`, `image` and `limits`: what its sandbox is made of. `env`:
     variables of its commands. `network`: what it may reach, such as {"allow": ["api.example.com"]}; by default what the
@@ -85,7 +86,7 @@ class SandboxClient(Files, Code):
         thread_id: str = "",
         *,
         mode: Mode = "remote",
-        api_key: str = "",
+        api_key: str | None = None,
         session_id: str = "",
         backend: Backend | None = None,
         **options: Unpack[WorkOptions],

@@ -51,10 +51,10 @@ def remind_to_close(client: object, name: str) -> Callable[[], object]:
     return lambda: None
 
 
-def open_backend(mode: str, server_url: str, api_key: str) -> Backend:
+def open_backend(mode: str, server_url: str, api_key: str | None) -> Backend:
     if mode == "local":
         from warren.local import Local
 
         return Local()
     url = server_url or find_url()
-    return Remote(Transport(url, api_key or find_key(url)))
+    return Remote(Transport(url, find_key(url) if api_key is None else api_key))
