@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from registry_server import Image, LyingRegistry, lying_registry, send, tar_of
@@ -197,6 +198,24 @@ def test_what_comes_from_another_worker_counts_before_its_name_is_there(
     assert [one.name for one in store.list()] == ["app:1"]
 
 
+def test_the_files_of_a_tenants_images_count_beside_their_bytes(store: ImageStore) -> None:
+    """A disk has room for so many files, and empty ones take no bytes."""
+    few, many = ({"bin/sh": b"#!", **{f"empty/{number}": b"" for number in range(count)}} for count in (600, 1100))
+    with lying_registry(Image(tar_of(few))) as registry:
+        options = PullOptions(mirrors=(f"docker.io={registry.host}",), patience=Patience(tries=1))
+
+        def pull(name: str) -> None:
+            name = pulled_image("acme", name)
+            pull_for_tenant(store, name, silent, options=options, rules=PullRules(ON), max_bytes=8 * MIB)
+
+        pull("app:1")
+        pull("app:2")
+        assert [one.name for one in store.list()] == [pulled_image("acme", "app:2")]
+        registry.image = Image(tar_of(many))
+        with pytest.raises(InvalidRequest, match="more than 1024 members"):
+            pull("app:3")
+
+
 async def test_what_everybody_needs_is_offered_before_what_tenants_have() -> None:
     pulled = [pulled_image("acme", f"app:{number}") for number in range(300)]
     names = [*pulled, "python", tenant_image("acme", "x", "1")]
@@ -223,6 +242,40 @@ def test_a_pull_for_a_tenant_leaves_the_disk_its_reserve(
         pull_tenant_image(settings, store, pulled_image("acme", "app:1"), silent)
     assert store.list() == []
     assert build_image_builds(settings)._env["WARREN_MIN_FREE_DISK_MB"] == str(reserve)
+
+
+@pytest.mark.parametrize(("left", "words"), [("f_bavail", "MiB must stay free"), ("f_favail", "room for 0 more files")])
+@pytest.mark.parametrize("done", [0.0, 0.95], ids=["downloading", "unpacking"])
+def test_a_pull_ends_when_others_have_filled_the_disk_meanwhile(
+    store: ImageStore,
+    registry: LyingRegistry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    left: str,
+    words: str,
+    done: float,
+) -> None:
+    given = {"STATE_DIR": str(tmp_path / "state"), "IMAGE_MIRRORS": f"docker.io={registry.host}", "IMAGE_PULL": "on"}
+    variables = {f"WARREN_{name}": value for name, value in given.items()}
+    settings = read_settings({"WARREN_CONFIG": "/dev/null", **variables}, uid=0)
+    reached, really = [-1.0], os.statvfs
+
+    def fuller(path: Path) -> SimpleNamespace:
+        disk = really(path)
+        now = {name: getattr(disk, name) for name in ("f_bavail", "f_frsize", "f_blocks")}
+        files = {"f_files": 1000, "f_favail": 1000}  # some file systems say 0
+        return SimpleNamespace(**{**now, **files, **({left: 0} if max(reached) >= done else {})})
+
+    monkeypatch.setattr(os, "statvfs", fuller)
+    with pytest.raises(MachineFull, match=words):
+        pull_tenant_image(
+            settings,
+            store,
+            pulled_image("acme", "app:1"),
+            lambda _, fraction: reached.append(-1.0 if fraction is None else fraction),
+        )
+    assert max(reached) == done
+    assert store.list() == []
 
 
 # -- where they come from

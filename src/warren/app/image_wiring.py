@@ -25,6 +25,7 @@ _MEMORY_MB = 2048
 _DISK_MB = 10240
 _PIDS = 1024
 _OPEN_FILES = 8192
+_FREE_FILES = 20  # one in so many of the files that a disk can have stays free
 _AUTHORITIES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
 
 
@@ -52,26 +53,39 @@ def pull_tenant_image(settings: Settings, images: "ImageStore", image: str, prog
     """Pulls an image for a tenant; see images/registry/tenant_pulls.py. Raises MachineFull if the disk has no room."""
     from warren.images.registry.tenant_pulls import pull_for_tenant
     from warren.images.transfer.import_tree import ImageTooLarge
-    from warren.worker.guard import default_disk_reserve, read_room
+    from warren.worker.guard import default_disk_reserve, read_disk, read_room
 
     room = read_room(settings.state_dir)
     reserve = settings.min_free_disk_mb or default_disk_reserve(room)
-    full = MachineFull(f"the server's disk has {room.disk_free} MiB free, {reserve} MiB must stay free")
-    if room.disk_free < reserve:
-        raise full
+
+    def full(free_mb: int) -> MachineFull:
+        return MachineFull(f"the server's disk has {free_mb} MiB free, {reserve} MiB must stay free")
+
+    def check_room() -> None:  # again and again, because others pull at the same time
+        disk = read_disk(settings.state_dir)
+        free_mb = disk.f_bavail * disk.f_frsize // MIB
+        if free_mb < reserve:
+            raise full(free_mb)
+        files = disk.f_files // _FREE_FILES  # some file systems have no such number, and say 0
+        if disk.f_favail < files:
+            raise MachineFull(f"the server's disk has room for {disk.f_favail} more files, {files} must stay free")
+
+    check_room()
     options = build_pull_options(settings)
     most = (room.disk_free - reserve) * MIB // 2  # its layers and its files are there at the same time
     try:
         return pull_for_tenant(
             *(images, image, progress),
-            options=replace(options, caps=replace(options.caps, size=min(options.caps.size, most))),
+            options=replace(
+                options, caps=replace(options.caps, size=min(options.caps.size, most), check_room=check_room)
+            ),
             rules=build_pull_rules(settings),
             max_bytes=settings.image_pull_mb * MIB,
         )
     except ImageTooLarge as exc:
         if most >= settings.image_pull_mb * MIB:
             raise
-        raise full from exc
+        raise full(room.disk_free) from exc
 
 
 def _pull(

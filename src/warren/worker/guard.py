@@ -112,9 +112,7 @@ def most_ahead(room: Room, reserve: Reserve, live: int) -> int:
 
 def read_room(state_dir: Path) -> Room:
     memory = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    while not state_dir.exists():
-        state_dir = state_dir.parent
-    disk = os.statvfs(state_dir)
+    disk = read_disk(state_dir)
     files = Path("/proc/sys/fs/file-nr").read_text().split()
     return Room(
         memory_total=_mib(memory["MemTotal"]),
@@ -124,6 +122,15 @@ def read_room(state_dir: Path) -> Room:
         files_total=int(files[2]),
         files_open=int(files[0]),
     )
+
+
+def read_disk(path: Path) -> os.statvfs_result:
+    """Returns what is known of the disk that `path` is on, or will be on once it is made."""
+    while True:
+        try:
+            return os.statvfs(path)
+        except (FileNotFoundError, NotADirectoryError):
+            path = path.parent
 
 
 def default_ceilings(room: Room, cores: int, processes: int) -> Ceilings:

@@ -79,11 +79,11 @@ def pull_image(
     options: PullOptions = NO_OPTIONS,
     platform: str = "",
     shell_needed: bool = True,
-    make_room: Callable[[int], None] = lambda size_bytes: None,
+    make_room: Callable[[int, int], None] = lambda size_bytes, files: None,
 ) -> ImageVersion:
     """Pulls an image, and returns the version that `name` (by default the reference) now points to. Makes no new
-    version if the current one has the same digest, or if `make_room` raises when it gets the size of the new one.
-    Raises InvalidRequest, ImageNotFound, PermissionDenied, NoSpace, Unavailable."""
+    version if the current one has the same digest, or if `make_room` raises when it gets the size of the new one
+    and the number of its files. Raises InvalidRequest, ImageNotFound, PermissionDenied, NoSpace, Unavailable."""
     name = name or reference
     wanted = read_platform(platform)
     with _connected(read_reference(reference, options.registry), options) as pull:
@@ -207,6 +207,7 @@ class _Pull:
                         f"the registry says that a layer has {response.length} bytes, not {layer.size}"
                     )
                 for part in self._registry.parts(response, layer.size):
+                    self._caps.check_room()
                     digest.update(part)
                     out.write(part)
                     received += len(part)

@@ -1,8 +1,10 @@
 """Pulls images for tenants, each of which has its own copies and a bound on them.
 
-A tenant may have `max_bytes` of pulled images, as they lie on the disk, and MAX_IMAGES of them. When one more makes it
-too many, the ones that its sandboxes have used longest ago are removed; those in use stay. Until there is room, the new
-one does not count as pulled. While an image is pulled, its layers and its files may take up to twice the bound besides.
+A tenant may have `max_bytes` of pulled images, as they lie on the disk, and MAX_IMAGES of them. An image counts as at
+least FILE_BYTES for each of its files: a disk has room for a number of files, and empty ones take no bytes. When one
+image more is too many, those that the tenant's sandboxes have used longest ago are removed; those in use stay. Until
+there is room, the new one does not count as pulled. While an image is pulled, its layers and its files may take up to
+twice the bound besides.
 """
 
 from contextlib import suppress
@@ -21,6 +23,7 @@ from warren.model.spec import MIB
 from warren.model.tenant_images import pulled_for, reference_in
 
 MAX_IMAGES: Final = 50
+FILE_BYTES: Final = 8192
 
 
 def pull_for_tenant(
@@ -31,7 +34,8 @@ def pull_for_tenant(
     text = reference_in(image)
     if not rules.pulls_for_tenant(image):
         raise ImageNotFound(f"there is no image {text!r} on this server, which does not pull it")
-    caps = replace(options.caps, size=min(options.caps.size, max_bytes))
+    caps = options.caps
+    caps = replace(caps, size=min(caps.size, max_bytes), members=min(caps.members, max_bytes // FILE_BYTES))
     return pull_image(
         *(store, text, image, progress),
         options=replace(_options_for(text, options, rules), caps=caps),
@@ -39,19 +43,21 @@ def pull_for_tenant(
     )
 
 
-def make_room(store: ImageStore, image: str, size_bytes: int, *, max_bytes: int) -> None:
-    """Removes images of the tenant whose image this is, until one of `size_bytes` fits; does nothing for an image that
-    is not a tenant's. Raises LimitReached, and removes none, if too many are in use."""
+def make_room(store: ImageStore, image: str, size_bytes: int, files: int = 0, *, max_bytes: int) -> None:
+    """Removes images of the tenant whose image this is, until one of `size_bytes` with that many files fits; does
+    nothing for an image that is not a tenant's. Raises LimitReached, and removes none, if too many are in use."""
     mark = pulled_for(image)
     if not mark:
         return
     own = [one for one in store.list() if pulled_for(one.name) == mark and not _is_replaced(one, image)]
-    size, count, gone = size_bytes + sum(one.size_bytes for one in own), 1 + len(own), list[ImageVersion]()
+    size = _counted_bytes(size_bytes, files) + sum(_counted_bytes(one.size_bytes, one.files) for one in own)
+    count, gone = 1 + len(own), list[ImageVersion]()
     removable = [one for one in own if one.current and not one.sandboxes and one.name != image]
     removable.sort(key=lambda one: store.last_used(one.version), reverse=True)
     while removable and (size > max_bytes or count > MAX_IMAGES):
-        gone.append(removable.pop())
-        size, count = size - gone[-1].size_bytes, count - 1
+        oldest = removable.pop()
+        gone.append(oldest)
+        size, count = size - _counted_bytes(oldest.size_bytes, oldest.files), count - 1
     if size > max_bytes or count > MAX_IMAGES:
         raise LimitReached(
             f"the images that were pulled for you take more than {max_bytes // MIB} MiB together"
@@ -63,6 +69,10 @@ def make_room(store: ImageStore, image: str, size_bytes: int, *, max_bytes: int)
     for one in gone:
         with suppress(ImageNotFound):
             store.remove(one.name, when_unused=True)
+
+
+def _counted_bytes(size_bytes: int, files: int) -> int:
+    return max(size_bytes, files * FILE_BYTES)
 
 
 def _is_replaced(one: ImageVersion, image: str) -> bool:

@@ -17,14 +17,14 @@ from warren.model.errors import ImageNotFound, InvalidRequest
 from warren.model.image import ImageConfig
 
 _PART: Final = 1024 * 1024
-MakeRoom = Callable[[str, int], None]
+MakeRoom = Callable[[str, int, int], None]
 
 
 class ImageSharing:
     """Implements SharedImages. Does not offer the image `host`, which is useless on another machine. `make_room` is
     called before the name of a received image points to it, and may raise LimitReached."""
 
-    def __init__(self, store: ImageStore, make_room: MakeRoom = lambda name, size_bytes: None) -> None:
+    def __init__(self, store: ImageStore, make_room: MakeRoom = lambda name, size_bytes, files: None) -> None:
         self._store, self._make_room = store, make_room
 
     def offers(self) -> Sequence[ImageOffer]:

@@ -211,11 +211,11 @@ class ImageStore:
         *,
         host_usr: bool = False,
         shell_needed: bool = True,
-        make_room: Callable[[int], None] = lambda size_bytes: None,
+        make_room: Callable[[int, int], None] = lambda size_bytes, files: None,
     ) -> ImageVersion:
         """Calls `fill` with a path to put a root filesystem at, and makes a new version of it. `fill` may return the
         image's config, and may use the directory two levels above the path for temporary files. `make_room` gets the
-        size of the version; if it raises, the name keeps the version that it has."""
+        size of the version and the number of its files; if it raises, the name keeps the version that it has."""
         check_image_name(name)
         with self._versions.temporary() as temporary, explain_errors(f"making the image {name}", temporary):
             new = temporary / "new"
@@ -227,7 +227,7 @@ class ImageStore:
                     check_is_root_filesystem(tree, source, shell_needed=shell_needed)
                 shell = "/bin/bash" if host_usr and Path("/bin/bash").exists() else ""
                 size = prepare(tree, shell, config)
-            make_room(size.bytes)
+            make_room(size.bytes, size.files)
             content = digest_of(new / "rootfs")
             info = ImageMetadata(
                 *(name, source, time.time(), size.files, size.bytes, host_usr),

@@ -8,7 +8,7 @@ import contextlib
 import os
 import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, cast
@@ -31,13 +31,15 @@ _HEADER_TYPES = (
 
 @dataclass(frozen=True, slots=True)
 class ImportCaps:
-    """The limits of an import, against bombs and mistakes; far above any real image."""
+    """The limits of an import, against bombs and mistakes; far above any real image. `check_room` is called
+    before each member and each piece of content, and may raise."""
 
     members: int = 2_000_000
     size: int = 64 << 30
     ratio: int = 200
     ratio_from: int = 256 << 20
     header: int = 1 << 20
+    check_room: Callable[[], None] = lambda: None
 
 
 class ImageTooLarge(InvalidRequest):
@@ -60,6 +62,7 @@ class Budget:
         self.members += 1
         if self.members > self.caps.members:
             raise InvalidRequest(f"the image has more than {self.caps.members} members")
+        self.caps.check_room()
 
     def bytes(self, count: int, *, packed: bool) -> None:
         self.written += count
@@ -67,6 +70,7 @@ class Budget:
             raise ImageTooLarge.than(self.caps.size)
         if packed and self.written > max(self.caps.ratio_from, self.read * self.caps.ratio):
             raise InvalidRequest(f"the archive unpacks to more than {self.caps.ratio} times its size: a bomb")
+        self.caps.check_room()
 
     def stream(self, count: int) -> None:
         """Counts bytes that come out of a decompressor, including headers and padding."""
