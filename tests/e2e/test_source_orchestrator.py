@@ -272,7 +272,7 @@ def test_a_key_that_is_not_used_is_not_shown(plain: ServerProcess) -> None:
     environ = {**clean_environ(), "PYTHONPATH": ":".join([str(COMPAT), *sys.path]), "WARREN_URL": plain.url}
     outcome = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=60)
     assert outcome.returncode == 0, outcome.stderr
-    assert "<string>:1: UserWarning: e2b_api_key is not used: the server has its own key" in outcome.stderr
+    assert "<string>:1: UserWarning: e2b_api_key is not used: a server has its own key" in outcome.stderr
     assert "secret" not in outcome.stderr
 
 

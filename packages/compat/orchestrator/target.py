@@ -33,7 +33,9 @@ def choose_target(e2b_api_key: str | None) -> Target:
         return Target("remote", key, is_e2b=True)
     if os.environ.get("WARREN_URL") or os.environ.get("WARREN_API_KEY") or _runs_here():
         if key:
-            warnings.warn("e2b_api_key is not used: the server has its own key for E2B", stacklevel=5)
+            warnings.warn(
+                "e2b_api_key is not used: a server has its own key for E2B, if it has the provider", stacklevel=5
+            )
         return Target("remote")
     return Target("local", e2b_api_key=key)
 
