@@ -148,9 +148,11 @@ class FarSide:
 
     # -- what goes wrong
 
-    def fail(self, path: str, status: int, times: int = 1, headers: Mapping[str, str] | None = None) -> None:
+    def fail(
+        self, path: str, status: int, times: int = 1, headers: Mapping[str, str] | None = None, **details: object
+    ) -> None:
         """Answers the next `times` requests whose path begins with `path` with an error, without doing them."""
-        body = {"code": status, "message": f"failure {status} of the far side"}
+        body = {"code": status, "message": f"failure {status} of the far side", **details}
         for _ in range(times):
             self.failures.append((path, web.json_response(body, status=status, headers=headers)))
 

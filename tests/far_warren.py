@@ -12,6 +12,8 @@ KEY = "e2b_" + "0" * 80  # any key
 _ENVIRONMENTS = {
     "small": "image: base\nlimits: {disk_mb: 16}\n",
     "far-python": "image: python\n",
+    "far-slow": "image:\n  about: 5 s\n  run: [sleep 5, echo made > /made]\n",
+    "far-broken": 'image:\n  run: ["false"]\n',
 }
 
 

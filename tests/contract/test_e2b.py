@@ -9,7 +9,7 @@ from e2b_far_side import FarSide
 
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
-from warren.model.errors import ProviderUnavailable
+from warren.model.errors import ImageBuildFailed, ImageBuilding, ImageNotFound, ProviderUnavailable
 from warren.model.metrics import SandboxMetrics
 from warren.model.operations import Command
 from warren.sandboxes.providers.e2b import E2bProvider
@@ -44,6 +44,44 @@ class TestE2bFigures(E2bHooks):
             await sandbox.metrics()
         assert (await sandbox.exec(Command(argv=("true",)))).exit_code == 0
         await provider.destroy(sandbox.id)
+
+
+@pytest.mark.anyio
+class TestE2bImages(E2bHooks):
+    async def test_an_image_that_the_far_side_prepares_is_told_with_its_progress(
+        self, provider: Provider, far: FarSide
+    ) -> None:
+        progress = {"step": "pull \x1b[1m3 of 4", "fraction": 0.75, "about": "5 min", "remaining_s": 80.5}
+        known = {"error_code": "image_building", "progress": progress}
+        far.fail("/sandboxes", 503, headers={"Retry-After": "7"}, **known)
+        with pytest.raises(ImageBuilding, match="still preparing the template's image; it takes about 5 min") as caught:
+            await provider.create(self.spec())
+        told = caught.value
+        assert (told.fraction, told.about, told.remaining_s, told.retry_after_s) == (0.75, "5 min", 80.5, 7.0)
+        assert "3 of 4" in told.step
+        assert "\x1b" not in told.step
+
+    @pytest.mark.parametrize(
+        "progress", [None, [], {"step": 1, "about": [], "fraction": True, "remaining_s": "x"}, {"fraction": -1}]
+    )
+    async def test_progress_that_makes_no_sense_is_left_out(
+        self, provider: Provider, far: FarSide, progress: object
+    ) -> None:
+        far.fail("/sandboxes", 503, error_code="image_building", progress=progress)
+        with pytest.raises(ImageBuilding) as caught:
+            await provider.create(self.spec())
+        told = caught.value
+        assert (told.step, told.about, told.fraction, told.remaining_s) == ("", "", None, None)
+
+    async def test_an_image_that_the_far_side_cannot_make_is_told_as_such(
+        self, provider: Provider, far: FarSide
+    ) -> None:
+        far.fail("/sandboxes", 503, error_code="image_build_failed")
+        with pytest.raises(ImageBuildFailed, match="failure 503 of the far side"):
+            await provider.create(self.spec())
+        far.fail("/sandboxes", 404, error_code="image_not_found")
+        with pytest.raises(ImageNotFound, match="failure 404 of the far side"):
+            await provider.create(self.spec())
 
 
 def far_id(provider: Provider, sandbox: Sandbox) -> str:

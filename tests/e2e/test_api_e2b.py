@@ -18,6 +18,9 @@ from far_warren import KEY, running_far_warren
 from server_process import ServerProcess
 from turnable_server import running_turnable
 
+from warren import AsyncSandboxClient
+from warren.model.errors import ImageBuildFailed, ImageBuilding
+
 
 @pytest.fixture(scope="module")
 def far(image_cache: Path) -> Iterator[ServerProcess]:
@@ -26,10 +29,17 @@ def far(image_cache: Path) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="module")
-def server(new_state: NewState, far: ServerProcess) -> Iterator[ServerProcess]:
+def server(
+    new_state: NewState, far: ServerProcess, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    registry = tmp_path_factory.mktemp("registry")
+    (registry / "environments").mkdir()
+    for name in ("far-slow", "far-broken"):
+        text = f"name: {name}\nimage: {name}\npool: {{size: 0, min: 0, max: 2}}\n"
+        (registry / "environments" / f"{name}.yaml").write_text(text)
     with running_turnable(
         new_state(),
-        *("--pool-size", "2"),
+        *("--pool-size", "2", "--registry-dir", str(registry)),
         provider="e2b",
         WARREN_E2B_API_URL=far.url,
         WARREN_E2B_API_KEY=KEY,
@@ -94,6 +104,25 @@ async def test_what_a_session_is_told_about_its_sandbox_is_true(api: Api) -> Non
         "POST", "/api/sessions", {"network": {"allow": ["example.com"]}}, status=422, code="invalid_request"
     )
     assert "does not have the capability egress" in refused["detail"]
+
+
+@pytest.mark.anyio
+async def test_who_wants_an_image_that_the_far_side_makes_hears_how_far_it_is(api: Api) -> None:
+    wanted, key = {"environment": "far-slow"}, {"Idempotency-Key": "slow"}
+    problem = await api.refused("POST", "/api/sessions", wanted, status=503, code="image_building", headers=key)
+    assert (problem["about"], problem["retryable"]) == ("5 s", True)
+    assert "the far side is still preparing the template's image" in problem["detail"]
+    seen: list[ImageBuilding] = []
+    async with AsyncSandboxClient(api.url, environment="far-slow", on_image_progress=seen.append) as client:
+        assert (await client.execute("cat /made")).stdout == "made\n"
+    assert any("sleep 5" in each.step for each in seen)
+
+
+@pytest.mark.anyio
+async def test_an_image_that_the_far_side_cannot_make_is_not_waited_for(api: Api) -> None:
+    with pytest.raises(ImageBuildFailed, match=r"the step .* failed"):
+        async with AsyncSandboxClient(api.url, environment="far-broken") as client:
+            await client.execute("true")
 
 
 @pytest.mark.extended

@@ -458,12 +458,20 @@ async def test_a_signed_url_finds_its_sandbox_by_its_signature(world: World) -> 
 
 async def test_a_client_that_has_waited_in_vain_is_asked_not_to_repeat_its_request(world: World) -> None:
     world.failure = ImageBuilding(
-        "the image is being built", remedy="try again", retry_after_s=2.0, step="step 1 of 2: run make", fraction=0.25
+        "the image is being built",
+        remedy="try again",
+        retry_after_s=2.0,
+        step="step 1 of 2: run make",
+        fraction=0.25,
+        about="5 min",
+        remaining_s=90.0,
     )
     soon = await world.ask("/sandboxes", method="POST")
     assert soon.json == {
         "code": 503,
         "message": "the image is being built (step 1 of 2: run make, 25%); try again",
+        "error_code": "image_building",
+        "progress": {"step": "step 1 of 2: run make", "fraction": 0.25, "about": "5 min", "remaining_s": 90.0},
     }
     assert (soon.headers["retry-after"], "should-retry" in soon.headers) == ("2", False)
     world.fails_after_s = 45.0

@@ -12,6 +12,7 @@ from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claimed
 from warren.model.environment import PoolSize
 from warren.model.errors import (
+    ImageBuilding,
     ImageNotFound,
     MachineFull,
     NoCapacity,
@@ -432,6 +433,17 @@ async def test_a_hopeless_failure_is_everybodys_at_once() -> None:
         assert len({id(outcome) for outcome in outcomes}) == 6
         with pytest.raises(ImageNotFound):
             await there.pool.claim(30)
+
+
+async def test_who_waits_hears_how_far_an_image_is_that_is_made_on_a_far_side() -> None:
+    async with arena(PoolSize(0, 0, 0)) as there:
+        there.makers.always = ImageBuilding("on its way", retry_after_s=7.0, step="pull", fraction=0.5, remaining_s=9.0)
+        for outcome in await asyncio.gather(there.claim(), there.claim(), return_exceptions=True):
+            assert isinstance(outcome, ImageBuilding)
+            told = (outcome.message, outcome.retry_after_s, outcome.step, outcome.fraction, outcome.remaining_s)
+            assert told == ("on its way", 7.0, "pull", 0.5, 9.0)
+        there.makers.always = None
+        await ids(there.claim())
 
 
 async def test_a_full_machine_is_told_as_such_and_room_that_is_made_is_used() -> None:

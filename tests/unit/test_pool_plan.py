@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from warren.model.environment import PoolSize
 from warren.model.errors import (
+    ImageBuildFailed,
+    ImageBuilding,
     ImageNotFound,
     InvalidRequest,
     IsolationUnavailable,
@@ -242,6 +244,8 @@ def test_after_a_hopeless_failure_whoever_comes_is_answered_at_once() -> None:
         (IsolationUnavailable("x"), True),
         (ProviderUnavailable("x"), False),
         (ProviderKeyRefused("x"), True),
+        (ImageBuilding("x"), True),
+        (ImageBuildFailed("x"), True),
         (MachineFull("x"), False),
         (NoSpace("x"), False),
         (SandboxLost("x"), False),

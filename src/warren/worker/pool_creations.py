@@ -1,6 +1,7 @@
 """Makes the sandboxes of a pool, and remembers how that has failed."""
 
 import asyncio
+import copy
 import math
 import random
 from collections.abc import Awaitable, Callable
@@ -10,7 +11,7 @@ from typing import Final
 from warren.interfaces.sandbox import Sandbox
 from warren.kernel.clock import Clock
 from warren.kernel.logs import get_log
-from warren.model.errors import MachineFull, ProviderUnavailable, WarrenError
+from warren.model.errors import ImageBuilding, MachineFull, ProviderUnavailable, WarrenError
 from warren.worker.pool_plan import NO_FAILURES, is_hopeless
 from warren.worker.pool_stock import PoolMember, PoolStock, WaitQueue
 
@@ -99,7 +100,8 @@ class PoolCreations:
         before, self.failures = self.failures, self.failures.with_one_more(error, self._clock.now(), random.random())
         count, is_new = self.failures.count, str(error) != str(before.error)
         if count > before.count and (is_new or count.bit_count() == 1):  # the 2nd, 4th, 8th … time of the same
-            _log.warning(
+            write = _log.info if isinstance(error, ImageBuilding) else _log.warning
+            write(
                 "sandbox_not_created",
                 pool=pool,
                 provider=self._source.provider,
@@ -127,5 +129,5 @@ class PoolCreations:
 def _copy_of(error: Exception) -> Exception:
     """Copies an error, because every waiter raises an exception object of its own."""
     if isinstance(error, WarrenError):
-        return type(error)(error.message, remedy=error.remedy, retry_after_s=error.retry_after_s)
+        return copy.copy(error)
     return error

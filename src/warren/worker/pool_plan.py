@@ -15,7 +15,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from warren.model.environment import PoolSize
-from warren.model.errors import InvalidRequest, IsolationUnavailable, MachineFull, NotFound, ProviderKeyRefused
+from warren.model.errors import (
+    ImageBuildFailed,
+    ImageBuilding,
+    InvalidRequest,
+    IsolationUnavailable,
+    MachineFull,
+    NotFound,
+    ProviderKeyRefused,
+)
 
 QUIET_S: Final = 0.05
 HALF_LIFE_S: Final = 900.0
@@ -26,6 +34,14 @@ LOOK_S: Final = 1.0
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 10.0
 WAITERS_PAUSE_S: Final = 1.0
+_HOPELESS: Final = (
+    ImageBuildFailed,
+    ImageBuilding,
+    InvalidRequest,
+    IsolationUnavailable,
+    NotFound,
+    ProviderKeyRefused,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,5 +180,6 @@ def _again_in_s(spare: int, target: int, failures: Failures, demand: Demand, aro
 
 
 def is_hopeless(error: Exception) -> bool:
-    """Whether every creation would fail alike, however long a caller waits."""
-    return isinstance(error, InvalidRequest | NotFound | IsolationUnavailable | ProviderKeyRefused)
+    """Whether every creation would fail alike for as long as callers wait, or the caller is to hear how far an image
+    is instead of waiting."""
+    return isinstance(error, _HOPELESS)

@@ -2,6 +2,9 @@
 
 The control plane and file transfers have `{"code": 404, "message": …}`. Remote procedure calls (Connect) have
 `{"code": "not_found", "message": …}`. A sandbox that is gone is a 502 with a message that clients look for.
+
+What is wrong with an image stands beside code and message too, in E2B's field `error_code` and a field `progress`: the
+provider e2b of another Warren reads it (sandboxes/providers/e2b_api.py).
 """
 
 import contextlib
@@ -21,6 +24,9 @@ from warren.model.errors import (
     CommandRefused,
     Conflict,
     FileExists,
+    ImageBuildFailed,
+    ImageBuilding,
+    ImageNotFound,
     InvalidRequest,
     IsDirectory,
     LimitReached,
@@ -74,11 +80,18 @@ _CODE_OF_HTTP: Final = {
 
 
 class E2bError(Exception):
-    """An answer of the control plane or of a file transfer, with exactly this status."""
+    """An answer of the control plane or of a file transfer, with exactly this status. `details` are fields of its own
+    beside code and message."""
 
-    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        headers: Mapping[str, str] | None = None,
+        details: Mapping[str, object] | None = None,
+    ) -> None:
         super().__init__(message)
-        self.status, self.message, self.headers = status, message, headers
+        self.status, self.message, self.headers, self.details = status, message, headers, details or {}
 
 
 def wait_for_change(message: str) -> E2bError:
@@ -123,7 +136,18 @@ def as_e2b_error(exc: WarrenError) -> E2bError:
         status = 401
     if isinstance(exc, QuotaExceeded | LimitReached):
         status = 429
-    return E2bError(status, message_of(exc))
+    return E2bError(status, message_of(exc), details=_image_details(exc))
+
+
+def _image_details(exc: WarrenError) -> dict[str, object]:
+    """Returns what programs read about an image that is missing, or not there yet."""
+    if not isinstance(exc, ImageBuilding | ImageBuildFailed | ImageNotFound):
+        return {}
+    details: dict[str, object] = {"error_code": exc.code}
+    if isinstance(exc, ImageBuilding):
+        progress = {"step": exc.step, "fraction": exc.fraction, "about": exc.about, "remaining_s": exc.remaining_s}
+        details["progress"] = progress
+    return details
 
 
 def is_gone(exc: Exception) -> bool:
@@ -145,7 +169,8 @@ def closed_port_response(session_id: str, port: int) -> Response:
 def error_response(exc: E2bError | ConnectError, headers: Mapping[str, str] | None = None) -> Response:
     if isinstance(exc, ConnectError):
         return JSONResponse({"code": exc.code, "message": exc.message}, HTTP_OF_CODE[exc.code], headers)
-    return JSONResponse({"code": exc.status, "message": exc.message}, exc.status, headers or exc.headers)
+    body = {"code": exc.status, "message": exc.message, **exc.details}
+    return JSONResponse(body, exc.status, headers or exc.headers)
 
 
 def response_to(exc: WarrenError | E2bError, plane: Plane, session_id: str, *, is_call: bool) -> Response:
@@ -178,7 +203,11 @@ def error_in_problem(body: bytes, status: int) -> WarrenError | E2bError:
     try:
         values = json.loads(body)
         message, remedy = str(values["detail"]) + _progress_in(values), str(values.get("remedy", ""))
-        return WarrenError.by_code[values["code"]](message, remedy=remedy)
+        error = WarrenError.by_code[values["code"]](message, remedy=remedy)
+        if isinstance(error, ImageBuilding):
+            error.step, error.about = values.get("step") or "", values.get("about") or ""
+            error.fraction, error.remaining_s = values.get("fraction"), values.get("remaining_s")
+        return error
     except (ValueError, KeyError, TypeError):
         return E2bError(_BAD if status == 422 else status, _detail_of(body))
 

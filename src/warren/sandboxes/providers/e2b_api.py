@@ -17,12 +17,14 @@ import struct
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import quote, urlencode
 
 import aiohttp
 
 from warren.model.errors import (
+    ImageBuildFailed,
+    ImageBuilding,
     ImageNotFound,
     InvalidRequest,
     NoCapacity,
@@ -54,6 +56,10 @@ _MAX_LIST: Final = 16 * 1024 * 1024
 _LONG: Final = 64 * 1024
 _LONGEST_WAIT_S: Final = 3600.0
 _ID: Final = re.compile(r"[A-Za-z0-9-]{1,128}", re.ASCII)
+# A far Warren answers at once how far an image is, instead of waiting for it for longer than callers here wait.
+_NO_IMAGE_WAIT: Final = {"X-Warren-Image-Wait": "0"}
+_NO_TEMPLATE: Final = "the image of the environment is the name of a template of the far side"
+_WORDS: Final = ("step", "about")
 _TOKEN: Final = re.compile(r"[!-~]{0,4096}", re.ASCII)
 _HOST: Final = re.compile(r"[A-Za-z0-9_.\[\]:-]{0,255}", re.ASCII)
 
@@ -61,11 +67,15 @@ Json = dict[str, Any]
 
 
 class FarFailure(Exception):
-    """The far side refused a request, or its answer cannot be used. `kind` is Connect's name of an RPC's error."""
+    """The far side refused a request, or its answer cannot be used. `kind` is Connect's name of an RPC's error;
+    `details` is all that the far side said."""
 
-    def __init__(self, status: int, said: str, kind: str = "", retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, status: int, said: str, kind: str = "", retry_after_s: float | None = None, details: Json | None = None
+    ) -> None:
         super().__init__(said)
         self.status, self.said, self.kind, self.retry_after_s = status, said, kind, retry_after_s
+        self.details = details or {}
 
     @property
     def is_gone(self) -> bool:
@@ -120,17 +130,15 @@ class E2bApi:
     # -- the control plane
 
     async def create(self, template: str, timeout_s: int, metadata: Mapping[str, str]) -> FarSandbox:
-        """Makes a sandbox with a closed network: nothing here can open it later, nor say what it may reach."""
+        """Makes a sandbox with a closed network: nothing here can open it later, nor say what it may reach. Raises
+        ImageBuilding and ImageBuildFailed if the far side is a Warren that says so of the template's image."""
         body = {"templateID": template, "timeout": timeout_s, "metadata": dict(metadata), "secure": True}
         with _errors("creating a sandbox"):
             try:
                 made = await self._call("POST", "/sandboxes", {**body, "allow_internet_access": False}, again={429})
             except FarFailure as exc:
                 if exc.status in (400, 403, 404) and "template" in exc.said.lower():
-                    raise ImageNotFound(
-                        f"E2B has no template {template}: {exc.said}",
-                        remedy="the image of the environment is the name of a template of the far side",
-                    ) from exc
+                    raise ImageNotFound(f"E2B has no template {template}: {exc.said}", remedy=_NO_TEMPLATE) from exc
                 raise
             token, domain = _text(made, "envdAccessToken", _TOKEN), _text(made, "domain", _HOST)
             return FarSandbox(_text(made, "sandboxID"), token, domain)
@@ -206,10 +214,7 @@ class E2bApi:
                 found = await self._call("GET", f"/templates/aliases/{quote(name, safe='')}")
             except FarFailure as exc:
                 if exc.status == 404:
-                    raise ImageNotFound(
-                        f"E2B has no template {name}",
-                        remedy="the image of the environment is the name of a template of the far side",
-                    ) from exc
+                    raise ImageNotFound(f"E2B has no template {name}", remedy=_NO_TEMPLATE) from exc
                 if exc.status in (403, 405, 501):  # it is there, and belongs to somebody else; or it cannot be told
                     return name
                 raise
@@ -235,7 +240,7 @@ class E2bApi:
                     method,
                     self._api + path,
                     json=body,
-                    headers={"X-API-KEY": self._key},
+                    headers={"X-API-KEY": self._key, **_NO_IMAGE_WAIT},
                     timeout=_TIMEOUT,
                     allow_redirects=False,
                 ) as response:
@@ -360,7 +365,8 @@ async def _answer(response: aiohttp.ClientResponse) -> Any:
     said = await _object(raw)
     kind = said.get("code") if isinstance(said.get("code"), str) else ""
     message = printable(str(said.get("message") or raw[:200].decode(errors="replace")), 300)
-    raise FarFailure(response.status, message, kind or "", _retry_after(response.headers.get("Retry-After", "")))
+    retry_after_s = _retry_after(response.headers.get("Retry-After", ""))
+    raise FarFailure(response.status, message, kind or "", retry_after_s, said)
 
 
 async def _parsed(raw: bytes) -> Any:
@@ -435,6 +441,13 @@ def _errors(doing: str) -> Iterator[None]:
 
 def translated(failure: FarFailure, doing: str) -> WarrenError:
     status, said = failure.status, f"E2B, {doing}: {failure.said or f'status {failure.status}'}"
+    error_code = failure.details.get("error_code")
+    if error_code == ImageBuilding.code:
+        return _building(failure, doing)
+    if error_code == ImageBuildFailed.code:
+        return ImageBuildFailed(said, retry_after_s=failure.retry_after_s)
+    if error_code == ImageNotFound.code:
+        return ImageNotFound(said, remedy=_NO_TEMPLATE)
     if status in (401, 403) or failure.kind in ("unauthenticated", "permission_denied"):
         remedy = "check the key (e2b_api_key, WARREN_E2B_API_KEY or E2B_API_KEY), and that it is one of the far side's"
         return ProviderKeyRefused(said, remedy=remedy)
@@ -446,6 +459,26 @@ def translated(failure: FarFailure, doing: str) -> WarrenError:
     if status in (400, 422) or failure.kind == "invalid_argument":
         return InvalidRequest(said)
     return ProviderUnavailable(said, retry_after_s=failure.retry_after_s or 5.0)
+
+
+def _building(failure: FarFailure, doing: str) -> ImageBuilding:
+    found = failure.details.get("progress")
+    progress: Json = found if isinstance(found, dict) else {}
+    step, about = (printable(text, 200) if isinstance(text := progress.get(name), str) else "" for name in _WORDS)
+    return ImageBuilding(
+        f"E2B, {doing}: the far side is still preparing the template's image{about and f'; it takes about {about}'}",
+        remedy="try again in a moment",
+        retry_after_s=failure.retry_after_s or 5.0,
+        step=step,
+        fraction=_bounded(progress.get("fraction"), 1.0),
+        about=about,
+        remaining_s=_bounded(progress.get("remaining_s"), _LONGEST_WAIT_S),
+    )
+
+
+def _bounded(value: object, most: float) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
+    return float(cast(float, value)) if is_number else None
 
 
 def decoded(text: object) -> bytes:

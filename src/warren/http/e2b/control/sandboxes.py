@@ -61,6 +61,7 @@ CLIENT_ID: Final = "warren"
 DEFAULT_TIMEOUT_S: Final = 300
 _REFRESH_S: Final = 15
 _IMAGE_WAIT_S: Final = 45.0
+_IMAGE_WAIT: Final = "x-warren-image-wait"  # "0" from the provider e2b of another Warren, whose callers wait less
 _LONGEST_WAIT_S: Final = 50.0  # clients wait for a minute, and the newest of them for all its attempts together
 _MAX_ON_PAGE: Final = 1000
 _USUAL_PAGE: Final = 100
@@ -99,7 +100,7 @@ async def create(call: E2bCall) -> Response:
         network=await _choose_network(call, environment, network, read_flag(values, "allow_internet_access")),
         previews=PreviewRules(everything=is_public, by_token=not is_public, host_mask=read_host_mask(network)),
     )
-    set_image_wait(_IMAGE_WAIT_S)
+    set_image_wait(0 if call.header(_IMAGE_WAIT) == "0" else _IMAGE_WAIT_S)
     set_longest_wait(_LONGEST_WAIT_S)
     result = await call.sessions.create(call.tenant, request, call.header("idempotency-key"))
     if not result.session.state.can_run:
