@@ -7,21 +7,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from warren.cli.output import printable
+from warren.cli.output import Repeater, printable
 
 _CACHED: Final = "(cached)"
 
 
 class StepLines:
     """Prints a line for each step, with its seconds. On a terminal it shows the step that runs, too; in a log it prints
-    a line when a step begins, and every few seconds the last line that the step has written."""
+    a line when a step begins, every few seconds the last line that the step has written, and the step again if it
+    writes nothing. Whoever makes one calls `end` when the build is over."""
 
     _REPEAT_S = 5.0
+    _SILENT_S = 9.0
 
     def __init__(self, title: str) -> None:
         self._title = title
         self._step, self._began, self._shown = "", 0.0, 0.0
         self._is_terminal = sys.stderr.isatty()
+        self._repeater = Repeater(self._SILENT_S, self._show_step_again)
+
+    def end(self, *, failed: bool = False) -> None:
+        self._repeater.end()
+        self.end_step(failed=failed)
 
     def __call__(self, step: str, fraction: float | None) -> None:
         percent = "" if fraction is None else f" {fraction:.0%}"
@@ -51,6 +58,10 @@ class StepLines:
         else:
             self._write(f"{self._title}: … {now - self._began:.0f} s, {text[:200]}\n")
 
+    def _show_step_again(self) -> None:
+        if self._step:
+            self._write(f"{self._title}: … {time.monotonic() - self._began:.0f} s, {one_line(self._step)}\n")
+
     def end_step(self, *, failed: bool = False) -> None:
         if not self._step:
             return
@@ -60,8 +71,11 @@ class StepLines:
         self._step = ""
 
     def _write(self, text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        with self._repeater.lock:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+            if not self._is_terminal:
+                self._repeater.printed()
 
 
 class ReportLines:
@@ -107,6 +121,6 @@ def shown_steps(title: str) -> Iterator[StepLines]:
     try:
         yield lines
     except BaseException:
-        lines.end_step(failed=True)
+        lines.end(failed=True)
         raise
-    lines.end_step()
+    lines.end()

@@ -4,8 +4,9 @@ import json
 import os
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, Self
 
@@ -114,39 +115,85 @@ def write_bytes(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
+class Repeater:
+    """Calls `repeat` in a thread when nothing was printed for a while: a log shows that a long step still runs.
+
+    `repeat` holds `lock` when it is called. Whoever prints holds it too, and calls `printed`. The first call of
+    `printed` starts the thread, `end` ends it.
+    """
+
+    def __init__(self, every_s: float, repeat: Callable[[], None]) -> None:
+        self.lock = threading.RLock()
+        self._every_s, self._repeat = every_s, repeat
+        self._printed_at = 0.0
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def printed(self) -> None:
+        self._printed_at = time.monotonic()
+        if self._thread is None and not self._ended.is_set():
+            self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(max(0.01, self._printed_at + self._every_s - time.monotonic())):
+            with self.lock:
+                if time.monotonic() < self._printed_at + self._every_s:
+                    continue
+                try:
+                    self._repeat()
+                except OSError:  # nobody reads stderr any more
+                    return
+                self._printed_at = time.monotonic()
+
+
 class ProgressLine:
-    """Progress on stderr: one line that is rewritten on a terminal, a line per step in a log.
+    """Progress on stderr: one line that is rewritten on a terminal, a line per step in a log, again every few seconds.
 
     Call it with the step and, where known, the fraction done. Use it as a context manager.
     """
 
-    _REPEAT_S = 10.0  # in a log, a step that still runs is repeated this often
+    _REPEAT_S = 9.0  # in a log, a step that still runs is repeated this often
 
     def __init__(self, title: str) -> None:
         self._title = title
         self._started = time.monotonic()
         self._is_terminal = sys.stderr.isatty()
-        self._last_step = ""
+        self._last: tuple[str, float | None] = "", None
         self._last_time = 0.0
+        self._repeater = Repeater(self._REPEAT_S, lambda: self._write_line(*self._last))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._repeater.end()
         if self._is_terminal:
             sys.stderr.write("\r\033[K")
             sys.stderr.flush()
 
     def __call__(self, step: str, fraction: float | None) -> None:
         now = time.monotonic()
-        if self._is_terminal and now - self._last_time > 0.1:
-            sys.stderr.write(f"\r\033[K{self._line(step, fraction, now)}")
-        elif not self._is_terminal and (step != self._last_step or now - self._last_time > self._REPEAT_S):
-            sys.stderr.write(f"{self._line(step, fraction, now)}\n")
-        else:
+        if self._is_terminal:
+            if now - self._last_time > 0.1:
+                self._last_time = now
+                sys.stderr.write(f"\r\033[K{self._line(step, fraction, now)}")
+                sys.stderr.flush()
             return
+        with self._repeater.lock:
+            is_new, self._last = step != self._last[0], (step, fraction)
+            if is_new:
+                self._write_line(step, fraction)
+                self._repeater.printed()
+
+    def _write_line(self, step: str, fraction: float | None) -> None:
+        sys.stderr.write(f"{self._line(step, fraction, time.monotonic())}\n")
         sys.stderr.flush()
-        self._last_step, self._last_time = step, now
 
     def _line(self, step: str, fraction: float | None, now: float) -> str:
         percent = "    " if fraction is None else f"{fraction:4.0%}"
