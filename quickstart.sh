@@ -53,7 +53,7 @@ if [ ! -e .venv/.quickstart ] || [ pyproject.toml -nt .venv/.quickstart ]; then
         .venv/bin/python scripts/fetch_wheels.py requirements.lock build/wheels || fetched=$?
         case $fetched in
             0)
-                echo "      all packages are here, and are being installed"
+                echo "      all packages are here; pip installs them, which takes about half a minute"
                 # The index is needed only if one of the files has to be compiled here.
                 pip --quiet --no-index --require-hashes --no-deps --requirement requirements.lock 2>/dev/null ||
                     pip --require-hashes --no-deps --requirement requirements.lock || no_packages
@@ -74,7 +74,7 @@ if [ ! -e .venv/.quickstart ] || [ pyproject.toml -nt .venv/.quickstart ]; then
     touch .venv/.quickstart
 fi
 
-say "agent and launcher"
+say "agent and launcher (compiled from C once, about 20 seconds)"
 make --no-print-directory --silent -C agent || stop "the agent could not be built, see above."
 make --no-print-directory --silent -C launcher || stop "the launcher could not be built, see above."
 

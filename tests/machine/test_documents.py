@@ -369,6 +369,7 @@ def quickstart(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
 def test_quickstart_ends_with_a_server_and_a_request_that_works(quick: dict[str, str]) -> None:
     first = quickstart(quick)
     assert first.returncode == 0, first.stderr
+    assert "agent and launcher (compiled from C once, about 20 seconds)" in first.stdout
     assert "Hello from sandbox: sandboxuser in /workspace" in first.stdout
     shown = re.findall(r"^    (curl .*)$", first.stdout, flags=re.M)
     assert len(set(shown)) == 1
