@@ -54,6 +54,12 @@ def test_the_pages_become_a_site(tmp_path: Path) -> None:
     assert (tmp_path / "site" / "tutorial.html").exists()
 
 
+def test_the_page_about_the_command_line_begins_with_every_command() -> None:
+    opening = (ROOT / "docs" / "cli.md").read_text().split("\n\n")[1]
+    named = set(re.findall(r"`([a-z-]+)`", opening)) - {"warren"}
+    assert named == set(cli.list_commands(click.Context(cli)))
+
+
 def table_under(heading: str, page: str = PAGE) -> list[list[str]]:
     """The first table of a chapter, without its head."""
     chapter = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
