@@ -403,6 +403,14 @@ def test_a_session_that_has_ended_is_said(cli: RemoteCli) -> None:
     cli.say("kill", session_id)
 
 
+def test_a_server_that_is_in_no_cluster_says_how_one_is_asked(cli: RemoteCli) -> None:
+    done = cli.run("cluster", "status")
+    assert done.returncode == 125
+    assert b"this server runs by itself, it is not in a cluster" in done.stderr
+    assert b"--url or WARREN_URL" in done.stderr
+    assert b"`warren coordinator`" not in done.stderr  # that starts one
+
+
 @pytest.mark.parametrize("command", ["ps", "create", "stats"])
 def test_a_server_that_is_not_there_is_said(command: str) -> None:
     done = RemoteCli(f"http://127.0.0.1:{free_port()}").run(command)

@@ -67,6 +67,7 @@ async def remove_worker(worker_id: WorkerId, context: Ctx, tenant: Admin) -> Res
 def _control(context: Context) -> ClusterControl:
     if context.cluster is None:
         raise NotFound(
-            "this server runs by itself, there is no cluster", remedy="ask a coordinator: `warren coordinator`"
+            "this server runs by itself, it is not in a cluster",
+            remedy="to ask a cluster, name the address of one of its coordinators: --url or WARREN_URL",
         )
     return context.cluster
