@@ -1,6 +1,7 @@
 """What is pulled for tenants: where from, how much of it there may be, and what templates are built on it."""
 
 import io
+import itertools
 import json
 import os
 import shutil
@@ -196,6 +197,25 @@ def test_what_comes_from_another_worker_counts_before_its_name_is_there(
     with pytest.raises(LimitReached):
         receive(pulled)
     assert [one.name for one in store.list()] == ["app:1"]
+
+
+def test_what_comes_from_another_worker_leaves_the_disk_its_reserve(
+    store: ImageStore, tree: Path, tmp_path: Path
+) -> None:
+    far, looks, sent = ImageStore(tmp_path / "far"), itertools.count(1), io.BytesIO()
+    far.import_directory("app:1", tree)
+    theirs = ImageSharing(far)
+    [offer] = theirs.offers()
+    theirs.send(offer, sent)
+    sent.seek(0)
+
+    def check_room() -> None:
+        if next(looks) == 3:
+            raise MachineFull("others have filled the disk")
+
+    with pytest.raises(MachineFull, match="others have filled"):
+        ImageSharing(store, check_room=check_room).receive(offer, sent)
+    assert store.list() == []
 
 
 def test_the_files_of_a_tenants_images_count_beside_their_bytes(store: ImageStore) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,27 +50,37 @@ def pull_own_image(settings: Settings, images: "ImageStore", name: str, progress
     return pull_image(images, name, name, progress, options=build_pull_options(settings))
 
 
-def pull_tenant_image(settings: Settings, images: "ImageStore", image: str, progress: Progress) -> "ImageVersion":
-    """Pulls an image for a tenant; see images/registry/tenant_pulls.py. Raises MachineFull if the disk has no room."""
-    from warren.images.registry.tenant_pulls import pull_for_tenant
-    from warren.images.transfer.import_tree import ImageTooLarge
+def build_room_check(settings: Settings) -> Callable[[], None]:
+    """Returns what raises MachineFull when too little of the disk is free, or too few files can still be made there."""
     from warren.worker.guard import default_disk_reserve, read_disk, read_room
 
-    room = read_room(settings.state_dir)
-    reserve = settings.min_free_disk_mb or default_disk_reserve(room)
+    reserve = settings.min_free_disk_mb or default_disk_reserve(read_room(settings.state_dir))
 
-    def full(free_mb: int) -> MachineFull:
-        return MachineFull(f"the server's disk has {free_mb} MiB free, {reserve} MiB must stay free")
-
-    def check_room() -> None:  # again and again, because others pull at the same time
+    def check() -> None:
         disk = read_disk(settings.state_dir)
         free_mb = disk.f_bavail * disk.f_frsize // MIB
         if free_mb < reserve:
-            raise full(free_mb)
+            raise _full(free_mb, reserve)
         files = disk.f_files // _FREE_FILES  # some file systems have no such number, and say 0
         if disk.f_favail < files:
             raise MachineFull(f"the server's disk has room for {disk.f_favail} more files, {files} must stay free")
 
+    return check
+
+
+def _full(free_mb: int, reserve: int) -> MachineFull:
+    return MachineFull(f"the server's disk has {free_mb} MiB free, {reserve} MiB must stay free")
+
+
+def pull_tenant_image(settings: Settings, images: "ImageStore", image: str, progress: Progress) -> "ImageVersion":
+    """Pulls an image for a tenant; see images/registry/tenant_pulls.py. Raises MachineFull if the disk has no room."""
+    from warren.images.registry.tenant_pulls import pull_for_tenant
+    from warren.images.transfer.import_tree import ImageTooLarge
+    from warren.worker.guard import default_disk_reserve, read_room
+
+    room = read_room(settings.state_dir)
+    reserve = settings.min_free_disk_mb or default_disk_reserve(room)
+    check_room = build_room_check(settings)  # again and again, because others pull at the same time
     check_room()
     options = build_pull_options(settings)
     most = (room.disk_free - reserve) * MIB // 2  # its layers and its files are there at the same time
@@ -85,7 +96,7 @@ def pull_tenant_image(settings: Settings, images: "ImageStore", image: str, prog
     except ImageTooLarge as exc:
         if most >= settings.image_pull_mb * MIB:
             raise
-        raise full(room.disk_free) from exc
+        raise _full(room.disk_free, reserve) from exc
 
 
 def _pull(

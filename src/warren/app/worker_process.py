@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final
 from starlette.types import ASGIApp
 
 from warren.app import cluster_wiring as wiring
+from warren.app.image_wiring import build_room_check
 from warren.app.one_machine import COPIES_FILE
 from warren.app.readings import worker_readings
 from warren.app.service import Service
@@ -72,7 +73,8 @@ class WorkerService(Service):
         self._auth = ClusterAuth(settings.cluster_secret, *settings.other_cluster_secrets)
         self._worker_client = wiring.build_worker_client(settings)
         images = build_images(settings)
-        self._images = ImageSharing(images, partial(make_room, images, max_bytes=settings.image_pull_mb * MIB))
+        make_room_here = partial(make_room, images, max_bytes=settings.image_pull_mb * MIB)
+        self._images = ImageSharing(images, make_room_here, build_room_check(settings))
         self._offered = OfferedImages(self._images)
         self._copies: SqliteStore | None = None
         self._mirror: MirroredStore | None = None

@@ -9,7 +9,7 @@ from typing import IO, Final, cast
 
 from warren.images.store.store import ImageStore, silent
 from warren.images.store.versions import config_of
-from warren.images.transfer.import_tree import unpack_tar
+from warren.images.transfer.import_tree import ImportCaps, unpack_tar
 from warren.images.trees.tree import Tree
 from warren.interfaces.images import ImageOffer, ImageVersion
 from warren.kernel.tree_tar import write_tar
@@ -22,10 +22,16 @@ MakeRoom = Callable[[str, int, int], None]
 
 class ImageSharing:
     """Implements SharedImages. Does not offer the image `host`, which is useless on another machine. `make_room` is
-    called before the name of a received image points to it, and may raise LimitReached."""
+    called before the name of a received image points to it, and may raise LimitReached. `check_room` is called again
+    and again while an image is received, and may raise MachineFull."""
 
-    def __init__(self, store: ImageStore, make_room: MakeRoom = lambda name, size_bytes, files: None) -> None:
-        self._store, self._make_room = store, make_room
+    def __init__(
+        self,
+        store: ImageStore,
+        make_room: MakeRoom = lambda name, size_bytes, files: None,
+        check_room: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store, self._make_room, self._caps = store, make_room, ImportCaps(check_room=check_room)
 
     def offers(self) -> Sequence[ImageOffer]:
         return [
@@ -44,7 +50,7 @@ class ImageSharing:
             hashed = _HashedStream(stream)
             path.mkdir(mode=0o755)
             with Tree(path) as tree:
-                unpack_tar(cast(IO[bytes], hashed), tree)
+                unpack_tar(cast(IO[bytes], hashed), tree, self._caps)
             while hashed.read(_PART):
                 pass  # the digest includes what follows the last member
             if hashed.digest != offer.content:
