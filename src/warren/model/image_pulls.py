@@ -77,8 +77,10 @@ class PullRules:
 
     def pulls_for_tenant(self, image: str) -> bool:
         """Returns whether an image is pulled by the name that `image_for` has made, or that a tenant has made up."""
-        reference = self._reference(reference_in(image))
-        return reference is not None and (self.mode == ON or (self.mode == ALLOW_LIST and self.is_named(reference)))
+        if self.mode == OFF or not (named := reference_in(image)):
+            return False
+        reference = self._reference(named)
+        return reference is not None and (self.mode == ON or self.is_named(reference))
 
     def is_named(self, reference: Reference) -> bool:
         """Returns whether `image_pull_allowed` names the image."""

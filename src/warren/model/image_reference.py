@@ -16,6 +16,7 @@ _HOST: Final = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\
 _COMPONENT: Final = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _PATH: Final = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*")
 _TAG: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_MARKS: Final = re.compile(r"[:/@]")
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 HUB: Final = "docker.io"
 HUB_HOSTS: Final = (HUB, "index.docker.io", "registry-1.docker.io")  # the name, the key of passwords, what serves it
@@ -78,7 +79,7 @@ def canonical_host(host: str) -> str:
 
 def is_image_reference(text: str) -> bool:
     """Returns whether a text that may name an environment names an image instead: it has a tag, a digest or a path."""
-    return any(mark in text for mark in ":/@") and is_image_name(text)
+    return bool(_MARKS.search(text)) and is_image_name(text)
 
 
 def has_host(text: str) -> bool:

@@ -476,7 +476,7 @@ def session_view(session: Session, clock: Clock, base_url: str, image: str) -> d
         "max_lifetime_s": session.max_lifetime_s,
         "limits": dict(_limit_items(session.limits)) if session.limits else None,
         "pooled": session.pooled,
-        "image": reference_in(image) or image or None,
+        "image": (reference_in(image) or image) if image else None,
         "metadata": dict(session.metadata),
         "env_names": sorted(session.env),
         "network": session.network.as_mapping(),
