@@ -5,8 +5,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from copied_image import add_image
 from server_process import ServerProcess, running_server
 from this_run import new_state_dir
+
+from warren.images.store.store import ImageStore
 
 KEY = "e2b_" + "0" * 80  # any key
 _ENVIRONMENTS = {
@@ -20,8 +23,10 @@ _ENVIRONMENTS = {
 @contextlib.contextmanager
 def running_far_warren(image_cache: Path, **environ: str) -> Iterator[ServerProcess]:
     """Runs a server whose template `code-interpreter-v1` has the tests' image python, and `small` a disk of 16 MB. It
-    checks keys only if `environ` has WARREN_API_KEY."""
-    state = new_state_dir(image_cache)
+    checks keys only if `environ` has WARREN_API_KEY. It builds images, so it shares none with other tests."""
+    state = new_state_dir()
+    add_image(state, "base", ImageStore(image_cache).rootfs("base").path.parent)
+    (state / "images" / "python").symlink_to((state / "images" / "base").readlink())
     folder = state / "registry" / "environments"
     folder.mkdir(parents=True)
     for name, text in _ENVIRONMENTS.items():
