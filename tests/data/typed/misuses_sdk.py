@@ -11,7 +11,7 @@ def blocking(sandbox: SandboxClient) -> None:
     SandboxClient(limits=["memory_mb"])  # wrong
     SandboxClient.attach("s-1", image="base")  # wrong
     SandboxClient.list_sessions(modus="local")  # wrong
-    SandboxClient.delete_thread("t", api_key=None)  # wrong
+    SandboxClient.delete_thread("t", api_key=5)  # wrong
     BatchSandboxClient(parallel=3)  # wrong
     BatchSandboxClient().execute_batch(["a"], timeout="3")  # wrong
     sandbox.execute(3)  # wrong
