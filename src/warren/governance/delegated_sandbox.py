@@ -139,6 +139,9 @@ class DelegatedSandbox(TracedFiles):
     async def ping(self) -> None:
         await self._sandbox.ping()
 
+    def note_pause(self, paused_s: float) -> None:
+        self._sandbox.note_pause(paused_s)
+
     def when_lost(self, call: Callable[[str], None]) -> None:
         self._sandbox.when_lost(call)
 

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+from warren.interfaces.disks import SavedDisk, SavedDisks
 from warren.interfaces.sandbox import Sandbox
 from warren.model.capability import Capability
 from warren.model.spec import SandboxSpec
@@ -30,7 +31,16 @@ class Provider(Protocol):
     `list_ids` returns every sandbox that this provider made in its state directory, including those from before a
     restart and half-made ones; with `labels`, only those whose spec has all of them.
     `adopt` connects to a live sandbox after a restart; its commands keep running. It raises SandboxNotFound for one
-    that never existed and SandboxLost for one that has died.
+    that never existed and SandboxLost for one that has died. It thaws a frozen one; with `paused_s` the sandbox is told
+    how long it stood still, as `Sandbox.note_pause` does, before anything in it runs on.
+    `freeze` stops everything that runs in a sandbox, its agent too, and `thaw` lets it run on, each at once and without
+    asking the agent. Both are idempotent, raise SandboxNotFound and SandboxLost as `adopt` does, and need the
+    capability PAUSE. Some time after `freeze` the memory that the kernel can take from the sandbox is free. A frozen
+    sandbox can be destroyed, and stays frozen when this process ends.
+    `save_disk` saves the disk of a live sandbox, frozen or not, under a new name in `saved_disks`, as it was at one
+    moment of the call: the sandbox stands still only while it is copied. A failed or cancelled call keeps nothing, and
+    leaves the sandbox frozen or running, as it was. Needs the capability SNAPSHOTS. `create` with `spec.disk` makes a
+    sandbox whose disk begins as a copy of a saved one; it raises NotFound if that is not here.
     `sweep` destroys what dead processes have left and nobody can use: half-made sandboxes, and ephemeral ones that have
     ended. It returns how many. `close` releases everything without destroying a sandbox.
     `list_gpus` returns the ids of all graphics processors that its sandboxes may have, and of those that are free now.
@@ -49,7 +59,12 @@ class Provider(Protocol):
     async def image_version(self, image: str) -> str: ...
     async def load_image(self, image: str) -> None: ...
     async def check(self, spec: SandboxSpec) -> None: ...
-    async def adopt(self, sandbox_id: str) -> Sandbox: ...
+    @property
+    def saved_disks(self) -> SavedDisks: ...
+    async def adopt(self, sandbox_id: str, *, paused_s: float | None = None) -> Sandbox: ...
+    async def freeze(self, sandbox_id: str) -> None: ...
+    async def thaw(self, sandbox_id: str) -> None: ...
+    async def save_disk(self, sandbox_id: str, name: str) -> SavedDisk: ...
     async def destroy(self, sandbox_id: str) -> None: ...
     async def list_ids(self, labels: Mapping[str, str] | None = None) -> Sequence[str]: ...
     async def sweep(self) -> int: ...

@@ -111,6 +111,9 @@ class Sandbox(Protocol):
     from two readings. `cpu_s` never falls while the sandbox lives; a far side's is counted from the first reading on.
     It raises SandboxLost when the sandbox is gone, and ProviderUnavailable when the metrics cannot be read.
 
+    `note_pause` tells a frozen sandbox how long it stood still, before it is thawed: the time limits of its commands
+    and cells move by that. It does not wait, because nobody in the sandbox can answer.
+
     `when_lost` calls back once, with the reason, when the sandbox has died or cannot be reached any more (at once if
     that has happened already), but not after `close`. `close` disconnects from the sandbox and leaves it running.
     """
@@ -165,5 +168,6 @@ class Sandbox(Protocol):
 
     async def metrics(self) -> SandboxMetrics: ...
     async def ping(self) -> None: ...
+    def note_pause(self, paused_s: float) -> None: ...
     def when_lost(self, call: Callable[[str], None]) -> None: ...
     async def close(self) -> None: ...

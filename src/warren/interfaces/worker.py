@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from warren.interfaces.disks import SavedDisk, SavedDisks
 from warren.interfaces.sandbox import Sandbox
 from warren.model.capability import Providers
 from warren.model.environment import Environment
@@ -16,7 +17,8 @@ class Claim:
     first.
 
     A pool can serve only a claim without an `image`, with the environment's own `limits`, and without graphics
-    processors. `gpus` None means those of the environment.
+    processors. `gpus` None means those of the environment. `disk` is the name of a saved disk of the provider, from
+    which the sandbox's own begins.
     """
 
     environment: str
@@ -27,6 +29,7 @@ class Claim:
     tenant: str = ""
     provider: str = ""
     gpus: tuple[str, ...] | None = None
+    disk: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,10 @@ class Worker(Protocol):
     `sandbox` returns a claimed sandbox, also one claimed before a restart. It raises SandboxNotFound or SandboxLost.
     `destroy` is idempotent. `recover`, called once before the first claim, takes over from an earlier worker: it
     connects to the sandboxes in `known`, destroys all others that this worker made, and returns why some could not be
-    taken over.
+    taken over. Those in `frozen`, a part of `known`, are frozen and not connected.
+    `freeze` and `thaw` are the provider's, for claimed sandboxes; `thaw` first tells the sandbox how long it stood
+    still. `save_disk` saves the disk of a claimed sandbox, and `saved_disks` returns what a provider has saved, by
+    default the first.
     `losses` yields claimed sandboxes that died by themselves, each once; it has one reader.
     `drain` stops making sandboxes ahead and destroys those of the pools; claims then raise Unavailable. `close`
     releases everything without destroying a claimed sandbox.
@@ -151,7 +157,11 @@ class Worker(Protocol):
     async def check(self) -> None: ...
     async def sandbox(self, sandbox_id: str) -> Sandbox: ...
     async def destroy(self, sandbox_id: str) -> None: ...
-    async def recover(self, known: Collection[str]) -> dict[str, str]: ...
+    async def freeze(self, sandbox_id: str) -> None: ...
+    async def thaw(self, sandbox_id: str, paused_s: float) -> Sandbox: ...
+    async def save_disk(self, sandbox_id: str, name: str) -> SavedDisk: ...
+    def saved_disks(self, provider: str = "") -> SavedDisks: ...
+    async def recover(self, known: Collection[str], frozen: Collection[str] = ()) -> dict[str, str]: ...
     def losses(self) -> AsyncIterator[Loss]: ...
     def stats(self) -> WorkerStats: ...
     async def drain(self) -> None: ...

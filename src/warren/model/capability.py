@@ -11,7 +11,8 @@ class Capability(StrEnum):
     """USER_NAMESPACE: every sandbox has a user namespace of its own. TERMINALS: a command can have a terminal.
     SNAPSHOTS: a sandbox can be saved, and others started from what was saved. PAUSE: a sandbox can be stopped and
     continued with its memory. EGRESS: a sandbox can be given rules about what it reaches outside. PORTS: a server
-    inside can be reached from outside. GPU: a sandbox can be given a graphics processor."""
+    inside can be reached from outside. GPU: a sandbox can be given a graphics processor. VOLUMES: a sandbox can be
+    given a disk that outlives it."""
 
     USER_NAMESPACE = "user_namespace"
     TERMINALS = "terminals"
@@ -20,6 +21,7 @@ class Capability(StrEnum):
     EGRESS = "egress"
     PORTS = "ports"
     GPU = "gpu"
+    VOLUMES = "volumes"
 
 
 # Providers by name with what each can do; the first is the default.

@@ -123,7 +123,8 @@ class SandboxSpec:
     `require`: if the sandbox would lack one of these layers, it is not started. `ephemeral`: the sandbox ends by itself
     when the process that made it is gone. `writable_root`: the root can be written to; the changes lie on the sandbox's
     disk. `sudo`: commands may run as root of the sandbox's user namespace. `gpus`: the ids of graphics processors that
-    the sandbox gets for itself; `any` stands for a free one.
+    the sandbox gets for itself; `any` stands for a free one. `disk`: the name of a saved disk that the sandbox's own
+    begins as a copy of; empty for an empty disk.
     """
 
     image: str = "base"
@@ -137,6 +138,7 @@ class SandboxSpec:
     writable_root: bool = False
     sudo: bool = False
     gpus: tuple[str, ...] = ()
+    disk: str = ""
 
     def __post_init__(self) -> None:
         check_image_name(self.image)

@@ -6,6 +6,7 @@ owner and of everybody. It never touches the host.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
 from warren.model.errors import (
@@ -54,6 +55,14 @@ class FakeFiles:
             self._make_directory(path, 0, mode)
         for path, mode in WRITABLE.items():
             self._make_directory(path, USER_UID, mode)
+
+    def copy_tree(self) -> FakeNode:
+        return deepcopy(self._root)
+
+    def replace_tree(self, root: FakeNode) -> None:
+        """Begins with another tree."""
+        self._root = root
+        self.used = _size_of(root)
 
     def _make_directory(self, path: str, uid: int, mode: int) -> None:
         node = self._root
@@ -292,3 +301,7 @@ def _walk(path: str, node: FakeNode, depth: int) -> Iterator[tuple[str, FakeNode
 def _file_info(path: str, node: FakeNode) -> FileInfo:
     size = len(node.data) if node.kind is FileKind.FILE else len(node.target)
     return FileInfo(path.rstrip("/") or "/", node.kind, size, node.mode, node.uid, node.uid, node.modified, node.target)
+
+
+def _size_of(node: FakeNode) -> int:
+    return len(node.data) + sum(map(_size_of, node.children.values()))

@@ -10,12 +10,14 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from warren.interfaces.disks import SavedDisk
 from warren.interfaces.sandbox import Sandbox
-from warren.model.capability import Capability
+from warren.model.capability import Capability, lacks
 from warren.model.errors import ImageNotFound, IsolationUnavailable, NoCapacity, ProviderUnavailable, SandboxNotFound
 from warren.model.gpus import ANY
 from warren.model.network import NO_NETWORK
 from warren.model.spec import Isolation, Layer, SandboxSpec
+from warren.testing.fake_disks import FakeSavedDisks
 from warren.testing.fake_sandbox import FakeMachine, FakeSandbox
 
 
@@ -33,6 +35,7 @@ class FakeProvider:
         fail_next: int = 0,
         delay_s: float = 0.0,
         gpus: Sequence[str] = (),
+        saved_disks: FakeSavedDisks | None = None,
     ) -> None:
         self.name, self.capabilities = name, capabilities | ({Capability.GPU} if gpus else frozenset())
         self.gpus = tuple(gpus)
@@ -44,6 +47,7 @@ class FakeProvider:
         self.created = 0
         self.half_made: set[str] = set()
         self.creating = 0
+        self.saved_disks = saved_disks or FakeSavedDisks()
 
     def __repr__(self) -> str:
         return f"<FakeProvider {len(self.machines)} sandboxes, {self.creating} creating>"
@@ -64,6 +68,8 @@ class FakeProvider:
             raise ProviderUnavailable("the fake was told to fail")
         isolation = replace(self._isolation(), gpus=dict.fromkeys(self._lease(spec.gpus), "pretended"))
         machine = FakeMachine(f"sb_{secrets.token_hex(8)}", spec, isolation, self.capabilities)
+        if spec.disk:
+            machine.files.replace_tree(self.saved_disks.tree(spec.disk))
         self.machines[machine.id] = machine
         self.created += 1
         return FakeSandbox(machine)
@@ -96,14 +102,35 @@ class FakeProvider:
         missing = {layer: "not here" for layer in Layer if layer not in self.layers}
         return Isolation(self.name, "memory", dict.fromkeys(sorted(self.layers), "pretended"), missing)
 
-    async def adopt(self, sandbox_id: str) -> Sandbox:
+    async def adopt(self, sandbox_id: str, *, paused_s: float | None = None) -> Sandbox:
+        machine = self._find(sandbox_id)
+        machine.paused_s += paused_s or 0.0
+        machine.frozen = False
+        machine.network = NO_NETWORK
+        return FakeSandbox(machine)
+
+    def _find(self, sandbox_id: str) -> FakeMachine:
         machine = self.machines.get(sandbox_id)
         if machine is None:
             raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
         if (loss := machine.loss()) is not None:
             raise loss
-        machine.network = NO_NETWORK
-        return FakeSandbox(machine)
+        return machine
+
+    async def freeze(self, sandbox_id: str) -> None:
+        self._find_able(sandbox_id, Capability.PAUSE).frozen = True
+
+    async def thaw(self, sandbox_id: str) -> None:
+        self._find_able(sandbox_id, Capability.PAUSE).frozen = False
+
+    async def save_disk(self, sandbox_id: str, name: str) -> SavedDisk:
+        machine = self._find_able(sandbox_id, Capability.SNAPSHOTS)
+        return self.saved_disks.keep(name, machine.files.copy_tree(), machine.spec.limits.disk_mb)
+
+    def _find_able(self, sandbox_id: str, capability: Capability) -> FakeMachine:
+        if capability not in self.capabilities:
+            raise lacks(self.name, capability)
+        return self._find(sandbox_id)
 
     async def destroy(self, sandbox_id: str) -> None:
         self.half_made.discard(sandbox_id)

@@ -75,6 +75,8 @@ class FakeMachine:
         self.metrics = SandboxMetrics()  # set by tests: what it uses apart from its files and commands
         self.lost = asyncio.Event()
         self.why = ""
+        self.frozen = False
+        self.paused_s = 0.0  # the sum of what it was told
         self.when_lost: list[tuple[FakeSandbox, Callable[[str], None]]] = []
 
     def die(self, why: str) -> None:
@@ -417,6 +419,9 @@ class FakeSandbox:
 
     async def ping(self) -> None:
         self._check_alive()
+
+    def note_pause(self, paused_s: float) -> None:
+        self._machine.paused_s += paused_s
 
     def when_lost(self, call: Callable[[str], None]) -> None:
         if self._closed:

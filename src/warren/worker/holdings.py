@@ -53,16 +53,16 @@ class Holdings:
             self._lose(sandbox_id, exc.message)
             raise
 
-    async def adopt(self, sandbox_id: str) -> Sandbox:
-        """Connects to a claimed sandbox, once however many callers wait for it."""
+    async def adopt(self, sandbox_id: str, *, paused_s: float | None = None) -> Sandbox:
+        """Connects to a claimed sandbox, once however many callers wait for it. `paused_s`: how long it stood still."""
         task = self._adopting.get(sandbox_id)
         if task is None:
-            task = self._adopting[sandbox_id] = self._tasks.run(self._adopt(sandbox_id))
+            task = self._adopting[sandbox_id] = self._tasks.run(self._adopt(sandbox_id, paused_s))
             task.add_done_callback(lambda _: self._adopting.pop(sandbox_id, None))
         return await asyncio.shield(task)
 
-    async def _adopt(self, sandbox_id: str) -> Sandbox:
-        sandbox = await self.maker(sandbox_id).adopt(sandbox_id)
+    async def _adopt(self, sandbox_id: str, paused_s: float | None) -> Sandbox:
+        sandbox = await self.maker(sandbox_id).adopt(sandbox_id, paused_s=paused_s)
         if sandbox_id not in self.claimed:  # its destruction has begun meanwhile
             await sandbox.close()
             raise _not_found(sandbox_id)
@@ -73,6 +73,14 @@ class Holdings:
         """Returns the provider that made a sandbox. If no provider lists it, returns the default one, whose errors say
         that there is no such sandbox."""
         return self.makers.get(sandbox_id) or self._choice.default
+
+    def maker_of_claimed(self, sandbox_id: str) -> Provider:
+        """Raises SandboxLost or SandboxNotFound for a sandbox that is not claimed any more."""
+        if sandbox_id in self.lost:
+            raise SandboxLost(f"sandbox {sandbox_id} is lost: {self.lost[sandbox_id]}")
+        if sandbox_id not in self.claimed:
+            raise _not_found(sandbox_id)
+        return self.maker(sandbox_id)
 
     def _lose(self, sandbox_id: str, why: str) -> None:
         if sandbox_id in self.claimed:

@@ -24,6 +24,10 @@ class ProviderChoice:
         """Raises InvalidRequest for a provider that is not here or lacks what the environment needs."""
         return self.providers[choose_provider(self.capabilities, name or environment.provider, environment.needs)]
 
+    def find(self, name: str = "") -> Provider:
+        """Returns the named provider, or the default one. Raises InvalidRequest for one that is not here."""
+        return self.providers[choose_provider(self.capabilities, name)]
+
     def is_usual(self, provider: str, environment: Environment) -> bool:
         """Whether claims that name no provider get this one."""
         return provider == (environment.provider or self.default.name)

@@ -56,9 +56,9 @@ class Recovery:
         self._tasks = tasks
         self._clock = clock
 
-    async def recover(self, known: Collection[str]) -> dict[str, str]:
+    async def recover(self, known: Collection[str], frozen: Collection[str] = ()) -> dict[str, str]:
         """Connects to the sandboxes in `known` and destroys every other one that a worker made. Returns, by id, why
-        some of `known` cannot be taken over."""
+        some of `known` cannot be taken over. Freezes those in `frozen` instead of connecting to them."""
         makers = self._holdings.makers
         async with self._maker.standstill():  # else one that is half-made now would be mistaken for an orphan
             mine = await self._choice.list_ids(LABELS)
@@ -70,15 +70,18 @@ class Recovery:
         for sandbox_id in plan.destroy:
             self._destroyer.begin(sandbox_id)
         self._tasks.run(self._sweep())
-        return await self._adopt_all(plan.adopt)
+        return await self._adopt_all(plan.adopt, frozen)
 
-    async def _adopt_all(self, sandbox_ids: Collection[str]) -> dict[str, str]:
+    async def _adopt_all(self, sandbox_ids: Collection[str], frozen: Collection[str]) -> dict[str, str]:
         at_once, reasons = asyncio.Semaphore(_AT_ONCE), dict[str, str]()
 
         async def take_over(sandbox_id: str) -> None:
             async with at_once:
                 try:
-                    await self._holdings.adopt(sandbox_id)
+                    if sandbox_id in frozen:
+                        await self._holdings.maker(sandbox_id).freeze(sandbox_id)
+                    else:
+                        await self._holdings.adopt(sandbox_id)
                 except NOT_ADOPTABLE as exc:
                     reasons[sandbox_id] = exc.message
                 except Exception as exc:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from warren.images.building.on_demand import ImageBuilds
+from warren.interfaces.disks import SavedDisk, SavedDisks
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claim, Claimed, Loss, WorkerStats
@@ -105,7 +106,7 @@ class LocalWorker:
         environment = self._choice.environments(claim.environment)
         provider = self._choice.provider_for(environment, claim.provider)
         gpus = environment.gpus if claim.gpus is None else claim.gpus
-        if claim.image or gpus or environment.gpus or claim.limits not in (None, environment.limits):
+        if claim.disk or claim.image or gpus or environment.gpus or claim.limits not in (None, environment.limits):
             return await self._claim_cold(claim, provider, environment)
         pool = self._pools.get(provider, environment)
         try:
@@ -121,7 +122,9 @@ class LocalWorker:
     async def _claim_cold(self, claim: Claim, provider: Provider, environment: Environment) -> Claimed:
         spec = spec_of(environment)
         limits, gpus = claim.limits or spec.limits, spec.gpus if claim.gpus is None else claim.gpus
-        spec = replace(spec, image=claim.image or spec.image, limits=limits, require=claim.require, gpus=gpus)
+        spec = replace(
+            spec, image=claim.image or spec.image, limits=limits, require=claim.require, gpus=gpus, disk=claim.disk
+        )
         sandbox = await self._maker.make_in_time(provider, spec, environment, claim.timeout_s)
         return await self._hand_out(Claimed(sandbox, pooled=False, provider=provider.name), "cold-created")
 
@@ -143,6 +146,23 @@ class LocalWorker:
             return sandbox
         return await self._holdings.find(sandbox_id)
 
+    async def freeze(self, sandbox_id: str) -> None:
+        await self._holdings.maker_of_claimed(sandbox_id).freeze(sandbox_id)
+
+    async def thaw(self, sandbox_id: str, paused_s: float) -> Sandbox:
+        provider = self._holdings.maker_of_claimed(sandbox_id)
+        if (sandbox := self._holdings.claimed[sandbox_id]) is None:
+            return await self._holdings.adopt(sandbox_id, paused_s=paused_s)
+        sandbox.note_pause(paused_s)
+        await provider.thaw(sandbox_id)
+        return sandbox
+
+    async def save_disk(self, sandbox_id: str, name: str) -> SavedDisk:
+        return await self._holdings.maker_of_claimed(sandbox_id).save_disk(sandbox_id, name)
+
+    def saved_disks(self, provider: str = "") -> SavedDisks:
+        return self._choice.find(provider).saved_disks
+
     def losses(self) -> AsyncIterator[Loss]:
         return self._holdings.losses()
 
@@ -151,8 +171,8 @@ class LocalWorker:
 
     # -- before and after
 
-    async def recover(self, known: Collection[str]) -> dict[str, str]:
-        return await self._recovery.recover(known)
+    async def recover(self, known: Collection[str], frozen: Collection[str] = ()) -> dict[str, str]:
+        return await self._recovery.recover(known, frozen)
 
     def stats(self) -> WorkerStats:
         known, free = self._choice.list_gpus()

@@ -184,6 +184,9 @@ class AgentSandbox(AgentFiles):
         finally:
             channel.close()
 
+    def note_pause(self, paused_s: float) -> None:
+        raise NotImplementedError
+
     def when_lost(self, call: Callable[[str], None]) -> None:
         self._link.when_lost(call)
 

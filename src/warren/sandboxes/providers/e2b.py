@@ -33,6 +33,7 @@ from typing import Final
 
 import aiohttp
 
+from warren.interfaces.disks import NoSavedDisks, SavedDisk, SavedDisks
 from warren.kernel.logs import get_log
 from warren.kernel.shielding import run_shielded
 from warren.model.capability import Capability, lacks
@@ -170,7 +171,20 @@ class E2bProvider:
             raise ProviderUnavailable(f"the program {self._agent.name} is missing", remedy=INSTALL_PROGRAMS)
         await self.image_version(spec.image)
 
-    async def adopt(self, sandbox_id: str) -> AgentSandbox:
+    @property
+    def saved_disks(self) -> SavedDisks:
+        return NoSavedDisks(partial(lacks, self.name, Capability.SNAPSHOTS))
+
+    async def freeze(self, sandbox_id: str) -> None:
+        raise lacks(self.name, Capability.PAUSE)
+
+    async def thaw(self, sandbox_id: str) -> None:
+        raise lacks(self.name, Capability.PAUSE)
+
+    async def save_disk(self, sandbox_id: str, name: str) -> SavedDisk:
+        raise lacks(self.name, Capability.SNAPSHOTS)
+
+    async def adopt(self, sandbox_id: str, *, paused_s: float | None = None) -> AgentSandbox:
         record = self._load(sandbox_id)
         if record is None:
             raise SandboxNotFound(f"there is no sandbox {sandbox_id!r}")

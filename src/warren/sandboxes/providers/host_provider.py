@@ -20,9 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final, Generic, TypedDict, TypeVar, Unpack
 
+from warren.interfaces.disks import NoSavedDisks, SavedDisk, SavedDisks
 from warren.kernel.logs import get_log
 from warren.kernel.shielding import run_shielded
-from warren.model.capability import Capability
+from warren.model.capability import Capability, lacks
 from warren.model.errors import NoSpace, ProviderUnavailable, SandboxLost, SandboxNotFound
 from warren.model.spec import Isolation, Layer, SandboxSpec
 from warren.sandboxes.agent.sandbox import AgentSandbox
@@ -183,7 +184,20 @@ class HostProvider(ABC, Generic[R, Plan]):
         await self._plan(spec)
         self._programs.check()  # they may have gone since the first plan looked at them
 
-    async def adopt(self, sandbox_id: str) -> AgentSandbox:
+    @property
+    def saved_disks(self) -> SavedDisks:
+        return NoSavedDisks(partial(lacks, self.name, Capability.SNAPSHOTS))
+
+    async def freeze(self, sandbox_id: str) -> None:
+        raise lacks(self.name, Capability.PAUSE)
+
+    async def thaw(self, sandbox_id: str) -> None:
+        raise lacks(self.name, Capability.PAUSE)
+
+    async def save_disk(self, sandbox_id: str, name: str) -> SavedDisk:
+        raise lacks(self.name, Capability.SNAPSHOTS)
+
+    async def adopt(self, sandbox_id: str, *, paused_s: float | None = None) -> AgentSandbox:
         directory = self.directory(sandbox_id)
         if not directory.is_dir():
             raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
