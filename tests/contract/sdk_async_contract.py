@@ -17,6 +17,7 @@ from warren.model.errors import (
     KeyReused,
     ProcessNotFound,
     SessionEnded,
+    SessionMismatch,
     SessionNotFound,
     UnknownEnvironment,
     WarrenError,
@@ -115,6 +116,28 @@ class AsyncSessionContract:
         async with new(thread_id="turns") as client:
             assert client.session_id == first
             assert await client.read_file("note.txt") == b"kept"
+            await client.cleanup()
+
+    async def test_a_thread_with_another_session_is_told_so_kept_or_replaced(self, new: New) -> None:
+        asked = {"thread_id": "other wishes", "limits": {"pids": 77}}
+        async with new(thread_id="other wishes") as client:
+            first = await client.create_session()
+            assert first.limits is not None
+            differs = {"limits.pids": {"has": first.limits["pids"], "asked": 77}}
+        with pytest.raises(SessionMismatch, match="77 was asked for") as caught:
+            async with new(**asked):
+                pass
+        assert caught.value.mismatch == differs
+        async with new(**asked, on_mismatch="keep") as client:
+            assert client.session_id == first.session_id
+            assert "77 was asked for" in ((await client.execute("true")).notice or "")
+            assert (await client.execute("true")).notice is None
+        client = new(**asked, on_mismatch="keep")
+        assert (await client.create_session()).mismatch == differs
+        await client.close()
+        async with new(**asked, on_mismatch="replace") as client:
+            assert client.session_id != first.session_id
+            assert "replaced" in ((await client.execute("true")).notice or "")
             await client.cleanup()
 
     async def test_delete_thread_says_whether_there_was_a_session(self, new: New) -> None:

@@ -52,6 +52,16 @@ class StoreKeysContract:
         second = await added(store, a_key(fingerprint=fingerprint))
         assert await store.add(a_session(), a_key(fingerprint=fingerprint)) == (second, Added.KEY)
 
+    async def test_a_key_that_the_session_of_a_thread_got_can_be_taken_back(self, store: SessionStore) -> None:
+        await added(store, thread_id="t")
+        await store.add(a_session(thread_id="t"), a_key())
+        await store.release_key(a_key(fingerprint="two"))
+        with pytest.raises(KeyReused):
+            await store.add(a_session(), a_key(fingerprint="two"))
+        await store.release_key(a_key())
+        fresh = a_session()
+        assert await store.add(fresh, a_key(fingerprint="two")) == (fresh, Added.NEW)
+
     @pytest.mark.parametrize("state", [S.CREATING, S.RUNNING])
     async def test_a_key_is_remembered_for_the_session_of_the_thread(
         self, store: SessionStore, state: SessionState

@@ -53,6 +53,45 @@ class SessionSuite:
             assert again["session_id"] == session.id
             assert again["created"] is False
 
+    async def test_a_thread_asked_for_with_other_wishes_is_told_what_its_session_has(self, api: Api) -> None:
+        thread = unique()
+        asked = {"thread_id": thread, "environment": "base", "limits": {"memory_mb": 256, "pids": 100}}
+        async with api.session(thread_id=thread, environment="host", limits={"memory_mb": 256}) as session:
+            pids = session.found["limits"]["pids"]
+            differs = {"environment": {"has": "host", "asked": "base"}, "limits.pids": {"has": pids, "asked": 100}}
+            for key in ({}, {"Idempotency-Key": unique()}):
+                for _ in range(2):
+                    refused = await api.refused(
+                        "POST", "/api/sessions", asked, headers=key, status=409, code="session_mismatch"
+                    )
+                    assert refused["mismatch"] == differs
+            assert f"'host', 'base' was asked for; limits.pids {pids}, 100 was asked for" in refused["detail"]
+            assert "`keep`" in refused["remedy"]
+            await api.refused("POST", "/create_session", asked, status=409, code="session_mismatch")
+            same = {**asked, "environment": "host", "limits": {"pids": pids}, "provider": session.found["provider"]}
+            assert (await api.post("/api/sessions", same, status=200)).get("mismatch") is None
+            kept = await api.post("/api/sessions", {**asked, "on_mismatch": "keep"}, status=200)
+            assert (kept["session_id"], kept["mismatch"]) == (session.id, differs)
+            flat = await api.post("/create_session", {**asked, "on_mismatch": "keep"})
+            assert "with environment 'host', 'base' was asked for" in flat["notice"]
+            assert (await api.post("/execute", {"thread_id": thread, "command": "true"}))["session_id"] == session.id
+
+    async def test_a_thread_gets_one_new_session_however_many_ask_to_replace_its_own(self, api: Api) -> None:
+        thread = unique()
+        async with api.session(thread_id=thread, environment="host") as old:
+            wanted = {"thread_id": thread, "environment": "base", "on_mismatch": "replace"}
+            found = await asyncio.gather(*(create(api, **wanted) for _ in range(10)))
+            assert sorted(status for status, _ in found) == [200] * 9 + [201]
+            assert len({values["session_id"] for _, values in found}) == 1
+            new = found[0][1]
+            assert (new["environment"], new["previous"]["session_id"]) == ("base", old.id)
+            assert new["previous"]["reason"] == "replaced"
+            assert (await old.show())["detail"] == "it had environment 'host', 'base' was asked for"
+            unknown = {**wanted, "environment": "host", "provider": "nowhere"}
+            await api.refused("POST", "/api/sessions", unknown, status=422, code="invalid_request")
+            assert await api.post("/api/sessions", {"thread_id": thread}, status=200)
+            await api.call("DELETE", f"/api/sessions/{new['session_id']}")
+
     async def test_a_hundred_parallel_first_calls_make_one_session(self, api: Api) -> None:
         thread = unique()
         found = await asyncio.gather(*(create(api, thread_id=thread) for _ in range(100)))

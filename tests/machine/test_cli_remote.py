@@ -41,10 +41,20 @@ def test_a_thread_has_one_session(cli: RemoteCli) -> None:
     first = cli.document("create", "--thread", "conv-1")
     assert cli.document("create", "--thread", "conv-1")["session_id"] == first["session_id"]
     assert cli.say("exec", "--thread", "conv-1", "--", "hostname") == "sandbox\n"
+    refused = cli.run("create", "--thread", "conv-1", "-m", "300")
+    assert refused.returncode == 125
+    assert b"300 was asked for" in refused.stderr
+    assert b"--on-mismatch" in refused.stderr
+    kept = cli.run("create", "--thread", "conv-1", "-m", "300", "--on-mismatch", "keep")
+    assert (kept.stdout.decode().strip(), b"300 was asked for" in kept.stderr) == (first["session_id"], True)
+    other = json.loads(
+        cli.run("create", "--thread", "conv-1", "-m", "300", "--on-mismatch", "replace", "--json").stdout
+    )
+    assert (other["limits"]["memory_mb"], other["previous"]["reason"]) == (300, "replaced")
     cli.say("kill", "--thread", "conv-1")
     again = cli.run("create", "--thread", "conv-1")
     assert b"this is a fresh sandbox" in again.stderr
-    assert again.stdout.decode().strip() != first["session_id"]
+    assert again.stdout.decode().strip() not in (first["session_id"], other["session_id"])
     cli.say("kill", "--thread", "conv-1")
 
 

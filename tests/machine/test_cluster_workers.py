@@ -162,6 +162,24 @@ async def test_a_session_goes_where_its_provider_is(nodes: Nodes, api: Api, want
         assert {session.found["provider"] for session in made} == {"oci"}
 
 
+async def test_a_thread_moves_to_a_worker_that_can_have_the_session_that_replaces_its_own(
+    nodes: Nodes, api: Api
+) -> None:
+    await api.call("PATCH", "/api/cluster/workers/special", {"draining": True})
+    try:
+        [old] = [await api.post("/api/sessions", {"thread_id": "moves", "environment": "base"}, status=201)]
+    finally:
+        await api.call("PATCH", "/api/cluster/workers/special", {"draining": False})
+    wanted = {"thread_id": "moves", "environment": "host", "provider": "oci"}
+    refused = await api.refused("POST", "/api/sessions", wanted, status=409, code="session_mismatch")
+    assert refused["mismatch"]["provider"] == {"has": "fake", "asked": "oci"}
+    impossible = {**wanted, "provider": "docker", "on_mismatch": "replace"}
+    await api.refused("POST", "/api/sessions", impossible, status=422, code="invalid_request")
+    async with api.session(**wanted, on_mismatch="replace") as new:
+        assert where(nodes, [new]) == ["special"]
+        assert new.found["previous"]["session_id"] == old["session_id"]
+
+
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [

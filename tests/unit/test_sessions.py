@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from unit.session_world import TENANT, FullStore, world
@@ -16,13 +18,17 @@ from warren.model.errors import (
     ProviderUnavailable,
     SandboxLost,
     SessionEnded,
+    SessionMismatch,
     SessionNotFound,
     Stopping,
     WarrenError,
 )
 from warren.model.operations import Command
 from warren.model.session import EndReason, Session, SessionState
-from warren.sessions.new_session import NewSession
+from warren.model.spec import Layer, Limits
+from warren.model.tenant_images import pulled_image
+from warren.sessions.mismatches import find_mismatch, is_same_image
+from warren.sessions.new_session import NewSession, fingerprint
 from warren.sessions.request_context import RequestContext, set_request_context
 from warren.testing.fake_provider import FakeProvider
 
@@ -36,6 +42,76 @@ async def test_a_hundred_first_calls_of_a_thread_make_one_sandbox() -> None:
         assert len({each.session.id for each in opened}) == 1
         assert sum(each.created for each in opened) == 1
         assert w.provider.created == 1
+
+
+@pytest.mark.parametrize(
+    ("has", "asked", "differs"),
+    [
+        ({"environment": "python"}, {}, {}),
+        ({"environment": "python", "limits": {"pids": 50}}, {"environment": "python", "limits": {"pids": 50}}, {}),
+        ({}, {"env": {"A": "1"}, "metadata": {"a": "b"}, "require": frozenset({Layer.SECCOMP})}, {}),
+        ({}, {"environment": "python"}, {"environment": ("base", "python")}),
+        ({}, {"environment": "base", "image": "base", "limits": {"memory_mb": 512, "cpus": 0.5}}, {}),
+        ({"image": "python"}, {"environment": "base", "image": "node"}, {"image": ("python", "node")}),
+        ({}, {"limits": {"pids": 60, "cpus": 2}}, {"limits.pids": (256, 60), "limits.cpus": (0.5, 2)}),
+        ({}, {"provider": "fake"}, {}),
+        ({}, {"provider": "oci", "gpus": ()}, {"provider": ("fake", "oci")}),
+        ({}, {"gpus": ("any", "1")}, {"gpus": ([], ["any", "1"])}),
+        ({}, {"agent_config": {"environment": "Node", "limits": {"pids": 9}}, "limits": {"pids": 256}},
+         {"environment": ("base", "Node")}),
+        ({"image": "team/app:1"}, {"environment": "docker.io/team/app:1"}, {}),
+        ({"image": "team/app:1"}, {"environment": "team/app:2"}, {"image": ("team/app:1", "team/app:2")}),
+    ],
+)  # fmt: skip
+async def test_a_thread_s_session_is_compared_with_what_a_request_names(
+    has: dict[str, Any], asked: dict[str, Any], differs: dict[str, Any]
+) -> None:
+    async with world(provider=FakeProvider(images=frozenset({"base", "python", "node", "team/app:1"}))) as w:
+        row = (await w.sessions.create(TENANT, NewSession(thread_id="conv", **has))).session
+        kept = await w.sessions.create(TENANT, NewSession(thread_id="conv", **asked, on_mismatch="keep"))
+        assert {name: (each["has"], each["asked"]) for name, each in kept.mismatch.items()} == differs
+        assert kept.session.id == row.id
+        await w.clock.advance(50)
+        wanted = NewSession(thread_id="conv", **asked)
+        if not differs:
+            assert (await w.sessions.create(TENANT, wanted)).session.id == row.id
+            return
+        with pytest.raises(SessionMismatch) as caught:
+            await w.sessions.create(TENANT, wanted)
+        assert caught.value.mismatch == kept.mismatch
+        assert (await w.session(row)).used == row.used, "a refused request is no use"
+
+
+async def test_a_pulled_image_and_a_processor_are_the_same_by_all_their_names() -> None:
+    assert is_same_image("python:3.12", pulled_image("acme", "docker.io/library/python:3.12"))
+    assert not is_same_image("python:3.12", pulled_image("acme", "python:3.13"))
+    assert not is_same_image("python", "python:latest"), "the one is an image of this machine"
+    row = Session(id="s", tenant="t", environment="base", epoch="e", created_at=0, started=0, used=0, gpus=("0",))
+    for asked, same in ((("any",), True), (("0",), True), (("GPU-5c3a",), True), (("1",), False), ((), False)):
+        assert (not find_mismatch(row, NewSession(gpus=asked), "base", Limits())) is same
+
+
+async def test_a_refused_wish_leaves_its_key_to_the_request_that_replaces() -> None:
+    async with world() as w:
+        old = (await w.sessions.create(TENANT, NewSession(thread_id="conv"))).session
+        other = NewSession(thread_id="conv", environment="python")
+        for _ in range(2):
+            with pytest.raises(SessionMismatch):
+                await w.sessions.create(TENANT, other, "k")
+        wanted = replace(other, on_mismatch="replace")
+        new = await w.sessions.create(TENANT, wanted, "r")
+        again = await w.sessions.create(TENANT, wanted, "r")
+        assert (new.created, again.replayed) == (True, True)
+        assert new.session.id == again.session.id != old.id
+        assert (await w.session(old)).reason is EndReason.REPLACED
+        assert len(await w.provider.list_ids()) == 1
+
+
+def test_the_usual_answer_to_a_mismatch_does_not_change_what_a_key_stands_for() -> None:
+    assert fingerprint(NewSession(thread_id="conv")) == (
+        "5b1af00f8279651b9c542b4c3180c36d08d70fe9c38c98fb03352ea45cbb6ec1"
+    )
+    assert fingerprint(NewSession(on_mismatch="keep")) != fingerprint(NewSession())
 
 
 async def test_threads_of_two_tenants_do_not_meet() -> None:

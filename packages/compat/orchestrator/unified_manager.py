@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from orchestrator.e2b_manager import NAME, E2BManager
-from warren.model.errors import Conflict, InvalidRequest
+from warren.model.errors import Conflict, InvalidRequest, SessionMismatch
 from warren.sdk.blocking.session_holder import create_session
 from warren.sdk.protocol import new_key
 
@@ -38,7 +38,8 @@ class UnifiedSandboxManager(E2BManager):
         """Starts a sandbox, and gives the session that has it: `session_id`, `sandbox_id`, `provider`, `url` and more.
 
         `session_id`: a name of your own for it, without "@@". As long as the session of that name and provider lives it
-        is given again, and in local mode it stays for the next program; with another environment it raises Conflict.
+        is given again, and in local mode it stays for the next program; if it has another environment, image or limit
+        than are named, that raises Conflict.
         Without a `provider` the environment's own makes the sandbox. With one, `environment` may also be an image.
         Raises InvalidRequest for a provider that is not there; "e2b" is there if the key of the server was given as
         E2B's, and then is what the environment says.
@@ -52,13 +53,16 @@ class UnifiedSandboxManager(E2BManager):
             "metadata": {NAME: session_id} if session_id else {},
         }
         options["image" if self._is_image(environment, provider) else "environment"] = environment
-        made = self._create(options)
-        if not made["created"] and environment and not _is_of(made, environment):
-            raise Conflict(
-                f"the sandbox {session_id!r} has the environment {made['environment']!r}, not {environment!r}",
-                remedy="stop it first (stop_sandbox), or give this one another name",
+        try:
+            return self._shown(self._create(options))
+        except SessionMismatch as exc:
+            differs = ", ".join(
+                f"the {name} {each['has']!r}, not {each['asked']!r}" for name, each in exc.mismatch.items()
             )
-        return self._shown(made)
+            raise Conflict(
+                f"the sandbox {session_id!r} has {differs}",
+                remedy="stop it first (stop_sandbox), or give this one another name",
+            ) from exc
 
     def _create(self, options: Mapping[str, Any]) -> dict[str, Any]:
         try:
@@ -95,9 +99,3 @@ class UnifiedSandboxManager(E2BManager):
         """As it comes over HTTP, in local mode too; there is no URL then."""
         values: dict[str, Any] = json.loads(json.dumps(session))
         return {**values, "url": values["url"] if self.mode == "remote" else None}
-
-
-def _is_of(session: Mapping[str, Any], environment: str) -> bool:
-    """Whether a session has the environment, or the image, which may have a longer name on the server."""
-    image: str = session["image"]
-    return environment in (session["environment"], image) or image.endswith(f"/{environment}")

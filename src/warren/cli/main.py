@@ -200,7 +200,8 @@ def _run(arguments: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return 128 + signal.SIGINT
     except WarrenError as exc:
-        report(exc.message, exc.remedy.replace("replace_lost", "--replace-lost"))
+        remedy = exc.remedy.replace("replace_lost", "--replace-lost").replace("on_mismatch", "--on-mismatch")
+        report(exc.message, remedy)
         return EXIT_WARREN_FAILED
     except ModuleNotFoundError as exc:
         report(

@@ -19,6 +19,7 @@ from warren.cli.main import report
 from warren.cli.options import server_options
 from warren.cli.output import ProgressLine, print_json, print_table, printable
 from warren.model.errors import ImageBuilding, InvalidRequest, SessionNotFound, Unauthorized, WarrenError
+from warren.model.mismatch import describe
 from warren.sdk.blocking.backend import find_session_of_thread
 from warren.sdk.blocking.remote import Remote
 from warren.sdk.blocking.session_holder import create_session
@@ -163,6 +164,12 @@ def report_fresh_sandbox(session: dict[str, Any]) -> None:
     if session.get("created") and session.get("previous"):
         reason = session["previous"]["reason"]
         report(f"this is a fresh sandbox: the thread's earlier session ended ({reason}), and its files are gone")
+
+
+def report_mismatch(session: dict[str, Any]) -> None:
+    """Tells the user where the session that was kept differs from what was asked for."""
+    if session.get("mismatch"):
+        report(f"this is the session that the thread has, with {describe(session['mismatch'])}")
 
 
 def short_id(session_id: str) -> str:

@@ -37,7 +37,14 @@ from warren.cli.output import (
     seconds_since,
     write_bytes,
 )
-from warren.cli.remote import RemoteServer, complete_session, report_fresh_sandbox, short_id, split_session
+from warren.cli.remote import (
+    RemoteServer,
+    complete_session,
+    report_fresh_sandbox,
+    report_mismatch,
+    short_id,
+    split_session,
+)
 from warren.model.errors import Conflict, InvalidRequest, NotFound, SandboxLost, SessionEnded
 from warren.model.gpus import gpus_value
 
@@ -74,6 +81,12 @@ _WATCH_S: Final = 2.0
 @click.command()
 @click.option("--thread", default="", metavar="T", help="Its thread. If the thread has a session, that one is used.")
 @environment_option("Environment of the server's registry.")
+@click.option(
+    "--on-mismatch",
+    type=click.Choice(["keep", "replace", "error"]),
+    help="If the thread's session has another environment, image, provider or limit: use it, end it and make a new "
+    "one, or refuse (the default).",
+)
 @click.option("--agent", "agent_config", default="", metavar="A", help="Agent of the server's registry that it is for.")
 @click.option("--image", default="", metavar="I", help="Image to use instead of the environment's.")
 @click.option(
@@ -131,6 +144,7 @@ def create(
     with RemoteServer(url) as server:
         session = server.create_session(drop_empty(values))
     report_fresh_sandbox(session)
+    report_mismatch(session)
     print_json(session) if as_json else click.echo(session["session_id"])
 
 

@@ -239,6 +239,11 @@ class Fleet:
         )
         return [self._members[worker_id] for worker_id in ids]
 
+    def fits(self, worker_id: str, required: Requirements) -> bool:
+        """Returns whether the worker could have the session if it had room for it; True for one that is not known."""
+        member = self._members.get(worker_id)
+        return member is None or fits(required, self._candidate(member, required.tenant))
+
     def note_assigned(self, worker_id: str) -> None:
         """Counts a new session that was sent to a worker, until the worker's next report includes it."""
         self._assigned_at.setdefault(worker_id, deque()).append(self._now())

@@ -27,7 +27,15 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from uvicorn.protocols.utils import ClientDisconnected
 
 from warren.kernel.logs import get_log
-from warren.model.errors import ImageBuilding, InvalidJson, InvalidRequest, Misdirected, StoreAway, WarrenError
+from warren.model.errors import (
+    ImageBuilding,
+    InvalidJson,
+    InvalidRequest,
+    Misdirected,
+    SessionMismatch,
+    StoreAway,
+    WarrenError,
+)
 from warren.model.strict_json import MAX_VALUES, json_error, read_in_steps, read_json, shortened, too_deep
 from warren.sessions.request_context import note
 from warren.sessions.validation import describe_error, field_name, summary
@@ -61,6 +69,8 @@ def problem(exc: WarrenError, instance: str = "") -> Response:
     if isinstance(exc, ImageBuilding):
         fields |= {"step": exc.step, "fraction": exc.fraction, "about": exc.about or None}
         fields |= {"remaining_s": exc.remaining_s}
+    if isinstance(exc, SessionMismatch):
+        fields["mismatch"] = exc.mismatch
     if instance:
         fields["instance"] = instance
     note(error=exc.code)

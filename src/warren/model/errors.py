@@ -31,6 +31,7 @@ WarrenError
 │   └── RateLimited                too many requests in too short a time
 ├── Conflict
 │   ├── FileExists
+│   ├── SessionMismatch            a thread's session has something else than was asked for
 │   └── ContextLost                the interpreter of a code context has ended, and what it held with it
 ├── FileProblem                    the file system of the sandbox refused
 │   ├── PermissionDenied
@@ -63,6 +64,8 @@ A class carries its stable `code`, its HTTP status, and whether trying again can
 """
 
 from typing import ClassVar
+
+from warren.model.mismatch import Mismatch
 
 
 class WarrenError(Exception):
@@ -217,6 +220,24 @@ class Conflict(WarrenError):
 
 class FileExists(Conflict):
     code = "exists"
+
+
+class SessionMismatch(Conflict):
+    """`mismatch`: for each thing that differs (`environment`, `limits.memory_mb` …) what the session `has` and what was
+    `asked` for."""
+
+    code = "session_mismatch"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        remedy: str = "",
+        retry_after_s: float | None = None,
+        mismatch: Mismatch | None = None,
+    ) -> None:
+        super().__init__(message, remedy=remedy, retry_after_s=retry_after_s)
+        self.mismatch = mismatch or {}
 
 
 class ContextLost(Conflict):

@@ -125,6 +125,7 @@ class EndReason(StrEnum):
     FAILED = "failed"
     UNDONE = "undone"
     SHUTDOWN = "shutdown"
+    REPLACED = "replaced"
 
 
 # No caller ever got the sandbox, so the Idempotency-Key may be used again.

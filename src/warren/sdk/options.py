@@ -13,6 +13,7 @@ from warren.model.errors import ImageBuilding, InvalidRequest
 if TYPE_CHECKING:
     from warren.model.network import NetworkRules
 
+OnMismatch = Literal["keep", "replace", "error"]
 Mode = Literal["remote", "local"]
 ImageProgress = Callable[[ImageBuilding], None]
 
@@ -64,6 +65,7 @@ class SessionOptions(TypedDict, total=False):
     idle_timeout_s: float | None
     max_lifetime_s: float | None
     replace_lost: bool
+    on_mismatch: OnMismatch
     agent_config: str | Mapping[str, Any]
     exactly_once: bool
     image_timeout_s: float

@@ -22,10 +22,12 @@ from warren.model.errors import (
     NotFound,
     ProtocolError,
     ServerUnreachable,
+    SessionMismatch,
     Unauthorized,
     Unavailable,
     WarrenError,
 )
+from warren.model.mismatch import describe
 from warren.sdk.addresses import ServerAddress
 from warren.sdk.discovery import key_remedy
 
@@ -192,6 +194,8 @@ def error_from_response(status: int, body: bytes, api_key: str = "", retry_after
     if isinstance(error, ImageBuilding):
         error.step, error.fraction = problem.get("step") or "", problem.get("fraction")
         error.about, error.remaining_s = problem.get("about") or "", problem.get("remaining_s")
+    if isinstance(error, SessionMismatch):
+        error.mismatch = problem.get("mismatch") or {}
     return error
 
 
@@ -246,7 +250,10 @@ def connection_lost(
 
 
 def fresh_sandbox_notice(created: Mapping[str, Any]) -> str | None:
-    """Returns what the caller should know about a session that took the place of an earlier one of its thread."""
+    """Returns what the caller should know about a session that took the place of an earlier one of its thread, or that
+    is kept although it differs from what was asked for."""
+    if created.get("mismatch"):
+        return f"This is the session that the thread has, with {describe(created['mismatch'])}."
     previous = created.get("previous")
     if not created.get("created") or previous is None:
         return None

@@ -175,6 +175,7 @@ class SessionInfo(BaseResult):
     """A session as it is. `isolation` has the layers that are in force; `created` says whether this call made it.
 
     `previous` tells how the thread's session before it ended. `reason` and `detail` say why this one has ended.
+    `mismatch`, of a client that keeps its thread's session, tells what that has and the client had asked for otherwise.
     """
 
     session_id: str
@@ -204,6 +205,7 @@ class SessionInfo(BaseResult):
     created: bool | None = None
     agent: str | None = None
     agent_config: dict[str, Any] | None = None
+    mismatch: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ _REASON_TEXTS: Final = {
     EndReason.FAILED: "its sandbox could not be made",
     EndReason.UNDONE: "the server stopped while it was being made",
     EndReason.SHUTDOWN: "the server was stopped",
+    EndReason.REPLACED: "its thread asked for another one",
 }
 
 

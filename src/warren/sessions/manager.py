@@ -22,6 +22,7 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
+from warren.model.mismatch import Mismatch, describe
 from warren.model.network import NetworkRules
 from warren.model.preview import PreviewRules
 from warren.model.secrets import authority_variables
@@ -39,6 +40,7 @@ from warren.model.spec import Layer
 from warren.sessions.allowances import caps_of, check_lifetime
 from warren.sessions.ending import unusable_error
 from warren.sessions.lifecycle import Lifecycle
+from warren.sessions.mismatches import mismatch_error
 from warren.sessions.new_rows import NewRows, Offer
 from warren.sessions.new_session import CreateResult, NewSession, fingerprint, previous_of
 from warren.sessions.request_context import current_caller, note
@@ -51,6 +53,17 @@ class SessionStats:
 
     sessions: Mapping[str, int]
     workers: Mapping[str, WorkerStats]
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """A create. `admitted`: its image is there, and the quota of creates has counted it."""
+
+    request: NewSession
+    row: Session
+    caller: Caller
+    key: Key | None
+    admitted: bool = False
 
 
 class Sessions:
@@ -75,21 +88,17 @@ class Sessions:
     async def create(self, tenant: str, request: NewSession, key: str = "") -> CreateResult:
         """Returns a new session, or the session that the thread or the Idempotency-Key already has."""
         self.uses.check_open()
-        caller, starting = current_caller(), self.lifecycle.starting
+        caller = current_caller()
         idempotency = Key(tenant, "create", check_key(key), fingerprint(request)) if key else None
-        row = await self.new_rows.make(tenant, request, caller)
-        counted = False
+        wanted = _Wanted(request, await self.new_rows.make(tenant, request, caller), caller, idempotency)
         while True:
             earlier = await self.store.of_thread(tenant, request.thread_id) if request.thread_id else None
-            if (previous := previous_of(earlier)) != row.previous:
-                row = replace(row, previous=previous)
-            # Only a request that may make a session waits for its image and counts as one, however often this is tried.
-            if not counted and (earlier is None or not earlier.active):
-                row = await starting.prepare(row, wait=not key)  # a caller with a key asks again
-                await self.metering.count_create(caller)
-                counted = True
+            if (previous := previous_of(earlier)) != wanted.row.previous:
+                wanted.row = replace(wanted.row, previous=previous)
+            if earlier is None or not earlier.active:
+                await self._admit(wanted)
             try:
-                session, added = await self._add(row, idempotency, caller)
+                session, added = await self._add(wanted.row, idempotency, caller)
             except Unavailable:
                 # A caller whose thread already has a session does not need the store to write.
                 if earlier is None or idempotency is not None or not earlier.state.can_run:
@@ -100,10 +109,21 @@ class Sessions:
                 span.note(session=session.id, environment=session.environment)
             if added is Added.NEW:
                 has_no_name = not key and not request.thread_id
-                return CreateResult(await starting.start(session, end_if_abandoned=has_no_name), created=True)
-            result = await self._use_existing(session, added, request)
+                started = await self.lifecycle.starting.start(session, end_if_abandoned=has_no_name)
+                return CreateResult(started, created=True)
+            result = await self._use_existing(session, added, wanted)
             if result is not None:
                 return result
+
+    async def _admit(self, wanted: _Wanted) -> None:
+        """Only a request that may make a session waits for its image and counts as one, however often it is tried."""
+        if wanted.admitted:
+            return
+        self.new_rows.check_provider(wanted.row)
+        waits = wanted.key is None  # a caller with a key asks again
+        wanted.row = await self.lifecycle.starting.prepare(wanted.row, wait=waits)
+        await self.metering.count_create(wanted.caller)
+        wanted.admitted = True
 
     async def _add(self, row: Session, key: Key | None, caller: Caller) -> tuple[Session, Added]:
         try:
@@ -112,7 +132,7 @@ class Sessions:
             self.metering.report_limit(caller, "sessions")
             raise
 
-    async def _use_existing(self, session: Session, added: Added, request: NewSession) -> CreateResult | None:
+    async def _use_existing(self, session: Session, added: Added, wanted: _Wanted) -> CreateResult | None:
         """Decides about the session that the store has found. Returns None if it is out of the way now: the caller
         tries again.
 
@@ -123,21 +143,35 @@ class Sessions:
             session = await lifecycle.starting.wait_until_settled(session)
             if session.reason in FAILED_CREATIONS:
                 raise Unavailable(f"the sandbox could not be made: {session.detail}", retry_after_s=1)
+        mismatch: Mismatch = {}
         if session.state.can_run:
             lifecycle.basis.worker_of(session)
+            mismatch = self.new_rows.mismatch(session, wanted.request) if wanted.request.thread_id else {}
+            if mismatch and wanted.request.on_mismatch != "keep":
+                await self._replace(session, mismatch, wanted)
+                return None
         if added is Added.KEY:
-            return CreateResult(session, created=False, replayed=True)
+            return CreateResult(session, created=False, replayed=True, mismatch=mismatch)
         if session.state.can_run:
             with contextlib.suppress(SessionEnded, SandboxLost):  # it has just ended: try again
-                return CreateResult(await self.uses.record_of(session), created=False)
+                return CreateResult(await self.uses.record_of(session), created=False, mismatch=mismatch)
             return None
         if session.state is SessionState.LOST:
-            if not request.replace_lost:
+            if not wanted.request.replace_lost:
                 raise unusable_error(session)
             await lifecycle.ending.end(session, EndReason.LOST, session.detail)
         else:
             await lifecycle.starting.wait_until_settled(session)
         return None
+
+    async def _replace(self, session: Session, mismatch: Mismatch, wanted: _Wanted) -> None:
+        """Ends the session if that is wanted and there can be another one. Raises SessionMismatch if it is not."""
+        if wanted.key is not None:
+            await self.store.release_key(wanted.key)  # `add` has given it to this session
+        if wanted.request.on_mismatch == "error":
+            raise mismatch_error(session, mismatch)
+        await self._admit(wanted)
+        await self.lifecycle.ending.end(session, EndReason.REPLACED, f"it had {describe(mismatch)}")
 
     # -- finding
 

@@ -13,6 +13,7 @@ from warren.model.egress import Presets
 from warren.model.environment import Environment
 from warren.model.errors import ImageNotFound, InvalidRequest
 from warren.model.image_reference import is_image_reference
+from warren.model.mismatch import Mismatch
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.preview import NO_PREVIEW_RULES
 from warren.model.secrets import BoundSecret, authority_variables, broker_variables, check_names, check_together
@@ -21,6 +22,7 @@ from warren.model.spec import NO_CEILINGS, Ceilings, Layer, check_env, check_env
 from warren.model.tenant_images import may_use_image
 from warren.sessions.allowances import check_allowed, check_ceilings, longest_life
 from warren.sessions.lifecycle import Lifecycle
+from warren.sessions.mismatches import find_mismatch
 from warren.sessions.new_session import Defaults, NewSession, changed_limits, with_agent, with_image
 from warren.sessions.request_context import session_id_or
 
@@ -44,10 +46,7 @@ class NewRows:
 
     async def make(self, tenant: str, request: NewSession, caller: Caller) -> Session:
         """Raises InvalidRequest, Forbidden, QuotaExceeded, and what finding the parts of the session raises."""
-        agent = self._find_agent(request.agent_config) if request.agent_config else None
-        request = with_agent(request, agent) if agent else request
-        if is_image_reference(request.environment):
-            request = with_image(request)
+        request, agent = self.complete(request)
         environment = self._offer.environments(request.environment or self._offer.defaults.environment)
         rules = environment.network if request.network is None else request.network
         is_open, variables = rules.is_open, dict[str, str]()
@@ -62,8 +61,6 @@ class NewRows:
         _check_parts(tenant, request)
         provider = request.provider or environment.provider
         gpus = environment.gpus if request.gpus is None else request.gpus
-        needs = environment.needs | network_needs(rules) | ({Capability.EGRESS} if secrets else set())
-        self._lifecycle.starting.check_provider(provider, needs | ({Capability.GPU} if gpus else set()))
         if (is_open or secrets) and Layer.NO_NETWORK in request.require:
             raise InvalidRequest(
                 f"the session requires no_network, and its rules open: {rules if is_open else 'secrets'}",
@@ -106,6 +103,25 @@ class NewRows:
             agent_config=agent.as_mapping() if agent else {},
             previews=request.previews or NO_PREVIEW_RULES,
         )
+
+    def complete(self, request: NewSession) -> tuple[NewSession, Agent | None]:
+        """Returns the request with what only its agent says, and with an image that it names as its environment as its
+        image."""
+        agent = self._find_agent(request.agent_config) if request.agent_config else None
+        request = with_agent(request, agent) if agent else request
+        return with_image(request) if is_image_reference(request.environment) else request, agent
+
+    def check_provider(self, row: Session) -> None:
+        """Raises InvalidRequest if the row's provider is not here, or lacks what the session needs."""
+        needs = self._offer.environments(row.environment).needs | network_needs(row.network)
+        needs |= {Capability.EGRESS} if row.secrets else set()
+        self._lifecycle.starting.check_provider(row.provider, needs | ({Capability.GPU} if row.gpus else set()))
+
+    def mismatch(self, session: Session, request: NewSession) -> Mismatch:
+        """Returns where the session of the request's thread has something else than the request names."""
+        environment = self._offer.environments(session.environment)
+        image, limits = session.image or environment.image, session.limits or environment.limits
+        return find_mismatch(session, self.complete(request)[0], image, limits)
 
     def check_limits(self, caller: Caller, environment: Environment, limits: Mapping[str, float]) -> None:
         """Raises InvalidRequest or Forbidden if no session of the caller could have these limits."""

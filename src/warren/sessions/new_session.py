@@ -4,10 +4,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from warren.model.agent import Agent
 from warren.model.errors import InvalidRequest
+from warren.model.mismatch import Mismatch
 from warren.model.network import NetworkRules
 from warren.model.preview import PreviewRules
 from warren.model.session import FAILED_CREATIONS, IDLE_TIMEOUT_S, MAX_LIFETIME_S, EndReason, Previous, Session
@@ -21,11 +22,15 @@ class Defaults:
     max_lifetime_s: float = MAX_LIFETIME_S
 
 
+OnMismatch = Literal["keep", "replace", "error"]
+
+
 @dataclass(frozen=True, slots=True)
 class NewSession:
     """The session that a caller wants. With `replace_lost` a thread whose sandbox has died gets a new one. `network`
     and `gpus` None: what the environment says. `agent_config` is the name of an agent of the registry, or an agent as
-    JSON has it; what the request says itself wins over what the agent says. `previews` None: no port is public."""
+    JSON has it; what the request says itself wins over what the agent says. `previews` None: no port is public.
+    `on_mismatch`: what becomes of a thread's session that has something else than this names."""
 
     environment: str = ""
     thread_id: str = ""
@@ -43,16 +48,18 @@ class NewSession:
     agent_config: str | Mapping[str, Any] = ""
     gpus: tuple[str, ...] | None = None
     previews: PreviewRules | None = None
+    on_mismatch: OnMismatch = "error"
 
 
 @dataclass(frozen=True, slots=True)
 class CreateResult:
     """`created`: this call made the session. Otherwise the thread had it, or (`replayed`) an earlier call with the same
-    Idempotency-Key made it."""
+    Idempotency-Key made it. `mismatch`: what the thread's session has, and the request would have otherwise."""
 
     session: Session
     created: bool
     replayed: bool = False
+    mismatch: Mismatch = field(default_factory=dict)
 
 
 def fingerprint(request: Any) -> str:
@@ -64,6 +71,8 @@ def fingerprint(request: Any) -> str:
     for name, part in (("network", "headers"), ("previews", "host_mask")):
         if values.get(name) and not values[name][part]:
             del values[name][part]
+    if values.get("on_mismatch") == "error":
+        del values["on_mismatch"]
     if values.get("stdin"):
         del values["stdin"]
     text = json.dumps(values, sort_keys=True, default=_to_json)

@@ -24,7 +24,7 @@ from warren.model.session import Session, SessionState
 from warren.model.spec import USER, WORKSPACE, Layer, Limits
 from warren.model.tenant_images import reference_in
 from warren.sessions.long_values import LongText
-from warren.sessions.new_session import NewSession
+from warren.sessions.new_session import NewSession, OnMismatch
 from warren.sessions.request_context import current_caller
 
 MAX_VARIABLES = 4096
@@ -138,6 +138,12 @@ class SessionBody(Body):
         description="The agent it is for: its name in the registry, or an agent as the registry has them. It gives the "
         "environment, limits, variables and time-outs that the request does not name; see docs/registry.md",
         examples=["coder"],
+    )
+    on_mismatch: OnMismatch = Field(
+        "error",
+        description="If the thread's session has another environment, image, provider, limit or number of gpus than "
+        "this names: `error` answers 409 `session_mismatch`, `keep` gives that session and says in `mismatch` what it "
+        "has, `replace` ends it, with its files, and makes a new one",
     )
 
     async def to_new_session(self) -> NewSession:
@@ -323,6 +329,11 @@ class SavedView(BaseModel):
     left_out_count: int
 
 
+class MismatchView(BaseModel):
+    has: Any
+    asked: Any
+
+
 class SessionView(BaseModel):
     """A session as it is shown. `limits`: those in force; null for a session that an older server made. `previous`: the
     thread had an earlier session, whose files are gone."""
@@ -359,6 +370,9 @@ class SessionView(BaseModel):
     url: str
     isolation: dict[str, Any] | None = None
     created: bool | None = None
+    mismatch: dict[str, MismatchView] | None = Field(
+        None, description="In the answer of a create with `on_mismatch: keep`: where the thread's session differs"
+    )
 
 
 class ExecView(BaseModel):

@@ -430,6 +430,11 @@ export interface MetricsView {
     series: FiguresView[];
 }
 
+export interface MismatchView {
+    has: unknown;
+    asked: unknown;
+}
+
 export interface MoveBody {
     source: string;
     target: string;
@@ -729,6 +734,7 @@ export interface SessionBody {
     max_lifetime_s?: number | null;
     replace_lost?: boolean;
     agent_config?: string | Record<string, unknown>;
+    on_mismatch?: "keep" | "replace" | "error";
 }
 
 export interface SessionPage {
@@ -771,6 +777,7 @@ export interface SessionView {
     url: string;
     isolation?: Record<string, unknown> | null;
     created?: boolean | null;
+    mismatch?: Record<string, MismatchView> | null;
 }
 
 export interface SignInBody {

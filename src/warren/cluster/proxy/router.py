@@ -151,6 +151,8 @@ class Router:
         else:
             target = await read_target(operation, request, body)
             session, worker_id = await self._find_worker(caller, target)
+            if worker_id and session is not None and _replaces_session(operation, caller, target):
+                worker_id = await self._end_if_elsewhere(worker_id, session, request, target)
             if not worker_id and _creates_session(operation, caller, target, session):
                 await self._place_session(request, target, body, send)
                 return True
@@ -307,6 +309,25 @@ class Router:
                     raise _worker_unreachable(member.id, exc) from exc
             except Broken as exc:
                 raise _interrupted(member.id, exc) from exc
+
+    async def _end_if_elsewhere(self, worker_id: str, session: Session, request: Request, target: Target) -> str:
+        """A session that is to be replaced may be on a worker that cannot have the new one. Returns the worker's id if
+        it can, and "" when the session is ended. Raises if no worker can: the thread then keeps its session."""
+        if self._fleet.fits(worker_id, self._requirements(request.caller, target)):
+            return worker_id
+        self._choose_workers(request.caller, target)
+        member = await self._fleet.find_reachable(worker_id)
+        path, headers = f"/api/sessions/{session.id}".encode(), self._headers_for_worker(request, has_headers=False)
+        try:
+            async with self._worker_client.request(
+                member.address, "DELETE", path, headers, head_timeout_s=_DISCARD_TIMEOUT_S
+            ) as response:
+                answer = await response.read_all(_MAX_REFUSAL)
+        except ForwardingFailed as exc:
+            raise _worker_unreachable(worker_id, exc) from exc
+        if response.status != 200:
+            raise _problem_of(answer)
+        return ""
 
     def _choose_workers(self, caller: Caller, target: Target) -> list[Member]:
         """A session whose network nobody asked for goes to a worker without networks where no other is."""
@@ -521,6 +542,11 @@ def _named_worker(scope: Scope) -> str:
     query: bytes = scope["query_string"]
     name = parse_qs(query.decode("latin-1")).get("worker", [""])[-1]
     return name if len(name) <= MAX_WORKER_NAME else ""
+
+
+def _replaces_session(operation: Operation, caller: Caller, target: Target) -> bool:
+    is_create = operation.makes is Makes.SESSION and caller.may(KeyScope.SESSIONS)
+    return is_create and bool(target.thread_id) and target.values.get("on_mismatch") == "replace"
 
 
 def _creates_session(operation: Operation, caller: Caller, target: Target, session: Session | None) -> bool:

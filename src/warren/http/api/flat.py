@@ -13,9 +13,10 @@ from warren.http.multipart import FormPart, read_parts
 from warren.interfaces.store import Page
 from warren.model.access import Scope
 from warren.model.errors import InvalidRequest, SessionNotFound, TooLarge
+from warren.model.mismatch import describe
 from warren.model.session import EndReason, Session
 from warren.model.spec import USER, WORKSPACE
-from warren.sessions.new_session import NewSession
+from warren.sessions.new_session import CreateResult, NewSession
 from warren.sessions.operations import files
 from warren.sessions.operations.call import Call, Handler, Values, perform, perform_stream
 from warren.sessions.operations.commands import EVENTS, EncodingQuery, run_to_end, stream_command
@@ -114,7 +115,7 @@ async def create_session(call: Call, body: SessionBody | None) -> Values:
         "workspace": WORKSPACE,
         "worker": call.context.worker_url or call.base_url().rstrip("/"),
         "thread_id": session.thread_id or None,
-        "notice": _notice(session) if result.created else None,
+        "notice": _notice(session) if result.created else _keep_notice(result),
     }
 
 
@@ -256,8 +257,15 @@ def _notice(session: Session) -> str | None:
         EndReason.LIFETIME: "reached its maximum lifetime",
         EndReason.LOST: f"was lost ({previous.detail})",
         EndReason.SHUTDOWN: "ended when the server was stopped",
+        EndReason.REPLACED: f"was replaced, because {previous.detail}",
     }.get(previous.reason, "was deleted")
     return f"This is a fresh sandbox: the thread's earlier session {previous.session_id} {why}, and its files are gone."
+
+
+def _keep_notice(result: CreateResult) -> str | None:
+    if not result.mismatch:
+        return None
+    return f"This is the session that the thread has, with {describe(result.mismatch)}."
 
 
 _FORM: Final[dict[str, Any]] = {

@@ -71,6 +71,8 @@ class Sandboxes:
         found = await find_session_of_thread(self._backend, thread_id)
         if found is None or found["state"] != "running":
             options: dict[str, Any] = {"thread_id": thread_id, "replace_lost": True}
+            if self._environment or self._agent:
+                options["on_mismatch"] = "keep"  # they describe new sandboxes
             if self._environment:
                 options["environment"] = self._environment
             if self._agent:

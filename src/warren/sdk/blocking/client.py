@@ -72,7 +72,9 @@ class SandboxClient(Files, Code):
     have, such as {"gpu": "1"}. `provider`: one of the server's providers. `agent_config`: the agent that the session is
     for, by its name in the registry or as a mapping; it gives what the other options do not. `idle_timeout_s` and
     `max_lifetime_s` end the session. `replace_lost`: when the thread's sandbox has died, the client goes on in a fresh
-    one, and the result's `notice` says that earlier files are gone.
+    one, and the result's `notice` says that earlier files are gone. `on_mismatch`: when the thread has a session with
+    another environment, image, provider, limit or number of gpus than these options name, "error" (the default) raises
+    SessionMismatch, "keep" uses that session, and "replace" ends it and makes a new one; `notice` then says so.
 
     The others say how the client works. `timeout` is that of commands without one. `exactly_once` makes commands safe
     to repeat, and repeats them when the connection breaks; it costs the server a little more. `image_timeout_s`: how

@@ -74,15 +74,18 @@ async def create_session(call: Call, body: SessionBody | None) -> OperationReply
     With `thread_id` this is get-or-create, and atomic: however many ask at once, the thread has one session. 201: it
     is new. 200: it existed. When a thread's sandbox has died the answer is 410 `sandbox_lost`, unless
     `replace_lost` asks for a fresh one; `previous` then says whose files are gone.
+
+    When the thread's session has another environment, image, provider or limit than the request names, the answer is
+    409 `session_mismatch`, with both values in `mismatch`; `on_mismatch` asks for that session all the same, or for a
+    new one.
     """
     body = body or SessionBody()
     check_labels(call.context, body.labels)
     result = await call.sessions.create(call.tenant, await body.to_new_session(), call.key)
     view = show(call, result.session)
     headers = {"Location": view["url"], **({"Idempotency-Replayed": "true"} if result.replayed else {})}
-    return OperationReply(
-        {**view, "created": result.created}, 201 if result.created or result.replayed else 200, headers
-    )
+    view |= {"created": result.created} | ({"mismatch": result.mismatch} if result.mismatch else {})
+    return OperationReply(view, 201 if result.created or result.replayed else 200, headers)
 
 
 async def list_sessions(call: Call, query: SessionsQuery) -> Values:
