@@ -5,6 +5,7 @@
 /* connection.c */
 void connection_take(int fd);
 void connection_flush(void); /* once per turn of the main loop */
+void connection_hear(void);  /* reads what the worker has sent, without waiting */
 
 /* The programs that main.c chooses by its own name or by its first argument. */
 int sudo_main(int argc, char **argv);

@@ -29,6 +29,9 @@
 #define LIVE_KEEP (1024u * 1024)
 #define RETRY_US (200 * 1000)
 #define LOOK_US (5 * 1000)
+#define LATE_US                                                                                                        \
+    (250 * 1000) /* a time limit that is noticed later than this may have passed while the sandbox was frozen, */
+#define NEWS_US (1000 * 1000) /* and so long the worker has to say so */
 
 struct command *commands;
 
@@ -387,11 +390,30 @@ static void control(uint32_t channel, struct command *c, const struct request *r
     send_done(channel);
 }
 
+static uint64_t late_us; /* when a time limit was noticed late */
+
+/* The sandbox was frozen for so long: the time of what runs in it goes on where it stood. What the worker had asked for
+ * before, and the agent has read only now, did not wait all of that time. */
+static void resumed(uint32_t channel, uint64_t paused_us) {
+    uint64_t now = now_us();
+    for (struct command *c = commands; c; c = c->next) {
+        uint64_t since = now - c->started_us, moved = paused_us < since ? paused_us : since;
+        tend_resumed(c, paused_us);
+        if (c->life == LIFE_ENDED) continue;
+        c->started_us += moved;
+        if (c->deadline_us) c->deadline_us += moved;
+    }
+    kill_all_resumed(paused_us);
+    late_us = 0;
+    send_done(channel);
+}
+
 void command_control(uint32_t channel, struct fields f) {
     struct request r = request_parse(f);
     struct command *c = r.bad ? NULL : find(r.id);
     if (r.bad) send_error(channel, CODE_INVALID, "that is no control request");
     else if (r.op == CONTROL_KILL_ALL) command_kill_all(channel);
+    else if (r.op == CONTROL_RESUMED) resumed(channel, r.paused_ms * 1000);
     else if (!c) send_error(channel, CODE_NO_PROCESS, "there is no process %s", r.id);
     else control(channel, c, &r);
     request_free(&r);
@@ -429,18 +451,25 @@ void command_list(uint32_t channel) {
 
 /* ---- time ---- */
 
+/* When the time limit takes effect; UINT64_MAX if there is none. */
+static uint64_t effective_deadline(const struct command *c) {
+    if (!c->deadline_us) return UINT64_MAX;
+    return c->deadline_us < late_us ? late_us + NEWS_US : c->deadline_us;
+}
+
 uint64_t command_next_deadline(void) {
     uint64_t next = command_ending_all() ? now_us() + LOOK_US : UINT64_MAX;
     for (struct command *c = commands; c; c = c->next)
-        if (c->deadline_us && c->deadline_us < next) next = c->deadline_us;
+        if (effective_deadline(c) < next) next = effective_deadline(c);
     return next;
 }
 
 void command_deadlines(void) {
     uint64_t now = now_us();
     for (struct command *c = commands; c; c = c->next)
-        if (c->deadline_us && c->deadline_us <= now) {
-            if (c->lingers) c->ending = REASON_TIMEOUT, command_closed(c);
+        if (effective_deadline(c) <= now) {
+            if (now - c->deadline_us > LATE_US && late_us < c->deadline_us) late_us = now;
+            else if (c->lingers) c->ending = REASON_TIMEOUT, command_closed(c);
             else end_command(c, REASON_TIMEOUT, c->grace_ms);
         }
 }

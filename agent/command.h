@@ -50,7 +50,8 @@ struct command {
     bool has_start_channel;
     bool exit_delayed; /* it exited while its tree is being ended, and is reported after that */
     uint64_t started_us, ended_us, deadline_us;
-    uint64_t overdue_us; /* when its supervisor must have carried out an order (tend.c); 0: it has none */
+    uint64_t ordered_us, overdue_us; /* when its supervisor got an order, and when it must have carried it out (tend.c);
+                                        0: it has none */
     uint32_t grace_ms;
     enum reason ending; /* why it is being ended; REASON_EXITED while it is not */
     struct report end;
@@ -78,6 +79,7 @@ void forget(struct command *c);
 void command_kill_all(uint32_t channel);
 bool command_ending_all(void); /* everything in the sandbox is being ended: nothing new may be started */
 void command_check_ended_all(void);
+void kill_all_resumed(uint64_t paused_us);
 
 /* spawn.c: opens pipes or a terminal and starts the supervisor. Returns 0, or a code and why. */
 enum code spawn(struct command *c, struct request *r, const struct user *u, const char **why);
@@ -94,8 +96,8 @@ void output_collect(struct command *c, bool all);
 void output_close(struct command *c);
 void output_note_writes(const int *fds, size_t n, bool lost);
 void output_after_signals(void);
-bool output_pending(void);                    /* writes were noted whose data was not read yet */
-void command_resume(struct command *c);       /* continues reading if no reader lags behind any more */
+bool output_pending(void); /* writes were noted whose data was not read yet */
+void command_resume(struct command *c); /* continues reading if no reader lags behind any more */
 bool command_send_output(struct channel *ch); /* sends what fits; true if there is more */
 
 /* shell.c: `cd` and `export` last from one shell command to the next. */
@@ -109,5 +111,6 @@ void tend(void);
 uint64_t tend_next(void);
 void tend_ordered(struct command *c, uint32_t grace_ms);
 void tend_lost_supervisor(void);
+void tend_resumed(struct command *c, uint64_t paused_us);
 
 #endif

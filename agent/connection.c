@@ -18,6 +18,7 @@
 #include "files.h"
 
 #define READ_BYTES (64u * 1024)
+#define READS 64 /* in one turn */
 
 static struct buf inbox;
 static struct watch worker = {.fd = -1};
@@ -47,6 +48,7 @@ static bool handle_hello(const uint8_t *p, size_t n) {
     add_number(&outbox, TAG_VERSION, WIRE_VERSION);
     add_number(&outbox, TAG_PID, (uint64_t)getpid());
     add_number(&outbox, TAG_OP, LAST_FILE_OP);
+    add_number(&outbox, TAG_CONTROL, LAST_CONTROL_OP);
     frame_close(&outbox, mark);
     outbox_wake();
     greeted = version == WIRE_VERSION;
@@ -118,7 +120,7 @@ static bool handle_frames(struct buf *b) {
 }
 
 static void receive(void) {
-    for (;;) {
+    for (int reads = 0; reads < READS; reads++) {
         uint8_t *to = buf_room(&inbox, READ_BYTES);
         ssize_t n = recv(worker.fd, to, inbox.cap - inbox.len, 0);
         if (n < 0 && errno == EINTR) continue;
@@ -197,6 +199,10 @@ static void worker_ready(struct watch *w, uint32_t events) {
         outbox_woken = true;
     }
     if (worker.fd >= 0 && events & (EPOLLIN | EPOLLHUP | EPOLLERR)) receive();
+}
+
+void connection_hear(void) {
+    if (worker.fd >= 0) receive();
 }
 
 void connection_take(int fd) {

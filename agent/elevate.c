@@ -150,11 +150,13 @@ static int attend(int conn, pid_t pid, int signals) {
     struct pollfd p[2] = {{conn, POLLIN, 0}, {signals, POLLIN, 0}};
     struct signalfd_siginfo info;
     struct sudo_event event;
+    struct own_time t = {0};
     uint64_t kill_us = 0;
     for (int status;;) {
+        own_time_pass(&t, kill_us ? HANGUP_MS / 10 : -1);
         pid_t ended = waitpid(pid, &status, WNOHANG);
         if (ended == pid || (ended < 0 && errno != EINTR)) return ended == pid ? status : SIGKILL;
-        if (kill_us && now_us() >= kill_us) signal_command(pid, SIGKILL);
+        if (kill_us && own_now(&t) >= kill_us) signal_command(pid, SIGKILL);
         if (poll(p, 2, kill_us ? HANGUP_MS / 10 : -1) < 0 && errno != EINTR) return SIGKILL;
         if (p[1].revents && read(signals, &info, sizeof info) < 0) {}
         if (!p[0].revents || kill_us) continue;
@@ -165,7 +167,7 @@ static int attend(int conn, pid_t pid, int signals) {
             continue;
         }
         p[0].fd = -1; /* the caller is gone, or sends nonsense */
-        kill_us = now_us() + HANGUP_MS * 1000;
+        kill_us = own_now(&t) + HANGUP_MS * 1000;
         signal_command(pid, SIGTERM);
         signal_command(pid, SIGCONT);
     }

@@ -34,7 +34,6 @@
 
 #include "agent.h"
 #include "keeper.h"
-#include "process.h"
 
 #define MIB (1024u * 1024)
 #define MAX_WAITING 64
@@ -83,7 +82,7 @@ static void take_request(struct keeper *k) {
         client_gone(k, k->current);
         return;
     }
-    k->request_by = now_us() + REQUEST_US;
+    k->request_by = keeper_now(k) + REQUEST_US;
     if (!in_head) k->request->at += (size_t)n;
     else if ((k->request_head_bytes += (size_t)n) == FRAME_HEAD) {
         size_t length = frame_length(k->request_head);
@@ -152,7 +151,7 @@ static void choose_client(struct keeper *k, const struct pollfd *p) {
     k->current = next;
     k->state = TAKING;
     k->request_head_bytes = 0;
-    k->request_by = now_us() + REQUEST_US;
+    k->request_by = keeper_now(k) + REQUEST_US;
     take_request(k);
 }
 
@@ -188,7 +187,7 @@ static void expire(struct keeper *k) {
     k->listener = -1;
     close(k->channel);
     k->channel = -1;
-    k->kill_at = now_us() + k->grace_us;
+    k->kill_at = keeper_now(k) + k->grace_us;
 }
 
 static bool may_expire(const struct keeper *k) {
@@ -197,7 +196,8 @@ static bool may_expire(const struct keeper *k) {
 }
 
 static void check_deadlines(struct keeper *k) {
-    uint64_t now = now_us();
+    own_time_pass(&k->time, 0);
+    uint64_t now = keeper_now(k);
     if (k->again_at && now >= k->again_at) interrupt_again(k);
     if (k->state == IDLE && k->calm_at && now >= k->calm_at) k->calm_at = 0;
     if (k->kill_at && now >= k->kill_at) kill_runner(k, k->deaf && !k->expiring ? "protocol" : NULL);
@@ -207,7 +207,7 @@ static void check_deadlines(struct keeper *k) {
 }
 
 static int time_left_ms(const struct keeper *k) {
-    uint64_t next = UINT64_MAX, now = now_us();
+    uint64_t next = UINT64_MAX, now = keeper_now(k);
     if (k->kill_at) next = k->kill_at;
     if (k->again_at && k->again_at < next) next = k->again_at;
     if (k->state == IDLE && k->calm_at && k->calm_at < next) next = k->calm_at;
@@ -216,7 +216,7 @@ static int time_left_ms(const struct keeper *k) {
     if (k->state == ENDING && k->flush_by < next) next = k->flush_by;
     if (paced_until(k) > now && paced_until(k) < next) next = paced_until(k);
     if (next == UINT64_MAX) return -1;
-    return next <= now ? 0 : next - now > 3600000000u ? 3600000 : (int)((next - now + 999) / 1000);
+    return next <= now ? 0 : own_time_ms(next - now);
 }
 
 /* ---- start ---- */
@@ -275,7 +275,7 @@ enum { SIGNALS, CHANNEL, OUT, ERR, LISTENER, FIRST_CLIENT };
 static void prepare_poll(const struct keeper *k, struct pollfd *p) {
     bool giving = k->state == RUNNING && k->current, choosing = may_begin(k);
     bool room = !giving || k->current->out.held <= BACK_PRESSURE;
-    bool paced = (giving || k->state == IDLE) && paced_until(k) > now_us();
+    bool paced = (giving || k->state == IDLE) && paced_until(k) > keeper_now(k);
     bool hears = room && (!paced || !giving || k->kill_at); /* the end of an interrupted cell must not wait */
     bool sending = k->state == RUNNING && k->request;
     p[SIGNALS] = (struct pollfd){k->signals, POLLIN, 0};
@@ -294,7 +294,9 @@ static void prepare_poll(const struct keeper *k, struct pollfd *p) {
 static void take_turn(struct keeper *k) {
     static struct pollfd p[FIRST_CLIENT + MAX_CLIENTS];
     prepare_poll(k, p);
-    if (poll(p, FIRST_CLIENT + MAX_CLIENTS, time_left_ms(k)) < 0 && errno != EINTR) fail("poll");
+    int timeout_ms = time_left_ms(k);
+    if (poll(p, FIRST_CLIENT + MAX_CLIENTS, timeout_ms) < 0 && errno != EINTR) fail("poll");
+    own_time_pass(&k->time, timeout_ms);
     for (int i = 0; i < 2; i++)
         if (p[OUT + i].revents && k->text[i] >= 0) take_text(k, i, COPY_BYTES);
     if (p[CHANNEL].revents & POLLOUT && k->request && k->state == RUNNING && k->channel >= 0) send_request(k);

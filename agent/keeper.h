@@ -9,6 +9,7 @@
 #include <sys/types.h>
 
 #include "context.h"
+#include "process.h"
 
 #define COPY_BYTES (64u * 1024)
 #define MAX_CLIENTS 72
@@ -79,7 +80,8 @@ struct keeper {
     uint64_t text_cut, events_cut; /* bytes of text and numbers of events that did not fit */
     uint64_t paid_until; /* grows by FRAME_US with every frame of events or text; never before the present */
 
-    /* When to act, on the monotonic clock; 0: not at all. */
+    /* When to act, by the time of its own; 0: not at all. */
+    struct own_time time;
     uint64_t kill_at;    /* kill the runner, which has not ended the cell or itself */
     uint64_t again_at;   /* repeat an interrupt */
     uint64_t calm_at;    /* begin with the next cell */
@@ -87,6 +89,8 @@ struct keeper {
     uint64_t expire_at;
     uint64_t flush_by; /* give up the clients that do not read */
 };
+
+static inline uint64_t keeper_now(const struct keeper *k) { return own_now(&k->time); }
 
 /* keeper_cells.c */
 struct piece *new_frame(char type, const void *payload, size_t n); /* NULL if there is no memory */

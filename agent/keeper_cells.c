@@ -16,7 +16,6 @@
 #include <unistd.h>
 
 #include "keeper.h"
-#include "process.h"
 
 #define CALM_US 10000u /* after an interrupted cell: a late SIGINT must not meet the next one */
 
@@ -40,7 +39,7 @@ void queue_put(struct queue *q, struct piece *p) {
 }
 
 void give_frame(struct keeper *k, struct queue *to, struct piece *p) {
-    uint64_t now = now_us();
+    uint64_t now = keeper_now(k);
     if (!p) return;
     queue_put(to, p);
     k->paid_until = (k->paid_until > now ? k->paid_until : now) + FRAME_US;
@@ -66,7 +65,7 @@ bool client_flush(struct keeper *k, struct client *c) {
         struct piece *p = c->out.first;
         ssize_t n = send(c->fd, p->bytes + p->at, p->size - p->at, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0) return errno == EAGAIN || errno == EINTR;
-        k->flush_by = now_us() + FLUSH_US;
+        k->flush_by = keeper_now(k) + FLUSH_US;
         if ((p->at += (size_t)n) == p->size) drop_first(&c->out);
     }
     return true;
@@ -88,7 +87,7 @@ void kill_runner(struct keeper *k, const char *why) {
 /* Interrupts the cell that runs. With `or_kill` the runner is killed if the cell does not end within the grace time. */
 void interrupt_cell(struct keeper *k, bool or_kill) {
     if (k->state != RUNNING || (or_kill && k->kill_at)) return;
-    uint64_t now = now_us();
+    uint64_t now = keeper_now(k);
     signal_runner(k, SIGINT);
     k->calm_at = now + CALM_US;
     if (!or_kill) return;
@@ -102,7 +101,7 @@ void interrupt_again(struct keeper *k) {
     k->again_at = 0;
     if (k->state != RUNNING || !k->kill_at) return;
     signal_runner(k, SIGINT);
-    k->calm_at = now_us() + CALM_US;
+    k->calm_at = keeper_now(k) + CALM_US;
 }
 
 /* ---- text ---- */
@@ -168,10 +167,10 @@ void go_idle(struct keeper *k) {
     k->request = NULL;
     k->state = IDLE;
     k->again_at = 0;
-    if (k->calm_at) k->calm_at = now_us() + CALM_US;
+    if (k->calm_at) k->calm_at = keeper_now(k) + CALM_US;
     if (!k->deaf) k->kill_at = 0;
     k->text_left = MAX_BETWEEN > k->between.held ? MAX_BETWEEN - k->between.held : 0;
-    k->expire_at = now_us() + k->idle_us;
+    k->expire_at = keeper_now(k) + k->idle_us;
 }
 
 /* Forgets a client. If its cell has reached the runner, the cell is interrupted. */

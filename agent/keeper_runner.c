@@ -17,7 +17,6 @@
 #include <unistd.h>
 
 #include "keeper.h"
-#include "process.h"
 
 #define MAX_END (1024u * 1024)
 #define MAX_HELLO 4096u
@@ -120,7 +119,7 @@ static bool is_wanted(struct keeper *k, size_t size) {
     if (k->frame.type == 'h') return true;
     if (!k->current) return false;
     if (k->frame.type == 'x') return size <= FRAME_HEAD + MAX_END;
-    if (size > k->events_left || paced_until(k) > now_us() + (k->kill_at ? 0 : BURST_US)) {
+    if (size > k->events_left || paced_until(k) > keeper_now(k) + (k->kill_at ? 0 : BURST_US)) {
         k->events_cut++;
         return false;
     }
@@ -184,7 +183,7 @@ size_t read_channel(struct keeper *k) {
     close(k->channel); /* the runner is ending, or has closed its side and cannot be heard any more */
     k->channel = -1;
     k->deaf = true;
-    if (!k->kill_at) k->kill_at = now_us() + DEAF_US;
+    if (!k->kill_at) k->kill_at = keeper_now(k) + DEAF_US;
     return 0;
 }
 
@@ -226,5 +225,5 @@ void runner_ended(struct keeper *k, int status) {
     for (size_t i = 0; i < MAX_CLIENTS; i++)
         if (k->clients[i].fd >= 0 && !k->clients[i].leaving) forget_client(&k->clients[i]);
     k->current = NULL;
-    k->flush_by = now_us() + FLUSH_US;
+    k->flush_by = keeper_now(k) + FLUSH_US;
 }

@@ -86,6 +86,13 @@ void command_kill_all(uint32_t channel) {
     else kill(-1, SIGKILL);
 }
 
+void kill_all_resumed(uint64_t paused_us) {
+    uint64_t latest = now_us() + GIVE_UP_US;
+    if (!all_deadline_us) return;
+    all_deadline_us += paused_us;
+    if (all_deadline_us > latest) all_deadline_us = latest;
+}
+
 static bool all_have_ended(void) {
     while (waitpid(-1, NULL, WNOHANG) > 0) {}
     if (waitpid(-1, NULL, WNOHANG) != -1 || errno != ECHILD) return false;

@@ -61,10 +61,20 @@
 
 static struct watch listener = {.fd = -1};
 
+/* What a worker has sent is heard at once: the kernel may have queued the ends of commands behind it. */
 static void accept_connection(struct watch *w, uint32_t events) {
     (void)events;
     int fd = accept4(w->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd >= 0) connection_take(fd);
+    if (fd < 0) return;
+    connection_take(fd);
+    connection_hear();
+}
+
+/* Before a time limit takes effect: the sandbox may have been frozen meanwhile, and the worker says for how long, before
+ * it lets the sandbox run on. It may have connected just for that. */
+static void hear_worker(void) {
+    accept_connection(&listener, 0);
+    connection_hear();
 }
 
 static int listen_at(const char *path) {
@@ -195,6 +205,7 @@ int main(int argc, char **argv) {
         loop_wait(output_pending() ? 0 : time_left_ms());
         output_after_signals();
         loop_reap();
+        if (command_ending_all() || command_next_deadline() <= now_us()) hear_worker();
         command_deadlines();
         tend();
         command_check_ended_all();

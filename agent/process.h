@@ -26,6 +26,23 @@ extern struct settings settings;
 void fail(const char *what) __attribute__((noreturn));
 /* The monotonic clock. */
 uint64_t now_us(void);
+/* The time of a process that may be frozen with its sandbox: what it stood still is left out. Nobody tells the process, so
+ * `own_time_pass` is called after each wait and before each look at a deadline: what takes longer than it should was no
+ * time of its own. On a busy machine it may thus go slow, never fast. Waits are cut into pieces (`own_time_ms`), so that a
+ * pause takes away an eighth of what was left at most, or TURN_US. */
+#define TURN_US 250000u
+struct own_time { uint64_t stood_us, looked_us; };
+static inline uint64_t own_now(const struct own_time *t) { return now_us() - t->stood_us; }
+static inline void own_time_pass(struct own_time *t, int waited_ms) {
+    uint64_t now = now_us(), most = t->looked_us + (uint64_t)(waited_ms < 0 ? 0 : waited_ms) * 1000 + TURN_US;
+    if (t->looked_us && waited_ms >= 0 && now > most) t->stood_us += now - most;
+    t->looked_us = now;
+}
+static inline int own_time_ms(uint64_t left_us) {
+    uint64_t piece = left_us / 8 < 100000 ? 100000 : left_us / 8;
+    uint64_t ms = ((left_us < piece ? left_us : piece) + 999) / 1000;
+    return ms > 3600000 ? 3600000 : (int)ms;
+}
 /* Write or read exactly `n` bytes, however many calls that takes; false with errno set, or at the end of the data. */
 bool write_all(int fd, const void *p, size_t n);
 bool read_all(int fd, void *p, size_t n);

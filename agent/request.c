@@ -66,6 +66,7 @@ struct request request_parse(struct fields it) {
         case TAG_COLS: r.cols = n, r.bad |= !is_number || n > 65535; break;
         case TAG_OFFSET: r.offset = n, r.bad |= !is_number; break;
         case TAG_OP: r.op = n, r.bad |= !is_number; break;
+        case TAG_AGE_MS: r.paused_ms = n, r.bad |= !is_number || n > 1ull << 48; break;
         case TAG_SIGNAL: r.signal = n, r.bad |= !is_number || n > 64; break;
         default: break;
         }

@@ -11,7 +11,7 @@ struct request {
     char id[65], *shell, *cwd, *user;
     char **argv, **env, **base_env;
     size_t argc, envc, base_envc;
-    uint64_t timeout_ms, grace_ms, flags, keep, rows, cols, offset, op, signal;
+    uint64_t timeout_ms, grace_ms, flags, keep, rows, cols, offset, op, signal, paused_ms;
     bool bad; /* a field was malformed or out of range: nothing else here may be used */
 };
 struct request request_parse(struct fields it);

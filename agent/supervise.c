@@ -181,7 +181,20 @@ static void wait_for_children(int signals, int timeout_ms) {
     reap();
 }
 
+/* Waits so long of its own time: a tree that is frozen while it is being ended keeps its grace. */
+static void wait_for_end(int signals, uint64_t us) {
+    struct own_time t = {0};
+    own_time_pass(&t, 0);
+    uint64_t until = own_now(&t) + us;
+    for (uint64_t now; !no_child && (now = own_now(&t)) < until;) {
+        int ms = own_time_ms(until - now);
+        wait_for_children(signals, ms);
+        own_time_pass(&t, ms);
+    }
+}
+
 static void end_tree(int signals, uint32_t grace_ms) {
+    struct own_time t = {0};
     reap();
     killed = 0;
     size_t alive = scan_tree();
@@ -190,14 +203,14 @@ static void end_tree(int signals, uint32_t grace_ms) {
         signal_tree(SIGTERM);
         signal_tree(SIGCONT);
     }
-    uint64_t deadline = now_us() + (uint64_t)grace_ms * 1000;
-    for (uint64_t now; !no_child && (now = now_us()) < deadline;)
-        wait_for_children(signals, (int)((deadline - now) / 1000) + 1);
-    uint64_t give_up = now_us() + GIVE_UP_US;
-    while (!no_child && now_us() < give_up) {
+    wait_for_end(signals, (uint64_t)grace_ms * 1000);
+    own_time_pass(&t, 0);
+    uint64_t give_up = own_now(&t) + GIVE_UP_US;
+    while (!no_child && own_now(&t) < give_up) {
         stop_tree();
         signal_tree(SIGKILL);
         wait_for_children(signals, 5);
+        own_time_pass(&t, 5);
     }
     /* `killed` counts what this process has reaped. Processes that were reaped by their own dying parent are only in
      * `alive`. */

@@ -22,7 +22,14 @@
 static uint64_t last_us, strays_until_us;
 
 void tend_ordered(struct command *c, uint32_t grace_ms) {
-    if (settings.allow_root && !c->overdue_us) c->overdue_us = now_us() + (uint64_t)grace_ms * 1000 + OVERDUE_US;
+    if (!settings.allow_root || c->overdue_us) return;
+    c->ordered_us = now_us();
+    c->overdue_us = c->ordered_us + (uint64_t)grace_ms * 1000 + OVERDUE_US;
+}
+
+void tend_resumed(struct command *c, uint64_t paused_us) {
+    uint64_t since = now_us() - c->ordered_us;
+    if (c->overdue_us) c->overdue_us += paused_us < since ? paused_us : since;
 }
 
 void tend_lost_supervisor(void) {

@@ -104,7 +104,8 @@ enum tag {
     TAG_TARGET_PATH,
     TAG_TARGET_KIND,
     TAG_TARGET_MODE,
-    TAG_METADATA
+    TAG_METADATA,
+    TAG_CONTROL
 };
 
 enum flag {
@@ -138,7 +139,8 @@ enum file_op {
     OP_WRITE_IN_PLACE
 };
 #define LAST_FILE_OP OP_WRITE_IN_PLACE /* HELLO tells the worker, because an older agent has fewer */
-enum control_op { CONTROL_SIGNAL = 1, CONTROL_KILL, CONTROL_RESIZE, CONTROL_FORGET, CONTROL_KILL_ALL };
+enum control_op { CONTROL_SIGNAL = 1, CONTROL_KILL, CONTROL_RESIZE, CONTROL_FORGET, CONTROL_KILL_ALL, CONTROL_RESUMED };
+#define LAST_CONTROL_OP CONTROL_RESUMED /* the same */
 
 enum code {
     CODE_NOT_FOUND = 1,

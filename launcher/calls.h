@@ -25,15 +25,16 @@
 /* After that. */
 #define CONFINED_CALLS                                                                                                 \
     CALL(chdir), CALL(close), CALL(exit_group), CALL(faccessat), CALL(fchmod), CALL(fchmodat), CALL(fchownat),         \
-        CALL(fcntl), CALL(fsconfig_), CALL(fsmount_), CALL(fsopen_), CALL(fstat), CALL(ioctl), CALL(mkdirat),          \
-        CALL(mknodat), CALL(mount), CALL(mount_setattr_), CALL(move_mount_), CALL(newfstatat), CALL(open_tree_),       \
-        CALL(openat), CALL(openat2_), CALL(read), CALL(sendmsg), CALL(setns), CALL(symlinkat), CALL(unlinkat),         \
-        CALL(wait4), CALL(waitid), CALL(write)
+        CALL(fcntl), CALL(fsconfig_), CALL(fsmount_), CALL(fsopen_), CALL(fstat), CALL(fstatfs), CALL(getppid),        \
+        CALL(ioctl), CALL(mkdirat), CALL(mknodat), CALL(mount), CALL(mount_setattr_), CALL(move_mount_),               \
+        CALL(newfstatat), CALL(open_tree_), CALL(openat), CALL(openat2_), CALL(prctl), CALL(read), CALL(sendmsg),      \
+        CALL(setfsgid), CALL(setfsuid), CALL(setns), CALL(symlinkat), CALL(unlinkat), CALL(wait4), CALL(waitid),       \
+        CALL(write)
 
 /* What a failure, a wait for a loop device, an older kernel or another C library takes. */
 #define RARE_CALLS                                                                                                     \
-    CALL(brk), CALL(clock_gettime), CALL(clock_nanosleep), CALL(fstatfs), CALL(futex), CALL(getrandom), CALL(mmap),    \
-        CALL(munmap), CALL(nanosleep), CALL(restart_syscall), CALL(rt_sigprocmask), CALL(writev)
+    CALL(brk), CALL(clock_gettime), CALL(clock_nanosleep), CALL(futex), CALL(getrandom), CALL(mmap), CALL(munmap),     \
+        CALL(nanosleep), CALL(restart_syscall), CALL(rt_sigprocmask), CALL(writev)
 
 #ifdef __x86_64__ /* which has calls that newer machines express by others */
 #define OLD_CALLS                                                                                                      \

@@ -204,7 +204,7 @@ static void make_parts(const struct options *o, int userns) {
     char where[PATH_ROOM];
 
     make_bundle(o->at, 0);
-    make_disk(o, path(where, "%s/disk", o->at));
+    make_disk(o, path(where, "%s/disk", o->at), userns);
     make_devices(o);
     make_root(o, userns);
     if (o->memory && o->cpus) make_view(o);

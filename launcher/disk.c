@@ -2,6 +2,10 @@
  *
  * The image comes as a descriptor and has no name any more. The loop device detaches itself when the last mount of it
  * is gone, so a disk ends with its sandbox even if the worker is dead.
+ *
+ * The image of a sandbox is mounted with its ids mapped: what belongs to uid 1000 inside belongs to uid 1000 on the
+ * disk, whatever the sandbox's uids are on the host, so a copy of the image fits any sandbox. A saved disk has its
+ * directories already. Everything in them may be a guest's; their names at the top are not: no guest sees the top.
  */
 #include "launch.h"
 
@@ -42,7 +46,7 @@ static int open_loop(int index) {
 }
 
 /* Attaches the image to a free loop device. Another process may take that device first: then the next one is tried. */
-static int attach(int image, int *index) {
+int attach_loop(int image, int *index) {
     struct loop_settings settings = {.fd = image, .info.flags = LO_FLAGS_AUTOCLEAR};
     int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC), device, tries;
 
@@ -63,19 +67,38 @@ static int attach(int image, int *index) {
     fail("attaching the disk image: other processes took %d loop devices before us", LOOP_TRIES);
 }
 
-static void mount_image(int image, const char *where) {
-    char device_name[PATH_ROOM];
-    int device, index;
+/* Whether ids on the disk are mapped. Those of a tmpfs are not: older kernels cannot, and it is never saved. */
+int is_mapped(const struct options *o, int userns) { return o->disk_fd && userns >= 0; }
 
-    device = attach(image, &index);
+static void mount_image(const struct options *o, const char *where, int userns) {
+    struct mount_attributes wanted = {.set = MOUNT_ATTR_IDMAP_, .userns_fd = userns};
+    char device_name[PATH_ROOM];
+    int device, index, disk;
+
+    device = attach_loop(o->disk_fd, &index);
     path(device_name, "/dev/loop%d", index);
-    if (mount(device_name, where, "ext4", MS_NOSUID | MS_NODEV | MS_NOATIME, DISK_OPTIONS))
+    disk = new_mount("ext4", device_name, DISK_OPTIONS, MOUNT_ATTR_NOSUID_ | MOUNT_ATTR_NODEV_ | MOUNT_ATTR_NOATIME_);
+    if (is_mapped(o, userns) && syscall(SYS_mount_setattr_, disk, "", AT_EMPTY_PATH, &wanted, sizeof wanted))
+        fail("mapping the ids of the disk");
+    if (syscall(SYS_move_mount_, disk, "", AT_FDCWD, where, MOVE_MOUNT_F_EMPTY_PATH_))
         fail("mounting the disk %s at %s", device_name, where);
+    close(disk);
     close(device);
-    close(image);
+    close(o->disk_fd);
 }
 
-static void make_directory(int disk, const char *item, uint64_t owner) {
+/* Whether a directory of this name is there already, as on a saved disk. Anything else of this name is refused. */
+int is_kept(const struct options *o, int above, const char *name) {
+    int fd;
+
+    if (!o->saved) return 0;
+    fd = openat(above, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd >= 0) return !close(fd);
+    if (errno != ENOENT) fail("entering %s of the saved disk", name);
+    return 0;
+}
+
+static void make_directory(const struct options *o, int disk, const char *item) {
     char name[256];
     const char *colon = strrchr(item, ':');
     mode_t mode;
@@ -85,7 +108,8 @@ static void make_directory(int disk, const char *item, uint64_t owner) {
     memcpy(name, item, colon - item);
     name[colon - item] = 0;
     mode = strtoul(colon + 1, NULL, 8);
-    if (mkdirat(disk, name, 0700) || fchownat(disk, name, owner, owner, AT_SYMLINK_NOFOLLOW))
+    if (is_kept(o, disk, name)) return;
+    if (mkdirat(disk, name, 0700) || fchownat(disk, name, o->owner, o->owner, AT_SYMLINK_NOFOLLOW))
         fail("making %s on the disk", name);
     if (fchmodat(disk, name, mode, 0)) fail("setting the mode of %s on the disk", name);
 }
@@ -95,13 +119,16 @@ static void fill_disk(const struct options *o, const char *where) {
 
     if (disk < 0) fail("opening the disk at %s", where);
     if (unlinkat(disk, "lost+found", AT_REMOVEDIR) && errno != ENOENT) fail("removing lost+found from the disk");
-    for (i = 0; i < o->dirs.count; i++) make_directory(disk, o->dirs.items[i], o->owner);
+    for (i = 0; i < o->dirs.count; i++) make_directory(o, disk, o->dirs.items[i]);
     close(disk);
 }
 
-void make_disk(const struct options *o, const char *where) {
-    if (o->disk_fd) mount_image(o->disk_fd, where);
+/* Without a user namespace (-1) ids are not mapped. */
+void make_disk(const struct options *o, const char *where, int userns) {
+    if (o->disk_fd) mount_image(o, where, userns);
     else if (mount("disk", where, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOATIME, o->tmpfs))
         fail("mounting a tmpfs (%s) at %s", o->tmpfs, where);
+    if (is_mapped(o, userns)) own_files_as(o, o->base);
     fill_disk(o, where);
+    if (is_mapped(o, userns)) own_files_as(o, 0);
 }

@@ -78,7 +78,7 @@ static void set_options(int context, const char *kind, const char *options) {
     }
 }
 
-static int new_mount(const char *kind, const char *source, const char *options, uint64_t flags) {
+int new_mount(const char *kind, const char *source, const char *options, uint64_t flags) {
     int context = syscall(SYS_fsopen_, kind, FSOPEN_CLOEXEC_), mount_;
 
     if (context < 0) fail("opening a file system of the kind %s", kind);

@@ -17,15 +17,17 @@
  *                       kernel's per-user limits (inotify, namespaces, …) are counted per sandbox
  *                       and not against the host's root. It is bound to BUNDLE/userns.
  *   the disk            an ext4 image without a name on a loop device that detaches itself;
- *                       or a tmpfs. Mounted at BUNDLE/disk. It is fresh:
- *                       no sandbox has chosen a name on it, so no path on it can be a link.
+ *                       or a tmpfs. Mounted at BUNDLE/disk; an image with its ids mapped, so that a file of uid
+ *                       1000 inside is one of uid 1000 on it. It is fresh, or a copy of another sandbox's disk. No
+ *                       sandbox chooses a name at its top, so none of these names can be a link.
  *   the root            trees of the host laid over each other: the agent's, layers, and the image's at the
  *                       bottom, with ids mapped so that the image's root is the sandbox's root.
  *                       Mounted at BUNDLE/rootfs. Their paths are given relative to the bundle, so
  *                       that no path of the host shows in the sandbox's mount table. It is read-only, or
  *                       what is written to it lies on the disk, in root.upper. The kernel writes there in
- *                       the name of who mounted the root, the host's root: so nobody but a process with
- *                       CAP_SYS_RESOURCE, which the kernel takes away for this, gets what the disk keeps in reserve.
+ *                       the name of who mounted the root, and whose files have the sandbox's first uid meanwhile
+ *                       (own_files_as): so nobody but a process with CAP_SYS_RESOURCE, which the kernel takes away
+ *                       for this, gets what the disk keeps in reserve.
  *                       The agent's own directory is read-only in any case.
  *   seeded directories  directories of the disk that are not empty in the image: the image's lies below the disk's.
  *   /dev                device nodes of its own, on a small tmpfs at BUNDLE/dev: a runtime would bind the
@@ -71,6 +73,7 @@
  *          --tree SRC:DST      another read-only tree of the host, at DST below the root
  *          --disk-fd FD        an open ext4 image, or
  *          --tmpfs OPTIONS     the mount options of a tmpfs
+ *          --saved             the image is a copy of a sandbox's disk: its directories stay as they are
  *          --dir NAME:MODE     a directory to make on the disk (repeatable)
  *          --seed NAME:PATH    such a directory, laid over PATH of the image (repeatable)
  *          --owner UID         who owns these directories, and those of --own
@@ -106,6 +109,18 @@
  *          --terminals N       how many there can be
  *        warren-launch seal --pid PID           nosuid and nodev for the mounts of a container that has just
  *                                               started: an engine has no such option for its binds
+ *        warren-launch reclaim --at FILE --memory BYTES    takes memory from a cgroup: writes the number to the file. That
+ *                                               may take long, and ends at once when this program is killed
+ *        warren-launch attach OPTION…           mounts a named volume in a running sandbox
+ *          --pid PID           the sandbox's first process
+ *          --pidfd FD          the same process
+ *          --volume-fd FD      an open ext4 image, by a description of its own: a lock is taken on it
+ *          --at PATH           a directory of the sandbox
+ *          --base UID          maps ids to BASE …; without it, as the sandbox's user namespace does
+ *          --read-only-volume
+ *          --worker PID
+ *        warren-launch detach --pid PID --pidfd FD --at PATH --loop N    takes away what the loop device of the minor
+ *                                            number N has at PATH
  *        warren-launch version
  */
 #include "launch.h"
@@ -171,7 +186,7 @@ static void sandbox(const struct options *o) {
     make_bundle(o->at, 1);
     harmless_stdio();
     bind_namespace(userns, o->at);
-    make_disk(o, path(where, "%s/disk", o->at));
+    make_disk(o, path(where, "%s/disk", o->at), userns);
     make_devices(o);
     make_root(o, userns);
     if (o->memory && o->cpus) {
@@ -188,9 +203,23 @@ static void disk(const struct options *o) {
     if (!o->at || (!o->disk_fd == !o->tmpfs)) usage("disk needs --at and one of --disk-fd and --tmpfs");
     if (!o->pts != !o->terminals) usage("--pts needs --terminals");
     if (o->try_only) private_mounts();
-    make_disk(o, o->at);
+    make_disk(o, o->at, -1);
     if (o->memory && o->cpus) make_view(o);
     if (o->pts) make_terminals(o->pts, o->terminals);
+}
+
+/* The kernel may take less than it was asked for, and says so by an error: that is none here. */
+static void reclaim(const struct options *o) {
+    char text[32];
+    int file, length;
+
+    if (!o->at) usage("reclaim needs --at");
+    die_with_worker(o);
+    length = snprintf(text, sizeof text, "%llu", (unsigned long long)o->memory);
+    file = open(o->at, O_WRONLY | O_CLOEXEC);
+    if (file < 0) fail("opening the cgroup");
+    if (write(file, text, (size_t)length) < 0 && errno != EAGAIN && errno != EBUSY && errno != EINTR)
+        fail("reclaiming");
 }
 
 int main(int argc, char **argv) {
@@ -201,13 +230,16 @@ int main(int argc, char **argv) {
         puts("warren-launch " VERSION);
         return 0;
     }
-    if (argc < 2) usage("what to do? sandbox, direct, disk, seal or version");
+    if (argc < 2) usage("what to do? sandbox, direct, disk, seal, reclaim, attach, detach or version");
     o.direct = !strcmp(argv[1], "direct");
     read_options(&o, argv + 2);
     if (o.direct) return direct(&o);
     if (!strcmp(argv[1], "sandbox")) sandbox(&o);
     else if (!strcmp(argv[1], "disk")) disk(&o);
     else if (!strcmp(argv[1], "seal")) seal(&o);
+    else if (!strcmp(argv[1], "reclaim")) reclaim(&o);
+    else if (!strcmp(argv[1], "attach")) attach_volume(&o);
+    else if (!strcmp(argv[1], "detach")) detach_volume(&o);
     else usage("cannot do '%s'", argv[1]);
     return 0;
 }

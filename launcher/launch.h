@@ -45,6 +45,7 @@
 #define MOUNT_ATTR_RDONLY_ 0x1
 #define MOUNT_ATTR_NOSUID_ 0x2
 #define MOUNT_ATTR_NODEV_ 0x4
+#define MOUNT_ATTR_NOATIME_ 0x10
 #define MOUNT_ATTR_IDMAP_ 0x00100000
 #define CLONE_NEWTIME_ 0x00000080
 
@@ -59,8 +60,9 @@ struct list {
 
 struct options {
     const char *at, *agent, *root, *tmpfs, *pts, *move;
-    uint64_t base, owner, nofile, fsize, pid, terminals, memory, cpus, changes, memlock, disk_fd, worker;
-    int try_only, writable;
+    uint64_t base, owner, nofile, fsize, pid, terminals, memory, cpus, changes, memlock, disk_fd, worker, pidfd,
+        volume_fd, loop;
+    int try_only, writable, saved, read_only_volume;
     struct list trees, layers, dirs, seeds, owned, devices, hidden;
     char **command;
     /* the options that only `direct` has */
@@ -95,6 +97,7 @@ void hide(const char *where);
 void write_map(pid_t pid, const char *which, uint64_t base);
 int user_namespace(uint64_t base);
 void own_clock(void);
+void own_files_as(const struct options *o, uint64_t id);
 
 /* cgroup.c */
 pid_t try_move(const char *procs);
@@ -111,7 +114,10 @@ void bind_namespace(int fd, const char *bundle);
 void make_view(const struct options *o);
 
 /* disk.c */
-void make_disk(const struct options *o, const char *where);
+int is_mapped(const struct options *o, int userns);
+void make_disk(const struct options *o, const char *where, int userns);
+int is_kept(const struct options *o, int above, const char *name);
+int attach_loop(int image, int *index);
 
 /* devices.c */
 void make_devices(const struct options *o);
@@ -123,6 +129,10 @@ void make_root(const struct options *o, int userns);
 /* seal.c */
 void seal(const struct options *o);
 
+/* volume.c */
+void attach_volume(const struct options *o);
+void detach_volume(const struct options *o);
+
 /* limits.c */
 void lower_limits(const struct options *o);
 
@@ -133,6 +143,7 @@ void confine(void);
 void sha256(const uint8_t *data, size_t size, char text[65]);
 
 /* inside.c */
+int new_mount(const char *kind, const char *source, const char *options, uint64_t flags);
 void read_places(const struct options *o);
 void set_ipc_values(const struct options *o);
 __attribute__((noreturn)) void become_agent(const struct options *o, const struct filter *filter, int to_launcher,

@@ -5,6 +5,9 @@
  * right to, has written its maps and opened it. The namespace then lives as long as the descriptor.
  */
 #include "launch.h"
+#include <sys/fsuid.h>
+
+#define NO_SETUID_FIXUP 4 /* SECBIT_NO_SETUID_FIXUP */
 
 void private_mounts(void) {
     if (unshare(CLONE_NEWNS)) fail("making a mount namespace (root is needed)");
@@ -72,4 +75,18 @@ void own_clock(void) {
     length = snprintf(text, sizeof text, "boottime %lld 0", -(long long)now.tv_sec);
     if (fd < 0 || write(fd, text, length) != length) fail("setting the sandbox's clock");
     close(fd);
+}
+
+/* Makes files in the name of `id` from now on: an id-mapped mount takes only ids that it maps. The launcher keeps its
+ * capabilities, which the kernel would otherwise take from a uid other than 0. */
+void own_files_as(const struct options *o, uint64_t id) {
+    int bits = prctl(PR_GET_SECUREBITS);
+
+    if (bits < 0 || prctl(PR_SET_SECUREBITS, bits | NO_SETUID_FIXUP)) fail("keeping the capabilities");
+    setfsgid(id);
+    setfsuid(id);
+    if ((gid_t)setfsgid(-1) != id || (uid_t)setfsuid(-1) != id)
+        fail("making files as uid %llu", (unsigned long long)id);
+    if (prctl(PR_SET_SECUREBITS, bits)) fail("keeping no capabilities");
+    die_with_worker(o); /* again, because the kernel forgets it when the uid of files changes */
 }

@@ -59,6 +59,9 @@ static void read_option(struct options *o, const char *name, const char *value) 
     else if (!strcmp(name, "--memlock")) o->memlock = number(name, value);
     else if (!strcmp(name, "--fsize")) o->fsize = number(name, value);
     else if (!strcmp(name, "--pid")) o->pid = number(name, value);
+    else if (!strcmp(name, "--pidfd")) o->pidfd = number(name, value);
+    else if (!strcmp(name, "--volume-fd")) o->volume_fd = number(name, value);
+    else if (!strcmp(name, "--loop")) o->loop = number(name, value) + 1;
     else if (!strcmp(name, "--memory")) o->memory = number(name, value);
     else if (!strcmp(name, "--cpus")) o->cpus = number(name, value);
     else if (!strcmp(name, "--changes")) o->changes = number(name, value);
@@ -86,8 +89,16 @@ void read_options(struct options *o, char **argv) {
             o->try_only = 1;
             continue;
         }
+        if (!strcmp(*argv, "--saved")) {
+            o->saved = 1;
+            continue;
+        }
         if (!strcmp(*argv, "--writable")) {
             o->writable = 1;
+            continue;
+        }
+        if (!strcmp(*argv, "--read-only-volume")) {
+            o->read_only_volume = 1;
             continue;
         }
         if (!argv[1]) usage("%s needs a value", *argv);

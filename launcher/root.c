@@ -5,13 +5,15 @@
  * that its author chose, so directories in it are entered step by step, without following links.
  */
 #include "launch.h"
+#include <sys/statfs.h>
 
 /* So that the upper directory holds nothing but plain files, whiteouts and opaque directories, which can be saved.
  * `volatile`: nothing is synchronized, because the disk does not survive a crash. */
 /* No attribute of a file leads to another: the kernel may follow such ones unless it is told not to. */
 #define LAYER_OPTIONS "metacopy=off,redirect_dir=nofollow"
 #define UPPER_OPTIONS LAYER_OPTIONS ",index=off,xino=auto,uuid=off,volatile"
-#define MARK "disk/mark" /* a directory that shows the disk itself where all others of it are below an overlay */
+#define READ_ONLY 1 /* ST_RDONLY */
+#define MARK "mark" /* a directory that shows the disk itself where all others of it are below an overlay */
 
 /* Makes a tree read-only, with its ids mapped to the sandbox's. Not every file system can map ids: without that the
  * files belong to nobody, which is enough for reading them, but not (`must_map`) for a root that can be written to. */
@@ -92,16 +94,51 @@ static void lay_over(const char *where, const char *lower, const char *upper, co
     if (mount("root", where, "overlay", flags, options)) fail("laying %s over %s (%s)", what, where, options);
 }
 
+/* Where the kernel cannot use the upper directory, it makes an overlay read-only and reports no error. Closes `top`. */
+static void check_writable(int top, const char *what) {
+    struct statfs found;
+
+    if (fstatfs(top, &found)) fail("looking at %s", what);
+    if (found.f_flags & READ_ONLY) usage("%s cannot be written to: the kernel does not take its upper directory", what);
+    close(top);
+}
+
+/* On a saved disk the mark of an overlay that nobody synchronizes is still in its work directory, and would keep the
+ * next from being mounted. The disk was synchronized when it was saved. The kernel clears away the rest. */
+static void clear_mark(int disk, const char *work) {
+    static const char *const below[] = {"work", "incompat", "volatile"};
+    int i, next, above = -1, at = openat(disk, work, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+
+    for (i = 0; i < 3 && at >= 0; i++) {
+        next = openat(at, below[i], O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (above >= 0) close(above);
+        above = at;
+        at = next;
+    }
+    if ((at < 0 || (unlinkat(at, "dirty", 0) && errno != ENOENT) || unlinkat(above, "volatile", AT_REMOVEDIR)) &&
+        errno != ENOENT)
+        fail("clearing %s", work);
+    if (above >= 0) close(above);
+    if (at >= 0) close(at);
+}
+
 /* Makes the upper directory of an overlay. The top of the overlay will show its owner and mode: they are those of
- * `like`. */
-static void make_upper(const char *name, const char *like) {
+ * `like`. On a saved disk they are what the sandbox has made of them. */
+static void make_upper(const struct options *o, const char *name, const char *like) {
     char upper[PATH_ROOM], work[PATH_ROOM];
+    int disk = open_directory("disk");
     struct stat found;
 
+    path(upper, "%s.upper", name);
+    path(work, "%s.work", name);
     if (stat(like, &found)) fail("looking at %s", like);
-    if (mkdir(path(upper, "disk/%s.upper", name), 0700) || chown(upper, found.st_uid, found.st_gid) ||
-        chmod(upper, found.st_mode & 07777) || mkdir(path(work, "disk/%s.work", name), 0700))
+    if (!is_kept(o, disk, upper) &&
+        (mkdirat(disk, upper, 0700) || fchownat(disk, upper, found.st_uid, found.st_gid, AT_SYMLINK_NOFOLLOW) ||
+         fchmodat(disk, upper, found.st_mode & 07777, 0)))
         fail("making the upper directory of %s", name);
+    if (is_kept(o, disk, work)) clear_mark(disk, work);
+    else if (mkdirat(disk, work, 0700)) fail("making the work directory of %s", name);
+    close(disk);
 }
 
 static void mount_root(const struct options *o, int userns) {
@@ -117,8 +154,9 @@ static void mount_root(const struct options *o, int userns) {
         length += snprintf(lower + length, sizeof lower - length, ":%s", name);
     }
     snprintf(lower + length, sizeof lower - length, ":image");
-    if (o->writable) make_upper("root", "image");
+    if (o->writable) make_upper(o, "root", "image");
     lay_over("rootfs", lower, o->writable ? "root" : NULL, o->root);
+    if (o->writable) check_writable(open_directory("rootfs"), "the root");
     if (o->writable) lay_over("rootfs/.warren", "agent/.warren:empty", NULL, o->agent);
 }
 
@@ -131,12 +169,13 @@ static void mount_trees(const struct options *o, int userns) {
         target = split(source, "--tree", o->trees.items[i], ':');
         fd = walk(open_directory("rootfs"), target, o->base);
         mount_tree(source, path(tree, "tree%d", i), userns, o->writable);
-        if (o->writable) make_upper(tree, tree);
+        if (o->writable) make_upper(o, tree, tree);
         /* Here as elsewhere the agent's tree lies above, if it has anything at this place. */
         if (access(path(place, "agent%s", target), F_OK)) path(lower, "%s:empty", tree);
         else path(lower, "%s:%s", place, tree);
         lay_over(path(place, "/proc/self/fd/%d", fd), lower, o->writable ? tree : NULL, source);
         close(fd);
+        if (o->writable) check_writable(walk(open_directory("rootfs"), target, o->base), target);
     }
 }
 
@@ -148,8 +187,9 @@ static void mount_seeds(const struct options *o) {
     for (i = 0; i < o->seeds.count; i++) {
         below = split(name, "--seed", o->seeds.items[i], ':');
         close(walk(open_directory("image"), below, o->base));
-        make_upper(name, path(place, "disk/%s", name));
+        make_upper(o, name, path(place, "disk/%s", name));
         lay_over(place, path(lower, "image/%s:empty", below), name, below);
+        check_writable(open_directory(place), below);
     }
 }
 
@@ -192,12 +232,21 @@ static void send_changes(int socket) {
     close(socket);
 }
 
+static void make_mark(const struct options *o) {
+    int disk = open_directory("disk");
+
+    if (!is_kept(o, disk, MARK) && mkdirat(disk, MARK, 0700)) fail("making %s on the disk", MARK);
+    close(disk);
+}
+
 void make_root(const struct options *o, int userns) {
     if (chdir(o->at)) fail("entering %s", o->at);
-    if ((o->writable || o->seeds.count) && mkdir(MARK, 0700)) fail("making %s", MARK);
+    if (is_mapped(o, userns)) own_files_as(o, o->base);
+    if (o->writable || o->seeds.count) make_mark(o);
     mount_root(o, userns);
     mount_trees(o, userns);
     mount_seeds(o);
     give_directories(o);
     if (o->changes) send_changes(o->changes);
+    if (is_mapped(o, userns)) own_files_as(o, 0);
 }
