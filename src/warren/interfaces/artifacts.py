@@ -1,8 +1,24 @@
-"""The store of artifacts' contents. What is known about an artifact is a record (interfaces/records.py)."""
+"""The store of contents, of artifacts or of snapshots. What is known about one is a record (interfaces/records.py)."""
 
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+from warren.model.artifact import is_artifact_id
+from warren.model.snapshot import is_snapshot_id
+
+
+@dataclass(frozen=True, slots=True)
+class ContentKind:
+    """What a store keeps: its name in errors, what an id of it looks like, and the option that says where it is."""
+
+    name: str
+    is_id: Callable[[str], bool]
+    option: str
+
+
+ARTIFACTS: Final = ContentKind("artifact", is_artifact_id, "artifact_store")
+SNAPSHOTS: Final = ContentKind("snapshot", is_snapshot_id, "snapshot_store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +37,7 @@ class KeptContent:
 
 
 class ArtifactStore(Protocol):
-    """Contents of artifacts, by tenant and artifact id.
+    """Contents of artifacts, by tenant and artifact id; or those of snapshots, in a store of their own.
 
     `put` returns when the whole content is stored, so that it survives a kill -9. If `put` fails or is cancelled, or
     `data` raises, nothing is stored. The same id is never put twice. It raises NoSpace when the store is full, and

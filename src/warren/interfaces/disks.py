@@ -9,9 +9,9 @@ from warren.model.errors import WarrenError
 
 @dataclass(frozen=True, slots=True)
 class SavedDisk:
-    """`disk_mb`: the size of the disk that was saved; one that begins from it is at least as large. `bytes`: what it
-    occupies. `sha256`: of its contents, the same for the same contents wherever they are kept. `stopped_s`: how long
-    the sandbox stood still for it; 0 for one that was unpacked."""
+    """`disk_mb`: the size of the disk that was saved; one that begins from it must be asked for with at least as much.
+    `bytes`: what it occupies. `sha256`: of its contents, the same for the same contents wherever they are kept.
+    `stopped_s`: how long the sandbox stood still for it; 0 for one that was unpacked."""
 
     name: str
     disk_mb: int

@@ -5,14 +5,17 @@ from typing import Protocol
 
 from warren.interfaces.disks import SavedDisk, SavedDisks
 from warren.interfaces.sandbox import Sandbox
+from warren.interfaces.volumes import VolumeImages
 from warren.model.capability import Capability
 from warren.model.spec import SandboxSpec
+from warren.model.volume import VolumeMount
 
 
 class Provider(Protocol):
     """Makes sandboxes and destroys them.
 
-    `capabilities`: what its sandboxes can do beyond running commands and keeping files. A request for anything else is
+    `capabilities`: what its sandboxes can do beyond running commands and keeping files. There may be fewer as soon as
+    the provider has looked closely at its machine. A request for anything else is
     refused with an InvalidRequest that names the provider and the capability.
     `create` returns only when the sandbox can run a command and every required layer of isolation was read back from
     the kernel. If it fails or is cancelled, it leaves nothing behind, except what it could not remove because something
@@ -39,8 +42,17 @@ class Provider(Protocol):
     sandbox can be destroyed, and stays frozen when this process ends.
     `save_disk` saves the disk of a live sandbox, frozen or not, under a new name in `saved_disks`, as it was at one
     moment of the call: the sandbox stands still only while it is copied. A failed or cancelled call keeps nothing, and
-    leaves the sandbox frozen or running, as it was. Needs the capability SNAPSHOTS. `create` with `spec.disk` makes a
-    sandbox whose disk begins as a copy of a saved one; it raises NotFound if that is not here.
+    leaves the sandbox frozen or running, as it was. It raises Conflict for a name that is taken, and NoSpace. Needs the
+    capability SNAPSHOTS. `create` with `spec.disk` makes a sandbox whose disk begins as a copy of a saved one. It
+    raises NotFound if that is not here, and InvalidRequest if the spec asks for a smaller disk, or for a writable root
+    and the saved disk is of a sandbox without one, or the other way round.
+    `attach` mounts a volume of `volume_images` in a live sandbox, at a directory that is there; it follows no link.
+    Everything in the volume belongs to the users of the same numbers inside, and what several sandboxes have mounted,
+    each sees at once. A volume is at one path of a sandbox at most, and hides no other mount. Attaching it again at the
+    same path changes nothing. `detach` takes a volume away; what programs have open stays open for them. It is
+    idempotent. Both need the capability VOLUMES, and raise SandboxNotFound and SandboxLost as `adopt` does, Conflict,
+    and `attach` NotFound for a volume that is not here, FileNotFound and InvalidPath for a path that does not lead to a
+    directory, and NoSpace when the machine's disk is nearly full. A sandbox that ends leaves its volumes.
     `sweep` destroys what dead processes have left and nobody can use: half-made sandboxes, and ephemeral ones that have
     ended. It returns how many. `close` releases everything without destroying a sandbox.
     `list_gpus` returns the ids of all graphics processors that its sandboxes may have, and of those that are free now.
@@ -65,6 +77,10 @@ class Provider(Protocol):
     async def freeze(self, sandbox_id: str) -> None: ...
     async def thaw(self, sandbox_id: str) -> None: ...
     async def save_disk(self, sandbox_id: str, name: str) -> SavedDisk: ...
+    @property
+    def volume_images(self) -> VolumeImages: ...
+    async def attach(self, sandbox_id: str, mount: VolumeMount) -> None: ...
+    async def detach(self, sandbox_id: str, volume_id: str) -> None: ...
     async def destroy(self, sandbox_id: str) -> None: ...
     async def list_ids(self, labels: Mapping[str, str] | None = None) -> Sequence[str]: ...
     async def sweep(self) -> int: ...

@@ -65,17 +65,21 @@ class Caps:
     key_disk_mb: int | None = None
     gpus: int | None = None
     key_gpus: int | None = None
+    paused_sessions: int | None = None
+    key_paused_sessions: int | None = None
 
 
 NO_CAPS = Caps()
 
 
 class Held(NamedTuple):
-    """What the sessions that hold a sandbox take up: their number, their disk, their graphics processors."""
+    """What the sessions that hold a sandbox take up: their number without the paused ones, the disk and the graphics
+    processors of all, and the number of those that are paused."""
 
     sessions: int
     disk_mb: int
     gpus: int = 0
+    paused_sessions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +114,14 @@ class SessionStore(Protocol):
     another fingerprint raises KeyReused; a key is unknown if its session came to nothing or was purged. A new session
     that would take its tenant, or its key (`key_id`), over `caps` raises QuotaExceeded: however many are added at once,
     the number of sessions in a state that `holds_sandbox`, and the sums of their `disk_mb` and `gpus`, never exceed the
-    caps.
+    caps. Sessions in a state that `is_paused` count for `disk_mb` and `gpus`, and instead of `sessions` for
+    `paused_sessions`.
     `get` returns a session of the tenant, even an ended one; `of_thread` the thread's active session, else its newest
     ended one. `find` returns a session of any tenant, for the server itself: no caller sees it.
     `swap` stores a change, whose `session.version` is one more than that of the session it was made from. It returns
-    False if another change came first or the session is unknown.
+    False if another change came first or the session is unknown. With `caps` it raises QuotaExceeded for a change that
+    takes more of something than before and would thereby exceed its cap, however many change at once; nothing is
+    changed then.
     `list` returns a page, newest first (by creation, then by id); a page after an unknown id is empty. ANY_TENANT
     stands for all tenants, for operators; then all states of the page must be active.
     `active` returns all active sessions of all tenants, `active_ids` their ids. `due` returns the sessions in a state
@@ -145,7 +152,7 @@ class SessionStore(Protocol):
     async def get(self, tenant: str, session_id: str) -> Session | None: ...
     async def find(self, session_id: str) -> Session | None: ...
     async def of_thread(self, tenant: str, thread_id: str) -> Session | None: ...
-    async def swap(self, session: Session) -> bool: ...
+    async def swap(self, session: Session, caps: Caps = NO_CAPS) -> bool: ...
     async def list(self, tenant: str, page: Page) -> Sequence[Session]: ...
     async def active(self) -> Sequence[Session]: ...
     async def active_ids(self) -> Sequence[str]: ...

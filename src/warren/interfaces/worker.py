@@ -6,9 +6,11 @@ from typing import Any, Protocol
 
 from warren.interfaces.disks import SavedDisk, SavedDisks
 from warren.interfaces.sandbox import Sandbox
+from warren.interfaces.volumes import VolumeImages
 from warren.model.capability import Providers
 from warren.model.environment import Environment
 from warren.model.spec import Layer, Limits
+from warren.model.volume import VolumeMount
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +137,16 @@ class Worker(Protocol):
     raises InvalidRequest if the worker does not have the provider, or the provider lacks a capability that the
     environment needs; MachineFull when memory or disk of the host run out; and whatever the provider's `create` raises.
     `check` raises Unavailable, with the reason, while no sandbox of the default environment can be made.
-    `sandbox` returns a claimed sandbox, also one claimed before a restart. It raises SandboxNotFound or SandboxLost.
+    `sandbox` returns a claimed sandbox, also one claimed before a restart. It raises SandboxNotFound or SandboxLost,
+    and SessionPaused for one that is frozen and was not connected since a restart: only `thaw` connects to that.
     `destroy` is idempotent. `recover`, called once before the first claim, takes over from an earlier worker: it
     connects to the sandboxes in `known`, destroys all others that this worker made, and returns why some could not be
     taken over. Those in `frozen`, a part of `known`, are frozen and not connected.
     `freeze` and `thaw` are the provider's, for claimed sandboxes; `thaw` first tells the sandbox how long it stood
     still. `save_disk` saves the disk of a claimed sandbox, and `saved_disks` returns what a provider has saved, by
     default the first.
+    `attach` and `detach` are the provider's, for claimed sandboxes; `volume_images` are those of the first provider
+    that has volumes.
     `losses` yields claimed sandboxes that died by themselves, each once; it has one reader.
     `drain` stops making sandboxes ahead and destroys those of the pools; claims then raise Unavailable. `close`
     releases everything without destroying a claimed sandbox.
@@ -161,6 +166,10 @@ class Worker(Protocol):
     async def thaw(self, sandbox_id: str, paused_s: float) -> Sandbox: ...
     async def save_disk(self, sandbox_id: str, name: str) -> SavedDisk: ...
     def saved_disks(self, provider: str = "") -> SavedDisks: ...
+    async def attach(self, sandbox_id: str, mount: VolumeMount) -> None: ...
+    async def detach(self, sandbox_id: str, volume_id: str) -> None: ...
+    @property
+    def volume_images(self) -> VolumeImages: ...
     async def recover(self, known: Collection[str], frozen: Collection[str] = ()) -> dict[str, str]: ...
     def losses(self) -> AsyncIterator[Loss]: ...
     def stats(self) -> WorkerStats: ...

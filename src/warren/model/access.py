@@ -53,7 +53,9 @@ class Quota:
     `environments`: the names that sessions may use; empty allows all. `limits`: the most that one session may ask for,
     by the names of Limits. `egress`: the most network access that one session may ask for, see Ceiling. `gpus`:
     graphics processors of all sessions together. `artifacts_mb`: the size of all artifacts of the tenant; for a key, of
-    those that its sessions saved.
+    those that its sessions saved. `snapshots_mb`: the same of snapshots. `sessions` are those that are not paused,
+    `paused_sessions` those that are. `logs_mb`: what the logs of all sessions of the tenant take, for a key
+    too. `volumes`, `volumes_mb`: the number of the tenant's volumes, and the sum of their sizes.
     """
 
     sessions: int | None = None
@@ -71,6 +73,11 @@ class Quota:
     egress: tuple[str, ...] = ()
     gpus: int | None = None
     artifacts_mb: int | None = None
+    paused_sessions: int | None = None
+    snapshots_mb: int | None = None
+    logs_mb: int | None = None
+    volumes: int | None = None
+    volumes_mb: int | None = None
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -128,6 +135,11 @@ _COUNTS: Final = (
     "egress_mbps",
     "gpus",
     "artifacts_mb",
+    "paused_sessions",
+    "snapshots_mb",
+    "logs_mb",
+    "volumes",
+    "volumes_mb",
 )
 NO_QUOTA: Final = Quota()
 

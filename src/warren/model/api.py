@@ -79,7 +79,10 @@ class Operation:
     header, or the pattern of host names whose first group is the session id. `of_machine`: it is about a machine that
     runs sandboxes, so a coordinator sends it to the worker that `worker` in the query names, else to any.
     `of_named_machine`: it is about the process that answers, unless the query names a worker. `of_artifact`: it needs
-    the content of an artifact, so a coordinator sends it to the worker that keeps it, if one does.
+    the content of an artifact, so a coordinator sends it to the worker that keeps it, if one does. `of_snapshot`: the
+    same for a snapshot; if it names none, any worker that may have the environment in the query answers. `of_log`: the
+    same for the log of its session, which outlives that. `of_volume`: it needs the disk of a volume, so a
+    coordinator sends it to the worker that has it, or to one that can have a new one.
     """
 
     name: str
@@ -102,6 +105,9 @@ class Operation:
     of_machine: bool = False
     of_named_machine: bool = False
     of_artifact: bool = False
+    of_snapshot: bool = False
+    of_log: bool = False
+    of_volume: bool = False
     wire: Wire = Wire.OWN
     action: str = ""
 
@@ -125,6 +131,10 @@ class Operation:
             return "registry"
         if self.path.startswith("/api/artifacts"):
             return "artifacts"
+        if self.path.startswith("/api/snapshots"):
+            return "snapshots"
+        if self.path.startswith(_VOLUMES):
+            return "volumes"
         if self.path.startswith("/api/admin"):
             return "admin"
         if self.path == "/api/history":
@@ -134,7 +144,7 @@ class Operation:
         part = self.path.removeprefix(SESSION).strip("/").split("/")[0]
         tags = {"processes": "processes", "kill-all": "processes", "files": "files", "exec": "commands"}
         tags |= {"ports": "ports", "links": "ports", "forward": "ports", "contexts": "code", "code": "code"}
-        tags |= {"artifacts": "artifacts"}
+        tags |= {"artifacts": "artifacts", "snapshots": "snapshots", "fork": "snapshots", "volumes": "volumes"}
         return tags.get(part, "sessions")
 
 
@@ -148,7 +158,10 @@ _CONTEXTS: Final = f"{SESSION}/contexts"
 _CONTEXT: Final = f"{SESSION}/contexts/{{context_id}}"
 _CODE: Final = f"{SESSION}/code"
 _ARTIFACT: Final = "/api/artifacts/{artifact_id}"
+_SNAPSHOT: Final = "/api/snapshots/{snapshot}"
 _BUILDS: Final = "/api/admin/builds"
+_VOLUMES: Final = "/api/volumes"
+_VOLUME: Final = f"{_VOLUMES}/{{volume}}"
 _PATH: Final = (("path", "path"),)
 
 _ROWS: Final = (
@@ -170,12 +183,20 @@ _ROWS: Final = (
         in_sandbox=False, repeatable=True,
     ),
     Operation(
+        "pause_session", "POST", f"{SESSION}/pause", Scope.SESSIONS, "Stop everything in the sandbox for a while",
+        reads=Reads.OPTIONAL_JSON, in_sandbox=False, repeatable=True,
+    ),
+    Operation(
+        "resume_session", "POST", f"{SESSION}/resume", Scope.SESSIONS, "Let everything in the sandbox go on",
+        in_sandbox=False, repeatable=True,
+    ),
+    Operation(
         "change_session", "PATCH", SESSION, Scope.SESSIONS, "Change time-outs and metadata", reads=Reads.JSON,
         in_sandbox=False,
     ),
     Operation(
         "get_network", "GET", f"{SESSION}/network", Scope.READ, "Show what the sandbox may reach, and what it reached",
-        counts=False,
+        in_sandbox=False,
     ),
     Operation(
         "set_network", "PUT", f"{SESSION}/network", Scope.SESSIONS, "Change what the sandbox may reach",
@@ -184,7 +205,7 @@ _ROWS: Final = (
     ),
     Operation(
         "get_metrics", "GET", f"{SESSION}/metrics", Scope.READ, "Show what a session uses now, and used before",
-        counts=False,
+        in_sandbox=False,
     ),
     Operation(
         "list_metrics", "GET", "/api/metrics", Scope.READ, "Show what several sessions use",
@@ -388,6 +409,81 @@ _ROWS: Final = (
     Operation(
         "delete_artifact", "DELETE", _ARTIFACT, Scope.FILES, "Delete an artifact", Answers.NOTHING,
         session_in=SessionIn.NOWHERE, status=204, in_sandbox=False, of_artifact=True,
+    ),
+    # -- snapshots: disks that outlive their session
+    Operation(
+        "create_snapshot", "POST", f"{SESSION}/snapshots", Scope.SESSIONS, "Save the session's disk as a snapshot",
+        reads=Reads.OPTIONAL_JSON, status=201, in_sandbox=False,
+    ),
+    Operation(
+        "list_snapshots", "GET", "/api/snapshots", Scope.READ, "List your snapshots", session_in=SessionIn.NOWHERE,
+        in_sandbox=False,
+    ),
+    Operation(
+        "get_snapshot", "GET", _SNAPSHOT, Scope.READ, "Show a snapshot", session_in=SessionIn.NOWHERE,
+        in_sandbox=False,
+    ),
+    Operation(
+        "read_snapshot", "GET", f"{_SNAPSHOT}/content", Scope.FILES, "Download a snapshot", Answers.BYTES,
+        session_in=SessionIn.NOWHERE, in_sandbox=False, of_snapshot=True,
+    ),
+    Operation(
+        "upload_snapshot", "PUT", "/api/snapshots", Scope.FILES, "Make a snapshot of a download or a tar",
+        reads=Reads.RAW, session_in=SessionIn.NOWHERE, status=201, in_sandbox=False, of_snapshot=True,
+        audited=(("name", "name"), ("environment", "environment")),
+    ),
+    Operation(
+        "delete_snapshot", "DELETE", _SNAPSHOT, Scope.SESSIONS, "Delete a snapshot", Answers.NOTHING,
+        session_in=SessionIn.NOWHERE, status=204, in_sandbox=False, of_snapshot=True,
+    ),
+    Operation(
+        "fork_session", "POST", f"{SESSION}/fork", Scope.SESSIONS, "Start sessions with the same files",
+        reads=Reads.OPTIONAL_JSON, status=201, in_sandbox=False,
+    ),
+    # -- logs: what a session did, also after its end
+    Operation(
+        "read_logs", "GET", f"{SESSION}/logs", Scope.READ, "Read what a session did", Answers.VALUE_OR_EVENTS,
+        in_sandbox=False, counts=False, watched=True, of_log=True,
+    ),
+    Operation(
+        "delete_logs", "DELETE", f"{SESSION}/logs", Scope.SESSIONS, "Delete the log of a session", Answers.NOTHING,
+        status=204, in_sandbox=False, counts=False, of_log=True,
+    ),
+    # -- volumes: disks that outlive their sessions
+    Operation(
+        "create_volume", "POST", _VOLUMES, Scope.SESSIONS, "Make a volume", reads=Reads.JSON,
+        session_in=SessionIn.NOWHERE, status=201, in_sandbox=False, of_volume=True,
+        audited=(("name", "volume"), ("size_mb", "size_mb")),
+    ),
+    Operation(
+        "list_volumes", "GET", _VOLUMES, Scope.READ, "List your volumes", session_in=SessionIn.NOWHERE,
+        in_sandbox=False,
+    ),
+    Operation(
+        "get_volume", "GET", _VOLUME, Scope.READ, "Show a volume, and who uses it", session_in=SessionIn.NOWHERE,
+        in_sandbox=False, of_volume=True,
+    ),
+    Operation(
+        "change_volume", "PATCH", _VOLUME, Scope.SESSIONS, "Make a volume larger, change its metadata",
+        reads=Reads.JSON, session_in=SessionIn.NOWHERE, in_sandbox=False, of_volume=True,
+        audited=(("size_mb", "size_mb"),),
+    ),
+    Operation(
+        "copy_volume", "POST", f"{_VOLUME}/copy", Scope.SESSIONS, "Copy a volume that is not in use",
+        reads=Reads.JSON, session_in=SessionIn.NOWHERE, status=201, in_sandbox=False, of_volume=True,
+        audited=(("name", "to"),),
+    ),
+    Operation(
+        "delete_volume", "DELETE", _VOLUME, Scope.SESSIONS, "Delete a volume that is not in use", Answers.NOTHING,
+        session_in=SessionIn.NOWHERE, status=204, in_sandbox=False, of_volume=True,
+    ),
+    Operation(
+        "attach_volume", "POST", f"{SESSION}/volumes", Scope.SESSIONS, "Mount a volume in a running sandbox",
+        reads=Reads.JSON, status=201, in_sandbox=False, audited=(("name", "volume"), ("path", "path")),
+    ),
+    Operation(
+        "detach_volume", "DELETE", f"{SESSION}/volumes", Scope.SESSIONS, "Take a volume away from a sandbox",
+        in_sandbox=False, audited=_PATH,
     ),
     # -- the flat endpoints: the same in the words of older clients
     Operation(

@@ -106,6 +106,17 @@ class CommandOutput:
         other.end, other.kept, other.total = self.end, self.kept, self.total
         return other
 
+    def ends(self, most: int) -> "CommandOutput":
+        """Returns the beginning and the end, about `most` bytes of each or a piece more; all of it if that is less."""
+        if self._texts is not None or self.kept <= 3 * most:
+            return self
+        first, last = _first_parts(self._parts, most), _first_parts(reversed(self._parts), most)[::-1]
+        both = CommandOutput(self._note)
+        both._parts = self._parts if len(first) + len(last) >= len(self._parts) else [*first, *last]
+        both._streams, both.end, both.total = self._streams, self.end, self.total
+        both._count = both.kept = sum(len(part[-1]) for part in both._parts)
+        return both
+
     def pieces(self) -> Iterator[Piece]:
         for part in self._parts:
             if isinstance(part, Piece):
@@ -192,6 +203,16 @@ class CommandOutput:
                 yield ""
         except UnicodeDecodeError:
             yield from _base64(chain(self._bytes(streams), [(_GAP, self._note.encode())][: shown is Shown.STDERR]))
+
+
+def _first_parts(parts: Iterable[Piece | Packed], most: int) -> list[Piece | Packed]:
+    found: list[Piece | Packed] = []
+    for part in parts:
+        found.append(part)
+        most -= len(part[-1])
+        if most <= 0:
+            break
+    return found
 
 
 def _base64(parts: Iterable[tuple[int, bytes]]) -> Iterator[str]:

@@ -12,8 +12,11 @@ from warren.model.metrics import DEFAULT_ALERTS, AlertThresholds
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.policy import Policy
 from warren.model.secrets import check_names
-from warren.model.session import check_seconds
+from warren.model.session import OnIdle, check_seconds
+from warren.model.session_log import read_level
+from warren.model.snapshot import check_snapshot_name
 from warren.model.spec import IoLimits, Limits, check_env, check_image_name
+from warren.model.volume import VolumeWish, check_mounts
 
 MAX_POOLED = 5000
 NO_POLICY = Policy()
@@ -48,7 +51,7 @@ class PoolSize:
 class Environment:
     """A recipe. Requests cannot ask for `writable_root` and `sudo`, which are explained at SandboxSpec.
 
-    `pool`, `idle_timeout_s`, `max_lifetime_s`: override the server's settings.
+    `pool`, `idle_timeout_s`, `max_lifetime_s`, `on_idle`, `max_paused_s`: override the server's settings.
     `policy`: the commands that its sessions may run.
     `provider`: the default provider of its sessions; empty for the server's default. `needs`: what it must be capable
     of.
@@ -58,7 +61,10 @@ class Environment:
     `contexts`: the languages whose default code context is started ahead of time, in sandboxes of the pool.
     `user`: another name for the sandbox user; empty for none.
     `recipe`: how its image is made, if its file says so.
+    `snapshot`: the name of the snapshot that its sessions start from: the session's tenant's, else a public one.
+    `volumes`: the named volumes that each session gets; their names may have placeholders (model/volume.py).
     `alerts`: the percentages of its limits at which an event is published.
+    `logs`: how much is kept, at least, of what its sessions do; empty for what the server says.
     """
 
     name: str
@@ -82,20 +88,29 @@ class Environment:
     user: str = ""
     recipe: Recipe | None = None
     alerts: AlertThresholds = DEFAULT_ALERTS
+    on_idle: OnIdle | None = None
+    max_paused_s: float | None = None
+    snapshot: str = ""
+    logs: str = ""
+    volumes: tuple[VolumeWish, ...] = ()
 
     def __post_init__(self) -> None:
         check_image_name(self.image)
         check_names(self.secrets)
         check_gpus(self.gpus)
+        read_level(self.logs)
         if self.user and self.user not in USER_HOMES:
             raise InvalidRequest(f"user is {self.user[:80]!r}, it can be: {', '.join(USER_HOMES)}")
         if self.user and not (self.writable_root and self.sudo):
             raise InvalidRequest("the key user needs a writable root and sudo", remedy="set root: writable, sudo: true")
+        if self.snapshot:
+            check_snapshot_name(self.snapshot)
+        check_mounts(self.volumes)
         for language in self.contexts:
             find_language(language)
         for name, value in self.env.items():
             check_env(name, value)
-        for name in ("idle_timeout_s", "max_lifetime_s"):
+        for name in ("idle_timeout_s", "max_lifetime_s", "max_paused_s"):
             if (seconds := getattr(self, name)) is not None:
                 check_seconds(name, seconds)
 

@@ -32,6 +32,7 @@ WarrenError
 ├── Conflict
 │   ├── FileExists
 │   ├── SessionMismatch            a thread's session has something else than was asked for
+│   ├── SessionPaused              it stands still, and is not to be resumed by whoever uses it
 │   └── ContextLost                the interpreter of a code context has ended, and what it held with it
 ├── FileProblem                    the file system of the sandbox refused
 │   ├── PermissionDenied
@@ -220,6 +221,10 @@ class Conflict(WarrenError):
 
 class FileExists(Conflict):
     code = "exists"
+
+
+class SessionPaused(Conflict):
+    code = "session_paused"
 
 
 class SessionMismatch(Conflict):

@@ -16,6 +16,8 @@ class EventKind(StrEnum):
     SESSION_ENDED = "session.ended"
     SESSION_EXPIRED = "session.expired"
     SESSION_LOST = "session.lost"
+    SESSION_PAUSED = "session.paused"
+    SESSION_RESUMED = "session.resumed"
     COMMAND_FINISHED = "command.finished"
     COMMAND_REFUSED = "command.refused"
     QUOTA_REACHED = "quota.reached"
@@ -23,6 +25,11 @@ class EventKind(StrEnum):
     RESOURCE_HIGH = "resource.high"
     ARTIFACT_CREATED = "artifact.created"
     ARTIFACT_LEFT_OUT = "artifact.left_out"
+    SNAPSHOT_CREATED = "snapshot.created"
+    SNAPSHOT_DELETED = "snapshot.deleted"
+    VOLUME_CREATED = "volume.created"
+    VOLUME_DELETED = "volume.deleted"
+    VOLUME_ATTACHED = "volume.attached"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,23 @@ class SessionLostData:
     thread_id: str | None
     memory_mb: int
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPausedData:
+    """`idle`: nobody asked for it, it was not used for its idle time-out."""
+
+    thread_id: str | None
+    memory_mb: int
+    idle: bool
+    max_paused_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionResumedData:
+    thread_id: str | None
+    memory_mb: int
+    paused_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +147,57 @@ class ArtifactsLeftOutData:
     thread_id: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotCreatedData:
+    snapshot_id: str
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotDeletedData:
+    """`reason`: deleted, expired, or damaged: its content was lost."""
+
+    snapshot_id: str
+    name: str
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeData:
+    volume_id: str
+    name: str
+    size_mb: int
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeAttachedData:
+    volume_id: str
+    name: str
+    path: str
+    read_only: bool
+    thread_id: str | None
+
+
 EventData = (
     SessionCreatedData
     | SessionChangedData
     | SessionEndedData
     | SessionLostData
+    | SessionPausedData
+    | SessionResumedData
     | CommandEndedData
     | QuotaReachedData
     | NetworkRefusedData
     | ResourceHighData
     | ArtifactCreatedData
     | ArtifactsLeftOutData
+    | SnapshotCreatedData
+    | SnapshotDeletedData
+    | VolumeData
+    | VolumeAttachedData
 )
 
 

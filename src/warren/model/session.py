@@ -15,6 +15,7 @@ from warren.model.errors import Conflict, InvalidRequest
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.preview import NO_PREVIEW_RULES, PreviewRules
 from warren.model.spec import Layer, Limits
+from warren.model.volume import VolumeMount
 
 DEFAULT_TENANT: Final = "default"
 IDLE_TIMEOUT_S: Final = 1800.0
@@ -23,15 +24,17 @@ LONGEST_S: Final = 30 * 86400.0
 MAX_METADATA: Final = 64
 MAX_THREAD_ID: Final = 255
 MAX_KEY: Final = 255
+MAX_PAUSED_S: Final = 7 * 86400.0
 CREATING_S: Final = 600.0  # longer than any creation takes: after this, the process that creates it has died
 
 
 class SessionState(StrEnum):
-    """CREATING: the sandbox is being made. RUNNING: it exists. LOST: it died by itself. STOPPING: it is being
-    destroyed. ENDED: only the row is left."""
+    """CREATING: the sandbox is being made. RUNNING: it exists. PAUSED: it exists and stands still. LOST: it died by
+    itself. STOPPING: it is being destroyed. ENDED: only the row is left."""
 
     CREATING = "creating"
     RUNNING = "running"
+    PAUSED = "paused"
     LOST = "lost"
     STOPPING = "stopping"
     ENDED = "ended"
@@ -61,6 +64,10 @@ class SessionState(StrEnum):
         return STATES[self].holds_sandbox
 
     @property
+    def is_paused(self) -> bool:
+        return STATES[self].is_paused
+
+    @property
     def expires(self) -> bool:
         return STATES[self].expires
 
@@ -76,6 +83,7 @@ class StateRules:
     `can_run`: commands run now.
     `can_be_lost`: the sandbox exists. A worker takes it over after a restart; if it dies, the session is lost.
     `holds_sandbox`: the session takes up a sandbox of its worker (wanted, present or not yet gone): quotas count it.
+    `is_paused`: what holds a sandbox stands still, and counts as a paused session instead of a session.
     `expires`: the session ends at its deadline.
     """
 
@@ -86,6 +94,7 @@ class StateRules:
     can_run: bool = False
     can_be_lost: bool = False
     holds_sandbox: bool = False
+    is_paused: bool = False
     expires: bool = False
 
 
@@ -101,11 +110,19 @@ STATES: Final[Mapping[SessionState, StateRules]] = {
         expires=True,
     ),
     _S.RUNNING: StateRules(
-        next=frozenset({_S.RUNNING, _S.LOST, _S.STOPPING}),
+        next=frozenset({_S.RUNNING, _S.PAUSED, _S.LOST, _S.STOPPING}),
         is_usable=True,
         can_run=True,
         can_be_lost=True,
         holds_sandbox=True,
+        expires=True,
+    ),
+    _S.PAUSED: StateRules(
+        next=frozenset({_S.PAUSED, _S.RUNNING, _S.LOST, _S.STOPPING}),
+        is_usable=True,
+        can_be_lost=True,
+        holds_sandbox=True,
+        is_paused=True,
         expires=True,
     ),
     _S.LOST: StateRules(next=frozenset({_S.LOST, _S.STOPPING, _S.ENDED}), expires=True),
@@ -121,11 +138,20 @@ class EndReason(StrEnum):
     DELETED = "deleted"
     IDLE = "idle"
     LIFETIME = "lifetime"
+    PAUSED_TOO_LONG = "paused_too_long"
     LOST = "lost"
     FAILED = "failed"
     UNDONE = "undone"
     SHUTDOWN = "shutdown"
     REPLACED = "replaced"
+
+
+class OnIdle(StrEnum):
+    """What becomes of a session that is not used for its idle time-out."""
+
+    END = "end"
+    PAUSE = "pause"
+    HIBERNATE = "hibernate"
 
 
 # No caller ever got the sandbox, so the Idempotency-Key may be used again.
@@ -156,6 +182,11 @@ class Session:
     `agent_config`: a copy of the agent it was made for; `agent`: the agent's name in the registry. Empty for none.
     `gpus`: the ids of its graphics processors; before it has its sandbox, `any` for each.
     `artifacts`: what was saved when it ended.
+    `paused_at`: since when it is paused; `paused_s`: how long it was before, all times together. `max_paused_s`: it
+    ends when it is paused for that long. `auto_resume`: whoever uses it while it is paused resumes it.
+    `snapshot`: the one that its disk began from. `forked_from`: the session that it is a fork of.
+    `logs`: how much of what it does is kept; empty for nothing. See model/session_log.py.
+    `volumes`: the named volumes in its sandbox.
     """
 
     id: str
@@ -193,6 +224,15 @@ class Session:
     agent_config: dict[str, Any] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
     artifacts: SavedAtEnd | None = None
+    paused_at: float | None = None
+    paused_s: float = 0.0
+    max_paused_s: float = MAX_PAUSED_S
+    auto_resume: bool = True
+    on_idle: OnIdle = OnIdle.END
+    snapshot: str = ""
+    forked_from: str = ""
+    logs: str = ""
+    volumes: tuple[VolumeMount, ...] = ()
 
     @property
     def opens_network(self) -> bool:
@@ -214,11 +254,21 @@ class Session:
         """When the session expires, unless it is used, prolonged or ended before."""
         if self.state is SessionState.CREATING:
             return self.started + CREATING_S
-        return min(self.idle_deadline, self.started + self.max_lifetime_s)
+        if self.state.is_paused:  # its other clocks stand still
+            return self._paused_since + self.max_paused_s
+        return min(self.idle_deadline, self._lifetime_ends)
 
     @property
     def idle_deadline(self) -> float:
         return self.used + self.idle_timeout_s + self.slack_s
+
+    @property
+    def _lifetime_ends(self) -> float:
+        return self.started + self.max_lifetime_s + self.paused_s
+
+    @property
+    def _paused_since(self) -> float:
+        return self.used if self.paused_at is None else self.paused_at
 
     def expiry(self, now: float) -> EndReason | None:
         """Returns why the session has expired, or None if it has not."""
@@ -226,7 +276,9 @@ class Session:
             return None
         if self.state is SessionState.CREATING:
             return EndReason.UNDONE
-        return EndReason.LIFETIME if now >= self.started + self.max_lifetime_s else EndReason.IDLE
+        if self.state.is_paused:
+            return EndReason.PAUSED_TOO_LONG
+        return EndReason.LIFETIME if now >= self._lifetime_ends else EndReason.IDLE
 
     def moved_to(self, state: SessionState, **changes: Any) -> "Session":
         if state not in STATES[self.state].next:
@@ -236,6 +288,17 @@ class Session:
     def changed(self, **changes: Any) -> "Session":
         """Returns the session in the same state with other values."""
         return self.moved_to(self.state, **changes)
+
+    def paused_for(self, now: float) -> float:
+        """Returns how long it has been paused this time."""
+        return max(0.0, now - self._paused_since) if self.state.is_paused else 0.0
+
+    def clocks_at(self, now: float) -> dict[str, Any]:
+        """Returns the changes of a session that is paused no longer: its idle clock begins anew, and its lifetime goes
+        on where it stood still."""
+        if not self.state.is_paused:
+            return {}
+        return {"paused_at": None, "paused_s": self.paused_s + self.paused_for(now), "used": max(self.used, now)}
 
 
 def new_session_id() -> str:

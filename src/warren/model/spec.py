@@ -171,6 +171,17 @@ def check_image_name(name: str) -> None:
         raise InvalidRequest(f"{name!r} is not an image name", remedy="it has letters, digits and . _ / : @ -")
 
 
+def is_disk_name(name: str) -> bool:
+    return re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) is not None
+
+
+def check_disk_name(name: str) -> None:
+    if not is_disk_name(name):
+        raise InvalidRequest(
+            f"{name[:80]!r} is no name of a saved disk", remedy="use up to 64 letters, digits, _ and -"
+        )
+
+
 def check_env(name: str, value: str) -> None:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise InvalidRequest(f"{name!r} is not a name for an environment variable")

@@ -4,14 +4,13 @@ A frame names its window, the bytes before it that it may refer to, and its read
 are allowed, as in zstd's own program; the highest level of compression needs that much.
 """
 
-import importlib
-import sys
-from typing import IO, Any, Final
+from typing import IO, Final
 
-from warren.model.errors import InvalidRequest, Unavailable
+from warren.kernel.zstd import zstd_module
+from warren.model.errors import InvalidRequest
 
 MAGIC: Final = b"\x28\xb5\x2f\xfd"
-_LARGEST_WINDOW_LOG: Final = 27
+LARGEST_WINDOW_LOG: Final = 27
 
 
 class ZstdReader:
@@ -19,7 +18,7 @@ class ZstdReader:
 
     def __init__(self, stream: IO[bytes]) -> None:
         zstd = zstd_module()
-        options = {zstd.DecompressionParameter.window_log_max: _LARGEST_WINDOW_LOG}
+        options = {zstd.DecompressionParameter.window_log_max: LARGEST_WINDOW_LOG}
         self._file, self._error = zstd.ZstdFile(stream, options=options), zstd.ZstdError
 
     def read(self, count: int) -> bytes:
@@ -28,15 +27,3 @@ class ZstdReader:
         except (self._error, EOFError) as exc:
             raise InvalidRequest(f"what zstd has compressed cannot be unpacked: {exc}") from exc
         return data
-
-
-def zstd_module() -> Any:
-    """Returns Python's own module, or its backport. Raises Unavailable if it is not installed."""
-    name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
-    try:
-        return importlib.import_module(name)
-    except ImportError as exc:
-        raise Unavailable(
-            f"the image is compressed by zstd, and Python's module {name} is not installed",
-            remedy="install Warren with its extra: pip install 'warren-sandbox[server]'",
-        ) from exc
