@@ -63,7 +63,7 @@ from warren.config.option_kinds import (
 from warren.model.code import CONTEXT_IDLE_S, MAX_CONTEXTS
 from warren.model.environment import PoolSize
 from warren.model.image_pulls import MODES, OFF
-from warren.model.session import IDLE_TIMEOUT_S, LONGEST_S, MAX_LIFETIME_S
+from warren.model.session import IDLE_TIMEOUT_S, LONGEST_S, MAX_LIFETIME_S, MAX_PAUSED_S
 from warren.model.spec import MIB
 
 CONFIG_VARIABLE = "WARREN_CONFIG"
@@ -188,6 +188,10 @@ class Settings:
         aliases={"IDLE_TIMEOUT": None, "SESSION_TIMEOUT": None}, flag="--idle-timeout")
     max_lifetime_s: float = option(SESSION_TIME, MAX_LIFETIME_S, "A session ends after this time in any case.",
         aliases={"SESSION_TIMEOUT": None}, flag="--max-lifetime")
+    on_idle: str = option(one_of("end", "pause"), "end",
+        "What becomes of a session that is not used for its idle_timeout_s; providers that cannot pause end it.",
+        flag="--on-idle")
+    max_paused_s: float = option(SESSION_TIME, MAX_PAUSED_S, "A session ends when it is paused for this long.")
     memory_mb: int | None = option(MEMORY, None, "The memory of a sandbox.", aliases={"MEMORY_LIMIT": None},
         flag="--memory-limit", name="memory_limit", default_text="what the environment says, else 512m")
     cpus: float | None = option(CORES, None, "The cores of a sandbox.", aliases={"CPU_QUOTA": QUOTA}, flag="--cpus",
@@ -267,6 +271,12 @@ class Settings:
         "Whether the record has the text of commands, with what looks like a secret removed.")
     audit_mb: int = option(whole_number(1, 1_000_000), 256,
         "How much of the record is kept; the oldest entries are removed first.")
+    session_logs: str = option(one_of("off", "commands", "output"), "off",
+        "How much is kept of what a session does, if it does not say.")
+    session_log_mb: int = option(whole_number(1, 1_000_000), 10,
+        "What the log of one session may take; the oldest output is removed first.")
+    session_log_retention_s: float = option(time(1, 10 * 366 * 86400), 7 * 86400.0,
+        "How long the log of a session is kept after the session's end.")
     metrics: bool = option(SWITCH, True, "Whether Prometheus can read metrics at /metrics.",
         flag="--metrics/--no-metrics")
     artifact_store: str = option(ARTIFACT_STORE, "",
@@ -276,6 +286,18 @@ class Settings:
     artifact_max_mb: int = option(whole_number(0, 2**30), 1024, "How many MiB one session may save as artifacts.")
     artifact_max_count: int = option(whole_number(0, 20_000), 1000, "How many files one session may save as artifacts.")
     artifact_ttl_s: float = option(time(1, 10 * 366 * 86400), 30 * 86400.0, "How long an artifact is kept.")
+    snapshot_store: str = option(ARTIFACT_STORE, "",
+        "Where snapshots are kept: a directory that all machines share, or s3://BUCKET/PREFIX.",
+        default_text="with the disks of each machine, in its state directory")
+    snapshot_s3_endpoint: str = option(ENDPOINT, "", "The same as artifact_s3_endpoint, for snapshots.")
+    snapshot_encryption: bool = option(SWITCH, False,
+        "Whether snapshots are encrypted with secrets_key where they are kept; each use then unpacks one anew.")
+    snapshot_ttl_s: float = option(time(0, 10 * 366 * 86400), 30 * 86400.0,
+        "How long a snapshot is kept that asks for no other time; 0: for ever.")
+    snapshot_max_count: int = option(whole_number(0, 20_000), 1000, "How many snapshots a tenant may have.")
+    snapshot_cache_mb: int = option(whole_number(0, 2**30), 10240,
+        "How many MiB of a snapshot_store a machine keeps ready for sessions.")
+    volume_mb: int = option(whole_number(16, 2**20), 1024, "The size in MiB of a volume that is made without one.")
     preview_domain: str = option(PREVIEW_DOMAIN, "",
         "The domain below which every preview has a name of its own; all names below it must lead here.",
         default_text="previews have names below localhost, and paths")

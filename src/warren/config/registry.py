@@ -26,10 +26,12 @@ from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.policy import Policy
 from warren.model.prompt import Prompt
 from warren.model.secrets import check_names
-from warren.model.session import check_seconds
+from warren.model.session import OnIdle, check_seconds
+from warren.model.snapshot import check_snapshot_name
 from warren.model.spec import IoLimits, Limits, check_env, check_image_name
 from warren.model.suggestions import suggest
 from warren.model.tool import Tool
+from warren.model.volume import VolumeWish
 
 _PACKAGED = Path(__file__).parents[1] / "registry_data"
 _CHECKOUT = Path(__file__).parents[3] / "registry"
@@ -50,6 +52,8 @@ _KEYS = {
     "policy": _MAPPING,
     "idle_timeout_s": _TIME,
     "max_lifetime_s": _TIME,
+    "on_idle": _TEXT,
+    "max_paused_s": _TIME,
     "provider": _TEXT,
     "needs": _LIST,
     "network": _MAPPING,
@@ -57,11 +61,14 @@ _KEYS = {
     "root": _TEXT,
     "sudo": _FLAG,
     "gpus": ((int, list), "a number or a list of ids"),
+    "volumes": ((list,), "a list of volumes"),
     "contexts": _LIST,
     "user": _TEXT,
     "alerts": _MAPPING,
+    "snapshot": _TEXT,
+    "logs": _TEXT,
 }
-_TIMES = ("idle_timeout_s", "max_lifetime_s", "timeout_s")
+_TIMES = ("idle_timeout_s", "max_lifetime_s", "max_paused_s", "timeout_s")
 _REQUIRED = ("name", "image")
 _ROOTS = {"read-only": False, "writable": True}
 
@@ -173,6 +180,10 @@ def read_environment(path: Path) -> Environment:
     limits = _read_limits(file, values.pop("limits", {}))
     io = _read_io(file, values.pop("io", {}))
     pool = _read_pool(file, values.pop("pool")) if "pool" in values else None
+    if values.get("snapshot"):
+        pool = PoolSize(0, 0, 0)  # each sandbox begins from the snapshot, so none can be made ahead
+        with _mistakes(file, "snapshot"):
+            check_snapshot_name(values["snapshot"])
     policy = values.pop("policy", None)
     network = values.pop("network", None)
     env = _read_env(file, values.pop("env", {}))
@@ -186,6 +197,7 @@ def read_environment(path: Path) -> Environment:
         contexts = _read_contexts(values.pop("contexts", []))
     with _mistakes(file, "gpus"):
         gpus = read_gpus(values.pop("gpus", 0))
+    volumes = _read_volumes(file, values.pop("volumes", []))
     with _mistakes(file, "policy"):
         rules = Policy() if policy is None else Policy.from_mapping(policy)
     with _mistakes(file, "network"):
@@ -196,10 +208,11 @@ def read_environment(path: Path) -> Environment:
         values["image"] = f"{ENVIRONMENT_IMAGES}{path.stem}"
     with _mistakes(file, "image"):
         check_image_name(values["image"])
-    for name in ("idle_timeout_s", "max_lifetime_s"):
+    for name in ("idle_timeout_s", "max_lifetime_s", "max_paused_s"):
         if name in values:
             with _mistakes(file, name):
                 check_seconds(name, values[name])
+    on_idle = _read_on_idle(file, values.pop("on_idle", None))
     with _mistakes(file):
         return Environment(
             limits=limits,
@@ -215,12 +228,14 @@ def read_environment(path: Path) -> Environment:
             gpus=gpus,
             recipe=recipe,
             alerts=alerts,
+            on_idle=on_idle,
+            volumes=volumes,
             **values,
         )
 
 
 @contextlib.contextmanager
-def _mistakes(file: YamlFile, *keys: str) -> Iterator[None]:
+def _mistakes(file: YamlFile, *keys: Any) -> Iterator[None]:
     """Adds the file and the line to an InvalidRequest that is raised in the block."""
     try:
         yield
@@ -282,6 +297,18 @@ def _read_secrets(file: YamlFile, names: list[Any]) -> tuple[str, ...]:
         return check_names(names)
 
 
+def _read_volumes(file: YamlFile, entries: list[Any]) -> tuple[VolumeWish, ...]:
+    found = []
+    for place, values in enumerate(entries):
+        if not isinstance(values, dict):
+            raise file.error(
+                f"a volume is {values!r}", "volumes", place, remedy="write name: …, path: …, and size_mb or read_only"
+            )
+        with _mistakes(file, "volumes", place):
+            found.append(VolumeWish.of_environment(values))
+    return tuple(found)
+
+
 def _read_needs(file: YamlFile, names: list[Any]) -> frozenset[Capability]:
     for place, name in enumerate(names):
         if name not in list(Capability):
@@ -294,6 +321,12 @@ def _read_root(file: YamlFile, root: str) -> bool:
     if root not in _ROOTS:
         raise file.error(f"root is {root!r}", "root", remedy=f"it is one of {', '.join(_ROOTS)}")
     return _ROOTS[root]
+
+
+def _read_on_idle(file: YamlFile, text: str | None) -> OnIdle | None:
+    if text is not None and text not in list(OnIdle):
+        raise file.error(f"on_idle is {text!r}", "on_idle", remedy=f"it is one of {', '.join(OnIdle)}")
+    return None if text is None else OnIdle(text)
 
 
 def _read_limits(file: YamlFile, values: dict[Any, Any]) -> Limits:

@@ -1,4 +1,4 @@
-"""Contents of artifacts as files: DIRECTORY/TENANT/ARTIFACT_ID.
+"""Contents of artifacts or snapshots as files: DIRECTORY/TENANT/ID.
 
 A content is written to a file in DIRECTORY/.saving, synced, and renamed to its place. The writer holds a lock on the
 file in .saving; `open` removes unlocked ones, which a crash has left. All file operations run in threads.
@@ -15,9 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from warren.interfaces.artifacts import Content, KeptContent
+from warren.interfaces.artifacts import ARTIFACTS, Content, ContentKind, KeptContent
 from warren.kernel.shielding import run_shielded
-from warren.model.artifact import is_artifact_id
 from warren.model.errors import NoSpace, NotFound, Unavailable
 
 _SAVING: Final = ".saving"
@@ -33,11 +32,12 @@ class DirectoryArtifacts:
         self,
         directory: Path,
         *,
+        kind: ContentKind = ARTIFACTS,
         min_free_mb: int = 0,
         shared: bool = False,
         fault: Callable[[str], None] = lambda step: None,
     ) -> None:
-        self._directory = directory
+        self._directory, self._kind = directory, kind
         self._min_free = min_free_mb << 20
         self.shared = shared
         self._fault = fault
@@ -51,7 +51,7 @@ class DirectoryArtifacts:
         return self
 
     def _open(self) -> None:
-        with _our_errors():
+        with self._our_errors():
             (self._directory / _SAVING).mkdir(mode=0o700, parents=True, exist_ok=True)
             for entry in os.scandir(self._directory / _SAVING):
                 with contextlib.suppress(BlockingIOError, FileNotFoundError):
@@ -63,7 +63,8 @@ class DirectoryArtifacts:
                         os.close(fd)
 
     async def put(self, tenant: str, artifact_id: str, data: AsyncIterable[bytes]) -> Content:
-        writing = _Writing(self._path(tenant, artifact_id), self._directory / _SAVING, self._min_free, self._fault)
+        path, saving = self._path(tenant, artifact_id), self._directory / _SAVING
+        writing = _Writing(path, saving, self._kind.name, self._min_free, self._fault)
         try:
             # Writes are shielded: a thread cannot be cancelled, and `undo` must not run beside it.
             buffer = bytearray()
@@ -83,7 +84,7 @@ class DirectoryArtifacts:
             while start < end:
                 part = await run_shielded(asyncio.to_thread(os.pread, fd, min(_PIECE, end - start), start))
                 if not part:
-                    raise Unavailable("the content of the artifact is shorter than its record says")
+                    raise Unavailable(f"the content of the {self._kind.name} is shorter than its record says")
                 yield part
                 start += len(part)
         finally:
@@ -91,18 +92,18 @@ class DirectoryArtifacts:
 
     def _open_content(self, path: Path) -> int:
         try:
-            with _our_errors():
+            with self._our_errors():
                 return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
-            raise NotFound("the content of the artifact is gone") from None
+            raise NotFound(f"the content of the {self._kind.name} is gone") from None
 
     async def delete(self, tenant: str, artifact_id: str) -> None:
         await asyncio.to_thread(self._delete, self._path(tenant, artifact_id))
 
     def _delete(self, path: Path) -> None:
-        with _our_errors(), contextlib.suppress(FileNotFoundError):
+        with self._our_errors(), contextlib.suppress(FileNotFoundError):
             path.unlink()
-            with contextlib.suppress(OSError):  # other artifacts of the tenant are in it
+            with contextlib.suppress(OSError):  # other contents of the tenant are in it
                 path.parent.rmdir()
 
     async def list(self) -> AsyncGenerator[KeptContent, None]:
@@ -112,13 +113,13 @@ class DirectoryArtifacts:
                 yield one
 
     def _contents(self) -> Iterator[KeptContent]:
-        with _our_errors():
+        with self._our_errors():
             for tenant in os.scandir(self._directory):
                 if tenant.name == _SAVING or not tenant.is_dir(follow_symlinks=False):
                     continue
                 with contextlib.suppress(FileNotFoundError):
                     for entry in os.scandir(tenant.path):
-                        if is_artifact_id(entry.name):
+                        if self._kind.is_id(entry.name):
                             with contextlib.suppress(FileNotFoundError):
                                 modified = entry.stat(follow_symlinks=False).st_mtime
                                 yield KeptContent(tenant.name, entry.name, modified)
@@ -127,20 +128,24 @@ class DirectoryArtifacts:
         return None
 
     def _path(self, tenant: str, artifact_id: str) -> Path:
-        assert is_artifact_id(artifact_id), artifact_id
+        assert self._kind.is_id(artifact_id), artifact_id
         return self._directory / tenant / artifact_id
+
+    def _our_errors(self) -> contextlib.AbstractContextManager[None]:
+        return _our_errors(self._kind.name)
 
 
 class _Writing:
     """One content on its way to its place. Its methods block, and are called one after the other."""
 
-    def __init__(self, path: Path, saving: Path, min_free: int, fault: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, saving: Path, what: str, min_free: int, fault: Callable[[str], None]) -> None:
         self._path, self._part, self._min_free, self._fault = path, saving / path.name, min_free, fault
+        self._what = what
         self._fd = -1
         self._size, self._hash = 0, hashlib.sha256()
 
     def write(self, data: bytes) -> None:
-        with _our_errors():
+        with _our_errors(self._what):
             if self._fd < 0:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
                 self._fd = os.open(self._part, flags, 0o600)
@@ -155,7 +160,7 @@ class _Writing:
 
     def finish(self, data: bytes) -> Content:
         self.write(data)
-        with _our_errors():
+        with _our_errors(self._what):
             self._fault("content written")
             # Synced before it gets its name: after a crash a name never leads to half a content.
             os.fsync(self._fd)
@@ -167,7 +172,7 @@ class _Writing:
                     os.rename(self._part, self._path)
                     break
             else:
-                raise Unavailable("the directory of the tenant's artifacts is gone each time")
+                raise Unavailable(f"the directory of the tenant's {self._what}s is gone each time")
             _sync_directory(self._path.parent)
             self._fault("content in place")
         os.close(self._fd)
@@ -187,7 +192,8 @@ class _Writing:
             disk = os.fstatvfs(self._fd)
             if disk.f_bavail * disk.f_frsize - size < self._min_free:
                 raise NoSpace(
-                    "the disk of the artifacts is nearly full", remedy="delete artifacts, or ask the operator for room"
+                    f"the disk of the {self._what}s is nearly full",
+                    remedy=f"delete {self._what}s, or ask the operator for room",
                 )
 
 
@@ -206,7 +212,7 @@ def _sync_directory(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _our_errors() -> Iterator[None]:
+def _our_errors(what: str) -> Iterator[None]:
     """Translates errors of the file system into ours, without paths of this machine."""
     try:
         yield
@@ -214,5 +220,5 @@ def _our_errors() -> Iterator[None]:
         raise
     except OSError as exc:
         if exc.errno in _FULL:
-            raise NoSpace("the disk of the artifacts is full", remedy="delete artifacts") from exc
-        raise Unavailable(f"the directory of the artifacts cannot be used: {exc.strerror}") from exc
+            raise NoSpace(f"the disk of the {what}s is full", remedy=f"delete {what}s") from exc
+        raise Unavailable(f"the directory of the {what}s cannot be used: {exc.strerror}") from exc

@@ -9,6 +9,12 @@ from warren.model.errors import KeyReused, QuotaExceeded
 from warren.model.session import FAILED_CREATIONS, Session
 
 EVICTED_AT_ONCE: Final = 1000
+_CAPPED: Final = {
+    "sessions": "sessions",
+    "disk_mb": "MB of disk",
+    "gpus": "GPUs",
+    "paused_sessions": "paused sessions",
+}
 
 
 class KeySums:
@@ -62,22 +68,31 @@ def check_fingerprint(same: bool, key: Key) -> None:
         )
 
 
-def check_caps(caps: Caps, session: Session, held: Held, held_by_key: Held) -> None:
-    """Raises QuotaExceeded if one more session is too much for what the tenant and the key already hold."""
-    for most, value, whose, what in (
-        (caps.sessions, held.sessions + 1, "tenant", "sessions"),
-        (caps.disk_mb, held.disk_mb + session.disk_mb, "tenant", "MB of disk"),
-        (caps.key_sessions, held_by_key.sessions + 1, "key", "sessions"),
-        (caps.key_disk_mb, held_by_key.disk_mb + session.disk_mb, "key", "MB of disk"),
-        (caps.gpus if session.gpus else None, held.gpus + len(session.gpus), "tenant", "GPUs"),
-        (caps.key_gpus if session.gpus else None, held_by_key.gpus + len(session.gpus), "key", "GPUs"),
-    ):
-        if most is not None and value > most:
-            raise QuotaExceeded(
-                f"this {whose} may hold {most} {what} at once, and this would make {value}",
-                remedy="end a session that is not needed any more, or ask the operator for more",
-                retry_after_s=5,
-            )
+def takes(session: Session | None) -> Held:
+    """Returns what one session takes up of the caps."""
+    if session is None or not session.state.holds_sandbox:
+        return Held(0, 0)
+    paused = int(session.state.is_paused)
+    return Held(1 - paused, session.disk_mb, len(session.gpus), paused)
+
+
+def takes_more(session: Session, before: Session | None) -> Held:
+    """Returns what a change takes up beyond what the session, None for a new one, took up before."""
+    return Held(*(after - then for after, then in zip(takes(session), takes(before), strict=True)))
+
+
+def check_caps(caps: Caps, more: Held, held: Held, held_by_key: Held) -> None:
+    """Raises QuotaExceeded if something of `more` is too much for what the tenant and the key already hold."""
+    for whose, prefix, has in (("tenant", "", held), ("key", "key_", held_by_key)):
+        for name, what in _CAPPED.items():
+            most, added = getattr(caps, prefix + name), getattr(more, name)
+            value = getattr(has, name) + added
+            if most is not None and added > 0 and value > most:
+                raise QuotaExceeded(
+                    f"this {whose} may hold {most} {what} at once, and this would make {value}",
+                    remedy="end a session that is not needed any more, or ask the operator for more",
+                    retry_after_s=5,
+                )
 
 
 def frees_key(session: Session | None) -> bool:

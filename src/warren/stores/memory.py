@@ -21,6 +21,8 @@ from warren.stores.common import (
     frees_key,
     list_position,
     matches_page,
+    takes,
+    takes_more,
 )
 
 _Name = tuple[str, str, str]
@@ -90,7 +92,7 @@ class MemoryStore:
         held = self._active_of(session.tenant, session.thread_id)
         if held is None:
             if caps != NO_CAPS:
-                check_caps(caps, session, self._held(session.tenant), self._held(session.tenant, session.key_id))
+                self._check_caps(caps, session, None)
             self._insert(session)
         stored = held or session
         if key is not None and (held is None or held.state.is_usable):
@@ -109,10 +111,12 @@ class MemoryStore:
             return active
         return max((one for one in self._of(tenant) if one.thread_id == thread_id), key=list_position, default=None)
 
-    async def swap(self, session: Session) -> bool:
+    async def swap(self, session: Session, caps: Caps = NO_CAPS) -> bool:
         known = await self.get(session.tenant, session.id)
         if known is None or known.version != session.version - 1:
             return False
+        if caps != NO_CAPS:
+            self._check_caps(caps, session, known)
         self._sessions[session.id] = session
         self.revision += 1
         if known.active and not session.active:
@@ -204,8 +208,12 @@ class MemoryStore:
             self._key_sums.add(name[0], -1, -counted_size(kept.answer))
 
     def _held(self, tenant: str, key_id: str | None = None) -> Held:
-        mine = [one for one in self._of(tenant) if one.state.holds_sandbox and (key_id is None or one.key_id == key_id)]
-        return Held(len(mine), sum(one.disk_mb for one in mine), sum(len(one.gpus) for one in mine))
+        mine = (takes(one) for one in self._of(tenant) if key_id is None or one.key_id == key_id)
+        return Held(*map(sum, zip(takes(None), *mine, strict=True)))
+
+    def _check_caps(self, caps: Caps, session: Session, before: Session | None) -> None:
+        held, of_key = self._held(session.tenant), self._held(session.tenant, session.key_id)
+        check_caps(caps, takes_more(session, before), held, of_key)
 
     def _insert(self, session: Session) -> None:
         if session.id in self._sessions:

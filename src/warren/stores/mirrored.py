@@ -191,10 +191,10 @@ class MirroredStore:
             raise
         return None if found is None else self._check_doubt(found)
 
-    async def swap(self, session: Session) -> bool:
+    async def swap(self, session: Session, caps: Caps = NO_CAPS) -> bool:
         before = self._rows.get(session.id)
         with self._noting_doubt(session):
-            if await self._shared.swap(session):
+            if await self._shared.swap(session, caps):
                 self._doubts.pop(session.id, None)
                 await self._remember_read(session, before)
                 return True

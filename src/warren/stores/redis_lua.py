@@ -8,7 +8,7 @@ may use any of them. The rest of a key contains lengths, so that no two texts ca
                     sorted sets of ids by creation: a tenant's, its active ones, a thread's, all active ones
     holder:TENANT:THREAD        the id of the thread's active session
     due             sorted set: ids by deadline
-    counts, held:TENANT, held:TENANT:KEY    hashes of sums: sessions by state; what counts for quotas
+    counts, held:TENANT, held:TENANT:KEY    hashes of sums: sessions by state; what counts for quotas, by `Held`
     key:TENANT:SCOPE:KEY        hash: an Idempotency-Key; keys:ID are those that stand for a session
     answers, answers:TENANT     hashes of sums: claimed keys and the bytes of their answers
     answered:TENANT             sorted set: claimed keys that have an answer, by time

@@ -19,6 +19,8 @@ local INDEXED = {lua_list(FIELDS[:-1])}
 local ACTIVE = {lua_set(state for state in SessionState if state.is_active)}
 local USABLE = {lua_set(state for state in SessionState if state.is_usable)}
 local HOLDING = {lua_set(state for state in SessionState if state.holds_sandbox)}
+local PAUSED = {lua_set(state for state in SessionState if state.is_paused)}
+local HELD = {{'sessions', 'disk', 'gpus', 'paused'}}
 local EXPIRING = {lua_set(state for state in SessionState if state.expires)}
 
 local function known(id)
@@ -29,14 +31,39 @@ local function known(id)
   return one
 end
 
+-- What one session takes up, in the order of HELD.
+local function takes(one)
+  if not one or not HOLDING[one.state] then return {{0, 0, 0, 0}} end
+  local paused = PAUSED[one.state] and 1 or 0
+  return {{1 - paused, tonumber(one.disk), tonumber(one.gpus or 0), paused}}
+end
+
 local function hold(one, sign)
   for _, name in ipairs({{key('held', one.tenant), key('held', one.tenant, one.key_id)}}) do
-    local left = call('HINCRBY', name, 'sessions', sign)
-    call('HINCRBY', name, 'disk', string.format('%d', sign * tonumber(one.disk)))
-    local gpus = tonumber(one.gpus or 0)
-    if gpus > 0 then call('HINCRBY', name, 'gpus', sign * gpus) end
-    if left == 0 then call('DEL', name) end
+    for number, amount in ipairs(takes(one)) do
+      if amount ~= 0 then call('HINCRBY', name, HELD[number], string.format('%d', sign * amount)) end
+    end
+    local left = call('HMGET', name, 'sessions', 'paused')
+    if tonumber(left[1] or 0) + tonumber(left[2] or 0) == 0 then call('DEL', name) end
   end
+end
+
+-- Compares with the caps, of the tenant and then of the key, which begin at an argument. Returns nothing, or what is
+-- taken up in addition, and what the tenant and the key hold.
+local function excess(one, before, first)
+  local more, after, then_, sums, over = {{}}, takes(one), takes(before), {{}}, false
+  for number, _ in ipairs(HELD) do more[number] = after[number] - then_[number] end
+  for level, name in ipairs({{key('held', one.tenant), key('held', one.tenant, one.key_id)}}) do
+    local held = call('HMGET', name, unpack(HELD))
+    for number, amount in ipairs(more) do
+      local sum, most = tonumber(held[number] or 0), tonumber(ARGV[first + (level - 1) * #HELD + number - 1])
+      sums[#sums + 1] = sum
+      over = over or (most and amount > 0 and sum + amount > most)
+    end
+  end
+  if not over then return nil end
+  for _, sum in ipairs(sums) do more[#more + 1] = sum end
+  return {{'quota', unpack(more)}}
 end
 
 -- Adds a session to the indexes that depend on its state; `leave` removes it.
@@ -127,7 +154,7 @@ return {{call('GET', KEYS[1]) or '', policy}}
 """
 )
 
-# Returns {which, session}; {'quota', sums} if it would be too much; {'blank'} if Redis has lost its data.
+# Returns {which, session}; what `excess` returns if it would be too much; {'blank'} if Redis has lost its data.
 ADD: Final = script(
     SESSIONS,
     _KEYS,
@@ -135,8 +162,8 @@ ADD: Final = script(
 if call('EXISTS', KEYS[1]) == 0 then return {'blank'} end
 local one = from(3, FIELDS)
 local at = 3 + #FIELDS
-local caps, name, print = {unpack(ARGV, at, at + 5)}, nil, ARGV[at + 9]
-if ARGV[at + 6] ~= '' then name = key('key', one.tenant, ARGV[at + 7], ARGV[at + 8]) end
+local name, print = nil, ARGV[at + 11]
+if ARGV[at + 8] ~= '' then name = key('key', one.tenant, ARGV[at + 9], ARGV[at + 10]) end
 local mine = key('session', one.id)
 local born = call('HGET', mine, 'born')
 if born == token then return {'new'} end
@@ -161,14 +188,8 @@ if holder then
   end
 end
 
-local held = call('HMGET', key('held', one.tenant), 'sessions', 'disk', 'gpus')
-local by_key = call('HMGET', key('held', one.tenant, one.key_id), 'sessions', 'disk', 'gpus')
-local sums, disk, gpus = {}, tonumber(one.disk), tonumber(one.gpus)
-for number, sum in ipairs({held[1], held[2], by_key[1], by_key[2], held[3], by_key[3]}) do sums[number] = sum or '0' end
-for number, more in ipairs({1, disk, 1, disk, gpus, gpus}) do
-  local most = tonumber(caps[number])
-  if most and (number < 5 or gpus > 0) and tonumber(sums[number]) + more > most then return {'quota', unpack(sums)} end
-end
+local too_much = excess(one, nil, at)
+if too_much then return too_much end
 
 if born then return {'conflict'} end
 call('HSET', mine, 'by', token, 'born', token, unpack(flat(one)))
@@ -209,7 +230,7 @@ local found = id and call('HGET', key('session', id), 'data')
 )
 
 # The common change, of times only, does not touch the indexes that depend on the state.
-SWAPPING: Final = """
+_SWAP_FROM: Final = """
 local one = from(3, FIELDS)
 local old = known(one.id)
 if not old or old.tenant ~= one.tenant then return 0 end
@@ -217,6 +238,8 @@ if tonumber(old.version) ~= tonumber(one.version) - 1 then
   return is_ours(old.by, old.version, one.version) and 1 or 0
 end
 one.thread, one.created, one.environment = old.thread, old.created, old.environment
+"""
+_SWAP_TO: Final = """
 local same = true
 for _, name in ipairs({'state', 'epoch', 'over', 'key_id', 'disk'}) do same = same and one[name] == old[name] end
 if not same then leave(old) end
@@ -228,7 +251,17 @@ elseif EXPIRING[one.state] then
 end
 return 1
 """
-SWAP: Final = script(SESSIONS, body=SWAPPING)
+SWAPPING: Final = _SWAP_FROM + _SWAP_TO
+# Returns what `excess` returns if it would be too much.
+SWAP: Final = script(
+    SESSIONS,
+    body=f"""
+{_SWAP_FROM}
+local too_much = excess(one, old, 3 + #FIELDS)
+if too_much then return too_much end
+{_SWAP_TO}
+""",
+)
 
 # Returns 1 if the session was stored: it was missing or older, and its thread had no other.
 RESTORE: Final = script(
@@ -316,15 +349,14 @@ return found
 
 ACTIVE_IDS: Final = script(body="return call('ZREVRANGE', key('active'), 0, -1)")
 
-# Returns the sessions, disk and GPUs of a tenant, then those of one of its keys.
+# Returns the sums of a tenant, then those of one of its keys.
 HELD: Final = script(
+    SESSIONS,
     body="""
-local sums = call('HMGET', key('held', ARGV[3]), 'sessions', 'disk', 'gpus')
-for _, sum in ipairs(call('HMGET', key('held', ARGV[3], ARGV[4]), 'sessions', 'disk', 'gpus')) do
-  sums[#sums + 1] = sum
-end
+local sums = call('HMGET', key('held', ARGV[3]), unpack(HELD))
+for _, sum in ipairs(call('HMGET', key('held', ARGV[3], ARGV[4]), unpack(HELD))) do sums[#sums + 1] = sum end
 return sums
-"""
+""",
 )
 
 COUNT: Final = script(body="return call('HGETALL', key('counts'))")

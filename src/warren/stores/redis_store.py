@@ -70,14 +70,12 @@ class RedisStore:
         return f"<RedisStore over {self._link!r}>"
 
     async def add(self, session: Session, key: Key | None = None, caps: Caps = NO_CAPS) -> tuple[Session, Added]:
-        bounds = caps.sessions, caps.disk_mb, caps.key_sessions, caps.key_disk_mb, caps.gpus, caps.key_gpus
         name = ("", "", "", "") if key is None else ("1", key.scope, key.key, key.fingerprint)
-        which, *rest = await self._run(scripts.ADD, *self._row(session), *bounds, *name)
+        which, *rest = await self._run(scripts.ADD, *self._row(session), *_bounds(caps), *name)
         if key is not None:
             check_fingerprint(which != b"reused", key)
         if which == b"quota":
-            sessions, disk, of_key, disk_of_key, gpus, gpus_of_key = (int(one) for one in rest)
-            check_caps(caps, session, Held(sessions, disk, gpus), Held(of_key, disk_of_key, gpus_of_key))
+            _refuse(caps, rest)
         if which == b"conflict":
             raise Conflict(f"there is a session {session.id} already")
         if which == b"blank":
@@ -93,8 +91,11 @@ class RedisStore:
     async def of_thread(self, tenant: str, thread_id: str) -> Session | None:
         return self._decode_found(await self._run(scripts.OF_THREAD, tenant, thread_id))
 
-    async def swap(self, session: Session) -> bool:
-        return bool(await self._run(scripts.SWAP, *self._row(session)))
+    async def swap(self, session: Session, caps: Caps = NO_CAPS) -> bool:
+        found = await self._run(scripts.SWAP, *self._row(session), *_bounds(caps))
+        if isinstance(found, list):
+            _refuse(caps, found[1:])
+        return bool(found)
 
     async def restore(self, session: Session) -> bool:
         """Stores a session as its worker has it, if there is none or an older one and its thread has no other. Returns
@@ -127,7 +128,7 @@ class RedisStore:
 
     async def held(self, tenant: str, key_id: str) -> tuple[Held, Held]:
         sums = [int(one or 0) for one in await self._run(scripts.HELD, tenant, key_id)]
-        return Held(*sums[:3]), Held(*sums[3:])
+        return Held(*sums[:4]), Held(*sums[4:])
 
     async def purge(self, epoch: str, before: float) -> int:
         """Removes old sessions and keys. The returned number may be too low if a script had to be run twice."""
@@ -189,6 +190,18 @@ def _data_lost() -> Unavailable:
         "Redis is empty, or has lost its data: workers have some seconds to publish the sessions they have",
         retry_after_s=5,
     )
+
+
+def _bounds(caps: Caps) -> tuple[Value, ...]:
+    """Returns the caps in the order in which scripts take them."""
+    names = "sessions", "disk_mb", "gpus", "paused_sessions"
+    return tuple(getattr(caps, prefix + name) for prefix in ("", "key_") for name in names)
+
+
+def _refuse(caps: Caps, found: Sequence[Any]) -> None:
+    """Raises QuotaExceeded with what a script has found."""
+    sums = [int(one) for one in found]
+    check_caps(caps, Held(*sums[:4]), Held(*sums[4:8]), Held(*sums[8:]))
 
 
 def _name(key: Key) -> tuple[str, str, str, str]:

@@ -14,8 +14,9 @@ from warren.model.artifact import LeftOut, SavedAtEnd
 from warren.model.header_rules import HeaderRule
 from warren.model.network import NetworkRules
 from warren.model.preview import NO_PREVIEW_RULES, PreviewRules
-from warren.model.session import EndReason, Previous, Session, SessionState
+from warren.model.session import EndReason, OnIdle, Previous, Session, SessionState
 from warren.model.spec import Layer, Limits
+from warren.model.volume import VolumeMount
 from warren.stores.encryption import Encryption, decrypt
 
 _NAMES: Final = tuple(field.name for field in fields(Session))
@@ -50,6 +51,8 @@ def encode_session(session: Session, encryption: Encryption | None = None) -> st
         values["previews"] = {name: value for name, value in rules.items() if value != getattr(NO_PREVIEW_RULES, name)}
     if session.artifacts is not None:
         values["artifacts"] = asdict(session.artifacts)
+    if session.volumes:
+        values["volumes"] = [asdict(mount) for mount in session.volumes]
     return _ENCODER.encode(values)
 
 
@@ -59,6 +62,8 @@ def decode_session(text: str | bytes, encryption: Encryption | None = None) -> S
         values["state"] = SessionState(values["state"])
     if "reason" in values:
         values["reason"] = EndReason(values["reason"])
+    if "on_idle" in values:
+        values["on_idle"] = OnIdle(values["on_idle"])
     if "limits" in values:
         values["limits"] = Limits(**values["limits"])
     if "require" in values:
@@ -78,6 +83,8 @@ def decode_session(text: str | bytes, encryption: Encryption | None = None) -> S
     if "artifacts" in values:
         saved = values["artifacts"]
         values["artifacts"] = SavedAtEnd(**{**saved, "left_out": tuple(LeftOut(**one) for one in saved["left_out"])})
+    if "volumes" in values:
+        values["volumes"] = tuple(VolumeMount(**mount) for mount in values["volumes"])
     return Session(**values)
 
 

@@ -44,6 +44,7 @@ from warren.stores.common import (
     end_time,
     frees_key,
     matches_page,
+    takes_more,
 )
 from warren.stores.encryption import Encryption
 from warren.stores.session_json import decode_session, encode_session, metadata_text, to_text
@@ -60,6 +61,7 @@ _ROWS_IN_MEMORY: Final = 4096  # long rows are not kept in memory
 
 _EXPIRING: Final = sql_list(state for state in SessionState if state.expires)
 _HOLDING: Final = sql_list(state for state in SessionState if state.holds_sandbox)
+_PAUSED: Final = f"state IN ({sql_list(state for state in SessionState if state.is_paused)})"
 _INSERT: Final = """INSERT INTO sessions
     (id, tenant, thread_id, state, environment, version, created_at, deadline, epoch, ended, key_id, disk_mb, data)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
@@ -92,9 +94,10 @@ _COUNT_COLUMNS: Final = {
     for state in SessionState
 }
 _COUNT: Final = f"SELECT {', '.join(_COUNT_COLUMNS.values())} FROM sessions WHERE {ACTIVE_SQL}"
-_HELD: Final = f"""SELECT count(*), total(disk_mb), count(*) FILTER (WHERE key_id = ?),
-    total(disk_mb) FILTER (WHERE key_id = ?) FROM sessions
-    WHERE tenant = ? AND {ACTIVE_SQL} AND state IN ({_HOLDING})"""
+_HELD: Final = f"""SELECT count(*) FILTER (WHERE NOT {_PAUSED}), total(disk_mb), count(*) FILTER (WHERE {_PAUSED}),
+    count(*) FILTER (WHERE key_id = ?1 AND NOT {_PAUSED}), total(disk_mb) FILTER (WHERE key_id = ?1),
+    count(*) FILTER (WHERE key_id = ?1 AND {_PAUSED}) FROM sessions
+    WHERE tenant = ?2 AND {ACTIVE_SQL} AND state IN ({_HOLDING})"""
 # Sessions with a GPU are few, and have no column of their own.
 _HOLDERS_OF_GPUS: Final = f"""SELECT data FROM sessions
     WHERE tenant = ? AND {ACTIVE_SQL} AND state IN ({_HOLDING}) AND instr(data, '"gpus":')"""
@@ -211,7 +214,7 @@ class SqliteStore:
                 return known, Added.KEY
             held = self._one(_ACTIVE_OF_THREAD, session.tenant, session.thread_id) if session.thread_id else None
             if held is None:
-                self._check_caps(caps, session)
+                self._check_caps(caps, session, None)
                 self._run(_INSERT, *row)
             stored = held or session
             if key is not None and (held is None or held.state.is_usable):
@@ -235,8 +238,17 @@ class SqliteStore:
         active = self._one(_ACTIVE_OF_THREAD, tenant, thread_id)
         return active or self._one(_ENDED_OF_THREAD, tenant, thread_id)
 
-    async def swap(self, session: Session) -> bool:
+    async def swap(self, session: Session, caps: Caps = NO_CAPS) -> bool:
         await self._writable()
+        if caps == NO_CAPS:
+            return self._swap(session)
+        with self._file.transaction():
+            before = self._one(_GET, session.id, session.tenant)
+            if before is not None and before.version == session.version - 1:
+                self._check_caps(caps, session, before)
+            return self._swap(session)
+
+    def _swap(self, session: Session) -> bool:
         times = session.version, session.deadline, encode_session(session, self._encryption)
         which = session.id, session.tenant, session.version - 1
         state = session.state, session.epoch, end_time(session)
@@ -308,9 +320,12 @@ class SqliteStore:
         return dict(zip(_COUNT_COLUMNS, self._run(_COUNT).fetchone(), strict=True))
 
     async def held(self, tenant: str, key_id: str) -> tuple[Held, Held]:
-        row = self._run(_HELD, key_id, key_id, tenant).fetchone()
-        (sessions, disk, of_key, disk_of_key), gpus = map(int, row), self._count_gpus(tenant, key_id)
-        return Held(sessions, disk, gpus[0]), Held(of_key, disk_of_key, gpus[1])
+        return self._held(tenant, key_id, self._count_gpus(tenant, key_id))
+
+    def _held(self, tenant: str, key_id: str, gpus: tuple[int, int]) -> tuple[Held, Held]:
+        row = map(int, self._run(_HELD, key_id, tenant).fetchone())
+        sessions, disk, paused, of_key, disk_of_key, paused_of_key = row
+        return Held(sessions, disk, gpus[0], paused), Held(of_key, disk_of_key, gpus[1], paused_of_key)
 
     async def purge(self, epoch: str, before: float) -> int:
         await self._writable()
@@ -434,11 +449,10 @@ class SqliteStore:
     def _row(self, session: Session) -> tuple[Any, ...]:
         return *columns_of(session), encode_session(session, self._encryption)
 
-    def _check_caps(self, caps: Caps, session: Session) -> None:
+    def _check_caps(self, caps: Caps, session: Session, before: Session | None) -> None:
         if caps != NO_CAPS:
-            row = self._run(_HELD, session.key_id, session.key_id, session.tenant).fetchone()
-            (sessions, disk, of_key, disk_of_key), gpus = map(int, row), self._held_gpus(caps, session)
-            check_caps(caps, session, Held(sessions, disk, gpus[0]), Held(of_key, disk_of_key, gpus[1]))
+            held = self._held(session.tenant, session.key_id, self._held_gpus(caps, session))
+            check_caps(caps, takes_more(session, before), *held)
 
     def _held_gpus(self, caps: Caps, session: Session) -> tuple[int, int]:
         """Returns the GPUs of the tenant and of its key. Queries only for a session that wants a GPU and has a

@@ -43,6 +43,13 @@ class FakeNode:
         return uid == 0 or bool(self.mode >> (6 if uid == self.uid else 0) & right)
 
 
+@dataclass
+class _Mount:
+    node: FakeNode
+    below: FakeNode
+    read_only: bool
+
+
 class FakeFiles:
     """Maps paths to nodes and raises typed errors. Calls each of `watchers` with every change."""
 
@@ -50,6 +57,7 @@ class FakeFiles:
         self._root = _new_directory(0, 0o755)
         self._limit = disk_mb * MIB
         self.used = 0
+        self.mounts: dict[str, _Mount] = {}
         self.watchers: list[Callable[[FileEvent], None]] = []
         for path, mode in {"/etc": 0o755, "/root": 0o700, "/usr/bin": 0o755}.items():
             self._make_directory(path, 0, mode)
@@ -62,7 +70,26 @@ class FakeFiles:
     def replace_tree(self, root: FakeNode) -> None:
         """Begins with another tree."""
         self._root = root
-        self.used = _size_of(root)
+        self.used = size_of(root)
+
+    def mount(self, path: str, node: FakeNode, *, read_only: bool) -> None:
+        """Lets a tree that others share too be at a directory."""
+        if (self.find(path, 0, follow=False)).kind is not FileKind.DIRECTORY:
+            raise InvalidPath("the path leads through a link, or to no directory")
+        parent, name = self.parent(path, 0)
+        self.mounts[path] = _Mount(node, parent.children[name], read_only)
+        parent.children[name] = node
+
+    def unmount(self, path: str) -> None:
+        parent, name = self.parent(path, 0)
+        parent.children[name] = self.mounts.pop(path).below
+
+    def _may_change(self, directory: FakeNode, uid: int) -> bool:
+        mount = self._mount_of(directory)
+        return directory.allows(uid, 2) and not (mount and mount.read_only)
+
+    def _mount_of(self, directory: FakeNode) -> "_Mount | None":
+        return next((mount for mount in self.mounts.values() if _holds(mount.node, directory)), None)
 
     def _make_directory(self, path: str, uid: int, mode: int) -> None:
         node = self._root
@@ -149,9 +176,10 @@ class FakeFiles:
         if old is not None and old.kind is FileKind.SYMLINK:
             target = _link_target(path, old.target)
             return self.write(target, data, mode, uid, in_place=in_place, metadata=metadata, details=details)
-        if not parent.allows(uid, 2):
+        if not self._may_change(parent, uid):
             raise PermissionDenied(f"{path!r} is not yours to write")
-        self._reserve(len(data) - (len(old.data) if old else 0))
+        if self._mount_of(parent) is None:
+            self._reserve(len(data) - (len(old.data) if old else 0))
         kept = mode if mode is not None else old.mode if old else 0o644
         node = FakeNode(FileKind.FILE, uid, kept, data)
         node.metadata = dict(metadata or (old.metadata if old and in_place and metadata is None else {}))
@@ -193,7 +221,7 @@ class FakeFiles:
         parent, name = self.parent(path, uid)
         if not name or name in parent.children:
             raise FileExists(f"{path!r} exists")
-        if not parent.allows(uid, 2):
+        if not self._may_change(parent, uid):
             raise PermissionDenied(f"{path!r} is not yours to write")
         parent.children[name] = node
         self._notify(Change.CREATED, path, node.kind is FileKind.DIRECTORY)
@@ -201,7 +229,7 @@ class FakeFiles:
     def remove(self, path: str, recursive: bool, uid: int) -> None:
         parent, name = self.parent(path, uid)
         node = self.find(path, uid, follow=False)
-        if not name or not parent.allows(uid, 2):
+        if not name or not self._may_change(parent, uid):
             raise PermissionDenied(f"{path!r} is not yours to remove")
         if node.kind is FileKind.DIRECTORY and not recursive:
             raise IsDirectory(f"{path!r} is a directory", remedy="remove it recursively")
@@ -214,7 +242,7 @@ class FakeFiles:
         parent, name = self.parent(source, uid)
         into, new = self.parent(target, uid)
         old = into.children.get(new)
-        if not (parent.allows(uid, 2) and into.allows(uid, 2) and name and new):
+        if not (self._may_change(parent, uid) and self._may_change(into, uid) and name and new):
             raise PermissionDenied(f"{source!r} is not yours to rename to {target!r}")
         if old is not None and old is not node and old.kind is FileKind.DIRECTORY:
             if node.kind is not FileKind.DIRECTORY:
@@ -263,6 +291,10 @@ def normalize_path(path: str) -> str:
     return "/" + "/".join(_parts(check_path(path))) + ("/" if path.endswith("/") and path.strip("/") else "")
 
 
+def _holds(node: FakeNode, wanted: FakeNode) -> bool:
+    return node is wanted or any(_holds(child, wanted) for child in node.children.values())
+
+
 def _new_directory(uid: int, mode: int) -> FakeNode:
     return FakeNode(FileKind.DIRECTORY, uid, mode)
 
@@ -303,5 +335,5 @@ def _file_info(path: str, node: FakeNode) -> FileInfo:
     return FileInfo(path.rstrip("/") or "/", node.kind, size, node.mode, node.uid, node.uid, node.modified, node.target)
 
 
-def _size_of(node: FakeNode) -> int:
-    return len(node.data) + sum(map(_size_of, node.children.values()))
+def size_of(node: FakeNode) -> int:
+    return len(node.data) + sum(map(size_of, node.children.values()))

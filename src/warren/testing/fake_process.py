@@ -57,8 +57,37 @@ class Log:
         return found
 
 
+class FakeFreezer:
+    """Whether a fake sandbox stands still, and how long it did altogether, as far as it was told."""
+
+    def __init__(self) -> None:
+        self._thawed = asyncio.Event()
+        self._thawed.set()
+        self.paused_s = 0.0
+
+    @property
+    def frozen(self) -> bool:
+        return not self._thawed.is_set()
+
+    def set(self, frozen: bool) -> None:
+        if frozen:
+            self._thawed.clear()
+        else:
+            self._thawed.set()
+
+    async def thawed(self) -> None:
+        await self._thawed.wait()
+
+
 class FakeProcess:
-    def __init__(self, process_id: str, pid: int, command: Command, lost: Callable[[], WarrenError | None]) -> None:
+    def __init__(
+        self,
+        process_id: str,
+        pid: int,
+        command: Command,
+        lost: Callable[[], WarrenError | None],
+        freezer: FakeFreezer | None = None,
+    ) -> None:
         self._id, self.pid, self._command = process_id, pid, command
         self.ignored: set[int] = set()
         self.handlers: dict[int, Callable[[], object]] = {}  # by signal
@@ -66,6 +95,8 @@ class FakeProcess:
         self.log = Log(command.keep_bytes)
         self.user = ""
         self._lost = lost
+        self._freezer = freezer or FakeFreezer()
+        self._paused_before_s = self._freezer.paused_s
         self._main: asyncio.Task[None] | None = None
         self._stdin = asyncio.Queue[bytes]()
         self._stdin_closed = not command.stdin
@@ -99,7 +130,7 @@ class FakeProcess:
     async def _run(self, shell: FakeShell | FakeAgent, at_end: Callable[[], None]) -> None:
         timer = None
         if self._command.timeout_s is not None:
-            timer = asyncio.get_running_loop().call_later(self._command.timeout_s, self.end, Reason.TIMEOUT)
+            timer = asyncio.create_task(self._end_after(self._command.timeout_s))
         code, signal, reason = 0, None, Reason.EXITED
         try:
             if isinstance(shell, FakeShell) and self._command.shell:
@@ -119,7 +150,18 @@ class FakeProcess:
                 timer.cancel()
         if self._command.until_closed and self.children and reason is Reason.EXITED:
             await asyncio.wait(list(self.children.values()))
+        await self._freezer.thawed()
         self._finish(code, signal, reason)
+
+    @property
+    def _ran_s(self) -> float:
+        return time.monotonic() - self._started - (self._freezer.paused_s - self._paused_before_s)
+
+    async def _end_after(self, limit_s: float) -> None:
+        while (left_s := limit_s - self._ran_s) > 0 or self._freezer.frozen:
+            await asyncio.sleep(left_s)
+            await self._freezer.thawed()
+        self.end(Reason.TIMEOUT)
 
     def _finish(self, code: int, signal: int | None, reason: Reason) -> None:
         written = CommandOutput()
@@ -128,7 +170,7 @@ class FakeProcess:
         written.total = self.log.total
         self._result = ExecResult(
             exit_code=code, written=written, reason=reason, signal=signal,
-            duration_ms=(time.monotonic() - self._started) * 1000, cpu_ms=0.0, bytes_total=self.log.total,
+            duration_ms=self._ran_s * 1000, cpu_ms=0.0, bytes_total=self.log.total,
             truncated=written.kept < self.log.total, killed=self._killed,
             background=len(self.children), process_id=self._id,
         )  # fmt: skip
@@ -161,13 +203,16 @@ class FakeProcess:
     async def emit(self, stream: int, data: bytes) -> None:
         while any(self.log.total - at > _LAG_BYTES for at in self._readers.values()):
             await self._notified.wait()
+        await self._freezer.thawed()
         self.log.add(3 if self._command.terminal else stream, data)
         self.notify()
 
     async def take_input(self) -> bytes:
         if self._stdin_closed and self._stdin.empty():
             return b""
-        return await self._stdin.get()
+        data = await self._stdin.get()
+        await self._freezer.thawed()
+        return data
 
     def info(self) -> ProcessStatus:
         ended = self._result
@@ -175,7 +220,7 @@ class FakeProcess:
             id=self._id, command=self._command.shell or " ".join(self._command.argv), user=self.user,
             running=ended is None, terminal=self._command.terminal is not None, pid=self.pid,
             bytes_total=self.log.total, truncated=bool(ended and ended.truncated),
-            started_s_ago=time.monotonic() - self._started, exit_code=ended.exit_code if ended else None,
+            started_s_ago=self._ran_s, exit_code=ended.exit_code if ended else None,
             reason=ended.reason if ended else None, background=len(self.children),
         )  # fmt: skip
 

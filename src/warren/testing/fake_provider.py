@@ -13,12 +13,22 @@ from dataclasses import replace
 from warren.interfaces.disks import SavedDisk
 from warren.interfaces.sandbox import Sandbox
 from warren.model.capability import Capability, lacks
-from warren.model.errors import ImageNotFound, IsolationUnavailable, NoCapacity, ProviderUnavailable, SandboxNotFound
+from warren.model.errors import (
+    Conflict,
+    ImageNotFound,
+    InvalidRequest,
+    IsolationUnavailable,
+    NoCapacity,
+    ProviderUnavailable,
+    SandboxNotFound,
+)
 from warren.model.gpus import ANY
 from warren.model.network import NO_NETWORK
-from warren.model.spec import Isolation, Layer, SandboxSpec
+from warren.model.spec import WRITABLE, Isolation, Layer, SandboxSpec
+from warren.model.volume import VolumeMount
 from warren.testing.fake_disks import FakeSavedDisks
 from warren.testing.fake_sandbox import FakeMachine, FakeSandbox
+from warren.testing.fake_volumes import FakeVolumes
 
 
 class FakeProvider:
@@ -36,6 +46,7 @@ class FakeProvider:
         delay_s: float = 0.0,
         gpus: Sequence[str] = (),
         saved_disks: FakeSavedDisks | None = None,
+        volumes: FakeVolumes | None = None,
     ) -> None:
         self.name, self.capabilities = name, capabilities | ({Capability.GPU} if gpus else frozenset())
         self.gpus = tuple(gpus)
@@ -48,6 +59,7 @@ class FakeProvider:
         self.half_made: set[str] = set()
         self.creating = 0
         self.saved_disks = saved_disks or FakeSavedDisks()
+        self.volume_images = volumes or FakeVolumes()
 
     def __repr__(self) -> str:
         return f"<FakeProvider {len(self.machines)} sandboxes, {self.creating} creating>"
@@ -85,6 +97,10 @@ class FakeProvider:
 
     async def check(self, spec: SandboxSpec) -> None:
         await self.image_version(spec.image)
+        if spec.disk and Capability.SNAPSHOTS not in self.capabilities:
+            raise lacks(self.name, Capability.SNAPSHOTS)
+        if spec.disk:
+            self.saved_disks.check_fit(spec)
 
     def list_gpus(self) -> tuple[Sequence[str], Sequence[str]]:
         taken = {name for machine in self.machines.values() for name in machine.isolation.gpus}
@@ -125,7 +141,34 @@ class FakeProvider:
 
     async def save_disk(self, sandbox_id: str, name: str) -> SavedDisk:
         machine = self._find_able(sandbox_id, Capability.SNAPSHOTS)
-        return self.saved_disks.keep(name, machine.files.copy_tree(), machine.spec.limits.disk_mb)
+        return self.saved_disks.keep(name, machine.files.copy_tree(), machine.spec)
+
+    async def attach(self, sandbox_id: str, mount: VolumeMount) -> None:
+        machine, volume = self._find_able(sandbox_id, Capability.VOLUMES), self.volume_images.get(mount.volume)
+        there = machine.volumes.get(mount.volume)
+        if there == mount.path:
+            return
+        if there is not None or mount.path in machine.files.mounts:
+            raise Conflict(f"there is a volume at {there or mount.path} already")
+        if hidden := [path for path in (*WRITABLE, *machine.files.mounts) if path.startswith(f"{mount.path}/")]:
+            raise InvalidRequest(f"a volume cannot be at {mount.path}: it would hide {hidden[0]}")
+        machine.files.mount(mount.path, volume.root, read_only=mount.read_only)
+        machine.volumes[mount.volume] = mount.path
+        volume.users.add(sandbox_id)
+        volume.was_mounted = True
+
+    async def detach(self, sandbox_id: str, volume_id: str) -> None:
+        machine = self._find_able(sandbox_id, Capability.VOLUMES)
+        if (path := machine.volumes.get(volume_id)) is None:
+            return
+        if below := [other for other in machine.files.mounts if other.startswith(f"{path}/")]:
+            raise Conflict(f"{below[0]} is mounted in the volume", remedy="detach that one first")
+        machine.files.unmount(path)
+        self._forget_volume(machine, volume_id)
+
+    def _forget_volume(self, machine: FakeMachine, volume_id: str) -> None:
+        del machine.volumes[volume_id]
+        self.volume_images.get(volume_id).users.discard(machine.id)
 
     def _find_able(self, sandbox_id: str, capability: Capability) -> FakeMachine:
         if capability not in self.capabilities:
@@ -137,6 +180,8 @@ class FakeProvider:
         machine = self.machines.pop(sandbox_id, None)
         if machine is not None:
             machine.die("it was destroyed")
+            for volume_id in [*machine.volumes]:
+                self._forget_volume(machine, volume_id)
 
     async def list_ids(self, labels: Mapping[str, str] | None = None) -> Sequence[str]:
         wanted = (labels or {}).items()

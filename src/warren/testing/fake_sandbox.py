@@ -49,7 +49,7 @@ from warren.sandboxes.agent.files import check_mode
 from warren.sandboxes.agent.tar_stream import TarMember, TarReader, header, padding, trailer
 from warren.testing.fake_contexts import FakeAgent, FakeContext
 from warren.testing.fake_files import FakeFiles, normalize_path, uid_of
-from warren.testing.fake_process import FakeProcess
+from warren.testing.fake_process import FakeFreezer, FakeProcess
 from warren.testing.fake_search import FakeSearch
 from warren.testing.fake_shell import FakeShell
 
@@ -65,6 +65,7 @@ class FakeMachine:
     ) -> None:
         self.id, self.spec, self.isolation, self.capabilities = sandbox_id, spec, isolation, capabilities
         self.files = FakeFiles(spec.limits.disk_mb)
+        self.volumes: dict[str, str] = {}  # the paths of volumes, by their ids
         self.processes: dict[str, FakeProcess] = {}
         self.cwd = WORKSPACE
         self.exports: dict[str, str] = {}
@@ -75,9 +76,25 @@ class FakeMachine:
         self.metrics = SandboxMetrics()  # set by tests: what it uses apart from its files and commands
         self.lost = asyncio.Event()
         self.why = ""
-        self.frozen = False
-        self.paused_s = 0.0  # the sum of what it was told
+        self.freezer = FakeFreezer()
         self.when_lost: list[tuple[FakeSandbox, Callable[[str], None]]] = []
+
+    @property
+    def frozen(self) -> bool:
+        return self.freezer.frozen
+
+    @frozen.setter
+    def frozen(self, frozen: bool) -> None:
+        self.freezer.set(frozen)
+
+    @property
+    def paused_s(self) -> float:
+        """The sum of what it was told."""
+        return self.freezer.paused_s
+
+    @paused_s.setter
+    def paused_s(self, paused_s: float) -> None:
+        self.freezer.paused_s = paused_s
 
     def die(self, why: str) -> None:
         if not self.lost.is_set():
@@ -180,7 +197,7 @@ class FakeSandbox:
             **(machine.exports if carry else {}),
         }
         machine.next_pid += 1
-        process = FakeProcess(process_id, machine.next_pid, command, machine.loss)
+        process = FakeProcess(process_id, machine.next_pid, command, machine.loss, machine.freezer)
         shell = FakeShell(self._files, process, uid, command.user or USER, cwd, {**base, **command.env})
         shell.exported = {*base, *command.env}
 
@@ -422,6 +439,9 @@ class FakeSandbox:
 
     def note_pause(self, paused_s: float) -> None:
         self._machine.paused_s += paused_s
+
+    def is_frozen(self) -> bool:
+        return self._machine.frozen
 
     def when_lost(self, call: Callable[[str], None]) -> None:
         if self._closed:

@@ -27,6 +27,7 @@ from warren.sandboxes.agent.frames import FrameStream
 from warren.sandboxes.agent.wire import (
     MAX_FRAME_OUT,
     VERSION,
+    ControlOp,
     WireFields,
     WireRequest,
     WireResponse,
@@ -38,9 +39,18 @@ from warren.sandboxes.host.passed_files import refuse_descriptors
 
 _MAX_CHANNEL = (1 << 32) - 1
 _FLUSH_S = 1.0
+_SEND_TURNS = 5
 _STRAY_HEAD = 9  # bytes that OUTPUT begins with, which do not count
 
 WhyLost = Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Waking:
+    """For an agent that stands still: `thaw` is called when it has been told, if `paused_s` is known, how long."""
+
+    thaw: Callable[[], None]
+    paused_s: float | None = None
 
 
 def _connection_gone() -> str:
@@ -90,6 +100,7 @@ class AgentLink(FrameStream):
         self._highest = 0
         self._strays_left = 64 * STRAYS
         self._hello: asyncio.Future[WireFields] = self._loop.create_future()
+        self.controls = 0  # the last ControlOp that the agent knows
         self.lost = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -98,24 +109,39 @@ class AgentLink(FrameStream):
         return f"<AgentLink {state}, {len(self._channels)} channels>"
 
     @classmethod
-    async def dial(cls, directory: Path, *, timeout_s: float, why_lost: WhyLost = _connection_gone) -> "AgentLink":
-        """Connects to the agent that listens in `directory` and greets it.
+    async def dial(
+        cls,
+        directory: Path,
+        *,
+        timeout_s: float,
+        why_lost: WhyLost = _connection_gone,
+        waking: Waking | None = None,
+    ) -> "AgentLink":
+        """Connects to the agent that listens in `directory` and greets it. With `waking` it may stand still: that the
+        kernel lets a caller connect needs no agent.
 
         Waits for an agent that does not listen yet. Raises SandboxLost if no agent answers in time, and
         ProtocolError if the agent speaks another version.
         """
         try:
             async with asyncio.timeout(timeout_s):
-                return await cls.greet(await connect(directory), why_lost)
+                return await cls.greet(await connect(directory), why_lost, waking)
         except TimeoutError:
             raise SandboxLost(f"the agent did not answer within {timeout_s:g} s") from None
 
     @classmethod
-    async def greet(cls, sock: socket.socket, why_lost: WhyLost = _connection_gone) -> "AgentLink":
+    async def greet(
+        cls, sock: socket.socket, why_lost: WhyLost = _connection_gone, waking: Waking | None = None
+    ) -> "AgentLink":
         """Greets the agent at the other end of a connected socket, which the link owns. Raises as `dial` does."""
         link = await cls.over(sock)
         try:
             link.write_frame(frame(WireRequest.HELLO, 0, fields([(WireTag.VERSION, VERSION)])))
+            if waking is not None:
+                if waking.paused_s is not None:
+                    link.note_pause(waking.paused_s)
+                await link.sent()
+                waking.thaw()
             hello = await link._hello
             if (version := hello.number(WireTag.VERSION)) != VERSION:
                 raise ProtocolError(
@@ -123,6 +149,7 @@ class AgentLink(FrameStream):
                     remedy="the sandbox was made by another release of Warren: destroy it and create a new one",
                 )
             link._losing.why_lost = why_lost
+            link.controls = hello.number(WireTag.CONTROL, ControlOp.KILL_ALL)
         except BaseException:
             link.abort()
             raise
@@ -167,6 +194,18 @@ class AgentLink(FrameStream):
         """Sends a request and ignores the response; on an ended link it does nothing."""
         self._strays_left += STRAYS
         self.write_frame(frame(kind, self._new_number(), payload))
+
+    def note_pause(self, paused_s: float) -> None:
+        """Tells the agent how long it stood still. It does not answer: it may stand still yet."""
+        ms = max(0, round(paused_s * 1000))
+        payload = fields([(WireTag.OP, int(ControlOp.RESUMED)), (WireTag.AGE_MS, ms)])
+        self.post(WireRequest.CONTROL, payload)
+
+    async def sent(self) -> None:
+        """Gives the transport the turns in which it hands what was written to the kernel; a full socket waits on."""
+        for _ in range(_SEND_TURNS):
+            if self._transport is not None and self._transport.get_write_buffer_size():
+                await asyncio.sleep(0)
 
     def check(self) -> None:
         if self._ended:

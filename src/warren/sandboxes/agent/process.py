@@ -66,8 +66,16 @@ _STREAMS = {
 
 
 class Commands:
-    def __init__(self, link: AgentLink, env: Mapping[str, str], oom_kills: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        link: AgentLink,
+        env: Mapping[str, str],
+        oom_kills: Callable[[], int],
+        frozen: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._link = link
+        self.frozen = frozen
+        self.paused_s = 0.0  # in all, since it was connected
         self._env = dict(env)
         self._env_fields = base_env_fields(env)
         self._oom = OomTracker(oom_kills)
@@ -93,13 +101,12 @@ class Commands:
         flags = _DEFER | once | (_STDIN if has_stdin else 0)
         channel = await self._link.open(WireRequest.START, self._start_payload(command, process_id, flags))
         feeder: asyncio.Task[None] | None = None
-        timer: asyncio.TimerHandle | None = None
+        timer: HangTimer | None = None
         try:
             if has_stdin:
                 feeder = await self._feed(channel, stdin, process_id)
             if command.timeout_s is not None:
-                deadline_s = command.timeout_s + command.grace_s + _HANG_S
-                timer = asyncio.get_running_loop().call_later(deadline_s, _give_up, channel)
+                timer = HangTimer(channel, command.timeout_s + command.grace_s + _HANG_S, self)
             try:
                 end, outputs = await _collect(channel, command.keep_bytes)
             finally:
@@ -132,6 +139,9 @@ class Commands:
         feeder = asyncio.create_task(send_all(channel, stdin), name=f"stdin of {process_id}")
         feeder.add_done_callback(kill_on_failure)
         return feeder
+
+    def note_pause(self, paused_s: float) -> None:
+        self.paused_s += max(0.0, paused_s)
 
     def _start_payload(self, command: Command, process_id: str, flags: int) -> bytes:
         env = base_env_fields({**self._env, **command.base_env}) if command.base_env else self._env_fields
@@ -425,8 +435,30 @@ def next_record(channel: AgentChannel, records: Records) -> WireFields | None:
         raise channel.violation(exc.message) from None
 
 
-def _give_up(channel: AgentChannel) -> None:
-    channel.give_up(SandboxLost("the agent did not end the command after its time-out: the sandbox hangs"))
+class HangTimer:
+    """Gives up a command that the agent should have ended. Time in which the sandbox is frozen does not count."""
+
+    __slots__ = ("_channel", "_commands", "_due", "_handle", "_loop")
+
+    def __init__(self, channel: AgentChannel, after_s: float, commands: Commands) -> None:
+        self._channel = channel
+        self._commands = commands
+        self._loop = asyncio.get_running_loop()
+        self._due = self._loop.time() + after_s - commands.paused_s
+        self._handle = self._loop.call_later(after_s, self._look)
+
+    def _look(self) -> None:
+        is_frozen = self._commands.frozen()
+        left_s = self._due + self._commands.paused_s - self._loop.time()
+        if is_frozen or left_s > 0:
+            self._handle = self._loop.call_later(max(left_s, 0.0) + (_HANG_S if is_frozen else 0.0), self._look)
+        else:
+            self._channel.give_up(
+                SandboxLost("the agent did not end the command after its time-out: the sandbox hangs")
+            )
+
+    def cancel(self) -> None:
+        self._handle.cancel()
 
 
 async def _wait_for_start(channel: AgentChannel) -> int:

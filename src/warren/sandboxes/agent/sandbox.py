@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from warren.interfaces.sandbox import Process
+from warren.kernel.logs import get_log
 from warren.kernel.shielding import run_shielded
 from warren.model.capability import Capability, lacks
 from warren.model.errors import (
@@ -40,6 +41,7 @@ _IMAGE_BUNDLES: Final = (
     "/etc/ssl/cert.pem",
 )
 _MAX_BUNDLE: Final = 4 * 1024 * 1024
+_log = get_log(__name__)
 
 
 class SandboxNetwork(Protocol):
@@ -55,7 +57,7 @@ class SandboxNetwork(Protocol):
 class AgentSandbox(AgentFiles):
     """`oom_kills` counts the processes of the sandbox that the kernel killed for want of memory; `metrics` reads what
     it uses, but for its network. Without a `network` it reaches nothing outside; without `ports` the provider cannot
-    reach servers inside."""
+    reach servers inside. `frozen` says whether it stands still now."""
 
     def __init__(
         self,
@@ -68,15 +70,17 @@ class AgentSandbox(AgentFiles):
         metrics: Callable[[], Awaitable[SandboxMetrics]],
         network: SandboxNetwork | None = None,
         ports: SandboxPorts | None = None,
+        frozen: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(link)
         self._id = sandbox_id
         self._isolation = isolation
         self._network = network
         self._certificates: tuple[list[str], Certificates] | None = None
-        self._commands = Commands(link, env, oom_kills)
+        self._commands = Commands(link, env, oom_kills, frozen)
         self._ports = ports
         self._metrics = metrics
+        self._frozen = frozen
 
     def __repr__(self) -> str:
         return f"<AgentSandbox {self._id} {self._link!r}>"
@@ -184,8 +188,14 @@ class AgentSandbox(AgentFiles):
         finally:
             channel.close()
 
+    def is_frozen(self) -> bool:
+        return self._frozen()
+
     def note_pause(self, paused_s: float) -> None:
-        raise NotImplementedError
+        if self._link.controls < ControlOp.RESUMED:  # made by an earlier release: it answers an error, to nobody
+            _log.info("pause_not_known", sandbox=self._id, paused_s=round(paused_s, 3))
+        self._commands.note_pause(paused_s)
+        self._link.note_pause(paused_s)
 
     def when_lost(self, call: Callable[[str], None]) -> None:
         self._link.when_lost(call)

@@ -16,6 +16,8 @@ starts with before it exports anything. The agent answers START without DEFER wi
   FILE     OP, PATH, … -> DATA…, DONE(…)            (see FileOp)
   CONTROL  ID, OP, SIGNAL | GRACE_MS | ROWS, COLS -> DONE
            KILL_ALL has no ID; it ends everything but the agent -> DONE(KILLED, SURVIVORS)
+           RESUMED has no ID but AGE_MS, how long the sandbox was frozen: all that is timed is put off by that.
+           An agent of an earlier release answers ERROR; one that knows it says so: HELLO has the last as CONTROL
   LIST     -> DATA (records), DONE
   PING     -> DONE
 
@@ -146,6 +148,7 @@ class WireTag(IntEnum):
     TARGET_KIND = 68
     TARGET_MODE = 69
     METADATA = 70
+    CONTROL = 71
 
 
 class Flag(IntFlag):
@@ -211,6 +214,7 @@ class ControlOp(IntEnum):
     RESIZE = 3
     FORGET = 4
     KILL_ALL = 5
+    RESUMED = 6
 
 
 class WireCode(IntEnum):

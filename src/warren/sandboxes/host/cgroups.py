@@ -21,7 +21,7 @@ from typing import Final
 
 from warren.model.errors import ProviderUnavailable
 from warren.model.spec import MIB, IoLimits
-from warren.sandboxes.host import datagram_limit
+from warren.sandboxes.host import datagram_limit, freezing
 from warren.sandboxes.host.processes import kill_if
 
 NEEDED: Final = ("memory", "cpu", "pids")
@@ -64,6 +64,10 @@ class Hierarchies:
         if self.version == "v2":
             return True
         return "memory" in self.mounts and (self.mounts["memory"] / "memory.memsw.limit_in_bytes").exists()
+
+    @property
+    def can_freeze(self) -> bool:
+        return self.version != "none" and freezing.is_offered(self.mounts)
 
     def at(self, path: str) -> "SandboxCgroup":
         """Returns the cgroup `path` in all hierarchies, whether its directories exist or not."""
@@ -275,6 +279,50 @@ class SandboxCgroup:
                     found.update(int(line) for line in (Path(folder) / "cgroup.procs").read_text().split())
         return frozenset(found - {0})
 
+    # -- standing still
+
+    def freeze(self, within_s: float = freezing.STANDSTILL_S) -> None:
+        """Stops every process, and returns when all stand still; idempotent. Raises ProviderUnavailable if that takes
+        seconds, and then all run on. Blocks for some tenths of a millisecond, and for these seconds: call it in a
+        thread."""
+        freezing.freeze(self.directories, within_s)
+
+    def thaw(self) -> None:
+        """Lets all processes run on; does nothing if they do, or if the cgroup is gone. May be called anywhere."""
+        for freezer in freezing.freezers(self.directories):
+            with suppress(OSError):
+                freezer.thaw()
+
+    def is_frozen(self) -> bool:
+        """Whether all processes stand still. May be called anywhere."""
+        for freezer in freezing.freezers(self.directories):
+            with suppress(OSError):
+                if freezer.stands_still():
+                    return True
+        return False
+
+    def reclaim_order(self) -> tuple[str, int] | None:
+        """Returns a file, and the bytes to write to it so that the kernel takes from the processes what memory it can;
+        None if there is no such file. v1 takes all, whatever number is written."""
+        file = self._file("memory", "memory.reclaim" if self.unified else "memory.force_empty")
+        if file is None or not os.path.exists(file):
+            return None
+        return file, parse_limit(self._read("memory", "memory.current")) or 0 if self.unified else 0
+
+    def allow_swap(self, allowed: bool) -> None:
+        """Says whether pages may be swapped out. With v1 they may always, within the limit of memory and swap; with v2
+        sandboxes have no swap (oci_bundle.py), which would leave nothing to take but caches."""
+        file = self._file("memory", "memory.swap.max")
+        if self.unified and file is not None:
+            with suppress(OSError):
+                _write_text(file, "max" if allowed else "0")
+
+    def _file(self, controller: str, name: str) -> str | None:
+        directory = self.directories.get(_UNIFIED if self.unified else controller)
+        return None if directory is None else f"{directory}/{name}"
+
+    # -- ending
+
     async def clear(self) -> None:
         """Kills what runs in the cgroup and removes it. Mostly nothing runs, so it tries to remove it first."""
         if await asyncio.to_thread(self.remove_once):
@@ -294,6 +342,7 @@ class SandboxCgroup:
             for pid in pids:
                 # Checked again under a pidfd: a pid of the list may have been reused by a process of the host.
                 kill_if(pid, lambda pid: pid in self.pids())
+            self.thaw()
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s + _PAUSE_S, _MAX_PAUSE_S)
 

@@ -79,13 +79,13 @@ class DiskImage:
 
     def held(self) -> int | None:
         """Returns the bytes that the image occupies in the host's file system; None if that is unknown."""
-        with suppress(OSError), self._opened() as fd:
+        with suppress(OSError), self.opened() as fd:
             return os.fstat(fd).st_blocks * 512
         return None
 
     def empty(self) -> None:
         """Frees everything that the image holds. Raises OSError."""
-        with self._opened() as fd:
+        with self.opened() as fd:
             os.ftruncate(fd, 0)
 
     def take(self) -> int:
@@ -105,7 +105,8 @@ class DiskImage:
             os.close(fd)
 
     @contextmanager
-    def _opened(self) -> Iterator[int]:
+    def opened(self) -> Iterator[int]:
+        """Yields a descriptor of the image. Raises OSError if it is gone."""
         # Duplicated under the lock: another thread may close the descriptor at any time.
         with self._lock:
             fd = os.dup(self._fd) if self._fd >= 0 else -1

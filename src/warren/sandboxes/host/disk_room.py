@@ -22,8 +22,8 @@ import re
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -219,15 +219,21 @@ class WatchedDisk:
     def shut_down(self) -> bool:
         """Lets nothing more be written to the disk, and returns whether that worked. The caller must end the sandbox:
         its data are lost."""
-        with suppress(OSError):
-            fd = os.open(self.mounted, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                if os.fstat(fd).st_dev == self.device:
-                    fcntl.ioctl(fd, _SHUTDOWN, struct.pack("<I", _WITHOUT_FLUSH))
-                    return True
-            finally:
-                os.close(fd)
+        with suppress(OSError), self.opened() as fd:
+            fcntl.ioctl(fd, _SHUTDOWN, struct.pack("<I", _WITHOUT_FLUSH))
+            return True
         return False
+
+    @contextmanager
+    def opened(self) -> Iterator[int]:
+        """Yields a descriptor of the top of the file system. Raises OSError if it is gone."""
+        fd = os.open(self.mounted, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if os.fstat(fd).st_dev != self.device:
+                raise FileNotFoundError(errno.ENOENT, "the disk is gone")
+            yield fd
+        finally:
+            os.close(fd)
 
     def restrict(self, use: DiskUse, growth: int) -> None:
         """Lets the disk grow by `growth`, up to its limit. Raises OSError, ValueError."""
@@ -260,8 +266,16 @@ def disk_mount(mountinfo: str) -> tuple[str, int]:
 
 
 def _disk_words(mountinfo: str) -> list[str]:
-    places = {words[4]: words for words in (line.split(" ") for line in mountinfo.splitlines())}
-    return places.get(DISK_POINT) or places.get(WORKSPACE) or []
+    """Returns the words of a mount that shows the disk. A volume may cover the usual place: the disk was there first,
+    and its other mounts show it too."""
+    first, top = dict[str, list[str]](), dict[str, list[str]]()
+    for words in (line.split(" ") for line in mountinfo.splitlines()):
+        first.setdefault(words[4], words)
+        top[words[4]] = words
+    disk = first.get(DISK_POINT) or first.get(WORKSPACE) or []
+    if not disk or top[disk[4]] is disk:
+        return disk
+    return next((words for words in top.values() if words[2] == disk[2]), disk)
 
 
 def _device(words: list[str]) -> int:
@@ -307,8 +321,12 @@ class DiskWatch:
 
     def room_mb(self) -> int:
         """Returns what the disks have taken of the file system, and may still take without touching the reserve."""
+        return self.spare() // MIB + self.held_mb
+
+    def spare(self) -> int:
+        """Returns how many bytes may still be written without touching the reserve."""
         total, free = self._space()
-        return max(0, free + self._coming_back() - self._reserve(total)) // MIB + self.held_mb
+        return max(0, free + self._coming_back() - self._reserve(total))
 
     def look(self) -> float:
         """Checks once, and restricts or ends what it must. Returns the seconds until the next check."""

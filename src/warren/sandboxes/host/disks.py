@@ -23,6 +23,7 @@ from typing import Final
 
 from warren.model.errors import NoSpace, ProviderUnavailable
 from warren.model.spec import MIB, Limits
+from warren.sandboxes.host.extents import copy_file
 from warren.sandboxes.host.processes import boot_id, run
 
 TEMPLATES: Final = 8
@@ -37,9 +38,9 @@ _RESERVED_AT, _BLOCK_SIZE_AT = _SUPERBLOCK + 0x08, _SUPERBLOCK + 0x18
 _BYTES_PER_INODE: Final = 16384
 _INODE_BYTES: Final = 256
 _SMALL_MB: Final = 512
-_FICLONE: Final = 0x40049409
 _STALE_S: Final = 600.0
 _TRY_MB: Final = 16
+_LOOP_CONTROL: Final = "/dev/loop-control"
 _UMOUNT_FLAGS: Final = 2 | 8  # MNT_DETACH, UMOUNT_NOFOLLOW
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -54,6 +55,7 @@ class Disks:
         self._template_lock = asyncio.Lock()
         self._touched: dict[str, float] = {}
         self.why_not_loop = ""
+        self._is_probed = False
 
     def __repr__(self) -> str:
         return f"<Disks {self.kind}>"
@@ -62,9 +64,21 @@ class Disks:
     def kind(self) -> str:
         return f"tmpfs (no loop devices: {self.why_not_loop})" if self.why_not_loop else "ext4 on a loop device"
 
+    @property
+    def has_loop(self) -> bool:
+        """Whether disks are images. Before `probe` it is enough that loop devices can be asked for."""
+        if self._is_probed or self.why_not_loop:
+            return not self.why_not_loop
+        try:
+            os.close(os.open(_LOOP_CONTROL, os.O_RDWR | os.O_CLOEXEC))
+        except OSError:
+            return False
+        return True
+
     async def probe(self) -> None:
         """Finds out whether a disk image can be mounted here; `why_not_loop` says why not."""
         self._sweep()
+        self._is_probed = True
         proof = self.directory / f"loop-devices-{boot_id()}"
         if proof.exists():
             return
@@ -174,8 +188,8 @@ def _changed_at(path: Path) -> float:
         return 0.0
 
 
-def _reserve_blocks(image: int, size: int) -> None:
-    """Reserves `size` bytes of a new ext4 image for root. Only for images without metadata checksums."""
+def reserve_blocks(image: int, size: int) -> None:
+    """Reserves `size` bytes of an image for root. Only if nobody has mounted it, and it has no metadata checksums."""
     (log_size,) = struct.unpack("<I", os.pread(image, 4, _BLOCK_SIZE_AT))
     os.pwrite(image, struct.pack("<I", size >> (10 + log_size)), _RESERVED_AT)
 
@@ -212,14 +226,11 @@ def _copy(template: str, directory: str, reserved: int) -> int:
     """Returns a descriptor of a nameless copy, which shares blocks with the template where the file system can."""
     old = os.open(template, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        new = _nameless(directory)
+        new = nameless(directory)
         try:
-            try:
-                fcntl.ioctl(new, _FICLONE, old)
-            except OSError:
-                _copy_extents(old, new)
+            copy_file(old, new)
             if reserved:
-                _reserve_blocks(new, reserved)
+                reserve_blocks(new, reserved)
             return fcntl.fcntl(new, fcntl.F_DUPFD_CLOEXEC, FREE_FD)
         finally:
             os.close(new)
@@ -227,7 +238,7 @@ def _copy(template: str, directory: str, reserved: int) -> int:
         os.close(old)
 
 
-def _nameless(directory: str) -> int:
+def nameless(directory: str) -> int:
     try:
         return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as exc:
@@ -242,20 +253,3 @@ def _nameless(directory: str) -> int:
 def _close_result(copying: asyncio.Future[int]) -> None:
     if not copying.cancelled() and copying.exception() is None:
         os.close(copying.result())
-
-
-def _copy_extents(old: int, new: int) -> None:
-    size = os.fstat(old).st_size
-    os.ftruncate(new, size)
-    at = 0
-    while at < size:
-        try:
-            start = os.lseek(old, at, os.SEEK_DATA)
-        except OSError:  # ENXIO: only a hole follows
-            return
-        at = os.lseek(old, start, os.SEEK_HOLE)
-        while start < at:
-            data = os.pread(old, min(at - start, MIB), start)
-            if not data:
-                return
-            start += os.pwrite(new, data, start)

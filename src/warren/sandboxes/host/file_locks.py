@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from warren.kernel.logs import get_log
+from warren.sandboxes.host.freezing import let_die_and_freeze
 from warren.sandboxes.host.processes import kill_if
 from warren.sandboxes.host.uids import COUNT, FIRST, RANGE
 from warren.sandboxes.host.watch import Watch
@@ -101,6 +102,7 @@ def end_offenders() -> bool:
             _log.warning("file_locks_exceeded", action="kill", pid=pid, locks=locks)
             # The uid is checked again under a pidfd: a process of the host is never killed.
             kill_if(pid, lambda pid: sandbox_of(pid) is not None)
+        let_die_and_freeze(offenders)
         if not offenders:
             return again > 0
     return True

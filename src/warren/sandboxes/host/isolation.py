@@ -5,8 +5,9 @@ from the same constants, so that a change there is checked here at once.
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from warren.model.errors import IsolationUnavailable
@@ -14,6 +15,7 @@ from warren.model.spec import MIB, WORKSPACE, Isolation, Layer
 from warren.sandboxes.host.disk_room import DISK_POINT
 from warren.sandboxes.host.process_facts import Facts, Mount, ext4_room, gather
 from warren.sandboxes.host.seccomp_program import SystemCallFilter
+from warren.sandboxes.host.volumes import volume_on
 
 __all__ = ["GROWING", "PROMISED", "UNREADABLE", "Evidence", "Wanted", "capability_mask", "check", "gather", "judge"]
 
@@ -75,7 +77,7 @@ class Wanted:
     do not count as memory (cgroup v1). `rlimits` are the highest values by the name in /proc/PID/limits.
     `shown_of_proc` are the names at the top of /proc that may be seen there; `masked` are other paths that may not.
     `closed` are writable mounts that no command can write to, because only the agent may enter them. `writable_root`:
-    the root should be writable.
+    the root should be writable. `volumes`: the directory with the images of named volumes, which a sandbox may have.
     """
 
     uids: range
@@ -92,6 +94,7 @@ class Wanted:
     system_calls: SystemCallFilter
     program: str
     closed: frozenset[str] = frozenset()
+    volumes: Path | None = None
     writable_root: bool = False
 
 
@@ -222,20 +225,38 @@ def _rlimit_faults(facts: Facts, wanted: Wanted) -> Iterable[str]:
 
 
 def _judge_disk(facts: Facts, found: Evidence, wanted: Wanted) -> None:
-    disk = _mounted_at(facts, DISK_POINT) or _mounted_at(facts, WORKSPACE)
+    volumes = {mount.where: name for mount in facts.mounts.visible if (name := _volume(mount, wanted))}
+    disk = _mounted_at(facts, DISK_POINT) or _below_volume(facts, WORKSPACE, wanted)
     size, inodes = (0, 0) if disk is None else _disk_size(disk)
     where = WORKSPACE if disk is None else disk.where
     shown = "no disk of its own" if disk is None else f"{disk.kind} on {disk.source}, {size // MIB} MiB"
-    faults = list(_unlimited(facts, wanted, disk))
+    faults = list(_unlimited(facts, wanted, disk, volumes))
     if not 0 < size <= wanted.disk:
         faults.insert(0, f"{where}: {shown}, of {wanted.disk // MIB} MiB")
-    found.note_faults(Layer.DISK_LIMIT, faults, f"{where}: {shown}; nothing else can be written without a limit")
+    shared = "".join(f"; {where} is the volume {name}" for where, name in volumes.items())
+    found.note_faults(
+        Layer.DISK_LIMIT, faults, f"{where}: {shown}{shared}; nothing else can be written without a limit"
+    )
     found.note(Layer.INODE_LIMIT, 0 < inodes <= size // _BYTES_PER_INODE, f"{where}: {inodes} inodes")
 
 
 def _mounted_at(facts: Facts, path: str) -> Mount | None:
     mount = facts.mounts.showing(path)
     return mount if mount is not None and mount.where == path else None
+
+
+def _below_volume(facts: Facts, path: str, wanted: Wanted) -> Mount | None:
+    """Returns what is mounted at the path below any volume."""
+    found = [mount for mount in facts.mounts.mounts if mount.where == path and not _volume(mount, wanted)]
+    return found[-1] if found else None
+
+
+def _volume(mount: Mount, wanted: Wanted) -> str:
+    """Returns the id of the volume that is mounted; "" if it is none, or lacks a flag that every volume has."""
+    if wanted.volumes is None or mount.kind != "ext4" or not mount.source.startswith("/dev/loop"):
+        return ""
+    has_flags = {"nosuid", "nodev"} <= mount.options
+    return volume_on(int(mount.source.removeprefix("/dev/loop")), wanted.volumes) if has_flags else ""
 
 
 def _disk_size(disk: Mount) -> tuple[int, int]:
@@ -252,10 +273,10 @@ def _tmpfs_size(mount: Mount) -> tuple[int, int]:
     return kib * 1024, int(inodes) if inodes.isdigit() else 0
 
 
-def _unlimited(facts: Facts, wanted: Wanted, disk: Mount | None) -> Iterable[str]:
+def _unlimited(facts: Facts, wanted: Wanted, disk: Mount | None, volumes: Collection[str]) -> Iterable[str]:
     """Yields the places where a command could write more than it may."""
     for mount in facts.mounts.visible:
-        if "ro" in mount.options or mount.kind in _PSEUDO or mount.where in wanted.closed:
+        if "ro" in mount.options or mount.kind in _PSEUDO or mount.where in (*wanted.closed, *volumes):
             continue
         if disk is not None and mount.source == disk.source and mount.kind == disk.kind:
             continue

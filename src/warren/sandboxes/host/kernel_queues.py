@@ -25,6 +25,7 @@ from typing import Final
 
 from warren.kernel.logs import get_log
 from warren.sandboxes.host.file_locks import sandbox_of, uid_of
+from warren.sandboxes.host.freezing import let_die_and_freeze
 from warren.sandboxes.host.processes import kill_if
 from warren.sandboxes.host.watch import Watch
 
@@ -158,8 +159,10 @@ class TcpWatch(QueueWatch):
 def end_commands(sandbox: WatchedSandbox) -> None:
     """Kills every process of the sandbox but the agent's own."""
     index, agent = sandbox_of(sandbox.first_pid), uid_of(sandbox.first_pid)
-    for pid in sandbox.pids():
-        kill_if(pid, lambda pid: index is not None and sandbox_of(pid) == index and uid_of(pid) != agent)
+    pids = [pid for pid in sandbox.pids() if index is not None and sandbox_of(pid) == index and uid_of(pid) != agent]
+    for pid in pids:
+        kill_if(pid, lambda pid: sandbox_of(pid) == index and uid_of(pid) != agent)
+    let_die_and_freeze(pids)
 
 
 def unreclaimable() -> int:

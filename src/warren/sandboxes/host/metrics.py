@@ -7,6 +7,7 @@ of many processors, so readings are made in a thread; simultaneous requests shar
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -42,8 +43,18 @@ class MetricsSource:
 
     def _disk_bytes(self) -> int:
         if self._disk is None:
-            self._disk = disk_mount(Path(f"/proc/{self.pid}/mountinfo").read_text())
-        where, device = self._disk
+            self._disk = self._find_disk()
+        with suppress(ProcessLookupError):
+            return self._read_disk(*self._disk)
+        with suppress(FileNotFoundError):
+            if (found := self._find_disk())[1] == self._disk[1]:  # a volume covers the place where it was seen before
+                self._disk = found
+        return self._read_disk(*self._disk)
+
+    def _find_disk(self) -> tuple[str, int]:
+        return disk_mount(Path(f"/proc/{self.pid}/mountinfo").read_text())
+
+    def _read_disk(self, where: str, device: int) -> int:
         fd = os.open(f"/proc/{self.pid}/root{where}", _PATH_ONLY)
         try:
             if os.fstat(fd).st_dev != device:

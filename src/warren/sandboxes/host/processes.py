@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from warren.kernel.shielding import run_shielded
 from warren.model.errors import ProviderUnavailable
 
 ENVIRONMENT: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -178,6 +179,7 @@ async def _end_of(pid: int, timeout_s: float) -> int:
             await readable(pidfd)
     except BaseException:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        await run_shielded(readable(pidfd))  # one that waits for a disk dies late
         raise
     finally:
         os.close(pidfd)

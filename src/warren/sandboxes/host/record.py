@@ -20,6 +20,7 @@ from typing import Any, Final, Self
 from warren.model.errors import ProviderUnavailable
 from warren.model.spec import IoLimits, Layer, Limits, SandboxSpec
 from warren.sandboxes.host import orphans
+from warren.sandboxes.host.freezing import let_die
 from warren.sandboxes.host.processes import boot_id, has_let_go, open_process, readable, start_time
 
 NAME: Final = "record.json"
@@ -37,7 +38,9 @@ def _own_start_time(pid: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SandboxRecord:
-    """What is known about a sandbox. `image` is the handle of its disk's image (disk_images.py)."""
+    """What is known about a sandbox. `image` is the handle of its disk's image (disk_images.py). `disk_layout` says how
+    a disk with ids of its own is used (disk_stream.py); None if the ids on it are the host's, as older versions made
+    it, or if it is no image."""
 
     sandbox_id: str
     boot_id: str
@@ -47,6 +50,7 @@ class SandboxRecord:
     pid: int = 0
     start_time: int = 0
     image: str = ""
+    disk_layout: dict[str, Any] | None = None
     maker: int = field(default_factory=os.getpid)
     maker_start_time: int = field(default_factory=lambda: _own_start_time(os.getpid()))
 
@@ -166,6 +170,7 @@ async def _kill_first_process(record: SandboxRecord) -> None:
 async def _end_of(pid: int, pidfd: int) -> None:
     # The pidfd comes first: a first process lets go before it has killed the others of its sandbox.
     while True:
+        let_die(pid)  # each time: somebody may be freezing it just now
         with suppress(TimeoutError):
             return await asyncio.wait_for(readable(pidfd), _LOOK_S)
         if has_let_go(pid):

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from warren.kernel.shielding import run_shielded
 from warren.model.errors import SandboxLost
 from warren.model.spec import AGENT_PROGRAM, MIB, Isolation
-from warren.sandboxes.agent.link import AgentLink, WhyLost
+from warren.sandboxes.agent.link import AgentLink, Waking, WhyLost
 from warren.sandboxes.agent.sandbox import SandboxNetwork
 from warren.sandboxes.host import isolation
 from warren.sandboxes.host.cgroups import CgroupLimits, Hierarchies
@@ -38,8 +38,11 @@ _ANSWER_S: Final = 0.02  # most agents answer within that time
 
 
 class AgentDialer(Protocol):
-    async def dial(self, record: SandboxRecord, directory: Path, timeout_s: float, why_lost: WhyLost) -> AgentLink:
-        """Connects to the agent that listens in `directory`. Raises SandboxLost when it does not answer."""
+    async def dial(
+        self, record: SandboxRecord, directory: Path, timeout_s: float, why_lost: WhyLost, waking: Waking | None = None
+    ) -> AgentLink:
+        """Connects to the agent that listens in `directory`. Raises SandboxLost when it does not answer. With `waking`
+        the sandbox stands still until the agent's greeting is on its way."""
 
 
 class IsolationReader(Protocol):
@@ -66,8 +69,12 @@ class EgressService(Protocol):
 class SocketDialer:
     """Dials a unix socket, and stops waiting when the sandbox's first process ends."""
 
-    async def dial(self, record: SandboxRecord, directory: Path, timeout_s: float, why_lost: WhyLost) -> AgentLink:
-        dialling = asyncio.ensure_future(AgentLink.dial(directory, timeout_s=timeout_s, why_lost=why_lost))
+    async def dial(
+        self, record: SandboxRecord, directory: Path, timeout_s: float, why_lost: WhyLost, waking: Waking | None = None
+    ) -> AgentLink:
+        dialling = asyncio.ensure_future(
+            AgentLink.dial(directory, timeout_s=timeout_s, why_lost=why_lost, waking=waking)
+        )
         try:
             await asyncio.wait({dialling}, timeout=_ANSWER_S)
             if not dialling.done():
@@ -95,11 +102,12 @@ async def _wait_while_alive(dialling: asyncio.Task[AgentLink], record: SandboxRe
 class ProcIsolationReader:
     """Reads the host's /proc and /sys about the sandbox's first process.
 
-    `closed` are writable mounts of a provider that only its agent may enter.
+    `closed` are writable mounts of a provider that only its agent may enter. `volumes` is the directory with the
+    images of volumes.
     """
 
-    def __init__(self, closed: Iterable[str] = ()) -> None:
-        self._closed = frozenset(closed)
+    def __init__(self, closed: Iterable[str] = (), volumes: Path | None = None) -> None:
+        self._closed, self._volumes = frozenset(closed), volumes
 
     async def read(self, provider: str, record: SandboxRecord, limits: CgroupLimits) -> Isolation:
         facts, wanted = await isolation.gather(record.pid, limits), self._wanted(record)
@@ -135,6 +143,7 @@ class ProcIsolationReader:
             system_calls=_filter(record.spec.ptrace),
             program=AGENT_PROGRAM,
             closed=self._closed,
+            volumes=self._volumes,
             writable_root=record.spec.writable_root,
         )
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 from warren.model.errors import ProviderUnavailable
 from warren.sandboxes.host.cgroups import NEEDED, Hierarchies
 from warren.sandboxes.host.disks import FREE_FD
+from warren.sandboxes.host.freezing import FREEZER
 from warren.sandboxes.host.isolation import capability_mask
 from warren.sandboxes.providers.oci_bundle import ANY_ID, BUNDLE, PARENT, cgroup_path
 
@@ -25,7 +26,8 @@ NAME: Final = "direct"
 FILTER_FD: Final = 5
 
 # Warren limits nothing in the others, and each costs time: the more sandboxes live, the more. A manager of services
-# that stops the worker's cgroup finds no sandbox in it, because they leave the named hierarchies too.
+# that stops the worker's cgroup finds no sandbox in it, because they leave the named hierarchies too. What freezes a
+# sandbox is in the v2 tree, so v1's freezer is joined only where there is no such tree.
 _HIERARCHIES: Final = (*NEEDED, "cpuacct", "devices")
 _UNIFIED: Final = ""
 _FOLDER: Final = Path(__file__).parent / "filters"
@@ -133,7 +135,10 @@ def _cgroup_words(resources: Json, hierarchies: Hierarchies, limits_io: bool) ->
     joined = [
         str(directory)
         for name, directory in directories.items()
-        if name in _HIERARCHIES or name.startswith("name=") or (name == "blkio" and limits_io)
+        if name in _HIERARCHIES
+        or name.startswith("name=")
+        or (name == "blkio" and limits_io)
+        or (name == FREEZER and unified is None)
     ]
     yield from _repeated("--cgroup", list(dict.fromkeys(joined)))
     yield from _limits_v1(resources, {name: f"{directory}" for name, directory in directories.items()})

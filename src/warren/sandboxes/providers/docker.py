@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final, Unpack
 
 from warren.interfaces.images import Images
-from warren.model.capability import Capability
+from warren.model.capability import Capability, lacks
 from warren.model.errors import InvalidRequest, ProviderUnavailable, SandboxLost
 from warren.model.spec import MIB, USER_UID, Layer, SandboxSpec
 from warren.sandboxes.agent.sandbox import AgentSandbox
@@ -39,6 +39,7 @@ from warren.sandboxes.host.proc_top import top_of_proc
 from warren.sandboxes.host.processes import boot_id, run
 from warren.sandboxes.host.record import SandboxRecord, kill_first_process, recording
 from warren.sandboxes.host.uids import uid_base
+from warren.sandboxes.host.volumes import VOLUMES
 from warren.sandboxes.providers import docker_spec
 from warren.sandboxes.providers.connection import ProcIsolationReader
 from warren.sandboxes.providers.docker_engine import DockerEngine
@@ -72,7 +73,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
     folder = "docker"
     record_class = DockerRecord
     promised = PROMISED
-    can = frozenset({Capability.TERMINALS, Capability.PORTS})
+    can = frozenset({Capability.TERMINALS, Capability.PORTS, Capability.VOLUMES})
 
     def __init__(
         self,
@@ -82,7 +83,9 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         docker_url: str | None = None,
         **options: Unpack[HostOptions],
     ) -> None:
-        options["isolation_reader"] = options.get("isolation_reader") or ProcIsolationReader(closed={docker_spec.RUN})
+        options["isolation_reader"] = options.get("isolation_reader") or ProcIsolationReader(
+            closed={docker_spec.RUN}, volumes=state_dir.absolute() / VOLUMES
+        )
         super().__init__(state_dir, bin_dir, at_once=_AT_ONCE, **options)
         self.engine = DockerEngine(docker_url or "")
         self._images = EngineImages(images, self.engine)
@@ -162,6 +165,8 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
                 remedy="use the provider oci for environments with `root: writable`",
             )
         await self._ready()
+        if spec.disk:
+            raise lacks(self.name, Capability.SNAPSHOTS)
         await self.gpus.check_spec(spec, self.name, self.capabilities)
         if spec.gpus and not self._can_give_gpus:
             raise ProviderUnavailable(
@@ -271,6 +276,11 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
 
     def _socket_directory(self, sandbox_id: str) -> Path:
         return _RUN / sandbox_id
+
+    def _volume_base(self, sandbox_id: str) -> int:
+        """The uid of the sandbox's user is its own on the host: what is 1000 in the volume is that user."""
+        record = self.load_record(sandbox_id)
+        return uid_base(record.uid_index) if record else 0
 
     # -- unmaking
 

@@ -34,6 +34,7 @@ from typing import Final
 import aiohttp
 
 from warren.interfaces.disks import NoSavedDisks, SavedDisk, SavedDisks
+from warren.interfaces.volumes import NoVolumes, VolumeImages
 from warren.kernel.logs import get_log
 from warren.kernel.shielding import run_shielded
 from warren.model.capability import Capability, lacks
@@ -47,6 +48,7 @@ from warren.model.errors import (
 )
 from warren.model.metrics import SandboxMetrics
 from warren.model.spec import HOME, USER, USER_UID, WRITABLE, Isolation, Layer, Limits, SandboxSpec
+from warren.model.volume import VolumeMount
 from warren.sandboxes.agent.agent_errors import printable
 from warren.sandboxes.agent.link import AgentLink
 from warren.sandboxes.agent.sandbox import AgentSandbox
@@ -181,6 +183,16 @@ class E2bProvider:
     async def thaw(self, sandbox_id: str) -> None:
         raise lacks(self.name, Capability.PAUSE)
 
+    @property
+    def volume_images(self) -> VolumeImages:
+        return NoVolumes(partial(lacks, self.name, Capability.VOLUMES))
+
+    async def attach(self, sandbox_id: str, mount: VolumeMount) -> None:
+        raise lacks(self.name, Capability.VOLUMES)
+
+    async def detach(self, sandbox_id: str, volume_id: str) -> None:
+        raise lacks(self.name, Capability.VOLUMES)
+
     async def save_disk(self, sandbox_id: str, name: str) -> SavedDisk:
         raise lacks(self.name, Capability.SNAPSHOTS)
 
@@ -246,6 +258,8 @@ class E2bProvider:
     def _refuse(self, spec: SandboxSpec) -> None:
         if spec.gpus:
             raise lacks(self.name, Capability.GPU)
+        if spec.disk:
+            raise lacks(self.name, Capability.SNAPSHOTS)
         if spec.sudo:
             raise InvalidRequest(
                 "with the provider e2b no command may be root: the agent inside is",

@@ -2,8 +2,9 @@
 out."""
 
 import asyncio
+import errno
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from warren.model.spec import MIB
 from warren.sandboxes.host.disk_images import DiskImage, FreedImages, handle_of
 from warren.sandboxes.host.disk_room import ENDED, DiskWatch, Promises, WatchedDisk, find_disk
 from warren.sandboxes.host.disks import Disks
+from warren.sandboxes.host.freezing import let_die
 from warren.sandboxes.host.processes import kill_if
 from warren.sandboxes.host.record import SandboxRecord
 from warren.sandboxes.providers.host_limits import HostLimits
@@ -94,8 +96,7 @@ class SandboxDisks(Generic[R]):
         for name in names:
             disk = self._watched.get(name)
             if disk is not None and not disk.is_there:
-                disk.image.close()
-                self._watched[name] = None
+                del self._watched[name]  # it has ended, or a volume covers the place
             if name not in self._watched and (record := records.known(name)) is not None and record.pid:
                 self._watched[name] = self._watched_disk(record)
         disks = {name: disk for name, disk in self._watched.items() if disk is not None}
@@ -114,6 +115,17 @@ class SandboxDisks(Generic[R]):
         where, device = disk
         mounted = Path(f"/proc/{record.pid}/root{where}")
         return WatchedDisk(mounted, device, record.spec.limits.disk_mb * MIB, image)
+
+    def find(self, record: R) -> WatchedDisk:
+        """Returns the disk of a live sandbox. Raises FileNotFoundError if it is gone."""
+        disk = self._watched.get(record.sandbox_id) or self._watched_disk(record)
+        if disk is None:
+            raise FileNotFoundError(errno.ENOENT, "the disk is gone")
+        return disk
+
+    def spare(self) -> int:
+        """Returns how many bytes may still be written to the state directory."""
+        return self._watch.spare()
 
     def lift_io_limit(self, sandbox_id: str, limits: HostLimits) -> None:
         """Lifts the limit of the sandbox's device. To be called before the sandbox gives the device back: whoever gets
@@ -146,10 +158,10 @@ class SandboxDisks(Generic[R]):
 
     # -- images
 
-    async def new_image(self, record: R) -> tuple[R, int]:
-        """Makes a disk. Returns the record with the disk's image, and the image's descriptor for the launcher. Needs
-        loop devices."""
-        fd = await self._disks.copy(record.spec.limits.disk_mb)
+    async def new_image(self, record: R, copied: Awaitable[int] | None = None) -> tuple[R, int]:
+        """Makes a disk, or takes the one that is `copied`. Returns the record with the disk's image, and the image's
+        descriptor for the launcher. Needs loop devices."""
+        fd = await (copied or self._disks.copy(record.spec.limits.disk_mb))
         record = replace(record, image=handle_of(fd))
         self._images[record.sandbox_id] = DiskImage(self._disks.directory, record.image, fd=fd)
         return record, fd
@@ -174,3 +186,4 @@ class SandboxDisks(Generic[R]):
 
 def _kill(record: SandboxRecord) -> None:
     kill_if(record.pid, lambda _: record.alive())
+    let_die(record.pid)

@@ -26,6 +26,8 @@ from warren.kernel.shielding import run_shielded
 from warren.model.capability import Capability, lacks
 from warren.model.errors import NoSpace, ProviderUnavailable, SandboxLost, SandboxNotFound
 from warren.model.spec import Isolation, Layer, SandboxSpec
+from warren.model.volume import VolumeMount
+from warren.sandboxes.agent.link import Waking
 from warren.sandboxes.agent.sandbox import AgentSandbox
 from warren.sandboxes.host import isolation
 from warren.sandboxes.host.cgroups import Hierarchies, SandboxCgroup
@@ -35,8 +37,10 @@ from warren.sandboxes.host.file_locks import FileLockWatch
 from warren.sandboxes.host.kernel_queues import NetlinkWatch, TcpWatch
 from warren.sandboxes.host.metrics import MetricsReader, MetricsSource
 from warren.sandboxes.host.processes import boot_id, is_exiting
+from warren.sandboxes.host.reclaim import Reclaims
 from warren.sandboxes.host.record import SandboxRecord, find_abandoned
 from warren.sandboxes.host.uids import UidRanges
+from warren.sandboxes.host.volumes import VOLUMES, HostVolumes
 from warren.sandboxes.host.watch import Watches
 from warren.sandboxes.network.ports import SandboxPorts
 from warren.sandboxes.providers.connection import (
@@ -136,24 +140,29 @@ class HostProvider(ABC, Generic[R, Plan]):
         self.load_record, self.directory = self.records.load, self.records.directory
         self.gpus = options.get("gpus") or GpuAccess(())
         self.gpus.judge_owners_by(self.records.is_over)
-        self.capabilities = self.can | ({Capability.EGRESS} if self._egress is not None else frozenset())
-        self.capabilities |= {Capability.GPU} if self.gpus.is_usable else frozenset()
+        self._hierarchies = Hierarchies.here()
+        self._can = self.can | ({Capability.EGRESS} if self._egress is not None else frozenset())
+        self._can |= {Capability.GPU} if self.gpus.is_usable else frozenset()
+        self._can |= {Capability.PAUSE} if self._hierarchies.can_freeze else frozenset()
+        self._reclaims = Reclaims(self._programs.launcher)
         self._dialer = options.get("dialer") or SocketDialer()
-        self._isolation_reader = options.get("isolation_reader") or ProcIsolationReader()
+        self._isolation_reader = options.get("isolation_reader") or ProcIsolationReader(volumes=self._state / VOLUMES)
         self._start_timeout_s = options.get("start_timeout_s", 30.0)
         self._fault: Fault = options.get("fault", lambda step: None)
-        self._hierarchies = Hierarchies.here()
         self._limits = HostLimits(self._hierarchies, room)
         self._uids = UidRanges()
         self.disks = Disks(self._state / "disks", self._programs.launcher)
         self.sandbox_disks = SandboxDisks(
             self.records, self.disks, self._state, room.min_free_disk_mb, room.disk_overcommit
         )
+        self.volume_images = HostVolumes(
+            self._state / VOLUMES, self._programs.launcher, room.min_free_disk_mb, self._programs.without_paths
+        )
         self._metrics = MetricsReader()
         watched = partial(self.records.watched, self._cgroup)
         self._kernel_watches = Watches(FileLockWatch(), NetlinkWatch(watched), TcpWatch(watched))
         self._ready_lock = asyncio.Lock()
-        self._destroying: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._create_slots = asyncio.Semaphore(at_once)
         self._destroy_slots = asyncio.Semaphore(at_once)
         self._open: weakref.WeakSet[AgentSandbox] = weakref.WeakSet()
@@ -185,36 +194,93 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._programs.check()  # they may have gone since the first plan looked at them
 
     @property
+    def capabilities(self) -> frozenset[Capability]:
+        return self._can
+
+    @property
     def saved_disks(self) -> SavedDisks:
         return NoSavedDisks(partial(lacks, self.name, Capability.SNAPSHOTS))
 
     async def freeze(self, sandbox_id: str) -> None:
-        raise lacks(self.name, Capability.PAUSE)
+        async with self._alone(sandbox_id):
+            cgroup = self._freezable(sandbox_id)
+            try:
+                await run_shielded(asyncio.to_thread(cgroup.freeze))
+            except ProviderUnavailable:
+                self._live_record(sandbox_id)
+                raise
+            except OSError as exc:
+                self._live_record(sandbox_id)
+                raise translate_os_error(f"freezing sandbox {sandbox_id}", exc) from exc
+            self._reclaims.begin(sandbox_id, cgroup)
 
     async def thaw(self, sandbox_id: str) -> None:
-        raise lacks(self.name, Capability.PAUSE)
+        async with self._alone(sandbox_id):
+            cgroup = self._freezable(sandbox_id)
+            await asyncio.sleep(0)  # what the caller has written to the agent goes ahead
+            self._wake(sandbox_id, cgroup)
+
+    def _freezable(self, sandbox_id: str) -> SandboxCgroup:
+        if Capability.PAUSE not in self.capabilities:
+            raise lacks(self.name, Capability.PAUSE)
+        return self._cgroup(self._live_record(sandbox_id))
+
+    def _wake(self, sandbox_id: str, cgroup: SandboxCgroup) -> None:
+        self._reclaims.stop(sandbox_id)
+        if cgroup.is_frozen():
+            cgroup.allow_swap(False)
+        cgroup.thaw()
 
     async def save_disk(self, sandbox_id: str, name: str) -> SavedDisk:
         raise lacks(self.name, Capability.SNAPSHOTS)
 
+    async def attach(self, sandbox_id: str, mount: VolumeMount) -> None:
+        self._check_volumes()
+        await self.volume_images.attach(self._live_record(sandbox_id), mount, self._volume_base(sandbox_id))
+
+    async def detach(self, sandbox_id: str, volume_id: str) -> None:
+        await self.volume_images.detach(self._live_record(sandbox_id), volume_id)
+
+    def _check_volumes(self) -> None:
+        if self.disks.why_not_loop:
+            raise ProviderUnavailable(
+                f"volumes need loop devices, which cannot be used here: {self.disks.why_not_loop}",
+                remedy="load the kernel module loop, and let the server use /dev/loop-control",
+            )
+
+    def _volume_base(self, sandbox_id: str) -> int:
+        """Where the ids of a sandbox begin on the host that has no user namespace to say so."""
+        return 0
+
     async def adopt(self, sandbox_id: str, *, paused_s: float | None = None) -> AgentSandbox:
-        directory = self.directory(sandbox_id)
-        if not directory.is_dir():
+        record = self._live_record(sandbox_id)
+        await self.sandbox_disks.begin_watching()
+        sandbox = await self._connect(record, waking=Waking(partial(self._wake_record, record), paused_s))
+        self.records.made[sandbox_id] = record
+        return sandbox
+
+    def _wake_record(self, record: R) -> None:
+        with suppress(SandboxLost):
+            self._wake(record.sandbox_id, self._cgroup(record))
+
+    def _live_record(self, sandbox_id: str) -> R:
+        """Raises SandboxNotFound, SandboxLost."""
+        if not self.directory(sandbox_id).is_dir():
             raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
         record = self.load_record(sandbox_id)
         if record is None or not record.alive():
             raise SandboxLost(f"sandbox {sandbox_id} is lost: {self._loss_reason(record)}")
-        await self.sandbox_disks.begin_watching()
-        sandbox = await self._connect(record)
-        self.records.made[sandbox_id] = record
-        return sandbox
+        return record
+
+    def _alone(self, sandbox_id: str) -> asyncio.Lock:
+        """Held by whoever ends a sandbox, or relies on it to stay as it is."""
+        return self._locks.setdefault(sandbox_id, asyncio.Lock())
 
     async def destroy(self, sandbox_id: str) -> None:
         if not is_sandbox_id(sandbox_id):
             return
         # The second of two that destroy the same sandbox waits, and then finds nothing left.
-        lock = self._destroying.setdefault(sandbox_id, asyncio.Lock())
-        async with lock, self._destroy_slots:
+        async with self._alone(sandbox_id), self._destroy_slots:
             try:
                 if self._egress is not None:
                     await self._egress.forget(sandbox_id)
@@ -232,6 +298,7 @@ class HostProvider(ABC, Generic[R, Plan]):
 
     async def _remove_sandbox(self, sandbox_id: str) -> None:
         self.sandbox_disks.lift_io_limit(sandbox_id, self._limits)
+        await self._reclaims.end(sandbox_id)
         await self._unmake(sandbox_id)
         self.records.made.pop(sandbox_id, None)
         self.sandbox_disks.promises.remove(sandbox_id)
@@ -252,6 +319,7 @@ class HostProvider(ABC, Generic[R, Plan]):
 
     async def close(self) -> None:
         await self._kernel_watches.close()
+        await self._reclaims.close()
         await self.sandbox_disks.close()
         if self._egress is not None:
             await self._egress.close()
@@ -290,12 +358,12 @@ class HostProvider(ABC, Generic[R, Plan]):
 
     # -- what subclasses use
 
-    async def _connect(self, record: R, *, creating: bool = False) -> AgentSandbox:
+    async def _connect(self, record: R, *, creating: bool = False, waking: Waking | None = None) -> AgentSandbox:
         step = self._fault if creating else lambda _: None
         try:
             directory = self._socket_directory(record.sandbox_id)
             why_lost = partial(self._loss_reason, record)
-            link = await self._dialer.dial(record, directory, self._start_timeout_s, why_lost)
+            link = await self._dialer.dial(record, directory, self._start_timeout_s, why_lost, waking)
         except SandboxLost as exc:
             raise SandboxLost(f"{exc.message}: {self._loss_reason(record)}") from exc
         try:
@@ -325,6 +393,7 @@ class HostProvider(ABC, Generic[R, Plan]):
             metrics=partial(self._metrics.read, MetricsSource(cgroup, record.pid, record.alive)),
             network=self._egress.network_of(record) if self._egress is not None else None,
             ports=SandboxPorts(record),
+            frozen=cgroup.is_frozen,
         )
         self._open.add(sandbox)
         self._kernel_watches.start()

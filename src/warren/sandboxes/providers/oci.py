@@ -16,16 +16,21 @@ import asyncio
 import os
 import secrets
 import time
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Unpack
 
+from warren.interfaces.disks import SavedDisk, SavedDisks
 from warren.interfaces.images import Images, RootFs
 from warren.kernel.shielding import run_shielded
 from warren.model.capability import Capability
-from warren.model.errors import InvalidRequest, ProviderUnavailable, SandboxNotFound
-from warren.model.spec import AGENT_PROGRAM, Isolation, SandboxSpec
+from warren.model.errors import Conflict, InvalidRequest, ProviderUnavailable, SandboxNotFound
+from warren.model.spec import AGENT_PROGRAM, Isolation, SandboxSpec, check_disk_name
 from warren.sandboxes.agent.sandbox import AgentSandbox
+from warren.sandboxes.disks.disk_stream import DiskLayout
+from warren.sandboxes.disks.saved_images import SavedImages, check_fit
+from warren.sandboxes.disks.saving import LiveDisk, save_disk
 from warren.sandboxes.host import isolation, orphans
 from warren.sandboxes.host.cgroups import SandboxCgroup, parent_in_use
 from warren.sandboxes.host.disks import DISK_FD
@@ -42,6 +47,7 @@ from warren.sandboxes.providers.oci_runtime import Runtime, RuntimeReport, Runti
 STEPS: Final = (
     *("directory", "uids", "record", "disk", "socket", "launch", "launched", "started", "dialled", "checked"),
 )
+_OF_IMAGES: Final = frozenset({Capability.SNAPSHOTS})  # what takes disks that are images
 _AT_ONCE: Final = 16
 _FILES: Final = (NAME, oci_launch.PID, oci_launch.SOCKET)
 _STRAY_ROUNDS: Final = 5000
@@ -55,7 +61,7 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
     folder = "sandboxes"
     record_class = SandboxRecord
     promised = isolation.PROMISED
-    can = frozenset({Capability.USER_NAMESPACE, Capability.TERMINALS, Capability.PORTS})
+    can = frozenset({Capability.USER_NAMESPACE, Capability.TERMINALS, Capability.PORTS, Capability.VOLUMES})
     mounts_gpu_libraries = True
 
     def __init__(
@@ -74,6 +80,7 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         self._runtimes = Runtimes(self._state, self._probe, runtime, {direct.NAME: self._programs.launcher})
         self._runtime: Runtime | None = None
         self._adopts_orphans = False
+        self._saved = SavedImages(self.disks.directory / "saved", self.sandbox_disks.spare, self._fault)
         self._launcher = OciLauncher(
             self._programs,
             self._runtimes,
@@ -85,6 +92,41 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
     def __repr__(self) -> str:
         runtime = self._runtime.name if self._runtime else "not tried yet"
         return f"<OciProvider {self._state}, runtime {runtime}, {self.disks!r}>"
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return super().capabilities | (_OF_IMAGES if self.disks.has_loop else frozenset())
+
+    @property
+    def saved_disks(self) -> SavedDisks:
+        return self._saved if self.disks.has_loop else super().saved_disks
+
+    async def save_disk(self, sandbox_id: str, name: str) -> SavedDisk:
+        check_disk_name(name)
+        await self._ready()
+        self._require_images()
+        record = self._live_record(sandbox_id)
+        if record.disk_layout is None:
+            raise Conflict(
+                "this sandbox was made by an older version, and its disk fits no other sandbox",
+                remedy="copy its files to a new sandbox, and save the disk of that",
+            )
+        try:
+            disk = await asyncio.to_thread(self.sandbox_disks.find, record)
+            layout, alone = DiskLayout.of(record.disk_layout), partial(self._alone, sandbox_id)
+            return await save_disk(self._saved, name, LiveDisk(disk, layout, self._cgroup(record), alone))
+        except OSError as exc:
+            self._live_record(sandbox_id)  # it may have died
+            raise translate_os_error("saving a disk", exc) from exc
+
+    def _require_images(self) -> None:
+        """Raises InvalidRequest where disks are no images."""
+        if not self.disks.has_loop:
+            raise InvalidRequest(
+                f"the provider {self.name} cannot save disks on this machine, and begin with saved ones: it has no "
+                f"loop devices ({self.disks.why_not_loop or 'they cannot be opened'})",
+                remedy="allow loop devices, or use a provider that has the capability snapshots",
+            )
 
     async def image_version(self, image: str) -> str:
         return self._images.version(image)
@@ -159,6 +201,7 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         for name in ("", "agent"):
             (self._state / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.make()
+        self._saved.sweep()
         self._launcher.make_agent_layers(self._state / "agent")
 
     async def _probe(self, runtime: str) -> Finished:
@@ -173,7 +216,7 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
             rootfs = RootFs(directory / "image", host_usr=False)
             config = self._launcher.config(record, rootfs=rootfs, argv=[AGENT_PROGRAM, "--version"])
             oci_launch.make_mount_points(directory / "image")
-            record, disk = await self._take_disk(record)
+            record, rootfs, disk = await self._take_disk(record, rootfs)
             with oci_launch.in_memory(config) as stdin, parent_in_use():
                 self._limits.limit_all()
                 return await self._launcher.launch(record, rootfs, disk, stdin, detached=False)
@@ -187,6 +230,10 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         self._images.version(spec.image)
         if spec.sudo:
             _refuse_host_usr(self._images.rootfs(spec.image))
+        if spec.disk:
+            self._require_images()
+            host_usr = self._images.rootfs(spec.image).host_usr
+            check_fit(spec, await self._saved.describe(spec.disk), host_usr=host_usr)
         await self.gpus.check_spec(spec, self.name, self.capabilities)
         return runtime
 
@@ -205,7 +252,7 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
             record = SandboxRecord(sandbox_id, boot_id(), runtime.name, index, with_image_env(spec, rootfs.config))
             record.save(directory)
         self._fault("disk")
-        record, disk = await self._take_disk(record)
+        record, rootfs, disk = await self._take_disk(record, rootfs)
         self._fault("socket")
         config = oci_launch.in_memory(self._launcher.config(record, rootfs=rootfs))
         with await oci_launch.listening(directory) as listener, config as stdin, parent_in_use():
@@ -241,13 +288,20 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
     def _socket_directory(self, sandbox_id: str) -> Path:
         return self._folder.directory(sandbox_id)
 
-    async def _take_disk(self, record: SandboxRecord) -> tuple[SandboxRecord, dict[int, int]]:
-        """Makes a disk, if there are loop devices. Returns the record with its image, and the descriptors for the
-        launcher."""
+    async def _take_disk(self, record: SandboxRecord, rootfs: RootFs) -> tuple[SandboxRecord, RootFs, dict[int, int]]:
+        """Makes a disk, if there are loop devices. Returns the record with its image, the root as it goes with the
+        disk, and the descriptors for the launcher."""
         if self.disks.why_not_loop:
-            return record, {}
-        record, fd = await self.sandbox_disks.new_image(record)
-        return record, {fd: DISK_FD}
+            return record, rootfs, {}
+        spec, copied = record.spec, None
+        if spec.disk:
+            saved = await self._saved.describe(spec.disk)
+            check_fit(spec, saved, host_usr=rootfs.host_usr)
+            rootfs = replace(rootfs, seeded=saved.layout.seeded)
+            copied = self._saved.copy(spec.disk, spec.limits.disk_mb)
+        layout = DiskLayout(spec.writable_root, rootfs.host_usr, () if spec.writable_root else tuple(rootfs.seeded))
+        record, fd = await self.sandbox_disks.new_image(replace(record, disk_layout=asdict(layout)), copied)
+        return record, rootfs, {fd: DISK_FD}
 
     # -- unmaking
 

@@ -72,6 +72,7 @@ def argv(
         *(word for device in devices for word in ("--device", device)),
         *(word for layer in rootfs.layers for word in ("--layer", str(layer))),
         *disk,
+        *(("--saved",) if record.spec.disk else ()),
         *(("--writable", *_OWNED) if record.spec.writable_root else (*_DIRECTORIES, *_seeds(rootfs))),
         *(("--changes", str(CHANGES_FD)) if send_changes else ()),
         *(("--hide", str(hide)) if hide and not is_direct else ()),

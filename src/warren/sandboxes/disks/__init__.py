@@ -1,0 +1,1 @@
+"""Saved disks: images of sandboxes' disks under names, and how they come about."""
