@@ -14,6 +14,7 @@ from warren.kernel.clock import Clock
 from warren.model.access import ANY_TENANT, NO_QUOTA, Quota, check_tenant
 from warren.model.errors import InvalidRequest, NotFound, Unavailable
 from warren.model.policy import Policy
+from warren.model.session_log import read_level
 
 KIND: Final = "tenant"
 NO_POLICY: Final = Policy()
@@ -24,9 +25,12 @@ MAX_TENANTS: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
+    """`logs`: how much is kept, at least, of what its sessions do; empty for what the server says."""
+
     name: str
     quota: Quota = NO_QUOTA
     policy: Policy = NO_POLICY
+    logs: str = ""
 
 
 class _CachedTenant(NamedTuple):
@@ -91,7 +95,7 @@ class Tenants:
             check_tenant(tenant.name)
         if await self._records.count(KIND) >= MAX_TENANTS:
             raise InvalidRequest(f"there are {MAX_TENANTS} tenants already")
-        value = json.dumps({"quota": tenant.quota.as_mapping(), "policy": _policy_view(tenant.policy)})
+        value = json.dumps({name: value for name, value in tenant_view(tenant).items() if name != "name"})
         while True:
             known = await self._records.get(KIND, tenant.name)
             if await self._records.put(Record(KIND, tenant.name, value, known.version + 1 if known else 1)):
@@ -106,18 +110,24 @@ class Tenants:
 
 
 def tenant_view(tenant: Tenant) -> dict[str, Any]:
-    return {"name": tenant.name, "quota": tenant.quota.as_mapping(), "policy": _policy_view(tenant.policy)}
+    return {
+        "name": tenant.name,
+        "quota": tenant.quota.as_mapping(),
+        "policy": _policy_view(tenant.policy),
+        "logs": tenant.logs,
+    }
 
 
 def _policy_view(policy: Policy) -> dict[str, Any]:
     return {} if policy == NO_POLICY else policy.as_mapping()
 
 
-def read_tenant(name: str, quota: Mapping[str, Any], policy: Mapping[str, Any]) -> Tenant:
+def read_tenant(name: str, quota: Mapping[str, Any], policy: Mapping[str, Any], logs: str = "") -> Tenant:
     """Reads a tenant from JSON values."""
-    return Tenant(name, Quota.from_mapping(quota), Policy.from_mapping(policy) if policy else NO_POLICY)
+    read_level(logs)
+    return Tenant(name, Quota.from_mapping(quota), Policy.from_mapping(policy) if policy else NO_POLICY, logs)
 
 
 def _read(record: Record, name: str) -> Tenant:
     values = json.loads(record.value)
-    return read_tenant(name, values["quota"], values["policy"])
+    return read_tenant(name, values["quota"], values["policy"], values.get("logs", ""))

@@ -1,7 +1,7 @@
 """What this process is doing with its sessions at the moment, which their rows do not say."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from warren.kernel.owned_tasks import OwnedTasks
@@ -13,7 +13,9 @@ SessionTask = asyncio.Task[Session]
 
 class SessionActivity:
     """`starting` and `ending` have the tasks that make and destroy sandboxes, by session id. `owners` says which
-    tenant and session have a sandbox, by its id. `unsaved_ends` are the ends that the store could not save yet."""
+    tenant and session have a sandbox, by its id. `unsaved_ends` are the ends that the store could not save yet.
+    `frozen` says since when the sandboxes of sessions stand still, and `when_resumed` what is then to be done for those
+    that an earlier process has paused, both by session id."""
 
     def __init__(self, metrics: MetricsMeter) -> None:
         self.tasks = OwnedTasks()
@@ -21,6 +23,8 @@ class SessionActivity:
         self.ending: dict[str, SessionTask] = {}
         self.owners: dict[str, tuple[str, str]] = {}
         self.unsaved_ends: dict[str, Session] = {}
+        self.frozen: dict[str, float] = {}
+        self.when_resumed: dict[str, Callable[[Session], None]] = {}
         self._metrics = metrics
 
     def __repr__(self) -> str:
@@ -43,6 +47,8 @@ class SessionActivity:
 
     def forget(self, tenant: str, session_id: str, sandbox_id: str) -> None:
         self.owners.pop(sandbox_id, None)
+        self.frozen.pop(session_id, None)
+        self.when_resumed.pop(session_id, None)
         self._metrics.forget(tenant, session_id)
 
     def is_ending(self, session: Session) -> bool:

@@ -1,11 +1,12 @@
 """Checks the quotas of a caller's key and tenant before a session is created or changed. Pure."""
 
 import math
-from collections.abc import Container
+from collections.abc import Awaitable, Callable, Container
 
 from warren.interfaces.store import NO_CAPS, Caps
 from warren.model.access import ANY_TENANT, NO_QUOTA, Caller, Scope, check_tenant
 from warren.model.errors import Forbidden, InvalidRequest
+from warren.model.session import Session
 from warren.model.spec import Ceilings, Limits
 
 _CEILING_OPTIONS = {
@@ -15,6 +16,14 @@ _CEILING_OPTIONS = {
     "disk_mb": "max_disk_mb",
     "open_files": "max_open_files",
 }
+
+
+PayerOf = Callable[[Session], Awaitable[Caller]]
+"""Returns the caller whose quotas a session uses up: its tenant, and the key it was made with."""
+
+
+async def unbounded(session: Session) -> Caller:
+    return Caller(session.tenant)
 
 
 def choose_tenant(caller: Caller, of: str, *scopes: Scope) -> str:
@@ -35,7 +44,16 @@ def caps_of(caller: Caller) -> Caps:
     tenant, key = caller.quota, caller.key_quota
     if tenant is NO_QUOTA and key is NO_QUOTA:
         return NO_CAPS
-    return Caps(tenant.sessions, tenant.disk_mb, key.sessions, key.disk_mb, tenant.gpus, key.gpus)
+    return Caps(
+        tenant.sessions,
+        tenant.disk_mb,
+        key.sessions,
+        key.disk_mb,
+        tenant.gpus,
+        key.gpus,
+        tenant.paused_sessions,
+        key.paused_sessions,
+    )
 
 
 def check_allowed(

@@ -3,7 +3,6 @@
 `Artifacts` writes records when it saves something; `ArtifactExpiry` looks for those that have expired.
 """
 
-import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Callable
@@ -14,19 +13,19 @@ from warren.kernel.clock import Clock
 from warren.kernel.logs import get_log
 from warren.kernel.pacing import Pace
 from warren.model.artifact import Artifact, Filter, is_artifact_id
-from warren.model.errors import NotFound, Unavailable, WarrenError
+from warren.model.errors import NotFound
+from warren.sessions.tenant_use import PAGE, TenantUse
 
-PAGE: Final = 200
 _KIND: Final = "artifact"
 _USE: Final = "artifact_use"
 _MAX_SCANNED: Final = 5000
-_TRIES: Final = 50
 
 _log = get_log(__name__)
 
 
-class ArtifactRecords:
+class ArtifactRecords(TenantUse):
     def __init__(self, records: RecordStore, clock: Clock) -> None:
+        super().__init__(records, _USE, "artifacts")
         self._records, self._clock = records, clock
 
     async def add(self, artifact: Artifact) -> None:
@@ -123,54 +122,8 @@ class ArtifactRecords:
             )
         return artifact
 
-    # -- what a tenant has in all
-
-    async def give_back(self, tenant: str, size: int) -> None:
-        try:
-            await self.change_use(tenant, -size, None)
-        except WarrenError as exc:
-            _log.warning("artifact_use_not_saved", tenant=tenant, action="count_later", error=exc)
-
-    async def change_use(self, tenant: str, size: int, bound: int | None) -> bool:
-        """Adds `size`, which may be negative, to the tenant's sum. Returns False if the sum would exceed `bound`."""
-        if not size:
-            return True
-        for attempt in range(_TRIES):
-            current = await self._records.get(_USE, tenant)
-            total = max(0, (int(current.value) if current else 0) + size)
-            if bound is not None and size > 0 and total > bound:
-                return False
-            changed = current.changed(str(total)) if current else Record(_USE, tenant, str(total))
-            if await self._records.put(changed):
-                return True
-            await asyncio.sleep(0.001 * attempt)
-        raise Unavailable("the sum of the tenant's artifacts changes all the time", retry_after_s=1)
-
-    async def used_bytes(self, tenant: str | None) -> int:
-        """The bytes that the artifacts of one tenant have, or those of all tenants."""
-        if tenant is None:
-            return sum([int(use.value) async for use in self.users()])
-        current = await self._records.get(_USE, tenant)
-        return int(current.value) if current else 0
-
-    async def users(self) -> AsyncGenerator[Record, None]:
-        """Yields a record per tenant, whose value is the sum of the tenant's bytes."""
-        after = ""
-        while page := await self._records.list(_USE, after=after, limit=PAGE):
-            for record in page:
-                yield record
-            after = page[-1].id
-
     async def count_anew(self, use: Record, is_busy: Callable[[], bool]) -> None:
-        """Corrects the tenant's sum. Does nothing while something is being saved, or if the sum has changed meanwhile:
-        the next sweep counts again."""
-        if is_busy():
-            return
-        total = 0
-        async for artifact in self.of_tenant(use.id):
-            total += artifact.size
-        if total != int(use.value) and not is_busy():
-            await self._records.put(use.changed(str(total)))
+        await self.correct_use(use, (artifact.size async for artifact in self.of_tenant(use.id)), is_busy)
 
 
 async def place_of(records: RecordStore, tenant: str, artifact_id: str) -> str:

@@ -12,7 +12,8 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Final
 
-from warren.model.errors import SandboxLost, SessionEnded, WarrenError
+from warren.interfaces.sandbox import Sandbox
+from warren.model.errors import SandboxLost, SessionEnded, SessionPaused, WarrenError
 from warren.model.session import EndReason, Session, SessionState
 from warren.sessions.activity import SessionActivity
 from warren.sessions.artifacts import Artifacts
@@ -28,6 +29,7 @@ _REASON_TEXTS: Final = {
     EndReason.DELETED: "it was deleted",
     EndReason.IDLE: "it was idle for too long",
     EndReason.LIFETIME: "its maximum lifetime was over",
+    EndReason.PAUSED_TOO_LONG: "it was paused for too long",
     EndReason.LOST: "its sandbox was lost",
     EndReason.FAILED: "its sandbox could not be made",
     EndReason.UNDONE: "the server stopped while it was being made",
@@ -101,15 +103,21 @@ class SessionEnding:
     async def _save_artifacts(self, stopping: Session) -> Session:
         if self._artifacts is None or stopping.artifacts is not None or self._basis.is_elsewhere(stopping):
             return stopping
-        worker = self._basis.worker_of(stopping)
-        saved = await self._artifacts.save_at_end(stopping, lambda: worker.sandbox(stopping.sandbox_id))
+        saved = await self._artifacts.save_at_end(stopping, lambda: self._awake_sandbox(stopping))
         self._basis.fault("artifacts saved")
         return stopping if saved is None else replace(stopping, artifacts=saved)
+
+    async def _awake_sandbox(self, stopping: Session) -> Sandbox:
+        """Thaws the sandbox of a session that was paused: what reads its files runs in it."""
+        worker, since = self._basis.worker_of(stopping), stopping.paused_at
+        if since is None:
+            return await worker.sandbox(stopping.sandbox_id)
+        return await worker.thaw(stopping.sandbox_id, max(0.0, self._basis.clock.now() - since))
 
     async def destroy_sandbox(self, session: Session) -> None:
         """Does nothing for a sandbox of another worker: that worker destroys it when it comes back."""
         self._activity.forget(session.tenant, session.id, session.sandbox_id)
-        self._networks.secret_users.pop(session.id, None)
+        self._networks.forget(session.id)
         if not self._basis.is_elsewhere(session):
             await self._networks.meter.finish(session.sandbox_id)
             await self._basis.worker_of(session).destroy(session.sandbox_id)
@@ -203,6 +211,8 @@ def _beginning(texts: Mapping[str, str]) -> dict[str, str]:
 
 def unusable_error(session: Session) -> WarrenError:
     """Returns the error that says why a session cannot be used."""
+    if session.state.is_paused:
+        return SessionPaused(f"session {session.id} is paused", remedy=f"resume it: warren resume {session.id}")
     if session.state is SessionState.LOST:
         return SandboxLost(
             f"the sandbox of session {session.id} is lost: {session.detail}",

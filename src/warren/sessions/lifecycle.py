@@ -5,7 +5,8 @@ model/session.py. Whoever loses the race for a change reads the row again and ac
 `SessionActivity`, not of a request, create and destroy sandboxes: a caller that disconnects neither stops them half-way
 nor makes the server lose track of them.
 
-`Lifecycle` puts together the parts that share this: starting.py, ending.py, losses.py, networks.py, secret_renewal.py.
+`Lifecycle` puts together the parts that share this: starting.py, ending.py, losses.py, networks.py, pausing.py,
+secret_renewal.py.
 """
 
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Final
 
 from warren.interfaces.secrets import NoSecrets, SecretSource
 from warren.sessions.activity import SessionActivity
+from warren.sessions.allowances import PayerOf, unbounded
 from warren.sessions.artifacts import Artifacts
 from warren.sessions.basis import SessionBasis
 from warren.sessions.egress import EgressRules
@@ -22,16 +24,23 @@ from warren.sessions.losses import SessionLosses
 from warren.sessions.metrics import MetricsMeter
 from warren.sessions.network_meter import NetworkMeter
 from warren.sessions.networks import SessionNetworks
+from warren.sessions.pausing import SessionPausing
 from warren.sessions.reports import SessionReports
 from warren.sessions.secret_renewal import SecretRenewal
+from warren.sessions.snapshots.service import Snapshots
 from warren.sessions.starting import SessionStarting, StartWaits
+from warren.sessions.volumes.service import VolumeRules, Volumes
 
-STEPS: Final = ("stored", "claimed", "running", "stopping", "destroyed", "ended")
+STEPS: Final = (
+    *("stored", "claimed", "running", "stopping", "destroyed", "ended"),
+    *("pausing", "paused", "resuming", "resumed"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifecycleOptions:
-    """What a process gives its sessions beside sandboxes. Without `artifacts` nothing of a sandbox is saved."""
+    """What a process gives its sessions beside sandboxes. Without `artifacts` nothing of a sandbox is saved, without
+    `snapshots` no session starts from one."""
 
     waits: StartWaits = field(default_factory=StartWaits)
     events: EventHub = field(default_factory=EventHub)
@@ -40,6 +49,9 @@ class LifecycleOptions:
     metrics: MetricsMeter | None = None
     secrets: SecretSource = field(default_factory=NoSecrets)
     artifacts: Artifacts | None = None
+    payer_of: PayerOf = unbounded
+    snapshots: Snapshots | None = None
+    volumes: VolumeRules = field(default_factory=VolumeRules)
 
 
 class Lifecycle:
@@ -47,6 +59,7 @@ class Lifecycle:
         self.basis = basis
         self.secrets = options.secrets
         self.artifacts = options.artifacts
+        self.snapshots = options.snapshots
         self.metrics = options.metrics or MetricsMeter(basis.clock, basis.sandbox_of)
         self.activity = SessionActivity(self.metrics)
         self.reports = SessionReports(options.events, basis.clock, basis.recorder)
@@ -55,8 +68,12 @@ class Lifecycle:
         self.secret_renewal = SecretRenewal(basis, self.networks, options.secrets)
         parts = basis, self.activity, self.reports
         self.ending = SessionEnding(*parts, self.networks, options.artifacts)
-        self.starting = SessionStarting(*parts, self.networks, self.ending, options.waits)
+        self.volumes = Volumes(basis, options.volumes, options.events)
+        self.starting = SessionStarting(
+            *parts, self.networks, self.ending, options.waits, self.volumes, options.snapshots
+        )
         self.losses = SessionLosses(*parts, self.ending)
+        self.pausing = SessionPausing(*parts, self.networks, self.ending, self.losses, options.payer_of)
 
     def __repr__(self) -> str:
         return f"<Lifecycle {self.activity!r}>"

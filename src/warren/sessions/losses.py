@@ -4,7 +4,7 @@ import asyncio
 from typing import Final
 
 from warren.kernel.logs import get_log
-from warren.model.errors import SandboxLost, SandboxNotFound
+from warren.model.errors import SandboxLost, SandboxNotFound, SessionPaused
 from warren.model.session import EndReason, Session, SessionState
 from warren.sessions.activity import SessionActivity
 from warren.sessions.basis import SessionBasis
@@ -31,7 +31,9 @@ class SessionLosses:
 
     async def _mark_lost(self, session: Session, why: str) -> Session:
         while session.state.can_be_lost:
-            lost = session.moved_to(SessionState.LOST, reason=EndReason.LOST, detail=why.removeprefix(_LOST_PREFIX))
+            clocks = session.clocks_at(self._basis.clock.now())
+            detail = why.removeprefix(_LOST_PREFIX)
+            lost = session.moved_to(SessionState.LOST, reason=EndReason.LOST, detail=detail, **clocks)
             if await self._basis.store.swap(lost):
                 self._reports.lost(lost)
                 self._destroy(session)
@@ -58,6 +60,8 @@ class SessionLosses:
         if session.state.can_be_lost and not self._activity.is_unsettled(session):
             try:
                 await self._basis.sandbox_of(session)
+            except SessionPaused:
+                pass  # it is found out when it is resumed
             except (SandboxLost, SandboxNotFound) as exc:
                 await self.mark_lost(session, exc.message)
 

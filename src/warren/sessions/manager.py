@@ -12,13 +12,14 @@ from warren.interfaces.store import Added, Key
 from warren.interfaces.worker import WorkerStats
 from warren.kernel.tracing import current_span
 from warren.model.access import Caller
-from warren.model.capability import network_needs
+from warren.model.capability import Capability, network_needs
 from warren.model.errors import (
     Conflict,
     QuotaExceeded,
     SandboxLost,
     SessionEnded,
     SessionNotFound,
+    SessionPaused,
     Unavailable,
     WarrenError,
 )
@@ -37,6 +38,7 @@ from warren.model.session import (
     check_thread_id,
 )
 from warren.model.spec import Layer
+from warren.model.volume import VolumeWish
 from warren.sessions.allowances import caps_of, check_lifetime
 from warren.sessions.ending import unusable_error
 from warren.sessions.lifecycle import Lifecycle
@@ -76,7 +78,7 @@ class Sessions:
         self.store = lifecycle.basis.store
         self.clock = lifecycle.basis.clock
         self.new_rows = NewRows(lifecycle, metering, offer)
-        self.uses = SandboxUses(lifecycle.basis, lifecycle.starting, lifecycle.losses, metering)
+        self.uses = SandboxUses(lifecycle, metering)
         self._environments = offer.environments
         self.keyed_commands: dict[Key, asyncio.Task[Any]] = {}
 
@@ -122,6 +124,7 @@ class Sessions:
         self.new_rows.check_provider(wanted.row)
         waits = wanted.key is None  # a caller with a key asks again
         wanted.row = await self.lifecycle.starting.prepare(wanted.row, wait=waits)
+        wanted.row = await self.new_rows.with_volumes(wanted.row, wanted.request)
         await self.metering.count_create(wanted.caller)
         wanted.admitted = True
 
@@ -136,7 +139,7 @@ class Sessions:
         """Decides about the session that the store has found. Returns None if it is out of the way now: the caller
         tries again.
 
-        Raises Misdirected for a running session of another worker, which alone knows whether the start was a success.
+        Raises Misdirected for a session of another worker, which alone knows whether the start was a success.
         """
         lifecycle = self.lifecycle
         if session.state is SessionState.CREATING or lifecycle.activity.is_unsettled(session):
@@ -144,7 +147,7 @@ class Sessions:
             if session.reason in FAILED_CREATIONS:
                 raise Unavailable(f"the sandbox could not be made: {session.detail}", retry_after_s=1)
         mismatch: Mismatch = {}
-        if session.state.can_run:
+        if session.state.can_be_lost:
             lifecycle.basis.worker_of(session)
             mismatch = self.new_rows.mismatch(session, wanted.request) if wanted.request.thread_id else {}
             if mismatch and wanted.request.on_mismatch != "keep":
@@ -152,8 +155,11 @@ class Sessions:
                 return None
         if added is Added.KEY:
             return CreateResult(session, created=False, replayed=True, mismatch=mismatch)
-        if session.state.can_run:
-            with contextlib.suppress(SessionEnded, SandboxLost):  # it has just ended: try again
+        if session.state.is_paused and not session.auto_resume:
+            return CreateResult(session, created=False, mismatch=mismatch)
+        if session.state.can_be_lost:
+            with contextlib.suppress(SessionEnded, SandboxLost, SessionPaused):  # it has just changed: try again
+                session = session if session.state.can_run else await self.uses.resume(session)
                 return CreateResult(await self.uses.record_of(session), created=False, mismatch=mismatch)
             return None
         if session.state is SessionState.LOST:
@@ -215,6 +221,13 @@ class Sessions:
     async def keep_alive(self, tenant: str, session_id: str) -> Session:
         return await self.uses.save(await self.uses.usable(tenant, session_id), at_once=True)
 
+    async def pause(self, tenant: str, session_id: str, changes: Mapping[str, Any]) -> Session:
+        """Stops everything in the sandbox, which keeps its memory. `changes` are fields of the session to be set."""
+        return await self.uses.pause(await self.uses.settled(tenant, session_id), changes)
+
+    async def resume(self, tenant: str, session_id: str) -> Session:
+        return await self.uses.resume(await self.uses.settled(tenant, session_id))
+
     async def patch(
         self,
         tenant: str,
@@ -226,7 +239,7 @@ class Sessions:
     ) -> Session:
         """Sets time-outs, counted from the same beginnings as before, and merges metadata: None removes an entry."""
         while True:
-            session = await self.uses.usable(tenant, session_id)
+            session = await self.uses.settled(tenant, session_id)
             merged = {**session.metadata, **(metadata or {})}
             idle = session.idle_timeout_s if idle_timeout_s is None else idle_timeout_s
             lifetime = session.max_lifetime_s if max_lifetime_s is None else max_lifetime_s
@@ -250,7 +263,7 @@ class Sessions:
         lifecycle = self.lifecycle
         async with lifecycle.networks.lock(session_id):
             while True:
-                session = await self.uses.usable(tenant, session_id)
+                session = await self.uses.settled(tenant, session_id)
                 lifecycle.basis.worker_of(session)
                 rules = wanted.with_headers(session.network.headers) if keep_headers else wanted
                 if rules.is_open and Layer.NO_NETWORK in session.require:
@@ -273,11 +286,19 @@ class Sessions:
             lifecycle.reports.changed(changed, "network")
             return changed
 
+    async def attach_volume(self, tenant: str, session_id: str, wish: VolumeWish) -> Session:
+        session = await self.uses.usable(tenant, session_id)
+        self.lifecycle.starting.check_provider(session.provider, {Capability.VOLUMES})
+        return await self.lifecycle.volumes.attach(tenant, session_id, wish, self.uses.usable)
+
+    async def detach_volume(self, tenant: str, session_id: str, path: str) -> Session:
+        return await self.lifecycle.volumes.detach(tenant, session_id, path, self.uses.usable)
+
     async def change_previews(
         self, tenant: str, session_id: str, change: Callable[[PreviewRules], PreviewRules]
     ) -> Session:
         while True:
-            session = await self.uses.usable(tenant, session_id)
+            session = await self.uses.settled(tenant, session_id)
             changed = session.changed(previews=change(session.previews))
             if await self.store.swap(changed):
                 return changed

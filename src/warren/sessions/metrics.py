@@ -19,7 +19,7 @@ from warren.interfaces.sandbox import Sandbox
 from warren.kernel.clock import Clock
 from warren.kernel.logs import get_log
 from warren.model.environment import Environment
-from warren.model.errors import SandboxLost, SandboxNotFound, WarrenError
+from warren.model.errors import SandboxLost, SandboxNotFound, SessionPaused, WarrenError
 from warren.model.events import Event, EventKind, ResourceHighData
 from warren.model.metrics import (
     DEFAULT_ALERTS,
@@ -181,8 +181,8 @@ class MetricsMeter:
                 followed.point_at = followed.last_at
             if self._followed.get((session.tenant, session.id)) is followed:  # else it has ended meanwhile
                 self._look_for_alerts(followed, point, self._thresholds(session.environment, thresholds))
-        except (SandboxLost, SandboxNotFound):
-            pass  # the lifecycle ends or forgets the session
+        except (SandboxLost, SandboxNotFound, SessionPaused):
+            pass  # the lifecycle ends, forgets or resumes the session
         except WarrenError as exc:
             _log.debug("figures_not_read", session=session.id, error=exc.message)
         except Exception as exc:

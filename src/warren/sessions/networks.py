@@ -14,7 +14,7 @@ from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.secrets import SecretSource
 from warren.kernel.logs import get_log
 from warren.kernel.owned_tasks import OwnedTasks
-from warren.model.errors import SandboxLost, SandboxNotFound, WarrenError
+from warren.model.errors import SandboxLost, SandboxNotFound, SessionPaused, WarrenError
 from warren.model.network import NO_NETWORK
 from warren.model.session import Session
 from warren.sessions.basis import SessionBasis
@@ -40,7 +40,8 @@ class SecretUser:
 
 
 class SessionNetworks:
-    """`secret_users` are the sessions whose sandboxes are here and have secrets, by session id."""
+    """`secret_users` are the sessions whose sandboxes are here and have secrets, by session id. `outdated` are the ids
+    of paused sessions whose rules are to be applied when they are resumed."""
 
     def __init__(
         self, basis: SessionBasis, tasks: OwnedTasks, egress: EgressRules, meter: NetworkMeter, secrets: SecretSource
@@ -51,6 +52,7 @@ class SessionNetworks:
         self.meter = meter
         self._secrets = secrets
         self.secret_users: dict[str, SecretUser] = {}
+        self.outdated: set[str] = set()
         self._retrying: set[asyncio.Task[None]] = set()  # until networks are open
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -61,7 +63,12 @@ class SessionNetworks:
         return self._locks.setdefault(session_id, asyncio.Lock())
 
     async def apply(self, session: Session, sandbox: Sandbox) -> None:
-        """Gives the sandbox the rules of its session's row. If this fails, the sandbox reaches nothing."""
+        """Gives the sandbox the rules of its session's row. If this fails, the sandbox reaches nothing. One that is
+        paused reaches nothing either from now on: new rules may need something done in it, so it gets them later."""
+        if session.state.is_paused:
+            self.outdated.add(session.id)
+            self.secret_users.pop(session.id, None)
+            return await sandbox.set_network(NO_NETWORK)
         rules = await self.egress.in_force(session.network)
         if not session.opens_network:
             await self.meter.finish(sandbox.id)
@@ -81,9 +88,28 @@ class SessionNetworks:
         changed, or the sandbox is gone."""
         try:
             await self.apply(session, await self._basis.sandbox_of(session))
+        except SessionPaused:
+            self.outdated.add(session.id)  # it reaches nothing since the restart
         except WarrenError as exc:
             self.keep_trying(session, after_s=_retry_s(exc))
             raise
+
+    async def apply_resumed(self, session: Session, sandbox: Sandbox) -> None:
+        """Applies the rules of a session that is paused no longer if that is due; in the background if it fails."""
+        try:
+            async with self.lock(session.id):
+                if session.id in self.outdated:
+                    self.outdated.discard(session.id)
+                    session = await self._basis.get(session.tenant, session.id)
+                    await self.apply(session, sandbox)
+        except (SandboxLost, SandboxNotFound):
+            raise
+        except WarrenError as exc:
+            self.keep_trying(session, after_s=_retry_s(exc))
+
+    def forget(self, session_id: str) -> None:
+        self.secret_users.pop(session_id, None)
+        self.outdated.discard(session_id)
 
     def keep_trying(self, session: Session, after_s: float = 0.0) -> None:
         """Applies the rules in a task of its own, also for a sandbox that was taken over after a restart: it reaches
@@ -99,6 +125,9 @@ class SessionNetworks:
                 async with self.lock(session.id):
                     current = await self._basis.store.get(session.tenant, session.id)
                     if current is None or not current.state.can_be_lost or current.network != session.network:
+                        return
+                    if current.state.is_paused:
+                        self.outdated.add(current.id)
                         return
                     return await self.apply(current, await self._basis.sandbox_of(current))
             except (SandboxLost, SandboxNotFound):

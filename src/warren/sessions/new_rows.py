@@ -1,7 +1,7 @@
 """Turns a request for a session into the row that is stored, and refuses what the caller may not have."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from warren.interfaces.entries import RegistryEntries
@@ -17,24 +17,38 @@ from warren.model.mismatch import Mismatch
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.preview import NO_PREVIEW_RULES
 from warren.model.secrets import BoundSecret, authority_variables, broker_variables, check_names, check_together
-from warren.model.session import Session, check_metadata, check_seconds, check_thread_id, new_session_id
+from warren.model.session import OnIdle, Session, check_metadata, check_seconds, check_thread_id, new_session_id
+from warren.model.session_log import LogLevel, read_level
+from warren.model.snapshot import Snapshot
 from warren.model.spec import NO_CEILINGS, Ceilings, Layer, check_env, check_env_size, check_image_name
 from warren.model.tenant_images import may_use_image
+from warren.model.volume import rendered
 from warren.sessions.allowances import check_allowed, check_ceilings, longest_life
 from warren.sessions.lifecycle import Lifecycle
 from warren.sessions.mismatches import find_mismatch
 from warren.sessions.new_session import Defaults, NewSession, changed_limits, with_agent, with_image
+from warren.sessions.pausing import refuse_hibernation
 from warren.sessions.request_context import session_id_or
+from warren.sessions.snapshots.beginnings import check_beginning, with_room, with_snapshot
+
+LevelOf = Callable[[str, Environment, str], Awaitable[LogLevel]]
+
+
+async def _no_log(tenant: str, environment: Environment, asked: str) -> LogLevel:
+    read_level(asked)
+    return LogLevel.OFF
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What sessions can be made of here. Without `entries` there are no agents."""
+    """What sessions can be made of here. Without `entries` there are no agents. `log_level` says how much is kept of
+    what a session of a tenant and an environment does that asks for this level, which may be empty."""
 
     environments: Callable[[str], Environment]
     defaults: Defaults
     ceilings: Ceilings = NO_CEILINGS
     entries: RegistryEntries | None = None
+    log_level: LevelOf = _no_log
 
 
 class NewRows:
@@ -47,7 +61,11 @@ class NewRows:
     async def make(self, tenant: str, request: NewSession, caller: Caller) -> Session:
         """Raises InvalidRequest, Forbidden, QuotaExceeded, and what finding the parts of the session raises."""
         request, agent = self.complete(request)
+        snapshot = await self._find_snapshot(tenant, request.snapshot)
+        if snapshot is not None:
+            request = with_snapshot(request, snapshot, self._offer.environments)
         environment = self._offer.environments(request.environment or self._offer.defaults.environment)
+        snapshot = snapshot or await self._find_snapshot(tenant, environment.snapshot)
         rules = environment.network if request.network is None else request.network
         is_open, variables = rules.is_open, dict[str, str]()
         secrets: Sequence[BoundSecret] = ()
@@ -59,7 +77,7 @@ class NewRows:
             secrets = await self._find_secrets(tenant, environment, request, caller)
             variables |= broker_variables(secrets)
         _check_parts(tenant, request)
-        provider = request.provider or environment.provider
+        provider = request.provider or ("" if snapshot is None else snapshot.provider) or environment.provider
         gpus = environment.gpus if request.gpus is None else request.gpus
         if (is_open or secrets) and Layer.NO_NETWORK in request.require:
             raise InvalidRequest(
@@ -67,6 +85,9 @@ class NewRows:
                 remedy="leave no_network out of require, or send an empty network",
             )
         in_force = changed_limits(environment.limits, request.limits)
+        if snapshot is not None:
+            check_beginning(snapshot, environment, request.image, provider)
+            in_force = with_room(in_force, snapshot, request.limits)
         check_ceilings(self._offer.ceilings, in_force, environment.limits)
         sources = (request, environment) if agent is None else (request, agent, environment)
         lifetime_s = self._choose_seconds("max_lifetime_s", *sources)
@@ -74,6 +95,7 @@ class NewRows:
             lifetime_s = min(lifetime_s, longest_life(caller))
         own_image = request.image if request.image != environment.image else ""
         check_allowed(caller, environment.name, in_force, lifetime_s, own_image, request.limits)
+        level = await self._offer.log_level(tenant, environment, request.logs)
         now = self._clock.now()
         return Session(
             id=session_id_or(new_session_id),
@@ -102,6 +124,12 @@ class NewRows:
             agent=request.agent_config if isinstance(request.agent_config, str) else "",
             agent_config=agent.as_mapping() if agent else {},
             previews=request.previews or NO_PREVIEW_RULES,
+            on_idle=self._choose_on_idle(request, environment, provider),
+            max_paused_s=self._choose_seconds("max_paused_s", request, environment),
+            auto_resume=request.auto_resume,
+            snapshot="" if snapshot is None else snapshot.id,
+            forked_from=request.forked_from,
+            logs="" if level is LogLevel.OFF else str(level),
         )
 
     def complete(self, request: NewSession) -> tuple[NewSession, Agent | None]:
@@ -115,6 +143,7 @@ class NewRows:
         """Raises InvalidRequest if the row's provider is not here, or lacks what the session needs."""
         needs = self._offer.environments(row.environment).needs | network_needs(row.network)
         needs |= {Capability.EGRESS} if row.secrets else set()
+        needs |= {Capability.SNAPSHOTS} if row.snapshot else set()
         self._lifecycle.starting.check_provider(row.provider, needs | ({Capability.GPU} if row.gpus else set()))
 
     def mismatch(self, session: Session, request: NewSession) -> Mismatch:
@@ -122,6 +151,38 @@ class NewRows:
         environment = self._offer.environments(session.environment)
         image, limits = session.image or environment.image, session.limits or environment.limits
         return find_mismatch(session, self.complete(request)[0], image, limits)
+
+    def _choose_on_idle(self, request: NewSession, environment: Environment, provider: str) -> OnIdle:
+        """What the server does by default, a provider need not be able to do. Raises InvalidRequest if it lacks what
+        was asked for."""
+        starting, asked = self._lifecycle.starting, request.on_idle or environment.on_idle
+        if asked is None:
+            usual = self._offer.defaults.on_idle
+            return usual if usual is OnIdle.END or starting.can_pause(provider) else OnIdle.END
+        if asked is OnIdle.HIBERNATE:
+            refuse_hibernation("on_idle: hibernate")
+        if asked is OnIdle.PAUSE:
+            starting.check_provider(provider, {Capability.PAUSE})
+        return asked
+
+    async def _find_snapshot(self, tenant: str, which: str) -> Snapshot | None:
+        if not which:
+            return None
+        if self._lifecycle.snapshots is None:
+            raise InvalidRequest("this server keeps no snapshots")
+        return await self._lifecycle.snapshots.records.get_usable(tenant, which)
+
+    async def with_volumes(self, row: Session, request: NewSession) -> Session:
+        """Returns the new session with its volumes, which are made if need be: those of the request, and those of its
+        environment at other paths. Raises InvalidRequest, and what Volumes.choose raises."""
+        environment = self._offer.environments(row.environment)
+        if not (environment.volumes or request.volumes):
+            return row
+        self._lifecycle.starting.check_provider(row.provider, {Capability.VOLUMES})
+        values = {"tenant": row.tenant, "user": row.metadata.get("user", ""), "thread": row.thread_id}
+        taken = {wish.path for wish in request.volumes}
+        usual = [rendered(wish, values) for wish in environment.volumes if wish.path not in taken]
+        return replace(row, volumes=await self._lifecycle.volumes.choose(row.tenant, (*usual, *request.volumes)))
 
     def check_limits(self, caller: Caller, environment: Environment, limits: Mapping[str, float]) -> None:
         """Raises InvalidRequest or Forbidden if no session of the caller could have these limits."""

@@ -4,15 +4,30 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from warren.model.agent import Agent
 from warren.model.errors import InvalidRequest
 from warren.model.mismatch import Mismatch
 from warren.model.network import NetworkRules
 from warren.model.preview import PreviewRules
-from warren.model.session import FAILED_CREATIONS, IDLE_TIMEOUT_S, MAX_LIFETIME_S, EndReason, Previous, Session
+from warren.model.session import (
+    FAILED_CREATIONS,
+    IDLE_TIMEOUT_S,
+    MAX_LIFETIME_S,
+    MAX_PAUSED_S,
+    EndReason,
+    OnIdle,
+    Previous,
+    Session,
+)
 from warren.model.spec import Layer, Limits
+from warren.model.volume import VolumeWish
+
+_LATER: Final = (
+    *("provider", "judged_as", "network", "secrets", "agent_config", "gpus", "previews", "until_closed", "volumes"),
+    *("on_idle", "max_paused_s", "snapshot", "forked_from", "logs"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +35,8 @@ class Defaults:
     environment: str = "base"
     idle_timeout_s: float = IDLE_TIMEOUT_S
     max_lifetime_s: float = MAX_LIFETIME_S
+    on_idle: OnIdle = OnIdle.END
+    max_paused_s: float = MAX_PAUSED_S
 
 
 OnMismatch = Literal["keep", "replace", "error"]
@@ -49,6 +66,13 @@ class NewSession:
     gpus: tuple[str, ...] | None = None
     previews: PreviewRules | None = None
     on_mismatch: OnMismatch = "error"
+    on_idle: OnIdle | None = None
+    max_paused_s: float | None = None
+    auto_resume: bool = True
+    snapshot: str = ""
+    forked_from: str = ""
+    logs: str = ""
+    volumes: tuple[VolumeWish, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +89,11 @@ class CreateResult:
 def fingerprint(request: Any) -> str:
     """A hash of the request, the same in every process and version: a field added later counts only if it is set."""
     values = asdict(request)
-    for name in ("provider", "judged_as", "network", "secrets", "agent_config", "gpus", "previews", "until_closed"):
+    for name in _LATER:
         if not values.get(name):
             values.pop(name, None)
+    if values.get("auto_resume"):
+        del values["auto_resume"]
     for name, part in (("network", "headers"), ("previews", "host_mask")):
         if values.get(name) and not values[name][part]:
             del values[name][part]

@@ -1,20 +1,21 @@
 """The background work on sessions: expiry, losses, and taking over after a restart.
 
-`run` wakes every half second. It saves the use of sessions that are in use, ends sessions whose time is over, undoes
-starts that no process continues, and deletes the rows of sessions that ended long ago. It ends a session by one atomic
-change of the row it has read: if a caller used the session in between, the row is different and the session lives on.
-It destroys a few sandboxes at a time.
+`run` wakes every half second. It saves the use of sessions that are in use, ends sessions whose time is over, or pauses
+them if that is what becomes of them when idle, undoes starts that no process continues, and deletes the rows of
+sessions that ended long ago. It ends a session by one atomic change of the row it has read: if a caller used the
+session in between, the row is different and the session lives on. It destroys a few sandboxes at a time.
 """
 
 import asyncio
 import contextlib
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from warren.interfaces.worker import Loss, Worker
 from warren.kernel.logs import get_log
 from warren.model.errors import NoSpace, Unavailable, WarrenError
-from warren.model.session import EndReason, Session, SessionState
+from warren.model.session import EndReason, OnIdle, Session, SessionState
 from warren.sessions.manager import Sessions
 
 TICK_S: Final = 0.5
@@ -35,6 +36,7 @@ class Reaper:
         self._activity = sessions.lifecycle.activity
         self._ending = sessions.lifecycle.ending
         self._losses = sessions.lifecycle.losses
+        self._pausing = sessions.lifecycle.pausing
         self._networks = sessions.lifecycle.networks
         self._clock = sessions.clock
         self._retention_s = retention_s
@@ -78,11 +80,15 @@ class Reaper:
         elif session.state is SessionState.CREATING:
             await self._ending.undo_start(session)
         elif reason is not None and not (reason is EndReason.IDLE and self._sessions.uses.is_in_use(session)):
+            if reason is EndReason.IDLE and session.state.can_run and session.on_idle is not OnIdle.END:
+                return await self._pausing.pause_idle(session)
             if session.state is SessionState.LOST:
                 reason = EndReason.LOST
             stopping = session.moved_to(SessionState.STOPPING, reason=reason)
             if await self._sessions.store.swap(stopping):
                 self._ending.begin_end(stopping, self._slots)
+        elif reason is None:  # the store was away, and whether it saved a change was in doubt
+            await self._pausing.settle(session)
 
     async def watch_losses(self, worker: Worker) -> None:
         """Marks the session of each sandbox that dies as lost, as soon as the store can save that."""
@@ -105,7 +111,9 @@ class Reaper:
         sessions = await self._sessions.store.active()
         if (worker := self._basis.worker) is not None:
             own = [session for session in sessions if self._belongs_to(worker, session)]
-            lost = await worker.recover({session.sandbox_id for session in own if self._may_be_alive(session)})
+            alive = [session for session in own if self._may_be_alive(session)]
+            frozen = {session.sandbox_id for session in alive if session.state.is_paused}
+            lost = await worker.recover({session.sandbox_id for session in alive}, frozen)
             for session in own:
                 await self._take_over(session, worker, lost)
                 if session.state is SessionState.STOPPING:
@@ -131,7 +139,8 @@ class Reaper:
         restarted = self._rebooted or session.epoch != self._clock.epoch
         used = max(session.used, now - session.idle_timeout_s + min(_RECONNECT_S, session.idle_timeout_s))
         if restarted:
-            current = session.changed(worker=worker.name, epoch=self._clock.epoch, started=now, used=now)
+            paused = {"paused_at": now} if session.state.is_paused else {}
+            current = session.changed(worker=worker.name, epoch=self._clock.epoch, started=now, used=now, **paused)
         else:
             current = session.changed(worker=worker.name, used=used)
         if not await self._sessions.store.swap(current):
@@ -141,9 +150,15 @@ class Reaper:
             await self._losses.mark_lost(current, why)
         elif current.state.can_be_lost:
             self._activity.track(current)
+            if current.state.is_paused:
+                self._pausing.take_over(current, partial(self._follow, worker))
+                return
             if current.opens_network:
                 self._networks.keep_trying(current)
-            self._sessions.metering.follow(self._meter_again(current, worker), f"metering {current.id} again")
+            self._follow(worker, current)
+
+    def _follow(self, worker: Worker, session: Session) -> None:
+        self._sessions.metering.follow(self._meter_again(session, worker), f"metering {session.id} again")
 
     async def _meter_again(self, session: Session, worker: Worker) -> None:
         with contextlib.suppress(WarrenError):

@@ -14,6 +14,8 @@ from warren.model.events import (
     SessionCreatedData,
     SessionEndedData,
     SessionLostData,
+    SessionPausedData,
+    SessionResumedData,
 )
 from warren.model.session import EndReason, Session
 from warren.sessions.event_hub import EventHub
@@ -49,13 +51,23 @@ class SessionReports:
     def changed(self, session: Session, *changed: str) -> None:
         self._publish(EventKind.SESSION_CHANGED, session, SessionChangedData(session.thread_id or None, changed))
 
+    def paused(self, session: Session, *, idle: bool) -> None:
+        _log.info("session_paused", session=session.id, tenant=session.tenant, idle=idle)
+        data = SessionPausedData(session.thread_id or None, session.memory_mb, idle, session.max_paused_s)
+        self._publish(EventKind.SESSION_PAUSED, session, data)
+
+    def resumed(self, session: Session, paused_s: float) -> None:
+        _log.info("session_resumed", session=session.id, tenant=session.tenant, paused_s=round(paused_s, 3))
+        data = SessionResumedData(session.thread_id or None, session.memory_mb, round(paused_s, 3))
+        self._publish(EventKind.SESSION_RESUMED, session, data)
+
     def ended(self, session: Session) -> None:
         """A session that never had a sandbox is no event for subscribers, who were not told that it was created."""
         reason, name = session.reason, "session_ended" if session.sandbox_id else "session_not_created"
         detail = session.detail or None
         _log.info(name, session=session.id, tenant=session.tenant, reason=reason, detail=detail)
         if session.sandbox_id:
-            expired = reason in (EndReason.IDLE, EndReason.LIFETIME)
+            expired = reason in (EndReason.IDLE, EndReason.LIFETIME, EndReason.PAUSED_TOO_LONG)
             kind = EventKind.SESSION_EXPIRED if expired else EventKind.SESSION_ENDED
             lived_s = round(self._clock.now() - session.started, 3)
             data = SessionEndedData(session.thread_id or None, session.memory_mb, str(reason), lived_s)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import lru_cache, partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
 
@@ -20,9 +20,11 @@ from warren.model.gpus import read_gpus
 from warren.model.network import FEW_RULES, MAX_RULES, PRESETS, NetworkRules
 from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, FileInfo
 from warren.model.secrets import MAX_OF_SESSION, check_names
-from warren.model.session import Session, SessionState
+from warren.model.session import OnIdle, Session, SessionState
+from warren.model.snapshot import MAX_REFERENCE
 from warren.model.spec import USER, WORKSPACE, Layer, Limits
 from warren.model.tenant_images import reference_in
+from warren.model.volume import MAX_MOUNTS, VolumeMount, VolumeWish, check_volume_name
 from warren.sessions.long_values import LongText
 from warren.sessions.new_session import NewSession, OnMismatch
 from warren.sessions.request_context import current_caller
@@ -59,6 +61,21 @@ class LimitsBody(Body):
     pids: int | None = Field(None, description="Processes and threads")
     disk_mb: int | None = Field(None, description="Disk in MiB")
     open_files: int | None = Field(None, description="Open files of a process")
+
+
+OnIdleName = Literal["end", "pause", "hibernate"]
+
+
+class VolumeBody(Body):
+    """A named volume in the sandbox; see docs/volumes.md."""
+
+    name: str = Field(description="Its name", examples=["cache"])
+    path: str = Field(description="Where it is in the sandbox; it is made there", examples=["/workspace/data"])
+    read_only: bool = Field(False, description="Nothing in the sandbox can change what is in it")
+    size_mb: int | None = Field(None, description="If there is no such volume it is made, of so many MiB")
+
+    def to_wish(self) -> VolumeWish:
+        return VolumeWish(check_volume_name(self.name), self.path, self.read_only, self.size_mb)
 
 
 LayerName = Annotated[str, Field(json_schema_extra={"enum": [str(layer) for layer in Layer]})]
@@ -130,6 +147,20 @@ class SessionBody(Body):
     metadata: dict[str, str] = Field({}, description="Labels of your own", examples=[{"user": "u-7"}])
     idle_timeout_s: Seconds | None = Field(None, description="Ends when it was not used for so long", examples=[1800])
     max_lifetime_s: Seconds | None = Field(None, description="Ends after so long in any case", examples=[3600])
+    on_idle: OnIdleName | None = Field(
+        None,
+        description="What becomes of it when it was not used for `idle_timeout_s`: it ends, or it is paused; by "
+        "default what the environment or the server says. See docs/pause.md",
+        examples=["pause"],
+    )
+    max_paused_s: Seconds | None = Field(None, description="Ends after it was paused for so long", examples=[86400])
+    auto_resume: bool = Field(True, description="Whoever uses it while it is paused resumes it")
+    snapshot: str = Field(
+        "",
+        max_length=MAX_REFERENCE,
+        description="The name or id of a snapshot whose files it starts with; see docs/snapshots.md. Without an "
+        "environment it has that of the snapshot",
+    )
     replace_lost: bool = Field(
         False, description="If the thread's sandbox has died: make a fresh one. The files of the old one are gone"
     )
@@ -146,8 +177,20 @@ class SessionBody(Body):
         "has, `replace` ends it, with its files, and makes a new one",
     )
 
+    logs: str = Field(
+        "",
+        description="How much of what it does is kept: off, commands or output; at least what the operator wants. See "
+        "docs/logs.md",
+        examples=["commands"],
+    )
+    volumes: list[VolumeBody] = Field(
+        [], description="Named volumes that the sandbox has, beside those of its environment", max_length=MAX_MOUNTS
+    )
+
     async def to_new_session(self) -> NewSession:
-        values = self.model_dump(exclude={"limits", "require", "labels", "network", "secrets", "agent_config", "gpus"})
+        values = self.model_dump(
+            exclude={"limits", "require", "labels", "network", "secrets", "agent_config", "gpus", "on_idle", "volumes"}
+        )
         limits = self.limits.model_dump(exclude_none=True) if self.limits else {}
         network = await self.network.to_rules() if self.network else None
         require = frozenset(_layer(name) for name in self.require)
@@ -160,6 +203,8 @@ class SessionBody(Body):
             secrets=secrets,
             agent_config=self.agent_config,
             gpus=None if self.gpus is None else read_gpus(self.gpus),
+            on_idle=None if self.on_idle is None else OnIdle(self.on_idle),
+            volumes=tuple(each.to_wish() for each in self.volumes),
         )
 
 
@@ -334,6 +379,13 @@ class MismatchView(BaseModel):
     asked: Any
 
 
+class VolumeMountView(BaseModel):
+    volume_id: str
+    name: str
+    path: str
+    read_only: bool
+
+
 class SessionView(BaseModel):
     """A session as it is shown. `limits`: those in force; null for a session that an older server made. `previous`: the
     thread had an earlier session, whose files are gone."""
@@ -349,10 +401,16 @@ class SessionView(BaseModel):
     user: str
     workspace: str
     created_at: str
-    expires_at: str | None = Field(description="When it ends if it is not used any more")
-    idle_expires_at: str | None = Field(description="The same, without regard to its longest life")
+    expires_at: str | None = Field(description="When it ends, or is paused if it is so set, if it is not used any more")
+    idle_expires_at: str | None = Field(
+        description="The same, without regard to its longest life; null while it is paused"
+    )
     idle_timeout_s: float
     max_lifetime_s: float
+    on_idle: OnIdleName = Field(description="What becomes of it when it was not used for `idle_timeout_s`")
+    paused_at: str | None = Field(description="Since when it is paused")
+    max_paused_s: float = Field(description="It ends when it is paused for so long")
+    auto_resume: bool = Field(description="Whoever uses it while it is paused resumes it")
     limits: LimitsView | None
     pooled: bool
     image: str | None = Field(description="Its own, or that of its environment")
@@ -363,8 +421,12 @@ class SessionView(BaseModel):
     agent: str | None = Field(description="The agent of the registry that it was made for")
     agent_config: dict[str, Any] | None = Field(description="The agent that it was made for, as it was then")
     gpus: list[str] = Field(description="The graphics processors that its sandbox has for itself")
+    volumes: list[VolumeMountView] = Field(description="The named volumes in its sandbox")
     previous: PreviousView | None
     artifacts: SavedAtEndView | None = Field(None, description="What was saved when it ended; null: there was nothing")
+    snapshot: str | None = Field(None, description="The snapshot that it started from, which may be deleted")
+    forked_from: str | None = Field(None, description="The session that it is a fork of")
+    logs: str = Field(description="How much of what it does is kept: off, commands or output")
     reason: str | None
     detail: str | None
     url: str
@@ -472,6 +534,7 @@ class FileList(BaseModel):
 def session_view(session: Session, clock: Clock, base_url: str, image: str) -> dict[str, Any]:
     previous = session.previous
     expires = session.state.expires and not session.state.is_in_transition
+    paused = session.state.is_paused
     return {
         "session_id": session.id,
         "tenant": session.tenant,
@@ -485,9 +548,13 @@ def session_view(session: Session, clock: Clock, base_url: str, image: str) -> d
         "workspace": WORKSPACE,
         "created_at": timestamp(session.created_at),
         "expires_at": timestamp(clock.wall_at(session.deadline)) if expires else None,
-        "idle_expires_at": timestamp(clock.wall_at(session.idle_deadline)) if expires else None,
+        "idle_expires_at": timestamp(clock.wall_at(session.idle_deadline)) if expires and not paused else None,
         "idle_timeout_s": session.idle_timeout_s,
         "max_lifetime_s": session.max_lifetime_s,
+        "on_idle": session.on_idle,
+        "paused_at": timestamp(clock.wall_at(session.paused_at or 0.0)) if paused else None,
+        "max_paused_s": session.max_paused_s,
+        "auto_resume": session.auto_resume,
         "limits": dict(_limit_items(session.limits)) if session.limits else None,
         "pooled": session.pooled,
         "image": (reference_in(image) or image) if image else None,
@@ -498,12 +565,20 @@ def session_view(session: Session, clock: Clock, base_url: str, image: str) -> d
         "agent": session.agent or None,
         "agent_config": session.agent_config or None,
         "gpus": list(session.gpus),
+        "volumes": [mount_view(mount) for mount in session.volumes],
         "previous": asdict(previous) | {"session_id": previous.session_id} if previous else None,
         "artifacts": _saved_at_end_view(session.artifacts) if session.artifacts else None,
+        "snapshot": session.snapshot or None,
+        "forked_from": session.forked_from or None,
+        "logs": session.logs or "off",
         "reason": session.reason or None,
         "detail": session.detail or None,
         "url": f"{base_url}api/sessions/{session.id}",
     }
+
+
+def mount_view(mount: VolumeMount) -> dict[str, Any]:
+    return {"volume_id": mount.volume, "name": mount.name, "path": mount.path, "read_only": mount.read_only}
 
 
 def artifact_view(artifact: Artifact, base_url: str) -> dict[str, Any]:

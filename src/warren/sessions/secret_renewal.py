@@ -58,7 +58,7 @@ class SecretRenewal:
             async with networks.lock(session.id):
                 current = await self._basis.store.get(session.tenant, session.id)
                 if current is None or not current.state.holds_sandbox:
-                    networks.secret_users.pop(session.id, None)
+                    networks.forget(session.id)
                 elif not networks.meter.is_closed(user.sandbox.id):  # it gets them when it is opened again
                     await networks.apply(current, user.sandbox)
         except WarrenError as exc:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Collection
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,6 +25,8 @@ from warren.sessions.ending import POLL_S, SessionEnding
 from warren.sessions.networks import SessionNetworks
 from warren.sessions.reports import SessionReports
 from warren.sessions.request_context import set_if_undelivered, shorter_claim_timeout, shorter_image_wait
+from warren.sessions.snapshots.service import Snapshots
+from warren.sessions.volumes.service import Volumes
 
 _IMAGE_LOOK_S: Final = 0.5
 _CALLER_LEFT: Final = "the caller went away"
@@ -46,6 +49,8 @@ class SessionStarting:
         networks: SessionNetworks,
         ending: SessionEnding,
         waits: StartWaits,
+        volumes: Volumes,
+        snapshots: Snapshots | None = None,
     ) -> None:
         self._basis = basis
         self._activity = activity
@@ -53,6 +58,8 @@ class SessionStarting:
         self._networks = networks
         self._ending = ending
         self._waits = waits
+        self._snapshots = snapshots
+        self._volumes = volumes
 
     # -- before a session is stored
 
@@ -61,6 +68,11 @@ class SessionStarting:
         coordinator has no worker, and leaves the check to the one that gets the session."""
         if self._basis.worker is not None:
             choose_provider(self._basis.worker.providers, name, needs)
+
+    def can_pause(self, provider: str) -> bool:
+        """Whether the worker's provider of that name, or its default one, can pause sessions."""
+        worker = self._basis.worker
+        return worker is not None and Capability.PAUSE in worker.providers[choose_provider(worker.providers, provider)]
 
     async def prepare(self, session: Session, *, wait: bool) -> Session:
         """Returns the new session with the image that it gets: one that is pulled for its tenant has a name of its own.
@@ -127,6 +139,8 @@ class SessionStarting:
         basis.fault("claimed")
         if session.opens_network:
             await self._open_network(session, claimed)
+        if session.volumes:
+            await self._give_volumes(session, claimed)
         now = basis.clock.now()
         running = session.moved_to(
             SessionState.RUNNING,
@@ -160,19 +174,22 @@ class SessionStarting:
         if worker is None:
             raise NoCapacity("there is no worker", retry_after_s=5)
         began = time.perf_counter()
+        disk_of = nullcontext("") if self._snapshots is None else self._snapshots.disk_of(session)
         with traced("claim", session=session.id, environment=session.environment) as span:
-            claimed = await worker.claim(
-                Claim(
-                    session.environment,
-                    session.image,
-                    session.limits,
-                    session.require,
-                    shorter_claim_timeout(self._waits.claim_timeout_s),
-                    session.tenant,
-                    session.provider,
-                    session.gpus,
+            async with disk_of as disk:
+                claimed = await worker.claim(
+                    Claim(
+                        session.environment,
+                        session.image,
+                        session.limits,
+                        session.require,
+                        shorter_claim_timeout(self._waits.claim_timeout_s),
+                        session.tenant,
+                        session.provider,
+                        session.gpus,
+                        disk,
+                    )
                 )
-            )
             span.note(pooled=claimed.pooled, provider=claimed.provider)
         self._basis.recorder.sandbox_claimed(time.perf_counter() - began)
         return claimed
@@ -185,6 +202,16 @@ class SessionStarting:
             await run_shielded(self._basis.worker.destroy(claimed.sandbox.id))
             await run_shielded(self._fail(session, exc))
             raise
+
+    async def _give_volumes(self, session: Session, claimed: Claimed) -> None:
+        try:
+            await self._volumes.attach_all(session, claimed.sandbox)
+        except BaseException as exc:
+            assert self._basis.worker is not None
+            await run_shielded(self._basis.worker.destroy(claimed.sandbox.id))
+            await run_shielded(self._fail(session, exc))
+            raise
+        self._basis.fault("volumes attached")
 
     async def _was_given_up(self, running: Session) -> bool:
         """Whether a coordinator gave the session up, because this worker stood still, before it was running."""

@@ -1,26 +1,35 @@
 """The use of sessions by operations, and whether operations are accepted at all.
 
-Only a `SandboxUse` counts as use of a session, and looking at a session does not. A use is saved if the last saved one
-is older than the session's `slack_s`. The reaper saves the use of sessions that are in use at that moment, so a long
-command keeps its session alive.
+Only a `SandboxUse` counts as use of a session, and looking at a session does not. It resumes a paused one. A use is
+saved if the last saved one is older than the session's `slack_s`. The reaper saves the use of sessions that are in use
+at that moment, so a long command keeps its session alive.
 """
 
 import asyncio
 import contextlib
 from collections import Counter
+from collections.abc import Mapping
 from types import TracebackType
+from typing import Any
 
 from warren.interfaces.metering import Metering
 from warren.interfaces.sandbox import Sandbox
 from warren.kernel.shielding import run_shielded
 from warren.kernel.tracing import current_span
-from warren.model.errors import NoSpace, SandboxLost, SandboxNotFound, Stopping, Unavailable, WarrenError
+from warren.model.errors import (
+    NoSpace,
+    QuotaExceeded,
+    SandboxLost,
+    SandboxNotFound,
+    SessionPaused,
+    Stopping,
+    Unavailable,
+    WarrenError,
+)
 from warren.model.session import Session, SessionState
-from warren.sessions.basis import SessionBasis
 from warren.sessions.ending import unusable_error
-from warren.sessions.losses import SessionLosses
-from warren.sessions.request_context import note
-from warren.sessions.starting import SessionStarting
+from warren.sessions.lifecycle import Lifecycle
+from warren.sessions.request_context import current_caller, note
 
 Name = tuple[str, str]  # tenant and session id
 
@@ -28,13 +37,13 @@ Name = tuple[str, str]  # tenant and session id
 class SandboxUses:
     """`running` counts the operations in each session; `idle` is set while there are none."""
 
-    def __init__(
-        self, basis: SessionBasis, starting: SessionStarting, losses: SessionLosses, metering: Metering
-    ) -> None:
-        self.basis = basis
+    def __init__(self, lifecycle: Lifecycle, metering: Metering) -> None:
+        self.basis = lifecycle.basis
         self.metering = metering
-        self._starting = starting
-        self._losses = losses
+        self._starting = lifecycle.starting
+        self._losses = lifecycle.losses
+        self._pausing = lifecycle.pausing
+        self._frozen = lifecycle.activity.frozen
         self.running: Counter[Name] = Counter()
         self._unsaved: set[Name] = set()  # the store could not save them
         self.idle = asyncio.Event()
@@ -53,14 +62,44 @@ class SandboxUses:
             raise Stopping("the server is being stopped", retry_after_s=5)
 
     async def usable(self, tenant: str, session_id: str) -> Session:
-        """The session, once it runs. Raises SessionNotFound, and what `unusable_error` gives."""
+        """The session, once it runs; a paused one is resumed, unless that is left to whoever paused it. Raises
+        SessionNotFound, and what `unusable_error` and `resume` give."""
         note(session_id=session_id)
         session = await self.basis.get(tenant, session_id)
+        if session.state.can_run and session.id not in self._frozen:
+            return session
+        session = await self._settled(session)
+        if session.state.is_paused and not session.auto_resume:
+            raise unusable_error(session)
+        is_still = session.state.is_paused or session.id in self._frozen
+        return await self.resume(session) if is_still else session
+
+    async def settled(self, tenant: str, session_id: str) -> Session:
+        """The session, once it runs or is paused. Raises SessionNotFound, and what `unusable_error` gives."""
+        note(session_id=session_id)
+        session = await self.basis.get(tenant, session_id)
+        return session if session.state.can_run else await self._settled(session)
+
+    async def _settled(self, session: Session) -> Session:
         if session.state is SessionState.CREATING:
             session = await self._starting.wait_until_settled(session)
-        if not session.state.can_run:
+        if not session.state.is_usable:
             raise unusable_error(session)
         return session
+
+    async def resume(self, session: Session) -> Session:
+        try:
+            return await self._pausing.resume(session)
+        except QuotaExceeded:
+            self.metering.report_limit(current_caller(), "sessions")
+            raise
+
+    async def pause(self, session: Session, changes: Mapping[str, Any]) -> Session:
+        try:
+            return await self._pausing.pause(session, changes)
+        except QuotaExceeded:
+            self.metering.report_limit(current_caller(), "paused_sessions")
+            raise
 
     async def raise_why_lost(self, session: Session, exc: WarrenError) -> None:
         """An operation found the sandbox gone: raises whether the session was ended or its sandbox died.
@@ -74,7 +113,18 @@ class SandboxUses:
             raise unusable_error(current) from exc
 
     async def record(self, tenant: str, session_id: str) -> None:
-        """Records a use within a stream that does not count by being open."""
+        """Records a use within a stream that does not count by being open. If its session is paused it is resumed, or
+        the stream waits."""
+        note(session_id=session_id)
+        session = await self.basis.get(tenant, session_id)
+        if session.state.is_paused:
+            if session.auto_resume:
+                await self.resume(session)
+            return
+        await self.record_of(session)
+
+    async def record_under_way(self, tenant: str, session_id: str) -> None:
+        """Records the use by operations that are under way: they do not resume a session."""
         note(session_id=session_id)
         await self.record_of(await self.basis.get(tenant, session_id))
 
@@ -105,7 +155,7 @@ class SandboxUses:
         for name in {*self.running, *self._unsaved}:
             self._unsaved.discard(name)
             try:
-                await self.record(*name)
+                await self.record_under_way(*name)
             except (NoSpace, Unavailable):
                 self._unsaved.add(name)
             except WarrenError:
@@ -119,24 +169,24 @@ class SandboxUses:
 class SandboxUse:
     """One operation in a session's sandbox. `session` and `sandbox` are set inside the `async with` block."""
 
-    __slots__ = ("_begun", "_counts", "_name", "_slack_s", "_uses", "sandbox", "session")
+    __slots__ = ("_begun", "_counts", "_name", "_slack_s", "_uses", "_wakes", "sandbox", "session")
 
     session: Session
     sandbox: Sandbox
 
-    def __init__(self, uses: SandboxUses, tenant: str, session_id: str, counts: bool) -> None:
-        self._uses, self._name, self._counts = uses, (tenant, session_id), counts
+    def __init__(self, uses: SandboxUses, tenant: str, session_id: str, counts: bool, wakes: bool = True) -> None:
+        self._uses, self._name, self._counts, self._wakes = uses, (tenant, session_id), counts, wakes
 
     async def __aenter__(self) -> tuple[Session, Sandbox]:
         uses, basis = self._uses, self._uses.basis
         if uses.stopping:
             uses.check_open()
-        session = await uses.usable(*self._name)
+        session = await (uses.usable(*self._name) if self._wakes else uses.settled(*self._name))
         if (span := current_span.get()) is not None:
             span.note(session=session.id, environment=session.environment)
         self._begun, self._slack_s = basis.clock.now(), session.slack_s
         if self._counts and self._begun - session.used >= self._slack_s:
-            session = await uses.record_of(session)
+            session = await self._record(session)
         try:
             sandbox = await basis.worker_of(session).sandbox(session.sandbox_id)
         except (SandboxLost, SandboxNotFound) as exc:
@@ -147,6 +197,14 @@ class SandboxUse:
             uses.idle.clear()
         self.session, self.sandbox = session, uses.metering.sandbox(session, sandbox)
         return session, self.sandbox
+
+    async def _record(self, session: Session) -> Session:
+        """Records the use; resumes a session that was paused since it was read."""
+        while True:
+            try:
+                return await self._uses.record_of(session)
+            except SessionPaused:
+                session = await self._uses.usable(*self._name)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
@@ -167,4 +225,4 @@ class SandboxUse:
 
     async def _save_end_of_use(self) -> None:
         with contextlib.suppress(WarrenError):
-            await self._uses.record(*self._name)
+            await self._uses.record_under_way(*self._name)

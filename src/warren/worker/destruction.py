@@ -70,6 +70,7 @@ class Destroyer:
         # Before the task runs: from now on nobody may find the sandbox.
         self._holdings.claimed.pop(sandbox_id, None)
         self._holdings.live.discard(sandbox_id)
+        self._holdings.frozen.discard(sandbox_id)
         task = self.running.get(sandbox_id)
         if task is None:
             task = self.running[sandbox_id] = self._tasks.run(self._destroy(sandbox_id))

@@ -1,6 +1,7 @@
 """The sandboxes that a worker has: which live, which are claimed, and which were lost."""
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Final
@@ -9,7 +10,7 @@ from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Loss
 from warren.kernel.owned_tasks import OwnedTasks
-from warren.model.errors import IsolationUnavailable, ProtocolError, SandboxLost, SandboxNotFound
+from warren.model.errors import IsolationUnavailable, ProtocolError, SandboxLost, SandboxNotFound, SessionPaused
 from warren.worker.provider_choice import ProviderChoice
 
 NOT_ADOPTABLE: Final = (SandboxLost, SandboxNotFound, ProtocolError, IsolationUnavailable)
@@ -17,7 +18,8 @@ NOT_ADOPTABLE: Final = (SandboxLost, SandboxNotFound, ProtocolError, IsolationUn
 
 class Holdings:
     """`live` has the ids of all sandboxes that this worker has made or adopted; `makers` says which provider made each.
-    `claimed` has the sandboxes of sessions, None for one that is not connected. `lost` says why claimed ones died."""
+    `claimed` has the sandboxes of sessions, None for one that is not connected. `frozen` has those of them that were
+    frozen here. `lost` says why claimed ones died."""
 
     def __init__(self, choice: ProviderChoice, tasks: OwnedTasks) -> None:
         self._choice = choice
@@ -25,9 +27,11 @@ class Holdings:
         self.live: set[str] = set()
         self.makers: dict[str, Provider] = {}
         self.claimed: dict[str, Sandbox | None] = {}
+        self.frozen: set[str] = set()
         self.lost: dict[str, str] = {}
         self._losses: asyncio.Queue[Loss | None] = asyncio.Queue()
         self._adopting: dict[str, asyncio.Task[Sandbox]] = {}
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     def __repr__(self) -> str:
         return f"{len(self.claimed)} claimed, {len(self.live)} live"
@@ -47,11 +51,45 @@ class Holdings:
             raise SandboxLost(f"sandbox {sandbox_id} is lost: {self.lost[sandbox_id]}")
         if sandbox_id not in self.claimed:
             raise _not_found(sandbox_id)
+        if sandbox_id in self.frozen:  # connecting would thaw it
+            raise SessionPaused(f"sandbox {sandbox_id} is frozen", remedy="resume its session")
+        return await self._adopt_or_lose(sandbox_id)
+
+    async def _adopt_or_lose(self, sandbox_id: str, paused_s: float | None = None) -> Sandbox:
         try:
-            return await self.adopt(sandbox_id)
+            return await self.adopt(sandbox_id, paused_s=paused_s)
         except NOT_ADOPTABLE as exc:
             self._lose(sandbox_id, exc.message)
             raise
+
+    # Both run to their ends although the caller is cancelled, one at a time: an agent told of a pause is thawed.
+
+    async def freeze(self, sandbox_id: str) -> None:
+        """Raises SandboxLost, SandboxNotFound, and what the provider raises; then the sandbox runs on."""
+        await asyncio.shield(self._tasks.run(self._freeze(sandbox_id)))
+
+    async def _freeze(self, sandbox_id: str) -> None:
+        async with self._turns.setdefault(sandbox_id, asyncio.Lock()):
+            if (adopting := self._adopting.get(sandbox_id)) is not None:  # which waits for an answer of the sandbox
+                await asyncio.wait([adopting])
+            await self.maker_of_claimed(sandbox_id).freeze(sandbox_id)
+            if sandbox_id in self.claimed:
+                self.frozen.add(sandbox_id)
+
+    async def thaw(self, sandbox_id: str, paused_s: float) -> Sandbox:
+        """Connects to the sandbox first if necessary. Raises SandboxLost, SandboxNotFound."""
+        return await asyncio.shield(self._tasks.run(self._thaw(sandbox_id, paused_s)))
+
+    async def _thaw(self, sandbox_id: str, paused_s: float) -> Sandbox:
+        async with self._turns.setdefault(sandbox_id, asyncio.Lock()):
+            provider = self.maker_of_claimed(sandbox_id)
+            if (sandbox := self.claimed[sandbox_id]) is None:
+                sandbox = await self._adopt_or_lose(sandbox_id, paused_s)
+            elif sandbox.is_frozen():  # else it was thawed before, and told of that pause
+                sandbox.note_pause(paused_s)
+                await provider.thaw(sandbox_id)
+            self.frozen.discard(sandbox_id)
+            return sandbox
 
     async def adopt(self, sandbox_id: str, *, paused_s: float | None = None) -> Sandbox:
         """Connects to a claimed sandbox, once however many callers wait for it. `paused_s`: how long it stood still."""
@@ -86,6 +124,7 @@ class Holdings:
         if sandbox_id in self.claimed:
             del self.claimed[sandbox_id]
             self.live.discard(sandbox_id)
+            self.frozen.discard(sandbox_id)
             self.lost[sandbox_id] = why
             self._losses.put_nowait(Loss(sandbox_id, why))
 

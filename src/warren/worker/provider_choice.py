@@ -5,7 +5,7 @@ from functools import partial
 
 from warren.images.building.on_demand import ImageBuilds
 from warren.interfaces.provider import Provider
-from warren.model.capability import Providers, choose_provider
+from warren.model.capability import Capability, Providers, choose_provider
 from warren.model.environment import Environment
 from warren.model.errors import InvalidRequest
 from warren.model.image import Recipe
@@ -16,9 +16,13 @@ class ProviderChoice:
 
     def __init__(self, providers: Sequence[Provider], environments: Callable[[str], Environment]) -> None:
         self.providers = {provider.name: provider for provider in providers}
-        self.capabilities: Providers = {provider.name: provider.capabilities for provider in providers}
         self.environments = environments
         self.default = next(iter(self.providers.values()))
+
+    @property
+    def capabilities(self) -> Providers:
+        """Asked for each time: a provider may find out later what its machine cannot do."""
+        return {name: provider.capabilities for name, provider in self.providers.items()}
 
     def provider_for(self, environment: Environment, name: str = "") -> Provider:
         """Raises InvalidRequest for a provider that is not here or lacks what the environment needs."""
@@ -27,6 +31,12 @@ class ProviderChoice:
     def find(self, name: str = "") -> Provider:
         """Returns the named provider, or the default one. Raises InvalidRequest for one that is not here."""
         return self.providers[choose_provider(self.capabilities, name)]
+
+    @property
+    def with_volumes(self) -> Provider:
+        """The first provider that has volumes, else the default one, which then refuses."""
+        found = (provider for provider in self.providers.values() if Capability.VOLUMES in provider.capabilities)
+        return next(found, self.default)
 
     def is_usual(self, provider: str, environment: Environment) -> bool:
         """Whether claims that name no provider get this one."""

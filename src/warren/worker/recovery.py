@@ -79,6 +79,7 @@ class Recovery:
             async with at_once:
                 try:
                     if sandbox_id in frozen:
+                        self._holdings.frozen.add(sandbox_id)  # also if that fails now: nobody is to use it
                         await self._holdings.maker(sandbox_id).freeze(sandbox_id)
                     else:
                         await self._holdings.adopt(sandbox_id)
@@ -92,6 +93,7 @@ class Recovery:
         await asyncio.gather(*(take_over(sandbox_id) for sandbox_id in sandbox_ids))
         for sandbox_id, why in reasons.items():
             self._holdings.claimed.pop(sandbox_id, None)
+            self._holdings.frozen.discard(sandbox_id)
             self._holdings.lost[sandbox_id] = why
         return reasons
 

@@ -15,11 +15,14 @@ from warren.images.building.on_demand import ImageBuilds
 from warren.interfaces.disks import SavedDisk, SavedDisks
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
+from warren.interfaces.volumes import VolumeImages
 from warren.interfaces.worker import Claim, Claimed, Loss, WorkerStats
 from warren.kernel.owned_tasks import OwnedTasks
 from warren.kernel.shielding import run_shielded
+from warren.model.capability import Providers
 from warren.model.environment import Environment
 from warren.model.errors import Stopping, Unavailable
+from warren.model.volume import VolumeMount
 from warren.worker.destruction import Destroyer
 from warren.worker.holdings import Holdings
 from warren.worker.making import SandboxMaker, spec_of
@@ -55,7 +58,6 @@ class LocalWorker:
         self._options = options
         self._tasks = OwnedTasks()
         self._choice = ProviderChoice(providers, environments)
-        self.providers = self._choice.capabilities
         self._images = WorkerImages(self._choice, options.builds)
         self._holdings = Holdings(self._choice, self._tasks)
         pools: dict[PoolKey, Pool] = {}
@@ -71,6 +73,10 @@ class LocalWorker:
 
     def __repr__(self) -> str:
         return f"<LocalWorker {self.name} {self._state}: {self._holdings!r}>"
+
+    @property
+    def providers(self) -> Providers:
+        return self._choice.capabilities
 
     @property
     def builds(self) -> ImageBuilds | None:
@@ -147,21 +153,26 @@ class LocalWorker:
         return await self._holdings.find(sandbox_id)
 
     async def freeze(self, sandbox_id: str) -> None:
-        await self._holdings.maker_of_claimed(sandbox_id).freeze(sandbox_id)
+        await self._holdings.freeze(sandbox_id)
 
     async def thaw(self, sandbox_id: str, paused_s: float) -> Sandbox:
-        provider = self._holdings.maker_of_claimed(sandbox_id)
-        if (sandbox := self._holdings.claimed[sandbox_id]) is None:
-            return await self._holdings.adopt(sandbox_id, paused_s=paused_s)
-        sandbox.note_pause(paused_s)
-        await provider.thaw(sandbox_id)
-        return sandbox
+        return await self._holdings.thaw(sandbox_id, paused_s)
 
     async def save_disk(self, sandbox_id: str, name: str) -> SavedDisk:
         return await self._holdings.maker_of_claimed(sandbox_id).save_disk(sandbox_id, name)
 
     def saved_disks(self, provider: str = "") -> SavedDisks:
         return self._choice.find(provider).saved_disks
+
+    async def attach(self, sandbox_id: str, mount: VolumeMount) -> None:
+        await self._holdings.maker_of_claimed(sandbox_id).attach(sandbox_id, mount)
+
+    async def detach(self, sandbox_id: str, volume_id: str) -> None:
+        await self._holdings.maker_of_claimed(sandbox_id).detach(sandbox_id, volume_id)
+
+    @property
+    def volume_images(self) -> VolumeImages:
+        return self._choice.with_volumes.volume_images
 
     def losses(self) -> AsyncIterator[Loss]:
         return self._holdings.losses()

@@ -18,6 +18,7 @@ from warren.interfaces.environments import Environments
 from warren.interfaces.images import ImageLister
 from warren.interfaces.machine import Doctor, ImageBuildControl
 from warren.interfaces.sandbox import Sandbox
+from warren.interfaces.session_logs import SessionLogs
 from warren.model.api import OPERATIONS, Operation
 from warren.model.errors import InvalidRequest
 from warren.model.session import Session
@@ -30,6 +31,7 @@ from warren.sessions.port_connections import PortConnections
 from warren.sessions.preview_links import PreviewLinks
 from warren.sessions.request_context import note
 from warren.sessions.shared_pages import SharedPages
+from warren.sessions.snapshots.service import Snapshots
 from warren.sessions.terminal_viewers import TerminalViewers
 from warren.sessions.uses import SandboxUse
 
@@ -40,7 +42,7 @@ Values = dict[str, Any]
 class OperationContext:
     """What every operation works with. `labels` are the labels of this worker, which a new session may require;
     `worker_url` is its address in a cluster. Without `links` there are no previews, without `artifacts` none of
-    these. Only a coordinator has `cluster`."""
+    these, and without `snapshots` none of those. Only a coordinator has `cluster`."""
 
     sessions: Sessions
     provider: str
@@ -54,6 +56,7 @@ class OperationContext:
     keepalive_s: float = 15.0
     links: PreviewLinks | None = None
     artifacts: Artifacts | None = None
+    snapshots: Snapshots | None = None
     port_connections: PortConnections = field(default_factory=PortConnections)
     terminal_viewers: TerminalViewers = field(default_factory=TerminalViewers)
     contexts: Contexts = field(default_factory=Contexts)
@@ -62,6 +65,7 @@ class OperationContext:
     builds: ImageBuildControl | None = None
     history: History | None = None
     pages: SharedPages = field(default_factory=SharedPages)
+    logs: SessionLogs | None = None
 
     def limited_timeout(self, timeout_s: float | None) -> float:
         timeout_s = self.command_timeout_s if timeout_s is None else timeout_s
@@ -103,6 +107,8 @@ class Call:
     context_id: str = ""
     execution_id: str = ""
     artifact_id: str = ""
+    snapshot: str = ""
+    volume: str = ""
     port: str = ""
     kind: str = ""
     entry: str = ""
@@ -125,6 +131,18 @@ class Call:
         return self.context.artifacts
 
     @property
+    def snapshots(self) -> Snapshots:
+        if self.context.snapshots is None:
+            raise InvalidRequest("this server keeps no snapshots")
+        return self.context.snapshots
+
+    @property
+    def logs(self) -> SessionLogs:
+        if self.context.logs is None:
+            raise InvalidRequest("this server keeps no logs of sessions")
+        return self.context.logs
+
+    @property
     def session(self) -> Session:
         assert self._use is not None, "the operation's row has no `in_sandbox`"
         return self._use.session
@@ -139,9 +157,10 @@ class Call:
         if self.key:
             raise InvalidRequest("a stream cannot be repeated", remedy="leave out the Idempotency-Key, or the stream")
 
-    def using(self, *, counts: bool = True) -> SandboxUse:
-        """Gives the call `session` and `sandbox` for the time of an `async with` block."""
-        self._use = SandboxUse(self.context.sessions.uses, self.tenant, self.session_id, counts)
+    def using(self, *, counts: bool = True, wakes: bool = True) -> SandboxUse:
+        """Gives the call `session` and `sandbox` for the time of an `async with` block. Without `wakes` a session that
+        is paused stays so: nothing that runs in the sandbox may be asked for then."""
+        self._use = SandboxUse(self.context.sessions.uses, self.tenant, self.session_id, counts, wakes)
         return self._use
 
 

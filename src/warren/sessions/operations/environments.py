@@ -10,7 +10,7 @@ from warren.model.environment import Environment
 from warren.model.tenant_images import may_use_image, reference_in
 from warren.sessions.operations.call import Call, Handler, Values
 from warren.sessions.request_context import current_caller
-from warren.sessions.schemas import LimitsView, NetworkView, timestamp
+from warren.sessions.schemas import LimitsView, NetworkView, OnIdleName, timestamp
 
 _SHOWN_OF_IMAGE: Final = ("name", "version", "size_bytes", "files")
 
@@ -29,6 +29,13 @@ class AlertsView(BaseModel):
     cpu: float
 
 
+class WishedVolumeView(BaseModel):
+    name: str = Field(description="`{tenant}`, `{user}` and `{thread}` stand for values of the session")
+    path: str
+    read_only: bool
+    size_mb: int | None = Field(description="Of one that is made; 0: the server's default")
+
+
 class EnvironmentView(BaseModel):
     name: str
     description: str
@@ -39,6 +46,8 @@ class EnvironmentView(BaseModel):
     env_names: list[str] = Field(description="Names of its environment variables")
     idle_timeout_s: float | None = Field(description="null: the server's default")
     max_lifetime_s: float | None = Field(description="null: the server's default")
+    on_idle: OnIdleName | None = Field(description="null: the server's default")
+    max_paused_s: float | None = Field(description="null: the server's default")
     needs: list[str] = Field(description="Capabilities that its provider must have")
     secrets: list[str] = Field(description="Names of secrets that your tenant must have for it")
     gpus: list[str] = Field(description="Graphics processors that its sandboxes have for themselves: ids, or `any`")
@@ -46,6 +55,7 @@ class EnvironmentView(BaseModel):
     root: Literal["read-only", "writable"] = Field(description="Whether all of the file system can be written to")
     sudo: bool = Field(description="Commands may run as root of the sandbox: `user: root`, or `sudo` inside")
     contexts: list[str] = Field(description="Languages whose code context is started ahead, in sandboxes of the pool")
+    volumes: list[WishedVolumeView] = Field(description="Named volumes that each of its sessions gets")
     alerts: AlertsView = Field(description="Percent of the limits from which on `resource.high` is published; 0: never")
     default: bool = Field(description="A session that names no environment gets this one")
     image_state: Literal["ready", "missing", "outdated", "building"] | None = Field(
@@ -120,6 +130,8 @@ def show_environment(environment: Environment, *, is_default: bool) -> Values:
         "env_names": sorted(environment.env),
         "idle_timeout_s": environment.idle_timeout_s,
         "max_lifetime_s": environment.max_lifetime_s,
+        "on_idle": environment.on_idle,
+        "max_paused_s": environment.max_paused_s,
         "needs": sorted(environment.needs),
         "secrets": list(environment.secrets),
         "gpus": list(environment.gpus),
@@ -127,6 +139,7 @@ def show_environment(environment: Environment, *, is_default: bool) -> Values:
         "root": "writable" if environment.writable_root else "read-only",
         "sudo": environment.sudo,
         "contexts": list(environment.contexts),
+        "volumes": [asdict(wish) for wish in environment.volumes],
         "alerts": asdict(environment.alerts),
         "default": is_default,
         "image_state": None,

@@ -8,6 +8,7 @@ from warren.sessions.operations import (
     commands,
     environments,
     files,
+    logs,
     machine,
     metrics,
     network,
@@ -15,6 +16,8 @@ from warren.sessions.operations import (
     processes,
     registry,
     sessions,
+    snapshots,
+    volumes,
 )
 
 _MODULES: Final = (
@@ -29,6 +32,9 @@ _MODULES: Final = (
     processes,
     files,
     artifacts,
+    snapshots,
+    volumes,
     ports,
+    logs,
 )
 HANDLERS: Final = {handler.name: handler for module in _MODULES for handler in module.HANDLERS}

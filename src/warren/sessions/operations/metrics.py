@@ -68,9 +68,11 @@ class MetricsQuery(BaseModel):
 
 async def get_metrics(call: Call) -> Values:
     """As the kernel of the host counts it; nothing runs in the sandbox for it. `now` is at most a second old, `series`
-    has the points of the last minutes, each `interval_s` after the one before. Looking does not count as use."""
-    meter, session = call.sessions.lifecycle.metrics, call.session
-    now = await meter.now(session, call.sandbox)
+    has the points of the last minutes, each `interval_s` after the one before. Looking does not count as use, and
+    resumes no paused session; 409 `session_paused`: it is paused since before a restart of the server."""
+    meter = call.sessions.lifecycle.metrics
+    async with call.using(counts=False, wakes=False) as (session, sandbox):
+        now = await meter.now(session, sandbox)
     return {
         "session_id": session.id,
         "interval_s": meter.interval_s,
@@ -104,7 +106,7 @@ async def latest_metrics(
     places: dict[str, dict[str, list[str]]] = {}  # by tenant and worker
     for session_id in session_ids:
         session = await (store.find(session_id) if tenant == ANY_TENANT else store.get(tenant, session_id))
-        if session is not None and session.state.can_run and session.worker:
+        if session is not None and session.state.can_be_lost and session.worker:
             places.setdefault(session.tenant, {}).setdefault(session.worker, []).append(session_id)
     if cluster is None:
         parts = [metrics.latest(owner, ids) for owner, workers in places.items() for ids in workers.values()]

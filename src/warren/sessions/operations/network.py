@@ -5,6 +5,7 @@ from typing import Final
 
 from pydantic import BaseModel, Field
 
+from warren.model.errors import SessionPaused
 from warren.model.network import NO_NETWORK, NetworkRules, NetworkUse
 from warren.sessions.operations.call import Call, Handler, Values
 from warren.sessions.schemas import NetworkBody, NetworkView, timestamp
@@ -35,10 +36,13 @@ class NetworkUseView(NetworkView):
 
 async def get_network(call: Call) -> Values:
     """The rules of the session, what went through them, and the last refusals, each with the rule that would allow it.
-    Looking does not count as use."""
-    session = call.session
-    use = await call.sandbox.network_use() if session.opens_network or session.network != NO_NETWORK else _NO_USE
-    return network_view(session.network, use)
+    Looking does not count as use, and resumes no paused session."""
+    try:
+        async with call.using(counts=False, wakes=False) as (session, sandbox):
+            reaches = session.opens_network or session.network != NO_NETWORK
+            return network_view(session.network, await sandbox.network_use() if reaches else _NO_USE)
+    except SessionPaused:  # by an earlier process
+        return network_view((await call.sessions.get(call.tenant, call.session_id)).network, _NO_USE)
 
 
 async def set_network(call: Call, body: NetworkBody) -> Values:
@@ -46,8 +50,7 @@ async def set_network(call: Call, body: NetworkBody) -> Values:
     connections that they do not allow are cut. If it fails the sandbox reaches nothing, and the server tries to apply
     the rules again."""
     await call.sessions.set_network(call.tenant, call.session_id, await body.to_rules(), keep_headers=True)
-    async with call.using():
-        return await get_network(call)
+    return await get_network(call)
 
 
 def network_view(rules: NetworkRules, use: NetworkUse) -> Values:

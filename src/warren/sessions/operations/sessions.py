@@ -17,6 +17,7 @@ from warren.model.spec import Isolation, Layer
 from warren.sessions.allowances import choose_tenant
 from warren.sessions.long_values import LongList
 from warren.sessions.operations.call import Call, Handler, OperationContext, OperationReply, Values
+from warren.sessions.pausing import refuse_hibernation
 from warren.sessions.request_context import current_caller
 from warren.sessions.schemas import Body, Seconds, SessionBody, SessionView, session_view
 
@@ -40,6 +41,12 @@ class PatchBody(Body):
     )
 
 
+class PauseBody(Body):
+    max_paused_s: Seconds | None = Field(None, description="It ends after it was paused for so long", examples=[86400])
+    auto_resume: bool | None = Field(None, description="Whoever uses it while it is paused resumes it")
+    to_disk: bool = Field(False, description="Save it to disk, so that it survives the machine; not possible yet")
+
+
 class SessionPage(BaseModel):
     sessions: list[SessionView]
     next: str | None = Field(description="Give it as `after` to get the next page")
@@ -47,6 +54,7 @@ class SessionPage(BaseModel):
 
 class DeleteQuery(BaseModel):
     sandbox_id: str = Field("", description="Only if the session has this sandbox; else the answer is 409")
+    logs: bool = Field(False, description="Delete its log, too")
 
 
 class SessionsQuery(BaseModel):
@@ -199,12 +207,31 @@ async def delete_session(call: Call, query: DeleteQuery) -> Values:
                 f"the session has no sandbox {query.sandbox_id[:100]!r}, so nothing was ended",
                 remedy="leave sandbox_id out, or ask for the session to see which sandbox it has",
             )
-    return show(call, await call.sessions.delete(call.tenant, call.session_id))
+    ended = await call.sessions.delete(call.tenant, call.session_id)
+    if query.logs:
+        await call.logs.delete(call.tenant, call.session_id)
+    return show(call, ended)
 
 
 async def keep_session_alive(call: Call) -> Values:
     """The maximum lifetime stays as it is; PATCH changes it."""
     return show(call, await call.sessions.keep_alive(call.tenant, call.session_id))
+
+
+async def pause_session(call: Call, body: PauseBody | None) -> Values:
+    """Everything in the sandbox stands still and keeps its memory; its idle time and its lifetime stand still as well.
+    Requests that are under way stay open, and go on when it is resumed. What is left out of the body stays as it is.
+    Pausing a paused session changes nothing else."""
+    body = body or PauseBody()
+    if body.to_disk:
+        refuse_hibernation("to_disk")
+    changes = body.model_dump(exclude_none=True, exclude={"to_disk"})
+    return show(call, await call.sessions.pause(call.tenant, call.session_id, changes))
+
+
+async def resume_session(call: Call) -> Values:
+    """Everything goes on where it stood still, and the idle time begins anew. A session that runs stays as it is."""
+    return show(call, await call.sessions.resume(call.tenant, call.session_id))
 
 
 async def change_session(call: Call, body: PatchBody) -> Values:
@@ -253,5 +280,7 @@ HANDLERS = (
     Handler("get_session", get_session, result=SessionView),
     Handler("delete_session", delete_session, query=DeleteQuery, result=SessionView),
     Handler("keep_session_alive", keep_session_alive, result=SessionView),
+    Handler("pause_session", pause_session, body=PauseBody, result=SessionView),
+    Handler("resume_session", resume_session, result=SessionView),
     Handler("change_session", change_session, body=PatchBody, result=SessionView),
 )

@@ -1,0 +1,1 @@
+"""Snapshots: the room of saved disks that callers have, start sessions from, fork, download and upload."""

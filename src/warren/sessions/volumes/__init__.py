@@ -1,0 +1,1 @@
+"""Named volumes of tenants: what is known about them, and which sessions have them mounted."""
