@@ -142,6 +142,9 @@ class DelegatedSandbox(TracedFiles):
     def note_pause(self, paused_s: float) -> None:
         self._sandbox.note_pause(paused_s)
 
+    def is_frozen(self) -> bool:
+        return self._sandbox.is_frozen()
+
     def when_lost(self, call: Callable[[str], None]) -> None:
         self._sandbox.when_lost(call)
 

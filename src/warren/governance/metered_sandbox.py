@@ -5,8 +5,9 @@ tenant, the tenant's exec seconds, and the gate that gives tenants their turns. 
 counted and published. File operations go straight to the sandbox; in a trace, both have spans.
 
 Each second of a command is paid in advance, so commands that run at once never use more exec seconds than are left. A
-command whose next second cannot be paid is ended and keeps its output so far. A command whose end nobody sees, because
-its caller has left or its sandbox is gone, is counted for the time it ran.
+command whose next second cannot be paid is ended and keeps its output so far. While a sandbox is frozen nothing is
+paid, and the durations that it reports leave that time out. A command whose end nobody sees, because its caller has
+left or its sandbox is gone, is counted for the time it ran.
 
 The keeper of a code context is started like a command, which costs one exec second, and is not counted while it waits:
 its cells are commands, and they are. What a cell leaves running in its context is free until the next one, as is what a
@@ -39,13 +40,14 @@ from warren.model.operations import (
     Reason,
 )
 from warren.model.session import Session
+from warren.sessions.allowances import PayerOf, unbounded
 from warren.sessions.event_hub import EventHub
 from warren.sessions.refused_process import RefusedProcess
 from warren.sessions.request_context import current_caller, note, note_command, note_end
 
 Verdict = Callable[[Session, Command], Awaitable["ExecResult | None"]]
-PayerOf = Callable[[Session], Awaitable[Caller]]
 CountCommand = Callable[[str, float, float], None]
+LoggedSandboxes = Callable[["CommandMetering", Session, Sandbox], "MeteredSandbox"]
 
 EXEC_SECONDS: Final = "exec_seconds"
 SLICE_S: Final = 1.0
@@ -57,14 +59,11 @@ async def _allowed(session: Session, command: Command) -> ExecResult | None:
     return None
 
 
-async def _unbounded(session: Session) -> Caller:
-    return Caller(session.tenant)
-
-
 class CommandMetering:
     """`refused` returns the result of a command that a policy does not allow, else None. `payer_of` returns the caller
     whose exec seconds pay for the commands that an earlier server process left running in a session. `count_command`
-    is called with the tenant of a command that has ended, the seconds it ran and its processor time."""
+    is called with the tenant of a command that has ended, the seconds it ran and its processor time. `logged` makes the
+    sandboxes of sessions that have a log; without it nothing is logged."""
 
     def __init__(
         self,
@@ -73,11 +72,12 @@ class CommandMetering:
         gate: FairGate | None = None,
         events: EventHub | None = None,
         refused: Verdict = _allowed,
-        payer_of: PayerOf = _unbounded,
+        payer_of: PayerOf = unbounded,
         count_command: CountCommand = lambda tenant, ran_s, cpu_s: None,
         slice_s: float = SLICE_S,
         recorder: Recorder = NO_RECORDER,
     ) -> None:
+        self.logged: LoggedSandboxes | None = None
         self.clock = clock
         self.quotas = quotas or Quotas(clock)
         self.gate = gate or FairGate()
@@ -92,7 +92,9 @@ class CommandMetering:
     def __repr__(self) -> str:
         return f"<Metering: {len(self._followed)} followed, {self.gate!r}>"
 
-    def sandbox(self, session: Session, sandbox: Sandbox) -> Sandbox:
+    def sandbox(self, session: Session, sandbox: Sandbox) -> "MeteredSandbox":
+        if session.logs and self.logged is not None:
+            return self.logged(self, session, sandbox)
         return MeteredSandbox(self, session, sandbox)
 
     def finished(
@@ -145,7 +147,7 @@ class CommandMetering:
 
     async def take_over(self, session: Session, sandbox: Sandbox) -> None:
         """Follows the commands again that still run in the background after a restart."""
-        metered, caller = MeteredSandbox(self, session, sandbox), await self._payer_of(session)
+        metered, caller = self.sandbox(session, sandbox), await self._payer_of(session)
         payer = caller if self.quotas.bounds(caller, EXEC_SECONDS) else None
         for info in await sandbox.processes():
             if info.running and not is_context(info.id):
@@ -226,7 +228,7 @@ class MeteredSandbox(DelegatedSandbox):
         shortened = command.timeout_s is None or affordable_s < command.timeout_s
         if shortened:
             command = replace(command, timeout_s=affordable_s)
-        payer, began = _Payer(self._metering, caller), self._metering.clock.now()
+        payer, began = _Payer(self._metering, caller, self._sandbox.is_frozen), self._metering.clock.now()
         try:
             result = await self._sandbox.exec(command, stdin, process_id=process_id)
         except asyncio.CancelledError:
@@ -300,12 +302,17 @@ class MeteredSandbox(DelegatedSandbox):
             ended.cancel()
         _note_result(span, result)
         span.end()
-        metering.finished(self._session, _timed(result, metering.clock.now() - began), background=background)
+        timed = _timed(result, metering.clock.now() - began)
+        metering.finished(self._session, timed, background=background)
+        self._note_end(process.id, timed)
+
+    def _note_end(self, process_id: str, result: ExecResult) -> None:
+        """Called with the end of each command that was started, for the log of the session."""
 
     async def _paid_while(self, caller: Caller, running: asyncio.Future[ExecResult]) -> bool:
         """Pays while the command runs; returns whether the seconds lasted until its end."""
         while not (await asyncio.wait([running], timeout=self._metering.slice_s))[0]:
-            if not await self._metering.can_go_on(caller):
+            if not self._sandbox.is_frozen() and not await self._metering.can_go_on(caller):
                 return False
         return True
 
@@ -316,11 +323,12 @@ class _Payer:
     Most commands end before the second payment: until then it is only a timer.
     """
 
-    def __init__(self, metering: CommandMetering, caller: Caller) -> None:
+    def __init__(self, metering: CommandMetering, caller: Caller, frozen: Callable[[], bool]) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
         self._metering = metering
+        self._frozen = frozen
         self._caller = caller
         self._cancelled = False
         self._paying: asyncio.Task[None] | None = None
@@ -331,7 +339,7 @@ class _Payer:
 
     async def _pay(self) -> None:
         metering = self._metering
-        while waits_for_room() or await metering.can_go_on(self._caller):  # noqa: ASYNC110
+        while waits_for_room() or self._frozen() or await metering.can_go_on(self._caller):  # noqa: ASYNC110
             await asyncio.sleep(metering.slice_s)
         # If this was all there was, the command's own time-out is ending it at this moment.
         await asyncio.sleep(metering.slice_s / 4)

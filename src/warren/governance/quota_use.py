@@ -1,6 +1,6 @@
 """What a caller's quotas allow, and how much of each is used now. GET /api/quotas shows it."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +12,7 @@ from warren.model.spec import MIB
 NOW: Final = "now"
 MINUTE: Final = "minute"
 DAY: Final = "day"
-_HELD: Final = ("sessions", "disk_mb", "gpus")
+_HELD: Final = ("sessions", "paused_sessions", "disk_mb", "gpus")
 _A_MINUTE: Final = ("requests_per_minute", "creates_per_minute")
 _A_DAY: Final = ("exec_seconds_per_day", "bytes_out_per_day", "egress_bytes_per_day")
 _UNCOUNTED: Final = ("egress_connections", "egress_mbps")  # workers enforce them, and nobody adds them up
@@ -31,7 +31,9 @@ class QuotaUse:
 
 
 class QuotaReader:
-    """`spent_today` returns what a tenant has used of something today, `artifact_bytes` what its artifacts take."""
+    """`spent_today` returns what a tenant has used of something today, `artifact_bytes` what its artifacts take, and
+    `snapshot_bytes` and `log_bytes` what its snapshots and the logs of its sessions
+    take, `volumes_used` how many volumes it has, and of what size."""
 
     def __init__(
         self,
@@ -39,27 +41,32 @@ class QuotaReader:
         quotas: Quotas,
         spent_today: Callable[[str, str], Awaitable[float]],
         artifact_bytes: Callable[[str], Awaitable[int]],
+        snapshot_bytes: Callable[[str], Awaitable[int]],
+        log_bytes: Callable[[str], Awaitable[int]],
+        volumes_used: Callable[[str], Awaitable[Mapping[str, int]]],
     ) -> None:
         self._store = store
         self._quotas = quotas
         self._spent_today = spent_today
-        self._artifact_bytes = artifact_bytes
+        self._stored = {"artifacts_mb": artifact_bytes, "snapshots_mb": snapshot_bytes, "logs_mb": log_bytes}
+        self._volumes_used = volumes_used
 
     async def read(self, caller: Caller) -> list[QuotaUse]:
         """Returns all quotas of the tenant, and those of the key that bound it."""
         held, held_by_key = await self._store.held(caller.tenant, caller.key_id)
-        artifacts_mb = -(-await self._artifact_bytes(caller.tenant) // MIB)
+        stored = {name: -(-await count(caller.tenant) // MIB) for name, count in self._stored.items()}
+        stored |= await self._volumes_used(caller.tenant)
         rows: list[QuotaUse] = []
         for (whose, quota), holds in zip(caller.quota_levels, (held_by_key, held), strict=True):
             of = whose.partition(":")[0]
-            async for name, per, used in self._level(caller.tenant, whose, quota, holds, artifacts_mb):
+            async for name, per, used in self._level(caller.tenant, whose, quota, holds, stored):
                 bound: int | None = getattr(quota, name)
                 if of == "tenant" or bound is not None:
                     rows.append(QuotaUse(name, of, per, bound, used))
         return sorted(rows, key=lambda row: row.of, reverse=True)  # the tenant's first
 
     async def _level(
-        self, tenant: str, whose: str, quota: Quota, held: Held, artifacts_mb: int
+        self, tenant: str, whose: str, quota: Quota, held: Held, stored: Mapping[str, int]
     ) -> AsyncIterator[tuple[str, str, int | None]]:
         for name in _HELD:
             yield name, NOW, getattr(held, name)
@@ -68,7 +75,8 @@ class QuotaReader:
             yield name, MINUTE, None if bound is None else await self._quotas.minute_use(whose, name)
         for name in _A_DAY:
             yield name, DAY, await self._day_use(tenant, whose, name, getattr(quota, name))
-        yield "artifacts_mb", NOW, artifacts_mb
+        for name, used in stored.items():
+            yield name, NOW, used
         for name in _UNCOUNTED:
             yield name, NOW, None
 

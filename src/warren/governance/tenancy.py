@@ -96,11 +96,11 @@ class Tenancy:
             quotas,
             events=self.events,
             refused=policies.refused,
-            payer_of=self._payer_of,
+            payer_of=self.payer_of,
             count_command=self.usage.add_command,
             recorder=recorder,
         )
-        self.networks = Networks(clock, self.usage, quotas, self.events, self._payer_of, audit)
+        self.networks = Networks(clock, self.usage, quotas, self.events, self.payer_of, audit)
         self._tasks: list[asyncio.Task[Any]] = []
 
     def __repr__(self) -> str:
@@ -175,18 +175,36 @@ class Tenancy:
         rows = await self.usage.between(tenant, today, today)
         return sum(float(getattr(row.usage, _COUNTED_AS[what])) for row in rows)
 
-    async def _payer_of(self, session: Session) -> Caller:
-        """Returns the caller whose quotas a session uses up: its tenant, and the key it was made with."""
-        caller = Caller(session.tenant, session.key_id, quota=(await self.tenants.of(session.tenant)).quota)
+    async def payer_of(self, session: Session) -> Caller:
+        """Keeps the contract of `PayerOf`."""
+        return await self._payer(session.tenant, session.key_id)
+
+    async def _payer(self, tenant: str, key_id: str) -> Caller:
+        caller = Caller(tenant, key_id, quota=(await self.tenants.of(tenant)).quota)
         try:
-            return replace(caller, key_quota=(await self.keys.get(session.key_id)).quota)
+            return replace(caller, key_quota=(await self.keys.get(key_id)).quota)
         except NotFound:
             return caller
 
     async def artifact_bound(self, session: Session) -> int | None:
         """Returns how many bytes the artifacts of the session's tenant may have in all; None if nothing bounds them."""
-        bounds = (await self._payer_of(session)).bounds["artifacts_mb"]
+        return await self._bytes_bound(session, "artifacts_mb")
+
+    async def log_bound(self, session: Session) -> int | None:
+        """Returns how many bytes the logs of the session's tenant may take in all; None if nothing bounds them."""
+        return await self._bytes_bound(session, "logs_mb")
+
+    async def _bytes_bound(self, session: Session, quota: str) -> int | None:
+        bounds = (await self.payer_of(session)).bounds[quota]
         return min((most * MIB for _, most in bounds), default=None)
 
     async def report_artifact_limit(self, session: Session) -> None:
-        self.metering.report_limit(await self._payer_of(session), "artifacts_mb")
+        self.metering.report_limit(await self.payer_of(session), "artifacts_mb")
+
+    async def snapshot_bound(self, tenant: str, key_id: str) -> int | None:
+        """Returns how many bytes the tenant's snapshots may have in all; None if nothing bounds them."""
+        bounds = (await self._payer(tenant, key_id)).bounds["snapshots_mb"]
+        return min((most * MIB for _, most in bounds), default=None)
+
+    async def report_snapshot_limit(self, tenant: str, key_id: str) -> None:
+        self.metering.report_limit(await self._payer(tenant, key_id), "snapshots_mb")

@@ -6,29 +6,36 @@ holds its lock during every call.
 """
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from warren.kernel.fair_share import FairShare, Turns
-from warren.model.audit import AuditEntry, RequestRecord
 
 _MAX_LOOKS: Final = 8  # how often one `put` looks for the largest tenant: that takes a while
 
 
-class WaitingEntry(NamedTuple):
+class OfTenant(Protocol):
+    @property
+    def tenant(self) -> str: ...
+
+
+E = TypeVar("E", bound=OfTenant)
+
+
+class WaitingEntry(NamedTuple, Generic[E]):
     """An entry in the queue. `size` counts the characters of its texts, and something for the rest of it."""
 
-    entry: AuditEntry | RequestRecord
+    entry: E
     secrets: tuple[str, ...] | None
     size: int
     number: int = 0
 
 
-class FairQueue:
+class FairQueue(Generic[E]):
     """Holds at most `most` entries, whose texts have at most `held_most` characters together."""
 
     def __init__(self, most: int, held_most: int) -> None:
         self._most = most
-        self._entries = Turns[WaitingEntry]()
+        self._entries = Turns[WaitingEntry[E]]()
         self._characters = FairShare(held_most)
         self._largest = ""
         self.last_number = 0
@@ -41,9 +48,9 @@ class FairQueue:
         """The number of the oldest entry; if there is none, the number that the next one will get."""
         return min((item.number for item in self._entries.firsts()), default=self.last_number + 1)
 
-    def put(self, entries: Iterable[WaitingEntry]) -> list[WaitingEntry]:
+    def put(self, entries: Iterable[WaitingEntry[E]]) -> list[WaitingEntry[E]]:
         """Adds entries. Returns those for which there is no room, of the new ones and of those that waited."""
-        lost: list[WaitingEntry] = []
+        lost: list[WaitingEntry[E]] = []
         looks = _MAX_LOOKS
         for item in entries:
             tenant = tenant_of(item.entry)
@@ -60,7 +67,7 @@ class FairQueue:
                 self._append(tenant, item)
         return lost
 
-    def take(self, most: int) -> list[WaitingEntry]:
+    def take(self, most: int) -> list[WaitingEntry[E]]:
         """Takes the oldest entry of each tenant in turn."""
         return [self._forget(*self._entries.next()) for _ in range(min(most, len(self._entries)))]
 
@@ -79,15 +86,15 @@ class FairQueue:
         entries = len(self._entries.of(tenant)) + bool(size)
         return max(entries / self._most, (self._characters.held(tenant) + size) / self._characters.total)
 
-    def _append(self, tenant: str, item: WaitingEntry) -> None:
+    def _append(self, tenant: str, item: WaitingEntry[E]) -> None:
         self.last_number += 1
         self._entries.add(tenant, item._replace(number=self.last_number))
         self._characters.take(tenant, item.size)
 
-    def _forget(self, tenant: str, item: WaitingEntry) -> WaitingEntry:
+    def _forget(self, tenant: str, item: WaitingEntry[E]) -> WaitingEntry[E]:
         self._characters.give_back(tenant, item.size)
         return item
 
 
-def tenant_of(entry: AuditEntry | RequestRecord) -> str:
+def tenant_of(entry: OfTenant) -> str:
     return entry.tenant if isinstance(entry.tenant, str) else ""

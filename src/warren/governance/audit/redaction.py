@@ -131,6 +131,7 @@ _SHAPES: Final = (
     _shape(_NAMES, rf"((?<![\w.-]){_NAME}\s*:\s+){_TYPE}(?!\[redacted){_VALUE}"),
 )
 
+_KEYS_AND_TOKENS: Final = tuple(shape for shape in _SHAPES if shape.put == GONE)
 _ALL_HINTS: Final = {hint for shape in _SHAPES for hint in shape.hints}
 _HINTS: Final = tuple(  # those that do not contain another one
     sorted(hint for hint in _ALL_HINTS if not any(other in hint for other in _ALL_HINTS - {hint}))
@@ -229,11 +230,19 @@ def may_have_shapes(text: str) -> bool:
     return any(map(small.__contains__, _HINTS))
 
 
+def without_tokens(text: str) -> str:
+    """Removes private keys and tokens that are known by their beginnings: what has a shape of its own. In a long output
+    what precedes a value says little, and looking for that takes thirty times as long."""
+    return _without(text, _KEYS_AND_TOKENS)
+
+
 def without_shapes(text: str) -> str:
-    if not may_have_shapes(text):
-        return text
+    return _without(text, _SHAPES) if may_have_shapes(text) else text
+
+
+def _without(text: str, shapes: Sequence[_Shape]) -> str:
     small = text.lower()
-    for hints, pattern, put in _SHAPES:
+    for hints, pattern, put in shapes:
         if any(hint in small for hint in hints):
             text = pattern.sub(put, text)
     return text

@@ -38,6 +38,8 @@ _IDLE_S: Final = 2.0
 _BASE_SIZE: Final = 256
 _TENANTS_TOLD: Final = 64
 
+Waiting = WaitingEntry[AuditEntry | RequestRecord]
+
 _log = get_log("warren.audit")
 
 
@@ -52,9 +54,9 @@ class AuditWriter:
     def __init__(self, lines: AuditLines, commands: CommandText, queue_most: int = MAX_QUEUE) -> None:
         self._lines = lines
         self._commands = commands
-        self._handed: deque[WaitingEntry] = deque()
+        self._handed: deque[Waiting] = deque()
         self._handed_most = min(_MAX_HANDED, queue_most)
-        self._queue = FairQueue(queue_most, _MAX_HELD)
+        self._queue = FairQueue[AuditEntry | RequestRecord](queue_most, _MAX_HELD)
         self._lost = _Losses()
         self._changed = threading.Condition()  # guards the queue, the losses and `_written_below`
         self._written_below = 1  # all entries with smaller numbers are written, or lost
@@ -129,7 +131,7 @@ class AuditWriter:
 
     def _run(self) -> None:
         while self._wait_for_entries():
-            batch: list[tuple[WaitingEntry, bytes]] = []
+            batch: list[tuple[Waiting, bytes]] = []
             try:
                 batch = self._encode_batch()
                 self._write(batch)
@@ -162,9 +164,9 @@ class AuditWriter:
                 self._asleep = False
                 idle_since = time.monotonic()
 
-    def _encode_batch(self) -> list[tuple[WaitingEntry, bytes]]:
+    def _encode_batch(self) -> list[tuple[Waiting, bytes]]:
         """Encodes entries for a bounded time, those of all tenants in turn. They are written as they came."""
-        batch: list[tuple[WaitingEntry, bytes]] = []
+        batch: list[tuple[Waiting, bytes]] = []
         until = time.monotonic() + _ENCODE_MAX_S
         while len(batch) < _BATCH and (began := time.monotonic()) < until:
             with self._changed:
@@ -177,7 +179,7 @@ class AuditWriter:
             time.sleep(took_s if took_s > _SLOW_S and not self._stopping else _TURN_S)  # the event loop's turn
         return sorted(batch, key=lambda one: one[0].number)
 
-    def _encode(self, item: WaitingEntry) -> bytes:
+    def _encode(self, item: Waiting) -> bytes:
         """Returns an empty line for an entry that cannot be encoded: no content may end this thread."""
         try:
             entry = item.entry.as_entry() if isinstance(item.entry, RequestRecord) else item.entry
@@ -189,7 +191,7 @@ class AuditWriter:
             self._count_lost([item.entry])
             return b""
 
-    def _write(self, batch: Sequence[tuple[WaitingEntry, bytes]]) -> None:
+    def _write(self, batch: Sequence[tuple[Waiting, bytes]]) -> None:
         with self._changed:
             notes = self._lost.as_entries()
         ready = [(item, line) for item, line in batch if line]
@@ -211,7 +213,7 @@ class AuditWriter:
         self._trouble = trouble
 
 
-def _measure(entry: AuditEntry | RequestRecord, secrets: Collection[str] | None) -> WaitingEntry:
+def _measure(entry: AuditEntry | RequestRecord, secrets: Collection[str] | None) -> Waiting:
     """Returns an entry for the queue, with no more of long texts and of many secrets than will be looked at. Raises if
     the entry holds what cannot be measured."""
     detail = entry.notes if isinstance(entry, RequestRecord) else entry.detail

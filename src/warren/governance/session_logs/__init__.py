@@ -1,0 +1,1 @@
+"""Logs of sessions: what their commands, cells and terminals did."""
