@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         FileEntry,
         FileMatch,
         ImageInfo,
+        LogEntry,
         MetricsInfo,
         NetworkInfo,
         OutputChunk,
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
         SavedArtifacts,
         SearchSummary,
         SessionInfo,
+        SnapshotInfo,
         Ticket,
+        VolumeInfo,
     )
 
 _MODULES = {
@@ -62,6 +65,7 @@ _MODULES = {
         "FiguresInfo",
         "FileMatch",
         "ImageInfo",
+        "LogEntry",
         "MetricsInfo",
         "NetworkInfo",
         "OutputChunk",
@@ -70,7 +74,9 @@ _MODULES = {
         "SavedArtifacts",
         "SearchSummary",
         "SessionInfo",
+        "SnapshotInfo",
         "Ticket",
+        "VolumeInfo",
     ),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -93,6 +99,7 @@ __all__ = [
     "FileEntry",
     "FileMatch",
     "ImageInfo",
+    "LogEntry",
     "Logs",
     "MetricsInfo",
     "NetworkInfo",
@@ -107,8 +114,10 @@ __all__ = [
     "SavedArtifacts",
     "SearchSummary",
     "SessionInfo",
+    "SnapshotInfo",
     "Terminal",
     "Ticket",
+    "VolumeInfo",
     "WarrenError",
 ]
 

@@ -18,10 +18,13 @@ from warren.app.wiring import (
     build_artifacts,
     build_context,
     build_environments,
+    build_logs,
     build_metrics,
     build_metrics_page,
     build_pipeline,
     build_sessions,
+    build_snapshot_store,
+    build_snapshots,
     e2b_templates,
     recorder_of,
     with_pages,
@@ -100,13 +103,21 @@ class CoordinatorService:
         await self.tenancy.keys.check_admin_key(settings.api_key)
         artifact_store = await build_artifact_store(settings) if settings.artifact_store else None
         artifacts = build_artifacts(settings, self._store.records, artifact_store, self.tenancy, clock)
+        snapshot_store = await build_snapshot_store(settings) if settings.snapshot_store else None
+        snapshots = build_snapshots(
+            *(settings, self._store.records, snapshot_store, None, self.tenancy, self._environments, clock)
+        )
         lifecycle = Lifecycle(
             SessionBasis(self._store, None, clock, in_cluster=True, recorder=self.history),
             LifecycleOptions(
-                waits=StartWaits(settings.claim_timeout_s), events=self.tenancy.events, artifacts=artifacts
+                waits=StartWaits(settings.claim_timeout_s),
+                events=self.tenancy.events,
+                artifacts=artifacts,
+                snapshots=snapshots,
             ),
         )
         self.sessions = build_sessions(settings, lifecycle, self.tenancy, self._environments)
+        self.logs = build_logs(settings, self._store, self.tenancy, clock, keeps=False)
         failover = Failover(self._fleet, self._roster, self._store, lifecycle, retention_s=settings.key_retention_s)
         self.control = ClusterOperator(
             self._fleet,
@@ -141,6 +152,7 @@ class CoordinatorService:
             self.control,
             build_metrics_page(self._metrics, coordinator_readings(self.control)),
             self.history,
+            self.logs,
         )
         context = with_pages(settings, context)
 

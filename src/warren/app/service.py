@@ -21,10 +21,13 @@ from warren.app.wiring import (
     build_clock,
     build_environments,
     build_lifecycle,
+    build_logs,
     build_metrics,
     build_provider,
     build_reaper,
     build_sessions,
+    build_snapshot_store,
+    build_snapshots,
     build_store,
     build_template_builds,
     build_tenancy,
@@ -32,6 +35,7 @@ from warren.app.wiring import (
     recorder_of,
 )
 from warren.config.settings import Settings
+from warren.governance.session_logs.logs import Logs
 from warren.governance.tenancy import Tenancy
 from warren.interfaces.artifacts import ArtifactStore
 from warren.interfaces.provider import Provider
@@ -46,6 +50,7 @@ from warren.sessions.history import History, Reading
 from warren.sessions.lifecycle import Lifecycle
 from warren.sessions.manager import Sessions
 from warren.sessions.reaper import Reaper
+from warren.sessions.snapshots.expiry import SnapshotExpiry
 from warren.worker.worker import LocalWorker
 
 if TYPE_CHECKING:
@@ -65,6 +70,7 @@ class Service:
 
     sessions: Sessions
     tenancy: Tenancy
+    logs: Logs
     in_cluster: ClassVar[bool] = False  # whether other workers share the store
     role: ClassVar[str] = "server"
     response_grace_s: float = 1.0  # the time in which clients may read their last answers
@@ -89,9 +95,11 @@ class Service:
         self._store: SessionStore | None = None
         self._tenancy: Tenancy | None = None
         self._artifact_store: ArtifactStore | None = None
+        self._snapshot_store: ArtifactStore | None = None
         self._providers: list[Provider] = []
         self._worker: LocalWorker | None = None
         self._lifecycle: Lifecycle | None = None
+        self._logs: Logs | None = None
         self._tasks: list[asyncio.Task[Any]] = []
         self._template_builds: TemplateBuilds | None = None
 
@@ -141,6 +149,13 @@ class Service:
             saving,
             in_cluster=self.in_cluster,
         )
+        snapping = partial(self._call_fault, "snapshots")
+        self._snapshot_store = await build_snapshot_store(settings, snapping)
+        snapshots = build_snapshots(
+            *(settings, self._store.records, self._snapshot_store, self._worker, self.tenancy, self.environments),
+            *(self._clock, snapping),
+            in_cluster=self.in_cluster,
+        )
         self._lifecycle = build_lifecycle(
             settings,
             self._store,
@@ -150,13 +165,18 @@ class Service:
             fault,
             clock=self._clock,
             artifacts=artifacts,
+            snapshots=snapshots,
             in_cluster=self.in_cluster,
             recorder=self.history,
+        )
+        self.logs = self._logs = build_logs(
+            settings, self._store, self.tenancy, self._clock, keeps=True, in_cluster=self.in_cluster
         )
         self.sessions = build_sessions(settings, self._lifecycle, self.tenancy, self.environments)
         await self._before_recovery()
         reaper: Reaper = build_reaper(settings, self.sessions, rebooted=self._rebooted)
         await reaper.recover()
+        await self._lifecycle.volumes.recover()
         await self._worker.start()
         await self._after_recovery()
         self._run(reaper.run(), "reaper")
@@ -164,6 +184,8 @@ class Service:
         self._run(self._lifecycle.networks.run_meter(), "networks")
         self._run(self._lifecycle.metrics.run(), "session-metrics")
         self._run(ArtifactExpiry(artifacts, self._clock).run(), "artifacts")
+        self._run(SnapshotExpiry(snapshots, self._clock).run(), "snapshots")
+        self._run(self._logs.run(), "session-logs")
         self._run(self.environments.watch(self._clock), "environments")
         self._run(self._report_obstacle(self._worker), "readiness")
         if self.metrics is not None:
@@ -236,12 +258,16 @@ class Service:
             await self._template_builds.close()
         if self._tenancy is not None:
             await self._tenancy.close()
+        if self._logs is not None:
+            await self._logs.close()
         if self._worker is not None:
             await self._worker.close()
         for provider in self._providers:
             await provider.close()
         if self._artifact_store is not None:
             await self._artifact_store.close()
+        if self._snapshot_store is not None:
+            await self._snapshot_store.close()
         if self._store is not None:
             await self._store.close()
         if self._lock >= 0:  # last: from now on another service may use the state directory

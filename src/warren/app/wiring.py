@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from warren.doctor.reports import DoctorReports
     from warren.governance.metrics.process_metrics import MetricsPage, ProcessMetrics
     from warren.governance.metrics.readings import Readings
+    from warren.governance.session_logs.logs import Logs
     from warren.governance.tenancy import Tenancy
     from warren.http.admission import Admission
     from warren.http.context import Context
@@ -69,13 +70,16 @@ if TYPE_CHECKING:
     from warren.sessions.manager import Sessions
     from warren.sessions.preview_links import PreviewLinks
     from warren.sessions.reaper import Reaper
+    from warren.sessions.snapshots.service import SnapshotOptions, Snapshots
     from warren.stores.encryption import Encryption
     from warren.worker.worker import LocalWorker
 
 DATABASE: Final = "sessions.db"
 SECRETS_KEY: Final = "secrets.key"
 ARTIFACTS: Final = "artifacts"
+SEALED_SNAPSHOTS: Final = "sealed-snapshots"
 AUDIT: Final = "audit"
+SESSION_LOGS: Final = "logs"
 AUDIT_FILES: Final = 16
 _DOCTOR: Final = (sys.executable, "-m", "warren.cli.main", "doctor", "--json")
 _BUILD_IMAGE: Final = (sys.executable, "-m", "warren.cli.main", "image", "build", "--report")
@@ -161,9 +165,11 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
     if name == "e2b":
         return _build_e2b(settings, fault)
     if name == "fake":
+        from warren.model.capability import Capability
         from warren.testing.fake_provider import FakeProvider
 
-        return FakeProvider()
+        able = {Capability.TERMINALS, Capability.SNAPSHOTS, Capability.PAUSE, Capability.VOLUMES}
+        return FakeProvider(capabilities=frozenset(able))
     raise ProviderUnavailable(f"the provider {name!r} is not built yet", remedy="use the provider oci")
 
 
@@ -479,6 +485,111 @@ def build_artifacts(
     )
 
 
+async def build_snapshot_store(settings: Settings, fault: Fault = lambda _: None) -> "ArtifactStore | None":
+    """Returns None where snapshots are kept as saved disks: without encryption, on the machine itself."""
+    from warren.interfaces.artifacts import SNAPSHOTS
+
+    if settings.snapshot_store.startswith("s3://"):
+        from warren.stores.artifact_s3 import open_s3
+
+        return open_s3(settings.snapshot_store, settings.snapshot_s3_endpoint, SNAPSHOTS)
+    if not (settings.snapshot_store or settings.snapshot_encryption):
+        return None
+    from pathlib import Path
+
+    from warren.stores.artifact_directory import DirectoryArtifacts
+    from warren.worker.guard import default_disk_reserve, read_room
+
+    directory = Path(settings.snapshot_store or settings.state_dir / SEALED_SNAPSHOTS)
+    reserve = settings.min_free_disk_mb or default_disk_reserve(read_room(directory))
+    is_shared = bool(settings.snapshot_store)
+    return await DirectoryArtifacts(
+        directory, kind=SNAPSHOTS, min_free_mb=reserve, shared=is_shared, fault=fault
+    ).open()
+
+
+def build_snapshots(
+    settings: Settings,
+    records: "RecordStore",
+    store: "ArtifactStore | None",
+    worker: "LocalWorker | None",
+    tenancy: "Tenancy",
+    environments: Environments,
+    clock: Clock,
+    fault: Fault = lambda _: None,
+    *,
+    in_cluster: bool = False,
+) -> "Snapshots":
+    from warren.sessions.snapshots.records import SnapshotRecords
+    from warren.sessions.snapshots.service import Snapshots
+
+    options = replace(
+        snapshot_options(settings, store, environments),
+        place=settings.worker_id if in_cluster else "",
+        bound_of=tenancy.snapshot_bound,
+        report_limit=tenancy.report_snapshot_limit,
+        fault=fault,
+    )
+    return Snapshots(SnapshotRecords(records, clock), worker, clock, options, tenancy.events)
+
+
+def snapshot_options(
+    settings: Settings, store: "ArtifactStore | None", environments: Environments
+) -> "SnapshotOptions":
+    from warren.kernel.signing import Signer
+    from warren.model.snapshot import SnapshotRules
+    from warren.model.spec import MIB
+    from warren.sessions.snapshots.sealing import Sealing
+    from warren.sessions.snapshots.service import SnapshotOptions
+    from warren.sessions.snapshots.signed_files import MAC, PURPOSE
+
+    keys = _installation_keys(settings)
+    return SnapshotOptions(
+        store=store,
+        sealing=Sealing(keys) if settings.snapshot_encryption else None,
+        signer=Signer(keys, PURPOSE, MAC),
+        environment_of=environments,
+        rules=SnapshotRules(settings.snapshot_max_count, settings.snapshot_ttl_s, settings.snapshot_cache_mb * MIB),
+    )
+
+
+def build_logs(
+    settings: Settings,
+    store: "SessionStore",
+    tenancy: "Tenancy",
+    clock: Clock,
+    *,
+    keeps: bool,
+    in_cluster: bool = False,
+) -> "Logs":
+    """The logs of the sessions of this process. Without `keeps` they are on the workers."""
+    from warren.governance.session_logs.logged_sandbox import LoggedSandbox
+    from warren.governance.session_logs.logs import ENDS, LogRules, Logs
+    from warren.model.spec import MIB
+    from warren.worker.guard import default_disk_reserve, read_room
+
+    reserve = settings.min_free_disk_mb or (default_disk_reserve(read_room(settings.state_dir)) if keeps else 0)
+    rules = LogRules(
+        settings.session_log_mb * MIB,
+        settings.session_log_retention_s,
+        with_commands=settings.audit_commands != "none",
+        min_free=reserve * MIB,
+    )
+    logs = Logs(
+        settings.state_dir / SESSION_LOGS if keeps else None,
+        store.records,
+        store.get,
+        clock,
+        rules=rules,
+        place=settings.worker_id if in_cluster and keeps else "",
+        bound_of=tenancy.log_bound,
+        secrets=tenancy.secrets,
+    )
+    tenancy.metering.logged = partial(LoggedSandbox, logs)
+    tenancy.events.subscribe(logs.note_event, kinds=ENDS)
+    return logs
+
+
 def build_lifecycle(
     settings: Settings,
     store: "SessionStore",
@@ -489,6 +600,7 @@ def build_lifecycle(
     *,
     clock: Clock,
     artifacts: "Artifacts | None" = None,
+    snapshots: "Snapshots | None" = None,
     in_cluster: bool = False,
     recorder: Recorder = NO_RECORDER,
 ) -> "Lifecycle":
@@ -497,6 +609,7 @@ def build_lifecycle(
     from warren.sessions.metrics import MetricsMeter
     from warren.sessions.network_meter import NetworkMeter
     from warren.sessions.starting import StartWaits
+    from warren.sessions.volumes.service import VolumeRules
 
     basis = SessionBasis(store, worker, clock, in_cluster, recorder, fault)
     options = LifecycleOptions(
@@ -507,6 +620,14 @@ def build_lifecycle(
         metrics=MetricsMeter(clock, basis.sandbox_of, environments, tenancy.events.publish),
         secrets=tenancy.secrets,
         artifacts=artifacts,
+        payer_of=tenancy.payer_of,
+        snapshots=snapshots,
+        volumes=VolumeRules(
+            settings.worker_id if in_cluster else "",
+            settings.volume_mb,
+            tenancy.metering.report_limit,
+            lambda step: fault(f"volume {step}"),
+        ),
     )
     return Lifecycle(basis, options)
 
@@ -552,12 +673,26 @@ def _read_authorities(path: "Path | None") -> str:
 def build_sessions(
     settings: Settings, lifecycle: "Lifecycle", tenancy: "Tenancy", environments: Environments
 ) -> "Sessions":
+    from warren.model.session import OnIdle
+    from warren.model.session_log import LogLevel, read_level, strongest
     from warren.sessions.manager import Sessions
     from warren.sessions.new_rows import Offer
     from warren.sessions.new_session import Defaults
 
-    defaults = Defaults(settings.default_environment, settings.idle_timeout_s, settings.max_lifetime_s)
-    offer = Offer(environments, defaults, build_ceilings(settings), environments.entries)
+    defaults = Defaults(
+        settings.default_environment,
+        settings.idle_timeout_s,
+        settings.max_lifetime_s,
+        OnIdle(settings.on_idle),
+        settings.max_paused_s,
+    )
+    default = LogLevel(settings.session_logs)
+
+    async def log_level(tenant: str, environment: Environment, asked: str) -> LogLevel:
+        least = (await tenancy.tenants.of(tenant)).logs
+        return strongest(read_level(asked) or default, read_level(environment.logs), read_level(least))
+
+    offer = Offer(environments, defaults, build_ceilings(settings), environments.entries, log_level)
     return Sessions(lifecycle, tenancy.metering, offer)
 
 
@@ -624,6 +759,7 @@ def build_context(
     cluster: "ClusterControl | None" = None,
     metrics: "MetricsPage | None" = None,
     history: "History | None" = None,
+    logs: "Logs | None" = None,
 ) -> "Context":
     from warren.http.context import Context
     from warren.kernel.answer_memory import MIB, AnswerMemory
@@ -649,11 +785,13 @@ def build_context(
         labels=build_labels(settings),
         links=build_links(settings),
         artifacts=sessions.lifecycle.artifacts,
+        snapshots=sessions.lifecycle.snapshots,
         cluster=cluster,
         doctor=None if cluster else build_doctor(settings),
         builds=sessions.worker.builds if isinstance(sessions.worker, LocalWorker) else None,
         metrics=metrics,
         history=history,
+        logs=logs,
     )
 
 
@@ -733,11 +871,12 @@ def build_app(
     tracing: Tracing = OFF,
     metrics: "ProcessMetrics | None" = None,
     history: "History | None" = None,
+    logs: "Logs | None" = None,
 ) -> "ASGIApp":
     from warren.app.readings import server_readings
     from warren.http.previews.proxy import PreviewProxy
 
-    context = build_context(settings, environments, sessions, tenancy, identity, history=history)
+    context = build_context(settings, environments, sessions, tenancy, identity, history=history, logs=logs)
     page = build_metrics_page(metrics, server_readings(sessions, context.port_connections))
     context = replace(with_pages(settings, context), metrics=page)
     previews = PreviewProxy(sessions, context.port_connections)

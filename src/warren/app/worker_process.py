@@ -188,6 +188,7 @@ class WorkerService(Service):
             self.tenancy,
             CoordinatorIdentity(self._auth),
             history=self.history,
+            logs=self.logs,
         )
         scheme = "http" if self._settings.cluster_ca is None else "https"
         assert self._mirror is not None

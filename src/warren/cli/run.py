@@ -41,13 +41,17 @@ from warren.cli.options import (
 )
 from warren.cli.output import printable
 from warren.config.settings import Settings, read_settings
+from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.errors import ImageNotFound, InvalidRequest, WarrenError
 from warren.model.gpus import parse_gpus
 from warren.model.image_reference import is_image_reference
 from warren.model.network import NetworkRules
 from warren.model.operations import Command
+from warren.model.session import DEFAULT_TENANT
+from warren.model.snapshot import Snapshot
 from warren.model.spec import Layer, SandboxSpec
+from warren.model.tenant_images import reference_in
 
 _MEMORY_HINT: Final = "give it more: --memory MB"
 _REFUSALS: Final = 5
@@ -70,6 +74,7 @@ class RunOptions:
     internet: bool = False
     no_network: bool = False
     gpus: str = ""
+    snapshot: str = ""
 
 
 _OPTIONS = (
@@ -81,6 +86,7 @@ _OPTIONS = (
     click.option("--disk", type=SizeType(), metavar="MB", help="Disk limit, in MiB or as 512m or 1g."),
     click.option("--require", multiple=True, metavar="LAYER", help="Start nothing without this layer of isolation."),
     click.option("--gpus", default="", metavar="N", help="Graphics processors for it alone: a number, or id:0,1."),
+    click.option("--snapshot", default="", metavar="S", help="Start with the files of this snapshot of the machine."),
 )
 
 
@@ -244,18 +250,42 @@ def _run_in_fresh_sandbox(settings: Settings, options: RunOptions, work: Callabl
     """Runs `work` with a sandbox of its own; returns its exit code, or 128 + N when the signal N ended it."""
     from warren.app.wiring import read_environment
 
+    snapshot = asyncio.run(_find_snapshot(settings, options.snapshot)) if options.snapshot else None
+    if snapshot is not None:
+        options = _with_snapshot(options, snapshot)
     if is_image_reference(options.environment):
         options = replace(options, environment="base", image=options.image or options.environment)
     spec = build_spec(settings, options)
     environment = read_environment(settings, options.environment)
     provider = options.provider or environment.provider or settings.providers[0]
+    if snapshot is not None:
+        from warren.sessions.snapshots.beginnings import check_beginning, with_room
+
+        check_beginning(snapshot, environment, options.image, provider)
+        asked = () if options.disk is None else ("disk_mb",)
+        spec = replace(spec, limits=with_room(spec.limits, snapshot, asked))
     if provider == "oci" or (provider == "docker" and spec.image == "base"):
         _ensure_image(settings, spec.image)
     given = network_values(options.allow, options.deny, options.internet, options.no_network)
     rules = environment.network if given is None else NetworkRules.from_mapping(given)
     if rules.is_open and Layer.NO_NETWORK in spec.require:
         raise InvalidRequest(f"no_network is required, and the rules open: {rules}", remedy="give --no-network")
-    return asyncio.run(until_signal(_with_sandbox(settings, provider, spec, rules, work)))
+    return asyncio.run(until_signal(_with_sandbox(settings, provider, spec, rules, work, snapshot)))
+
+
+async def _find_snapshot(settings: Settings, which: str) -> Snapshot:
+    from warren.app.snapshot_access import open_snapshots
+
+    async with open_snapshots(settings, None) as snapshots:
+        return await snapshots.records.get(DEFAULT_TENANT, which)
+
+
+def _with_snapshot(options: RunOptions, snapshot: Snapshot) -> RunOptions:
+    """Returns the options with the environment, image and provider of the snapshot, where none were given."""
+    is_default = click.get_current_context().get_parameter_source("environment") is click.core.ParameterSource.DEFAULT
+    environment = snapshot.environment if is_default else options.environment
+    image = options.image or (reference_in(snapshot.image) or snapshot.image if is_default else "")
+    return replace(options, environment=environment, image=image, provider=options.provider or snapshot.provider)
 
 
 def _ensure_image(settings: Settings, image: str) -> None:
@@ -305,6 +335,7 @@ async def _with_sandbox(
     spec: SandboxSpec,
     rules: NetworkRules,
     work: Callable[[Sandbox], Awaitable[int]],
+    snapshot: Snapshot | None,
 ) -> int:
     from warren.app.wiring import build_provider
 
@@ -313,7 +344,7 @@ async def _with_sandbox(
         spec = replace(spec, env={**env, **spec.env})
     provider = build_provider(settings, provider_name)
     try:
-        sandbox = await provider.create(spec)
+        sandbox = await _create(settings, provider, spec, snapshot)
         try:
             await provider.sweep()
             if not rules.is_open:
@@ -327,6 +358,15 @@ async def _with_sandbox(
             await provider.destroy(sandbox.id)
     finally:
         await provider.close()
+
+
+async def _create(settings: Settings, provider: Provider, spec: SandboxSpec, snapshot: Snapshot | None) -> Sandbox:
+    if snapshot is None:
+        return await provider.create(spec)
+    from warren.app.snapshot_access import open_snapshots
+
+    async with open_snapshots(settings, provider) as snapshots, snapshots.present(snapshot) as disk:
+        return await provider.create(replace(spec, disk=disk))
 
 
 async def _check_network(settings: Settings, rules: NetworkRules) -> tuple[NetworkRules, dict[str, str]]:

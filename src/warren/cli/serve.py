@@ -194,6 +194,7 @@ async def _run_service(settings: Settings, make: "Callable[..., Service]", tls: 
             service.tracing,
             service.metrics,
             service.history,
+            service.logs,
         )
 
     async def announce(service: Service, port: int) -> None:
@@ -211,7 +212,7 @@ async def _run_service(settings: Settings, make: "Callable[..., Service]", tls: 
 
 def _confine_coordinator(settings: Settings) -> str:
     """Confines this process to what a coordinator needs: it writes temporary files, its log, the first key, and
-    artifacts if all machines share their directory; it keeps all else in Redis.
+    artifacts and snapshots if all machines share their directories; it keeps all else in Redis.
 
     Returns why that was not possible, or an empty text; the coordinator runs in either case.
     """
@@ -223,8 +224,7 @@ def _confine_coordinator(settings: Settings) -> str:
     places = [Path(tempfile.gettempdir()), Path("/dev/null")]
     if settings.log_file is not None:
         places.append(settings.log_file.absolute().parent)
-    if settings.artifact_store.startswith("/"):
-        places.append(Path(settings.artifact_store))
+    places += [Path(each) for each in (settings.artifact_store, settings.snapshot_store) if each.startswith("/")]
     if credentials := credentials_path():
         with contextlib.suppress(OSError):
             credentials.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

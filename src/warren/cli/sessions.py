@@ -1,11 +1,8 @@
-"""`warren create`, `ps`, `inspect`, `logs`, `kill`, `kill-all` and `stats`: the sessions of a server."""
+"""`warren create`, `ps`, `inspect`, `pause`, `resume`, `kill`, `kill-all` and `stats`: the sessions of a server."""
 
-import base64
-import re
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -27,7 +24,6 @@ from warren.cli.options import (
 )
 from warren.cli.output import (
     CLEAR_SCREEN,
-    STREAM_FDS,
     Coloured,
     format_age,
     format_seconds,
@@ -35,7 +31,6 @@ from warren.cli.output import (
     print_json,
     print_table,
     seconds_since,
-    write_bytes,
 )
 from warren.cli.remote import (
     RemoteServer,
@@ -47,6 +42,7 @@ from warren.cli.remote import (
 )
 from warren.model.errors import Conflict, InvalidRequest, NotFound, SandboxLost, SessionEnded
 from warren.model.gpus import gpus_value
+from warren.model.volume import parse_mount
 
 Values = dict[str, Any]
 
@@ -57,9 +53,9 @@ _SESSION_TITLES: Final = (
 _SPARE_TITLES: Final = ("POOL", "IMAGE", "WORKER", "PROVIDER", "IDLE LEFT")
 _CUT_TITLES: Final = ("THREAD", "ENVIRONMENT", "STATE")
 _STATE_COLOURS: Final = {
-    "running": "green", "creating": "yellow", "stopping": "yellow", "lost": "red", "ended": "bright_black",
+    "running": "green", "paused": "cyan", "creating": "yellow", "stopping": "yellow", "lost": "red",
+    "ended": "bright_black",
 }  # fmt: skip
-_PROCESS_TITLES: Final = ("PROCESS", "STATE", "AGE", "BYTES", "COMMAND")
 _POOL_TITLES: Final = (
     "POOL", "READY", "CREATING", "TARGET", "CLAIMS/S", "WAITING", "HIT RATE", "P50", "P95", "MADE", "FAILED",
 )  # fmt: skip
@@ -73,8 +69,6 @@ _SHORTAGES: Final = {
     "pool_ceiling": "the machine's memory allows the pool no more",
     "planning_failed": "the server cannot read how much room the machine has; its log says why",
 }
-_OUTPUT_BYTES: Final = 1024 * 1024
-_FOLLOW_S: Final = 30.0
 _WATCH_S: Final = 2.0
 
 
@@ -97,13 +91,18 @@ _WATCH_S: Final = 2.0
 @click.option("-e", "variables", multiple=True, metavar="K=V", help="Environment variable for every command in it.")
 @click.option("--require", multiple=True, metavar="LAYER", help="Start nothing without this layer of isolation.")
 @click.option("--secret", "secret_names", multiple=True, metavar="NAME", help="A secret that its requests carry.")
+@click.option("--snapshot", default="", metavar="S", help="Start with the files of this snapshot.")
 @click.option("--provider", default="", metavar="P", help="What makes the sandbox, one of the server's providers.")
 @click.option("--gpus", default="", metavar="N", help="Graphics processors for it alone: a number, or id:0,1.")
+@click.option("-v", "--volume", "volumes", multiple=True, metavar="NAME:PATH[:ro]", help="A named volume in it.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="What its worker must have: gpu=1.")
 @click.option("--metadata", multiple=True, metavar="K=V", help="A note of your own, to find it by.")
 @network_options
+@click.option("--logs", default="", metavar="LEVEL", help="What is kept of what it does: off, commands, output.")
 @click.option("--idle-timeout", "idle_timeout_s", type=Duration(), metavar="D", help="End it when unused so long: 10m.")
 @click.option("--max-lifetime", "max_lifetime_s", type=Duration(), metavar="D", help="End it after so long: 1h.")
+@click.option("--on-idle", type=click.Choice(["end", "pause"]), help="What becomes of it when unused so long.")
+@click.option("--max-paused", "max_paused_s", type=Duration(), metavar="D", help="End it when paused so long: 1d.")
 @replace_lost_option
 @server_options
 def create(
@@ -116,6 +115,7 @@ def create(
     require: tuple[str, ...],
     secret_names: tuple[str, ...],
     gpus: str,
+    volumes: tuple[str, ...],
     labels: tuple[str, ...],
     allow: tuple[str, ...],
     deny: tuple[str, ...],
@@ -137,6 +137,7 @@ def create(
         "require": list(require),
         "secrets": list(secret_names),
         "gpus": gpus_value(gpus),
+        "volumes": [parse_mount(each) for each in volumes],
         "labels": parse_pairs("--label", labels),
         "metadata": parse_pairs("--metadata", metadata),
         "network": network_values(allow, deny, internet, no_network),
@@ -266,119 +267,49 @@ def _print_each(
 
 
 @click.command()
-@click.argument("words", nargs=-1, metavar="SESSION PROCESS", shell_complete=complete_session)
+@click.argument("sessions", nargs=-1, metavar="SESSION…", shell_complete=complete_session)
 @thread_option
-@click.option("-f", "--follow", is_flag=True, help="Go on until the command ends.")
-@click.option("--offset", type=click.IntRange(min=0), default=0, metavar="N", help="Begin at this byte of the output.")
-@click.option("-n", "--tail", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines there are.")
+@click.option("--max-paused", "max_paused_s", type=Duration(), metavar="D", help="End it when paused so long: 1d.")
+@click.option("--auto-resume/--no-auto-resume", default=None, help="Whether whoever uses it resumes it.")
 @server_options
-def logs(
-    words: tuple[str, ...], thread: str, follow: bool, offset: int, tail: int | None, url: str, as_json: bool
-) -> None:
-    """Print the output of a background command, byte by byte as it was.
+def pause(
+    sessions: tuple[str, ...],
+    thread: str,
+    max_paused_s: float | None,
+    auto_resume: bool | None,
+    url: str,
+    as_json: bool,
+) -> int:
+    """Let everything in sessions stand still. They keep their memory, and their time-outs stand still as well.
 
-    PROCESS is what `warren exec -d` has printed; without it the commands and terminals of SESSION are listed.
-
-    Example: warren logs -f ses_0123 web
+    Example: warren pause ses_0123
     """
-    name, process_id = _split_process(words, thread)
+    given = {"max_paused_s": max_paused_s, "auto_resume": auto_resume}
+    values = {name: value for name, value in given.items() if value is not None}
+    return _change_each("pause_session", _given_sessions(sessions, thread), thread, url, as_json, values)
+
+
+@click.command()
+@click.argument("sessions", nargs=-1, metavar="SESSION…", shell_complete=complete_session)
+@thread_option
+@server_options
+def resume(sessions: tuple[str, ...], thread: str, url: str, as_json: bool) -> int:
+    """Let paused sessions go on.
+
+    Example: warren resume ses_0123
+    """
+    return _change_each("resume_session", _given_sessions(sessions, thread), thread, url, as_json, {})
+
+
+def _change_each(operation: str, names: tuple[str, ...], thread: str, url: str, as_json: bool, values: Values) -> int:
+    """Performs an operation on each session and prints the id and the state it has then."""
     with RemoteServer(url) as server:
-        session_id = server.find(name, thread)
-        if not process_id:
-            _print_processes(server.backend.call("list_processes", session_id)["processes"], as_json)
-            return
-        if tail is not None:
-            offset = _find_tail(_read_output(server, session_id, process_id, offset, follow=False), tail)
-        pages = _read_output(server, session_id, process_id, offset, follow)
-        if as_json:
-            print_json(_output_document(pages, offset))
-            return
-        for page in pages:
-            for chunk in page["chunks"]:
-                offset = _print_chunk(chunk, offset)
 
+        def change(name: str) -> Values:
+            session: Values = server.backend.call(operation, server.find(name, thread), **values)
+            return session
 
-def _split_process(words: tuple[str, ...], thread: str) -> tuple[str, str]:
-    name, rest = split_session(words, thread)
-    if len(rest) > 1:
-        raise click.UsageError(f"one process at a time, not {len(rest)}")
-    return name, rest[0] if rest else ""
-
-
-def _print_processes(processes: list[Values], as_json: bool) -> None:
-    if as_json:
-        print_json({"processes": processes})
-        return
-    rows = [
-        (
-            each["process_id"],
-            "running" if each["running"] else f"{each['reason']} ({each['exit_code']})",
-            format_seconds(each["started_s_ago"]),
-            each["bytes_total"],
-            each["command"][:60],
-        )
-        for each in processes
-    ]
-    print_table(_PROCESS_TITLES, rows)
-
-
-def _read_output(server: RemoteServer, session_id: str, process_id: str, offset: int, follow: bool) -> Iterator[Values]:
-    wait_s = _FOLLOW_S if follow else 0
-    while True:
-        page = server.backend.call(
-            "read_output",
-            session_id,
-            process_id=process_id,
-            work_s=wait_s,
-            offset=offset,
-            limit=_OUTPUT_BYTES,
-            wait_s=wait_s,
-            encoding="base64",
-        )
-        yield page
-        if not page["chunks"] and not (follow and page["running"]):
-            return
-        offset = page["next_offset"]
-
-
-def _find_tail(pages: Iterator[Values], lines: int) -> int:
-    """Returns the offset at which the last `lines` lines of the output begin.
-
-    Keeps only the offsets of these lines, not the output.
-    """
-    begins: deque[int] = deque(maxlen=lines + 1)  # the offsets at which lines begin
-    end = 0
-    for page in pages:
-        for chunk in page["chunks"]:
-            data = base64.b64decode(chunk["data"])
-            if not begins:
-                begins.append(chunk["offset"])
-            begins.extend(chunk["offset"] + found.end() for found in re.finditer(b"\n", data))
-            end = chunk["next_offset"]
-    if not begins or not lines:
-        return end
-    if begins[-1] == end:  # the last line is complete
-        return begins[0]
-    return begins[max(0, len(begins) - lines)]
-
-
-def _print_chunk(chunk: Values, offset: int) -> int:
-    """Prints a chunk, and reports bytes before it that the sandbox did not keep. Returns the offset after the chunk."""
-    if chunk["offset"] > offset:
-        report(f"{chunk['offset'] - offset} bytes were not kept")
-    write_bytes(STREAM_FDS[chunk["stream"]], base64.b64decode(chunk["data"]))
-    return int(chunk["next_offset"])
-
-
-def _output_document(pages: Iterator[Values], offset: int) -> Values:
-    chunks, running = [], True
-    for page in pages:
-        running = page["running"]
-        for chunk in page["chunks"]:
-            data = base64.b64decode(chunk.pop("data")).decode(errors="replace")
-            chunks.append({**chunk, "encoding": "text", "data": data})
-    end = chunks[-1]["next_offset"] if chunks else offset
-    return {"chunks": chunks, "next_offset": end, "running": running}
+        return _print_each(names, change, lambda session: f"{session['session_id']} {session['state']}", as_json)
 
 
 @click.command()

@@ -137,21 +137,25 @@ def show(server: RemoteServer, name: str) -> Answer:
 @quota_option
 @click.option("--policy", "policy_file", default="", metavar="FILE", help="Its command policy, in YAML.")
 @click.option("--no-policy", is_flag=True, help="Remove its command policy.")
+@click.option("--logs", metavar="LEVEL", help="Least that is kept of what its sessions do: off, commands, output.")
 @server_command
-def set_tenant(server: RemoteServer, name: str, quotas: tuple[str, ...], policy_file: str, no_policy: bool) -> Answer:
-    """Set the quota or the command policy of a tenant.
+def set_tenant(
+    server: RemoteServer, name: str, quotas: tuple[str, ...], policy_file: str, no_policy: bool, logs: str | None
+) -> Answer:
+    """Set the quota, the command policy or the logs of a tenant.
 
     Settings that are not named stay. `--quota NAME=` removes a bound. docs/tenants.md has the names.
 
     Example: warren tenants set acme --quota sessions=10 --quota requests_per_minute=600 --policy policy.yaml
     """
-    if not (quotas or policy_file or no_policy) or (policy_file and no_policy):
-        raise click.UsageError("set what? Give --quota NAME=N, and --policy FILE or --no-policy")
+    if not (quotas or policy_file or no_policy or logs is not None) or (policy_file and no_policy):
+        raise click.UsageError("set what? Give --quota NAME=N, --policy FILE or --no-policy, or --logs LEVEL")
     changes, policy = parse_quota(quotas), read_policy(Path(policy_file)) if policy_file else None
     old = _get_or_empty(server, name)
     values = {
         "quota": _merge_quota(old["quota"], changes),
         "policy": {} if no_policy else old["policy"] if policy is None else policy,
+        "logs": old.get("logs", "") if logs is None else logs,
     }
     return _answer(server.call("PUT", _path(name), values=values))
 

@@ -89,7 +89,8 @@ class Failover:
     async def _give_up(self, session: Session) -> None:
         if session.state.can_be_lost:
             detail = f"its worker {session.worker!r} does not answer any more"
-            lost = session.moved_to(SessionState.LOST, reason=EndReason.LOST, detail=detail)
+            clocks = session.clocks_at(self._clock.now())
+            lost = session.moved_to(SessionState.LOST, reason=EndReason.LOST, detail=detail, **clocks)
             if await self._store.swap_of_dead(lost, self._fleet.me.id):
                 self._reports.lost(lost)
         elif session.state.is_in_transition:

@@ -75,7 +75,8 @@ class Candidate:
 class Requirements:
     """What a new session needs. `pooled`: False if it has an image or limits of its own, because no pool has such
     sandboxes. `needs`: capabilities of the provider, which is the worker's default if none is named. `gpus`: ids of
-    graphics processors, or `any` for each. `image`: empty if unknown."""
+    graphics processors, or `any` for each. `image`: empty if unknown. `worker`: the only one that may
+    have it, if any, and `why` that is so."""
 
     environment: str
     tenant: str
@@ -85,6 +86,8 @@ class Requirements:
     needs: frozenset[str] = frozenset()
     gpus: Sequence[str] = ()
     image: str = ""
+    worker: str = ""
+    why: str = ""
 
 
 def rank_workers(
@@ -146,8 +149,10 @@ def has_room(worker: Candidate) -> bool:
 
 def fits(required: Requirements, worker: Candidate) -> bool:
     return (
-        _has_provider(required, worker)
+        required.worker in ("", worker.id)
+        and _has_provider(required, worker)
         and not _lacking(required, worker)
+        and required.worker in ("", worker.id)
         and required.labels.items() <= worker.labels.items()
         and len(required.gpus) <= worker.gpus
     )
@@ -202,10 +207,14 @@ def explain_no_worker(required: Requirements, candidates: Sequence[Candidate]) -
     alive = [worker for worker in candidates if worker.alive]
     if not alive:
         return f"no worker is alive, of {len(candidates)} that are known"
+    if required.worker and not (alive := [worker for worker in alive if worker.id == required.worker]):
+        return f"the worker {required.worker!r}, {required.why}, is not alive"
     with_provider = [worker for worker in alive if _has_provider(required, worker)]
     if not with_provider:
         names = dict.fromkeys(name for worker in alive for name in worker.providers)
         return f"no worker has the provider {required.provider}, there are: {', '.join(names)}"
+    if required.worker and not any(worker.id == required.worker for worker in with_provider):
+        return f"the worker {required.worker}, which has the session's volumes, is not there"
     able = [worker for worker in with_provider if not _lacking(required, worker)]
     if not able:
         return f"no worker that is alive has the capability {', '.join(sorted(required.needs))}"

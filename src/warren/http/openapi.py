@@ -44,6 +44,8 @@ TAGS: Final = [
         "description": "Files of any size, read and written with the rights of the sandbox's user",
     },
     {"name": "artifacts", "description": "Files that outlive their sandbox"},
+    {"name": "snapshots", "description": "Disks that sessions start from, and forks"},
+    {"name": "volumes", "description": "Named disks that outlive sessions, and that several can share"},
     {"name": "flat", "description": "The same in the words of older clients"},
     {"name": "e2b", "description": "Code and files in the words of E2B-style clients"},
     {"name": "webhooks", "description": "Addresses that get the events of sessions"},

@@ -26,6 +26,8 @@ _PARAMETERS: Final[dict[str, Any]] = {
     "context_id": Annotated[str, Path(description="The context's id", examples=["ctx_python"])],
     "execution_id": Annotated[str, Path(description="The cell's id, as `started` or its result gave it")],
     "artifact_id": Annotated[str, Path(description="The artifact's id, as saving or listing it gave it")],
+    "snapshot": Annotated[str, Path(description="The snapshot's id or name")],
+    "volume": Annotated[str, Path(description="The volume's name, or its id", examples=["cache"])],
     "port": Annotated[str, Path(description="A TCP port inside the sandbox", examples=["3000"])],
     "kind": Annotated[str, Path(description="environments, agents, tools or prompts", examples=["prompts"])],
     "entry": Annotated[str, Path(description="The entry's name", examples=["coding"])],

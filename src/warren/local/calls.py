@@ -54,6 +54,8 @@ class LocalCalls:
             values = await resolved(values)
         if operation == "create_session" and values is not None and not values["thread_id"]:
             self.threadless.insert(0, values["session_id"])
+        elif operation == "fork_session" and values is not None:
+            self.threadless[:0] = [each["session_id"] for each in values["sessions"] if not each["thread_id"]]
         elif operation == "delete_session" and session_id in self.threadless:
             self.threadless.remove(session_id)
         return values

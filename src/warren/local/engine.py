@@ -309,7 +309,8 @@ def _import_parts(
         service = Service(settings, is_local=True)
         await service.start()
         identity = build_identity(settings, service.tenancy)
-        context = build_context(settings, service.environments, service.sessions, service.tenancy, identity)
+        parts = service.environments, service.sessions, service.tenancy, identity
+        context = build_context(settings, *parts, logs=service.logs)
         return service, LocalCalls(context)
 
     return make, uvloop.new_event_loop

@@ -18,6 +18,7 @@ Mode = Literal["remote", "local"]
 ImageProgress = Callable[[ImageBuilding], None]
 
 _log: Final = logging.getLogger("warren")
+_SENT_IF_FALSE: Final = frozenset({"auto_resume"})
 _NOT_SENT: Final = frozenset({"timeout", "exactly_once", "image_timeout_s", "on_image_progress"})
 
 
@@ -62,11 +63,17 @@ class SessionOptions(TypedDict, total=False):
     provider: str
     network: "NetworkRules | Mapping[str, Any] | None"
     gpus: int | Sequence[str] | None
+    volumes: Sequence[str | Mapping[str, Any]]
     idle_timeout_s: float | None
     max_lifetime_s: float | None
+    on_idle: Literal["end", "pause", "hibernate"] | None
+    max_paused_s: float | None
+    auto_resume: bool
     replace_lost: bool
     on_mismatch: OnMismatch
     agent_config: str | Mapping[str, Any]
+    snapshot: str
+    logs: str
     exactly_once: bool
     image_timeout_s: float
     on_image_progress: ImageProgress | None
@@ -122,7 +129,11 @@ def check_options(options: WorkOptions) -> None:
 def session_values(thread_id: str, options: WorkOptions) -> dict[str, Any]:
     """Returns what the request for a new session says, as JSON has it: options that are not empty."""
     given = {"thread_id": thread_id, **{name: _json_value(name, value) for name, value in options.items()}}
-    return {name: value for name, value in given.items() if value and name not in _NOT_SENT}
+    return {
+        name: value
+        for name, value in given.items()
+        if (value or (value is False and name in _SENT_IF_FALSE)) and name not in _NOT_SENT
+    }
 
 
 def network_values(rules: "NetworkRules | Mapping[str, Any]") -> dict[str, Any]:
@@ -144,9 +155,20 @@ def _json_value(name: str, value: Any) -> Any:
         return network_values(value)
     if name == "limits" and value:
         _check_limits(value)
+    if name == "volumes" and value:
+        return [volume_values(each) for each in value]
     if isinstance(value, Mapping):
         return dict(value)
     return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
+
+
+def volume_values(volume: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Reads NAME:PATH[:ro], or the mapping that a request has. Raises InvalidRequest."""
+    if isinstance(volume, Mapping):
+        return dict(volume)
+    from warren.model.volume import parse_mount
+
+    return parse_mount(volume)
 
 
 def _check_limits(limits: Any) -> None:

@@ -93,6 +93,42 @@ class ArtifactInfo(BaseResult):
 
 
 @dataclass(frozen=True, slots=True)
+class LogEntry(BaseResult):
+    """One entry of the log of a session: what happened (`event`), or what was written (`stream` and `text`).
+
+    `kind`: command, cell, terminal, output or note. `command_id` is the same in all entries of a command. `missing`: so
+    many bytes before the text were not kept. docs/logs.md explains the others.
+    """
+
+    id: int
+    at: str
+    kind: str
+    event: str = ""
+    command_id: str = ""
+    process_id: str | None = None
+    command: str = ""
+    cwd: str = ""
+    user: str | None = None
+    key_id: str | None = None
+    background: bool = False
+    context_id: str = ""
+    language: str | None = None
+    exit_code: int | None = None
+    reason: str = ""
+    signal: int | None = None
+    duration_ms: float = 0.0
+    cpu_ms: float = 0.0
+    bytes_total: int = 0
+    execution_count: int | None = None
+    error: str | None = None
+    detail: str = ""
+    stream: str = ""
+    text: str = ""
+    missing: int = 0
+    until: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SavedArtifacts(BaseResult):
     """The artifacts that were saved, and what was not: `left_out` has the path and the reason (`why`) of the first of
     `left_out_count` files."""
@@ -102,6 +138,49 @@ class SavedArtifacts(BaseResult):
     left_out_count: int = 0
 
     _inner: ClassVar = {"artifacts": ArtifactInfo}
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo(BaseResult):
+    """The saved disk of a session. `bytes`: what it occupies. `disk_mb`: sessions that start from it have at least so
+    much. `parent`: the snapshot that its session started from. `worker`: the machine that keeps it, if others do not
+    reach it. `expires_at` None: never."""
+
+    snapshot_id: str
+    name: str | None = None
+    environment: str = ""
+    image: str = ""
+    provider: str = ""
+    writable_root: bool = False
+    disk_mb: int = 0
+    bytes: int = 0
+    sha256: str = ""
+    stopped_ms: float = 0.0
+    session_id: str | None = None
+    thread_id: str | None = None
+    parent: str | None = None
+    worker: str | None = None
+    owner: str = "user"
+    public: bool = False
+    metadata: dict[str, str] = field(default_factory=dict)
+    created_at: str = ""
+    expires_at: str | None = None
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeInfo(BaseResult):
+    """A named disk that outlives sessions. `used_bytes`: what it occupies on its machine; `sessions`: those that have
+    it. Both are None in lists. `worker`: whose disk it is on, in a cluster."""
+
+    volume_id: str
+    name: str
+    size_mb: int
+    created_at: str
+    metadata: dict[str, str] = field(default_factory=dict)
+    worker: str | None = None
+    used_bytes: int | None = None
+    sessions: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +271,10 @@ class SessionInfo(BaseResult):
     idle_expires_at: str | None = None
     idle_timeout_s: float = 0.0
     max_lifetime_s: float = 0.0
+    on_idle: str = "end"
+    paused_at: str | None = None
+    max_paused_s: float = 0.0
+    auto_resume: bool = True
     limits: dict[str, float] | None = None
     pooled: bool = False
     image: str | None = None
@@ -206,6 +289,9 @@ class SessionInfo(BaseResult):
     agent: str | None = None
     agent_config: dict[str, Any] | None = None
     mismatch: dict[str, Any] | None = None
+    snapshot: str | None = None
+    forked_from: str | None = None
+    volumes: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +359,8 @@ class EnvironmentInfo(BaseResult):
     env_names: list[str] = field(default_factory=list)
     idle_timeout_s: float | None = None
     max_lifetime_s: float | None = None
+    on_idle: str | None = None
+    max_paused_s: float | None = None
     needs: list[str] = field(default_factory=list)
     network: dict[str, Any] | None = None
     default: bool = False

@@ -12,7 +12,7 @@ import { formatValues } from "../lib/format";
 import { parseJsonObject } from "../lib/json_input";
 import { Quotas } from "../pages/usage";
 
-const EMPTY: TenantView = { name: "", quota: {}, policy: {} };
+const EMPTY: TenantView = { name: "", quota: {}, policy: {}, logs: "" };
 
 export function Tenants() {
     const loaded = useRequest((signal) => get<TenantList>("/api/admin/tenants", {}, signal), []);
@@ -97,10 +97,12 @@ function TenantDialog({ tenant, onClose, onDone }: { tenant: TenantView; onClose
     const name = useSignal(tenant.name);
     const quota = useSignal(JSON.stringify(tenant.quota, null, 1));
     const policy = useSignal(JSON.stringify(tenant.policy, null, 1));
+    const logs = useSignal(tenant.logs);
     async function submit() {
         const body: TenantBody = {
             quota: parseJsonObject(quota.value, "The quota"),
             policy: parseJsonObject(policy.value, "The policy"),
+            logs: logs.value,
         };
         await put(apiPath`/api/admin/tenants/${name.value}`, body);
         onDone();
@@ -127,6 +129,11 @@ function TenantDialog({ tenant, onClose, onDone }: { tenant: TenantView; onClose
                 hint='JSON: {"sessions": 10, "requests_per_minute": 600, "exec_seconds_per_day": 3600}'
             />
             <TextAreaField label="Command policy" value={policy} hint='JSON: {"mode": "enforce", "deny": ["curl"]}' />
+            <TextField
+                label="Logs"
+                value={logs}
+                hint="at least: off, commands or output; empty: what the server says"
+            />
         </FormDialog>
     );
 }

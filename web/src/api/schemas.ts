@@ -127,6 +127,10 @@ export interface ContextView {
     lost_reason?: string | null;
 }
 
+export interface CopyBody {
+    name: string;
+}
+
 export interface DeedPage {
     deeds: DeedView[];
     next: string | null;
@@ -210,6 +214,8 @@ export interface EnvironmentView {
     env_names: string[];
     idle_timeout_s: number | null;
     max_lifetime_s: number | null;
+    on_idle: "end" | "pause" | "hibernate" | null;
+    max_paused_s: number | null;
     needs: string[];
     secrets: string[];
     gpus: string[];
@@ -217,6 +223,7 @@ export interface EnvironmentView {
     root: "read-only" | "writable";
     sudo: boolean;
     contexts: string[];
+    volumes: WishedVolumeView[];
     alerts: AlertsView;
     default: boolean;
     image_state: "ready" | "missing" | "outdated" | "building" | null;
@@ -311,6 +318,25 @@ export interface FileView {
     gid: number;
     modified: string;
     target: string | null;
+}
+
+export interface ForkBody {
+    count?: number;
+    thread_ids?: string[];
+    metadata?: Record<string, string>;
+}
+
+export interface ForkError {
+    number: number;
+    code: string;
+    detail: string;
+    remedy: string;
+}
+
+export interface ForkView {
+    sessions: SessionView[];
+    errors: ForkError[];
+    carried: string;
 }
 
 export interface FoundView {
@@ -408,6 +434,47 @@ export interface LinkBody {
     by_path?: boolean;
 }
 
+export interface LogEntryView {
+    id: number;
+    at: string;
+    kind: string;
+    event?: string | null;
+    command_id?: string | null;
+    process_id?: string | null;
+    command?: string | null;
+    cwd?: string | null;
+    user?: string | null;
+    key_id?: string | null;
+    background?: boolean | null;
+    context_id?: string | null;
+    language?: string | null;
+    exit_code?: number | null;
+    reason?: string | null;
+    signal?: number | null;
+    duration_ms?: number | null;
+    cpu_ms?: number | null;
+    bytes_total?: number | null;
+    execution_count?: number | null;
+    error?: string | null;
+    detail?: string | null;
+    stream?: string | null;
+    text?: string | null;
+    missing?: number | null;
+    until?: number | null;
+}
+
+export interface LogView {
+    session_id: string;
+    level: string;
+    entries: LogEntryView[];
+    next: number;
+    more: boolean;
+    ended: boolean;
+    bytes: number;
+    expires_at: string | null;
+    hint?: string | null;
+}
+
 export interface LogsView {
     stdout: string[];
     stderr: string[];
@@ -478,6 +545,12 @@ export interface NewKeyView {
     key: string;
 }
 
+export interface NewVolumeBody {
+    name: string;
+    size_mb?: number | null;
+    metadata?: Record<string, string>;
+}
+
 export interface NewWebhookView {
     id: string;
     url: string;
@@ -516,6 +589,12 @@ export interface PathBody {
 
 export interface PathView {
     path: string;
+}
+
+export interface PauseBody {
+    max_paused_s?: number | null;
+    auto_resume?: boolean | null;
+    to_disk?: boolean;
 }
 
 export interface PingView {
@@ -732,9 +811,15 @@ export interface SessionBody {
     metadata?: Record<string, string>;
     idle_timeout_s?: number | null;
     max_lifetime_s?: number | null;
+    on_idle?: "end" | "pause" | "hibernate" | null;
+    max_paused_s?: number | null;
+    auto_resume?: boolean;
+    snapshot?: string;
     replace_lost?: boolean;
     agent_config?: string | Record<string, unknown>;
     on_mismatch?: "keep" | "replace" | "error";
+    logs?: string;
+    volumes?: VolumeBody[];
 }
 
 export interface SessionPage {
@@ -742,7 +827,7 @@ export interface SessionPage {
     next: string | null;
 }
 
-export type SessionState = "creating" | "running" | "lost" | "stopping" | "ended";
+export type SessionState = "creating" | "running" | "paused" | "lost" | "stopping" | "ended";
 
 export interface SessionView {
     session_id: string;
@@ -760,6 +845,10 @@ export interface SessionView {
     idle_expires_at: string | null;
     idle_timeout_s: number;
     max_lifetime_s: number;
+    on_idle: "end" | "pause" | "hibernate";
+    paused_at: string | null;
+    max_paused_s: number;
+    auto_resume: boolean;
     limits: LimitsView | null;
     pooled: boolean;
     image: string | null;
@@ -770,8 +859,12 @@ export interface SessionView {
     agent: string | null;
     agent_config: Record<string, unknown> | null;
     gpus: string[];
+    volumes: VolumeMountView[];
     previous: PreviousView | null;
     artifacts?: SavedAtEndView | null;
+    snapshot?: string | null;
+    forked_from?: string | null;
+    logs: string;
     reason: string | null;
     detail: string | null;
     url: string;
@@ -802,6 +895,41 @@ export interface SignedInView {
     cookie: boolean;
 }
 
+export interface SnapshotBody {
+    name?: string;
+    expires_in_s?: number | null;
+    metadata?: Record<string, string>;
+    public?: boolean;
+}
+
+export interface SnapshotPage {
+    snapshots: SnapshotView[];
+    next: string | null;
+}
+
+export interface SnapshotView {
+    snapshot_id: string;
+    name: string | null;
+    environment: string;
+    image: string;
+    provider: string;
+    writable_root: boolean;
+    disk_mb: number;
+    bytes: number;
+    sha256: string;
+    stopped_ms: number;
+    session_id: string | null;
+    thread_id: string | null;
+    parent: string | null;
+    worker: string | null;
+    owner: string;
+    public: boolean;
+    metadata: Record<string, string>;
+    created_at: string;
+    expires_at: string | null;
+    url: string;
+}
+
 export interface StatsView {
     sessions: Record<string, number>;
     workers: Record<string, Record<string, unknown>>;
@@ -827,6 +955,7 @@ export interface SummaryView {
 export interface TenantBody {
     quota?: Record<string, unknown>;
     policy?: Record<string, unknown>;
+    logs?: string;
 }
 
 export interface TenantList {
@@ -837,6 +966,7 @@ export interface TenantView {
     name: string;
     quota: Record<string, unknown>;
     policy: Record<string, unknown>;
+    logs: string;
 }
 
 export interface TerminalBody {
@@ -894,6 +1024,43 @@ export interface UsageTable {
     usage: UsageRow[];
     total: UsageFigures;
     artifact_bytes: number;
+    snapshot_bytes: number;
+    volumes_mb: number;
+}
+
+export interface VolumeBody {
+    name: string;
+    path: string;
+    read_only?: boolean;
+    size_mb?: number | null;
+}
+
+export interface VolumeMountView {
+    volume_id: string;
+    name: string;
+    path: string;
+    read_only: boolean;
+}
+
+export interface VolumePage {
+    volumes: VolumeView[];
+    next: string | null;
+}
+
+export interface VolumePatchBody {
+    size_mb?: number | null;
+    metadata?: Record<string, string | null> | null;
+}
+
+export interface VolumeView {
+    volume_id: string;
+    name: string;
+    size_mb: number;
+    created_at: string;
+    metadata: Record<string, string>;
+    worker: string | null;
+    used_bytes?: number | null;
+    sessions?: string[] | null;
 }
 
 export interface WebhookBody {
@@ -913,6 +1080,13 @@ export interface WebhookView {
     description: string;
     created_at: string;
     disabled: string | null;
+}
+
+export interface WishedVolumeView {
+    name: string;
+    path: string;
+    read_only: boolean;
+    size_mb: number | null;
 }
 
 export interface WorkerView {

@@ -5,7 +5,9 @@ The router is the coordinator's stage between admission and dispatch.
 - A request about a session goes to the session's worker.
 - A request that creates a session goes to the worker of its thread's session, otherwise to a worker that placement
   chooses, and to the next choice if that one refuses.
-- A request about the machines goes to any worker, one about an artifact to the worker that keeps it, if one does.
+- A request about the machines goes to any worker, one about an artifact or a snapshot to the worker that keeps it,
+  if one does. A session that starts from a snapshot of one worker is made there.
+- A request about a volume, and one that creates a session with volumes, goes to the worker whose disk they are on.
 - The coordinator itself answers requests about lost or ended sessions, and about no single session.
 
 The worker of a session never changes, and the router remembers it. So running sessions stay reachable while Redis is
@@ -39,6 +41,7 @@ from warren.cluster.placement import Requirements
 from warren.cluster.proxy.liveness import Liveness
 from warren.cluster.proxy.target import Target, concerns_worker, read_target, target_in_json
 from warren.cluster.roster import Member
+from warren.governance.session_logs.records import place_of_log
 from warren.http.client.client import WorkerClient, WorkerResponse
 from warren.http.client.errors import Broken, ForwardingFailed, Unreachable, WebSocketRefused
 from warren.http.client.headers import Header, Passes
@@ -50,6 +53,7 @@ from warren.http.problems import MEDIA_TYPE
 from warren.http.request import Kind, Request
 from warren.interfaces.store import SessionStore
 from warren.kernel.bounded_dict import BoundedDict
+from warren.kernel.clock import SystemClock
 from warren.kernel.tracing import trace_headers
 from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
@@ -63,6 +67,7 @@ from warren.model.errors import (
     MachineFull,
     Misdirected,
     NoCapacity,
+    NotFound,
     PortClosed,
     PortFailed,
     SessionNotFound,
@@ -73,10 +78,14 @@ from warren.model.errors import (
 from warren.model.gpus import read_gpus
 from warren.model.image_reference import is_image_reference
 from warren.model.preview import CHECKED_HEADER, SANDBOX_HEADER, Way
-from warren.model.session import Session, SessionState, new_session_id
+from warren.model.session import OnIdle, Session, SessionState, new_session_id
+from warren.model.snapshot import Snapshot
+from warren.model.volume import MAX_MOUNTS, rendered
 from warren.sessions.artifact_records import place_of
 from warren.sessions.ending import unusable_error
 from warren.sessions.operations.machine import MAX_WORKER_NAME
+from warren.sessions.snapshots.records import SnapshotRecords
+from warren.sessions.volumes.records import place_of as place_of_volume
 
 _MAX_REMEMBERED: Final = 100_000
 _PATIENCE_S: Final = 10.0  # how long a worker may let a create wait when another worker could take it
@@ -115,6 +124,7 @@ class Router:
         self._agent_of = agent_of
         self._e2b_wishes = e2b_wishes
         self._tls = tls
+        self._snapshots = SnapshotRecords(store.records, SystemClock())
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker_ids = BoundedDict[_LookupKey, str](_MAX_REMEMBERED)
 
@@ -147,12 +157,19 @@ class Router:
             elif operation.of_machine:
                 worker_id = self._any_worker()
         elif operation.of_artifact:
-            worker_id = await self._keeper_of(caller, request.params["artifact_id"], operation)
+            place = await place_of(self._store.records, caller.tenant, request.params["artifact_id"])
+            worker_id = self._keeper_at(place, operation)
+        elif operation.of_snapshot:
+            worker_id = await self._keeper_of_snapshot(caller, operation, request)
+        elif operation.of_volume:
+            worker_id = await self._holder_of(caller, request.params.get("volume", ""), operation)
         else:
             target = await read_target(operation, request, body)
             session, worker_id = await self._find_worker(caller, target)
             if worker_id and session is not None and _replaces_session(operation, caller, target):
                 worker_id = await self._end_if_elsewhere(worker_id, session, request, target)
+            if not worker_id and operation.of_log:
+                worker_id = await self._keeper_of_log(caller, target.session_id, session, operation)
             if not worker_id and _creates_session(operation, caller, target, session):
                 await self._place_session(request, target, body, send)
                 return True
@@ -194,13 +211,48 @@ class Router:
                 return worker_id
         raise Unavailable("no worker is there to be asked", remedy="start one, and try again", retry_after_s=2)
 
-    async def _keeper_of(self, caller: Caller, artifact_id: str, operation: Operation) -> str:
-        """The worker that keeps the content of an artifact, or "" if the coordinator answers: the store is shared,
-        there is no such artifact, or it is to be deleted and its worker, which removes the content later, is away."""
-        worker_id = await place_of(self._store.records, caller.tenant, artifact_id)
+    async def _keeper_of_snapshot(self, caller: Caller, operation: Operation, request: Request) -> str:
+        """The worker that keeps a snapshot, or any that may unpack one from an upload: its body can be sent once."""
+        check_scope(caller, operation.scope)
+        if which := request.params.get("snapshot"):
+            snapshot = await self._find_snapshot(caller, which)
+            if snapshot is not None and snapshot.packed and not snapshot.place and operation.method != "DELETE":
+                return self._any_worker()
+            return "" if snapshot is None else self._keeper_at(snapshot.place, operation)
+        query = {name: values[-1] for name, values in parse_qs(request.scope["query_string"].decode("latin-1")).items()}
+        required = replace(self._requirements(caller, Target(values=query)), gpus=(), image="")
+        return self._fleet.choose_workers(replace(required, needs=required.needs | {Capability.SNAPSHOTS}))[0].id
+
+    async def _find_snapshot(self, caller: Caller, which: str) -> Snapshot | None:
+        try:
+            return await self._snapshots.get_usable(caller.tenant, which)
+        except NotFound:
+            return None  # whoever answers says so
+
+    async def _keeper_of_log(
+        self, caller: Caller, session_id: str, session: Session | None, operation: Operation
+    ) -> str:
+        """The worker that keeps the log of a session that has ended. Its record may come a moment after that."""
+        place = await place_of_log(self._store.records, (caller.tenant, session_id))
+        if not place and session is not None and session.logs and session.worker in self._fleet.members:
+            place = session.worker
+        return self._keeper_at(place, operation)
+
+    def _keeper_at(self, worker_id: str, operation: Operation) -> str:
+        """The worker that keeps a content, or "" if the coordinator answers: the store is shared, there is no such
+        content, or it is to be deleted and its worker, which removes it later, is away."""
         member = self._fleet.members.get(worker_id)
         is_away = member is None or not member.alive
         return "" if is_away and operation.method == "DELETE" else worker_id
+
+    async def _holder_of(self, caller: Caller, volume: str, operation: Operation) -> str:
+        """The worker that has a volume, or for a new one a worker that can have it. "" if the coordinator answers:
+        there is no such volume, or it is to be deleted, and its worker, which removes its disk later, is away."""
+        if not volume:
+            check_scope(caller, operation.scope)
+            needs = frozenset({Capability.VOLUMES})
+            return self._fleet.choose_workers(Requirements(self._environment, caller.tenant, needs=needs))[0].id
+        return self._keeper_at(await place_of_volume(self._store.records, caller.tenant, volume), operation)
 
     async def _find_worker(self, caller: Caller, target: Target) -> tuple[Session | None, str]:
         """The named session, if it was looked up, and the id of the worker that must answer, or ""."""
@@ -294,7 +346,7 @@ class Router:
         """
         if not self._fleet.has_redis:
             raise Unavailable("Redis is away: no session can be made now", remedy="try again soon", retry_after_s=2)
-        members = self._choose_workers(request.caller, target)
+        members = self._choose_workers(await self._requirements_of_create(request.caller, target), target)
         needs_id = not target.thread_id and not _has_idempotency_key(request)
         for member in members:
             is_last = member is members[-1]
@@ -313,9 +365,10 @@ class Router:
     async def _end_if_elsewhere(self, worker_id: str, session: Session, request: Request, target: Target) -> str:
         """A session that is to be replaced may be on a worker that cannot have the new one. Returns the worker's id if
         it can, and "" when the session is ended. Raises if no worker can: the thread then keeps its session."""
-        if self._fleet.fits(worker_id, self._requirements(request.caller, target)):
+        required = await self._requirements_of_create(request.caller, target)
+        if self._fleet.fits(worker_id, required):
             return worker_id
-        self._choose_workers(request.caller, target)
+        self._choose_workers(required, target)
         member = await self._fleet.find_reachable(worker_id)
         path, headers = f"/api/sessions/{session.id}".encode(), self._headers_for_worker(request, has_headers=False)
         try:
@@ -329,9 +382,48 @@ class Router:
             raise _problem_of(answer)
         return ""
 
-    def _choose_workers(self, caller: Caller, target: Target) -> list[Member]:
-        """A session whose network nobody asked for goes to a worker without networks where no other is."""
+    async def _requirements_of_create(self, caller: Caller, target: Target) -> Requirements:
+        required = await self._requirements_with_snapshot(caller, target)
+        worker = await self._worker_of_volumes(caller, target)
+        return replace(required, worker=worker, why="which has its volumes") if worker else required
+
+    async def _requirements_with_snapshot(self, caller: Caller, target: Target) -> Requirements:
         required = self._requirements(caller, target)
+        known, wanted = self._environment_of(required.environment), target.values.get("snapshot")
+        which = wanted if isinstance(wanted, str) and wanted else "" if known is None else known.snapshot
+        snapshot = await self._find_snapshot(caller, which) if which else None
+        if snapshot is None:
+            return required
+        if not target.values.get("environment") and wanted:
+            values = {"image": snapshot.image, **target.values, "environment": snapshot.environment}
+            required = self._requirements(caller, Target(values=values))
+        return replace(
+            required,
+            provider=required.provider or snapshot.provider,
+            needs=required.needs | {Capability.SNAPSHOTS},
+            pooled=False,
+            worker=snapshot.place,
+            why="which keeps the snapshot",
+        )
+
+    async def _worker_of_volumes(self, caller: Caller, target: Target) -> str:
+        """The worker that has a volume of the session; "" if none of its volumes is there yet. The worker itself says
+        what is wrong with the others."""
+        wanted = target.values.get("volumes")
+        names = [one.get("name") for one in wanted if isinstance(one, dict)] if isinstance(wanted, list) else []
+        environment = self._environment_of(self._environment_name(target.values))
+        names += usual_names(environment, caller.tenant, target) if environment else []
+        for name in names[:MAX_MOUNTS]:
+            if isinstance(name, str) and (place := await place_of_volume(self._store.records, caller.tenant, name)):
+                return place
+        return ""
+
+    def _environment_name(self, values: Mapping[str, Any]) -> str:
+        name = values.get("environment") or self._agent_of(values.get("agent_config")).get("environment")
+        return name if isinstance(name, str) and name and not is_image_reference(name) else self._environment
+
+    def _choose_workers(self, required: Requirements, target: Target) -> list[Member]:
+        """A session whose network nobody asked for goes to a worker without networks where no other is."""
         try:
             return self._fleet.choose_workers(required)
         except InvalidRequest:
@@ -388,7 +480,7 @@ class Router:
             provider if isinstance(provider, str) and provider else known.provider,
             {str(name): str(value) for name, value in labels.items()} if isinstance(labels, dict) else {},
             pooled=not (image or values.get("limits") or agent.get("limits")),
-            needs=frozenset(known.needs | ({Capability.EGRESS} if _opens_network(values, known) else set())),
+            needs=known.needs | _needs(values, known),
             image=image if isinstance(image, str) and image else known.image,
             gpus=_wanted_gpus(values, known),
         )
@@ -522,6 +614,24 @@ def _wanted_gpus(values: Mapping[str, Any], environment: Environment) -> tuple[s
         return environment.gpus if values.get("gpus") is None else read_gpus(values["gpus"])
     except InvalidRequest:
         return ()  # the worker says what is wrong with it
+
+
+def _needs(values: Mapping[str, Any], environment: Environment) -> frozenset[Capability]:
+    """What a provider must be capable of for this wish; what servers do by default is not among it."""
+    needs = {Capability.EGRESS} if _opens_network(values, environment) else set()
+    pauses = (values.get("on_idle") or environment.on_idle) == OnIdle.PAUSE
+    needs |= {Capability.VOLUMES} if values.get("volumes") or environment.volumes else set()
+    return frozenset(needs | ({Capability.PAUSE} if pauses else set()))
+
+
+def usual_names(environment: Environment, tenant: str, target: Target) -> list[str]:
+    """The volumes that the environment gives a session; none if the request lacks what their names need."""
+    metadata = target.values.get("metadata")
+    user = metadata.get("user") if isinstance(metadata, dict) else ""
+    values = {"tenant": tenant, "user": user if isinstance(user, str) else "", "thread": target.thread_id}
+    with contextlib.suppress(InvalidRequest):
+        return [rendered(wish, values).name for wish in environment.volumes]
+    return []
 
 
 def _opens_network(values: Mapping[str, Any], environment: Environment) -> bool:

@@ -35,6 +35,7 @@ class Target:
 def concerns_worker(operation: Operation) -> bool:
     """Whether a worker may have to perform it."""
     of_worker = operation.of_machine or operation.of_named_machine or operation.of_artifact
+    of_worker = of_worker or operation.of_snapshot or operation.of_volume
     return of_worker or operation.session_in is not SessionIn.NOWHERE
 
 

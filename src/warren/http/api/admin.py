@@ -63,9 +63,9 @@ class TenantBody(Body):
     quota: dict[str, Any] = Field(
         default_factory=dict,
         description="sessions, disk_mb, creates_per_minute, requests_per_minute, exec_seconds_per_day, "
-        "bytes_out_per_day, egress_bytes_per_day, egress_connections, egress_mbps, gpus, max_lifetime_s, "
-        "environments (a list), limits (the most a session may ask for), egress (a list of network rules: the most it "
-        "may open)",
+        "bytes_out_per_day, egress_bytes_per_day, egress_connections, egress_mbps, gpus, "
+        "paused_sessions, artifacts_mb, max_lifetime_s, environments (a list), limits (the most a session may ask "
+        "for), egress (a list of network rules: the most it may open)",
         examples=[{"sessions": 10, "requests_per_minute": 600}],
     )
     policy: dict[str, Any] = Field(
@@ -73,12 +73,19 @@ class TenantBody(Body):
         description="The command policy of its sessions",
         examples=[{"mode": "enforce", "deny": ["curl"]}],
     )
+    logs: str = Field(
+        "",
+        description="How much is kept, at least, of what its sessions do: off, commands or output; empty: what the "
+        "server says",
+        examples=["commands"],
+    )
 
 
 class TenantView(BaseModel):
     name: str
     quota: dict[str, Any]
     policy: dict[str, Any]
+    logs: str
 
 
 class TenantList(BaseModel):
@@ -202,8 +209,8 @@ async def get_tenant(name: TenantName, context: Ctx, tenant: Admin) -> Response:
 async def put_tenant(name: TenantName, body: TenantBody, context: Ctx, tenant: Admin) -> Response:
     """Replaces what was set. It holds for the next request; sessions that run keep running."""
     note(about=name)
-    new = read_tenant(name, body.quota, body.policy)
-    note(quota=new.quota.as_mapping(), policy=str(new.policy.mode))
+    new = read_tenant(name, body.quota, body.policy, body.logs)
+    note(quota=new.quota.as_mapping(), policy=str(new.policy.mode), logs=new.logs)
     # An environment that was removed since must not keep the operator from changing the rest.
     known = (await context.tenancy.tenants.of(name)).quota.environments
     _check_environments(context, set(new.quota.environments).difference(known))

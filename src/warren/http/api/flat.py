@@ -255,6 +255,7 @@ def _notice(session: Session) -> str | None:
     why = {
         EndReason.IDLE: "expired because it was idle",
         EndReason.LIFETIME: "reached its maximum lifetime",
+        EndReason.PAUSED_TOO_LONG: "was paused for too long",
         EndReason.LOST: f"was lost ({previous.detail})",
         EndReason.SHUTDOWN: "ended when the server was stopped",
         EndReason.REPLACED: f"was replaced, because {previous.detail}",

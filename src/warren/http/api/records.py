@@ -89,6 +89,8 @@ class UsageTable(BaseModel):
     usage: list[UsageRow] = Field(description="By day, then by tenant; where nothing was used there is no row")
     total: UsageFigures
     artifact_bytes: int = Field(description="What artifacts take now, whatever the days; not in a table")
+    snapshot_bytes: int = Field(description="What snapshots take now")
+    volumes_mb: int = Field(description="The sizes of all volumes now, whatever the days; not in a table")
 
 
 class QuotaView(BaseModel):
@@ -183,8 +185,20 @@ async def _read_quotas(context: Context, caller: Caller) -> Response:
     async def artifact_bytes(tenant: str) -> int:
         return await context.artifacts.records.used_bytes(tenant) if context.artifacts else 0
 
+    async def snapshot_bytes(tenant: str) -> int:
+        return await context.snapshots.records.used_bytes(tenant) if context.snapshots else 0
+
+    async def log_bytes(tenant: str) -> int:
+        return await context.logs.used_bytes(tenant) if context.logs else 0
+
+    async def volumes_used(tenant: str) -> dict[str, int]:
+        return (await context.sessions.lifecycle.volumes.records.used(tenant))._asdict()
+
     quotas = context.tenancy.metering.quotas
-    reader = QuotaReader(context.sessions.store, quotas, context.tenancy.spent_today, artifact_bytes)
+    spent_today = context.tenancy.spent_today
+    reader = QuotaReader(
+        context.sessions.store, quotas, spent_today, artifact_bytes, snapshot_bytes, log_bytes, volumes_used
+    )
     return JsonAnswer(
         {
             "tenant": caller.tenant,
@@ -224,6 +238,8 @@ async def _read_usage(context: Context, tenant: str | None, span: _Span) -> Resp
             "usage": [row_view(row) for row in rows],
             "total": total.as_mapping(),
             "artifact_bytes": await context.artifacts.records.used_bytes(tenant) if context.artifacts else 0,
+            "snapshot_bytes": await context.snapshots.records.used_bytes(tenant) if context.snapshots else 0,
+            "volumes_mb": (await context.sessions.lifecycle.volumes.records.used(tenant)).volumes_mb,
         }
     )
 

@@ -18,6 +18,8 @@ from warren.sdk.aio.code import AsyncCode
 from warren.sdk.aio.files import AsyncFiles
 from warren.sdk.aio.platform import AsyncByteSource, open_backend, remind_to_close, run_at_most
 from warren.sdk.aio.process import AsyncProcess, AsyncTerminal, open_terminal, start_terminal
+from warren.sdk.aio.snapshots import SNAPSHOT_S, AsyncSnapshots
+from warren.sdk.aio.volumes import AsyncVolumes
 from warren.sdk.options import (
     AttachOptions,
     CommandOptions,
@@ -37,6 +39,7 @@ from warren.sdk.results import (
     EnvironmentInfo,
     ExecuteResult,
     ImageInfo,
+    LogEntry,
     MetricsInfo,
     NetworkInfo,
     OutputChunk,
@@ -65,14 +68,19 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
     `options` say what a new session is like. `environment`, `image` and `limits`: what its sandbox is made of. `env`:
     variables of its commands. `network`: what it may reach, such as {"allow": ["api.example.com"]}; by default what the
     environment says, which is nothing unless the operator has changed it. `secrets`: names of secrets that requests of
-    the sandbox carry. `gpus`: graphics processors for this sandbox alone, how many or which, where the operator
-    allows them. `require`: isolation without which the session is refused. `labels`: what the sandbox's machine must
-    have, such as {"gpu": "1"}. `provider`: one of the server's providers. `agent_config`: the agent that the session is
-    for, by its name in the registry or as a mapping; it gives what the other options do not. `idle_timeout_s` and
-    `max_lifetime_s` end the session. `replace_lost`: when the thread's sandbox has died, the client goes on in a fresh
-    one, and the result's `notice` says that earlier files are gone. `on_mismatch`: when the thread has a session with
-    another environment, image, provider, limit or number of gpus than these options name, "error" (the default) raises
-    SessionMismatch, "keep" uses that session, and "replace" ends it and makes a new one; `notice` then says so.
+    the sandbox carry. `gpus`: graphics processors for this sandbox alone, how many or which, where the operator allows
+    them. `volumes`: named disks in the sandbox, such as "cache:/workspace/cache:ro", or a mapping with `name`, `path`,
+    `read_only` and `size_mb`, which makes one that is not there. `require`: isolation without which the session is
+    refused. `labels`: what the sandbox's machine must have, such as {"gpu": "1"}. `provider`: one of the server's
+    providers. `agent_config`: the agent that the session is for, by its name in the registry or as a mapping; it gives
+    what the other options do not. `snapshot`: the name or id of a snapshot whose files it starts with. `logs`: how much
+    of what it does is kept ("commands" or "output"), see `logs()`. `idle_timeout_s` and `max_lifetime_s` end the
+    session. `on_idle`: "pause" instead lets it stand still when it is not used for its idle time-out, `max_paused_s` at
+    most; whoever uses it resumes it, unless `auto_resume` is False. `replace_lost`: when the thread's sandbox has died,
+    the client goes on in a fresh one, and the result's `notice` says that earlier files are gone. `on_mismatch`: when
+    the thread has a session with another environment, image, provider, limit or number of gpus than these options name,
+    "error" (the default) raises SessionMismatch, "keep" uses that session, and "replace" ends it and makes a new one;
+    `notice` then says so.
 
     The others say how the client works. `timeout` is that of commands without one. `exactly_once` makes commands safe
     to repeat, and repeats them when the connection breaks; it costs the server a little more. `image_timeout_s`: how
@@ -117,6 +125,7 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         self._owns_backend = backend is None
         self._stop_reminding: Callable[[], object] = lambda: None
         self._ended_session = ""
+        self._is_fork = False
         self.timeout = options.get("timeout", COMMAND_TIMEOUT_S)
         self.exactly_once = options.get("exactly_once", False)
 
@@ -128,6 +137,16 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
     def artifacts(self) -> AsyncArtifacts:
         """The artifacts of this client: files that outlive the sandbox."""
         return AsyncArtifacts(self._backend, self._perform, self._owner_of_artifacts())
+
+    @property
+    def snapshots(self) -> AsyncSnapshots:
+        """Snapshots, from which sessions start: `create` saves the files of this client's session."""
+        return AsyncSnapshots(self._backend, self._perform)
+
+    @property
+    def volumes(self) -> AsyncVolumes:
+        """The volumes of this client's tenant: named disks that outlive sessions."""
+        return AsyncVolumes(self._backend)
 
     def _owner_of_artifacts(self) -> dict[str, Any]:
         if self.thread_id:
@@ -249,9 +268,9 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
             await self.leave()
 
     async def leave(self) -> None:
-        """Ends the session, unless it is a thread's or was attached to, and closes connections."""
+        """Ends the session, unless it is a thread's or was attached to, and closes connections. A fork is ended."""
         try:
-            if not self.thread_id and not self._attached_to:
+            if not self.thread_id and (self._is_fork or not self._attached_to):
                 await self.cleanup()
                 await run_at_most(self._end_abandoned_session, _ABANDONED_S)
         finally:
@@ -283,6 +302,18 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         """Changes `idle_timeout_s`, `max_lifetime_s` or `metadata` (None removes an entry); returns the session."""
         return SessionInfo.of(await self._perform("change_session", **changes))
 
+    async def pause(self, *, max_paused_s: float | None = None, auto_resume: bool | None = None) -> SessionInfo:
+        """Stops everything in the sandbox, which keeps its memory; its time-outs stand still as well. What is under way
+        goes on when the session is resumed: by `resume`, or by its next use unless `auto_resume` is False. It ends when
+        it is paused for `max_paused_s`. What is not given stays as it is."""
+        given = {"max_paused_s": max_paused_s, "auto_resume": auto_resume}
+        values = {name: value for name, value in given.items() if value is not None}
+        return SessionInfo.of(await self._perform("pause_session", **values))
+
+    async def resume(self) -> SessionInfo:
+        """Lets everything in the sandbox go on. Does nothing to a session that is not paused."""
+        return SessionInfo.of(await self._perform("resume_session"))
+
     async def network(self) -> NetworkInfo:
         """Returns what the sandbox may reach, what it has reached, and what it was refused lately."""
         return NetworkInfo.of(await self._perform("get_network"))
@@ -308,8 +339,75 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         values = network_values(given if rules is None else rules)
         return NetworkInfo.of(await self._perform("set_network", **values))
 
-    async def cleanup(self) -> None:
-        """Ends the session and waits until its sandbox is gone. Does nothing if there is none."""
+    async def fork(
+        self, count: int = 1, *, thread_ids: Sequence[str] = (), metadata: Mapping[str, str] | None = None
+    ) -> list[Self]:
+        """Starts sessions with the files of this one as they are now, and returns a client of each.
+
+        Files are carried; processes and memory are not. Leaving a client ends its session, unless it has a thread. If
+        some sessions could not be made, such as for a quota, there are fewer clients; if none could, it raises why.
+        """
+        given = {"count": count, "thread_ids": list(thread_ids), "metadata": dict(metadata or {})}
+        made = await self._perform("fork_session", key=new_key(), work_s=SNAPSHOT_S, **given)
+        return [self._client_of_fork(session) for session in made["sessions"]]
+
+    def _client_of_fork(self, session: Mapping[str, Any]) -> Self:
+        kept: dict[str, Any] = {
+            name: self.options[name] for name in ("mode", "api_key", "timeout", "exactly_once") if name in self.options
+        }
+        if not self._owns_backend:
+            kept["backend"] = self._backend
+        client = type(self)(self.options["server_url"], session_id=session["session_id"], **kept)
+        client._is_fork = not session["thread_id"]
+        return client
+
+    async def logs(
+        self, *, follow: bool = False, after: int = 0, last: int | None = None, kinds: Sequence[str] = ()
+    ) -> AsyncGenerator[LogEntry, None]:
+        """Yields what the session has logged, the oldest first, also after its end. `after`: only entries with greater
+        ids. `last`: begin with the newest so many. `kinds`: only these, such as command and output. With `follow` it
+        goes on with what comes, until the session has ended. Reading does not keep the session alive."""
+        session_id = self.session_id or self._ended_session or self._attached_to
+        if not session_id and self.thread_id:
+            found = await find_session_of_thread(self._backend, self.thread_id)
+            session_id = found["session_id"] if found else ""
+        if not session_id:
+            return  # there was no session yet
+        wanted: dict[str, Any] = {"kinds": ",".join(kinds)}
+        page: dict[str, Any] = {"more": True, "next": after}
+        while page["more"]:
+            page = await self._backend.call("read_logs", session_id, after=page["next"], last=last, **wanted)
+            last = None
+            for entry in page["entries"]:
+                yield LogEntry.of(entry)
+        if not follow or page["ended"]:
+            return
+        following = self._backend.events("read_logs", session_id, after=page["next"], **wanted)
+        async with contextlib.aclosing(following) as events:
+            async for name, values in events:
+                if name == "entry":
+                    yield LogEntry.of(values)
+
+    async def delete_logs(self) -> None:
+        """Deletes what the session has logged so far, also after its end."""
+        if session_id := self.session_id or self._ended_session or self._attached_to:
+            await self._backend.call("delete_logs", session_id)
+
+    async def attach_volume(
+        self, name: str, path: str, *, read_only: bool = False, size_mb: int | None = None
+    ) -> SessionInfo:
+        """Mounts a volume in the sandbox at `path`, which is made if it is not there. With `size_mb` a volume that is
+        not there is made, too."""
+        given: dict[str, Any] = {"name": name, "path": path, "read_only": read_only, "size_mb": size_mb}
+        return SessionInfo.of(await self._perform("attach_volume", **given))
+
+    async def detach_volume(self, path: str) -> SessionInfo:
+        """Takes the volume at `path` away; what programs have open in it stays open for them."""
+        return SessionInfo.of(await self._perform("detach_volume", path=path))
+
+    async def cleanup(self, *, logs: bool = False) -> None:
+        """Ends the session and waits until its sandbox is gone; with `logs` its log is deleted, too. Does nothing if
+        there is none."""
         session_id, self.session_id = self.session_id, ""
         self._ended_session = session_id or self._ended_session
         if not session_id and self.thread_id:
@@ -317,7 +415,7 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
             session_id = found["session_id"] if found else ""
         if session_id:
             with contextlib.suppress(SessionNotFound):
-                await self._backend.call("delete_session", session_id)
+                await self._backend.call("delete_session", session_id, logs=logs or None)
 
     async def close(self) -> None:
         """Closes connections; the session stays."""

@@ -46,7 +46,7 @@ class AsyncFiles(AsyncSessionHolder):
             size = os.fstat(file.fileno()).st_size
             written = await self._call(
                 lambda session_id: self._backend.upload(
-                    "write_file", session_id, _read_file(file, size, progress), path=target, mode=octal
+                    "write_file", session_id, read_parts(file, size, progress), path=target, mode=octal
                 )
             )
             return FileEntry.of(written)
@@ -78,7 +78,7 @@ class AsyncFiles(AsyncSessionHolder):
             size = await in_thread(pack, path, file)
             written = await self._call(
                 lambda session_id: self._backend.upload(
-                    "write_archive", session_id, _read_file(file, size, progress), path=remote_path
+                    "write_archive", session_id, read_parts(file, size, progress), path=remote_path
                 )
             )
             return int(written["members"])
@@ -261,7 +261,7 @@ async def save_parts(
         temporary.unlink(missing_ok=True)
 
 
-async def _read_file(file: IO[bytes], size: int, progress: Progress | None) -> AsyncIterator[bytes]:
+async def read_parts(file: IO[bytes], size: int, progress: Progress | None) -> AsyncIterator[bytes]:
     await in_thread(file.seek, 0)
     done = 0
     while part := await in_thread(file.read, CHUNK_BYTES):

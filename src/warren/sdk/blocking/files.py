@@ -48,7 +48,7 @@ class Files(SessionHolder):
             size = os.fstat(file.fileno()).st_size
             written = self._call(
                 lambda session_id: self._backend.upload(
-                    "write_file", session_id, _read_file(file, size, progress), path=target, mode=octal
+                    "write_file", session_id, read_parts(file, size, progress), path=target, mode=octal
                 )
             )
             return FileEntry.of(written)
@@ -80,7 +80,7 @@ class Files(SessionHolder):
             size = in_thread(pack, path, file)
             written = self._call(
                 lambda session_id: self._backend.upload(
-                    "write_archive", session_id, _read_file(file, size, progress), path=remote_path
+                    "write_archive", session_id, read_parts(file, size, progress), path=remote_path
                 )
             )
             return int(written["members"])
@@ -260,7 +260,7 @@ def save_parts(target: Path, size: int, parts: Generator[bytes, None, None], pro
         temporary.unlink(missing_ok=True)
 
 
-def _read_file(file: IO[bytes], size: int, progress: Progress | None) -> Iterator[bytes]:
+def read_parts(file: IO[bytes], size: int, progress: Progress | None) -> Iterator[bytes]:
     in_thread(file.seek, 0)
     done = 0
     while part := in_thread(file.read, CHUNK_BYTES):

@@ -57,6 +57,7 @@ _FIRST_MESSAGES: Final = {
     "forward_socket": b"eof",
 }
 _NO_ARTIFACT: Final = f"art_{'0' * 27}"
+_NO_SNAPSHOT: Final = f"snap_{'0' * 27}"
 _BOUNDARY: Final = "warren-attack-boundary"
 
 
@@ -71,7 +72,12 @@ class ApiRequest:
 
 def request_for(row: Operation, session: str, process: str) -> ApiRequest:
     path = row.path.replace("{session_id}", session).replace("{process_id}", process).replace("{port}", "3000")
-    path = path.replace("{kind}", "prompts").replace("{entry}", "coding").replace("{artifact_id}", _NO_ARTIFACT)
+    path = (
+        path.replace("{kind}", "prompts")
+        .replace("{entry}", "coding")
+        .replace("{artifact_id}", _NO_ARTIFACT)
+        .replace("{snapshot}", _NO_SNAPSHOT)
+    )
     path = path.replace("{context_id}", "ctx_bash").replace("{execution_id}", process)
     handler = HANDLERS.get(row.name)
     asked = _QUERIES.get(row.name) or _examples(handler and handler.query)
@@ -138,4 +144,9 @@ GUARDED_ROUTES: Final = (
 def target_of(path: str, tenant: Tenant) -> str:
     path = path.replace("{session_id}", tenant.session).replace("{process_id}", tenant.process).replace("{port}", "1")
     path = path.replace("{context_id}", "ctx_bash").replace("{execution_id}", "cell_1")
-    return path.replace("{kind}", "prompts").replace("{entry}", "coding").replace("{artifact_id}", _NO_ARTIFACT)
+    return (
+        path.replace("{kind}", "prompts")
+        .replace("{entry}", "coding")
+        .replace("{artifact_id}", _NO_ARTIFACT)
+        .replace("{snapshot}", _NO_SNAPSHOT)
+    )
