@@ -56,6 +56,7 @@ class NamespaceProvider:
             raise IsolationUnavailable("this provider isolates nothing")
         if spec.image != "base":
             raise InvalidRequest(f"there is no image {spec.image}")
+        await self.check(spec)
         sandbox_id = f"sb_{secrets.token_hex(8)}"
         folder = self.state / sandbox_id
         folder.mkdir()
@@ -79,7 +80,8 @@ class NamespaceProvider:
             return Box(folder, spec, launcher, life)
 
     async def check(self, spec: SandboxSpec) -> None:
-        pass
+        if spec.disk:
+            raise InvalidRequest("this provider saves no disks")
 
     async def adopt(self, sandbox_id: str) -> Sandbox:
         box = self.boxes.get(sandbox_id)

@@ -1,4 +1,4 @@
-"""Uses every store with a state, PAUSED, that test_new_state.py has added to a copy of the package.
+"""Uses every store with a state, DORMANT, that test_new_state.py has added to a copy of the package.
 
 Arguments: a directory, the URL of a Redis, and the SQLite file that the package without the state has written.
 """
@@ -16,31 +16,31 @@ from warren.stores.memory import MemoryStore
 from warren.stores.redis_store import RedisStore
 from warren.stores.sqlite import SqliteStore
 
-PAUSED = SessionState("paused")
+DORMANT = SessionState("dormant")
 ARCHIVED = SessionState("archived")
 
 
-async def check_paused(store: SessionStore) -> None:
+async def check_dormant(store: SessionStore) -> None:
     """An active state: it keeps its thread, its place in the quota and its deadline, and cannot run commands."""
     running = await swapped(store, await added(store, thread_id="t", disk_mb=5), SessionState.RUNNING)
-    paused = await swapped(store, running, PAUSED)
-    assert not paused.state.can_run
-    assert await store.of_thread("acme", "t") == paused
-    assert paused in await store.active()
-    assert paused in await store.list("acme", Page())
-    assert list(await store.list("acme", Page(states=frozenset({PAUSED})))) == [paused]
-    assert (await store.count())[PAUSED] == 1
-    assert list(await store.due(paused.deadline, 10)) == [paused]
+    dormant = await swapped(store, running, DORMANT)
+    assert not dormant.state.can_run
+    assert await store.of_thread("acme", "t") == dormant
+    assert dormant in await store.active()
+    assert dormant in await store.list("acme", Page())
+    assert list(await store.list("acme", Page(states=frozenset({DORMANT})))) == [dormant]
+    assert (await store.count())[DORMANT] == 1
+    assert list(await store.due(dormant.deadline, 10)) == [dormant]
     assert not await store.purge("another boot", 1e9)
-    assert await store.add(a_session(thread_id="t"), a_key("for the paused")) == (paused, Added.THREAD)
-    assert await store.add(a_session(), a_key("for the paused")) == (paused, Added.KEY)
+    assert await store.add(a_session(thread_id="t"), a_key("for the dormant")) == (dormant, Added.THREAD)
+    assert await store.add(a_session(), a_key("for the dormant")) == (dormant, Added.KEY)
     try:
         await store.add(a_session(disk_mb=1), caps=Caps(disk_mb=5))
-        raise AssertionError("what is paused counts for quotas")
+        raise AssertionError("what is dormant counts for quotas")
     except QuotaExceeded:
         pass
-    await ended(store, await swapped(store, paused, SessionState.RUNNING))
-    assert (await store.count())[PAUSED] == 0
+    await ended(store, await swapped(store, dormant, SessionState.RUNNING))
+    assert (await store.count())[DORMANT] == 0
 
 
 async def check_archived(store: SessionStore) -> None:
@@ -68,7 +68,7 @@ async def main(directory: Path, redis_url: str, earlier: Path) -> None:
     ]
     for store in stores:
         print(repr(store), flush=True)
-        await check_paused(store)
+        await check_dormant(store)
         await check_archived(store)
         await store.close()
 

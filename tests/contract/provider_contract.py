@@ -18,6 +18,7 @@ from warren.model.errors import (
     InvalidRequest,
     IsolationUnavailable,
     NoSpace,
+    NotFound,
     PortClosed,
     SandboxLost,
     SandboxNotFound,
@@ -87,6 +88,12 @@ class ProviderContract(ProviderHooks):
         finally:
             await again.destroy(box.id)
             await again.close()
+
+    async def test_a_saved_disk_that_is_not_there_is_refused(self, provider: Provider) -> None:
+        refused = NotFound if Capability.SNAPSHOTS in provider.capabilities else InvalidRequest
+        for attempt in (provider.check, provider.create):
+            with pytest.raises(refused):
+                await attempt(replace(self.spec(), disk="never-saved"))
 
     async def test_destroy_is_idempotent(self, provider: Provider) -> None:
         box = await provider.create(self.spec())

@@ -6,14 +6,17 @@ others are extended.
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pytest
+import this_run
 from contract.namespace_provider import NamespaceProvider, stop
 from contract.provider_contract import ProviderHooks
+from contract.saved_disks_contract import SavedDisksHooks
 from docker_engine import DockerEngine
 from e2b_far_side import KEY, FarSide
 from marks import first_of
@@ -22,8 +25,10 @@ import warren
 from warren.images.store.store import ImageStore
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
+from warren.model.capability import Capability
 from warren.model.operations import Command
 from warren.model.spec import USER_UID, Limits, SandboxSpec
+from warren.sandboxes.host.cgroups import SandboxCgroup
 from warren.sandboxes.host.record import SandboxRecord
 from warren.sandboxes.host.uids import uid_base
 from warren.sandboxes.providers.docker import DockerProvider, DockerRecord
@@ -34,6 +39,7 @@ from warren.testing.fake_provider import FakeProvider
 
 BIN = Path(warren.__file__).parent / "bin"
 RUNTIMES = ("direct", "crun", "runc")
+PAUSING = frozenset({Capability.TERMINALS, Capability.PAUSE})
 EACH_RUNTIME = first_of(RUNTIMES)
 
 
@@ -66,6 +72,38 @@ class BareFakeHooks(FakeHooks):
         provider = FakeProvider(name="bare", capabilities=frozenset())
         yield provider
         assert await provider.list_ids() == []
+
+
+class PausingFakeHooks(FakeHooks):
+    @pytest.fixture
+    async def provider(self) -> AsyncIterator[Provider]:
+        provider = FakeProvider(capabilities=PAUSING)
+        yield provider
+        assert await provider.list_ids() == []
+
+    async def reopened(self, provider: Provider) -> Provider:
+        return FakeProvider(cast(FakeProvider, provider).machines, capabilities=PAUSING)
+
+
+class SavingFakeHooks(FakeHooks, SavedDisksHooks):
+    can = frozenset({Capability.TERMINALS, Capability.PAUSE, Capability.SNAPSHOTS})
+
+    @pytest.fixture
+    async def provider(self) -> AsyncIterator[Provider]:
+        provider = FakeProvider(capabilities=self.can)
+        yield provider
+        assert await provider.list_ids() == []
+
+    async def reopened(self, provider: Provider) -> Provider:
+        old = cast(FakeProvider, provider)
+        return FakeProvider(old.machines, capabilities=self.can, saved_disks=old.saved_disks)
+
+    @pytest.fixture
+    async def there(self) -> AsyncIterator[Provider]:
+        yield FakeProvider(capabilities=self.can)
+
+    async def is_frozen(self, provider: Provider, sandbox: Sandbox) -> bool:
+        return cast(FakeProvider, provider).machines[sandbox.id].frozen
 
 
 class AgentHooks(ProviderHooks):
@@ -129,6 +167,42 @@ class OciHooks(ProviderHooks):
         os.kill(record.pid, signal.SIGKILL)
         while record.alive():
             await asyncio.sleep(0.01)
+
+
+class SavingOciHooks(OciHooks, SavedDisksHooks):
+    @pytest.fixture
+    async def there(self, image_cache: Path) -> AsyncIterator[Provider]:
+        state = this_run.new_state_dir(image_cache)
+        provider = OciProvider(state, ImageStore(state), BIN, self.runtime)
+        yield provider
+        await _close_empty(provider)
+        shutil.rmtree(state)
+
+    def _cgroup(self, provider: Provider, sandbox: Sandbox) -> SandboxCgroup:
+        return cast(OciProvider, provider)._cgroup_of(sandbox.id)
+
+    async def freeze(self, provider: Provider, sandbox: Sandbox) -> None:
+        self._cgroup(provider, sandbox).freeze()
+
+    async def is_frozen(self, provider: Provider, sandbox: Sandbox) -> bool:
+        return self._cgroup(provider, sandbox).is_frozen()
+
+    async def thaw(self, provider: Provider, sandbox: Sandbox) -> None:
+        self._cgroup(provider, sandbox).thaw()
+
+
+class SavingDirectHooks(SavingOciHooks):
+    runtime = "direct"
+
+
+class SavingCrunHooks(SavingOciHooks):
+    pytestmark = pytest.mark.extended
+    runtime = "crun"
+
+
+class SavingRuncHooks(SavingOciHooks):
+    pytestmark = pytest.mark.extended
+    runtime = "runc"
 
 
 class DirectHooks(OciHooks):
@@ -207,3 +281,15 @@ class E2bHooks(ProviderHooks):
         await e2b.api.kill(record.far)
         while sandbox._link.is_open:  # type: ignore[attr-defined]
             await asyncio.sleep(0.01)
+
+
+class VolumesFakeHooks(FakeHooks):
+    @pytest.fixture
+    async def provider(self) -> AsyncIterator[Provider]:
+        provider = FakeProvider(capabilities=frozenset({Capability.VOLUMES}))
+        yield provider
+        assert await provider.list_ids() == []
+
+    async def reopened(self, provider: Provider) -> Provider:
+        old = cast(FakeProvider, provider)
+        return FakeProvider(old.machines, capabilities=old.capabilities, volumes=old.volume_images)

@@ -19,6 +19,7 @@ from warren.model.errors import (
     SessionEnded,
     SessionMismatch,
     SessionNotFound,
+    SessionPaused,
     UnknownEnvironment,
     WarrenError,
 )
@@ -58,6 +59,32 @@ class AsyncSessionContract:
         finally:
             await client.leave()
 
+    async def test_a_log_is_read_while_the_session_runs_and_after_its_end(self, new: New) -> None:
+        client = new(logs="output")
+        assert [entry async for entry in client.logs()] == []
+        assert client.session_id == ""
+        async with client:
+            await client.execute("echo hello")
+            begun, output, ended = [entry async for entry in client.logs()]
+            assert (begun.event, begun.command, output.text, ended.exit_code) == ("started", "echo hello", "hello\n", 0)
+            assert [entry.id async for entry in client.logs(last=1)] == [3]
+            assert [entry.id async for entry in client.logs(kinds=["command"], after=1)] == [3]
+            seen = []
+            async for entry in client.logs(follow=True):
+                seen.append(entry.id)
+                if entry.id == 3:
+                    await client.cleanup()
+            assert seen == [1, 2, 3]
+            assert [entry async for entry in client.logs()] == [begun, output, ended]
+            await client.delete_logs()
+            assert [entry async for entry in client.logs()] == []
+
+    async def test_a_log_is_deleted_with_its_session(self, new: New) -> None:
+        async with new(logs="commands") as client:
+            await client.execute("true")
+            await client.cleanup(logs=True)
+            assert [entry async for entry in client.logs()] == []
+
     async def test_info_tells_the_isolation_in_force(self, new: New) -> None:
         async with new() as client:
             info = await client.info()
@@ -87,6 +114,19 @@ class AsyncSessionContract:
             assert (await client.keep_alive()).session_id == client.session_id
             changed = await client.change(idle_timeout_s=77, metadata={"a": "b"})
             assert (changed.idle_timeout_s, changed.metadata) == (77, {"a": "b"})
+
+    async def test_a_paused_session_is_resumed_by_the_caller_or_by_its_next_use(self, new: New) -> None:
+        async with new(on_idle="pause", max_paused_s=3600, auto_resume=False) as client:
+            await client.execute("echo kept > file")
+            found = await client.info()
+            assert (found.on_idle, found.max_paused_s, found.auto_resume) == ("pause", 3600, False)
+            paused = await client.pause()
+            assert (paused.state, paused.paused_at is not None) == ("paused", True)
+            with pytest.raises(SessionPaused):
+                await client.execute("cat file")
+            assert (await client.resume()).state == "running"
+            assert (await client.pause(max_paused_s=60, auto_resume=True)).max_paused_s == 60
+            assert (await client.execute("cat file")).output == "kept\n"
 
     async def test_many_first_uses_at_once_make_one_session(self, new: New) -> None:
         client = new()

@@ -21,6 +21,7 @@ from warren.model.errors import (
     SessionEnded,
     SessionMismatch,
     SessionNotFound,
+    SessionPaused,
     UnknownEnvironment,
     WarrenError,
 )
@@ -58,6 +59,32 @@ class SessionContract:
         finally:
             client.leave()
 
+    def test_a_log_is_read_while_the_session_runs_and_after_its_end(self, new: New) -> None:
+        client = new(logs="output")
+        assert list(client.logs()) == []
+        assert client.session_id == ""
+        with client:
+            client.execute("echo hello")
+            begun, output, ended = list(client.logs())
+            assert (begun.event, begun.command, output.text, ended.exit_code) == ("started", "echo hello", "hello\n", 0)
+            assert [entry.id for entry in client.logs(last=1)] == [3]
+            assert [entry.id for entry in client.logs(kinds=["command"], after=1)] == [3]
+            seen = []
+            for entry in client.logs(follow=True):
+                seen.append(entry.id)
+                if entry.id == 3:
+                    client.cleanup()
+            assert seen == [1, 2, 3]
+            assert list(client.logs()) == [begun, output, ended]
+            client.delete_logs()
+            assert list(client.logs()) == []
+
+    def test_a_log_is_deleted_with_its_session(self, new: New) -> None:
+        with new(logs="commands") as client:
+            client.execute("true")
+            client.cleanup(logs=True)
+            assert list(client.logs()) == []
+
     def test_info_tells_the_isolation_in_force(self, new: New) -> None:
         with new() as client:
             info = client.info()
@@ -85,6 +112,19 @@ class SessionContract:
             assert (client.keep_alive()).session_id == client.session_id
             changed = client.change(idle_timeout_s=77, metadata={"a": "b"})
             assert (changed.idle_timeout_s, changed.metadata) == (77, {"a": "b"})
+
+    def test_a_paused_session_is_resumed_by_the_caller_or_by_its_next_use(self, new: New) -> None:
+        with new(on_idle="pause", max_paused_s=3600, auto_resume=False) as client:
+            client.execute("echo kept > file")
+            found = client.info()
+            assert (found.on_idle, found.max_paused_s, found.auto_resume) == ("pause", 3600, False)
+            paused = client.pause()
+            assert (paused.state, paused.paused_at is not None) == ("paused", True)
+            with pytest.raises(SessionPaused):
+                client.execute("cat file")
+            assert (client.resume()).state == "running"
+            assert (client.pause(max_paused_s=60, auto_resume=True)).max_paused_s == 60
+            assert (client.execute("cat file")).output == "kept\n"
 
     def test_many_first_uses_at_once_make_one_session(self, new: New) -> None:
         client = new()

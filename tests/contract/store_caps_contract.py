@@ -99,3 +99,48 @@ class StoreCapsContract:
     async def test_a_known_key_gives_its_session_whatever_the_caps(self, store: SessionStore) -> None:
         held = await added(store, a_key())
         assert await store.add(a_session(), a_key(), Caps(sessions=0)) == (held, Added.KEY)
+
+    async def test_paused_sessions_count_as_such_and_keep_their_disk_and_gpus(self, store: SessionStore) -> None:
+        session = await added(store, key_id="key_1", disk_mb=10, gpus=("0",))
+        await added(store, key_id="key_2", disk_mb=5)
+        session = await swapped(store, session, S.RUNNING, S.PAUSED)
+        assert await store.held("acme", "key_1") == (Held(1, 15, 1, 1), Held(0, 10, 1, 1))
+        assert await tried(store, Caps(sessions=2)) is not None
+        assert await tried(store, Caps(sessions=2)) is None
+        assert await tried(store, Caps(disk_mb=15), disk_mb=1) is None
+        await swapped(store, session, S.LOST)
+        assert await store.held("acme", "key_1") == (Held(2, 5), Held(0, 0))
+
+    async def test_a_hundred_changes_at_once_do_not_exceed_a_cap(self, store: SessionStore) -> None:
+        running = [await swapped(store, await added(store, key_id=f"key_{n % 2}"), S.RUNNING) for n in range(100)]
+
+        async def all_that_may(sessions: list[Session], to: S, caps: Caps) -> list[Session]:
+            changed = [one.moved_to(to) for one in sessions]
+            made = await asyncio.gather(*(store.swap(one, caps) for one in changed), return_exceptions=True)
+            assert all(one is True or isinstance(one, QuotaExceeded) for one in made)
+            return [one for one, done in zip(changed, made, strict=True) if done is True]
+
+        paused = await all_that_may(running, S.PAUSED, Caps(paused_sessions=7, key_paused_sessions=4))
+        assert len(paused) == 7
+        assert max(sum(one.key_id == key for one in paused) for key in ("key_0", "key_1")) == 4
+        assert len(await all_that_may(paused, S.RUNNING, Caps(sessions=96))) == 3
+        held, _ = await store.held("acme", "")
+        assert (held.sessions, held.paused_sessions) == (96, 4)
+
+    async def test_only_what_takes_more_is_refused(self, store: SessionStore) -> None:
+        full = Caps(sessions=0, disk_mb=0, paused_sessions=0, key_sessions=0, key_paused_sessions=0)
+        session = await swapped(store, await added(store, disk_mb=9), S.RUNNING)
+        session = await self._changed(store, session.changed(used=101.0), full)
+        with pytest.raises(QuotaExceeded, match="may hold 0 paused sessions at once, and this would make 1"):
+            await store.swap(session.moved_to(S.PAUSED), full)
+        assert await store.get("acme", session.id) == session
+        session = await self._changed(store, session.moved_to(S.PAUSED), Caps(disk_mb=0, paused_sessions=1))
+        session = await self._changed(store, session.changed(used=102.0), full)
+        with pytest.raises(QuotaExceeded, match="may hold 0 sessions at once"):
+            await store.swap(session.moved_to(S.RUNNING), full)
+        assert not await store.swap(replace(session, version=2), full)
+        await self._changed(store, session.moved_to(S.LOST), full)
+
+    async def _changed(self, store: SessionStore, session: Session, caps: Caps) -> Session:
+        assert await store.swap(session, caps)
+        return session

@@ -211,7 +211,7 @@ class StoreContract(StoreKeysContract, StoreCapsContract, RecordsContract):
         for state, session in made.items():
             assert list(await store.list("acme", Page(states=frozenset({state})))) == [session]
         assert {one.id for one in await store.list("acme", Page())} == {made[state].id for state in ACTIVE}
-        assert len(await store.list("acme", Page(states=ALL))) == 5
+        assert len(await store.list("acme", Page(states=ALL))) == len(ALL)
 
     async def test_a_list_is_filtered_by_thread_and_environment(self, store: SessionStore) -> None:
         one = await added(store, thread_id="a", environment="x")
@@ -301,7 +301,7 @@ class StoreContract(StoreKeysContract, StoreCapsContract, RecordsContract):
             for _ in range(number):
                 await added(store, state=state, tenant=f"tenant-{number}")
         await ended(store, await added(store))
-        assert await store.count() == {S.CREATING: 0, S.RUNNING: 1, S.LOST: 2, S.STOPPING: 3, S.ENDED: 1}
+        assert await store.count() == {**{state: number for number, state in enumerate(ACTIVE)}, S.ENDED: 1}
 
     # Forgetting.
 

@@ -4,13 +4,13 @@ from typing import Any
 
 from warren.interfaces.store import Added, Key, SessionStore
 from warren.model.network import NetworkRules
-from warren.model.session import EndReason, Previous, Session, SessionState, new_session_id
+from warren.model.session import EndReason, OnIdle, Previous, Session, SessionState, new_session_id
 from warren.model.spec import Layer, Limits
 
 S = SessionState
 EPOCH = "boot-1"
 ALL = frozenset(S)
-ACTIVE = (S.CREATING, S.RUNNING, S.LOST, S.STOPPING)
+ACTIVE = (S.CREATING, S.RUNNING, S.PAUSED, S.LOST, S.STOPPING)
 STRANGE = ("ünï-çødé 漢字 🐇", 'it\'s "quoted" \\ {,:} %_', "\U0001d11e", "\ud800", "\ud83d\udc07")
 
 
@@ -53,6 +53,11 @@ def a_full_session() -> Session:
         detail="it died",
         ended=123.456,
         gpus=("0", "1"),
+        paused_at=111.5,
+        paused_s=22.25,
+        max_paused_s=3600.0,
+        auto_resume=False,
+        on_idle=OnIdle.PAUSE,
     )
 
 

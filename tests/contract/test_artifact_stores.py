@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from contract.artifact_contract import ArtifactContract, kept, new_id, parts_of, read
 
-from warren.interfaces.artifacts import ArtifactStore
-from warren.model.errors import NoSpace, Unavailable
+from warren.interfaces.artifacts import SNAPSHOTS, ArtifactStore
+from warren.model.errors import NoSpace, NotFound, Unavailable
+from warren.model.snapshot import new_snapshot_id
 from warren.stores.artifact_directory import DirectoryArtifacts
 from warren.stores.artifact_s3 import open_s3
 from warren.testing.fake_artifacts import FakeArtifacts
@@ -32,6 +33,15 @@ class TestDirectory(ArtifactContract):
     async def store(self, tmp_path: Path) -> AsyncIterator[ArtifactStore]:
         yield await DirectoryArtifacts(tmp_path / "artifacts").open()
         assert list((tmp_path / "artifacts/.saving").iterdir()) == []
+
+    async def test_of_snapshots_it_sees_these_alone(self, tmp_path: Path) -> None:
+        store = await DirectoryArtifacts(tmp_path, kind=SNAPSHOTS).open()
+        await store.put("a", name := new_snapshot_id(time.time()), parts_of(b"disk"))
+        (tmp_path / "a" / new_id()).write_bytes(b"an artifact")
+        assert (await kept(store), await read(store, "a", name, 0, 4)) == ({("a", name)}, b"disk")
+        await store.delete("a", name)
+        with pytest.raises(NotFound, match="the content of the snapshot is gone"):
+            await read(store, "a", name, 0, 4)
 
     async def test_opening_removes_what_a_crash_left_and_nothing_else(self, tmp_path: Path) -> None:
         store = await DirectoryArtifacts(tmp_path).open()
@@ -89,6 +99,15 @@ class TestS3(ArtifactContract):
         yield store
         async for one in store.list():
             await store.delete(one.tenant, one.artifact_id)
+
+    async def test_of_snapshots_it_sees_these_alone(self, store: ArtifactStore, s3_url: str) -> None:
+        disks = open_s3("s3://artifacts/below/this", s3_url, SNAPSHOTS)
+        await store.put("a", new_id(), parts_of(b"an artifact"))
+        await disks.put("a", name := new_snapshot_id(time.time()), parts_of(b"disk"))
+        assert (await kept(disks), await read(disks, "a", name, 0, 4)) == ({("a", name)}, b"disk")
+        await disks.delete("a", name)
+        with pytest.raises(NotFound, match="the content of the snapshot is gone"):
+            await read(disks, "a", name, 0, 4)
 
     async def test_what_others_have_in_the_bucket_is_not_seen(self, store: ArtifactStore, s3_url: str) -> None:
         for path in ("a/art_of_others", "below/this/not-an-artifact", f"below/{new_id()}"):

@@ -15,10 +15,10 @@ import warren
 from warren.stores.sqlite import SqliteStore
 
 _PROGRAM = Path(__file__).parent / "new_state_program.py"
-_MEMBERS = '    PAUSED = "paused"\n    ARCHIVED = "archived"\n'
+_MEMBERS = '    DORMANT = "dormant"\n    ARCHIVED = "archived"\n'
 _ROWS = """
-    _S.PAUSED: StateRules(
-        next=frozenset({_S.PAUSED, _S.RUNNING, _S.LOST, _S.STOPPING}),
+    _S.DORMANT: StateRules(
+        next=frozenset({_S.DORMANT, _S.RUNNING, _S.LOST, _S.STOPPING}),
         is_usable=True,
         can_be_lost=True,
         holds_sandbox=True,
@@ -34,7 +34,7 @@ def _add_states(package: Path) -> None:
     for pattern, replacement in (
         (r'(    ENDED = "ended"\n)', rf"\1{_MEMBERS}"),
         (r"(STATES: .* = \{)\n", rf"\1{_ROWS}"),
-        (r"(_S.RUNNING: StateRules\(\n +next=frozenset\(\{)", r"\1_S.PAUSED, _S.ARCHIVED, "),
+        (r"(_S.RUNNING: StateRules\(\n +next=frozenset\(\{)", r"\1_S.DORMANT, _S.ARCHIVED, "),
     ):
         text, number = re.subn(pattern, replacement, text)
         assert number == 1

@@ -149,6 +149,49 @@ async def test_what_a_killed_worker_leaves_at_any_step_is_listed_and_can_be_dest
     assert steps.remains() == []
 
 
+FROZEN = """
+import asyncio, os, sys
+from pathlib import Path
+from warren.model.operations import Command
+from warren.model.spec import SandboxSpec
+from warren.images.store.store import ImageStore
+from warren.sandboxes.providers.oci import OciProvider
+
+async def main(state, bin_dir):
+    provider = OciProvider(state, ImageStore(state), bin_dir, "direct")
+    box = await provider.create(SandboxSpec(image="host"))
+    process = await box.start(Command(shell="echo up; cat; exit 6", stdin=True), process_id="survivor")
+    await anext(process.output())
+    await process.write(b"sent before, ")
+    await provider.freeze(box.id)
+    os.kill(os.getpid(), 9)
+
+asyncio.run(main(*map(Path, sys.argv[1:])))
+"""
+
+
+async def test_a_sandbox_stays_frozen_when_its_worker_is_killed_and_goes_on_with_the_next(
+    open_provider: OpenProvider, state_dir: Path
+) -> None:
+    argv = [sys.executable, "-c", FROZEN, str(state_dir), str(BIN)]
+    environment = {**os.environ, "PYTHONPATH": str(BIN.parents[1])}
+    died = await asyncio.to_thread(subprocess.run, argv, env=environment, check=False)
+    assert died.returncode == -signal.SIGKILL
+    provider = open_provider()
+    [sandbox_id] = await provider.list_ids()
+    record = provider.load_record(sandbox_id)
+    assert record is not None
+    assert provider._cgroup(record).is_frozen()
+    box = await provider.adopt(sandbox_id, paused_s=1.0)
+    process = await box.process("survivor")
+    await process.write(b"read later")
+    await process.close_stdin()
+    result = await process.wait()
+    assert (result.stdout, result.exit_code) == ("up\nsent before, read later", 6)
+    await provider.destroy(sandbox_id)
+    await provider.close()
+
+
 @pytest.mark.parametrize("step", ["uids", "record", "disk"])
 async def test_what_a_killed_worker_leaves_is_swept_at_once_with_or_without_a_record(
     open_provider: OpenProvider, state_dir: Path, step: str

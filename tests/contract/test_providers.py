@@ -15,9 +15,12 @@ from contract.contexts_contract import ContextsContract
 from contract.files_contract import FilesContract
 from contract.metrics_contract import KernelMetricsContract, MetricsContract
 from contract.network_contract import NetworkContract
+from contract.pause_contract import KernelPauseContract, PauseContract
 from contract.provider_contract import ProviderContract
 from contract.sandbox_contract import SandboxContract
+from contract.saved_disks_contract import SavedDisksContract
 from contract.view_contract import ViewContract
+from contract.volumes_contract import VolumesContract
 from docker_engine import DockerEngine
 from e2b_far_side import FarSide
 
@@ -38,6 +41,22 @@ class TestFakeProvider(kinds.FakeHooks, ProviderContract):
     pass
 
 
+class TestFakeSavedDisks(kinds.SavingFakeHooks, SavedDisksContract):
+    pass
+
+
+class TestDirectSavedDisks(kinds.SavingDirectHooks, SavedDisksContract):
+    pass
+
+
+class TestCrunSavedDisks(kinds.SavingCrunHooks, SavedDisksContract):
+    pass
+
+
+class TestRuncSavedDisks(kinds.SavingRuncHooks, SavedDisksContract):
+    pass
+
+
 class TestFakeSandbox(kinds.FakeHooks, SandboxContract):
     pass
 
@@ -47,6 +66,14 @@ class TestFakeFiles(kinds.FakeHooks, FilesContract):
 
 
 class TestFakeMetrics(kinds.FakeHooks, MetricsContract):
+    pass
+
+
+class TestFakePause(kinds.PausingFakeHooks, PauseContract):
+    pass
+
+
+class TestFakeVolumes(kinds.VolumesFakeHooks, VolumesContract):
     pass
 
 
@@ -109,7 +136,19 @@ class TestDirectMetrics(kinds.DirectHooks, KernelMetricsContract):
     pass
 
 
+class TestDirectPause(kinds.DirectHooks, KernelPauseContract):
+    pass
+
+
 class TestDirectView(kinds.DirectHooks, ViewContract):
+    pass
+
+
+class TestDirectVolumes(kinds.DirectHooks, VolumesContract):
+    pass
+
+
+class TestCrunVolumes(kinds.CrunHooks, VolumesContract):
     pass
 
 
@@ -126,6 +165,10 @@ class TestCrunFiles(kinds.CrunHooks, FilesContract):
 
 
 class TestCrunMetrics(kinds.CrunHooks, KernelMetricsContract):
+    pass
+
+
+class TestCrunPause(kinds.CrunHooks, KernelPauseContract):
     pass
 
 
@@ -146,6 +189,10 @@ class TestRuncFiles(kinds.RuncHooks, FilesContract):
 
 
 class TestRuncMetrics(kinds.RuncHooks, KernelMetricsContract):
+    pass
+
+
+class TestRuncPause(kinds.RuncHooks, KernelPauseContract):
     pass
 
 
@@ -197,11 +244,19 @@ class TestDockerSandbox(kinds.DockerHooks, SandboxContract):
     pass
 
 
+class TestDockerVolumes(kinds.DockerHooks, VolumesContract):
+    pass
+
+
 class TestDockerMetrics(kinds.DockerHooks, KernelMetricsContract):
     pass
 
 
 class TestDockerContexts(kinds.DockerHooks, ContextsContract):
+    pass
+
+
+class TestDockerPause(kinds.DockerHooks, KernelPauseContract):
     pass
 
 

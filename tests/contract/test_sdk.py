@@ -13,9 +13,11 @@ import pytest
 from contract.sdk_async_code_contract import AsyncCodeContract, AsyncPythonContract
 from contract.sdk_async_contract import AsyncBatchContract, AsyncCommandContract, AsyncSessionContract
 from contract.sdk_async_files_contract import AsyncFilesContract, AsyncTerminalContract
+from contract.sdk_async_snapshots_contract import AsyncSnapshotsContract
 from contract.sdk_blocking_code_contract import CodeContract, PythonContract
 from contract.sdk_blocking_contract import BatchContract, CommandContract, SessionContract
 from contract.sdk_blocking_files_contract import FilesContract, TerminalContract
+from contract.sdk_blocking_snapshots_contract import SnapshotsContract
 from marks import first_of
 from server_process import ServerProcess, running_server
 from this_run import new_state_dir
@@ -112,6 +114,10 @@ class TestAsyncCode(Async, AsyncCodeContract):
     pass
 
 
+class TestAsyncSnapshots(Async, AsyncSnapshotsContract):
+    pass
+
+
 @pytest.mark.parametrize("provider", ["oci"], scope="module", indirect=True)
 class TestAsyncPython(Async, AsyncPythonContract):
     pass
@@ -140,6 +146,10 @@ class TestTerminals(Blocking, TerminalContract):
 
 
 class TestCode(Blocking, CodeContract):
+    pass
+
+
+class TestSnapshots(Blocking, SnapshotsContract):
     pass
 
 

@@ -10,7 +10,7 @@ from typing import cast
 
 import anyio
 import pytest
-from contract.provider_kinds import DirectHooks, FakeHooks
+from contract.provider_kinds import DirectHooks, PausingFakeHooks
 from contract.worker_contract import (
     CLAIM,
     NONE,
@@ -81,7 +81,7 @@ def local_worker(
     )
 
 
-class TestLocalWorkerOverTheFake(FakeHooks, WorkerContract):
+class TestLocalWorkerOverTheFake(PausingFakeHooks, WorkerContract):
     def opened(self, provider: Provider, pool: PoolSize, name: str = "one") -> Startable:
         return local_worker(provider, pool=pool, name=name)
 
@@ -99,7 +99,7 @@ def provided_environments(spec: SandboxSpec, second: str) -> Callable[[str], Env
         "base": Environment("base", spec.image, limits=spec.limits),
         "second": Environment("second", spec.image, limits=spec.limits, provider=second),
         "nowhere": Environment("nowhere", spec.image, provider="e2b"),
-        "demanding": Environment("demanding", spec.image, needs=frozenset({Capability.SNAPSHOTS})),
+        "demanding": Environment("demanding", spec.image, needs=frozenset({Capability.GPU})),
     }
     return kinds.__getitem__
 
@@ -163,13 +163,13 @@ class Troubled(FakeProvider):
             self.machines.pop(sandbox.id)
             raise
 
-    async def adopt(self, sandbox_id: str) -> Sandbox:
+    async def adopt(self, sandbox_id: str, *, paused_s: float | None = None) -> Sandbox:
         self.adoptions += 1
         await asyncio.sleep(0)
         if self.no_adopt > 0:
             self.no_adopt -= 1
             raise ProviderUnavailable("not now")
-        return await super().adopt(sandbox_id)
+        return await super().adopt(sandbox_id, paused_s=paused_s)
 
     async def destroy(self, sandbox_id: str) -> None:
         self.destructions += 1

@@ -5,6 +5,7 @@ to open a worker over that provider (`opened`).
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -13,12 +14,14 @@ from typing import Protocol, cast
 import anyio
 import pytest
 from contract.provider_contract import ProviderHooks
+from this_run import patience
 
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claim, Claimed, Loss, Worker
 from warren.model.environment import PoolSize
 from warren.model.errors import (
+    Conflict,
     InvalidRequest,
     IsolationUnavailable,
     NoCapacity,
@@ -308,6 +311,79 @@ class WorkerContract(ProviderHooks):
                 await again.destroy(sandbox_id)
             await again.close()
 
+    async def test_after_a_restart_what_was_frozen_stays_so_until_it_is_thawed(self, provider: Provider) -> None:
+        first = self.opened(provider, NONE)
+        await first.start()
+        box, dead = await self.have(first, 2)
+        limit_s = patience(1.5)
+        command = Command(shell="echo before; cat; exit 4", stdin=True, timeout_s=limit_s)
+        await anext((await box.start(command, process_id="survivor")).output())
+        began = time.monotonic()
+        await asyncio.gather(first.freeze(box.id), first.freeze(dead.id))
+        await first.close()
+        again = await self.reopened(provider)
+        await self.lose(provider, dead)
+        second = self.opened(again, NONE)
+        try:
+            frozen = [box.id, dead.id]
+            assert set(await second.recover(frozen, frozen)) == {dead.id}
+            await second.start()
+            with pytest.raises(Conflict, match="frozen"):
+                await second.sandbox(box.id)
+            await asyncio.sleep(began + limit_s + 0.5 - time.monotonic())
+            thawed = await second.thaw(box.id, time.monotonic() - began)
+            assert await second.sandbox(box.id) is thawed
+            assert await second.thaw(box.id, 0.0) is thawed
+            found = await thawed.process("survivor")
+            await found.write(b"after\n")
+            await found.close_stdin()
+            with anyio.fail_after(10):
+                result = await found.wait()
+            assert (result.stdout, result.exit_code) == ("before\nafter\n", 4)
+            with pytest.raises(SandboxLost):
+                await second.thaw(dead.id, 0.0)
+            await second.freeze(box.id)
+            await second.destroy(box.id)
+            for ask in (second.freeze(box.id), second.thaw(box.id, 0.0)):
+                with pytest.raises(SandboxNotFound):
+                    await ask
+            await at_rest(second)
+        finally:
+            await second.close()
+            for sandbox_id in await again.list_ids():
+                await again.destroy(sandbox_id)
+            await again.close()
+
+    async def test_a_frozen_sandbox_that_dies_is_a_loss(self, provider: Provider) -> None:
+        async with self.working(provider, NONE) as worker:
+            [box] = await self.have(worker, 1)
+            await worker.freeze(box.id)
+            await self.lose(provider, box)
+            with anyio.fail_after(10):
+                assert (await anext(worker.losses())).sandbox_id == box.id
+            with pytest.raises(SandboxLost):
+                await worker.thaw(box.id, 1.0)
+
+    async def test_whoever_freezes_thaws_and_destroys_at_once_ends_with_something_whole(
+        self, provider: Provider
+    ) -> None:
+        async with self.working(provider, NONE) as worker:
+            for _ in range(5):
+                [box] = await self.have(worker, 1)
+                for _ in range(5):
+                    await asyncio.gather(worker.freeze(box.id), worker.thaw(box.id, 0.0), worker.freeze(box.id))
+                    assert box.is_frozen()
+                    cancelled = asyncio.ensure_future(worker.thaw(box.id, 0.0))
+                    await asyncio.sleep(0)
+                    cancelled.cancel()
+                    await asyncio.gather(worker.thaw(box.id, 0.0), worker.thaw(box.id, 0.0))
+                    await box.ping()
+                ends = (worker.freeze(box.id), worker.destroy(box.id), worker.thaw(box.id, 0.0))
+                outcomes = await asyncio.gather(*ends, return_exceptions=True)
+                assert outcomes[1] is None
+                assert all(each is None or isinstance(each, SandboxLost | SandboxNotFound) for each in outcomes[:1])
+                assert box.id not in await provider.list_ids()
+
     async def test_recovering_after_the_start_spares_what_is_being_made(self, provider: Provider) -> None:
         worker = self.opened(provider, SOME)
         await worker.start()
@@ -382,7 +458,7 @@ class SeveralProvidersContract:
 
     def opened(self, providers: Sequence[Provider], pool: PoolSize) -> Startable:
         """A worker that is not started. Its environments are `base`, `second` (which names the second provider),
-        `nowhere` (which names a provider that is not there) and `demanding` (which needs snapshots)."""
+        `nowhere` (which names a provider that is not there) and `demanding` (which needs a GPU)."""
         raise NotImplementedError
 
     @asynccontextmanager
@@ -432,7 +508,7 @@ class SeveralProvidersContract:
     async def test_a_capability_that_is_missing_is_refused(self, providers: tuple[Provider, Provider]) -> None:
         async with self.working(providers) as worker:
             for provider in providers:
-                refusal = f"the provider {provider.name} does not have the capability snapshots"
+                refusal = f"the provider {provider.name} does not have the capability gpu"
                 with pytest.raises(InvalidRequest, match=refusal):
                     await worker.claim(Claim("demanding", provider=provider.name))
 

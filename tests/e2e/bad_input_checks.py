@@ -1,6 +1,7 @@
 """What holds for every refusal, and for the server after all of them."""
 
 import io
+import itertools
 import json
 import re
 from collections.abc import AsyncIterator
@@ -28,6 +29,9 @@ _INTERNALS = re.compile(
 )
 
 
+_numbers = itertools.count(1)
+
+
 @dataclass
 class Target:
     """A server with a session that must come through everything unharmed."""
@@ -40,6 +44,7 @@ class Target:
     webhook_id: str = "wh_0"
     revocation_id: str = "rev_0"
     artifact_id: str = "art_0"
+    snapshot: str = "kept"
     worker_id: str = DEAD
     ticket: str = "wtk_0"
     complaints: list[str] = field(default_factory=list)
@@ -66,7 +71,16 @@ class Target:
         return URL(text, encoded=True)
 
     def _filled(self, text: str) -> str:
-        ids = ("session_id", "process_id", "key_id", "webhook_id", "revocation_id", "worker_id", "artifact_id")
+        ids = (
+            "session_id",
+            "process_id",
+            "key_id",
+            "webhook_id",
+            "revocation_id",
+            "worker_id",
+            "artifact_id",
+            "snapshot",
+        )
         for name in (*ids, "ticket"):
             text = text.replace(f"{{{name}}}", getattr(self, name))
         return (
@@ -76,6 +90,8 @@ class Target:
             .replace("{context_id}", "ctx_bash")
             .replace("{execution_id}", "cell_0123456789ab")
             .replace("{entry}", "coding")
+            .replace("{volume}", "kept")
+            .replace("{fresh}", f"v{next(_numbers)}")
         )
 
     async def provide(self) -> None:
@@ -92,6 +108,10 @@ class Target:
         async with self.http.post(self.url("/api/sessions/{session_id}/tickets"), json={}) as answer:
             self.ticket = (await answer.json())["ticket"]
         await self._provide_artifact()
+        async with self.http.post(self.url("/api/sessions/{session_id}/snapshots"), json={"name": "kept"}) as answer:
+            assert answer.status == 201
+        async with self.http.post(self.url("/api/volumes"), json={"name": "kept", "size_mb": 16}) as answer:
+            assert answer.status in (201, 409)
 
     async def _provide_artifact(self) -> None:
         """Of a file of its own: other requests may have moved or removed what was saved before."""

@@ -52,6 +52,8 @@ _S = "/api/sessions/{session_id}"
 _P = f"{_S}/processes/{{process_id}}"
 _CTX = f"{_S}/contexts/{{context_id}}"
 _A = "/api/artifacts/{artifact_id}"
+_SN = "/api/snapshots/{snapshot}"
+_V = "/api/volumes/{volume}"
 _W = "/api/webhooks/{webhook_id}"
 _SE = "/api/secrets/{name}"
 _K = "/api/admin/keys/{key_id}"
@@ -66,6 +68,8 @@ GOOD = [
     Request("DELETE", _S),
     Request("PATCH", _S, json={"metadata": {"a": "b"}}),
     Request("POST", f"{_S}/keep-alive"),
+    Request("POST", f"{_S}/pause", json={"max_paused_s": 60}),
+    Request("POST", f"{_S}/resume"),
     Request("GET", f"{_S}/network"),
     Request("GET", f"{_S}/metrics"),
     Request("GET", "/api/metrics", query={"session_ids": "{session_id}"}),
@@ -106,10 +110,27 @@ GOOD = [
     Request("GET", f"{_S}/files/watch"),
     Request("GET", f"{_S}/files/search", query={"glob": "*"}),
     Request("POST", f"{_S}/artifacts", 201, json={"paths": ["kept.txt"]}),
+    Request("GET", f"{_S}/logs"),
+    Request("DELETE", f"{_S}/logs", 204),
     Request("GET", "/api/artifacts"),
     Request("GET", _A),
     Request("GET", f"{_A}/content"),
     Request("DELETE", _A, 204),
+    Request("POST", f"{_S}/snapshots", 201, json={"name": "kept"}),
+    Request("POST", f"{_S}/fork", 201, json={"count": 1}),
+    Request("GET", "/api/snapshots"),
+    Request("PUT", "/api/snapshots", 201, {"name": "kept"}, raw=TAR_END),
+    Request("GET", _SN),
+    Request("GET", f"{_SN}/content"),
+    Request("DELETE", _SN, 204),
+    Request("POST", "/api/volumes", 201, json={"name": "{fresh}", "size_mb": 16}),
+    Request("GET", "/api/volumes"),
+    Request("GET", _V),
+    Request("PATCH", _V, json={"metadata": {"a": "b"}}),
+    Request("POST", f"{_V}/copy", 201, json={"name": "{fresh}"}),
+    Request("DELETE", _V, 204),
+    Request("POST", f"{_S}/volumes", 201, json={"name": "{fresh}", "path": "/workspace/{fresh}", "size_mb": 16}),
+    Request("DELETE", f"{_S}/volumes", 404, {"path": "/workspace/none"}),
     Request("POST", "/create_session", json={}),
     Request("POST", "/execute", json={**_ID, "command": "echo hello"}),
     Request("POST", "/upload_file", raw=FORM, headers={"Content-Type": FORM_TYPE}),
@@ -223,6 +244,7 @@ def with_bad_ids() -> Iterator[Request]:
                 "{context_id}",
                 "{execution_id}",
                 "{artifact_id}",
+                "{volume}",
                 "{webhook_id}",
                 "{key_id}",
                 "{revocation_id}",

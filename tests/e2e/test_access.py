@@ -53,6 +53,7 @@ class Way:
             "{delivery_id}",
             "{revocation_id}",
             "{artifact_id}",
+            "{volume}",
             "{context_id}",
             "{execution_id}",
             "{kind}",

@@ -14,6 +14,7 @@ from e2e.file_suite import FileSuite
 from e2e.flat_suite import E2bSuite, FlatSuite
 from e2e.hosts import Hosts
 from e2e.linux_file_suite import LinuxFileSuite
+from e2e.log_suite import LinuxLogSuite, LogSuite
 from e2e.loss_suite import LossSuite
 from e2e.network_suite import NetworkSuite
 from e2e.once_suite import OnceSuite
@@ -91,6 +92,10 @@ class TestProcesses(ProcessSuite, LinuxProcessSuite):
 
 @pytest.mark.extended
 class TestFiles(FileSuite, LinuxFileSuite):
+    pass
+
+
+class TestLogs(LogSuite, LinuxLogSuite):
     pass
 
 

@@ -10,6 +10,7 @@ from e2e.command_suite import CommandSuite, LinuxCommandSuite
 from e2e.conftest import NewState
 from e2e.flat_suite import FlatSuite
 from e2e.hosts import Hosts
+from e2e.log_suite import LinuxLogSuite, LogSuite
 from e2e.loss_suite import LossSuite
 from e2e.preview_suite import PreviewSuite, http, preview  # noqa: F401
 from e2e.server_time import ServerTime, TurnedTime
@@ -58,6 +59,11 @@ class TestCode(CodeSuite):
 
 
 class TestStreams(LinuxStreamSuite):
+    pass
+
+
+@pytest.mark.extended
+class TestLogs(LogSuite, LinuxLogSuite):
     pass
 
 

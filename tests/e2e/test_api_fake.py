@@ -12,11 +12,14 @@ from e2e.figures_suite import FiguresSuite
 from e2e.file_suite import FileSuite
 from e2e.flat_suite import FlatSuite
 from e2e.hosts import Hosts
+from e2e.log_suite import LogSuite
 from e2e.once_suite import OnceSuite
+from e2e.pause_suite import PauseSuite
 from e2e.process_suite import ProcessSuite
 from e2e.server_suite import ServerSuite
 from e2e.server_time import ServerTime, TurnedTime
 from e2e.session_suite import SessionSuite
+from e2e.snapshot_suite import SnapshotSuite
 from e2e.stream_suite import SocketSuite, StreamSuite
 from server_process import ServerProcess
 from turnable_server import running_turnable
@@ -71,7 +74,15 @@ class TestExpiry(ExpirySuite):
     pass
 
 
+class TestPauses(PauseSuite):
+    pass
+
+
 class TestProcesses(ProcessSuite):
+    pass
+
+
+class TestLogs(LogSuite):
     pass
 
 
@@ -92,4 +103,8 @@ class TestServer(ServerSuite):
 
 
 class TestFigures(FiguresSuite):
+    pass
+
+
+class TestSnapshots(SnapshotSuite):
     pass

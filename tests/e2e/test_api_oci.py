@@ -13,9 +13,11 @@ from e2e.file_suite import FileSuite
 from e2e.flat_suite import E2bSuite, FlatSuite
 from e2e.hosts import Hosts
 from e2e.linux_file_suite import LinuxFileSuite
+from e2e.log_suite import LinuxLogSuite, LogSuite
 from e2e.loss_suite import LossSuite
 from e2e.network_suite import NetworkSuite
 from e2e.once_suite import OnceSuite
+from e2e.pause_suite import LinuxPauseSuite
 from e2e.preview_suite import PreviewSuite, http, preview  # noqa: F401
 from e2e.process_suite import LinuxProcessSuite, ProcessSuite
 from e2e.secret_suite import SecretSuite
@@ -98,6 +100,10 @@ class TestSockets(SocketSuite):
 
 
 @pytest.mark.extended
+class TestPauses(LinuxPauseSuite):
+    pass
+
+
 class TestProcesses(ProcessSuite):
     pass
 
@@ -112,6 +118,10 @@ class TestFiles(FileSuite):
 
 
 class TestLinuxFiles(LinuxFileSuite):
+    pass
+
+
+class TestLogs(LogSuite, LinuxLogSuite):
     pass
 
 

@@ -211,10 +211,18 @@ async def provided(api: Api, session: SessionApi, path: str) -> str:
     if "{artifact_id}" in path:
         found = await session.post("/artifacts", {"paths": ["kept.txt"]}, status=201)
         path = path.replace("{artifact_id}", found["artifacts"][0]["artifact_id"])
+    if "{volume}" in path:
+        async with api.ask("POST", "/api/volumes", {"name": "kept", "size_mb": 16}) as answer:
+            assert answer.status in (201, 409)
     if "{webhook_id}" in path:
         body = {"url": "https://hooks.example.com/nobody", "events": ["quota.reached"]}
         path = path.replace("{webhook_id}", (await api.call("POST", "/api/webhooks", body, status=201))["id"])
-    return path.replace("{name}", "kept").replace("{kind}", "prompts").replace("{entry}", "coding")
+    return (
+        path.replace("{name}", "kept")
+        .replace("{kind}", "prompts")
+        .replace("{entry}", "coding")
+        .replace("{volume}", "kept")
+    )
 
 
 @pytest.mark.parametrize("good", [good for good in GOOD if good.method == "GET"], ids=str)

@@ -114,7 +114,7 @@ class Target:
             "kind": "prompts",
             "entry": "coding",
         }
-        for name in ("webhook_id", "key_id", "name", "worker_id", "artifact_id"):
+        for name in ("webhook_id", "key_id", "name", "worker_id", "artifact_id", "snapshot", "volume"):
             names.setdefault(name, "unknown")
         for name, value in names.items():
             path = path.replace(f"{{{name}}}", value)
@@ -220,6 +220,13 @@ def long_answers() -> Iterator[Case]:
     yield asked("POST", f"{_S}/artifacts", "links", body={"paths": ["links"]})
     yield asked("POST", f"{_S}/artifacts", "many files", body={"paths": ["many"]})
     yield asked("GET", "/api/artifacts", "many", limit="1000")
+    yield asked("POST", f"{_S}/snapshots", "a large disk", body={"name": "costly"})
+    yield asked("GET", "/api/snapshots", "some", limit="1000")
+    yield Case("GET", "/api/snapshots/{snapshot}/content", "a large one", _read_snapshot())
+    yield asked("POST", f"{_S}/fork", "two", body={"count": 2})
+    yield asked("GET", f"{_S}/logs", "what the others have left", limit="1000")
+    yield asked("GET", f"{_S}/logs", "the newest", last="1000")
+    yield asked("GET", f"{_S}/logs", "few of many", limit="1000", kinds="note")
     yield asked("GET", "/api/metrics", "many sessions", session_ids=",".join(f"ses_{at:032x}" for at in range(100)))
     yield asked("GET", "/api/metrics", "commas", session_ids="," * 16000)
     yield asked("GET", "/api/sessions", "long sessions", state="ended", limit="1000")
@@ -302,6 +309,13 @@ def _read_artifact() -> Work:
     async def work(target: Target) -> None:
         saved = await target.api.get("/api/artifacts", name="large")
         await target.ask("GET", f"/api/artifacts/{saved['artifacts'][0]['artifact_id']}/content")
+
+    return work
+
+
+def _read_snapshot() -> Work:
+    async def work(target: Target) -> None:
+        await target.ask("GET", "/api/snapshots/costly/content")
 
     return work
 
@@ -493,7 +507,7 @@ def test_every_route_has_a_case() -> None:
 @pytest.mark.extended
 @pytest.mark.serial
 async def test_no_request_holds_the_loop_or_costs_much_memory(server: ServerProcess) -> None:
-    async with Api(server.url) as api, api.session() as session:
+    async with Api(server.url) as api, api.session(logs="output") as session:  # a log must cost no request more
         await prepare(api, session.id)
         target, costs = Target(api, session.id), Costs(server)
         dear = [said for case in CASES if (said := await too_dear(case, target, costs))]

@@ -7,6 +7,7 @@ need one; the others keep what was generated. What a call may destroy is made fo
 import contextlib
 import itertools
 import json
+import secrets
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -99,6 +100,11 @@ class Things:
         assert answer.status_code == 201, answer.text
         return process_id
 
+    def new_volume(self) -> str:
+        """Another one each time: a copy, or a session, keeps the one before."""
+        body = {"name": f"kept-{secrets.token_hex(8)}", "size_mb": 16}
+        return str(self.http.post(f"{self._url}/api/volumes", json=body, timeout=30).json()["name"])
+
     def new_webhook(self) -> str:
         place = f"{self._url}/api/webhooks"
         for hook in self.http.get(place, timeout=30).json()["webhooks"][10:]:
@@ -127,6 +133,8 @@ class Things:
             case.path_parameters["process_id"] = self.new_process(session_id) if name in _DESTROYING else "kept"
         if isinstance(case.path_parameters, dict) and "artifact_id" in case.path_parameters:
             case.path_parameters["artifact_id"] = self.new_artifact(session_id)
+        if isinstance(case.path_parameters, dict) and "volume" in case.path_parameters:
+            case.path_parameters["volume"] = self.new_volume()
         if isinstance(case.path_parameters, dict) and "webhook_id" in case.path_parameters:
             case.path_parameters["webhook_id"] = self.new_webhook()
         if name in ("set_secret", "get_secret", "delete_secret") and case.meta.generation.mode == "positive":

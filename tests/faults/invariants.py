@@ -73,7 +73,7 @@ async def settled(caller: Caller, state_dir: Path) -> None:
 
 async def differences(caller: Caller, state_dir: Path) -> list[str]:
     active = await caller.sessions()
-    running = [session for session in active if session["state"] == "running"]
+    running = [session for session in active if session["state"] in ("running", "paused")]
     used, pool = {session["sandbox_id"] for session in running}, (await caller.health())["pool_size"]
     there, claims = sandboxes(state_dir), uid_ranges(state_dir)
     threads = Counter(session["thread_id"] for session in active if session["thread_id"])
@@ -93,7 +93,7 @@ async def differences(caller: Caller, state_dir: Path) -> list[str]:
 
 
 def is_between(session: dict[str, Any]) -> bool:
-    return session["state"] in ("creating", "stopping")
+    return session["state"] in ("creating", "stopping", "restoring")
 
 
 async def check_held(caller: Caller, held: Held) -> None:

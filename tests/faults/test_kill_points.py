@@ -241,7 +241,7 @@ async def test_an_upload_that_is_killed_half_way_leaves_the_old_file(world: Worl
 
 # -- the end of a session
 
-END = [f"worker {step}" for step in WORKER_STEPS[2:]] + [f"lifecycle {step}" for step in LIFECYCLE_STEPS[4:]]
+END = [f"worker {step}" for step in WORKER_STEPS[2:]] + [f"lifecycle {step}" for step in LIFECYCLE_STEPS[4:6]]
 
 
 @pytest.mark.parametrize("step", first_of([*around("store swap"), *END]))
@@ -289,6 +289,26 @@ async def test_a_cleanup_by_the_flat_endpoint_can_be_repeated(world: World, call
     await world.check(caller)
 
 
+# -- pauses
+
+PAUSES = [f"lifecycle {step}" for step in LIFECYCLE_STEPS[6:]]
+
+
+@pytest.mark.parametrize("step", first_of([*around("store swap"), *PAUSES]))
+async def test_a_session_outlives_a_kill_while_it_is_paused_or_resumed(world: World, caller: Caller, step: str) -> None:
+    session_id = (await a_session(world, caller)).id
+    resumes = "resum" in step
+    if resumes:
+        (await caller.ask("POST", f"/api/sessions/{session_id}/pause")).good()
+    verb = "resume" if resumes else "pause"
+    answer = await world.crash(caller, step, lambda caller: caller.ask("POST", f"/api/sessions/{session_id}/{verb}"))
+    assert answer.cut
+    shown = (await caller.show(session_id)).good()
+    assert (shown["state"] == "running") is (resumes or step == "before store swap")
+    assert (await caller.exec(session_id, "echo on")).good()["stdout"] == "on\n"
+    await world.check(caller)
+
+
 # -- taking over, and stopping
 
 
@@ -322,6 +342,6 @@ async def test_a_server_that_is_killed_while_it_stops_keeps_its_sessions(
 
 
 def test_no_step_is_left_out() -> None:
-    tried = {*POOLED, *COLD, *END, f"lifecycle {LIFECYCLE_STEPS[3]}"}
+    tried = {*POOLED, *COLD, *END, *PAUSES, f"lifecycle {LIFECYCLE_STEPS[3]}"}
     steps = {"lifecycle": LIFECYCLE_STEPS, "worker": WORKER_STEPS, "provider": PROVIDER_STEPS}
     assert {f"{part} {step}" for part, names in steps.items() for step in names} <= tried

@@ -107,6 +107,20 @@ def test_several_sessions_at_once_and_one_that_is_not_there_stops_nothing(cli: R
     assert not set(ids) & set(cli.say("ls", "-q").split())
 
 
+def test_sessions_are_paused_and_resumed_several_at_once(cli: RemoteCli) -> None:
+    ids = [cli.say("create", "--on-idle", "pause", "--max-paused", "1d").strip() for _ in range(2)]
+    assert cli.say("pause", *ids) == "".join(f"{each} paused\n" for each in ids)
+    assert [line.split().count("paused") for line in cli.say("ps").splitlines()[1:3]] == [1, 1]
+    assert cli.say("exec", ids[0], "--", "echo", "woken") == "woken\n"
+    assert [each["state"] for each in cli.document("pause", "--no-auto-resume", "--max-paused", "1h", *ids)] == [
+        "paused"
+    ] * 2
+    refused = cli.run("exec", ids[0], "--", "true")
+    assert (refused.returncode, f"warren resume {ids[0]}".encode() in refused.stderr) == (125, True)
+    assert cli.say("resume", *ids) == "".join(f"{each} running\n" for each in ids)
+    cli.say("kill", *ids)
+
+
 def test_ps_shows_what_a_session_is_made_of_and_how_long_it_may_idle(cli: RemoteCli) -> None:
     session = cli.say("create", "-m", "0.25g", "--cpus", "1", "--disk", "200", "--idle-timeout", "10m").strip()
     head, *rows = cli.say("ps").splitlines()
@@ -254,6 +268,28 @@ def test_a_background_command_is_started_followed_and_killed(cli: RemoteCli, ses
     assert cli.document("kill", session, "web")["killed"] == 3
     assert cli.say("kill", session, "web").startswith("web: ")
     assert cli.document("logs", session, "web")["running"] is False
+
+
+def test_the_log_of_a_session_is_printed_for_people_and_programs_and_removed(cli: RemoteCli) -> None:
+    one = cli.say("create", "--logs", "output").strip()
+    cli.run("exec", one, "--", "sh", "-c", "printf 'a\\033[31mb\\n'; echo err >&2")
+    shown = cli.say("logs", one)
+    assert "\033" not in shown
+    assert "  | a?[31mb\n" in shown
+    assert "  ! err\n" in shown
+    assert ["started:" in line or "with 0 (exited)" in line for line in shown.splitlines() if " command " in line] == [
+        True,
+        True,
+    ]
+    assert "  | " not in cli.say("logs", "--no-output", one)
+    assert len(cli.say("logs", "-n", "1", one).splitlines()) == 1
+    cli.say("kill", one)
+    found = cli.document("logs", one)
+    assert (found["level"], found["entries"][0]["event"]) == ("output", "started")
+    followed = [json.loads(line) for line in cli.say("logs", "-f", "--json", one).splitlines()]
+    assert followed == found["entries"]
+    assert cli.say("logs", "rm", one) == f"removed the log of {one}\n"
+    assert cli.document("logs", one)["entries"] == []
 
 
 def test_files_are_searched(cli: RemoteCli, session: str) -> None:

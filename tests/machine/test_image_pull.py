@@ -44,8 +44,8 @@ from warren.images.registry.pull import PullOptions, pull_image
 from warren.images.registry.tenant_pulls import pull_for_tenant
 from warren.images.store.store import ImageStore, silent
 from warren.images.transfer.import_tree import ImportCaps
-from warren.images.transfer.zstd_stream import zstd_module
 from warren.interfaces.images import ImageVersion
+from warren.kernel.zstd import zstd_module
 from warren.model.addresses import read_networks
 from warren.model.errors import (
     ImageNotFound,

@@ -58,9 +58,9 @@ class RestoringStore(MemoryStore):
         self._work()
         return await super().of_thread(tenant, thread_id)
 
-    async def swap(self, session: Session) -> bool:
+    async def swap(self, session: Session, caps: Caps = NO_CAPS) -> bool:
         self._work()
-        return await super().swap(session)
+        return await super().swap(session, caps)
 
     async def active(self) -> Sequence[Session]:
         self._work()

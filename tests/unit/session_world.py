@@ -5,12 +5,15 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from warren.config.registry import Registry, packaged_registry
 from warren.governance.tenancy import Tenancy
 from warren.interfaces.recorder import NO_RECORDER, Recorder
 from warren.interfaces.sandbox import Sandbox
+from warren.interfaces.store import NO_CAPS, Caps
 from warren.interfaces.worker import Claim, Claimed
+from warren.kernel.signing import Signer
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import NoSpace, WarrenError
 from warren.model.metrics import DEFAULT_ALERTS, AlertThresholds
@@ -24,6 +27,9 @@ from warren.sessions.network_meter import NetworkMeter
 from warren.sessions.new_rows import Offer
 from warren.sessions.new_session import Defaults
 from warren.sessions.reaper import Reaper
+from warren.sessions.snapshots.records import SnapshotRecords
+from warren.sessions.snapshots.service import SnapshotOptions, Snapshots
+from warren.sessions.snapshots.signed_files import MAC, PURPOSE
 from warren.stores.memory import MemoryStore
 from warren.testing.fake_provider import FakeProvider
 from warren.testing.manual_clock import ManualClock
@@ -68,13 +74,13 @@ class FullStore(MemoryStore):
     full = False
     first: Callable[[], Awaitable[object]] | None = None
 
-    async def swap(self, session: Session) -> bool:
+    async def swap(self, session: Session, caps: Caps = NO_CAPS) -> bool:
         if self.full:
             raise NoSpace("the disk is full")
         first, self.first = self.first, None
         if first is not None:
             await first()
-        return await super().swap(session)
+        return await super().swap(session, caps)
 
 
 @dataclass
@@ -90,6 +96,8 @@ class World:
     alerts: AlertThresholds = DEFAULT_ALERTS
     recorder: Recorder = NO_RECORDER
     in_cluster: bool = False
+    defaults: Defaults = field(default_factory=Defaults)
+    snapshots: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.worker = StubbornWorker(
@@ -119,6 +127,9 @@ class World:
             self.recorder,
             fault=lambda step: self.fault(step),
         )
+        options = SnapshotOptions(
+            signer=Signer([bytes(32)], PURPOSE, MAC), environment_of=self.environment, **self.snapshots
+        )
         self.lifecycle = Lifecycle(
             self.basis,
             LifecycleOptions(
@@ -126,9 +137,13 @@ class World:
                 network_meter=meter,
                 metrics=MetricsMeter(self.clock, self.basis.sandbox_of, self.environment, events.publish),
                 secrets=self.tenancy.secrets,
+                payer_of=self.tenancy.payer_of,
+                snapshots=Snapshots(
+                    SnapshotRecords(self.store.records, self.clock), self.worker, self.clock, options, events
+                ),
             ),
         )
-        offer = Offer(environment, Defaults(), entries=Registry(packaged_registry()))
+        offer = Offer(environment, self.defaults, entries=Registry(packaged_registry()))
         self.sessions = Sessions(self.lifecycle, self.tenancy.metering, offer)
         self.reaper = Reaper(self.sessions)
 

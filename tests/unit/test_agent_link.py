@@ -23,13 +23,14 @@ from warren.model.spec import Isolation
 from warren.sandboxes.agent.channel import AgentReply, Output
 from warren.sandboxes.agent.command_result import REMEMBERED
 from warren.sandboxes.agent.files import AgentFiles
-from warren.sandboxes.agent.link import AgentLink
+from warren.sandboxes.agent.link import AgentLink, Waking
 from warren.sandboxes.agent.sandbox import AgentSandbox
 from warren.sandboxes.agent.wire import (
     MAX_FRAME_IN,
     MAX_FRAME_OUT,
     OUTPUT_WINDOW,
     STDIN_WINDOW,
+    ControlOp,
     FileOp,
     WireCode,
     WireRequest,
@@ -37,6 +38,7 @@ from warren.sandboxes.agent.wire import (
     WireTag,
     credit,
     fields,
+    frame,
     record,
 )
 
@@ -205,6 +207,40 @@ async def test_a_posted_request_wants_no_answer() -> None:
         await agent.says(said(WireResponse.DONE, other.number))
         await other.last()
         assert kind == WireRequest.CONTROL
+
+
+async def test_an_agent_of_an_earlier_release_may_not_know_of_pauses() -> None:
+    async with linked() as (link, agent):
+        for _ in range(100):
+            link.note_pause(1.5)
+            number, wanted = await agent.asked(WireRequest.CONTROL)
+            assert (wanted.number(WireTag.OP), wanted.number(WireTag.AGE_MS)) == (ControlOp.RESUMED, 1500)
+            await agent.says(said(WireResponse.ERROR, number, fields([(WireTag.CODE, 9), (WireTag.MESSAGE, "what?")])))
+        other = await link.open(WireRequest.PING)
+        await agent.asked(WireRequest.PING)
+        await agent.says(said(WireResponse.DONE, other.number))
+        await other.last()
+
+
+async def test_a_sleeping_agent_is_greeted_and_told_of_its_pause_before_it_wakes(tmp_path: Path) -> None:
+    sock = socket.socket(socket.AF_UNIX)
+    here = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+    os.chdir(tmp_path)
+    sock.bind("agent.sock")
+    os.fchdir(here)
+    os.close(here)
+    sock.listen(1)
+    heard = list[bytes]()
+
+    def wake() -> None:
+        with sock, sock.accept()[0] as worker:
+            heard.append(worker.recv(1000))
+            worker.sendall(hello())
+
+    link = await AgentLink.dial(tmp_path, timeout_s=5, waking=Waking(wake, 2.0))
+    told = fields([(WireTag.OP, int(ControlOp.RESUMED)), (WireTag.AGE_MS, 2000)])
+    assert heard[0].endswith(frame(WireRequest.CONTROL, 1, told))
+    await link.close()
 
 
 async def test_a_request_too_long_for_a_frame_is_refused() -> None:

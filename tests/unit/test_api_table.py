@@ -19,6 +19,8 @@ PARAMETERS = {
     "context_id": "ctx_python",
     "execution_id": "cell_1",
     "artifact_id": "art_1",
+    "snapshot": "ready",
+    "volume": "cache",
     "port": "3000",
     "kind": "tools",
     "entry": "x",

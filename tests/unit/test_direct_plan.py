@@ -39,11 +39,13 @@ def test_every_part_of_the_config_becomes_an_option() -> None:
     assert values(pairs, "--").pop().startswith("/.warren/agent --listen-fd 3")
 
 
-def test_on_v1_only_hierarchies_that_limit_or_count_are_joined() -> None:
+def test_on_v1_only_hierarchies_that_limit_count_or_freeze_are_joined() -> None:
     mounts = ("memory", "cpu", "cpuacct", "pids", "devices", "cpuset", "freezer", "blkio", "name=systemd")
     pairs = plan(SandboxSpec(limits=Limits(memory_mb=64)), *mounts)
     joined = [value.split("/")[2] for value in values(pairs, "--cgroup")]
-    assert joined == ["memory", "cpu", "cpuacct", "pids", "devices", "name=systemd"]
+    assert joined == ["memory", "cpu", "cpuacct", "pids", "devices", "freezer", "name=systemd"]
+    hybrid = [value.split("/")[2] for value in values(plan(SandboxSpec(), *mounts, ""), "--cgroup")]
+    assert hybrid == [name for name in joined if name != "freezer"]
     assert f"/cg/memory/warren/{SANDBOX}/memory.memsw.limit_in_bytes={64 * MIB}" in values(pairs, "--set")
     devices = [value.split("=", 1)[1] for value in values(pairs, "--set") if "/devices." in value]
     assert (devices[0], "c 136:* rw" in devices, "c 1:3 rw" in devices) == ("a", True, True)

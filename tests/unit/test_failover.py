@@ -93,6 +93,7 @@ async def world() -> World:
     [
         (S.CREATING, S.ENDED),
         (S.RUNNING, S.LOST),
+        (S.PAUSED, S.LOST),
         (S.LOST, S.LOST),
         (S.STOPPING, S.ENDED),
     ],

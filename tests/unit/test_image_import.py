@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from warren.images.transfer.import_tree import ImportCaps, copy_directory, is_tar, unpack_tar
-from warren.images.transfer.zstd_stream import zstd_module
 from warren.images.trees.tree import Tree
+from warren.kernel.zstd import zstd_module
 from warren.model.errors import InvalidRequest
 
 Entry = tuple[str, bytes, str]  # name, type, link target or contents

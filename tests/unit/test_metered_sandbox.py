@@ -10,6 +10,7 @@ from unit.session_world import TENANT, World, world
 from warren.access.tenants import Tenant
 from warren.interfaces.audit import Query
 from warren.model.access import Caller, Quota
+from warren.model.capability import Capability
 from warren.model.code import find_language
 from warren.model.errors import CommandRefused, Forbidden, QuotaExceeded, RateLimited
 from warren.model.events import CommandEndedData, Event, EventKind, SessionCreatedData
@@ -18,6 +19,7 @@ from warren.model.policy import Policy
 from warren.sandboxes.keepers import start_keeper
 from warren.sessions.new_session import NewSession
 from warren.sessions.request_context import RequestContext, set_request_context
+from warren.testing.fake_provider import FakeProvider
 
 pytestmark = pytest.mark.anyio
 
@@ -143,6 +145,29 @@ async def test_a_command_whose_exec_seconds_run_out_is_ended_with_what_it_said()
             with pytest.raises(QuotaExceeded, match="used up"):
                 await sandbox.start(Command(shell="true"))
             assert not [info for info in await sandbox.processes() if info.running]
+
+
+async def test_while_a_sandbox_is_frozen_nothing_is_paid() -> None:
+    async with world(provider=FakeProvider(capabilities=frozenset({Capability.PAUSE}))) as w:
+        w.tenancy.metering.slice_s = 0.02
+        session = (await w.sessions.create(TENANT, NewSession())).session
+        caller = Caller(quota=Quota(exec_seconds_per_day=10_000))
+        set_request_context(RequestContext(caller))
+        quotas = w.tenancy.metering.quotas
+        async with w.sessions.using(TENANT, session.id) as (_, sandbox):
+            process = await sandbox.start(Command(shell="sleep 100"))
+            running = asyncio.create_task(sandbox.exec(Command(shell="sleep 100")))
+            while await quotas.left(caller, "exec_seconds") > 9_990:
+                await asyncio.sleep(0.01)
+            await w.provider.freeze(sandbox.id)
+            left = await quotas.left(caller, "exec_seconds")
+            await asyncio.sleep(0.3)
+            assert await quotas.left(caller, "exec_seconds") >= left - 2
+            await w.provider.thaw(sandbox.id)
+            while await quotas.left(caller, "exec_seconds") >= left - 2:
+                await asyncio.sleep(0.01)
+            await process.kill(0)
+            running.cancel()
 
 
 async def test_a_command_whose_seconds_others_have_used_up_is_broken_off() -> None:

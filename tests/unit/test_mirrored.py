@@ -9,7 +9,7 @@ from contract.store_values import S, a_key, a_session, ended, swapped
 from unit.restoring_store import RestoringStore
 
 from warren.interfaces.records import Record
-from warren.interfaces.store import Added, Page
+from warren.interfaces.store import NO_CAPS, Added, Caps, Page
 from warren.model.errors import NoSpace, Unavailable
 from warren.model.session import EndReason, Session, SessionState
 from warren.stores.encryption import Encryption
@@ -132,8 +132,8 @@ async def test_a_change_whose_answer_comes_after_a_later_change_does_not_undo_th
     later: list[Callable[[], Awaitable[object]]] = []
 
     class Slow(RestoringStore):
-        async def swap(self, changed: Session) -> bool:
-            done = await super().swap(changed)
+        async def swap(self, changed: Session, caps: Caps = NO_CAPS) -> bool:
+            done = await super().swap(changed, caps)
             if later:
                 await later.pop()()
             return done
@@ -336,9 +336,9 @@ class SlowReads(RestoringStore):
         await self._told("get")
         return found
 
-    async def swap(self, session: Session) -> bool:
+    async def swap(self, session: Session, caps: Caps = NO_CAPS) -> bool:
         meanwhile, self.meanwhile = self.meanwhile, None  # the one in memory reads the row to change it
-        done = await super().swap(session)
+        done = await super().swap(session, caps)
         self.meanwhile = meanwhile
         return done
 
@@ -418,9 +418,9 @@ class SlowStore(RestoringStore):
     async def active(self) -> list[Session]:
         return [replace(session) for session in await super().active()]
 
-    async def swap(self, session: Session) -> bool:
+    async def swap(self, session: Session, caps: Caps = NO_CAPS) -> bool:
         await self.store.reconcile()
-        return await super().swap(session)
+        return await super().swap(session, caps)
 
 
 async def test_what_was_read_again_over_a_change_does_not_hide_the_change() -> None:

@@ -33,11 +33,11 @@ class Shared(RestoringStore):
             await super().add(session, key, caps)
         raise Unavailable("Redis is away")
 
-    async def swap(self, session: Session) -> bool:
+    async def swap(self, session: Session, caps: Caps = NO_CAPS) -> bool:
         if not self.loses:
-            return await super().swap(session)
+            return await super().swap(session, caps)
         if self.makes:
-            await super().swap(session)
+            await super().swap(session, caps)
         if self.silent_until is not None:
             await self.silent_until.wait()
         raise Unavailable("Redis is away")

@@ -13,8 +13,9 @@ import pytest
 
 from warren.images.transfer.import_tree import ImportCaps
 from warren.images.transfer.oci_layers import Layers
-from warren.images.transfer.zstd_stream import MAGIC, zstd_module
+from warren.images.transfer.zstd_stream import MAGIC
 from warren.images.trees.tree import Tree
+from warren.kernel.zstd import zstd_module
 from warren.model.errors import InvalidRequest
 
 D, L, H = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE

@@ -100,3 +100,20 @@ def test_thread_ids_and_keys_that_cannot_be_are_refused(text: str) -> None:
 def test_metadata_beyond_its_limits_is_refused(metadata: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest, match="metadata"):
         check_metadata(metadata)
+
+
+def test_a_paused_session_expires_by_its_pause_alone() -> None:
+    row = session(S.RUNNING, idle_timeout_s=100.0, max_lifetime_s=1000.0)
+    paused = row.moved_to(S.PAUSED, paused_at=150.0, max_paused_s=5000.0)
+    assert (paused.deadline, paused.expiry(5149.9), paused.expiry(5150.0)) == (5150.0, None, EndReason.PAUSED_TOO_LONG)
+
+
+def test_time_that_a_session_was_paused_is_no_time_of_its_life() -> None:
+    row = session(S.RUNNING, idle_timeout_s=100.0, max_lifetime_s=200.0)
+    for paused_at, resumed_at in ((150.0, 1150.0), (1200.0, 1300.0)):
+        row = row.moved_to(S.PAUSED, paused_at=paused_at)
+        row = row.moved_to(S.RUNNING, **row.clocks_at(resumed_at))
+    assert (row.paused_at, row.paused_s, row.used) == (None, 1100.0, 1300.0)
+    assert (row.expiry(1399.0), row.expiry(1400.0)) == (None, EndReason.LIFETIME)
+    lost = row.moved_to(S.PAUSED, paused_at=1350.0)
+    assert lost.moved_to(S.LOST, **lost.clocks_at(9000.0)).expiry(9040.0) is None

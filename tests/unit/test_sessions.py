@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from unit.session_world import TENANT, FullStore, world
 
-from warren.interfaces.store import Page
+from warren.interfaces.store import NO_CAPS, Caps, Page
 from warren.model.access import Caller
 from warren.model.errors import (
     InvalidRequest,
@@ -375,8 +375,8 @@ async def test_a_deletion_whose_caller_goes_away_is_done_all_the_same() -> None:
 class SlowStore(FullStore):
     """It takes a while until one hears of a change that was made."""
 
-    async def swap(self, session: Session) -> bool:
-        done = await super().swap(session)
+    async def swap(self, session: Session, caps: Caps = NO_CAPS) -> bool:
+        done = await super().swap(session, caps)
         await asyncio.sleep(0.01)
         return done
 
@@ -410,10 +410,10 @@ class RefusingStore(FullStore):
 
     refused: frozenset[str] = frozenset()
 
-    async def swap(self, session: Session) -> bool:
+    async def swap(self, session: Session, caps: Caps = NO_CAPS) -> bool:
         if session.id in self.refused:
             raise NoSpace("this one does not fit")
-        return await super().swap(session)
+        return await super().swap(session, caps)
 
 
 async def test_sessions_that_the_store_refuses_to_end_keep_no_others_from_expiry() -> None:
