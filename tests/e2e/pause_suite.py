@@ -50,7 +50,6 @@ class PauseSuite:
             await session.post("/pause")
             refused = await session.refused("POST", "/exec", {"command": "true"}, status=409, code="session_paused")
             assert refused["remedy"] == f"resume it: warren resume {session.id}"
-            await session.refused("POST", "/pause", {"to_disk": True}, status=422, code="invalid_request")
             assert (await session.post("/resume"))["state"] == "running"
             assert (await session.exec("echo on"))["stdout"] == "on\n"
 
@@ -83,11 +82,33 @@ class PauseSuite:
             assert (await session.call("DELETE", ""))["reason"] == "deleted"
             assert not hosts.has(session.found["sandbox_id"])
 
-    async def test_hibernation_is_refused(self, api: Api) -> None:
-        refused = await api.refused(
-            "POST", "/api/sessions", {"on_idle": "hibernate"}, status=422, code="invalid_request"
-        )
-        assert "to disk" in refused["detail"]
+    async def test_a_hibernated_session_has_its_files_when_it_is_used(self, api: Api, hosts: Hosts) -> None:
+        thread = unique()
+        async with api.session(thread_id=thread) as session:
+            await session.exec("echo kept > file")
+            sandbox_id = session.found["sandbox_id"]
+            asleep = await session.post("/pause", {"to_disk": True})
+            assert (asleep["state"], asleep["sandbox_id"], asleep["restored"]) == ("hibernated", None, 0)
+            assert asleep["paused_at"] < asleep["expires_at"]
+            assert not hosts.has(sandbox_id)
+            assert (await session.show())["state"] == "hibernated"
+            await session.get("/network")
+            found = await asyncio.gather(*(session.exec("cat file") for _ in range(5)))
+            assert {one["stdout"] for one in found} == {"kept\n"}
+            same = await api.call("POST", "/api/sessions", {"thread_id": thread})
+            assert (same["session_id"], same["state"], same["restored"]) == (session.id, "running", 1)
+            await session.post("/pause", {"to_disk": True})
+            assert (await session.call("DELETE", ""))["reason"] == "deleted"
+        left = await api.call("GET", "/api/snapshots?hidden=true&limit=1000")
+        assert session.id not in [one["session_id"] for one in left["snapshots"]]
+
+    async def test_an_idle_session_is_hibernated_and_comes_back(self, api: Api, time: ServerTime) -> None:
+        async with api.session(idle_timeout_s=time.unit_s, on_idle="hibernate") as session:
+            await session.exec("echo kept > file")
+            for _ in range(2):
+                await time.passes(1.2)
+                await becomes(session, "hibernated")
+                assert (await session.exec("cat file"))["stdout"] == "kept\n"
 
 
 _COUNT = "i=0; while sleep 0.05; do i=$((i + 1)); echo $i > count; done"

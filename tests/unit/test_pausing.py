@@ -256,8 +256,8 @@ async def test_what_a_provider_cannot_do_is_refused() -> None:
         assert (await run(w, row)).state is S.RUNNING
     async with world(defaults=Defaults(on_idle=OnIdle.PAUSE)) as w:
         assert (await created(w)).on_idle is OnIdle.END
-        with pytest.raises(InvalidRequest, match="on_idle: hibernate would save the session to disk"):
-            await created(w, on_idle=OnIdle.HIBERNATE)
+    async with cold_world(defaults=Defaults(on_idle=OnIdle.HIBERNATE)) as w:
+        assert (await created(w)).on_idle is OnIdle.PAUSE
 
 
 async def test_a_sandbox_that_cannot_be_frozen_or_thawed_stays_as_it_was() -> None:

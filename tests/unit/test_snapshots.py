@@ -116,7 +116,8 @@ async def test_a_paused_session_is_saved_and_stays_paused() -> None:
         await w.provider.freeze(session.sandbox_id)
         await room(w).save(session, SnapshotWish())
         assert w.provider.machines[session.sandbox_id].frozen
-        hidden = await room(w).save_for_session(session)
+        async with room(w).saved_for(session) as hidden:
+            pass
         assert (hidden.owner, hidden.expires_at, hidden.name) == (SnapshotOwner.SESSION, None, "")
         assert [one.id for one in (await room(w).records.list(TENANT))[0]] != [hidden.id]
         assert hidden.id in [one.id for one in (await room(w).records.list(TENANT, hidden=True))[0]]
@@ -234,7 +235,8 @@ def some_snapshot() -> Snapshot:
 async def test_what_a_session_goes_on_from_is_deleted_with_it_alone() -> None:
     async with shop() as w:
         session = await new(w)
-        hidden = await room(w).save_for_session(session)
+        session = await w.sessions.pause(TENANT, session.id, {}, to_disk=True)
+        hidden = await room(w).records.get(TENANT, session.saved)
         unused: Any = None
         context = OperationContext(
             sessions=w.sessions, provider="", environments=unused, default_environment="", images=unused,
@@ -244,7 +246,6 @@ async def test_what_a_session_goes_on_from_is_deleted_with_it_alone() -> None:
         with pytest.raises(Conflict, match="goes on from"):
             await delete_snapshot(call)
         await w.sessions.delete(TENANT, session.id)
-        await delete_snapshot(call)
         assert await kept(w) == set()
 
 
@@ -286,7 +287,8 @@ async def test_a_tenant_may_have_so_many() -> None:
         await save(w, session)
         with pytest.raises(LimitReached):
             await save(w, session)
-        await room(w).save_for_session(session)
+        async with room(w).saved_for(session):
+            pass
 
 
 async def test_expired_ones_are_gone_at_once_and_removed_later() -> None:
@@ -300,10 +302,10 @@ async def test_expired_ones_are_gone_at_once_and_removed_later() -> None:
         await w.clock.advance(101)
         with pytest.raises(NotFound):
             await new(w, snapshot="usual")
-        await SnapshotExpiry(room(w), w.clock).expire()
+        await SnapshotExpiry(room(w), w.clock, w.store.get).expire()
         assert await kept(w) == {kept_longer.id, for_ever.id}
         await w.clock.advance(1000)
-        await SnapshotExpiry(room(w), w.clock).expire()
+        await SnapshotExpiry(room(w), w.clock, w.store.get).expire()
         assert await kept(w) == {for_ever.id}
         assert await room(w).records.used_bytes(TENANT) == for_ever.bytes
         deleted = [event.data for event in events if event.kind is EventKind.SNAPSHOT_DELETED]
@@ -356,7 +358,7 @@ async def test_a_crash_leaves_all_of_a_snapshot_or_nothing(step: str, packed: bo
         assert reached.is_set()
         listed = [one.name for one in (await room(w).records.list(TENANT))[0]]
         assert listed == (["after", "before"] if step == "record stored" else ["before"])
-        await SnapshotExpiry(room(w), w.clock).sweep()
+        await SnapshotExpiry(room(w), w.clock, w.store.get).sweep()
         assert [one.name for one in (await room(w).records.list(TENANT))[0]] == listed
         rows = (await room(w).records.list(TENANT))[0]
         assert await room(w).records.used_bytes(TENANT) == sum(one.bytes for one in rows)
@@ -389,7 +391,7 @@ async def test_a_sweep_reports_and_removes_what_has_lost_its_content_but_not_for
         await w.provider.saved_disks.delete(lost.id)
         with pytest.raises(NotFound, match="is gone"):
             await new(w, snapshot="lost")
-        await SnapshotExpiry(room(w), w.clock).sweep()
+        await SnapshotExpiry(room(w), w.clock, w.store.get).sweep()
         assert [one.id for one in (await room(w).records.list(TENANT))[0]] == [stays.id]
         assert await room(w).records.used_bytes(TENANT) == stays.bytes
     store = FakeArtifacts()
@@ -398,11 +400,11 @@ async def test_a_sweep_reports_and_removes_what_has_lost_its_content_but_not_for
         saved = [await save(w, session), await save(w, session)]
         contents = dict(store._contents)
         store._contents.clear()  # a directory that is not mounted
-        await SnapshotExpiry(room(w), w.clock).sweep()
+        await SnapshotExpiry(room(w), w.clock, w.store.get).sweep()
         assert len((await room(w).records.list(TENANT))[0]) == 2
         store._contents.update(contents)
         await store.delete(TENANT, saved[0].id)
-        await SnapshotExpiry(room(w), w.clock).sweep()
+        await SnapshotExpiry(room(w), w.clock, w.store.get).sweep()
         assert [one.id for one in (await room(w).records.list(TENANT))[0]] == [saved[1].id]
 
 
@@ -410,7 +412,7 @@ async def test_a_sweep_takes_nothing_that_is_being_made() -> None:
     async with shop() as w:
         session = await new(w)
         for _ in range(5):
-            sweeping = asyncio.create_task(SnapshotExpiry(room(w), w.clock).sweep())
+            sweeping = asyncio.create_task(SnapshotExpiry(room(w), w.clock, w.store.get).sweep())
             saved = await asyncio.gather(*(save(w, session) for _ in range(4)))
             await sweeping
             assert {one.id for one in saved} <= await kept(w)
@@ -453,7 +455,7 @@ async def test_other_workers_start_from_what_the_shared_store_has() -> None:
             assert await kept(other) == set()
         assert [one async for one in store.list()] == []
         assert await kept(w) == {saved.id}
-        await SnapshotExpiry(room(w), w.clock).sweep()
+        await SnapshotExpiry(room(w), w.clock, w.store.get).sweep()
         assert await kept(w) == set()
 
 
@@ -465,7 +467,7 @@ async def test_what_another_worker_keeps_is_asked_of_it() -> None:
         async with world(provider=far, store=w.store, snapshots={"place": "w2"}) as other:
             with pytest.raises(Unavailable, match="'w1', which keeps the snapshot"):
                 await new(other, snapshot="x")
-            await SnapshotExpiry(room(other), other.clock).sweep()
+            await SnapshotExpiry(room(other), other.clock, other.store.get).sweep()
             assert (await room(other).records.get(TENANT, "x")).id == saved.id
 
 

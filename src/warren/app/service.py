@@ -184,7 +184,7 @@ class Service:
         self._run(self._lifecycle.networks.run_meter(), "networks")
         self._run(self._lifecycle.metrics.run(), "session-metrics")
         self._run(ArtifactExpiry(artifacts, self._clock).run(), "artifacts")
-        self._run(SnapshotExpiry(snapshots, self._clock).run(), "snapshots")
+        self._run(SnapshotExpiry(snapshots, self._clock, self._store.get).run(), "snapshots")
         self._run(self._logs.run(), "session-logs")
         self._run(self.environments.watch(self._clock), "environments")
         self._run(self._report_obstacle(self._worker), "readiness")

@@ -685,6 +685,7 @@ def build_sessions(
         settings.max_lifetime_s,
         OnIdle(settings.on_idle),
         settings.max_paused_s,
+        settings.hibernate_after_s,
     )
     default = LogLevel(settings.session_logs)
 

@@ -101,7 +101,9 @@ _WATCH_S: Final = 2.0
 @click.option("--logs", default="", metavar="LEVEL", help="What is kept of what it does: off, commands, output.")
 @click.option("--idle-timeout", "idle_timeout_s", type=Duration(), metavar="D", help="End it when unused so long: 10m.")
 @click.option("--max-lifetime", "max_lifetime_s", type=Duration(), metavar="D", help="End it after so long: 1h.")
-@click.option("--on-idle", type=click.Choice(["end", "pause"]), help="What becomes of it when unused so long.")
+@click.option(
+    "--on-idle", type=click.Choice(["end", "pause", "hibernate"]), help="What becomes of it when unused so long."
+)
 @click.option("--max-paused", "max_paused_s", type=Duration(), metavar="D", help="End it when paused so long: 1d.")
 @replace_lost_option
 @server_options
@@ -271,20 +273,23 @@ def _print_each(
 @thread_option
 @click.option("--max-paused", "max_paused_s", type=Duration(), metavar="D", help="End it when paused so long: 1d.")
 @click.option("--auto-resume/--no-auto-resume", default=None, help="Whether whoever uses it resumes it.")
+@click.option("--to-disk", is_flag=True, help="Keep its files alone, and give its sandbox back.")
 @server_options
 def pause(
     sessions: tuple[str, ...],
     thread: str,
     max_paused_s: float | None,
     auto_resume: bool | None,
+    to_disk: bool,
     url: str,
     as_json: bool,
 ) -> int:
-    """Let everything in sessions stand still. They keep their memory, and their time-outs stand still as well.
+    """Let everything in sessions stand still. They keep their memory, and their time-outs stand still as well. With
+    --to-disk their files alone are kept.
 
     Example: warren pause ses_0123
     """
-    given = {"max_paused_s": max_paused_s, "auto_resume": auto_resume}
+    given = {"max_paused_s": max_paused_s, "auto_resume": auto_resume, "to_disk": to_disk or None}
     values = {name: value for name, value in given.items() if value is not None}
     return _change_each("pause_session", _given_sessions(sessions, thread), thread, url, as_json, values)
 

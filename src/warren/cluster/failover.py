@@ -93,12 +93,16 @@ class Failover:
             lost = session.moved_to(SessionState.LOST, reason=EndReason.LOST, detail=detail, **clocks)
             if await self._store.swap_of_dead(lost, self._fleet.me.id):
                 self._reports.lost(lost)
+        elif session.state is SessionState.CREATING and session.saved:
+            await self._store.swap_of_dead(self._ending.hibernated_again(session), self._fleet.me.id)
         elif session.state.is_in_transition:
             reason = session.reason or EndReason.UNDONE
             ended = self._ending.ended(session, reason, session.detail)
             await self._store.swap_of_dead(ended, self._fleet.me.id)
-        elif session.expiry(self._clock.now()) is not None:
-            await self._ending.end(session, EndReason.LOST, session.detail)
+        elif (why := session.expiry(self._clock.now())) is not None:
+            await self._ending.end(
+                session, EndReason.LOST if session.state is SessionState.LOST else why, session.detail
+            )
 
     async def _forget_workers(self, snapshot: ClusterSnapshot) -> None:
         for member in snapshot.workers:

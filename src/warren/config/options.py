@@ -188,10 +188,12 @@ class Settings:
         aliases={"IDLE_TIMEOUT": None, "SESSION_TIMEOUT": None}, flag="--idle-timeout")
     max_lifetime_s: float = option(SESSION_TIME, MAX_LIFETIME_S, "A session ends after this time in any case.",
         aliases={"SESSION_TIMEOUT": None}, flag="--max-lifetime")
-    on_idle: str = option(one_of("end", "pause"), "end",
-        "What becomes of a session that is not used for its idle_timeout_s; providers that cannot pause end it.",
+    on_idle: str = option(one_of("end", "pause", "hibernate"), "end",
+        "What becomes of a session that is not used for its idle_timeout_s; providers that cannot do it do less.",
         flag="--on-idle")
     max_paused_s: float = option(SESSION_TIME, MAX_PAUSED_S, "A session ends when it is paused for this long.")
+    hibernate_after_s: float = option(time(0, LONGEST_S), 86400.0,
+        "A session that is paused for this long is saved to disk, and gives its sandbox back; 0: never.")
     memory_mb: int | None = option(MEMORY, None, "The memory of a sandbox.", aliases={"MEMORY_LIMIT": None},
         flag="--memory-limit", name="memory_limit", default_text="what the environment says, else 512m")
     cpus: float | None = option(CORES, None, "The cores of a sandbox.", aliases={"CPU_QUOTA": QUOTA}, flag="--cpus",

@@ -113,7 +113,7 @@ class SessionStore(Protocol):
     one. Else it returns the active session of the same thread, which gets the key if its state `is_usable`. A key with
     another fingerprint raises KeyReused; a key is unknown if its session came to nothing or was purged. A new session
     that would take its tenant, or its key (`key_id`), over `caps` raises QuotaExceeded: however many are added at once,
-    the number of sessions in a state that `holds_sandbox`, and the sums of their `disk_mb` and `gpus`, never exceed the
+    the number of sessions in a state that `is_counted`, and the sums of their `disk_mb` and `gpus`, never exceed the
     caps. Sessions in a state that `is_paused` count for `disk_mb` and `gpus`, and instead of `sessions` for
     `paused_sessions`.
     `get` returns a session of the tenant, even an ended one; `of_thread` the thread's active session, else its newest

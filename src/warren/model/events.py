@@ -17,6 +17,7 @@ class EventKind(StrEnum):
     SESSION_EXPIRED = "session.expired"
     SESSION_LOST = "session.lost"
     SESSION_PAUSED = "session.paused"
+    SESSION_HIBERNATED = "session.hibernated"
     SESSION_RESUMED = "session.resumed"
     COMMAND_FINISHED = "command.finished"
     COMMAND_REFUSED = "command.refused"
@@ -76,10 +77,23 @@ class SessionPausedData:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionHibernatedData:
+    """It was paused before. `bytes` is what its saved disk occupies."""
+
+    thread_id: str | None
+    memory_mb: int
+    bytes: int
+    max_paused_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SessionResumedData:
+    """`restored`: how often it was restored from disk until now; one more than before if it was this time."""
+
     thread_id: str | None
     memory_mb: int
     paused_s: float
+    restored: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +201,7 @@ EventData = (
     | SessionEndedData
     | SessionLostData
     | SessionPausedData
+    | SessionHibernatedData
     | SessionResumedData
     | CommandEndedData
     | QuotaReachedData

@@ -29,12 +29,14 @@ CREATING_S: Final = 600.0  # longer than any creation takes: after this, the pro
 
 
 class SessionState(StrEnum):
-    """CREATING: the sandbox is being made. RUNNING: it exists. PAUSED: it exists and stands still. LOST: it died by
-    itself. STOPPING: it is being destroyed. ENDED: only the row is left."""
+    """CREATING: the sandbox is being made. RUNNING: it exists. PAUSED: it exists and stands still. HIBERNATED: its disk
+    was saved, and it was given back. LOST: it died by itself. STOPPING: it is being destroyed. ENDED: only the row is
+    left."""
 
     CREATING = "creating"
     RUNNING = "running"
     PAUSED = "paused"
+    HIBERNATED = "hibernated"
     LOST = "lost"
     STOPPING = "stopping"
     ENDED = "ended"
@@ -68,6 +70,16 @@ class SessionState(StrEnum):
         return STATES[self].is_paused
 
     @property
+    def is_counted(self) -> bool:
+        """Whether quotas count the session."""
+        return self.holds_sandbox or self.is_paused
+
+    @property
+    def lives(self) -> bool:
+        """Whether the session has what callers have made: a sandbox, or its saved disk."""
+        return self.can_be_lost or self.is_paused
+
+    @property
     def expires(self) -> bool:
         return STATES[self].expires
 
@@ -83,7 +95,7 @@ class StateRules:
     `can_run`: commands run now.
     `can_be_lost`: the sandbox exists. A worker takes it over after a restart; if it dies, the session is lost.
     `holds_sandbox`: the session takes up a sandbox of its worker (wanted, present or not yet gone): quotas count it.
-    `is_paused`: what holds a sandbox stands still, and counts as a paused session instead of a session.
+    `is_paused`: nothing runs until its next use. It counts as a paused session instead of a session.
     `expires`: the session ends at its deadline.
     """
 
@@ -103,14 +115,14 @@ _S = SessionState
 # The only place that classifies states. Stores generate their SQL and Lua from it, so they cannot disagree with it.
 STATES: Final[Mapping[SessionState, StateRules]] = {
     _S.CREATING: StateRules(
-        next=frozenset({_S.RUNNING, _S.STOPPING, _S.ENDED}),
+        next=frozenset({_S.RUNNING, _S.HIBERNATED, _S.STOPPING, _S.ENDED}),
         is_in_transition=True,
         is_usable=True,
         holds_sandbox=True,
         expires=True,
     ),
     _S.RUNNING: StateRules(
-        next=frozenset({_S.RUNNING, _S.PAUSED, _S.LOST, _S.STOPPING}),
+        next=frozenset({_S.RUNNING, _S.PAUSED, _S.HIBERNATED, _S.LOST, _S.STOPPING}),
         is_usable=True,
         can_run=True,
         can_be_lost=True,
@@ -118,10 +130,16 @@ STATES: Final[Mapping[SessionState, StateRules]] = {
         expires=True,
     ),
     _S.PAUSED: StateRules(
-        next=frozenset({_S.PAUSED, _S.RUNNING, _S.LOST, _S.STOPPING}),
+        next=frozenset({_S.PAUSED, _S.RUNNING, _S.HIBERNATED, _S.LOST, _S.STOPPING}),
         is_usable=True,
         can_be_lost=True,
         holds_sandbox=True,
+        is_paused=True,
+        expires=True,
+    ),
+    _S.HIBERNATED: StateRules(
+        next=frozenset({_S.HIBERNATED, _S.CREATING, _S.LOST, _S.STOPPING, _S.ENDED}),
+        is_usable=True,
         is_paused=True,
         expires=True,
     ),
@@ -184,6 +202,9 @@ class Session:
     `artifacts`: what was saved when it ended.
     `paused_at`: since when it is paused; `paused_s`: how long it was before, all times together. `max_paused_s`: it
     ends when it is paused for that long. `auto_resume`: whoever uses it while it is paused resumes it.
+    `hibernate_after_s`: it is hibernated when it is paused for that long; 0: never. `saved`: the snapshot of its disk,
+    while it is hibernated and until it has a sandbox again; `saved_gpus`: how many graphics processors it had.
+    `restored`: how often it was; nothing that ran before runs since.
     `snapshot`: the one that its disk began from. `forked_from`: the session that it is a fork of.
     `logs`: how much of what it does is kept; empty for nothing. See model/session_log.py.
     `volumes`: the named volumes in its sandbox.
@@ -228,6 +249,10 @@ class Session:
     paused_s: float = 0.0
     max_paused_s: float = MAX_PAUSED_S
     auto_resume: bool = True
+    hibernate_after_s: float = 0.0
+    saved: str = ""
+    saved_gpus: int = 0
+    restored: int = 0
     on_idle: OnIdle = OnIdle.END
     snapshot: str = ""
     forked_from: str = ""
@@ -251,9 +276,16 @@ class Session:
 
     @property
     def deadline(self) -> float:
+        """When something becomes of the session, unless it is used, prolonged or ended before."""
+        if self.state is SessionState.PAUSED and self.hibernate_after_s:
+            return min(self.expires_at, self._paused_since + self.hibernate_after_s)
+        return self.expires_at
+
+    @property
+    def expires_at(self) -> float:
         """When the session expires, unless it is used, prolonged or ended before."""
         if self.state is SessionState.CREATING:
-            return self.started + CREATING_S
+            return self.used + CREATING_S
         if self.state.is_paused:  # its other clocks stand still
             return self._paused_since + self.max_paused_s
         return min(self.idle_deadline, self._lifetime_ends)
@@ -270,9 +302,13 @@ class Session:
     def _paused_since(self) -> float:
         return self.used if self.paused_at is None else self.paused_at
 
+    def hibernates(self, now: float) -> bool:
+        """Whether it has been paused for so long that it is to be hibernated."""
+        return self.state is SessionState.PAUSED and self.deadline <= now < self.expires_at
+
     def expiry(self, now: float) -> EndReason | None:
         """Returns why the session has expired, or None if it has not."""
-        if now < self.deadline:
+        if now < self.expires_at:
             return None
         if self.state is SessionState.CREATING:
             return EndReason.UNDONE

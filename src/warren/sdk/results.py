@@ -275,6 +275,7 @@ class SessionInfo(BaseResult):
     paused_at: str | None = None
     max_paused_s: float = 0.0
     auto_resume: bool = True
+    restored: int = 0
     limits: dict[str, float] | None = None
     pooled: bool = False
     image: str | None = None

@@ -13,6 +13,8 @@ from itertools import accumulate
 from typing import Final
 
 from warren.interfaces.sandbox import Sandbox
+from warren.interfaces.worker import Claim
+from warren.kernel.logs import get_log
 from warren.model.errors import SandboxLost, SessionEnded, SessionPaused, WarrenError
 from warren.model.session import EndReason, Session, SessionState
 from warren.sessions.activity import SessionActivity
@@ -20,11 +22,13 @@ from warren.sessions.artifacts import Artifacts
 from warren.sessions.basis import SessionBasis
 from warren.sessions.networks import SessionNetworks
 from warren.sessions.reports import SessionReports
+from warren.sessions.snapshots.service import Snapshots
 
 MAX_KEPT_BYTES: Final = 4096
 """The most that is kept of the metadata of a session that has ended, and the most of the names of its variables."""
 POLL_S: Final = (0.005, 0.1)  # the first and the longest pause between two looks at the store
 _CONFIRM_S: Final = 2.0
+_log = get_log(__name__)
 _REASON_TEXTS: Final = {
     EndReason.DELETED: "it was deleted",
     EndReason.IDLE: "it was idle for too long",
@@ -46,12 +50,14 @@ class SessionEnding:
         reports: SessionReports,
         networks: SessionNetworks,
         artifacts: Artifacts | None,
+        snapshots: Snapshots | None = None,
     ) -> None:
         self._basis = basis
         self._activity = activity
         self._reports = reports
         self._networks = networks
         self._artifacts = artifacts
+        self._snapshots = snapshots
         self._undestroyed: dict[str, Session] = {}  # in STOPPING, and the worker could not destroy the sandbox
 
     async def end(self, session: Session, reason: EndReason, detail: str = "") -> Session | None:
@@ -61,7 +67,7 @@ class SessionEnding:
         if session.state.can_be_lost:
             # Raises if another worker has the session: only its own worker ends one that may still run.
             self._basis.worker_of(session)
-        if session.state is SessionState.LOST and self._basis.is_elsewhere(session):
+        if not session.state.holds_sandbox and self._basis.is_elsewhere(session):
             return await self._end_at_once(session, reason, detail)
         stopping = session.moved_to(SessionState.STOPPING, reason=reason, detail=detail)
         return await asyncio.shield(self._activity.tasks.run(self._stop(stopping), f"stopping {session.id}"))
@@ -80,6 +86,7 @@ class SessionEnding:
         if not await self._basis.store.swap(ended):
             return None
         self._reports.ended(ended)
+        await self._remove_saved(session)
         return ended
 
     def begin_end(self, stopping: Session, slots: asyncio.Semaphore | None = None) -> asyncio.Task[Session]:
@@ -92,11 +99,15 @@ class SessionEnding:
                 stopping = await self._save_artifacts(stopping)
                 async with slots or contextlib.nullcontext():
                     await self.destroy_sandbox(stopping)
+            elif stopping.saved:
+                async with slots or contextlib.nullcontext():
+                    stopping = await self._save_artifacts_on_disk(stopping)
         except BaseException:
             self._undestroyed[stopping.id] = stopping
             raise
         self._basis.fault("destroyed")
         ended = await self.save_end(stopping, stopping.reason, stopping.detail)
+        await self._remove_saved(stopping)
         self._basis.fault("ended")
         return ended
 
@@ -106,6 +117,39 @@ class SessionEnding:
         saved = await self._artifacts.save_at_end(stopping, lambda: self._awake_sandbox(stopping))
         self._basis.fault("artifacts saved")
         return stopping if saved is None else replace(stopping, artifacts=saved)
+
+    async def _save_artifacts_on_disk(self, stopping: Session) -> Session:
+        """The same for a session that has given its sandbox back: it gets one for as long as that takes."""
+        worker = self._basis.worker
+        keeps = self._artifacts is not None and self._artifacts.store is not None
+        if not keeps or worker is None or self._snapshots is None or stopping.artifacts is not None:
+            return stopping
+        try:
+            async with self._snapshots.disk_of(stopping) as disk:
+                claimed = await worker.claim(
+                    Claim(
+                        stopping.environment,
+                        stopping.image,
+                        stopping.limits,
+                        stopping.require,
+                        tenant=stopping.tenant,
+                        provider=stopping.provider,
+                        gpus=(),
+                        disk=disk,
+                    )
+                )
+        except WarrenError as exc:
+            _log.warning("artifacts_not_saved", session=stopping.id, error=exc)
+            return stopping
+        try:
+            awake = replace(stopping, sandbox_id=claimed.sandbox.id, worker=worker.name, paused_at=None)
+            return replace(stopping, artifacts=(await self._save_artifacts(awake)).artifacts)
+        finally:
+            await worker.destroy(claimed.sandbox.id)
+
+    async def _remove_saved(self, ended: Session) -> None:
+        if ended.saved and self._snapshots is not None:
+            await self._snapshots.remove_saved(ended)
 
     async def _awake_sandbox(self, stopping: Session) -> Sandbox:
         """Thaws the sandbox of a session that was paused: what reads its files runs in it."""
@@ -125,7 +169,23 @@ class SessionEnding:
     async def undo_start(self, session: Session) -> None:
         """Ends a session in CREATING if no task of this process is starting it."""
         if session.id not in self._activity.starting:
-            await self.save_end(session, EndReason.UNDONE, "")
+            await self.give_up_start(session, EndReason.UNDONE, "")
+
+    async def give_up_start(self, session: Session, reason: EndReason, detail: str) -> None:
+        """Ends a session that got no sandbox. One that was hibernated is so again: it is tried anew by its next use."""
+        if not session.saved:
+            await self.save_end(session, reason, detail)
+            return
+        again = self.hibernated_again(session)
+        try:
+            await self._try_save_end(again)
+        except WarrenError:
+            self._activity.unsaved_ends[again.id] = again
+
+    def hibernated_again(self, session: Session) -> Session:
+        """Returns the row of a session that could not be restored."""
+        changes = {"paused_at": self._basis.clock.now(), "saved_gpus": len(session.gpus), "gpus": (), "disk_mb": 0}
+        return session.moved_to(SessionState.HIBERNATED, **changes)
 
     # -- saving ends
 
@@ -165,6 +225,8 @@ class SessionEnding:
             return True
         current = await store.get(ended.tenant, ended.id)
         if current is not None and current.state.can_be_lost and current.sandbox_id not in self._activity.owners:
+            if ended.state is SessionState.HIBERNATED:
+                return await store.swap(replace(ended, version=current.version + 1))
             stopping = current.moved_to(SessionState.STOPPING, reason=ended.reason, detail=ended.detail)
             if await store.swap(stopping):
                 self.begin_end(stopping)
@@ -212,7 +274,9 @@ def _beginning(texts: Mapping[str, str]) -> dict[str, str]:
 def unusable_error(session: Session) -> WarrenError:
     """Returns the error that says why a session cannot be used."""
     if session.state.is_paused:
-        return SessionPaused(f"session {session.id} is paused", remedy=f"resume it: warren resume {session.id}")
+        return SessionPaused(
+            f"session {session.id} is {session.state}", remedy=f"resume it: warren resume {session.id}"
+        )
     if session.state is SessionState.LOST:
         return SandboxLost(
             f"the sandbox of session {session.id} is lost: {session.detail}",

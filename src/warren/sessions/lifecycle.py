@@ -6,7 +6,7 @@ model/session.py. Whoever loses the race for a change reads the row again and ac
 nor makes the server lose track of them.
 
 `Lifecycle` puts together the parts that share this: starting.py, ending.py, losses.py, networks.py, pausing.py,
-secret_renewal.py.
+hibernation.py, secret_renewal.py.
 """
 
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from warren.sessions.basis import SessionBasis
 from warren.sessions.egress import EgressRules
 from warren.sessions.ending import SessionEnding
 from warren.sessions.event_hub import EventHub
+from warren.sessions.hibernation import SessionHibernation
 from warren.sessions.losses import SessionLosses
 from warren.sessions.metrics import MetricsMeter
 from warren.sessions.network_meter import NetworkMeter
@@ -34,6 +35,7 @@ from warren.sessions.volumes.service import VolumeRules, Volumes
 STEPS: Final = (
     *("stored", "claimed", "running", "stopping", "destroyed", "ended"),
     *("pausing", "paused", "resuming", "resumed"),
+    *("hibernating", "hibernated", "restoring", "restored"),
 )
 
 
@@ -67,13 +69,16 @@ class Lifecycle:
         self.networks = SessionNetworks(basis, self.activity.tasks, options.egress, meter, options.secrets)
         self.secret_renewal = SecretRenewal(basis, self.networks, options.secrets)
         parts = basis, self.activity, self.reports
-        self.ending = SessionEnding(*parts, self.networks, options.artifacts)
+        self.ending = SessionEnding(*parts, self.networks, options.artifacts, options.snapshots)
         self.volumes = Volumes(basis, options.volumes, options.events)
         self.starting = SessionStarting(
             *parts, self.networks, self.ending, options.waits, self.volumes, options.snapshots
         )
         self.losses = SessionLosses(*parts, self.ending)
-        self.pausing = SessionPausing(*parts, self.networks, self.ending, self.losses, options.payer_of)
+        self.hibernation = SessionHibernation(*parts, self.ending, self.starting, options.snapshots)
+        self.pausing = SessionPausing(
+            *parts, self.networks, self.ending, self.losses, options.payer_of, self.hibernation
+        )
 
     def __repr__(self) -> str:
         return f"<Lifecycle {self.activity!r}>"

@@ -147,8 +147,9 @@ class Sessions:
             if session.reason in FAILED_CREATIONS:
                 raise Unavailable(f"the sandbox could not be made: {session.detail}", retry_after_s=1)
         mismatch: Mismatch = {}
-        if session.state.can_be_lost:
-            lifecycle.basis.worker_of(session)
+        if session.state.lives:
+            if session.state.can_be_lost:
+                lifecycle.basis.worker_of(session)
             mismatch = self.new_rows.mismatch(session, wanted.request) if wanted.request.thread_id else {}
             if mismatch and wanted.request.on_mismatch != "keep":
                 await self._replace(session, mismatch, wanted)
@@ -157,7 +158,7 @@ class Sessions:
             return CreateResult(session, created=False, replayed=True, mismatch=mismatch)
         if session.state.is_paused and not session.auto_resume:
             return CreateResult(session, created=False, mismatch=mismatch)
-        if session.state.can_be_lost:
+        if session.state.lives:
             with contextlib.suppress(SessionEnded, SandboxLost, SessionPaused):  # it has just changed: try again
                 session = session if session.state.can_run else await self.uses.resume(session)
                 return CreateResult(await self.uses.record_of(session), created=False, mismatch=mismatch)
@@ -221,9 +222,12 @@ class Sessions:
     async def keep_alive(self, tenant: str, session_id: str) -> Session:
         return await self.uses.save(await self.uses.usable(tenant, session_id), at_once=True)
 
-    async def pause(self, tenant: str, session_id: str, changes: Mapping[str, Any]) -> Session:
-        """Stops everything in the sandbox, which keeps its memory. `changes` are fields of the session to be set."""
-        return await self.uses.pause(await self.uses.settled(tenant, session_id), changes)
+    async def pause(
+        self, tenant: str, session_id: str, changes: Mapping[str, Any], *, to_disk: bool = False
+    ) -> Session:
+        """Stops everything in the sandbox, which keeps its memory, or with `to_disk` its files alone. `changes` are
+        fields of the session to be set."""
+        return await self.uses.pause(await self.uses.settled(tenant, session_id), changes, to_disk=to_disk)
 
     async def resume(self, tenant: str, session_id: str) -> Session:
         return await self.uses.resume(await self.uses.settled(tenant, session_id))

@@ -84,8 +84,10 @@ class SessionNetworks:
         self.meter.follow(session, sandbox, bounds)
 
     async def apply_changed(self, session: Session) -> None:
-        """Applies the rules of a row that has changed. If that fails it is tried again until it succeeds, the row has
-        changed, or the sandbox is gone."""
+        """Applies the rules of a row that has changed, if it has a sandbox. If that fails it is tried again until it
+        succeeds, the row has changed, or the sandbox is gone."""
+        if not session.state.can_be_lost:
+            return
         try:
             await self.apply(session, await self._basis.sandbox_of(session))
         except SessionPaused:

@@ -27,7 +27,6 @@ from warren.sessions.allowances import check_allowed, check_ceilings, longest_li
 from warren.sessions.lifecycle import Lifecycle
 from warren.sessions.mismatches import find_mismatch
 from warren.sessions.new_session import Defaults, NewSession, changed_limits, with_agent, with_image
-from warren.sessions.pausing import refuse_hibernation
 from warren.sessions.request_context import session_id_or
 from warren.sessions.snapshots.beginnings import check_beginning, with_room, with_snapshot
 
@@ -126,6 +125,7 @@ class NewRows:
             previews=request.previews or NO_PREVIEW_RULES,
             on_idle=self._choose_on_idle(request, environment, provider),
             max_paused_s=self._choose_seconds("max_paused_s", request, environment),
+            hibernate_after_s=self._offer.defaults.hibernate_after_s if self._can_hibernate(provider) else 0.0,
             auto_resume=request.auto_resume,
             snapshot="" if snapshot is None else snapshot.id,
             forked_from=request.forked_from,
@@ -158,12 +158,16 @@ class NewRows:
         starting, asked = self._lifecycle.starting, request.on_idle or environment.on_idle
         if asked is None:
             usual = self._offer.defaults.on_idle
-            return usual if usual is OnIdle.END or starting.can_pause(provider) else OnIdle.END
-        if asked is OnIdle.HIBERNATE:
-            refuse_hibernation("on_idle: hibernate")
-        if asked is OnIdle.PAUSE:
-            starting.check_provider(provider, {Capability.PAUSE})
+            if usual is OnIdle.HIBERNATE and not self._can_hibernate(provider):
+                usual = OnIdle.PAUSE
+            return usual if starting.can(provider, Capability.PAUSE) else OnIdle.END
+        if asked is not OnIdle.END:
+            needs = {Capability.PAUSE, Capability.SNAPSHOTS} if asked is OnIdle.HIBERNATE else {Capability.PAUSE}
+            starting.check_provider(provider, needs)
         return asked
+
+    def _can_hibernate(self, provider: str) -> bool:
+        return self._lifecycle.starting.can(provider, Capability.PAUSE, Capability.SNAPSHOTS)
 
     async def _find_snapshot(self, tenant: str, which: str) -> Snapshot | None:
         if not which:

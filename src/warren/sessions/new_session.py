@@ -37,6 +37,7 @@ class Defaults:
     max_lifetime_s: float = MAX_LIFETIME_S
     on_idle: OnIdle = OnIdle.END
     max_paused_s: float = MAX_PAUSED_S
+    hibernate_after_s: float = 0.0
 
 
 OnMismatch = Literal["keep", "replace", "error"]

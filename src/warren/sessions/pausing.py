@@ -3,7 +3,8 @@
 The row goes first. A session is PAUSED before its sandbox is frozen, so that no new use begins in between; it is
 RUNNING before its sandbox is thawed, so that a quota refuses it while nothing runs yet. Whatever step a crash comes
 after, the next process freezes the sandboxes of paused sessions and thaws those of running ones (reaper.py). Operations
-that are under way when their session is paused wait, and go on when it is resumed.
+that are under way when their session is paused wait, and go on when it is resumed. A session that is to be hibernated
+is paused first (hibernation.py).
 
 Pausing and resuming are tasks of `SessionActivity`: a caller that leaves does not stop them half-way. One at a time
 works on a session, by its lock.
@@ -11,33 +12,27 @@ works on a session, by its lock.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from warren.interfaces.store import Caps
 from warren.kernel.logs import get_log
 from warren.model.capability import Capability, choose_provider
-from warren.model.errors import InvalidRequest, QuotaExceeded, SandboxLost, SandboxNotFound, WarrenError
-from warren.model.session import EndReason, Session, SessionState
+from warren.model.errors import InvalidRequest, QuotaExceeded, SandboxLost, SandboxNotFound, Unavailable, WarrenError
+from warren.model.session import EndReason, OnIdle, Session, SessionState
 from warren.sessions.activity import SessionActivity
 from warren.sessions.allowances import PayerOf, caps_of
 from warren.sessions.basis import SessionBasis
 from warren.sessions.ending import SessionEnding, unusable_error
+from warren.sessions.hibernation import SessionHibernation
 from warren.sessions.losses import SessionLosses
 from warren.sessions.networks import SessionNetworks
 from warren.sessions.reports import SessionReports
 
 _AT_ONCE: Final = 8
+_HIBERNATE_AGAIN_S: Final = 600.0  # after an attempt that failed
 _log = get_log(__name__)
-
-
-def refuse_hibernation(asked: str) -> None:
-    """Raises InvalidRequest: nothing saves sessions to disk yet."""
-    raise InvalidRequest(
-        f"{asked} would save the session to disk, which this server cannot do",
-        remedy="pause it without: it keeps its memory and is there at once",
-    )
 
 
 class SessionPausing:
@@ -52,6 +47,7 @@ class SessionPausing:
         ending: SessionEnding,
         losses: SessionLosses,
         payer_of: PayerOf,
+        hibernation: SessionHibernation,
     ) -> None:
         self._basis = basis
         self._activity = activity
@@ -60,8 +56,9 @@ class SessionPausing:
         self._ending = ending
         self._losses = losses
         self._payer_of = payer_of
+        self._hibernation = hibernation
         self._resuming: dict[str, asyncio.Task[Session]] = {}
-        self._idle: set[str] = set()  # ids of sessions that a task of `pause_idle` looks after
+        self._idle: set[str] = set()  # ids of sessions that a task of `pause_idle` or `hibernate_overdue` looks after
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
@@ -70,34 +67,66 @@ class SessionPausing:
 
     # -- pausing
 
-    async def pause(self, session: Session, changes: Mapping[str, Any]) -> Session:
-        """Pauses a session that runs, and sets what `changes` says, also of one that is paused already.
+    async def pause(self, session: Session, changes: Mapping[str, Any], *, to_disk: bool = False) -> Session:
+        """Pauses a session that runs, and sets what `changes` says, also of one that is paused already. With `to_disk`
+        it is hibernated; if that fails, what ran runs on.
 
-        Raises what `unusable_error` gives, InvalidRequest if its provider cannot pause, and QuotaExceeded.
+        Raises what `unusable_error` gives, InvalidRequest if its provider cannot do it, QuotaExceeded, NoSpace.
         """
-        return await asyncio.shield(self._activity.tasks.run(self._pause(session, changes), f"pausing {session.id}"))
+        work = self._pause(session, changes, to_disk)
+        return await asyncio.shield(self._activity.tasks.run(work, f"pausing {session.id}"))
 
-    async def _pause(self, session: Session, changes: Mapping[str, Any]) -> Session:
+    async def _pause(self, session: Session, changes: Mapping[str, Any], to_disk: bool) -> Session:
         async with self._lock(session.id):
             while True:
                 session = await self._basis.get(session.tenant, session.id)
+                if to_disk and session.state.can_be_lost:
+                    self._hibernation.check_capable(session)
                 if session.state.is_paused:
                     changed = session.changed(**changes) if changes else session
                     if changed is session or await self._basis.store.swap(changed):
-                        return changed
+                        return await self._hibernate(changed) if to_disk else changed
                 elif not session.state.can_run:
                     raise unusable_error(session)
                 else:
                     self._check_capable(session)
                     if (paused := await self._store_paused(session, changes)) is not None:
-                        return await self._freeze(paused, idle=False)
+                        paused = await self._freeze(paused, idle=False)
+                        return await self._hibernate_or_resume(paused) if to_disk else paused
+
+    async def _hibernate_or_resume(self, paused: Session) -> Session:
+        try:
+            return await self._hibernate(paused)
+        except BaseException:
+            current = await self._basis.get(paused.tenant, paused.id)
+            if current.state is SessionState.PAUSED:
+                now = self._basis.clock.now()
+                running = current.moved_to(SessionState.RUNNING, **current.clocks_at(now))
+                if await self._basis.store.swap(running):
+                    await self._thaw(current, running, current.paused_for(now))
+            raise
+
+    async def _hibernate(self, paused: Session) -> Session:
+        """Returns the session as it then is. Whoever uses it meanwhile waits for the lock, and restores it."""
+        while paused.state is SessionState.PAUSED:
+            if (hibernated := await self._hibernation.hibernate(paused)) is not None:
+                return hibernated
+            paused = await self._basis.get(paused.tenant, paused.id)
+        return paused
 
     async def pause_idle(self, session: Session) -> None:
         """Pauses a session that was not used for too long; ends it if it cannot be paused, and says why in its row.
         Does nothing if its row has changed."""
+        self._look_after(session, self._pause_idle)
+
+    async def hibernate_overdue(self, session: Session) -> None:
+        """Hibernates a session that was paused for long. If it cannot be, it stays paused and is tried again later."""
+        self._look_after(session, self._hibernate_overdue)
+
+    def _look_after(self, session: Session, work: Callable[[Session], Coroutine[Any, Any, None]]) -> None:
         if session.id not in self._idle:
             self._idle.add(session.id)
-            task = self._activity.tasks.run(self._pause_idle(session), f"pausing {session.id}")
+            task = self._activity.tasks.run(work(session), f"pausing {session.id}")
             task.add_done_callback(lambda _: self._idle.discard(session.id))
 
     async def _pause_idle(self, session: Session) -> None:
@@ -107,13 +136,33 @@ class SessionPausing:
                 paused = await self._store_paused(session, {})
             except (InvalidRequest, QuotaExceeded) as exc:
                 return await self._end_idle(session, exc)
-            if paused is not None:
-                try:
-                    await self._freeze(paused, idle=True)
-                except WarrenError as exc:
-                    current = await self._basis.store.get(session.tenant, session.id)
-                    if current is not None and current.state.can_run:
-                        await self._end_idle(current, exc)
+            if paused is None:
+                return
+            try:
+                await self._freeze(paused, idle=True)
+            except WarrenError as exc:
+                current = await self._basis.store.get(session.tenant, session.id)
+                if current is not None and current.state.can_run:
+                    await self._end_idle(current, exc)
+                return
+            if paused.on_idle is OnIdle.HIBERNATE:
+                await self._try_to_hibernate(paused)
+
+    async def _hibernate_overdue(self, session: Session) -> None:
+        async with self._slots, self._lock(session.id):
+            current = await self._basis.store.get(session.tenant, session.id)
+            if current is not None and current.state is SessionState.PAUSED:
+                await self._try_to_hibernate(current)
+
+    async def _try_to_hibernate(self, paused: Session) -> None:
+        try:
+            await self._hibernate(paused)
+        except WarrenError as exc:
+            _log.warning("session_not_hibernated", session=paused.id, error=exc.message, action="retry")
+            current = await self._basis.store.get(paused.tenant, paused.id)
+            if current is not None and current.state is SessionState.PAUSED:
+                later = current.paused_for(self._basis.clock.now()) + _HIBERNATE_AGAIN_S
+                await self._basis.store.swap(current.changed(hibernate_after_s=later))
 
     async def _end_idle(self, session: Session, why: WarrenError) -> None:
         _log.warning("session_not_paused", session=session.id, error=why.message, action="end")
@@ -172,6 +221,12 @@ class SessionPausing:
                 session = await self._basis.get(session.tenant, session.id)
                 if session.state.can_run:
                     return await self._settle(session)
+                if session.state is SessionState.HIBERNATED:
+                    if (restored := await self._restore(session)) is not None:
+                        return restored
+                    continue
+                if session.state is SessionState.CREATING:  # another worker restores it
+                    raise Unavailable(f"session {session.id} is being restored", retry_after_s=1)
                 if not session.state.is_paused:
                     raise unusable_error(session)
                 self._basis.worker_of(session)
@@ -179,6 +234,12 @@ class SessionPausing:
                 running = session.moved_to(SessionState.RUNNING, **session.clocks_at(now))
                 if await self._basis.store.swap(running, await self._caps(session)):
                     return await self._thaw(session, running, session.paused_for(now))
+
+    async def _restore(self, hibernated: Session) -> Session | None:
+        restored = await self._hibernation.restore(hibernated, await self._caps(hibernated))
+        if restored is not None and restored.state is SessionState.LOST:
+            raise unusable_error(restored)
+        return restored
 
     async def _thaw(self, paused: Session, running: Session, paused_s: float) -> Session:
         # Uses that see the row already wait until this session is in `frozen` no longer.
@@ -216,6 +277,8 @@ class SessionPausing:
 
     async def settle(self, session: Session) -> None:
         """Does to the sandbox what the row says, if the store has saved a pause or its end and could not say so."""
+        if session.state is SessionState.HIBERNATED:
+            return await self._hibernation.give_back_rest(session)
         if session.state.can_be_lost and session.state.is_paused is not (session.id in self._activity.frozen):
             async with self._lock(session.id):
                 await self._settle(await self._basis.get(session.tenant, session.id))

@@ -87,6 +87,8 @@ class Reaper:
             stopping = session.moved_to(SessionState.STOPPING, reason=reason)
             if await self._sessions.store.swap(stopping):
                 self._ending.begin_end(stopping, self._slots)
+        elif session.hibernates(self._clock.now()):
+            await self._pausing.hibernate_overdue(session)
         elif reason is None:  # the store was away, and whether it saved a change was in doubt
             await self._pausing.settle(session)
 
@@ -146,7 +148,7 @@ class Reaper:
         if not await self._sessions.store.swap(current):
             return
         why = "the machine was restarted" if restarted else lost.get(session.sandbox_id)
-        if why is not None:
+        if why is not None and current.state.can_be_lost:
             await self._losses.mark_lost(current, why)
         elif current.state.can_be_lost:
             self._activity.track(current)

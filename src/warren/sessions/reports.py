@@ -13,6 +13,7 @@ from warren.model.events import (
     SessionChangedData,
     SessionCreatedData,
     SessionEndedData,
+    SessionHibernatedData,
     SessionLostData,
     SessionPausedData,
     SessionResumedData,
@@ -56,17 +57,23 @@ class SessionReports:
         data = SessionPausedData(session.thread_id or None, session.memory_mb, idle, session.max_paused_s)
         self._publish(EventKind.SESSION_PAUSED, session, data)
 
+    def hibernated(self, session: Session, size: int) -> None:
+        _log.info("session_hibernated", session=session.id, tenant=session.tenant, bytes=size)
+        data = SessionHibernatedData(session.thread_id or None, session.memory_mb, size, session.max_paused_s)
+        self._publish(EventKind.SESSION_HIBERNATED, session, data)
+
     def resumed(self, session: Session, paused_s: float) -> None:
         _log.info("session_resumed", session=session.id, tenant=session.tenant, paused_s=round(paused_s, 3))
-        data = SessionResumedData(session.thread_id or None, session.memory_mb, round(paused_s, 3))
+        data = SessionResumedData(session.thread_id or None, session.memory_mb, round(paused_s, 3), session.restored)
         self._publish(EventKind.SESSION_RESUMED, session, data)
 
     def ended(self, session: Session) -> None:
         """A session that never had a sandbox is no event for subscribers, who were not told that it was created."""
-        reason, name = session.reason, "session_ended" if session.sandbox_id else "session_not_created"
+        had_sandbox = session.sandbox_id or session.saved
+        reason, name = session.reason, "session_ended" if had_sandbox else "session_not_created"
         detail = session.detail or None
         _log.info(name, session=session.id, tenant=session.tenant, reason=reason, detail=detail)
-        if session.sandbox_id:
+        if had_sandbox:
             expired = reason in (EndReason.IDLE, EndReason.LIFETIME, EndReason.PAUSED_TOO_LONG)
             kind = EventKind.SESSION_EXPIRED if expired else EventKind.SESSION_ENDED
             lived_s = round(self._clock.now() - session.started, 3)

@@ -411,6 +411,9 @@ class SessionView(BaseModel):
     paused_at: str | None = Field(description="Since when it is paused")
     max_paused_s: float = Field(description="It ends when it is paused for so long")
     auto_resume: bool = Field(description="Whoever uses it while it is paused resumes it")
+    restored: int = Field(
+        description="How often its files were restored in a fresh sandbox: nothing that ran before that runs since"
+    )
     limits: LimitsView | None
     pooled: bool
     image: str | None = Field(description="Its own, or that of its environment")
@@ -547,7 +550,7 @@ def session_view(session: Session, clock: Clock, base_url: str, image: str) -> d
         "user": USER,
         "workspace": WORKSPACE,
         "created_at": timestamp(session.created_at),
-        "expires_at": timestamp(clock.wall_at(session.deadline)) if expires else None,
+        "expires_at": timestamp(clock.wall_at(session.expires_at)) if expires else None,
         "idle_expires_at": timestamp(clock.wall_at(session.idle_deadline)) if expires and not paused else None,
         "idle_timeout_s": session.idle_timeout_s,
         "max_lifetime_s": session.max_lifetime_s,
@@ -555,6 +558,7 @@ def session_view(session: Session, clock: Clock, base_url: str, image: str) -> d
         "paused_at": timestamp(clock.wall_at(session.paused_at or 0.0)) if paused else None,
         "max_paused_s": session.max_paused_s,
         "auto_resume": session.auto_resume,
+        "restored": session.restored,
         "limits": dict(_limit_items(session.limits)) if session.limits else None,
         "pooled": session.pooled,
         "image": (reference_in(image) or image) if image else None,

@@ -69,10 +69,10 @@ class SessionStarting:
         if self._basis.worker is not None:
             choose_provider(self._basis.worker.providers, name, needs)
 
-    def can_pause(self, provider: str) -> bool:
-        """Whether the worker's provider of that name, or its default one, can pause sessions."""
+    def can(self, provider: str, *needs: Capability) -> bool:
+        """Whether the worker's provider of that name, or its default one, is capable of all this."""
         worker = self._basis.worker
-        return worker is not None and Capability.PAUSE in worker.providers[choose_provider(worker.providers, provider)]
+        return worker is not None and set(needs) <= worker.providers[choose_provider(worker.providers, provider)]
 
     async def prepare(self, session: Session, *, wait: bool) -> Session:
         """Returns the new session with the image that it gets: one that is pulled for its tenant has a name of its own.
@@ -149,8 +149,10 @@ class SessionStarting:
             sandbox_id=claimed.sandbox.id,
             pooled=claimed.pooled,
             gpus=tuple(claimed.sandbox.isolation.gpus) or session.gpus,
-            started=now,
+            started=session.started if session.saved else now,
             used=now,
+            saved="",
+            restored=session.restored + bool(session.saved),
         )
         self._activity.track(running)
         try:
@@ -165,7 +167,10 @@ class SessionStarting:
             error = await self._why_not_started(session)
             self._reports.not_created(session, error)
             raise error
-        self._reports.created(running, ms=round((now - session.started) * 1000, 1))
+        if session.saved and self._snapshots is not None:
+            self._activity.tasks.run(self._snapshots.remove_saved(session), f"removing the saved disk of {session.id}")
+        else:
+            self._reports.created(running, ms=round((now - session.started) * 1000, 1))
         basis.fault("running")
         return running
 
@@ -222,7 +227,8 @@ class SessionStarting:
         """Returns the error for a session that a caller, or a coordinator that took the worker for dead, has ended
         meanwhile."""
         current = await self._basis.store.get(session.tenant, session.id)
-        if current is None or current.state is SessionState.LOST or current.reason in FAILED_CREATIONS:
+        gave_up = SessionState.LOST, SessionState.HIBERNATED
+        if current is None or current.state in gave_up or current.reason in FAILED_CREATIONS:
             return Unavailable(f"session {session.id} was given up while it was being made", retry_after_s=1)
         return SessionEnded(f"session {session.id} was deleted while it was being made")
 
@@ -230,7 +236,7 @@ class SessionStarting:
         self._reports.not_created(session, exc)
         detail = _CALLER_LEFT if isinstance(exc, asyncio.CancelledError) else type(exc).__name__
         detail = exc.message if isinstance(exc, WarrenError) else detail
-        await self._ending.save_end(session, EndReason.FAILED, detail)
+        await self._ending.give_up_start(session, EndReason.FAILED, detail)
 
     # -- waiting
 

@@ -94,9 +94,9 @@ class SandboxUses:
             self.metering.report_limit(current_caller(), "sessions")
             raise
 
-    async def pause(self, session: Session, changes: Mapping[str, Any]) -> Session:
+    async def pause(self, session: Session, changes: Mapping[str, Any], *, to_disk: bool = False) -> Session:
         try:
-            return await self._pausing.pause(session, changes)
+            return await self._pausing.pause(session, changes, to_disk=to_disk)
         except QuotaExceeded:
             self.metering.report_limit(current_caller(), "paused_sessions")
             raise

@@ -70,7 +70,7 @@ def check_fingerprint(same: bool, key: Key) -> None:
 
 def takes(session: Session | None) -> Held:
     """Returns what one session takes up of the caps."""
-    if session is None or not session.state.holds_sandbox:
+    if session is None or not session.state.is_counted:
         return Held(0, 0)
     paused = int(session.state.is_paused)
     return Held(1 - paused, session.disk_mb, len(session.gpus), paused)

@@ -97,9 +97,7 @@ class MirroredStore:
         return dropped
 
     async def _is_kept(self, mine: Session, theirs: Session | None) -> bool:
-        if self._rows.get(mine.id) is mine and (
-            theirs is None or (theirs.version < mine.version and mine.state.can_be_lost)
-        ):
+        if self._rows.get(mine.id) is mine and (theirs is None or (theirs.version < mine.version and mine.state.lives)):
             theirs = await self._restored(mine)
         if self._rows.get(mine.id) is not mine:
             return True
@@ -108,12 +106,12 @@ class MirroredStore:
             return False
         if theirs.version >= mine.version:
             await self._remember(theirs)
-        return theirs.state.can_be_lost or not mine.state.can_be_lost
+        return theirs.state.lives or not mine.state.lives
 
     async def _restored(self, mine: Session) -> Session | None:
-        """Restores a session that the shared store does not list for this worker, if it has a sandbox. Returns what the
-        shared store has afterwards."""
-        if not mine.state.can_be_lost:
+        """Restores a session that the shared store does not list for this worker, if it lives. Returns what the shared
+        store has afterwards."""
+        if not mine.state.lives:
             return None
         return mine if await self._shared.restore(mine) else await self._shared.get(mine.tenant, mine.id)
 

@@ -18,7 +18,7 @@ local FIELDS = {lua_list(FIELDS)}
 local INDEXED = {lua_list(FIELDS[:-1])}
 local ACTIVE = {lua_set(state for state in SessionState if state.is_active)}
 local USABLE = {lua_set(state for state in SessionState if state.is_usable)}
-local HOLDING = {lua_set(state for state in SessionState if state.holds_sandbox)}
+local COUNTED = {lua_set(state for state in SessionState if state.is_counted)}
 local PAUSED = {lua_set(state for state in SessionState if state.is_paused)}
 local HELD = {{'sessions', 'disk', 'gpus', 'paused'}}
 local EXPIRING = {lua_set(state for state in SessionState if state.expires)}
@@ -33,7 +33,7 @@ end
 
 -- What one session takes up, in the order of HELD.
 local function takes(one)
-  if not one or not HOLDING[one.state] then return {{0, 0, 0, 0}} end
+  if not one or not COUNTED[one.state] then return {{0, 0, 0, 0}} end
   local paused = PAUSED[one.state] and 1 or 0
   return {{1 - paused, tonumber(one.disk), tonumber(one.gpus or 0), paused}}
 end
@@ -70,7 +70,7 @@ end
 local function enter(one)
   call('HINCRBY', key('counts'), one.state, 1)
   if EXPIRING[one.state] then call('ZADD', key('due'), one.deadline, one.id) end
-  if HOLDING[one.state] then hold(one, 1) end
+  if COUNTED[one.state] then hold(one, 1) end
   if ACTIVE[one.state] then
     call('ZADD', key('active'), one.created, one.id)
     call('ZADD', key('live', one.tenant), one.created, one.id)
@@ -84,7 +84,7 @@ end
 local function leave(one)
   call('ZREM', key('due'), one.id)
   call('HINCRBY', key('counts'), one.state, -1)
-  if HOLDING[one.state] then hold(one, -1) end
+  if COUNTED[one.state] then hold(one, -1) end
   if ACTIVE[one.state] then
     call('ZREM', key('active'), one.id)
     call('ZREM', key('live', one.tenant), one.id)

@@ -60,7 +60,7 @@ _IDS_AT_ONCE: Final = 100
 _ROWS_IN_MEMORY: Final = 4096  # long rows are not kept in memory
 
 _EXPIRING: Final = sql_list(state for state in SessionState if state.expires)
-_HOLDING: Final = sql_list(state for state in SessionState if state.holds_sandbox)
+_COUNTED: Final = sql_list(state for state in SessionState if state.is_counted)
 _PAUSED: Final = f"state IN ({sql_list(state for state in SessionState if state.is_paused)})"
 _INSERT: Final = """INSERT INTO sessions
     (id, tenant, thread_id, state, environment, version, created_at, deadline, epoch, ended, key_id, disk_mb, data)
@@ -97,10 +97,10 @@ _COUNT: Final = f"SELECT {', '.join(_COUNT_COLUMNS.values())} FROM sessions WHER
 _HELD: Final = f"""SELECT count(*) FILTER (WHERE NOT {_PAUSED}), total(disk_mb), count(*) FILTER (WHERE {_PAUSED}),
     count(*) FILTER (WHERE key_id = ?1 AND NOT {_PAUSED}), total(disk_mb) FILTER (WHERE key_id = ?1),
     count(*) FILTER (WHERE key_id = ?1 AND {_PAUSED}) FROM sessions
-    WHERE tenant = ?2 AND {ACTIVE_SQL} AND state IN ({_HOLDING})"""
+    WHERE tenant = ?2 AND {ACTIVE_SQL} AND state IN ({_COUNTED})"""
 # Sessions with a GPU are few, and have no column of their own.
 _HOLDERS_OF_GPUS: Final = f"""SELECT data FROM sessions
-    WHERE tenant = ? AND {ACTIVE_SQL} AND state IN ({_HOLDING}) AND instr(data, '"gpus":')"""
+    WHERE tenant = ? AND {ACTIVE_SQL} AND state IN ({_COUNTED}) AND instr(data, '"gpus":')"""
 _PURGE_SESSIONS: Final = f"DELETE FROM sessions WHERE {INACTIVE_SQL} AND (epoch != ? OR ended < ?)"
 _PURGE_KEYS: Final = """DELETE FROM keys WHERE session_id IS NULL AND (epoch != ? OR made < ?)
     RETURNING tenant, length(answer)"""

@@ -827,7 +827,7 @@ export interface SessionPage {
     next: string | null;
 }
 
-export type SessionState = "creating" | "running" | "paused" | "lost" | "stopping" | "ended";
+export type SessionState = "creating" | "running" | "paused" | "hibernated" | "lost" | "stopping" | "ended";
 
 export interface SessionView {
     session_id: string;
@@ -849,6 +849,7 @@ export interface SessionView {
     paused_at: string | null;
     max_paused_s: number;
     auto_resume: boolean;
+    restored: number;
     limits: LimitsView | null;
     pooled: boolean;
     image: string | null;

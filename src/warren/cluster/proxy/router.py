@@ -75,7 +75,7 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
-from warren.model.gpus import read_gpus
+from warren.model.gpus import ANY, read_gpus
 from warren.model.image_reference import is_image_reference
 from warren.model.preview import CHECKED_HEADER, SANDBOX_HEADER, Way
 from warren.model.session import OnIdle, Session, SessionState, new_session_id
@@ -215,7 +215,7 @@ class Router:
         """The worker that keeps a snapshot, or any that may unpack one from an upload: its body can be sent once."""
         check_scope(caller, operation.scope)
         if which := request.params.get("snapshot"):
-            snapshot = await self._find_snapshot(caller, which)
+            snapshot = await self._find_snapshot(caller.tenant, which)
             if snapshot is not None and snapshot.packed and not snapshot.place and operation.method != "DELETE":
                 return self._any_worker()
             return "" if snapshot is None else self._keeper_at(snapshot.place, operation)
@@ -223,9 +223,9 @@ class Router:
         required = replace(self._requirements(caller, Target(values=query)), gpus=(), image="")
         return self._fleet.choose_workers(replace(required, needs=required.needs | {Capability.SNAPSHOTS}))[0].id
 
-    async def _find_snapshot(self, caller: Caller, which: str) -> Snapshot | None:
+    async def _find_snapshot(self, tenant: str, which: str) -> Snapshot | None:
         try:
-            return await self._snapshots.get_usable(caller.tenant, which)
+            return await self._snapshots.get_usable(tenant, which)
         except NotFound:
             return None  # whoever answers says so
 
@@ -274,12 +274,36 @@ class Router:
             if key in self._worker_ids:
                 return None, self._worker_ids[key]
             raise
+        if session is not None and session.state is SessionState.HIBERNATED:
+            self._worker_ids.pop(key, None)
+            return session, await self._restorer_of(session)
         if session is None or not session.state.holds_sandbox or not session.worker:
             self._worker_ids.pop(key, None)
             return session, ""
         for each in {key, (session.tenant, "session", session.id)}:
             self._worker_ids[each] = session.worker
         return session, session.worker
+
+    async def _restorer_of(self, session: Session) -> str:
+        """The worker that has saved a hibernated session. If that is away or being drained, and others can read what it
+        has saved, one of those; "" if nobody can: then the coordinator answers."""
+        member = self._fleet.members.get(session.worker)
+        is_there = member is not None and member.alive
+        if member is None or not is_there or member.draining or member.report.leaving:
+            snapshot = await self._find_snapshot(session.tenant, session.saved)
+            if snapshot is not None and not snapshot.place:
+                required = Requirements(
+                    session.environment,
+                    session.tenant,
+                    session.provider,
+                    pooled=False,
+                    needs=frozenset({Capability.SNAPSHOTS}),
+                    gpus=(ANY,) * session.saved_gpus,
+                    image=session.image,
+                )
+                with contextlib.suppress(NoCapacity, InvalidRequest):
+                    return self._fleet.choose_workers(required)[0].id
+        return session.worker if is_there else ""
 
     # -- forwarding to the worker of a session
 
@@ -391,7 +415,7 @@ class Router:
         required = self._requirements(caller, target)
         known, wanted = self._environment_of(required.environment), target.values.get("snapshot")
         which = wanted if isinstance(wanted, str) and wanted else "" if known is None else known.snapshot
-        snapshot = await self._find_snapshot(caller, which) if which else None
+        snapshot = await self._find_snapshot(caller.tenant, which) if which else None
         if snapshot is None:
             return required
         if not target.values.get("environment") and wanted:

@@ -304,11 +304,14 @@ class SandboxClient(Files, Code):
         """Changes `idle_timeout_s`, `max_lifetime_s` or `metadata` (None removes an entry); returns the session."""
         return SessionInfo.of(self._perform("change_session", **changes))
 
-    def pause(self, *, max_paused_s: float | None = None, auto_resume: bool | None = None) -> SessionInfo:
+    def pause(
+        self, *, max_paused_s: float | None = None, auto_resume: bool | None = None, to_disk: bool = False
+    ) -> SessionInfo:
         """Stops everything in the sandbox, which keeps its memory; its time-outs stand still as well. What is under way
         goes on when the session is resumed: by `resume`, or by its next use unless `auto_resume` is False. It ends when
-        it is paused for `max_paused_s`. What is not given stays as it is."""
-        given = {"max_paused_s": max_paused_s, "auto_resume": auto_resume}
+        it is paused for `max_paused_s`. What is not given stays as it is. With `to_disk` its files alone are kept, and
+        restored in a fresh sandbox when it is resumed."""
+        given = {"max_paused_s": max_paused_s, "auto_resume": auto_resume, "to_disk": to_disk or None}
         values = {name: value for name, value in given.items() if value is not None}
         return SessionInfo.of(self._perform("pause_session", **values))
 

@@ -17,7 +17,6 @@ from warren.model.spec import Isolation, Layer
 from warren.sessions.allowances import choose_tenant
 from warren.sessions.long_values import LongList
 from warren.sessions.operations.call import Call, Handler, OperationContext, OperationReply, Values
-from warren.sessions.pausing import refuse_hibernation
 from warren.sessions.request_context import current_caller
 from warren.sessions.schemas import Body, Seconds, SessionBody, SessionView, session_view
 
@@ -44,7 +43,9 @@ class PatchBody(Body):
 class PauseBody(Body):
     max_paused_s: Seconds | None = Field(None, description="It ends after it was paused for so long", examples=[86400])
     auto_resume: bool | None = Field(None, description="Whoever uses it while it is paused resumes it")
-    to_disk: bool = Field(False, description="Save it to disk, so that it survives the machine; not possible yet")
+    to_disk: bool = Field(
+        False, description="Save its files and give its sandbox back: its next use restores them, but no processes"
+    )
 
 
 class SessionPage(BaseModel):
@@ -221,12 +222,13 @@ async def keep_session_alive(call: Call) -> Values:
 async def pause_session(call: Call, body: PauseBody | None) -> Values:
     """Everything in the sandbox stands still and keeps its memory; its idle time and its lifetime stand still as well.
     Requests that are under way stay open, and go on when it is resumed. What is left out of the body stays as it is.
-    Pausing a paused session changes nothing else."""
+    Pausing a paused session changes nothing else.
+
+    With `to_disk` the session is `hibernated`: its disk is saved, its sandbox is given back, and its next use restores
+    the files in a fresh one. What ran in it is gone then, which `restored` counts."""
     body = body or PauseBody()
-    if body.to_disk:
-        refuse_hibernation("to_disk")
     changes = body.model_dump(exclude_none=True, exclude={"to_disk"})
-    return show(call, await call.sessions.pause(call.tenant, call.session_id, changes))
+    return show(call, await call.sessions.pause(call.tenant, call.session_id, changes, to_disk=body.to_disk))
 
 
 async def resume_session(call: Call) -> Values:

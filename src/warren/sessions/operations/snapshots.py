@@ -140,7 +140,7 @@ async def delete_snapshot(call: Call) -> None:
     snapshot = await call.snapshots.records.get(call.tenant, call.snapshot)
     if snapshot.owner is SnapshotOwner.SESSION:
         session = await call.sessions.store.get(call.tenant, snapshot.session_id)
-        if session is not None and session.active:
+        if session is not None and session.active and session.saved == snapshot.id:
             raise Conflict(f"the session {session.id} goes on from this snapshot", remedy="end the session instead")
     await call.snapshots.remove(snapshot, "deleted")
 

@@ -1,16 +1,19 @@
 """Removes snapshots that have expired, and what a crash has left of others: a task of the service.
 
 A saved disk and a content of the store belong to a record, or to a snapshot that is being made; a record without its
-content is damaged. Contents are listed before records, because a record comes after its content.
+content is damaged. Contents are listed before records, because a record comes after its content. The hidden snapshot of
+a session belongs to its row.
 """
 
 import contextlib
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from warren.interfaces.artifacts import ArtifactStore
 from warren.kernel.clock import Clock
 from warren.kernel.logs import get_log
 from warren.model.errors import WarrenError
+from warren.model.session import Session
 from warren.model.snapshot import Snapshot, SnapshotOwner, is_snapshot_id
 from warren.sessions.snapshots.service import Snapshots
 
@@ -21,9 +24,12 @@ _LEFT_AFTER_S: Final = 3600.0  # in a shared store: older content without a reco
 _log = get_log(__name__)
 
 
+FindSession = Callable[[str, str], Awaitable[Session | None]]
+
+
 class SnapshotExpiry:
-    def __init__(self, snapshots: Snapshots, clock: Clock) -> None:
-        self._snapshots, self._clock = snapshots, clock
+    def __init__(self, snapshots: Snapshots, clock: Clock, find_session: FindSession) -> None:
+        self._snapshots, self._clock, self._find_session = snapshots, clock, find_session
 
     async def run(self) -> None:
         """Removes expired snapshots each minute, and what crashes have left at the start and each hour."""
@@ -50,6 +56,7 @@ class SnapshotExpiry:
         snapshots = self._snapshots
         snapshots.begun = set(snapshots.making)
         try:
+            await self._sweep_saved(snapshots.begun)
             for provider in snapshots.providers:
                 await self._sweep_disks(provider, snapshots.begun)
             if snapshots.store is not None:
@@ -59,6 +66,17 @@ class SnapshotExpiry:
         async with contextlib.aclosing(snapshots.records.users()) as users:
             async for use in users:
                 await snapshots.records.count_anew(use, lambda: bool(snapshots.making))
+
+    async def _sweep_saved(self, begun: set[str]) -> None:
+        snapshots = self._snapshots
+        latest = self._clock.wall() - _LEFT_AFTER_S
+        async with contextlib.aclosing(snapshots.records.all()) as rows:
+            async for snapshot in rows:
+                is_ours = snapshot.place == snapshots.place or snapshot.created_at < latest
+                if snapshot.owner is SnapshotOwner.SESSION and is_ours and snapshot.id not in begun:
+                    session = await self._find_session(snapshot.tenant, snapshot.session_id)
+                    if session is None or not session.active or session.saved != snapshot.id:
+                        await snapshots.remove(snapshot, "unused")
 
     async def _sweep_disks(self, provider: str, begun: set[str]) -> None:
         snapshots = self._snapshots

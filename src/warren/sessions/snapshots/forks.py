@@ -48,6 +48,8 @@ async def saveable(sessions: Sessions, tenant: str, session_id: str) -> AsyncIte
     session = await sessions.get(tenant, session_id)
     if session.state is SessionState.CREATING:
         session = await sessions.lifecycle.starting.wait_until_settled(session)
+    if session.state is SessionState.HIBERNATED:
+        session = await sessions.uses.usable(tenant, session_id)
     if not session.state.can_be_lost:
         raise unusable_error(session)
     sessions.uses.check_open()

@@ -141,12 +141,20 @@ class Snapshots:
 
     # -- saving
 
-    async def save_for_session(self, session: Session) -> Snapshot:
-        """Saves the disk of a session that is to give its sandbox back: hidden, without a name and an expiry."""
-        return await self.save(session, SnapshotWish(expires_in_s=0, owner=SnapshotOwner.SESSION))
+    @contextlib.asynccontextmanager
+    async def saved_for(self, session: Session) -> AsyncIterator[Snapshot]:
+        """Saves the disk of a session that is to give its sandbox back: hidden, without a name and an expiry. No sweep
+        takes it for left over as long as the block takes, which saves the session's row."""
+        async with self._saved(session, SnapshotWish(expires_in_s=0, owner=SnapshotOwner.SESSION)) as snapshot:
+            yield snapshot
 
     async def save(self, session: Session, wish: SnapshotWish) -> Snapshot:
         """Saves the disk of a session that has a sandbox, running or frozen."""
+        async with self._saved(session, wish) as snapshot:
+            return snapshot
+
+    @contextlib.asynccontextmanager
+    async def _saved(self, session: Session, wish: SnapshotWish) -> AsyncIterator[Snapshot]:
         if self.worker is None:
             raise Unavailable("this process has no sandboxes", remedy="ask the session's worker")
         self.disks(session.provider)
@@ -170,7 +178,7 @@ class Snapshots:
                 "parent": session.snapshot,
             }
             snapshot = self.new(making, disk, wish, about)
-            return await self.keep(making, snapshot)
+            yield await self.keep(making, snapshot)
 
     def new(self, making: Making, disk: SavedDisk, wish: SnapshotWish, about: Mapping[str, Any]) -> Snapshot:
         """Returns the snapshot for a disk that was just saved. What the wish says wins over what is known of it."""
@@ -294,11 +302,11 @@ class Snapshots:
 
     def disk_of(self, session: Session) -> DiskNames:
         """The name of the saved disk that the session's sandbox begins from; "" for none."""
-        return self._present_of(session) if session.snapshot else contextlib.nullcontext("")
+        return self._present_of(session) if session.saved or session.snapshot else contextlib.nullcontext("")
 
     @contextlib.asynccontextmanager
     async def _present_of(self, session: Session) -> AsyncIterator[str]:
-        snapshot = await self.records.get_usable(session.tenant, session.snapshot)
+        snapshot = await self.records.get_usable(session.tenant, session.saved or session.snapshot)
         async with self.present(snapshot) as disk:
             yield disk
 
@@ -397,6 +405,15 @@ class Snapshots:
         """Deletes the record, then the content. Content that is kept elsewhere is removed within the hour by whoever
         keeps it. Sessions that began from it have copies."""
         await self.remove(await self.records.get(tenant, which), "deleted")
+
+    async def remove_saved(self, session: Session) -> None:
+        """Removes the disk of a session that needs it no longer. Raises nothing: else a sweep does it."""
+        try:
+            await self.delete(session.tenant, session.saved)
+        except NotFound:
+            pass
+        except WarrenError as exc:
+            _log.warning("saved_disk_not_removed", session=session.id, action="delete_later", error=exc)
 
     async def remove(self, snapshot: Snapshot, reason: str) -> None:
         if not await self.records.remove(snapshot):

@@ -49,7 +49,7 @@ from warren.sessions.event_hub import EventHub
 from warren.sessions.request_context import current_caller
 from warren.sessions.volumes.records import Use, VolumeRecords, VolumeRow
 
-_USING: Final = frozenset(state for state in SessionState if state.holds_sandbox)
+_USING: Final = frozenset(state for state in SessionState if state.is_counted)
 _MADE_S: Final = 20.0
 _LOOK_S: Final = 0.05
 _MAX_TOLD: Final = 3

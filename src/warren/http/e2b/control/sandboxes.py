@@ -231,7 +231,7 @@ async def _prolong(call: E2bCall, timeout_s: int, *, only_longer: bool = False) 
     now = call.sessions.clock.now()
     longest_s = min(LONGEST_S, longest_life(call.caller))
     lifetime_s = max(1.0, min(now - session.started + timeout_s, longest_s))
-    if only_longer and session.started + lifetime_s <= session.deadline:
+    if only_longer and session.started + lifetime_s <= session.expires_at:
         return session
     return await call.sessions.patch(call.tenant, session.id, idle_timeout_s=LONGEST_S, max_lifetime_s=lifetime_s)
 
@@ -401,7 +401,7 @@ def _show_listed(call: E2bCall, session: Session) -> dict[str, Any]:
         "sandboxID": sandbox_id_of(session.id),
         "clientID": CLIENT_ID,
         "startedAt": timestamp(session.created_at),
-        "endAt": timestamp(call.sessions.clock.wall_at(session.deadline)),
+        "endAt": timestamp(call.sessions.clock.wall_at(session.expires_at)),
         "cpuCount": max(1, math.ceil(limits.cpus)),
         "memoryMB": limits.memory_mb,
         "diskSizeMB": limits.disk_mb,
