@@ -245,6 +245,7 @@ def with_bad_ids() -> Iterator[Request]:
                 "{execution_id}",
                 "{artifact_id}",
                 "{volume}",
+                "{snapshot}",
                 "{webhook_id}",
                 "{key_id}",
                 "{revocation_id}",

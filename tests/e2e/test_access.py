@@ -54,6 +54,7 @@ class Way:
             "{revocation_id}",
             "{artifact_id}",
             "{volume}",
+            "{snapshot}",
             "{context_id}",
             "{execution_id}",
             "{kind}",

@@ -214,6 +214,8 @@ async def provided(api: Api, session: SessionApi, path: str) -> str:
     if "{volume}" in path:
         async with api.ask("POST", "/api/volumes", {"name": "kept", "size_mb": 16}) as answer:
             assert answer.status in (201, 409)
+    if "{snapshot}" in path:
+        path = path.replace("{snapshot}", (await session.post("/snapshots", status=201))["snapshot_id"])
     if "{webhook_id}" in path:
         body = {"url": "https://hooks.example.com/nobody", "events": ["quota.reached"]}
         path = path.replace("{webhook_id}", (await api.call("POST", "/api/webhooks", body, status=201))["id"])

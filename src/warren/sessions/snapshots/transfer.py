@@ -56,6 +56,8 @@ def download(snapshots: Snapshots, snapshot: Snapshot) -> AsyncGenerator[bytes, 
 async def upload(sessions: Sessions, snapshots: Snapshots, tenant: str, asked: Upload, data: Any) -> Snapshot:
     reader = ByteReader(_chunks(data))
     head = await reader.up_to(len(MARK))
+    if not head:
+        raise InvalidRequest("the upload is empty", remedy="send what a download gave, or a tar")
     try:
         async with asyncio.timeout(_UPLOAD_S):
             if head == MARK:
