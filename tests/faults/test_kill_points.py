@@ -291,7 +291,9 @@ async def test_a_cleanup_by_the_flat_endpoint_can_be_repeated(world: World, call
 
 # -- pauses
 
-PAUSES = [f"lifecycle {step}" for step in LIFECYCLE_STEPS[6:]]
+PAUSES = [f"lifecycle {step}" for step in LIFECYCLE_STEPS[6:10]]
+HIBERNATIONS = [f"lifecycle {step}" for step in LIFECYCLE_STEPS[10:]]
+SAVING = [f"snapshots {step}" for step in ("disk saved", "charged", "record stored")]
 
 
 @pytest.mark.parametrize("step", first_of([*around("store swap"), *PAUSES]))
@@ -307,6 +309,30 @@ async def test_a_session_outlives_a_kill_while_it_is_paused_or_resumed(world: Wo
     assert (shown["state"] == "running") is (resumes or step == "before store swap")
     assert (await caller.exec(session_id, "echo on")).good()["stdout"] == "on\n"
     await world.check(caller)
+
+
+@pytest.mark.parametrize("step", first_of([*HIBERNATIONS, *SAVING, *(f"restore: {step}" for step in BEGIN[1:])]))
+async def test_a_session_outlives_a_kill_while_it_is_hibernated_or_restored(
+    world: World, caller: Caller, step: str
+) -> None:
+    session_id = (await a_session(world, caller)).id
+    (await caller.exec(session_id, "echo kept > file; sync")).good()
+    restores, step = "restor" in step, step.removeprefix("restore: ")
+    to_disk = {"json": {"to_disk": True}}
+    if restores:
+        (await caller.ask("POST", f"/api/sessions/{session_id}/pause", **to_disk)).good()
+    verb, body = ("resume", {}) if restores else ("pause", to_disk)
+    path = f"/api/sessions/{session_id}/{verb}"
+    assert (await world.crash(caller, step, lambda caller: caller.ask("POST", path, **body))).cut
+    assert (await caller.exec(session_id, "cat file")).good()["stdout"] == "kept\n"
+    await world.check(caller)
+    await world.tidy(caller)
+
+    async def is_clean() -> bool:
+        hidden = (await caller.ask("GET", "/api/snapshots?hidden=true")).good()["snapshots"]
+        return not hidden and not [*(world.state_dir / "disks" / "saved").glob("*.img")]
+
+    await until(is_clean, "nothing that was saved is left")
 
 
 # -- taking over, and stopping
@@ -342,6 +368,6 @@ async def test_a_server_that_is_killed_while_it_stops_keeps_its_sessions(
 
 
 def test_no_step_is_left_out() -> None:
-    tried = {*POOLED, *COLD, *END, *PAUSES, f"lifecycle {LIFECYCLE_STEPS[3]}"}
+    tried = {*POOLED, *COLD, *END, *PAUSES, *HIBERNATIONS, f"lifecycle {LIFECYCLE_STEPS[3]}"}
     steps = {"lifecycle": LIFECYCLE_STEPS, "worker": WORKER_STEPS, "provider": PROVIDER_STEPS}
     assert {f"{part} {step}" for part, names in steps.items() for step in names} <= tried
