@@ -207,10 +207,37 @@ async def test_an_idle_session_is_paused_if_it_is_so_set(wish: str) -> None:
         assert told[1:3] == ["session.paused", "session.resumed"]
 
 
-@pytest.mark.parametrize("why", ["quota", "capability", "failure"])
-async def test_an_idle_session_that_cannot_be_paused_ends_and_says_why(why: str) -> None:
+async def test_a_session_that_is_paused_at_its_timeout_begins_its_life_anew_each_time() -> None:
     async with cold_world() as w:
-        row = await created(w, idle_timeout_s=100, on_idle=OnIdle.PAUSE)
+        wish = {"on_timeout": OnIdle.PAUSE, "renewal_s": 50.0, "max_lifetime_s": 20.0, "idle_timeout_s": 1000.0}
+        row = await created(w, **wish)
+        for lives_s in (20, 50, 50):
+            async with w.sessions.using(TENANT, row.id):  # its use does not prolong it
+                await w.clock.advance(lives_s - 1)
+                await w.reaper.tick()
+                assert (await w.session(row)).state is S.RUNNING
+                await w.clock.advance(1)
+                await w.reaper.tick()
+                await w.lifecycle.wait_for_tasks()
+                assert ((await w.session(row)).state, is_frozen(w, row)) == (S.PAUSED, True)
+            await w.clock.advance(5000)
+            await w.reaper.tick()
+            assert (await run(w, row)).state is S.RUNNING
+        await w.clock.advance(30)
+        await w.sessions.pause(TENANT, row.id, {})
+        await w.sessions.patch(TENANT, row.id, max_lifetime_s=10)
+        await w.clock.advance(100)
+        assert (await w.sessions.resume(TENANT, row.id)).deadline == w.clock.now() + 10
+
+
+@pytest.mark.parametrize("over", [EndReason.IDLE, EndReason.LIFETIME])
+@pytest.mark.parametrize("why", ["quota", "capability", "failure"])
+async def test_an_expired_session_that_cannot_be_paused_ends_and_says_why(why: str, over: EndReason) -> None:
+    async with cold_world() as w:
+        wish: dict[str, Any] = {"idle_timeout_s": 100, "on_idle": OnIdle.PAUSE}
+        if over is EndReason.LIFETIME:
+            wish = {"max_lifetime_s": 100, "on_timeout": OnIdle.PAUSE, "renewal_s": 100.0}
+        row = await created(w, **wish)
         if why == "quota":
             await w.tenancy.tenants.put(Tenant(TENANT, Quota(paused_sessions=0)))
         elif why == "capability":
@@ -226,7 +253,7 @@ async def test_an_idle_session_that_cannot_be_paused_ends_and_says_why(why: str)
             "capability": "capability pause",
             "failure": "the cgroup is gone",
         }
-        assert (ended.state, ended.reason) == (S.ENDED, EndReason.IDLE)
+        assert (ended.state, ended.reason) == (S.ENDED, over)
         assert ended.detail.startswith("it could not be paused: ")
         assert words[why] in ended.detail
         assert not w.provider.machines

@@ -165,7 +165,7 @@ class EndReason(StrEnum):
 
 
 class OnIdle(StrEnum):
-    """What becomes of a session that is not used for its idle time-out."""
+    """What becomes of a session that is not used for its idle time-out, or whose lifetime is over."""
 
     END = "end"
     PAUSE = "pause"
@@ -205,6 +205,8 @@ class Session:
     `hibernate_after_s`: it is hibernated when it is paused for that long; 0: never. `saved`: the snapshot of its disk,
     while it is hibernated and until it has a sandbox again; `saved_gpus`: how many graphics processors it had.
     `restored`: how often it was; nothing that ran before runs since.
+    `on_timeout`: what becomes of it when its lifetime is over. `renewal_s`: the lifetime that begins anew when it is
+    paused, and counts from when it is resumed; 0: what was left goes on.
     `snapshot`: the one that its disk began from. `forked_from`: the session that it is a fork of.
     `logs`: how much of what it does is kept; empty for nothing. See model/session_log.py.
     `volumes`: the named volumes in its sandbox.
@@ -254,6 +256,8 @@ class Session:
     saved_gpus: int = 0
     restored: int = 0
     on_idle: OnIdle = OnIdle.END
+    on_timeout: OnIdle = OnIdle.END
+    renewal_s: float = 0.0
     snapshot: str = ""
     forked_from: str = ""
     logs: str = ""
@@ -316,6 +320,10 @@ class Session:
             return EndReason.PAUSED_TOO_LONG
         return EndReason.LIFETIME if now >= self._lifetime_ends else EndReason.IDLE
 
+    def on_expiry(self, reason: EndReason) -> OnIdle:
+        """Returns what becomes of a session that has expired for this reason while it ran."""
+        return {EndReason.IDLE: self.on_idle, EndReason.LIFETIME: self.on_timeout}.get(reason, OnIdle.END)
+
     def moved_to(self, state: SessionState, **changes: Any) -> "Session":
         if state not in STATES[self.state].next:
             raise Conflict(f"session {self.id} is {self.state}, it cannot become {state}")
@@ -324,6 +332,15 @@ class Session:
     def changed(self, **changes: Any) -> "Session":
         """Returns the session in the same state with other values."""
         return self.moved_to(self.state, **changes)
+
+    def lived_for(self, now: float) -> float:
+        """Returns how much of its lifetime is over."""
+        return max(0.0, now - self.started - self.paused_s - self.paused_for(now))
+
+    def pause_clocks(self, now: float) -> dict[str, Any]:
+        """Returns the changes of a session that is paused now."""
+        renewed = {"started": now, "paused_s": 0.0, "max_lifetime_s": self.renewal_s} if self.renewal_s else {}
+        return {"paused_at": now, **renewed}
 
     def paused_for(self, now: float) -> float:
         """Returns how long it has been paused this time."""

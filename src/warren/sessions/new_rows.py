@@ -124,6 +124,8 @@ class NewRows:
             agent_config=agent.as_mapping() if agent else {},
             previews=request.previews or NO_PREVIEW_RULES,
             on_idle=self._choose_on_idle(request, environment, provider),
+            on_timeout=self._check_pause(request.on_timeout, provider) if request.on_timeout else OnIdle.END,
+            renewal_s=request.renewal_s,
             max_paused_s=self._choose_seconds("max_paused_s", request, environment),
             hibernate_after_s=self._offer.defaults.hibernate_after_s if self._can_hibernate(provider) else 0.0,
             auto_resume=request.auto_resume,
@@ -161,9 +163,12 @@ class NewRows:
             if usual is OnIdle.HIBERNATE and not self._can_hibernate(provider):
                 usual = OnIdle.PAUSE
             return usual if starting.can(provider, Capability.PAUSE) else OnIdle.END
+        return self._check_pause(asked, provider)
+
+    def _check_pause(self, asked: OnIdle, provider: str) -> OnIdle:
         if asked is not OnIdle.END:
             needs = {Capability.PAUSE, Capability.SNAPSHOTS} if asked is OnIdle.HIBERNATE else {Capability.PAUSE}
-            starting.check_provider(provider, needs)
+            self._lifecycle.starting.check_provider(provider, needs)
         return asked
 
     def _can_hibernate(self, provider: str) -> bool:

@@ -26,7 +26,7 @@ from warren.model.volume import VolumeWish
 
 _LATER: Final = (
     *("provider", "judged_as", "network", "secrets", "agent_config", "gpus", "previews", "until_closed", "volumes"),
-    *("on_idle", "max_paused_s", "snapshot", "forked_from", "logs"),
+    *("on_idle", "max_paused_s", "snapshot", "forked_from", "logs", "on_timeout", "renewal_s"),
 )
 
 
@@ -68,6 +68,8 @@ class NewSession:
     previews: PreviewRules | None = None
     on_mismatch: OnMismatch = "error"
     on_idle: OnIdle | None = None
+    on_timeout: OnIdle | None = None
+    renewal_s: float = 0.0
     max_paused_s: float | None = None
     auto_resume: bool = True
     snapshot: str = ""

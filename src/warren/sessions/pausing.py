@@ -58,7 +58,7 @@ class SessionPausing:
         self._payer_of = payer_of
         self._hibernation = hibernation
         self._resuming: dict[str, asyncio.Task[Session]] = {}
-        self._idle: set[str] = set()  # ids of sessions that a task of `pause_idle` or `hibernate_overdue` looks after
+        self._idle: set[str] = set()  # ids of sessions that `pause_expired` or `hibernate_overdue` looks after
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
@@ -114,28 +114,30 @@ class SessionPausing:
             paused = await self._basis.get(paused.tenant, paused.id)
         return paused
 
-    async def pause_idle(self, session: Session) -> None:
-        """Pauses a session that was not used for too long; ends it if it cannot be paused, and says why in its row.
-        Does nothing if its row has changed."""
-        self._look_after(session, self._pause_idle)
+    async def pause_expired(self, session: Session, reason: EndReason) -> None:
+        """Pauses a session whose time is over; ends it if it cannot be paused, and says why in its row. Does nothing if
+        its row has changed."""
+        self._look_after(session, self._pause_expired(session, reason))
 
     async def hibernate_overdue(self, session: Session) -> None:
         """Hibernates a session that was paused for long. If it cannot be, it stays paused and is tried again later."""
-        self._look_after(session, self._hibernate_overdue)
+        self._look_after(session, self._hibernate_overdue(session))
 
-    def _look_after(self, session: Session, work: Callable[[Session], Coroutine[Any, Any, None]]) -> None:
-        if session.id not in self._idle:
+    def _look_after(self, session: Session, work: Coroutine[Any, Any, None]) -> None:
+        if session.id in self._idle:
+            work.close()
+        else:
             self._idle.add(session.id)
-            task = self._activity.tasks.run(work(session), f"pausing {session.id}")
+            task = self._activity.tasks.run(work, f"pausing {session.id}")
             task.add_done_callback(lambda _: self._idle.discard(session.id))
 
-    async def _pause_idle(self, session: Session) -> None:
+    async def _pause_expired(self, session: Session, reason: EndReason) -> None:
         async with self._slots, self._lock(session.id):
             try:
                 self._check_capable(session)
                 paused = await self._store_paused(session, {})
             except (InvalidRequest, QuotaExceeded) as exc:
-                return await self._end_idle(session, exc)
+                return await self._end_expired(session, reason, exc)
             if paused is None:
                 return
             try:
@@ -143,9 +145,9 @@ class SessionPausing:
             except WarrenError as exc:
                 current = await self._basis.store.get(session.tenant, session.id)
                 if current is not None and current.state.can_run:
-                    await self._end_idle(current, exc)
+                    await self._end_expired(current, reason, exc)
                 return
-            if paused.on_idle is OnIdle.HIBERNATE:
+            if paused.on_expiry(reason) is OnIdle.HIBERNATE:
                 await self._try_to_hibernate(paused)
 
     async def _hibernate_overdue(self, session: Session) -> None:
@@ -164,10 +166,10 @@ class SessionPausing:
                 later = current.paused_for(self._basis.clock.now()) + _HIBERNATE_AGAIN_S
                 await self._basis.store.swap(current.changed(hibernate_after_s=later))
 
-    async def _end_idle(self, session: Session, why: WarrenError) -> None:
+    async def _end_expired(self, session: Session, reason: EndReason, why: WarrenError) -> None:
         _log.warning("session_not_paused", session=session.id, error=why.message, action="end")
         detail = f"it could not be paused: {why.message}"
-        await self._ending.end(session, EndReason.IDLE, detail)
+        await self._ending.end(session, reason, detail)
 
     def _check_capable(self, session: Session) -> None:
         choose_provider(self._basis.worker_of(session).providers, session.provider, {Capability.PAUSE})
@@ -175,7 +177,7 @@ class SessionPausing:
     async def _store_paused(self, session: Session, changes: Mapping[str, Any]) -> Session | None:
         """Returns None if the row has changed."""
         caps = await self._caps(session)
-        paused = session.moved_to(SessionState.PAUSED, paused_at=self._basis.clock.now(), **changes)
+        paused = session.moved_to(SessionState.PAUSED, **session.pause_clocks(self._basis.clock.now()), **changes)
         return paused if await self._basis.store.swap(paused, caps) else None
 
     async def _freeze(self, paused: Session, *, idle: bool) -> Session:

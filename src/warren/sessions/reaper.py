@@ -1,7 +1,7 @@
 """The background work on sessions: expiry, losses, and taking over after a restart.
 
 `run` wakes every half second. It saves the use of sessions that are in use, ends sessions whose time is over, or pauses
-them if that is what becomes of them when idle, undoes starts that no process continues, and deletes the rows of
+them if that is what becomes of them then, undoes starts that no process continues, and deletes the rows of
 sessions that ended long ago. It ends a session by one atomic change of the row it has read: if a caller used the
 session in between, the row is different and the session lives on. It destroys a few sandboxes at a time.
 """
@@ -80,8 +80,8 @@ class Reaper:
         elif session.state is SessionState.CREATING:
             await self._ending.undo_start(session)
         elif reason is not None and not (reason is EndReason.IDLE and self._sessions.uses.is_in_use(session)):
-            if reason is EndReason.IDLE and session.state.can_run and session.on_idle is not OnIdle.END:
-                return await self._pausing.pause_idle(session)
+            if session.state.can_run and session.on_expiry(reason) is not OnIdle.END:
+                return await self._pausing.pause_expired(session, reason)
             if session.state is SessionState.LOST:
                 reason = EndReason.LOST
             stopping = session.moved_to(SessionState.STOPPING, reason=reason)

@@ -62,8 +62,9 @@ def decode_session(text: str | bytes, encryption: Encryption | None = None) -> S
         values["state"] = SessionState(values["state"])
     if "reason" in values:
         values["reason"] = EndReason(values["reason"])
-    if "on_idle" in values:
-        values["on_idle"] = OnIdle(values["on_idle"])
+    for name in ("on_idle", "on_timeout"):
+        if name in values:
+            values[name] = OnIdle(values[name])
     if "limits" in values:
         values["limits"] = Limits(**values["limits"])
     if "require" in values:
