@@ -17,7 +17,7 @@ MAX_FORKS: Final = 20
 MAX_REFERENCE: Final = 128
 _LAST_MS: Final = (1 << 44) - 1
 _ID: Final = re.compile(r"snap_[0-9a-f]{27}")
-_NAME: Final = re.compile(r"(?!snap_)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAME: Final = re.compile(rf"(?!snap_)(?=.{{1,{MAX_NAME}}}$)[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9._-]+)?")
 
 
 class SnapshotOwner(StrEnum):
@@ -117,6 +117,7 @@ def check_snapshot_name(name: str) -> str:
     if not is_snapshot_name(name):
         raise InvalidRequest(
             f"{name[:80]!r} cannot be the name of a snapshot",
-            remedy="1 to 64 letters, digits, dots, dashes or underscores; it does not begin with snap_",
+            remedy="1 to 64 letters, digits, dots, dashes or underscores, and a colon before a tag; it does not begin "
+            "with snap_",
         )
     return name

@@ -9,6 +9,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from warren.interfaces.store import ANSWER_GONE, Key
 from warren.kernel.shielding import run_shielded
@@ -26,11 +27,14 @@ from warren.sessions.snapshots.service import Snapshots
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """`threads` of the new sessions, or none for any of them. `metadata` is added to the source's."""
+    """`threads` of the new sessions, or none for any of them. `metadata` is added to the source's. `changes` are those
+    of the requests for the new sessions. With `all_may_fail` there is a result, too, if none could be made."""
 
     count: int = 1
     threads: Sequence[str] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    all_may_fail: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ async def _fork(
         await run_shielded(snapshots.remove(snapshot, "used"))
     note(session_id=source.id, forks=[session.id for session in made])
     set_if_undelivered(None if has_key else abandon)
-    if errors and not made:
+    if errors and not made and not asked.all_may_fail:
         raise errors[min(errors)]
     return ForkResult(made, errors)
 
@@ -164,6 +168,12 @@ async def _create(sessions: Sessions, source: Session, snapshot: Snapshot, asked
         metadata={**source.metadata, **asked.metadata},
         idle_timeout_s=source.idle_timeout_s,
         max_lifetime_s=source.max_lifetime_s,
+        on_idle=source.on_idle,
+        on_timeout=source.on_timeout,
+        renewal_s=source.renewal_s,
+        max_paused_s=source.max_paused_s,
+        auto_resume=source.auto_resume,
+        logs=source.logs,
         provider=source.provider,
         network=source.network,
         secrets=source.secrets,
@@ -176,7 +186,7 @@ async def _create(sessions: Sessions, source: Session, snapshot: Snapshot, asked
         earlier = await sessions.store.of_thread(source.tenant, thread_id)
         if earlier is not None and earlier.active:
             raise Conflict(f"the thread {thread_id!r} has a session", remedy="name a thread that has none")
-    result = await sessions.create(source.tenant, request)
+    result = await sessions.create(source.tenant, replace(request, **asked.changes))
     if not result.created:
         raise Conflict(f"the thread {thread_id!r} has a session", remedy="name a thread that has none")
     return result.session

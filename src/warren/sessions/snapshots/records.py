@@ -115,10 +115,17 @@ class SnapshotRecords(TenantUse):
         return None if record is None else self._read(record)
 
     async def list(
-        self, tenant: str, *, session_id: str = "", hidden: bool = False, after: str = "", limit: int = 100
+        self,
+        tenant: str,
+        *,
+        session_id: str = "",
+        hidden: bool = False,
+        after: str = "",
+        limit: int = 100,
+        name: str = "",
     ) -> tuple[list[Snapshot], str | None]:
         """Returns snapshots, the newest first, and the id after which the next page begins; None if there is none. A
-        page may have fewer than `limit`."""
+        page may have fewer than `limit`. A `name` without a tag is that of all its tags."""
         found: list[Snapshot] = []
         scanned, last = 0, ""
         async with contextlib.aclosing(self.of_tenant(tenant, after)) as source:
@@ -126,7 +133,8 @@ class SnapshotRecords(TenantUse):
                 if len(found) == limit or scanned == _MAX_SCANNED:
                     return found, last
                 scanned, last = scanned + 1, snapshot.id
-                if (hidden or not snapshot.is_hidden) and session_id in ("", snapshot.session_id):
+                is_wanted = name in ("", snapshot.id, snapshot.name, snapshot.name.partition(":")[0])
+                if is_wanted and (hidden or not snapshot.is_hidden) and session_id in ("", snapshot.session_id):
                     found.append(snapshot)
         return found, None
 
