@@ -156,6 +156,7 @@ class CoordinatorService:
         )
         context = with_pages(settings, context)
 
+        environment_of = wiring.build_environment_of(self._environments)
         router = Router(
             self._fleet,
             self._store,
@@ -163,9 +164,9 @@ class CoordinatorService:
             self._auth,
             self._liveness,
             environment=settings.default_environment,
-            environment_of=wiring.build_environment_of(self._environments),
+            environment_of=environment_of,
             agent_of=wiring.build_agent_of(self._environments),
-            e2b_wishes=lambda values: placement_wishes(values, e2b_templates(settings)),
+            e2b_wishes=lambda values: placement_wishes(values, e2b_templates(settings), environment_of),
             tls=wiring.build_client_tls(settings),
         )
         entrance = CoordinatorEntrance(self._auth, self._fleet, self._worker_client)

@@ -554,10 +554,6 @@ _INTERPRETER: Final = "/e2b/code/{session_id}"
 _SANDBOX: Final = "/sandboxes/{sandbox_id}"
 _TEMPLATE: Final = "/templates/{template}"
 _BUILD: Final = f"{_TEMPLATE}/builds/{{build}}"
-_NO_LOGS: Final = "logs of sandboxes are not supported: what was done is in the server's audit record"
-_NO_PAUSE: Final = "pausing sandboxes is not supported"
-_NO_FORK: Final = "forking sandboxes is not supported"
-_NO_SNAPSHOTS: Final = "snapshots are not supported"
 _NO_VOLUMES: Final = "volumes are not supported"
 _NO_SECRETS: Final = "secrets are not supported over this API: `warren secrets` sets those of sandboxes"
 _NO_EVENTS: Final = "events of sandboxes are not supported over this API: `warren webhooks` tells of sessions"
@@ -575,10 +571,13 @@ def _e2b(
     action: str = "",
     reads: Reads = Reads.NOTHING,
     makes: Makes = Makes.NOTHING,
+    of_snapshot: bool = False,
+    of_log: bool = False,
 ) -> Operation:
     names_session = "{session_id}" in path or "{sandbox_id}" in path
     return Operation(
         name, method, path, scope, summary, reads=reads, makes=makes, in_sandbox=False, wire=Wire.E2B, action=action,
+        of_snapshot=of_snapshot, of_log=of_log,
         session_in=SessionIn.PATH if names_session else SessionIn.NOWHERE,
     )  # fmt: skip
 
@@ -606,16 +605,26 @@ _E2B_ROWS: Final = (
     ),
     _e2b("e2b_get_sandbox", "GET", f"{_API}{_SANDBOX}", Scope.READ, "Show a sandbox"),
     _e2b("e2b_kill_sandbox", "DELETE", f"{_API}{_SANDBOX}", Scope.SESSIONS, "End a sandbox"),
+    _e2b("e2b_pause_sandbox", "POST", f"{_API}{_SANDBOX}/pause", Scope.SESSIONS, "Pause a sandbox"),
     _e2b(
-        "e2b_connect_sandbox", "POST", f"{_API}{_SANDBOX}/connect", Scope.SESSIONS, "Prolong a sandbox, get its tokens"
+        "e2b_connect_sandbox", "POST", f"{_API}{_SANDBOX}/connect", Scope.SESSIONS,
+        "Resume or prolong a sandbox, get its tokens",
     ),
     _e2b(
         "e2b_connect_sandbox_v2", "POST", f"{_API}/v2{_SANDBOX}/connect", Scope.SESSIONS,
-        "Prolong a sandbox, get its tokens", action="e2b_connect_sandbox",
+        "Resume or prolong a sandbox, get its tokens", action="e2b_connect_sandbox",
     ),
     _e2b(
-        "e2b_resume_sandbox", "POST", f"{_API}{_SANDBOX}/resume", Scope.SESSIONS, "Prolong a sandbox",
+        "e2b_resume_sandbox", "POST", f"{_API}{_SANDBOX}/resume", Scope.SESSIONS, "Resume a sandbox",
         action="e2b_connect_sandbox",
+    ),
+    _e2b("e2b_fork_sandbox", "POST", f"{_API}{_SANDBOX}/fork", Scope.SESSIONS, "Start sandboxes with the same files"),
+    _e2b("e2b_create_snapshot", "POST", f"{_API}{_SANDBOX}/snapshots", Scope.SESSIONS, "Save its files"),
+    _e2b("e2b_list_snapshots", "GET", f"{_API}/snapshots", Scope.READ, "List snapshots"),
+    _e2b("e2b_get_logs", "GET", f"{_API}{_SANDBOX}/logs", Scope.READ, "Read what it did", of_log=True),
+    _e2b(
+        "e2b_get_logs_v2", "GET", f"{_API}/v2{_SANDBOX}/logs", Scope.READ, "Read what it did", action="e2b_get_logs",
+        of_log=True,
     ),
     _e2b("e2b_set_timeout", "POST", f"{_API}{_SANDBOX}/timeout", Scope.SESSIONS, "Set when a sandbox ends"),
     _e2b("e2b_refresh_sandbox", "POST", f"{_API}{_SANDBOX}/refreshes", Scope.SESSIONS, "Prolong a sandbox"),
@@ -664,7 +673,10 @@ _E2B_ROWS: Final = (
         "e2b_change_template_v2", "PATCH", f"{_API}/v2{_TEMPLATE}", Scope.SESSIONS, "Change a template",
         action="e2b_change_template",
     ),
-    _e2b("e2b_delete_template", "DELETE", f"{_API}{_TEMPLATE}", Scope.SESSIONS, "Delete a template"),
+    _e2b(
+        "e2b_delete_template", "DELETE", f"{_API}{_TEMPLATE}", Scope.SESSIONS, "Delete a template or snapshot",
+        of_snapshot=True,
+    ),
     _e2b(
         "e2b_request_build", "POST", f"{_API}/v3/templates", Scope.SESSIONS, "Make a template, or a build of it",
         action="e2b_build_template",
@@ -683,16 +695,10 @@ _E2B_ROWS: Final = (
     _e2b("e2b_get_build", "GET", f"{_API}{_BUILD}/status", Scope.READ, "How far a build is"),
     _e2b("e2b_get_build_logs", "GET", f"{_API}{_BUILD}/logs", Scope.READ, "What it said", action="e2b_get_build"),
     # -- the control plane: what this server does not have
-    *_unsupported("POST", f"{_SANDBOX}/pause", _NO_PAUSE),
-    *_unsupported("POST", f"{_SANDBOX}/fork", _NO_FORK),
-    *_unsupported("POST", f"{_SANDBOX}/snapshots", _NO_SNAPSHOTS),
-    *_unsupported("GET", f"{_SANDBOX}/logs", _NO_LOGS),
-    *_unsupported("GET", f"/v2{_SANDBOX}/logs", _NO_LOGS),
     *_unsupported("GET", "/events/sandboxes", _NO_EVENTS),
     *_unsupported("GET", "/events/sandboxes/{of_sandbox}", _NO_EVENTS),
     *_unsupported("GET POST", "/events/webhooks", _NO_EVENTS),
     *_unsupported("GET PATCH DELETE", "/events/webhooks/{webhook_id}", _NO_EVENTS),
-    *_unsupported("GET", "/snapshots", _NO_SNAPSHOTS),
     *_unsupported("POST GET", "/volumes", _NO_VOLUMES),
     *_unsupported("GET DELETE", "/volumes/{volume_id}", _NO_VOLUMES),
     *_unsupported("GET PATCH DELETE", "/volumecontent/{volume_id}/path", _NO_VOLUMES),

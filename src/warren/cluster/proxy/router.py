@@ -191,13 +191,17 @@ class Router:
             raise unusable_error(session)
 
     async def _route_e2b(self, request: Request, receive: Receive, body: RequestBody, send: Send) -> bool:
-        operation = request.operation
-        if request.session_id:
-            _, worker_id = await self._find_worker(request.caller, Target(request.session_id))
+        operation, caller = request.operation, request.caller
+        if request.session_id or (operation is not None and operation.of_snapshot):
+            session, worker_id = await self._find_worker(caller, Target(request.session_id))
+            if operation is not None and operation.of_snapshot:
+                worker_id = await self._keeper_of_snapshot(caller, operation, request)
+            elif operation is not None and operation.of_log and not worker_id:
+                worker_id = await self._keeper_of_log(caller, request.session_id, session, operation)
             if worker_id:
                 await self._forward_to_owner(worker_id, request, receive, body, send)
                 return True
-        elif operation is not None and operation.makes is Makes.SESSION and request.caller.may(KeyScope.SESSIONS):
+        elif operation is not None and operation.makes is Makes.SESSION and caller.may(KeyScope.SESSIONS):
             asked = await target_in_json(await body.fetch_all())
             await self._place_session(request, Target(values=dict(await self._e2b_wishes(asked.values))), body, send)
             return True
@@ -214,7 +218,8 @@ class Router:
     async def _keeper_of_snapshot(self, caller: Caller, operation: Operation, request: Request) -> str:
         """The worker that keeps a snapshot, or any that may unpack one from an upload: its body can be sent once."""
         check_scope(caller, operation.scope)
-        if which := request.params.get("snapshot"):
+        # E2B's clients name it as a template.
+        if which := request.params.get("snapshot") or request.params.get("template", "").removesuffix(":default"):
             snapshot = await self._find_snapshot(caller.tenant, which)
             if snapshot is not None and snapshot.packed and not snapshot.place and operation.method != "DELETE":
                 return self._any_worker()

@@ -22,6 +22,7 @@ from warren.http.request import E2bAddress, Request
 from warren.http.server.tls_hellos import TLS_HELLOS, TlsHellos
 from warren.model.access import Caller
 from warren.model.image_pulls import NO_PULLS, PullRules
+from warren.sessions.ending import unusable_error
 from warren.sessions.manager import Sessions
 from warren.sessions.uses import SandboxUse
 
@@ -104,6 +105,12 @@ class E2bCall:
     def sandbox(self, *, counts: bool = True) -> SandboxUse:
         """The session and its sandbox for an `async with` block. Policies, quotas and the audit record apply."""
         return self.sessions.using(self.tenant, self.session_id, counts=counts)
+
+    async def check_awake(self) -> None:
+        """Raises SessionPaused for a session that is paused: to ask whether it runs does not wake it."""
+        session = await self.sessions.get(self.tenant, self.session_id)
+        if session.state.is_paused:
+            raise unusable_error(session)
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Yields the body as it comes. Raises ClientDisconnect."""

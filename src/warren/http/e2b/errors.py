@@ -37,13 +37,14 @@ from warren.model.errors import (
     SandboxNotFound,
     SessionEnded,
     SessionNotFound,
+    SessionPaused,
     StoreAway,
     Unauthorized,
     UnknownUser,
     WarrenError,
 )
 
-_GONE: Final = (SessionNotFound, SessionEnded, SandboxLost, SandboxNotFound)
+_GONE: Final = (SessionNotFound, SessionEnded, SessionPaused, SandboxLost, SandboxNotFound)
 _BAD: Final = 400
 _MAX_PROBLEM: Final = 64 * 1024
 _REPEATED: Final = (429, 502, 503, 504)  # after which clients repeat a request
@@ -177,9 +178,9 @@ def response_to(exc: WarrenError | E2bError, plane: Plane, session_id: str, *, i
     """Returns the answer to a request that failed; `is_call`: it is a remote procedure call."""
     if isinstance(exc, E2bError):
         return error_response(ConnectError(_code_of(exc.status), exc.message) if is_call else exc)
-    if is_gone(exc):
-        if plane is not Plane.API:
-            return gone_response(session_id)
+    if is_gone(exc) and plane is not Plane.API:
+        return gone_response(session_id)
+    if is_gone(exc) and not isinstance(exc, SessionPaused):
         return error_response(E2bError(404, "the sandbox does not exist, or does not run any more"))
     headers = {} if exc.retry_after_s is None else {"Retry-After": str(max(1, round(exc.retry_after_s)))}
     return error_response(as_connect_error(exc) if is_call else as_e2b_error(exc), headers)

@@ -13,7 +13,16 @@ from starlette.types import Receive
 from warren.http.context import Context, check_scope
 from warren.http.e2b import interpreter
 from warren.http.e2b.call import E2bCall, E2bRules, Run
-from warren.http.e2b.control import metrics, sandboxes, template_building, templates, unsupported
+from warren.http.e2b.control import (
+    logs,
+    metrics,
+    pauses,
+    sandboxes,
+    snapshots,
+    template_building,
+    templates,
+    unsupported,
+)
 from warren.http.e2b.envd import files, filesystem, process_control, processes, watchers
 from warren.http.e2b.envd.started import StartedCommands
 from warren.http.e2b.envd.state import EnvdState
@@ -24,6 +33,9 @@ from warren.model.api import FINDER
 
 HANDLERS: Final[Mapping[str, Run]] = {
     **sandboxes.HANDLERS,
+    **pauses.HANDLERS,
+    **snapshots.HANDLERS,
+    **logs.HANDLERS,
     **metrics.HANDLERS,
     **templates.HANDLERS,
     **template_building.HANDLERS,

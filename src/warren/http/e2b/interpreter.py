@@ -139,6 +139,7 @@ def _ignoring_unstarted(call: E2bCall) -> Iterator[None]:
 
 
 async def check_health(call: E2bCall) -> Response:
+    await call.check_awake()
     async with call.sandbox(counts=False):
         return Response("OK", media_type="text/plain")
 

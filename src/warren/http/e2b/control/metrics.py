@@ -9,7 +9,7 @@ from starlette.responses import Response
 from warren.http.context import answer_json
 from warren.http.e2b.call import E2bCall, Run
 from warren.http.e2b.control.bodies import bad, whole_in_query
-from warren.http.e2b.control.sandboxes import running_session
+from warren.http.e2b.control.sandboxes import living_session
 from warren.model.e2b import sandbox_id_of, session_id_of
 from warren.model.errors import SandboxLost
 from warren.model.metrics import MetricLimits, SandboxMetrics
@@ -25,11 +25,11 @@ async def show_metrics(call: E2bCall) -> Response:
     end = _seconds(call, "end")
     if end is not None and end < start:
         raise bad("end is before start")
-    session = await running_session(call)
+    session = await living_session(call)
     last = _LATEST if end is None else end
     meter, limits = call.sessions.lifecycle.metrics, MetricLimits.of(session.limits)
     points = [point for point in meter.series(session) if start <= int(point.at) <= last]
-    if start <= call.sessions.clock.wall() <= last + _FRESH_S:
+    if session.state.can_run and start <= call.sessions.clock.wall() <= last + _FRESH_S:
         sandbox = await call.sessions.find_sandbox(session)
         if sandbox is None:
             raise SandboxLost("the sandbox cannot be reached")

@@ -1,9 +1,10 @@
-"""Sandboxes on the control plane: create, connect, show, list, prolong and end them.
+"""Sandboxes on the control plane: create, show, list, prolong and end them; pauses.py pauses and resumes them.
 
 A sandbox is a session whose time is its lifetime alone: being idle never ends it. Sessions that were created otherwise
 are shown too.
 """
 
+import contextlib
 import math
 import urllib.parse
 from collections import deque
@@ -44,10 +45,10 @@ from warren.model.access import Scope
 from warren.model.capability import network_needs
 from warren.model.e2b import DOMAIN_HEADER, ENVD_VERSION, sandbox_id_of, session_id_of
 from warren.model.environment import Environment
-from warren.model.errors import Forbidden, InvalidRequest, SessionEnded, SessionNotFound
+from warren.model.errors import Forbidden, InvalidRequest, SessionEnded, SessionNotFound, UnknownEnvironment
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.preview import PreviewRules
-from warren.model.session import LONGEST_S, MAX_METADATA, Session, SessionState
+from warren.model.session import LONGEST_S, MAX_METADATA, OnIdle, Session, SessionState
 from warren.model.spec import Limits
 from warren.model.tenant_images import template_in
 from warren.sessions.allowances import longest_life
@@ -70,7 +71,10 @@ _LONG_STEP: Final = 100
 _SHORT_PAGE: Final = 250
 _MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
 _VIEW_BYTES: Final = 2048
-_STATES: Final = frozenset({"running", "paused"})
+_STATES: Final = {
+    "running": frozenset(state for state in SessionState if state.can_run),
+    "paused": frozenset(state for state in SessionState if state.is_paused),
+}
 
 
 # -- creating
@@ -89,14 +93,19 @@ async def create(call: E2bCall) -> Response:
     env = read_texts(values, "envVars", MAX_VARIABLES)
     keep_secret(env.values())
     is_public = call.rules.public_ports and wants_public_traffic(network)
+    lifetime_s = timeout_s or min(DEFAULT_TIMEOUT_S, longest_life(call.caller))
     request = NewSession(
-        environment=environment.name,
+        environment="" if template.snapshot else environment.name,
         image=template.image,
+        snapshot=template.snapshot,
         limits=template.limits,
         env=env,
         metadata=read_texts(values, "metadata", MAX_METADATA),
         idle_timeout_s=LONGEST_S,
-        max_lifetime_s=timeout_s or min(DEFAULT_TIMEOUT_S, longest_life(call.caller)),
+        max_lifetime_s=lifetime_s,
+        renewal_s=renewal_of(call, lifetime_s),
+        max_paused_s=LONGEST_S,
+        **read_lifecycle(values),
         network=await _choose_network(call, environment, network, read_flag(values, "allow_internet_access")),
         previews=PreviewRules(everything=is_public, by_token=not is_public, host_mask=read_host_mask(network)),
     )
@@ -107,14 +116,11 @@ async def create(call: E2bCall) -> Response:
         raise E2bError(409, "the sandbox of this Idempotency-Key has ended; send another key")
     if result.created:
         await start_template(call, result.session, template)
-    return answer_json(_show_new(call, result.session), 201)
+    return answer_json(show_new(call, result.session), 201)
 
 
 def _refuse_unsupported(values: dict[str, Any]) -> None:
-    resume = read_object(values, "autoResume") or {}
     wanted = {
-        "autoPause": read_flag(values, "autoPause"),
-        "autoResume": read_flag(resume, "enabled"),
         "mcp": values.get("mcp"),
         "iam": values.get("iam"),
         "volumeMounts": values.get("volumeMounts"),
@@ -149,46 +155,54 @@ async def _choose_network(
     return rules.with_headers(headers)
 
 
+def renewal_of(call: E2bCall, lifetime_s: float) -> float:
+    """Returns the lifetime that a sandbox has anew whenever it is paused."""
+    return min(max(lifetime_s, DEFAULT_TIMEOUT_S), LONGEST_S, longest_life(call.caller))
+
+
+def read_lifecycle(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns what becomes of a sandbox at its time-out, and whether its use resumes it, in the words of NewSession."""
+    pauses = read_flag(values, "autoPause")
+    if pauses:
+        check_memory(values, "autoPauseMemory")
+    resumes = read_flag(read_object(values, "autoResume") or {}, "enabled")
+    return {"on_timeout": OnIdle.PAUSE if pauses else None, "auto_resume": bool(resumes)}
+
+
+def check_memory(values: dict[str, Any], name: str = "memory") -> None:
+    """Raises E2bError if a pause is to keep files alone."""
+    if read_flag(values, name) is False:
+        raise E2bError(501, f"{name} cannot be false: this server does not support pauses that keep files alone")
+
+
 # -- one sandbox
 
 
-async def connect(call: E2bCall) -> Response:
-    return answer_json(_show_new(call, await _connect(call)))
-
-
-async def resume(call: E2bCall) -> Response:
-    """For older clients, which connect in this way. Nothing is ever paused here."""
-    return answer_json(_show_new(call, await _connect(call)), 201)
-
-
-async def _connect(call: E2bCall) -> Session:
-    check_address(call, _session_id(call))
-    values = await call.json()
-    read_flag(values, "memory")
-    timeout_s = read_timeout(call, values, least=0)
-    return await _prolong(call, DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s, only_longer=True)
-
-
 async def show(call: E2bCall) -> Response:
-    check_address(call, _session_id(call))
-    session = await running_session(call)
+    check_address(call, sandbox_in(call))
+    session = await living_session(call)
     rules = session.network
     shown = {
         **_show_listed(call, session),
         "domain": domain_of(call),
         "allowInternetAccess": rules.internet,
         "network": show_network(session),
-        "lifecycle": {"onTimeout": "kill", "autoResume": False},
+        "lifecycle": {
+            "onTimeout": "kill" if session.on_timeout is OnIdle.END else "pause",
+            "autoResume": session.auto_resume,
+        },
     }
+    if session.state.is_paused:
+        shown["pauseMode"] = "full" if session.state.holds_sandbox else "filesystem"
     if call.caller.may(Scope.EXEC):
         shown["envdAccessToken"] = call.tokens.sign(Opens.ACCESS, session.id)
     return answer_json(shown)
 
 
 async def kill(call: E2bCall) -> Response:
-    session_id = _session_id(call)
+    session_id = sandbox_in(call)
     session = await call.sessions.get(call.tenant, session_id)
-    if session.state not in (SessionState.CREATING, SessionState.RUNNING, SessionState.LOST):
+    if not session.state.is_usable and session.state is not SessionState.LOST:
         raise SessionEnded(f"session {session_id} has ended")
     await call.sessions.delete(call.tenant, session_id)
     return Response(status_code=204)
@@ -199,14 +213,14 @@ async def set_timeout(call: E2bCall) -> Response:
     timeout_s = read_timeout(call, values, least=0)
     if timeout_s is None:
         raise bad("timeout is missing")
-    await _prolong(call, timeout_s)
+    await prolong(call, await running_session(call), timeout_s)
     return Response(status_code=204)
 
 
 async def refresh(call: E2bCall) -> Response:
     values = await call.json()
     timeout_s = read_timeout(call, values, 0, "duration")
-    await _prolong(call, max(_REFRESH_S, timeout_s or 0), only_longer=True)
+    await prolong(call, await running_session(call), max(_REFRESH_S, timeout_s or 0), only_longer=True)
     return Response(status_code=204)
 
 
@@ -216,7 +230,7 @@ async def change_network(call: E2bCall) -> Response:
     if read_text(values, "maskRequestHost"):
         raise bad("maskRequestHost can be set when a sandbox is created, and not later")
     headers = await read_header_rules(values)
-    session = await running_session(call)
+    session = await living_session(call)
     rules = await read_network_apart(values, internet)
     if rules is None:
         environment = call.context.environments(session.environment)
@@ -225,28 +239,35 @@ async def change_network(call: E2bCall) -> Response:
     return Response(status_code=204)
 
 
-async def _prolong(call: E2bCall, timeout_s: int, *, only_longer: bool = False) -> Session:
-    """Makes the sandbox end `timeout_s` from now, or earlier if it may not live that long."""
-    session = await running_session(call)
-    now = call.sessions.clock.now()
+async def prolong(call: E2bCall, session: Session, timeout_s: int, *, only_longer: bool = False) -> Session:
+    """Makes the sandbox time out `timeout_s` from now, or if it is paused after it was resumed; earlier if it may not
+    live that long."""
     longest_s = min(LONGEST_S, longest_life(call.caller))
-    lifetime_s = max(1.0, min(now - session.started + timeout_s, longest_s))
-    if only_longer and session.started + lifetime_s <= session.expires_at:
+    lifetime_s = max(1.0, min(session.lived_for(call.sessions.clock.now()) + timeout_s, longest_s))
+    if only_longer and session.started + session.paused_s + lifetime_s <= session.expires_at:
         return session
     return await call.sessions.patch(call.tenant, session.id, idle_timeout_s=LONGEST_S, max_lifetime_s=lifetime_s)
 
 
 async def running_session(call: E2bCall) -> Session:
-    session_id = _session_id(call)
+    session = await living_session(call)
+    if not session.state.can_run:
+        raise SessionNotFound(f"session {session.id} does not run")
+    return session
+
+
+async def living_session(call: E2bCall) -> Session:
+    """Returns the session that the path names, which runs or is paused."""
+    session_id = sandbox_in(call)
     session = await call.sessions.get(call.tenant, session_id)
     if session.state is SessionState.CREATING:
         session = await call.sessions.lifecycle.starting.wait_until_settled(session)
-    if not session.state.can_run:
+    if not (session.state.can_run or session.state.is_paused):
         raise SessionNotFound(f"session {session_id} does not run")
     return session
 
 
-def _session_id(call: E2bCall) -> str:
+def sandbox_in(call: E2bCall) -> str:
     return session_id_of(call.params["sandbox_id"])
 
 
@@ -254,23 +275,23 @@ def _session_id(call: E2bCall) -> str:
 
 
 async def list_sandboxes(call: E2bCall) -> Response:
-    return await _list(call, _USUAL_PAGE)
+    return await _list(call, _USUAL_PAGE, frozenset(_STATES))
 
 
 async def list_many_sandboxes(call: E2bCall) -> Response:
-    """The older list, whose clients know no pages."""
-    return await _list(call, _MAX_ON_PAGE)
+    """The older list, of those that run; its clients know no pages."""
+    return await _list(call, _MAX_ON_PAGE, frozenset({"running"}))
 
 
-async def _list(call: E2bCall, usual_limit: int) -> Response:
+async def _list(call: E2bCall, usual_limit: int, usual_states: frozenset[str]) -> Response:
     limit = whole_in_query(call.parameter("limit"), "limit", 1, _MAX_ON_PAGE) or usual_limit
     wanted = {state for text in call.query.get("state", []) for state in text.split(",") if state}
-    if wanted - _STATES:
+    if wanted - _STATES.keys():
         raise bad(f"state can be {' or '.join(sorted(_STATES))}")
     order = call.parameter("order") or "desc"
     if order not in ("asc", "desc"):
         raise bad("order can be asc or desc")
-    chosen = _Chosen(call)
+    chosen = _Chosen(call, frozenset[SessionState]().union(*(_STATES[state] for state in wanted or usual_states)))
     token = call.parameter("nextToken")
     after = ""
     if token:
@@ -278,8 +299,6 @@ async def _list(call: E2bCall, usual_limit: int) -> Response:
             after = session_id_of(token)
         except SessionNotFound:
             raise bad("nextToken is not one of this server") from None
-    if wanted and "running" not in wanted:
-        return answer_json([])
     find = _find_oldest if order == "asc" else _find_newest
     found, has_more = await find(call, chosen, limit, after)
     headers = {"x-next-token": sandbox_id_of(found[-1].id)} if has_more else {}
@@ -292,14 +311,15 @@ async def _list(call: E2bCall, usual_limit: int) -> Response:
 class _Chosen:
     """Which sandboxes a query selects."""
 
-    def __init__(self, call: E2bCall) -> None:
+    def __init__(self, call: E2bCall, states: frozenset[SessionState]) -> None:
         self._call = call
+        self.states = states
         self._template = call.parameter("template")
         self.started_after = moment_in_query(call.parameter("startedAfter"), "startedAfter")
         self.metadata = _read_metadata(call.parameter("metadata"))
 
     def page(self, limit: int, after: str) -> Page:
-        return Page(frozenset({SessionState.RUNNING}), metadata=self.metadata, after=after, limit=limit)
+        return Page(self.states, metadata=self.metadata, after=after, limit=limit)
 
     def has(self, session: Session) -> bool:
         names = {template_of(self._call, session), *([] if session.image else [session.environment])}
@@ -350,7 +370,7 @@ async def _find_oldest(call: E2bCall, chosen: _Chosen, limit: int, before: str) 
         if len(found) == limit or size > _MAX_PAGE_BYTES:
             return found, True
         current = await call.sessions.store.get(call.tenant, session_id)
-        if current is not None and current.state.can_run:
+        if current is not None and current.state in chosen.states:
             found.append(current)
             size += weight(current)
         await pace.give_way()
@@ -377,7 +397,7 @@ async def _walk(call: E2bCall, chosen: _Chosen, after: str) -> AsyncGenerator[Se
 # -- showing
 
 
-def _show_new(call: E2bCall, session: Session) -> dict[str, Any]:
+def show_new(call: E2bCall, session: Session) -> dict[str, Any]:
     template = template_of(call, session)
     shown = {
         "templateID": template,
@@ -406,12 +426,17 @@ def _show_listed(call: E2bCall, session: Session) -> dict[str, Any]:
         "memoryMB": limits.memory_mb,
         "diskSizeMB": limits.disk_mb,
         "metadata": dict(session.metadata),
-        "state": "running",
+        "state": "paused" if session.state.is_paused else "running",
         "envdVersion": ENVD_VERSION,
     }
 
 
 def template_of(call: E2bCall, session: Session) -> str:
+    """Returns the id of the template that the sandbox was made from: of a snapshot, if its caller has named one."""
+    if session.snapshot and not session.forked_from:
+        with contextlib.suppress(UnknownEnvironment):
+            if not call.context.environments(session.environment).snapshot:
+                return session.snapshot
     if built := template_in(session.image):
         return built
     for template, environment in call.rules.templates.items():
@@ -432,9 +457,6 @@ HANDLERS: Mapping[str, Run] = {
     "e2b_list_sandboxes_v2": list_sandboxes,
     "e2b_get_sandbox": show,
     "e2b_kill_sandbox": kill,
-    "e2b_connect_sandbox": connect,
-    "e2b_connect_sandbox_v2": connect,
-    "e2b_resume_sandbox": resume,
     "e2b_set_timeout": set_timeout,
     "e2b_refresh_sandbox": refresh,
     "e2b_change_network": change_network,

@@ -11,7 +11,15 @@ from starlette.responses import Response
 
 from warren.http.context import answer_json
 from warren.http.e2b.call import E2bCall, Run
-from warren.http.e2b.control.template_lookup import BASE, environment_of, find_built, number_in_query, own_builds
+from warren.http.e2b.control.template_lookup import (
+    BASE,
+    environment_of,
+    find_built,
+    find_snapshot,
+    number_in_query,
+    own_builds,
+    snapshots_of,
+)
 from warren.http.e2b.errors import E2bError
 from warren.http.e2b.template_records import (
     DEFAULT_TAG,
@@ -26,7 +34,9 @@ from warren.http.e2b.template_records import (
 from warren.model.e2b import ENVD_VERSION
 from warren.model.environment import Environment
 from warren.model.errors import UnknownEnvironment
+from warren.model.snapshot import Snapshot
 from warren.model.spec import Limits
+from warren.sessions.request_context import note
 from warren.sessions.schemas import timestamp
 
 _NAMESPACE: Final = uuid.UUID("6d7a0c1e-52a1-4f0e-9a55-2f5b7c1f5a10")
@@ -187,13 +197,29 @@ async def update_template(call: E2bCall) -> Response:
 
 
 async def delete_template(call: E2bCall) -> Response:
-    builds, name = own_builds(call), read_name(call.params["template"])[0]
+    """Deletes a template of the tenant's, or if it has no such one a snapshot."""
+    given = call.params["template"]
+    if (snapshot := await _own_snapshot(call, given)) is not None:
+        note(snapshot=snapshot.id)
+        await snapshots_of(call).remove(snapshot, "deleted")
+        return Response(status_code=204)
+    if call.rules.builds is None:
+        environment_of(call, given)
+    builds, name = own_builds(call), read_name(given)[0]
     template = await builds.records.get(call.tenant, name)
     if any(build.status is Status.BUILDING for build in template.builds.values()):
         raise E2bError(409, f"the template '{name}' is being built; delete it when that is done")
     await builds.records.delete(call.tenant, name)
     await builds.remove_unneeded()
     return Response(status_code=204)
+
+
+async def _own_snapshot(call: E2bCall, name: str) -> Snapshot | None:
+    """Returns the snapshot of the tenant's, if no template of the tenant's has the name."""
+    if call.rules.builds is not None and await find_built(call.rules.builds, call.tenant, name):
+        return None
+    snapshot = await find_snapshot(call, name)
+    return snapshot if snapshot is not None and snapshot.tenant == call.tenant and not snapshot.is_hidden else None
 
 
 # -- tags

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from starlette.responses import Response
 
 from warren.http.e2b.call import E2bCall, Run
-from warren.http.e2b.control.sandboxes import running_session
+from warren.http.e2b.control.sandboxes import living_session
 from warren.http.e2b.errors import E2bError
 from warren.model.api import E2B_OPERATIONS, E2B_UNSUPPORTED
 
@@ -13,7 +13,7 @@ from warren.model.api import E2B_OPERATIONS, E2B_UNSUPPORTED
 async def refuse(call: E2bCall) -> Response:
     """Answers with the summary of the operation's row, which says what is missing."""
     if "sandbox_id" in call.params:
-        await running_session(call)
+        await living_session(call)
     assert call.request.operation is not None
     raise E2bError(501, call.request.operation.summary)
 

@@ -248,6 +248,7 @@ def _end_values(result: ExecResult) -> dict[str, Any]:
 
 
 async def _health(call: E2bCall) -> Response:
+    await call.check_awake()
     async with call.sandbox(counts=False):
         return Response(None, 204)
 
