@@ -123,6 +123,18 @@ static void fill_disk(const struct options *o, const char *where) {
     close(disk);
 }
 
+/* Mounts the disk once more, with its ids mapped: for a container whose user namespace is the host's. */
+void map_disk(const struct options *o) {
+    struct mount_attributes wanted = {.set = MOUNT_ATTR_IDMAP_, .userns_fd = user_namespace(o->base)};
+    int disk = syscall(SYS_open_tree_, AT_FDCWD, o->at, OPEN_TREE_CLONE_ | O_CLOEXEC);
+
+    if (disk < 0) fail("opening the disk at %s", o->at);
+    if (syscall(SYS_mount_setattr_, disk, "", AT_EMPTY_PATH, &wanted, sizeof wanted))
+        fail("mapping the ids of the disk");
+    if (syscall(SYS_move_mount_, disk, "", AT_FDCWD, o->mapped, MOVE_MOUNT_F_EMPTY_PATH_))
+        fail("mounting the disk at %s", o->mapped);
+}
+
 /* Without a user namespace (-1) ids are not mapped. */
 void make_disk(const struct options *o, const char *where, int userns) {
     if (o->disk_fd) mount_image(o, where, userns);

@@ -105,6 +105,7 @@
  *        warren-launch disk OPTION… --at DIR    the disk alone, mounted at DIR for all to see;
  *                                               with --try only in a namespace of its own
  *          --memory BYTES --cpus N    what the view shows, which is then on the disk, in `view`
+ *          --mapped DIR        where to mount the disk once more, with its ids mapped to --base
  *          --pts DIR           where to mount terminals too, and
  *          --terminals N       how many there can be
  *        warren-launch seal --pid PID           nosuid and nodev for the mounts of a container that has just
@@ -202,9 +203,11 @@ static void sandbox(const struct options *o) {
 static void disk(const struct options *o) {
     if (!o->at || (!o->disk_fd == !o->tmpfs)) usage("disk needs --at and one of --disk-fd and --tmpfs");
     if (!o->pts != !o->terminals) usage("--pts needs --terminals");
+    if (o->mapped && (!o->base || !o->disk_fd)) usage("--mapped needs --base and --disk-fd");
     if (o->try_only) private_mounts();
     make_disk(o, o->at, -1);
     if (o->memory && o->cpus) make_view(o);
+    if (o->mapped) map_disk(o);
     if (o->pts) make_terminals(o->pts, o->terminals);
 }
 

@@ -59,7 +59,7 @@ struct list {
 };
 
 struct options {
-    const char *at, *agent, *root, *tmpfs, *pts, *move;
+    const char *at, *agent, *root, *tmpfs, *pts, *move, *mapped;
     uint64_t base, owner, nofile, fsize, pid, terminals, memory, cpus, changes, memlock, disk_fd, worker, pidfd,
         volume_fd, loop;
     int try_only, writable, saved, read_only_volume;
@@ -116,6 +116,7 @@ void make_view(const struct options *o);
 /* disk.c */
 int is_mapped(const struct options *o, int userns);
 void make_disk(const struct options *o, const char *where, int userns);
+void map_disk(const struct options *o);
 int is_kept(const struct options *o, int above, const char *name);
 int attach_loop(int image, int *index);
 

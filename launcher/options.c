@@ -51,6 +51,7 @@ static void read_option(struct options *o, const char *name, const char *value) 
     else if (!strcmp(name, "--tmpfs")) o->tmpfs = value;
     else if (!strcmp(name, "--pts")) o->pts = value;
     else if (!strcmp(name, "--move")) o->move = value;
+    else if (!strcmp(name, "--mapped")) o->mapped = value;
     else if (!strcmp(name, "--terminals")) o->terminals = number(name, value);
     else if (!strcmp(name, "--worker")) o->worker = number(name, value);
     else if (!strcmp(name, "--base")) o->base = number(name, value);

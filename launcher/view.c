@@ -7,8 +7,10 @@
 
 static void write_view(const char *at, const char *name, const char *text, size_t size) {
     char file[PATH_ROOM];
-    int fd = open(path(file, "%s/view/%s", at, name), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444);
+    int fd;
 
+    unlink(path(file, "%s/view/%s", at, name)); /* on a saved disk is that of another sandbox */
+    fd = open(file, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444);
     if (fd < 0 || fchmod(fd, 0444) || write(fd, text, size) != (ssize_t)size) fail("writing %s", file);
     close(fd);
 }
@@ -69,7 +71,8 @@ static void view_statistics(const char *at, uint64_t cpus) {
 void make_view(const struct options *o) {
     char name[PATH_ROOM];
 
-    if (mkdir(path(name, "%s/view", o->at), 0711) || chmod(name, 0711)) fail("making %s", name);
+    if ((mkdir(path(name, "%s/view", o->at), 0711) && (!o->saved || errno != EEXIST)) || chmod(name, 0711))
+        fail("making %s", name);
     view_processors(o->at, o->cpus);
     view_memory(o->at, o->memory);
     view_statistics(o->at, o->cpus);

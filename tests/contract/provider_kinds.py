@@ -252,6 +252,22 @@ class DockerHooks(ProviderHooks):
         return uid
 
 
+class SavingDockerHooks(DockerHooks, SavedDisksHooks):
+    @pytest.fixture(scope="class")
+    async def there(self, image_cache: Path, docker_engine: DockerEngine) -> AsyncIterator[Provider]:
+        state = this_run.new_state_dir(image_cache)
+        provider = DockerProvider(state, ImageStore(state), BIN, docker_engine.url)
+        yield provider
+        await _close_empty(provider)
+        shutil.rmtree(state)
+
+    async def is_frozen(self, provider: Provider, sandbox: Sandbox) -> bool:
+        docker = cast(DockerProvider, provider)
+        record = docker.load_record(sandbox.id)
+        assert record is not None
+        return docker._cgroup(record).is_frozen()
+
+
 class E2bHooks(ProviderHooks):
     """With a far side of the tests' own: see e2b_far_side.py."""
 

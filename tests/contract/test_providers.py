@@ -248,6 +248,10 @@ class TestDockerVolumes(kinds.DockerHooks, VolumesContract):
     pass
 
 
+class TestDockerSavedDisks(kinds.SavingDockerHooks, SavedDisksContract):
+    pass
+
+
 class TestDockerMetrics(kinds.DockerHooks, KernelMetricsContract):
     pass
 

@@ -12,8 +12,10 @@ from e2e.flat_suite import FlatSuite
 from e2e.hosts import Hosts
 from e2e.log_suite import LinuxLogSuite, LogSuite
 from e2e.loss_suite import LossSuite
+from e2e.pause_suite import LinuxPauseSuite
 from e2e.preview_suite import PreviewSuite, http, preview  # noqa: F401
 from e2e.server_time import ServerTime, TurnedTime
+from e2e.snapshot_suite import SnapshotSuite
 from e2e.stream_suite import LinuxStreamSuite
 from e2e.terminal_suite import TerminalSuite
 from server_process import ServerProcess
@@ -80,6 +82,14 @@ class TestPreviews(PreviewSuite):
 
 
 class TestFlat(FlatSuite):
+    pass
+
+
+class TestPauses(LinuxPauseSuite):
+    pass
+
+
+class TestSnapshots(SnapshotSuite):
     pass
 
 

@@ -25,7 +25,7 @@ from warren.sandboxes.providers.docker_spec import (
 )
 
 BASE = 0x78000000
-PLACE = SandboxPaths(Path("/w/disk"), Path("/w/run"), Path("/w/pts"))
+PLACE = SandboxPaths(Path("/w/disk"), Path("/w/mapped"), Path("/w/run"), Path("/w/pts"))
 
 
 def config(
@@ -115,10 +115,12 @@ def test_the_engines_own_ways_in_are_shut() -> None:
 
 def test_volumes_of_the_image_become_directories_of_the_disk() -> None:
     image = EngineImage("sha256:1", ("/srv/data", "/workspace"))
-    assert directories(image)["/srv/data"] == ("volume-0", 0o755)
+    name, mode = directories(image)["/srv/data"]
+    assert (name.startswith("volume-"), mode) == (True, 0o755)
     assert len(directories(image)) == len(WRITABLE) + 1
+    assert directories(EngineImage("sha256:2", ("/srv", "/srv/data")))["/srv/data"] == (name, mode)
     targets = {mount["Target"]: mount["Source"] for mount in config(image=image)["HostConfig"]["Mounts"]}
-    assert targets["/srv/data"] == "/w/disk/volume-0"
+    assert targets["/srv/data"] == f"/w/mapped/{name}"
 
 
 @pytest.mark.parametrize(
@@ -130,8 +132,9 @@ def test_volumes_over_what_is_ours_are_refused(path: str) -> None:
 
 
 def test_no_file_of_the_host_is_shared_between_sandboxes() -> None:
-    sources = {mount["Source"] for mount in config()["HostConfig"]["Mounts"]} - {"/w/run", "/w/pts"}
-    assert all(source.startswith("/w/disk/") for source in sources)
+    mounts = [mount for mount in config()["HostConfig"]["Mounts"] if mount["Source"] not in ("/w/run", "/w/pts")]
+    for mount in mounts:
+        assert mount["Source"].startswith("/w/disk/" if mount["ReadOnly"] else "/w/mapped/")
 
 
 def test_what_is_no_process_own_cannot_fill_the_memory() -> None:

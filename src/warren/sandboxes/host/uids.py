@@ -15,6 +15,7 @@ from warren.sandboxes.host.claim_links import ClaimLinks
 DIRECTORY: Final = Path("/run/warren/uids")
 RANGE: Final = 65536
 COUNT: Final = 32768
+_NAMESPACES: Final = Path("/proc/sys/user/max_user_namespaces")
 FIRST: Final = 0x78000000  # above the uids that distributions, systemd and container engines assign
 
 
@@ -22,6 +23,14 @@ def uid_base(index: int) -> int:
     if not 0 <= index < COUNT:
         raise ValueError(f"{index} is not the number of a uid range")
     return FIRST + index * RANGE
+
+
+def can_map_ids() -> bool:
+    """Whether this machine allows user namespaces, by which ids on disks are mapped to a range."""
+    try:
+        return _NAMESPACES.read_text().strip() != "0"
+    except OSError:
+        return False
 
 
 class UidRanges:

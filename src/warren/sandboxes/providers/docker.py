@@ -5,6 +5,7 @@ A sandbox is a directory `<state>/docker/<id>`, made first and removed last, and
 
     record.json   what it is to be; later the container's id and the pid of its first process
     disk/         where its disk is mounted until the container has it; agent, /etc and figures for /proc are there
+    mapped/       where the same disk is mounted with its ids mapped, just as long; the places that it may write to
     pts/          where its terminals are mounted, just as long
 
 Its agent listens in /run/warren/docker/<id>, which only the host's root can enter.
@@ -13,8 +14,11 @@ Its agent listens in /run/warren/docker/<id>, which only the host's root can ent
 The engine makes the container and starts it; from then on Warren talks to the agent over the socket and does not need
 the engine until it removes the container. So commands run, and a sandbox can be adopted, while the engine is down. The
 disk is unmounted from the host as soon as the container has it; its last mount vanishes with the container's processes.
+It is a disk like those of oci, so it is saved and copied in the same way; what Warren itself has put on it is written
+anew for each sandbox.
 """
 
+import asyncio
 import hashlib
 import math
 import os
@@ -22,15 +26,17 @@ import resource
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, Unpack
 
 from warren.interfaces.images import Images
-from warren.model.capability import Capability, lacks
+from warren.model.capability import Capability
 from warren.model.errors import InvalidRequest, ProviderUnavailable, SandboxLost
 from warren.model.spec import MIB, USER_UID, Layer, SandboxSpec
 from warren.sandboxes.agent.sandbox import AgentSandbox
+from warren.sandboxes.disks.disk_stream import DiskLayout
+from warren.sandboxes.disks.saved_images import check_fit
 from warren.sandboxes.host import isolation
 from warren.sandboxes.host.cgroups import SandboxCgroup, parent_in_use
 from warren.sandboxes.host.disks import DISK_FD, tmpfs_options, unmount
@@ -38,7 +44,7 @@ from warren.sandboxes.host.network_settings import network_sysctls
 from warren.sandboxes.host.proc_top import top_of_proc
 from warren.sandboxes.host.processes import boot_id, run
 from warren.sandboxes.host.record import SandboxRecord, kill_first_process, recording
-from warren.sandboxes.host.uids import uid_base
+from warren.sandboxes.host.uids import can_map_ids, uid_base
 from warren.sandboxes.host.volumes import VOLUMES
 from warren.sandboxes.providers import docker_spec
 from warren.sandboxes.providers.connection import ProcIsolationReader
@@ -59,6 +65,7 @@ STEPS: Final = (
 PROMISED: Final = isolation.PROMISED - {Layer.USER_NAMESPACE}
 _RUN: Final = Path("/run/warren/docker")
 _AT_ONCE: Final = 8
+_MOUNTS: Final = ("disk", "mapped", "pts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
     record_class = DockerRecord
     promised = PROMISED
     can = frozenset({Capability.TERMINALS, Capability.PORTS, Capability.VOLUMES})
+    saved_folder = "saved-docker"
 
     def __init__(
         self,
@@ -92,6 +100,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         self._runtime = ""
         self._cgroup_parent = ""
         self._has_cdi = self._has_nvidia = False
+        self._maps_ids = can_map_ids()
 
     def __repr__(self) -> str:
         return f"<DockerProvider {self._state}, {self.engine.url}, {self._runtime or 'not tried yet'}, {self.disks!r}>"
@@ -101,6 +110,11 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
 
     async def load_image(self, image: str) -> None:
         await self._images.load(image)
+
+    @property
+    def why_not_saved(self) -> str:
+        forbidden = "it forbids user namespaces (user.max_user_namespaces is 0), by which ids on a disk are mapped"
+        return super().why_not_saved or ("" if self._maps_ids else forbidden)
 
     async def _list_all(self) -> Sequence[str]:
         found = set(await super()._list_all())
@@ -130,6 +144,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
                         path.mkdir(mode=0o700, parents=True, exist_ok=True)
                         path.chmod(0o700)
                     await self.disks.probe()
+                    await asyncio.to_thread(self._saved.sweep)
                     if Capability.GPU in self.capabilities:
                         await self.gpus.found()
                 except OSError as exc:
@@ -166,7 +181,8 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
             )
         await self._ready()
         if spec.disk:
-            raise lacks(self.name, Capability.SNAPSHOTS)
+            self._require_saving()
+            check_fit(spec, await self._saved.describe(spec.disk), host_usr=False)
         await self.gpus.check_spec(spec, self.name, self.capabilities)
         if spec.gpus and not self._can_give_gpus:
             raise ProviderUnavailable(
@@ -210,22 +226,29 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         self._fault("seal")
         await self._seal_mounts(record)
         self._fault("detach")
-        unmount(directory / "pts")
-        unmount(directory / "disk")
+        self._unmount(directory)
         self._fault("dial")
         return await self._connect(record, creating=True)
 
+    def _unmount(self, directory: Path) -> None:
+        for name in _MOUNTS:
+            unmount(directory / name)
+
     async def _mount_disk(self, record: DockerRecord, image: EngineImage) -> DockerRecord:
         directory, limits = self.directory(record.sandbox_id), record.spec.limits
-        for name in ("disk", "pts"):
+        for name in _MOUNTS:
             (directory / name).mkdir(mode=0o700)
-        disk, pass_fds = ("--tmpfs", tmpfs_options(limits)), {}
+        base, owner = uid_base(record.uid_index), uid_base(record.uid_index) + USER_UID
+        disk, pass_fds = ["--tmpfs", tmpfs_options(limits)], {}
         if not self.disks.why_not_loop:
-            record, fd = await self.sandbox_disks.new_image(record)
-            disk, pass_fds = ("--disk-fd", str(DISK_FD)), {fd: DISK_FD}
+            record, fd = await self._new_image(record)
+            disk, pass_fds = ["--disk-fd", str(DISK_FD)], {fd: DISK_FD}
+        if record.disk_layout is not None:
+            disk += ["--base", str(base), "--mapped", str(directory / "mapped")]
+            owner = USER_UID
+        disk += ["--saved"] if record.spec.disk else []
         places = [("--dir", f"{name}:{mode:o}") for name, mode in docker_spec.directories(image).values()]
-        owner = str(uid_base(record.uid_index) + USER_UID)
-        argv = [str(self._programs.launcher), "disk", *disk, "--at", str(directory / "disk"), "--owner", owner]
+        argv = [str(self._programs.launcher), "disk", *disk, "--at", str(directory / "disk"), "--owner", str(owner)]
         argv += ["--memory", str(limits.memory_mb * MIB), "--cpus", str(math.ceil(limits.cpus))]
         argv += ["--pts", str(directory / "pts"), "--terminals", str(TERMINALS)]
         outcome = await run([*argv, *(word for place in places for word in place)], pass_fds=pass_fds)
@@ -234,6 +257,14 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
                 f"docker, mounting a sandbox's disk: {self._programs.without_paths(outcome.last_line)}"
             )
         return record
+
+    async def _new_image(self, record: DockerRecord) -> tuple[DockerRecord, int]:
+        spec, copied = record.spec, None
+        if spec.disk:
+            check_fit(spec, await self._saved.describe(spec.disk), host_usr=False)
+            copied = self._saved.copy(spec.disk, spec.limits.disk_mb)
+        layout = asdict(DiskLayout()) if self._maps_ids else None
+        return await self.sandbox_disks.new_image(replace(record, disk_layout=layout), copied)
 
     async def _seal_mounts(self, record: DockerRecord) -> None:
         """Makes the container's mounts nosuid and nodev, which the engine's API cannot."""
@@ -247,6 +278,8 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         """Writes to a disk that no sandbox has seen yet, so no name on it can be a link."""
         (self._socket_directory(record.sandbox_id)).mkdir(mode=0o700)
         system = self.directory(record.sandbox_id) / "disk" / docker_spec.SYSTEM
+        if record.spec.disk:  # that of the sandbox whose disk was saved
+            shutil.rmtree(system)
         system.mkdir()
         for name, text in docker_spec.etc_files(uid_base(record.uid_index)).items():
             (system / name).write_text(text)
@@ -257,10 +290,12 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
 
     def _config(self, record: DockerRecord, image: EngineImage) -> docker_spec.Json:
         directory = self.directory(record.sandbox_id)
+        disk, run = directory / "disk", self._socket_directory(record.sandbox_id)
+        places = disk if record.disk_layout is None else directory / "mapped"
         config = docker_spec.container(
             record.spec,
             image,
-            docker_spec.SandboxPaths(directory / "disk", self._socket_directory(record.sandbox_id), directory / "pts"),
+            docker_spec.SandboxPaths(disk, places, run, directory / "pts"),
             sandbox_id=record.sandbox_id,
             state_id=self._state_id,
             uid_base=uid_base(record.uid_index),
@@ -303,8 +338,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         shutil.rmtree(self._socket_directory(sandbox_id), ignore_errors=True)
         if not directory.is_dir():
             return
-        unmount(directory / "pts")
-        unmount(directory / "disk")
+        self._unmount(directory)
         self._release_uids(record, directory)
         shutil.rmtree(directory, ignore_errors=True)
         if directory.exists():

@@ -8,6 +8,7 @@ volumes of the image) are closed or unused.
 The only paths of the host in it are Warren's own: the sandbox's disk, its terminals, and where its agent listens.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,13 +59,14 @@ class EngineImage:
 
 @dataclass(frozen=True, slots=True)
 class SandboxPaths:
-    """The directories of the host that a sandbox's container mounts.
+    """The directories of the host that a sandbox's container mounts. `places`: the disk, as its writable places see it.
 
     The agent, the runners, the files of /etc and those of /proc are on the sandbox's own disk: two sandboxes could
     signal each other through the locks of a shared file, and the mount table would show where it is.
     """
 
     disk: Path
+    places: Path
     run: Path
     pts: Path
 
@@ -144,12 +146,13 @@ def etc_files(uid_base: int) -> dict[str, str]:
 
 
 def directories(image: EngineImage) -> dict[str, tuple[str, int]]:
-    """The writable paths, including the image's volumes, each with its directory on the disk and its mode."""
+    """The writable paths, including the image's volumes, each with its directory on the disk and its mode. The name of
+    a volume's depends on its path alone: a saved disk may begin a sandbox of another image."""
     places = dict(disk_directories())
-    for number, path in enumerate(image.volumes):
+    for path in image.volumes:
         if path not in places:
             _check_volume(path)
-            places[path] = (f"volume-{number}", 0o755)
+            places[path] = (f"volume-{hashlib.sha256(path.encode()).hexdigest()[:16]}", 0o755)
     return places
 
 
@@ -240,7 +243,7 @@ def _mounts(image: EngineImage, place: SandboxPaths) -> Iterable[Json]:
     for name in VIEW:
         yield _bind(place.disk / "view" / name, f"/proc/{name}", read_only=True)
     for path, (directory, _) in directories(image).items():
-        yield _bind(place.disk / directory, path)
+        yield _bind(place.places / directory, path)
 
 
 def _bind(source: Path, target: str, *, read_only: bool = False) -> Json:

@@ -24,11 +24,21 @@ from warren.interfaces.disks import NoSavedDisks, SavedDisk, SavedDisks
 from warren.kernel.logs import get_log
 from warren.kernel.shielding import run_shielded
 from warren.model.capability import Capability, lacks
-from warren.model.errors import NoSpace, ProviderUnavailable, SandboxLost, SandboxNotFound
-from warren.model.spec import Isolation, Layer, SandboxSpec
+from warren.model.errors import (
+    Conflict,
+    InvalidRequest,
+    NoSpace,
+    ProviderUnavailable,
+    SandboxLost,
+    SandboxNotFound,
+)
+from warren.model.spec import Isolation, Layer, SandboxSpec, check_disk_name
 from warren.model.volume import VolumeMount
 from warren.sandboxes.agent.link import Waking
 from warren.sandboxes.agent.sandbox import AgentSandbox
+from warren.sandboxes.disks.disk_stream import DiskLayout
+from warren.sandboxes.disks.saved_images import SavedImages
+from warren.sandboxes.disks.saving import LiveDisk, save_disk
 from warren.sandboxes.host import isolation
 from warren.sandboxes.host.cgroups import Hierarchies, SandboxCgroup
 from warren.sandboxes.host.disk_room import ENDED
@@ -56,6 +66,7 @@ from warren.sandboxes.providers.host_limits import HostLimits, HostRoom
 from warren.sandboxes.providers.host_records import SandboxRecords, is_sandbox_id
 
 _log = get_log(__name__)
+_SAVING: Final = frozenset({Capability.SNAPSHOTS})
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
 Fault = Callable[[str], None]
@@ -128,6 +139,9 @@ class HostProvider(ABC, Generic[R, Plan]):
     can: ClassVar[frozenset[Capability]]
     mounts_gpu_libraries: ClassVar[bool] = False
     local_images: ClassVar[bool] = True
+    saved_folder: ClassVar[str] = "saved"
+    """Where saved disks are, beside the other disks. Two providers share no folder: each removes what it does not know
+    of."""
 
     def __init__(self, state_dir: Path, bin_dir: Path, *, at_once: int, **options: Unpack[HostOptions]) -> None:
         room, egress = options.get("room") or HostRoom(), options.get("egress")
@@ -155,6 +169,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         self.sandbox_disks = SandboxDisks(
             self.records, self.disks, self._state, room.min_free_disk_mb, room.disk_overcommit
         )
+        self._saved = SavedImages(self.disks.directory / self.saved_folder, self.sandbox_disks.spare, self._fault)
         self.volume_images = HostVolumes(
             self._state / VOLUMES, self._programs.launcher, room.min_free_disk_mb, self._programs.without_paths
         )
@@ -195,11 +210,30 @@ class HostProvider(ABC, Generic[R, Plan]):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        return self._can
+        return self._can if self.why_not_saved else self._can | _SAVING
+
+    @property
+    def why_not_saved(self) -> str:
+        """What keeps the disks of sandboxes from being saved on this machine; empty if nothing does."""
+        if not self._hierarchies.can_freeze:
+            return "its cgroups have no freezer"
+        if not self.disks.has_loop:
+            return f"it has no loop devices ({self.disks.why_not_loop or 'they cannot be opened'})"
+        return ""
 
     @property
     def saved_disks(self) -> SavedDisks:
-        return NoSavedDisks(partial(lacks, self.name, Capability.SNAPSHOTS))
+        return NoSavedDisks(self._saves_none) if self.why_not_saved else self._saved
+
+    def _saves_none(self) -> InvalidRequest:
+        return InvalidRequest(
+            f"the provider {self.name} does not have the capability snapshots on this machine: {self.why_not_saved}",
+            remedy="allow what is missing, or use a provider that has the capability",
+        )
+
+    def _require_saving(self) -> None:
+        if self.why_not_saved:
+            raise self._saves_none()
 
     async def freeze(self, sandbox_id: str) -> None:
         async with self._alone(sandbox_id):
@@ -232,7 +266,22 @@ class HostProvider(ABC, Generic[R, Plan]):
         cgroup.thaw()
 
     async def save_disk(self, sandbox_id: str, name: str) -> SavedDisk:
-        raise lacks(self.name, Capability.SNAPSHOTS)
+        check_disk_name(name)
+        await self._ready()
+        self._require_saving()
+        record = self._live_record(sandbox_id)
+        if record.disk_layout is None:
+            raise Conflict(
+                "this sandbox was made by an older version, and its disk fits no other sandbox",
+                remedy="copy its files to a new sandbox, and save the disk of that",
+            )
+        try:
+            disk = await asyncio.to_thread(self.sandbox_disks.find, record)
+            layout, alone = DiskLayout.of(record.disk_layout), partial(self._alone, sandbox_id)
+            return await save_disk(self._saved, name, LiveDisk(disk, layout, self._cgroup(record), alone))
+        except OSError as exc:
+            self._live_record(sandbox_id)  # it may have died
+            raise translate_os_error("saving a disk", exc) from exc
 
     async def attach(self, sandbox_id: str, mount: VolumeMount) -> None:
         self._check_volumes()
@@ -337,6 +386,10 @@ class HostProvider(ABC, Generic[R, Plan]):
         return await self._read_isolation(record, self._cgroup(record))
 
     # -- what a subclass says
+
+    @abstractmethod
+    async def _ready(self) -> object:
+        """Ensures, once, that this host can make sandboxes."""
 
     @abstractmethod
     async def _plan(self, spec: SandboxSpec) -> Plan:

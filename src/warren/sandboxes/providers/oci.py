@@ -21,16 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Unpack
 
-from warren.interfaces.disks import SavedDisk, SavedDisks
 from warren.interfaces.images import Images, RootFs
 from warren.kernel.shielding import run_shielded
 from warren.model.capability import Capability
-from warren.model.errors import Conflict, InvalidRequest, ProviderUnavailable, SandboxNotFound
-from warren.model.spec import AGENT_PROGRAM, Isolation, SandboxSpec, check_disk_name
+from warren.model.errors import InvalidRequest, ProviderUnavailable, SandboxNotFound
+from warren.model.spec import AGENT_PROGRAM, Isolation, SandboxSpec
 from warren.sandboxes.agent.sandbox import AgentSandbox
 from warren.sandboxes.disks.disk_stream import DiskLayout
-from warren.sandboxes.disks.saved_images import SavedImages, check_fit
-from warren.sandboxes.disks.saving import LiveDisk, save_disk
+from warren.sandboxes.disks.saved_images import check_fit
 from warren.sandboxes.host import isolation, orphans
 from warren.sandboxes.host.cgroups import SandboxCgroup, parent_in_use
 from warren.sandboxes.host.disks import DISK_FD
@@ -47,7 +45,6 @@ from warren.sandboxes.providers.oci_runtime import Runtime, RuntimeReport, Runti
 STEPS: Final = (
     *("directory", "uids", "record", "disk", "socket", "launch", "launched", "started", "dialled", "checked"),
 )
-_OF_IMAGES: Final = frozenset({Capability.SNAPSHOTS})  # what takes disks that are images
 _AT_ONCE: Final = 16
 _FILES: Final = (NAME, oci_launch.PID, oci_launch.SOCKET)
 _STRAY_ROUNDS: Final = 5000
@@ -80,7 +77,6 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         self._runtimes = Runtimes(self._state, self._probe, runtime, {direct.NAME: self._programs.launcher})
         self._runtime: Runtime | None = None
         self._adopts_orphans = False
-        self._saved = SavedImages(self.disks.directory / "saved", self.sandbox_disks.spare, self._fault)
         self._launcher = OciLauncher(
             self._programs,
             self._runtimes,
@@ -92,41 +88,6 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
     def __repr__(self) -> str:
         runtime = self._runtime.name if self._runtime else "not tried yet"
         return f"<OciProvider {self._state}, runtime {runtime}, {self.disks!r}>"
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        return super().capabilities | (_OF_IMAGES if self.disks.has_loop else frozenset())
-
-    @property
-    def saved_disks(self) -> SavedDisks:
-        return self._saved if self.disks.has_loop else super().saved_disks
-
-    async def save_disk(self, sandbox_id: str, name: str) -> SavedDisk:
-        check_disk_name(name)
-        await self._ready()
-        self._require_images()
-        record = self._live_record(sandbox_id)
-        if record.disk_layout is None:
-            raise Conflict(
-                "this sandbox was made by an older version, and its disk fits no other sandbox",
-                remedy="copy its files to a new sandbox, and save the disk of that",
-            )
-        try:
-            disk = await asyncio.to_thread(self.sandbox_disks.find, record)
-            layout, alone = DiskLayout.of(record.disk_layout), partial(self._alone, sandbox_id)
-            return await save_disk(self._saved, name, LiveDisk(disk, layout, self._cgroup(record), alone))
-        except OSError as exc:
-            self._live_record(sandbox_id)  # it may have died
-            raise translate_os_error("saving a disk", exc) from exc
-
-    def _require_images(self) -> None:
-        """Raises InvalidRequest where disks are no images."""
-        if not self.disks.has_loop:
-            raise InvalidRequest(
-                f"the provider {self.name} cannot save disks on this machine, and begin with saved ones: it has no "
-                f"loop devices ({self.disks.why_not_loop or 'they cannot be opened'})",
-                remedy="allow loop devices, or use a provider that has the capability snapshots",
-            )
 
     async def image_version(self, image: str) -> str:
         return self._images.version(image)
@@ -231,7 +192,7 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         if spec.sudo:
             _refuse_host_usr(self._images.rootfs(spec.image))
         if spec.disk:
-            self._require_images()
+            self._require_saving()
             host_usr = self._images.rootfs(spec.image).host_usr
             check_fit(spec, await self._saved.describe(spec.disk), host_usr=host_usr)
         await self.gpus.check_spec(spec, self.name, self.capabilities)
