@@ -21,13 +21,20 @@ HOMES = "name: homes\nimage: base\nvolumes: [{name: 'home-{user}', path: /home/s
 AT = "/workspace/data"
 
 
-@pytest.fixture(scope="module")
-def server(new_state: NewState, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+WITH_DOCKER = [pytest.mark.extended, pytest.mark.group("docker")]
+
+
+@pytest.fixture(scope="module", params=["oci", pytest.param("docker", marks=WITH_DOCKER)])
+def server(
+    request: pytest.FixtureRequest, new_state: NewState, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     registry = tmp_path_factory.mktemp("registry")
     (registry / "environments").mkdir()
     (registry / "environments" / "homes.yaml").write_text(HOMES)
     environ = {"WARREN_API_KEY": ADMIN, "WARREN_REGISTRY_DIR": str(registry), "WARREN_VOLUME_MB": "24"}
-    with running_server(new_state(), "--pool-size", "1", **environ) as server:
+    if request.param == "docker":
+        environ["WARREN_DOCKER_URL"] = request.getfixturevalue("docker_engine").url
+    with running_server(new_state(), "--pool-size", "1", provider=request.param, **environ) as server:
         yield server
     assert backing_files(server.state_dir) == []
 

@@ -17,6 +17,7 @@ from server_process import ServerProcess
 
 from warren.images.store.store import ImageStore
 from warren.model.errors import ProviderUnavailable
+from warren.model.operations import Command
 from warren.model.spec import SandboxSpec
 from warren.sandboxes.providers.docker import DockerProvider
 
@@ -113,6 +114,24 @@ async def test_what_was_being_made_when_the_engine_ended_goes_when_it_is_back(
             assert (await provider.list_ids(), provider.half_made) == ([], set())
             assert provider.sandbox_disks.promises.total_mb == 0
             assert engine.docker("ps", "--all", "--quiet").stdout == ""
+    finally:
+        await provider.close()
+
+
+async def test_a_frozen_sandbox_outlives_the_engine(engine: DockerEngine, docker_state: Path) -> None:
+    provider = DockerProvider(docker_state, ImageStore(docker_state), BIN, engine.url)
+    try:
+        boxes = [await provider.create(SandboxSpec()) for _ in range(2)]
+        for box in boxes:
+            await provider.freeze(box.id)
+        engine.kill()
+        engine.start()
+        await provider.thaw(boxes[0].id)
+        assert (await boxes[0].exec(Command(shell="echo on"))).stdout == "on\n"
+        await provider.save_disk(boxes[1].id, "frozen")
+        for box in boxes:
+            await provider.destroy(box.id)
+        assert engine.docker("ps", "--all", "--quiet").stdout == ""
     finally:
         await provider.close()
 

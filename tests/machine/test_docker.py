@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,17 @@ from docker_engine import DockerEngine, mounts_below
 import warren
 from warren.images.store.store import ImageStore
 from warren.interfaces.sandbox import Sandbox
-from warren.model.errors import ImageNotFound, InvalidRequest, IsolationUnavailable, ProviderUnavailable, SandboxLost
+from warren.model.capability import Capability
+from warren.model.errors import (
+    ImageNotFound,
+    InvalidRequest,
+    IsolationUnavailable,
+    NoSpace,
+    ProviderUnavailable,
+    SandboxLost,
+)
 from warren.model.operations import Command, Reason, TerminalSize
-from warren.model.spec import Layer, Limits, SandboxSpec
+from warren.model.spec import MIB, Layer, Limits, SandboxSpec
 from warren.sandboxes.host.cgroups import Hierarchies
 from warren.sandboxes.host.uids import DIRECTORY as CLAIMS
 from warren.sandboxes.providers.docker import STEPS, DockerProvider, DockerRecord
@@ -141,11 +150,8 @@ async def test_volumes_of_an_image_lie_on_the_sandboxs_disk(
 ) -> None:
     provider = open_provider()
     await provider.destroy((await provider.create(SPEC)).id)
-    base = docker_engine.docker("images", "--quiet", "warren/base").stdout.split()[0]
-    made = docker_engine.docker("create", base, "/x").stdout.strip()
-    docker_engine.docker("commit", "--change", "VOLUME /srv/data", made, "with-volume:1")
-    docker_engine.docker("rm", "--volumes", made)
-    box = await provider.create(SandboxSpec(image="with-volume:1", limits=Limits(disk_mb=16)))
+    image = with_volume(docker_engine, "with-volume:1", "/srv/data")
+    box = await provider.create(SandboxSpec(image=image, limits=Limits(disk_mb=16)))
     assert docker_engine.docker("volume", "ls", "--quiet").stdout == ""
     full = await box.exec(Command(shell="head -c 40000000 /dev/zero > /srv/data/much"))
     await provider.destroy(box.id)
@@ -314,6 +320,118 @@ async def test_a_user_namespace_that_is_required_fails_closed(
     assert remains(state_dir, docker_engine) == NOTHING
 
 
+# Saved disks.
+
+
+FILES = """set -e; cd /workspace
+echo x > x; ln x y; ln -s /etc/passwd link; mkfifo pipe; chmod 640 x; truncate -s 40M sparse; echo kept > /srv/data/kept
+python3 -c 'import os; os.setxattr("x", "user.note", b"kept")'
+"""
+LOOK = """cd /workspace; stat -c '%n %U %G %a %h %s %F' x y link sparse pipe; cat /srv/data/kept; id -un
+python3 -c 'import os; print(os.getxattr("y", "user.note").decode())'"""
+
+
+def said_of(image: Path, *command: str) -> str:
+    return subprocess.run([*command, image], capture_output=True, text=True, check=True).stdout
+
+
+def with_volume(engine: DockerEngine, name: str, *paths: str) -> str:
+    """An image that wants volumes."""
+    base = engine.docker("images", "--quiet", "warren/base").stdout.split()[0]
+    made = engine.docker("create", base, "/x").stdout.strip()
+    engine.docker("commit", *(word for path in paths for word in ("--change", f"VOLUME {path}")), made, name)
+    engine.docker("rm", "--volumes", made)
+    return name
+
+
+@pytest.fixture
+async def saving(open_provider: Open) -> AsyncIterator[DockerProvider]:
+    provider = open_provider()
+    yield provider
+    for sandbox_id in await provider.list_ids():
+        await provider.destroy(sandbox_id)
+    for name in await provider.saved_disks.list():
+        await provider.saved_disks.delete(name)
+
+
+async def test_a_saved_disk_begins_a_sandbox_with_other_uids_limits_and_volumes(
+    saving: DockerProvider, docker_engine: DockerEngine
+) -> None:
+    await saving.destroy((await saving.create(SPEC)).id)
+    first = with_volume(docker_engine, "saved:1", "/srv/data")
+    second = with_volume(docker_engine, "saved:2", "/srv/another", "/srv/data")
+    box = await saving.create(SandboxSpec(image=first, limits=Limits(memory_mb=128, disk_mb=64)))
+    assert await sh(box, FILES) == ""
+    await saving.save_disk(box.id, "kinds")
+    other = await saving.create(SandboxSpec(image=second, limits=Limits(memory_mb=256, disk_mb=64), disk="kinds"))
+    assert await sh(other, LOOK) == await sh(box, LOOK)
+    assert "x sandboxuser sandboxuser 640 2 2 regular file" in await sh(other, LOOK)
+    assert await sh(other, "id -u") != await sh(box, "id -u")
+    assert await sh(other, "ls -A /srv/another; grep MemTotal /proc/meminfo | tr -s ' '") == "MemTotal: 262144 kB\n"
+    assert other.isolation.layers.keys() == box.isolation.layers.keys()
+    image = saving.disks.directory / "saved-docker/kinds.img"
+    assert "User:  1000" in said_of(image, "debugfs", "-R", "stat workspace/x")
+    said_of(image, "e2fsck", "-fn")
+
+
+async def test_a_full_disk_begins_another_sandbox_if_what_is_ours_fits(saving: DockerProvider, tmp_path: Path) -> None:
+    spec = SandboxSpec(limits=Limits(disk_mb=16))
+    box = await saving.create(spec)
+    assert "No space left" in await sh(box, "cat /dev/zero > /workspace/full")
+    await saving.save_disk(box.id, "full")
+    other = await saving.create(replace(spec, disk="full"))
+    assert await sh(other, "stat -c %s /workspace/full") == await sh(box, "stat -c %s /workspace/full")
+    larger = tmp_path / "agent"
+    larger.write_bytes((BIN / "warren-agent").read_bytes() + bytes(MIB))
+    saving._programs = replace(saving._programs, agent=larger)
+    with pytest.raises(NoSpace) as caught:
+        await saving.create(replace(spec, disk="full"))
+    assert caught.value.remedy == "ask for a larger disk_mb"
+    another = await saving.create(SandboxSpec(limits=Limits(disk_mb=32), disk="full"))
+    assert await sh(another, "stat -c %s /workspace/full") == await sh(box, "stat -c %s /workspace/full")
+
+
+@pytest.mark.parametrize("step", ["disk", "files", "container", "seal", "checked"])
+async def test_a_create_from_a_saved_disk_that_fails_leaves_nothing(
+    saving: DockerProvider, open_provider: Open, state_dir: Path, docker_engine: DockerEngine, step: str
+) -> None:
+    box = await saving.create(SPEC)
+    await saving.save_disk(box.id, "begin")
+    await saving.destroy(box.id)
+    with pytest.raises(Stop):
+        await open_provider(at(step, stop)).create(replace(SPEC, disk="begin"))
+    assert remains(state_dir, docker_engine) == NOTHING
+    assert await saving.saved_disks.list() == ["begin"]
+
+
+async def test_a_worker_that_is_killed_while_it_saves_leaves_nothing_and_the_sandbox_goes_on(
+    saving: DockerProvider, state_dir: Path, docker_engine: DockerEngine
+) -> None:
+    box = await saving.create(SPEC)
+    await box.write("/workspace/mine", b"kept")
+    await box.close()
+    saves = KILLED.replace("create(spec)", f"save_disk({box.id!r}, 'disk')")
+    await killed_worker(state_dir, docker_engine, "disk frozen", saves)
+    again = await saving.adopt(box.id)
+    assert await sh(again, "cat /workspace/mine") == "kept"
+    assert await saving.saved_disks.list() == []
+    await saving.save_disk(box.id, "disk")
+    other = await saving.create(replace(SPEC, disk="disk"))
+    assert await sh(other, "cat /workspace/mine") == "kept"
+    assert [path.name for path in (saving.disks.directory / "saved-docker").glob("[!.]*")] == ["disk.img"]
+
+
+async def test_without_user_namespaces_sandboxes_work_but_are_not_saved(saving: DockerProvider) -> None:
+    saving._maps_ids = False
+    box = await saving.create(SPEC)
+    assert Capability.SNAPSHOTS not in saving.capabilities
+    for refused in (saving.save_disk(box.id, "none"), saving.create(replace(SPEC, disk="none"))):
+        with pytest.raises(InvalidRequest, match="max_user_namespaces"):
+            await refused
+    await box.write("/workspace/mine", b"kept")
+    assert await sh(box, "cat mine; stat -c %U mine") == "keptsandboxuser\n"
+
+
 # What remains.
 
 
@@ -378,8 +496,8 @@ os.kill(os.getpid(), 9)
 """
 
 
-async def killed_worker(state_dir: Path, engine: DockerEngine, step: str) -> None:
-    argv = [sys.executable, "-c", KILLED, str(state_dir), str(BIN), engine.url, step]
+async def killed_worker(state_dir: Path, engine: DockerEngine, step: str, program: str = KILLED) -> None:
+    argv = [sys.executable, "-c", program, str(state_dir), str(BIN), engine.url, step]
     environment = {**os.environ, "PYTHONPATH": str(BIN.parents[1])}
     died = await asyncio.to_thread(subprocess.run, argv, env=environment, check=False)
     assert died.returncode == -signal.SIGKILL

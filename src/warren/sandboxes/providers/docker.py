@@ -19,6 +19,7 @@ anew for each sandbox.
 """
 
 import asyncio
+import errno
 import hashlib
 import math
 import os
@@ -32,7 +33,7 @@ from typing import Final, Unpack
 
 from warren.interfaces.images import Images
 from warren.model.capability import Capability
-from warren.model.errors import InvalidRequest, ProviderUnavailable, SandboxLost
+from warren.model.errors import InvalidRequest, NoSpace, ProviderUnavailable, SandboxLost
 from warren.model.spec import MIB, USER_UID, Layer, SandboxSpec
 from warren.sandboxes.agent.sandbox import AgentSandbox
 from warren.sandboxes.disks.disk_stream import DiskLayout
@@ -209,7 +210,12 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         self._fault("disk")
         record = await self._mount_disk(record, plan)
         self._fault("files")
-        self._write_files(record)
+        try:
+            self._write_files(record)
+        except OSError as exc:
+            if record.spec.disk and exc.errno == errno.ENOSPC:
+                raise _saved_disk_is_full() from None
+            raise
         self._fault("container")
         container = await self.engine.create(container_name(sandbox_id), self._config(record, plan))
         self._fault("created")
@@ -253,6 +259,8 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         argv += ["--pts", str(directory / "pts"), "--terminals", str(TERMINALS)]
         outcome = await run([*argv, *(word for place in places for word in place)], pass_fds=pass_fds)
         if outcome.code != 0:
+            if record.spec.disk and os.strerror(errno.ENOSPC) in outcome.last_line:
+                raise _saved_disk_is_full()
             raise ProviderUnavailable(
                 f"docker, mounting a sandbox's disk: {self._programs.without_paths(outcome.last_line)}"
             )
@@ -357,6 +365,10 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         except (FileNotFoundError, ProcessLookupError):
             pass
         raise SandboxLost(f"sandbox {record.sandbox_id} is lost: its first process has ended")
+
+
+def _saved_disk_is_full() -> NoSpace:
+    return NoSpace("the saved disk has no room for what a sandbox needs on it", remedy="ask for a larger disk_mb")
 
 
 def _first_pid(state: docker_spec.Json) -> int:
