@@ -24,6 +24,7 @@ from e2e.secret_suite import SecretSuite
 from e2e.server_suite import ServerSuite
 from e2e.server_time import ServerTime, TurnedTime
 from e2e.session_suite import LinuxSessionSuite, SessionSuite
+from e2e.snapshot_suite import SnapshotSuite
 from e2e.stream_suite import LinuxStreamSuite, SocketSuite, StreamSuite
 from e2e.terminal_suite import TerminalSuite
 from server_process import ServerProcess
@@ -101,6 +102,11 @@ class TestSockets(SocketSuite):
 
 @pytest.mark.extended
 class TestPauses(LinuxPauseSuite):
+    pass
+
+
+@pytest.mark.extended
+class TestSnapshots(SnapshotSuite):
     pass
 
 

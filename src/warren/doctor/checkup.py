@@ -6,6 +6,7 @@ from pathlib import Path
 from warren.doctor.check import Check, Level, warn
 from warren.doctor.machine import check_machine
 from warren.doctor.parts import (
+    check_capabilities,
     check_docker,
     check_egress,
     check_far_side,
@@ -70,3 +71,5 @@ async def checkup(
     if found and not failed and provider.local_images:
         async for check in check_layers(provider, found[0].name):
             yield check
+    for check in check_capabilities(provider):
+        yield check

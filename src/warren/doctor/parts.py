@@ -11,6 +11,7 @@ from typing import Any
 from warren.doctor.check import Check, fail, ok, warn
 from warren.interfaces.images import ImageVersion
 from warren.interfaces.provider import Provider
+from warren.model.capability import Capability
 from warren.model.errors import WarrenError
 from warren.model.spec import Layer, SandboxSpec
 from warren.sandboxes.agent.wire import VERSION as WIRE_VERSION
@@ -177,6 +178,19 @@ async def check_gpus(provider: HostProvider[Any, Any]) -> list[Check]:
             checks.append(fail("gpu", sentence, remedy or "see docs/gpu.md"))
         checks.append(ok("gpu libraries", f"{len(found.files)} files, {', '.join(file.name for file in found.files)}"))
     return checks
+
+
+def check_capabilities(provider: Provider) -> Iterable[Check]:
+    """Reports what sandboxes can do beyond running commands, and why they cannot be paused, saved or given volumes."""
+    yield ok("capabilities", ", ".join(sorted(provider.capabilities)))
+    if not isinstance(provider, HostProvider):
+        return
+    if Capability.PAUSE not in provider.capabilities:
+        yield warn("pause", "cgroups have no freezer here", "mount cgroup2, or the freezer of cgroup v1")
+    if provider.why_not_saved:
+        yield warn("snapshots", f"none here: {provider.why_not_saved}", "allow it, or use another machine")
+    if provider.disks.why_not_loop:
+        yield warn("volumes", f"none here: {provider.disks.why_not_loop}", "allow loop devices")
 
 
 async def check_egress(provider: HostProvider[Any, Any]) -> Check:
