@@ -125,9 +125,11 @@ async def test_a_frozen_sandbox_outlives_the_engine(engine: DockerEngine, docker
         for box in boxes:
             await provider.freeze(box.id)
         engine.kill()
+        for _ in range(2):
+            await provider.thaw(boxes[0].id)
+            assert (await boxes[0].exec(Command(shell="echo on"))).stdout == "on\n"
+            await provider.freeze(boxes[0].id)
         engine.start()
-        await provider.thaw(boxes[0].id)
-        assert (await boxes[0].exec(Command(shell="echo on"))).stdout == "on\n"
         await provider.save_disk(boxes[1].id, "frozen")
         for box in boxes:
             await provider.destroy(box.id)

@@ -30,9 +30,11 @@ from warren.model.errors import (
 )
 from warren.model.operations import Command, Reason, TerminalSize
 from warren.model.spec import MIB, Layer, Limits, SandboxSpec
+from warren.model.volume import VolumeMount, new_volume_id
 from warren.sandboxes.host.cgroups import Hierarchies
 from warren.sandboxes.host.uids import DIRECTORY as CLAIMS
 from warren.sandboxes.providers.docker import STEPS, DockerProvider, DockerRecord
+from warren.sandboxes.providers.oci import OciProvider
 from warren_attack.probe import ProbeVerdict
 from warren_attack.warren.suite import attack, choose
 
@@ -320,7 +322,28 @@ async def test_a_user_namespace_that_is_required_fails_closed(
     assert remains(state_dir, docker_engine) == NOTHING
 
 
-# Saved disks.
+# State that lasts.
+
+
+async def test_a_volume_is_shared_with_sandboxes_of_oci(
+    saving: DockerProvider, state_dir: Path, image_store: ImageStore
+) -> None:
+    oci = OciProvider(state_dir, image_store, BIN)
+    volume, providers = new_volume_id(), (saving, oci)
+    await saving.volume_images.make(volume, 16)
+    boxes = [await provider.create(SPEC) for provider in providers]
+    try:
+        for provider, box in zip(providers, boxes, strict=True):
+            await box.mkdir("/workspace/data")
+            await provider.attach(box.id, VolumeMount(volume, "data", "/workspace/data", False))
+            await sh(box, f"echo {provider.name} >> /workspace/data/all; chmod 600 /workspace/data/all")
+        for box in boxes:
+            assert await sh(box, "cd data; cat all; stat -c %U all") == "docker\noci\nsandboxuser\n"
+    finally:
+        await oci.destroy(boxes[1].id)
+        await oci.close()
+        await saving.destroy(boxes[0].id)
+        await saving.volume_images.delete(volume)
 
 
 FILES = """set -e; cd /workspace
