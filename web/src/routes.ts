@@ -25,6 +25,18 @@ export const ROUTES: readonly PageRoute[] = [
         component: lazy(() => import("./pages/session").then((module) => module.SessionPage)),
     },
     {
+        path: "/ui/snapshots",
+        label: "Snapshots",
+        scopes: ["read"],
+        component: lazy(() => import("./pages/snapshots").then((module) => module.SnapshotsPage)),
+    },
+    {
+        path: "/ui/volumes",
+        label: "Volumes",
+        scopes: ["read"],
+        component: lazy(() => import("./pages/volumes").then((module) => module.VolumesPage)),
+    },
+    {
         path: "/ui/machine",
         label: "Machine",
         scopes: ["admin"],

@@ -18,6 +18,12 @@ const FORM: SessionForm = {
     processes: "",
     idleMinutes: "",
     lifetimeMinutes: "",
+    onIdle: "",
+    pausedHours: "",
+    snapshot: "",
+    volumes: "",
+    logs: "",
+    onMismatch: "",
     metadata: "",
     rules: "",
 };
@@ -30,6 +36,12 @@ test("an empty form leaves everything to the environment", () => {
         limits: undefined,
         idle_timeout_s: undefined,
         max_lifetime_s: undefined,
+        on_idle: undefined,
+        max_paused_s: undefined,
+        snapshot: undefined,
+        volumes: undefined,
+        logs: undefined,
+        on_mismatch: undefined,
         network: undefined,
         metadata: {},
     });
@@ -40,6 +52,22 @@ test("limits are numbers, and minutes become seconds", () => {
     assert.deepEqual(body.limits, { memory_mb: undefined, cpus: 0.5, disk_mb: undefined, pids: undefined });
     assert.equal(body.idle_timeout_s, 90);
     assert.equal(body.max_lifetime_s, 3600);
+});
+
+test("what lasts is asked for as it was chosen", () => {
+    const chosen = { onIdle: "pause", pausedHours: "1.5", logs: "output", onMismatch: "replace", snapshot: " ready " };
+    const form = { ...FORM, ...chosen, volumes: "cache:/workspace/cache\n\n models:/models:ro " };
+    const body = sessionBody("base", form, "environment");
+    assert.deepEqual([body.on_idle, body.max_paused_s, body.logs], ["pause", 5400, "output"]);
+    assert.deepEqual([body.on_mismatch, body.snapshot], ["replace", "ready"]);
+    assert.equal(sessionBody("base", { ...form, thread: " " }, "environment").on_mismatch, undefined);
+    assert.deepEqual(body.volumes, [
+        { name: "cache", path: "/workspace/cache", read_only: false },
+        { name: "models", path: "/models", read_only: true },
+    ]);
+    for (const line of ["cache", ":/x", "cache:/x:no", "cache:/x:ro:rw"]) {
+        assert.throws(() => sessionBody("base", { ...FORM, volumes: line }, "environment"), /must be name:path/);
+    }
 });
 
 test("the rules of a network are those of the choice", () => {

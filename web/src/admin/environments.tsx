@@ -55,9 +55,14 @@ export function Environments() {
                             name: "Idle time-out",
                             right: true,
                             render: (environment) =>
-                                environment.idle_timeout_s === null
-                                    ? "default"
-                                    : formatDuration(environment.idle_timeout_s),
+                                [
+                                    environment.idle_timeout_s === null
+                                        ? "default"
+                                        : formatDuration(environment.idle_timeout_s),
+                                    environment.on_idle,
+                                ]
+                                    .filter(Boolean)
+                                    .join(", then "),
                         },
                         {
                             name: "Needs",
@@ -66,6 +71,7 @@ export function Environments() {
                                     ...environment.needs,
                                     ...environment.secrets.map((name) => `secret ${name}`),
                                     ...environment.gpus.map((id) => `gpu ${id}`),
+                                    ...environment.volumes.map(({ name, path }) => `volume ${name} at ${path}`),
                                 ].join(", "),
                         },
                     ]}

@@ -215,7 +215,7 @@ function NewWebhookDialog({ onClose, onMade }: { onClose: () => void; onMade: (s
                 label="Events"
                 value={events}
                 required
-                hint="* for all, or some: session.ended, command.refused, resource.high …"
+                hint="* for all, or some: session.ended, session.paused, snapshot.created, volume.attached …"
             />
             <TextField label="Description" value={description} />
         </FormDialog>

@@ -66,8 +66,14 @@ export function TextField({ list, maxLength, ...field }: FieldProps & { list?: s
     );
 }
 
-export function NumberField({ step = "any", ...field }: FieldProps & { step?: string }) {
-    return <Field {...field}>{(attributes) => <input type="number" min="0" step={step} {...attributes} />}</Field>;
+type NumberProps = FieldProps & { step?: string; min?: string; max?: string };
+
+export function NumberField({ step = "any", min = "0", max, ...field }: NumberProps) {
+    return (
+        <Field {...field}>
+            {(attributes) => <input type="number" min={min} max={max} step={step} {...attributes} />}
+        </Field>
+    );
 }
 
 export const MinutesField = ({ label, ...rest }: FieldProps) => <NumberField label={`${label} (minutes)`} {...rest} />;

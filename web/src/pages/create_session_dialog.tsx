@@ -1,30 +1,40 @@
 // The dialog that creates a session from an environment.
 
-import { useSignal } from "@preact/signals";
+import { type Signal, useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { useLocation } from "preact-iso/router";
 
 import { get, requestJson } from "../api/client";
-import type { EnvironmentView, ImageList, SessionView } from "../api/schemas";
-import { MinutesField, NumberField, TextAreaField, TextField } from "../components/fields";
+import type { EnvironmentView, ImageList, SessionView, SnapshotPage, VolumePage } from "../api/schemas";
+import { MinutesField, NumberField, SelectField, TextAreaField, TextField } from "../components/fields";
 import { FormDialog } from "../components/form_dialog";
 import { notify } from "../components/notifications";
 import { useRequest } from "../components/request";
-import { formatBytes, MIB } from "../lib/format";
-import { NETWORK_CHOICES, type NetworkChoice, sessionBody } from "./new_session";
+import { formatBytes, MIB, splitLines } from "../lib/format";
+import {
+    LOG_CHOICES,
+    MISMATCH_CHOICES,
+    NETWORK_CHOICES,
+    type NetworkChoice,
+    ON_IDLE_CHOICES,
+    sessionBody,
+} from "./new_session";
 
 export function CreateSessionDialog({
     environments,
+    snapshot = "",
     onClose,
 }: {
     environments: readonly EnvironmentView[];
+    /** The one that the form names at first. */
+    snapshot?: string;
     onClose: () => void;
 }) {
     const { route } = useLocation();
     const images = useRequest((signal) => get<ImageList>("/api/images", {}, signal), []);
-    const selected = useSignal(""); // empty: the default environment
-    const environment =
-        environments.find((one) => (selected.value ? one.name === selected.value : one.default)) ?? environments[0];
+    const snapshots = useRequest((signal) => get<SnapshotPage>("/api/snapshots", {}, signal), []);
+    const volumes = useRequest((signal) => get<VolumePage>("/api/volumes", {}, signal), []);
+    const selected = useSignal(""); // empty: that of the snapshot, or the default environment
     const form = {
         thread: useSignal(""),
         image: useSignal(""),
@@ -34,9 +44,19 @@ export function CreateSessionDialog({
         processes: useSignal(""),
         idleMinutes: useSignal(""),
         lifetimeMinutes: useSignal(""),
+        onIdle: useSignal(""),
+        pausedHours: useSignal(""),
+        snapshot: useSignal(snapshot),
+        volumes: useSignal(""),
+        logs: useSignal(""),
+        onMismatch: useSignal(""),
         metadata: useSignal(""),
         rules: useSignal(""),
     };
+    const isOfSnapshot = !selected.value && form.snapshot.value.trim() !== "";
+    const environment = isOfSnapshot
+        ? undefined
+        : (environments.find((one) => (selected.value ? one.name === selected.value : one.default)) ?? environments[0]);
     const network = useSignal<NetworkChoice>("environment");
     const controller = useRef(new AbortController());
     useEffect(() => () => controller.current.abort(), []); // closing the dialog cancels the request
@@ -57,10 +77,11 @@ export function CreateSessionDialog({
                 <label>
                     Environment
                     <select
-                        value={environment?.name}
+                        value={environment?.name ?? ""}
                         onChange={(event) => (selected.value = event.currentTarget.value)}
                         aria-describedby="environment-hint"
                     >
+                        {form.snapshot.value.trim() && <option value="">That of the snapshot</option>}
                         {environments.map((one) => (
                             <option key={one.name} value={one.name}>
                                 {one.name}
@@ -77,6 +98,14 @@ export function CreateSessionDialog({
                 maxLength={255}
                 hint="A conversation of yours. It has one session at a time: if there is one, you get that."
             />
+            {form.thread.value.trim() && (
+                <SelectField
+                    label="If that one is of another kind"
+                    value={form.onMismatch.value}
+                    options={MISMATCH_CHOICES}
+                    onChange={(value) => (form.onMismatch.value = value)}
+                />
+            )}
             <details>
                 <summary>Image and limits</summary>
                 <div class="fields">
@@ -123,6 +152,43 @@ export function CreateSessionDialog({
                         value={form.lifetimeMinutes}
                         placeholder={minutes(environment?.max_lifetime_s)}
                     />
+                    <SelectField
+                        label="What happens when it was not used"
+                        value={form.onIdle.value}
+                        options={ON_IDLE_CHOICES}
+                        onChange={(value) => (form.onIdle.value = value)}
+                    />
+                    <NumberField
+                        label="Ends when it was paused for (hours)"
+                        value={form.pausedHours}
+                        placeholder="As the server says"
+                    />
+                </div>
+            </details>
+            <details open={snapshot !== ""}>
+                <summary>Snapshot, volumes and log</summary>
+                <div class="fields">
+                    <TextField
+                        label="Starts from the snapshot"
+                        value={form.snapshot}
+                        list="snapshots"
+                        hint="A name or an id. It begins with the files of that."
+                    />
+                    <datalist id="snapshots">
+                        {snapshots.data.value?.snapshots.map(({ snapshot_id, name }) => (
+                            <option key={snapshot_id} value={name ?? snapshot_id} />
+                        ))}
+                    </datalist>
+                    <VolumeChoice
+                        volumes={volumes.data.value?.volumes.map(({ name }) => name) ?? []}
+                        text={form.volumes}
+                    />
+                    <SelectField
+                        label="Log that is kept"
+                        value={form.logs.value}
+                        options={LOG_CHOICES}
+                        onChange={(value) => (form.logs.value = value)}
+                    />
                 </div>
             </details>
             <details>
@@ -161,6 +227,30 @@ export function CreateSessionDialog({
                 />
             </details>
         </FormDialog>
+    );
+}
+
+/** Volumes, one on each line. Choosing one adds its line. */
+function VolumeChoice({ volumes, text }: { volumes: readonly string[]; text: Signal<string> }) {
+    const add = (name: string) => {
+        text.value = [...splitLines(text.value), `${name}:/workspace/${name}`].join("\n");
+    };
+    return (
+        <>
+            {volumes.length > 0 && (
+                <SelectField
+                    label="Add a volume"
+                    value=""
+                    options={[["", "Choose one"], ...volumes.map((name) => [name, name] as const)]}
+                    onChange={add}
+                />
+            )}
+            <TextAreaField
+                label="Volumes, one on each line"
+                value={text}
+                placeholder={"cache:/workspace/cache\nmodels:/models:ro"}
+            />
+        </>
     );
 }
 

@@ -2,6 +2,7 @@
 
 import { useSignal } from "@preact/signals";
 import type { ComponentType } from "preact";
+import { useRef } from "preact/hooks";
 import { useLocation, useRoute } from "preact-iso/router";
 
 import { ApiError, apiPath, get, remove } from "../api/client";
@@ -16,7 +17,11 @@ import { Tabs } from "../components/tabs";
 import { useTitle } from "../components/use_title";
 import { escapeName, escapeText } from "../lib/escape";
 import { formatCountdown, formatDateTime, formatDuration, secondsUntil } from "../lib/format";
+import { hasCountdown, isHibernated, isPaused } from "../lib/session_state";
+import { ForkDialog } from "./fork_dialog";
+import { endsAt, PauseButton, PausedFor, PausedNotice } from "./pausing";
 import { ProlongDialog } from "./prolong_dialog";
+import { SnapshotDialog } from "./snapshot_dialog";
 
 export interface TabProps {
     session: SessionView;
@@ -31,6 +36,12 @@ interface SessionTab {
     scope?: string;
     /** It is shown after the session has ended, too. */
     afterEnd?: boolean;
+    /** Looking at it uses the session, which would resume it. */
+    uses?: boolean;
+    /** It may have changes that are not saved, so it stays if it was open before the session was paused. */
+    keepsChanges?: boolean;
+    /** It shows the sandbox, which a hibernated session does not have. */
+    ofSandbox?: boolean;
 }
 
 const TABS: readonly SessionTab[] = [
@@ -38,29 +49,44 @@ const TABS: readonly SessionTab[] = [
         id: "terminal",
         label: "Terminal",
         scope: "exec",
+        uses: true,
         component: lazy(() => import("../terminal/terminals").then((module) => module.TerminalsTab)),
     },
     {
         id: "files",
         label: "Files",
         scope: "files",
+        uses: true,
+        keepsChanges: true,
         component: lazy(() => import("../session/files").then((module) => module.FilesTab)),
     },
     {
         id: "processes",
         label: "Processes",
+        uses: true,
         component: lazy(() => import("../session/processes").then((module) => module.ProcessesTab)),
     },
-    { id: "code", label: "Code", component: lazy(() => import("../session/code").then((module) => module.CodeTab)) },
+    {
+        id: "code",
+        label: "Code",
+        uses: true,
+        component: lazy(() => import("../session/code").then((module) => module.CodeTab)),
+    },
     {
         id: "ports",
         label: "Ports",
+        uses: true,
         component: lazy(() => import("../session/ports").then((module) => module.PortsTab)),
     },
     {
         id: "network",
         label: "Network",
         component: lazy(() => import("../session/network").then((module) => module.NetworkTab)),
+    },
+    {
+        id: "volumes",
+        label: "Volumes",
+        component: lazy(() => import("../session/volumes").then((module) => module.VolumesTab)),
     },
     {
         id: "artifacts",
@@ -72,7 +98,14 @@ const TABS: readonly SessionTab[] = [
     {
         id: "figures",
         label: "Figures",
+        ofSandbox: true,
         component: lazy(() => import("../session/metrics").then((module) => module.MetricsTab)),
+    },
+    {
+        id: "logs",
+        label: "Logs",
+        afterEnd: true,
+        component: lazy(() => import("../session/logs").then((module) => module.LogsTab)),
     },
     {
         id: "record",
@@ -98,6 +131,8 @@ const END_REASONS: Record<string, string> = {
     deleted: "Somebody has ended it.",
     idle: "Nobody used it for as long as its idle time-out.",
     lifetime: "It has lived as long as it may.",
+    paused_too_long: "It was paused for as long as it may.",
+    replaced: "Its thread was given another session.",
     lost: "Its sandbox has died.",
     failed: "Its sandbox could not be made.",
     undone: "The server stopped while it was being made.",
@@ -155,7 +190,7 @@ export function SessionPage() {
                                 selected={tab.id}
                                 onSelect={(name) => route(`/ui/sessions/${id}?tab=${name}`, true)}
                             >
-                                <tab.component session={session} reload={loaded.reload} />
+                                <TabPanel tab={tab} session={session} reload={loaded.reload} />
                             </Tabs>
                         </>
                     );
@@ -165,8 +200,22 @@ export function SessionPage() {
     );
 }
 
+/** A tab that uses the session is not rendered while that is paused. */
+function TabPanel({ tab, session, reload }: TabProps & { tab: SessionTab }) {
+    const wasOpen = useRef(false);
+    const isStill = (tab.uses && isPaused(session.state)) || (tab.ofSandbox && isHibernated(session.state));
+    const isShown = !isStill || (tab.keepsChanges && wasOpen.current);
+    wasOpen.current ||= !isStill;
+    return (
+        <>
+            {isStill && <PausedNotice session={session} onDone={reload} />}
+            {isShown && <tab.component session={session} reload={reload} />}
+        </>
+    );
+}
+
 function SessionHeader({ session, reload }: TabProps) {
-    const dialog = useSignal<"" | "end" | "prolong">("");
+    const dialog = useSignal<"" | "end" | "prolong" | "fork" | "snapshot">("");
     const isRunning = session.state === "running";
     const close = () => (dialog.value = "");
     async function end() {
@@ -194,24 +243,43 @@ function SessionHeader({ session, reload }: TabProps) {
                         {formatDuration(-secondsUntil(session.created_at))}
                     </time>
                 </Fact>
-                {isRunning && session.expires_at && (
-                    <Fact name="Idle time left">
-                        <Countdown until={session.expires_at} />
+                {session.paused_at && (
+                    <Fact name="Paused for">
+                        <PausedFor since={session.paused_at} />
+                    </Fact>
+                )}
+                {hasCountdown(session.state) && session.expires_at && (
+                    <Fact name={isRunning ? "Idle time left" : "Ends in"}>
+                        <Countdown session={session} until={session.expires_at} />
                     </Fact>
                 )}
             </dl>
-            <span class="grow" />
-            {hasScope("sessions") && isRunning && (
-                <button type="button" class="plain" onClick={() => (dialog.value = "prolong")}>
-                    Prolong
-                </button>
-            )}
-            {hasScope("sessions") && session.state !== "ended" && (
-                <button type="button" class="danger" onClick={() => (dialog.value = "end")}>
-                    End
-                </button>
-            )}
+            <span class="actions grow">
+                {hasScope("sessions") && isRunning && (
+                    <button type="button" class="plain" onClick={() => (dialog.value = "prolong")}>
+                        Prolong
+                    </button>
+                )}
+                <PauseButton session={session} onDone={reload} />
+                {hasScope("sessions") && hasCountdown(session.state) && (
+                    <>
+                        <button type="button" class="plain" onClick={() => (dialog.value = "fork")}>
+                            Fork
+                        </button>
+                        <button type="button" class="plain" onClick={() => (dialog.value = "snapshot")}>
+                            Snapshot
+                        </button>
+                    </>
+                )}
+                {hasScope("sessions") && session.state !== "ended" && (
+                    <button type="button" class="danger" onClick={() => (dialog.value = "end")}>
+                        End
+                    </button>
+                )}
+            </span>
             {dialog.value === "prolong" && <ProlongDialog session={session} onDone={reload} onClose={close} />}
+            {dialog.value === "snapshot" && <SnapshotDialog session={session} onClose={close} />}
+            {dialog.value === "fork" && <ForkDialog session={session} onClose={close} />}
             {dialog.value === "end" && (
                 <ConfirmDialog title="End the session?" action="End the session" onConfirm={end} onClose={close}>
                     <p>Everything in it is destroyed: its files, and whatever runs.</p>
@@ -221,15 +289,10 @@ function SessionHeader({ session, reload }: TabProps) {
     );
 }
 
-function Countdown({ until }: { until: string }) {
+function Countdown({ session, until }: { session: SessionView; until: string }) {
     const left = Math.max(0, secondsUntil(until));
     return (
-        <time
-            dateTime={until}
-            title={`Ends at ${formatDateTime(until)} if it is not used`}
-            class={left < 60 ? "soon" : ""}
-            role="timer"
-        >
+        <time dateTime={until} title={endsAt(session)} class={left < 60 ? "soon" : ""} role="timer">
             {formatCountdown(left)}
         </time>
     );

@@ -4,12 +4,12 @@ import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 
 import { get } from "../api/client";
-import type { EnvironmentView, KeyList, SessionState, SessionView } from "../api/schemas";
+import type { EnvironmentView, KeyList, SessionView } from "../api/schemas";
 import { account, hasScope, serverInfo } from "../auth/account";
 import { SelectField } from "../components/fields";
 import { useRequest } from "../components/request";
 
-const STATES: readonly SessionState[] = ["creating", "running", "lost", "stopping", "ended"];
+const STATES = ["creating", "running", "paused", "hibernated", "lost", "stopping", "ended"];
 const TYPING_PAUSE_MS = 300;
 
 export interface Filters {

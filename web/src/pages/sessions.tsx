@@ -15,7 +15,9 @@ import { type Column, Table } from "../components/table";
 import { useTitle } from "../components/use_title";
 import { escapeText } from "../lib/escape";
 import { formatBytes, formatDateTime, formatDuration, secondsUntil } from "../lib/format";
+import { hasCountdown } from "../lib/session_state";
 import { CreateSessionDialog } from "./create_session_dialog";
+import { endsAt, PauseButton, PausedFor } from "./pausing";
 import { ProlongDialog } from "./prolong_dialog";
 import { SessionFilters } from "./session_filters";
 
@@ -91,7 +93,7 @@ export function SessionsPage() {
                                     ? "No session is like that."
                                     : `There is no session.${hasScope("sessions") ? " The first command of a thread makes session, and so does the button above." : ""}`
                             }
-                            columns={columns(metrics, dialog, query.of ?? "")}
+                            columns={columns(metrics, dialog, page.reload, query.of ?? "")}
                         />
                         <nav class="row" aria-label="Pages of sessions">
                             {query.after && (
@@ -148,10 +150,10 @@ export function SessionsPage() {
     );
 }
 
-/** Loads the metrics of the running sessions of a page. */
+/** Loads the metrics of the sessions of a page that have a sandbox. */
 function useSessionMetrics(page: SessionPage | null, of: string): Signal<MetricsBySession | null> {
     const ids = (page?.sessions ?? [])
-        .filter((session) => session.state === "running")
+        .filter(hasSandbox)
         .map((session) => session.session_id)
         .join(",");
     return useRequest(
@@ -162,9 +164,12 @@ function useSessionMetrics(page: SessionPage | null, of: string): Signal<Metrics
     ).data;
 }
 
+const hasSandbox = ({ state }: SessionView): boolean => state === "running" || state === "paused";
+
 function columns(
     metrics: Signal<MetricsBySession | null>,
     dialog: Signal<OpenDialog | null>,
+    reload: () => Promise<void>,
     of: string,
 ): readonly Column<SessionView>[] {
     const isMine = (session: SessionView) => session.tenant === account.value?.tenant;
@@ -191,7 +196,7 @@ function columns(
             ),
         },
         { name: "Age", right: true, render: (session) => <Age time={session.created_at} /> },
-        { name: "Idle time left", right: true, render: (session) => <IdleTimeLeft session={session} /> },
+        { name: "Time left", right: true, render: (session) => <TimeLeft session={session} /> },
         {
             name: "CPU",
             right: true,
@@ -234,6 +239,12 @@ function columns(
                                 Prolong
                             </button>
                         )}
+                        <PauseButton
+                            session={session}
+                            onDone={reload}
+                            className="plain small"
+                            of={session.session_id}
+                        />
                         <button
                             type="button"
                             class="danger small"
@@ -286,6 +297,11 @@ function StateCell({ session }: { session: SessionView }) {
                 {session.state}
             </span>
             {session.reason && <small>{session.reason}</small>}
+            {session.paused_at && (
+                <small>
+                    for <PausedFor since={session.paused_at} />
+                </small>
+            )}
         </>
     );
 }
@@ -298,16 +314,12 @@ function Age({ time }: { time: string }) {
     );
 }
 
-function IdleTimeLeft({ session }: { session: SessionView }) {
+function TimeLeft({ session }: { session: SessionView }) {
     const until = session.expires_at;
-    if (!until || session.state !== "running") return <>–</>;
+    if (!until || !hasCountdown(session.state)) return <>–</>;
     const left = secondsUntil(until);
     return (
-        <time
-            dateTime={until}
-            title={`Ends at ${formatDateTime(until)} if it is not used`}
-            class={left < 60 ? "soon" : ""}
-        >
+        <time dateTime={until} title={endsAt(session)} class={left < 60 ? "soon" : ""}>
             {formatDuration(left)}
         </time>
     );
@@ -321,7 +333,7 @@ interface UsageMeterProps {
 }
 
 function UsageMeter({ metrics, session, field, format }: UsageMeterProps) {
-    const latest = session.state === "running" ? metrics.value?.[session.session_id] : undefined;
+    const latest = hasSandbox(session) ? metrics.value?.[session.session_id] : undefined;
     if (!latest) return <>–</>;
     return <Meter value={latest.now[field]} max={latest.limits[field]} format={format} />;
 }

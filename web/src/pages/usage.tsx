@@ -108,7 +108,8 @@ const COLUMNS: { name: string; render: (row: UsageFigures) => string }[] = [
 const formatMib = (value: number): string => formatBytes(value * MIB);
 /** The label of each quota, and the formatter of its values. */
 const QUOTAS: Record<string, [string, ((value: number) => string)?]> = {
-    sessions: ["Sessions"],
+    sessions: ["Sessions that are not paused"],
+    paused_sessions: ["Paused sessions"],
     disk_mb: ["Disk of sessions", formatMib],
     gpus: ["Graphics processors"],
     requests_per_minute: ["Requests"],
@@ -117,6 +118,10 @@ const QUOTAS: Record<string, [string, ((value: number) => string)?]> = {
     bytes_out_per_day: ["Bytes of answers", formatBytes],
     egress_bytes_per_day: ["Bytes over the network", formatBytes],
     artifacts_mb: ["Artifacts", formatMib],
+    snapshots_mb: ["Snapshots", formatMib],
+    volumes: ["Volumes"],
+    volumes_mb: ["Sizes of volumes", formatMib],
+    logs_mb: ["Logs of sessions", formatMib],
     egress_connections: ["Connections to the network"],
     egress_mbps: ["Speed of the network", (value) => `${value} Mbit/s`],
 };

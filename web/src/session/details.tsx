@@ -1,9 +1,10 @@
 // What the session was created from, and how long it lives.
 
-import type { LimitsView } from "../api/schemas";
+import type { LimitsView, VolumeMountView } from "../api/schemas";
 import { Fact } from "../components/facts";
 import { escapeName } from "../lib/escape";
 import { formatBytes, formatDateTime, formatDuration, MIB } from "../lib/format";
+import { isPaused } from "../lib/session_state";
 import type { TabProps } from "../pages/session";
 
 export function DetailsTab({ session }: TabProps) {
@@ -20,13 +21,22 @@ export function DetailsTab({ session }: TabProps) {
                     ["Thread", escapeName(session.thread_id ?? "")],
                     ["User, workspace", `${session.user}, ${session.workspace}`],
                     ["Created", formatDateTime(session.created_at)],
-                    ["Ends when it is not used for", formatDuration(session.idle_timeout_s)],
+                    ["Idle time-out", formatDuration(session.idle_timeout_s)],
                     ["Ends in any case after", formatDuration(session.max_lifetime_s)],
+                    ["When it is not used", ON_IDLE[session.on_idle] ?? null],
+                    ["Ends when it is paused for", formatDuration(session.max_paused_s)],
+                    ["Paused since", session.paused_at && formatDateTime(session.paused_at)],
                     [
                         "Ends at",
-                        !hasEnded && session.expires_at && `${formatDateTime(session.expires_at)}, if it is not used`,
+                        !hasEnded &&
+                            session.expires_at &&
+                            `${formatDateTime(session.expires_at)}, if it is ${isPaused(session.state) ? "still paused" : "not used"}`,
                     ],
                     ["Limits", session.limits && describeLimits(session.limits)],
+                    ["Started from snapshot", session.snapshot ?? null],
+                    ["Forked from", session.forked_from ?? null],
+                    ["Volumes", session.volumes.map(describeMount).join(", ")],
+                    ["Log", session.logs],
                     ["Graphics processors", session.gpus.join(", ")],
                     ["Variables", session.env_names.map(escapeName).join(", ")],
                     ["Secrets", session.secrets.map(escapeName).join(", ")],
@@ -56,6 +66,11 @@ function FactList({ facts }: { facts: [string, string | null | false][] }) {
         )
     );
 }
+
+const ON_IDLE: Record<string, string> = { end: "It ends", pause: "It is paused", hibernate: "It is hibernated" };
+
+const describeMount = ({ name, path, read_only }: VolumeMountView): string =>
+    `${name} at ${escapeName(path)}${read_only ? ", read only" : ""}`;
 
 function describeLimits({ cpus, memory_mb, disk_mb, pids }: LimitsView): string {
     return `${cpus} CPU, ${formatBytes(memory_mb * MIB)} memory, ${formatBytes(disk_mb * MIB)} disk, ${pids} processes`;
