@@ -40,7 +40,7 @@ _NOT_PROGRAMS = {"checks.py", "checks.mjs"}
 _OF_INTERPRETER = re.compile(r"e2b_code_interpreter|@e2b/code-interpreter")
 KEY = "wk_" + "k" * 40
 MODES = ("one-port", "domain")
-_CORE = ("sandboxes.py", "processes.py", "files.py")
+_CORE = ("sandboxes.py", "processes.py", "files.py", "volumes.py")
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.group_by("world", "sdk")]
 
@@ -56,7 +56,7 @@ def programs(sdk: str) -> list[str]:
 
 
 def case(sdk: str, name: str) -> object:
-    """`make test` runs three programs with the newest version."""
+    """`make test` runs four programs with the newest version."""
     is_extended = sdk != NEWEST or name not in _CORE
     return pytest.param(sdk, name, id=f"{sdk}-{name}", marks=[pytest.mark.extended] if is_extended else [])
 
@@ -138,7 +138,7 @@ def world(
                 known = {"SSL_CERT_FILE": str(certificates.ca), "NODE_EXTRA_CA_CERTS": str(certificates.ca)}
                 where = {"E2B_DOMAIN": f"{NAME}:{server.port}", **known}
             else:
-                where = {"E2B_API_URL": server.url, "E2B_SANDBOX_URL": server.url}
+                where = dict.fromkeys(("E2B_API_URL", "E2B_SANDBOX_URL", "E2B_VOLUME_API_URL"), server.url)
             yield World(server, {"E2B_API_KEY": e2b_key(server, certificates.ca), **where}, names)
     finally:
         shutil.rmtree(state, ignore_errors=True)

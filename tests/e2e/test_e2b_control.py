@@ -23,7 +23,7 @@ ADMIN = "the-operator-has-this-key"
 NOBODYS = "0" * 32
 LISTED = {
     *("templateID", "alias", "sandboxID", "clientID", "startedAt", "endAt", "cpuCount", "memoryMB", "diskSizeMB"),
-    *("metadata", "state", "envdVersion"),
+    *("metadata", "state", "envdVersion", "volumeMounts"),
 }
 
 
@@ -334,7 +334,8 @@ async def test_quotas_bound_sandboxes(admin: Api) -> None:
         ({"autoPause": True, "autoPauseMemory": False}, 501, "autoPauseMemory"),
         ({"autoPause": "yes"}, 400, "autoPause"),
         ({"autoResume": True}, 400, "autoResume"),
-        *(({name: {"x": {}}}, 501, name) for name in ("mcp", "iam", "volumeMounts")),
+        *(({name: {"x": {}}}, 501, name) for name in ("mcp", "iam")),
+        *(({"volumeMounts": value}, 400, "") for value in ({"x": {}}, ["x"], [{"name": "x"}], [{"path": "/x"}])),
     ],
 )
 async def test_what_is_wrong_with_a_new_sandbox_is_said(admin: Api, body: Any, status: int, says: str) -> None:

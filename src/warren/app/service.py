@@ -260,6 +260,8 @@ class Service:
             await self._tenancy.close()
         if self._logs is not None:
             await self._logs.close()
+        if self._lifecycle is not None:
+            await self._lifecycle.volumes.contents.close()
         if self._worker is not None:
             await self._worker.close()
         for provider in self._providers:

@@ -554,7 +554,7 @@ _INTERPRETER: Final = "/e2b/code/{session_id}"
 _SANDBOX: Final = "/sandboxes/{sandbox_id}"
 _TEMPLATE: Final = "/templates/{template}"
 _BUILD: Final = f"{_TEMPLATE}/builds/{{build}}"
-_NO_VOLUMES: Final = "volumes are not supported"
+_CONTENT: Final = "/volumecontent/{volume}"
 _NO_SECRETS: Final = "secrets are not supported over this API: `warren secrets` sets those of sandboxes"
 _NO_EVENTS: Final = "events of sandboxes are not supported over this API: `warren webhooks` tells of sessions"
 E2B_UNSUPPORTED: Final = "e2b_unsupported"
@@ -573,11 +573,12 @@ def _e2b(
     makes: Makes = Makes.NOTHING,
     of_snapshot: bool = False,
     of_log: bool = False,
+    of_volume: bool = False,
 ) -> Operation:
     names_session = "{session_id}" in path or "{sandbox_id}" in path
     return Operation(
         name, method, path, scope, summary, reads=reads, makes=makes, in_sandbox=False, wire=Wire.E2B, action=action,
-        of_snapshot=of_snapshot, of_log=of_log,
+        of_snapshot=of_snapshot, of_log=of_log, of_volume=of_volume,
         session_in=SessionIn.PATH if names_session else SessionIn.NOWHERE,
     )  # fmt: skip
 
@@ -694,16 +695,30 @@ _E2B_ROWS: Final = (
     ),
     _e2b("e2b_get_build", "GET", f"{_API}{_BUILD}/status", Scope.READ, "How far a build is"),
     _e2b("e2b_get_build_logs", "GET", f"{_API}{_BUILD}/logs", Scope.READ, "What it said", action="e2b_get_build"),
+    # -- the control plane: volumes, and what is in them
+    _e2b("e2b_create_volume", "POST", f"{_API}/volumes", Scope.SESSIONS, "Make a volume", of_volume=True),
+    _e2b("e2b_list_volumes", "GET", f"{_API}/volumes", Scope.READ, "List volumes"),
+    _e2b("e2b_get_volume", "GET", f"{_API}/volumes/{{volume}}", Scope.READ, "Show a volume, get its token"),
+    _e2b(
+        "e2b_delete_volume", "DELETE", f"{_API}/volumes/{{volume}}", Scope.SESSIONS, "Delete a volume", of_volume=True
+    ),
+    _e2b("e2b_stat_in_volume", "GET", f"{_API}{_CONTENT}/path", Scope.READ, "Show an entry", of_volume=True),
+    _e2b(
+        "e2b_change_in_volume", "PATCH", f"{_API}{_CONTENT}/path", Scope.EXEC, "Change owner and mode", of_volume=True
+    ),
+    _e2b("e2b_remove_in_volume", "DELETE", f"{_API}{_CONTENT}/path", Scope.EXEC, "Remove an entry", of_volume=True),
+    _e2b("e2b_list_in_volume", "GET", f"{_API}{_CONTENT}/dir", Scope.READ, "List a directory", of_volume=True),
+    _e2b("e2b_mkdir_in_volume", "POST", f"{_API}{_CONTENT}/dir", Scope.EXEC, "Make a directory", of_volume=True),
+    _e2b("e2b_read_in_volume", "GET", f"{_API}{_CONTENT}/file", Scope.READ, "Read a file", of_volume=True),
+    _e2b(
+        "e2b_write_in_volume", "PUT", f"{_API}{_CONTENT}/file", Scope.EXEC, "Write a file", reads=Reads.RAW,
+        of_volume=True,
+    ),
     # -- the control plane: what this server does not have
     *_unsupported("GET", "/events/sandboxes", _NO_EVENTS),
     *_unsupported("GET", "/events/sandboxes/{of_sandbox}", _NO_EVENTS),
     *_unsupported("GET POST", "/events/webhooks", _NO_EVENTS),
     *_unsupported("GET PATCH DELETE", "/events/webhooks/{webhook_id}", _NO_EVENTS),
-    *_unsupported("POST GET", "/volumes", _NO_VOLUMES),
-    *_unsupported("GET DELETE", "/volumes/{volume_id}", _NO_VOLUMES),
-    *_unsupported("GET PATCH DELETE", "/volumecontent/{volume_id}/path", _NO_VOLUMES),
-    *_unsupported("GET POST", "/volumecontent/{volume_id}/dir", _NO_VOLUMES),
-    *_unsupported("GET PUT", "/volumecontent/{volume_id}/file", _NO_VOLUMES),
     *_unsupported("POST GET", "/secrets", _NO_SECRETS),
     *_unsupported("GET POST DELETE", "/secrets/{secret_id}", _NO_SECRETS),
     # -- envd: commands and files of one sandbox

@@ -1,6 +1,6 @@
 // What Warren does not have is refused with a sentence that says so.
 import assert from 'node:assert/strict'
-import { NotFoundError, Sandbox, Secret, Volume } from 'e2b'
+import { NotFoundError, Sandbox, Secret } from 'e2b'
 import { done, refused, withSandbox } from './checks.mjs'
 
 await withSandbox(Sandbox, {}, async (sandbox) => {
@@ -14,18 +14,12 @@ await withSandbox(Sandbox, {}, async (sandbox) => {
     () => sandbox.createSnapshot(),
     () => sandbox.listSnapshots().nextItems(),
     () => Sandbox.listSnapshots().nextItems(),
-    () => Volume.create('data'),
-    () => Volume.list(),
-    () => Volume.getInfo('vol'),
-    () => Volume.destroy('vol'),
-    () => Volume.connect('vol'),
     () => Secret.create('name', 'value'),
     () => Secret.list().nextItems(),
     () => Secret.getInfo('name'),
     () => Secret.update('name', 'value'),
     () => Secret.destroy('name'),
     () => Sandbox.create({ lifecycle: { onTimeout: 'pause' } }),
-    () => Sandbox.create({ volumeMounts: { '/data': 'data' } }),
     () => Sandbox.create({ iam: { tokens: { a: Secret.iamToken({ audience: 'there', tokenType: 'JWT-SVID' }) } } }),
     () => Sandbox.create({ mcp: { context7: {} } }),
   ]

@@ -16,19 +16,11 @@ def not_supported(call) -> None:
 with Sandbox.create(timeout=120) as sandbox:
     not_supported(sandbox.beta_pause)
     if since(2, 20):
-        from e2b import Volume
-
         not_supported(sandbox.pause)
         not_supported(lambda: Sandbox.pause(sandbox.sandbox_id))
         not_supported(lambda: sandbox.create_snapshot())
         not_supported(lambda: sandbox.list_snapshots().next_items())
         not_supported(lambda: Sandbox.list_snapshots().next_items())
-        not_supported(lambda: Volume.create("data"))
-        not_supported(Volume.list)
-        not_supported(lambda: Volume.get_info("vol"))
-        not_supported(lambda: Volume.destroy("vol"))
-        not_supported(lambda: Volume.connect("vol"))
-        not_supported(lambda: Sandbox.create(timeout=60, volume_mounts={"/data": "data"}))
         not_supported(lambda: Sandbox.create(timeout=60, lifecycle={"on_timeout": "pause"}))
     if since(2, 34):
         not_supported(sandbox.fork)

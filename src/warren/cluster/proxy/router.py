@@ -205,6 +205,11 @@ class Router:
             asked = await target_in_json(await body.fetch_all())
             await self._place_session(request, Target(values=dict(await self._e2b_wishes(asked.values))), body, send)
             return True
+        elif operation is not None and operation.of_volume:
+            worker_id = await self._holder_of(request.caller, request.params.get("volume", ""), operation)
+            if worker_id:
+                await self._forward_to_owner(worker_id, request, receive, body, send)
+            return bool(worker_id)
         return False
 
     # -- finding the worker

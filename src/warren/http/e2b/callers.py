@@ -1,4 +1,4 @@
-"""Finds out who sent a request of E2B's clients: with the token of a sandbox no key is needed."""
+"""Finds out who sent a request of E2B's clients: with the token of a sandbox, or of a volume, no key is needed."""
 
 from typing import Final
 
@@ -13,7 +13,7 @@ from warren.kernel.bounded_dict import BoundedDict
 from warren.kernel.clock import Clock
 from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
-from warren.model.e2b import UPLOADS, Plane
+from warren.model.e2b import UPLOADS, VOLUME_CONTENTS, Plane
 from warren.model.errors import SessionNotFound, Unauthorized
 
 _MAX_CALLERS: Final = 10_000
@@ -58,10 +58,21 @@ class E2bCallers:
         assert address is not None
         if address.plane is not Plane.API:
             return await self._user_of(address, request)
+        if address.path.startswith(VOLUME_CONTENTS):
+            return await self._user_of_volume(address.path, request)
         if not address.path.startswith(UPLOADS):
             return None
         upload = self._tokens.read_upload(_token_in(request.scope["query_string"]))
         return Caller(upload.tenant, upload.key_id, frozenset(), (await self._tenants.of(upload.tenant)).quota)
+
+    async def _user_of_volume(self, path: str, request: Request) -> Caller:
+        kind, _, token = request.headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        grant = self._tokens.read_volume(token if kind.lower() == "bearer" else "")
+        if path.split("/")[2] != grant.volume:
+            raise Unauthorized("this token opens another volume", remedy="connect to this volume")
+        scopes = _SCOPES if grant.writes else _SCOPES - {KeyScope.EXEC}
+        quota, key_quota = (await self._tenants.of(grant.tenant)).quota, await self._keys.quota_of(grant.key_id)
+        return Caller(grant.tenant, grant.key_id, scopes, quota, key_quota=key_quota)
 
     async def _user_of(self, address: E2bAddress, request: Request) -> Caller:
         if address.path != _HEALTH:

@@ -22,6 +22,8 @@ from warren.http.e2b.control import (
     template_building,
     templates,
     unsupported,
+    volume_contents,
+    volumes,
 )
 from warren.http.e2b.envd import files, filesystem, process_control, processes, watchers
 from warren.http.e2b.envd.started import StartedCommands
@@ -39,6 +41,8 @@ HANDLERS: Final[Mapping[str, Run]] = {
     **metrics.HANDLERS,
     **templates.HANDLERS,
     **template_building.HANDLERS,
+    **volumes.HANDLERS,
+    **volume_contents.HANDLERS,
     **unsupported.HANDLERS,
     **processes.HANDLERS,
     **process_control.HANDLERS,

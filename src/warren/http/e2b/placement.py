@@ -21,6 +21,7 @@ async def placement_wishes(
     template = given.removesuffix(f":{DEFAULT_TAG}") if isinstance(given, str) else ""
     name = templates.get(template, template)
     wishes: dict[str, Any] = {"environment": name} if environment_of(name) is not None else {"snapshot": name}
+    wishes["volumes"] = values.get("volumeMounts")
     try:
         wishes |= {"on_idle": OnIdle.PAUSE} if read_flag(values, "autoPause") else {}
         internet = read_flag(values, "allow_internet_access")

@@ -47,6 +47,7 @@ from warren.model.volume import (
 from warren.sessions.basis import SessionBasis
 from warren.sessions.event_hub import EventHub
 from warren.sessions.request_context import current_caller
+from warren.sessions.volumes.contents import VolumeContents
 from warren.sessions.volumes.records import Use, VolumeRecords, VolumeRow
 
 _USING: Final = frozenset(state for state in SessionState if state.is_counted)
@@ -73,6 +74,7 @@ class Volumes:
     def __init__(self, basis: SessionBasis, rules: VolumeRules, events: EventHub) -> None:
         self._basis, self._rules, self._events = basis, rules, events
         self.records = VolumeRecords(basis.store.records)
+        self.contents = VolumeContents(basis, self.records)
 
     def __repr__(self) -> str:
         return f"<Volumes of {self._rules.place or 'this machine'}>"
@@ -177,6 +179,7 @@ class Volumes:
             raise Conflict(
                 f"the volume {volume.name!r} is used by {named}", remedy="end these sessions, or detach the volume"
             )
+        await self.contents.leave(volume.id)
 
     async def change(
         self, tenant: str, name: str, *, size_mb: int | None = None, metadata: dict[str, str | None] | None = None

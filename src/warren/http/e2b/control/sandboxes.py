@@ -51,6 +51,7 @@ from warren.model.preview import PreviewRules
 from warren.model.session import LONGEST_S, MAX_METADATA, OnIdle, Session, SessionState
 from warren.model.spec import Limits
 from warren.model.tenant_images import template_in
+from warren.model.volume import VolumeWish, check_volume_name
 from warren.sessions.allowances import longest_life
 from warren.sessions.long_values import LongList
 from warren.sessions.new_session import NewSession
@@ -108,6 +109,7 @@ async def create(call: E2bCall) -> Response:
         **read_lifecycle(values),
         network=await _choose_network(call, environment, network, read_flag(values, "allow_internet_access")),
         previews=PreviewRules(everything=is_public, by_token=not is_public, host_mask=read_host_mask(network)),
+        volumes=_read_mounts(values),
     )
     set_image_wait(0 if call.header(_IMAGE_WAIT) == "0" else _IMAGE_WAIT_S)
     set_longest_wait(_LONGEST_WAIT_S)
@@ -123,11 +125,18 @@ def _refuse_unsupported(values: dict[str, Any]) -> None:
     wanted = {
         "mcp": values.get("mcp"),
         "iam": values.get("iam"),
-        "volumeMounts": values.get("volumeMounts"),
     }
     for name, value in wanted.items():
         if value:
             raise E2bError(501, f"{name} is not supported by this server")
+
+
+def _read_mounts(values: dict[str, Any]) -> tuple[VolumeWish, ...]:
+    given = values.get("volumeMounts") or []
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        raise bad("volumeMounts must be a list of objects with name and path")
+    pairs = [(read_text(each, "name") or "", read_text(each, "path") or "") for each in given]
+    return tuple(VolumeWish(check_volume_name(name), path) for name, path in pairs)
 
 
 def read_timeout(call: E2bCall, values: dict[str, Any], least: int, name: str = "timeout") -> int | None:
@@ -426,6 +435,7 @@ def _show_listed(call: E2bCall, session: Session) -> dict[str, Any]:
         "memoryMB": limits.memory_mb,
         "diskSizeMB": limits.disk_mb,
         "metadata": dict(session.metadata),
+        "volumeMounts": [{"name": mount.name, "path": mount.path} for mount in session.volumes],
         "state": "paused" if session.state.is_paused else "running",
         "envdVersion": ENVD_VERSION,
     }

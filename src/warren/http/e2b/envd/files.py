@@ -108,7 +108,7 @@ async def _gzipped(source: AsyncGenerator[Any, None]) -> AsyncGenerator[bytes, N
 
 async def _post_files(call: E2bCall) -> Response:
     metadata = _read_metadata(call)
-    body = _unpacked(call)
+    body = unpacked_body(call)
     kind = call.header("content-type").partition(";")[0].strip().lower()
     async with call.sandbox() as (session, sandbox):
         rights = await rights_of(call, session, sandbox, call.parameter("username"))
@@ -153,7 +153,7 @@ def _read_metadata(call: E2bCall) -> Mapping[str, str]:
     return check_metadata(metadata)
 
 
-def _unpacked(call: E2bCall) -> AsyncIterator[bytes]:
+def unpacked_body(call: E2bCall) -> AsyncIterator[bytes]:
     encoding = call.header("content-encoding").strip().lower()
     if encoding in ("", "identity"):
         return call.stream()

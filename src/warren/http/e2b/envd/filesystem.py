@@ -34,7 +34,7 @@ _LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 def entry_of(info: FileInfo) -> Message:
     """Returns what E2B tells of a file. The type and mode of a link are those of what it leads to."""
-    path = _text(info.path)
+    path = text_of(info.path)
     entry: Message = {
         "name": posixpath.basename(path.rstrip("/")) or "/",
         "type": _TYPES[info.target_kind or info.kind],
@@ -44,12 +44,12 @@ def entry_of(info: FileInfo) -> Message:
         "permissions": permissions(info.kind, info.mode),
         "owner": _named(info.owner or str(info.uid)),
         "group": _named(info.group or str(info.gid)),
-        "modifiedTime": _moment(info.modified),
+        "modifiedTime": moment_of(info.modified),
     }
     if info.kind is FileKind.SYMLINK:
         entry["isSymlink"] = True
     if info.target_path:
-        entry["symlinkTarget"] = _text(info.target_path)
+        entry["symlinkTarget"] = text_of(info.target_path)
     if info.metadata:
         entry["metadata"] = info.metadata
     return entry
@@ -62,7 +62,7 @@ def permissions(kind: FileKind, mode: int) -> str:
     return (signs or "-") + bits
 
 
-def _moment(seconds: float) -> str:
+def moment_of(seconds: float) -> str:
     """Bounds the time to what a calendar has: a sandbox can give its files any time."""
     moment = datetime.fromtimestamp(min(max(seconds, _EARLIEST), _LATEST), UTC)
     return moment.isoformat().replace("+00:00", "Z")
@@ -70,10 +70,10 @@ def _moment(seconds: float) -> str:
 
 def _named(name: str) -> str:
     """Returns the name that clients know: the sandbox user has another one for them."""
-    return DEFAULT_USER if name == USER else _text(name)
+    return DEFAULT_USER if name == USER else text_of(name)
 
 
-def _text(name: str) -> str:
+def text_of(name: str) -> str:
     """Replaces bytes that are not UTF-8, which JSON cannot carry."""
     return name.encode(errors="surrogateescape").decode(errors="replace")
 
@@ -89,7 +89,7 @@ async def _list_dir(call: E2bCall) -> Response:
     async for entry in source:  # raises what is wrong with the path
         begun.append(entry)
         if len(begun) == _FEW:
-            return answer_json({"entries": LongList(_all_entries(begun, source))})
+            return answer_json({"entries": LongList(all_entries(begun, source))})
     return answer_json({"entries": begun})
 
 
@@ -105,7 +105,7 @@ async def _read_entries(call: E2bCall, path: str, depth: int) -> AsyncGenerator[
             await close_source(entries)
 
 
-async def _all_entries(begun: list[Message], source: AsyncGenerator[Message, None]) -> AsyncGenerator[Message, None]:
+async def all_entries(begun: list[Message], source: AsyncGenerator[Message, None]) -> AsyncGenerator[Message, None]:
     try:
         for entry in begun:
             yield entry
