@@ -408,6 +408,18 @@ async def test_a_sweep_reports_and_removes_what_has_lost_its_content_but_not_for
         assert [one.id for one in (await room(w).records.list(TENANT))[0]] == [saved[1].id]
 
 
+async def test_a_sweep_removes_what_a_fork_has_left_and_nothing_of_one_that_runs() -> None:
+    async with shop() as w:
+        session = await new(w)
+        left = await save(w, session, owner=SnapshotOwner.FORK)
+        async with room(w).present(left):
+            await SnapshotExpiry(room(w), w.clock).sweep()
+            assert await kept(w) == {left.id}
+        await SnapshotExpiry(room(w), w.clock).sweep()
+        assert await kept(w) == set()
+        assert not await room(w).records.exists(TENANT, left.id)
+
+
 async def test_a_sweep_takes_nothing_that_is_being_made() -> None:
     async with shop() as w:
         session = await new(w)

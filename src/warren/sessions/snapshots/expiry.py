@@ -86,7 +86,10 @@ class SnapshotExpiry:
             async for snapshot in rows:
                 if snapshot.provider != provider:
                     continue
-                if snapshot.id in without:
+                if self._is_left_by_fork(snapshot) and snapshot.id not in begun:
+                    without.discard(snapshot.id)
+                    await snapshots.remove(snapshot, "left")
+                elif snapshot.id in without:
                     without.discard(snapshot.id)
                     if snapshot.packed and (disk := await disks.find(snapshot.id)) is not None:
                         snapshots.note_unpacked(provider, disk)
@@ -97,6 +100,11 @@ class SnapshotExpiry:
                 _log.info("saved_disk_left_over", disk=name, action="deleted")
                 await disks.delete(name)
         await snapshots.trim_unpacked()
+
+    def _is_left_by_fork(self, snapshot: Snapshot) -> bool:
+        """A fork uses its snapshot from the saving to its own end, in the process that has saved it."""
+        is_ours = snapshot.owner is SnapshotOwner.FORK and snapshot.place == self._snapshots.place
+        return is_ours and not self._snapshots.is_in_use(snapshot.id)
 
     def _should_be_here(self, snapshot: Snapshot) -> bool:
         is_fork = snapshot.owner is SnapshotOwner.FORK

@@ -127,6 +127,13 @@ async def _fork(
 ) -> ForkResult:
     async with saveable(sessions, tenant, session_id) as source:
         snapshot = await snapshots.save(source, SnapshotWish(owner=SnapshotOwner.FORK))
+    async with snapshots.present(snapshot):
+        return await _fork_from(sessions, snapshots, source, snapshot, asked, has_key=has_key)
+
+
+async def _fork_from(
+    sessions: Sessions, snapshots: Snapshots, source: Session, snapshot: Snapshot, asked: Fork, *, has_key: bool
+) -> ForkResult:
     made, errors = list[Session](), dict[int, WarrenError]()
 
     async def make(number: int) -> None:

@@ -37,7 +37,7 @@ from warren.sessions.snapshots.sealing import Sealing
 
 _SAVES_AT_ONCE: Final = 2
 _MAX_WAITING: Final = 32
-_FORK_KEPT_S: Final = 3600.0  # a crash may leave the disk of a fork
+_FORK_KEPT_S: Final = 3600.0  # a crash may leave the disk of a fork, and its worker may never come back
 
 _log = get_log(__name__)
 
