@@ -29,11 +29,12 @@ def strays(state_dir: Path) -> list[str]:
     """Whatever is left of sandboxes of which there is no directory any more, and mounts on the host of any."""
     there = sandboxes(state_dir)
     gone = _seen(state_dir) - there
-    found = [f"cgroup {path}" for name in gone for path in _cgroups(name)]
+    found = [f"cgroup {path}" for name in gone for path in cgroups(name)]
     found += [f"runtime state {path}" for path in state_dir.glob("runtime/*/*") if path.name not in there]
     found += [f"socket directory {path}" for name in gone if (path := Path("/run/warren/docker") / name).exists()]
     found += [f"uids {owner}" for owner in _uid_owners() if _within(owner, state_dir) and owner.name not in there]
-    found += [f"one loop device too many, of {text}" for text in _loops(state_dir)[len(there) :]]
+    found += [f"one loop device too many, of {text}" for text in _disks(state_dir)[len(there) :]]
+    found += _lone_volumes(state_dir)
     found += [f"process {text}" for text in _programs(state_dir) if not any(name in text for name in there)]
     return sorted([*found, *_mounts(state_dir)])
 
@@ -46,7 +47,7 @@ def _seen(state_dir: Path) -> set[str]:
     return set(_text(state_dir / SEEN).split())
 
 
-def _cgroups(name: str) -> list[Path]:
+def cgroups(name: str) -> list[Path]:
     root = Path("/sys/fs/cgroup")
     return [path for path in (root / "warren" / name, *root.glob(f"*/warren/{name}")) if path.exists()]
 
@@ -65,9 +66,26 @@ def _within(path: Path, state_dir: Path) -> bool:
     return path.is_relative_to(state_dir)
 
 
-def _loops(state_dir: Path) -> list[str]:
-    texts = [_text(path).strip() for path in Path("/sys/block").glob("loop*/loop/backing_file")]
-    return [text for text in texts if f"{state_dir}/" in text]
+def _loops(state_dir: Path) -> dict[str, str]:
+    """The number of each loop device, and its file."""
+    texts = {path.parts[3][4:]: _text(path).strip() for path in Path("/sys/block").glob("loop*/loop/backing_file")}
+    return {number: text for number, text in texts.items() if f"{state_dir}/" in text}
+
+
+def _disks(state_dir: Path) -> list[str]:
+    """The files of loop devices that are disks of sandboxes: these have no name any more."""
+    return [text for text in _loops(state_dir).values() if text.endswith("(deleted)")]
+
+
+def _lone_volumes(state_dir: Path) -> list[str]:
+    """Volumes that have a loop device though no process sees them, or two of these."""
+    volumes = {number: text for number, text in _loops(state_dir).items() if not text.endswith("(deleted)")}
+    if not volumes:
+        return []
+    mounts = " ".join(_text(path) for path in Path("/proc").glob("[0-9]*/mountinfo"))
+    lone = [f"a loop device of {text}, which nobody has" for at, text in volumes.items() if f" 7:{at} " not in mounts]
+    twice = {text for text in volumes.values() if list(volumes.values()).count(text) > 1}
+    return [*lone, *(f"two loop devices of {text}" for text in twice)]
 
 
 def _programs(state_dir: Path) -> list[str]:
