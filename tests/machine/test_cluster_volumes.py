@@ -75,7 +75,7 @@ async def test_a_volume_whose_worker_is_away_can_be_deleted_and_is_gone_when_it_
     async with Api(nodes.all[2].url, {"X-API-Key": ADMIN}) as api:
         made = await api.post("/api/volumes", {"name": "away", "size_mb": 16}, status=201)
         holder = nodes.all[0 if made["worker"] == "first" else 1]
-        image = holder.state_dir / "volumes" / f"{made['volume_id']}.img"
+        image = holder.state_dir / "disks/volumes" / f"{made['volume_id']}.img"
         holder.kill()
         async with asyncio.timeout(PATIENCE_S):
             while await state_of(api, made["worker"]) != "dead":

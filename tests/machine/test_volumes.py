@@ -254,7 +254,7 @@ def launchers() -> list[int]:
 
 async def test_two_workers_that_attach_at_once_use_one_loop_device(provider: OciProvider, volume: str) -> None:
     boxes = [await new_box(provider) for _ in range(4)]
-    other = OciProvider(provider.volume_images.directory.parent, provider._images, provider._programs.launcher.parent)
+    other = OciProvider(provider._state, provider._images, provider._programs.launcher.parent)
     for _ in range(5):
         workers = [provider, other] * 2
         await asyncio.gather(

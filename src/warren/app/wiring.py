@@ -134,8 +134,12 @@ def build_pull_rules(settings: Settings) -> "PullRules":
 
 def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: None) -> Provider:
     """The provider of that name, or the default one of the settings."""
+    from warren.sandboxes.host.storage import mount_storage
+
     name = name or settings.providers[0]
     check_provider(name)
+    if name in ("oci", "docker"):
+        mount_storage(settings.state_dir.absolute())
     if name == "oci":
         from warren.sandboxes.providers.oci import OciProvider
 
@@ -699,7 +703,7 @@ def build_sessions(
 
 def build_ceilings(settings: Settings) -> "Ceilings":
     from warren.sandboxes.host.machine_size import most_processes, usable_cores
-    from warren.worker.guard import default_ceilings, read_room
+    from warren.worker.guard import default_ceilings, read_room_for_disks
 
     given = {
         "memory_mb": settings.max_memory_mb,
@@ -708,7 +712,7 @@ def build_ceilings(settings: Settings) -> "Ceilings":
         "disk_mb": settings.max_disk_mb,
         "open_files": settings.max_open_files,
     }
-    usual = default_ceilings(read_room(settings.state_dir.absolute()), usable_cores(), most_processes())
+    usual = default_ceilings(read_room_for_disks(settings.state_dir.absolute()), usable_cores(), most_processes())
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if settings.max_open_files is not None:
         changes["files"] = None

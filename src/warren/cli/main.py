@@ -80,6 +80,7 @@ _GROUPS = {
         "bench": "warren.cli.bench:bench",
         "config": "warren.cli.config:config",
         "service": "warren.cli.service:service",
+        "storage": "warren.cli.storage:storage",
         "support-bundle": "warren.cli.support:support_bundle",
         "uninstall": "warren.cli.uninstall:uninstall",
         "completion": "warren.cli.main:completion",

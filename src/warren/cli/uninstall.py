@@ -19,6 +19,7 @@ from warren.cli.service import UNIT, remove_service
 from warren.config.settings import Settings, read_settings
 from warren.interfaces.provider import Provider
 from warren.model.errors import Unavailable, WarrenError
+from warren.sandboxes.host.storage import unmount_storage
 from warren.sandboxes.providers.host_provider import require_root
 
 _STOP_S: Final = 90.0
@@ -65,6 +66,7 @@ def uninstall(purge: bool, yes: bool) -> int:
         for state in states:
             _stop_server(state)
             _destroy_sandboxes(replace(settings, state_dir=state))
+            unmount_storage(state)
         _remove_keys(states)
         _remove_state(settings.state_dir)
     click.echo("Done.")

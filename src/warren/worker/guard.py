@@ -16,7 +16,7 @@ from typing import Final
 from warren.interfaces.worker import GuardStats
 from warren.model.errors import MachineFull
 from warren.model.spec import Ceilings, Limits
-from warren.sandboxes.host.disk_room import default_reserve_mb
+from warren.sandboxes.host.disk_room import default_reserve_mb, tightest
 from warren.sandboxes.host.machine_size import default_reserve_of
 
 MAX_SANDBOXES: Final = 4000
@@ -124,6 +124,12 @@ def read_room(state_dir: Path) -> Room:
     )
 
 
+def read_room_for_disks(state_dir: Path) -> Room:
+    """Returns the room as `read_room`, but that of the storage for disks if there is less of it."""
+    total, free = tightest(state_dir, lambda total: default_reserve_mb(total >> 20) << 20)
+    return replace(read_room(state_dir), disk_total=total >> 20, disk_free=free >> 20)
+
+
 def read_disk(path: Path) -> os.statvfs_result:
     """Returns what is known of the disk that `path` is on, or will be on once it is made."""
     while True:
@@ -162,7 +168,7 @@ class MachineGuard:
         min_free_disk_mb: int | None = None,
         max_sandboxes: int = MAX_SANDBOXES,
         *,
-        room: Callable[[Path], Room] = read_room,
+        room: Callable[[Path], Room] = read_room_for_disks,
         now: Callable[[], float] = time.monotonic,
         freeing: Callable[[], int] = lambda: 0,
     ) -> None:

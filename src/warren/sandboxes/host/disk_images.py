@@ -19,6 +19,7 @@ from typing import Final
 
 from warren.kernel.shielding import run_shielded
 from warren.model.spec import MIB
+from warren.sandboxes.host.extents import shared_bytes
 
 _MAX_WAITING: Final = 512
 _MAX_WAITING_BYTES: Final = 256 * MIB
@@ -83,6 +84,12 @@ class DiskImage:
             return os.fstat(fd).st_blocks * 512
         return None
 
+    def shared(self) -> int:
+        """Returns how many of these bytes are in blocks that other files have too: writing there takes new ones."""
+        with suppress(OSError), self.opened() as fd:
+            return shared_bytes(fd)
+        return 0
+
     def empty(self) -> None:
         """Frees everything that the image holds. Raises OSError."""
         with self.opened() as fd:
@@ -121,6 +128,13 @@ class DiskImage:
         if not self.handle:
             raise FileNotFoundError
         return open_handle(self._directory, self.handle)
+
+
+class NamedImage(DiskImage):
+    """An image that has a name in the directory, in place of a handle."""
+
+    def _open(self) -> int:
+        return os.open(self._directory / self.handle, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
 
 class FreedImages:

@@ -9,7 +9,12 @@ write back what a sandbox's programs have already written, and would drop it. Th
    a write beyond that fails with ENOSPC before it is acknowledged. Data written before are not affected.
 3. Space that a program has allocated without writing to it (fallocate) cannot be taken back in this way. If the free
    space comes close to the reserve and would not suffice for it, the watch ends the sandboxes with the most of it: it
-   shuts down their file systems, so that nothing more is written, and empties their images.
+   shuts down their file systems, so that nothing more is written, and empties their images. Where files share blocks
+   (xfs, btrfs) the same goes for what a disk shares with a saved one: writing there takes new blocks, though the disk
+   itself does not grow. That is only looked at when the reserve is touched, because most of it is never written.
+
+Volumes are restricted as disks are, and never ended. A storage (host/storage.py) can run full as well as the machine's
+disk below it: what is free is what is free on the one that has less above its reserve.
 
 Each provider of a process runs one watch over all sandboxes of its state directory, whoever made them.
 """
@@ -22,7 +27,7 @@ import re
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +37,7 @@ from warren.kernel.logs import get_log
 from warren.model.errors import MachineFull
 from warren.model.spec import MIB, WORKSPACE
 from warren.sandboxes.host.disk_images import DiskImage
+from warren.sandboxes.host.storage import file_systems
 
 OVERCOMMIT: Final = 20.0
 ENDED: Final = "ended"  # the file that says why the watch ended the sandbox
@@ -59,13 +65,14 @@ _log = get_log(__name__)
 class DiskUse:
     """A sandbox's disk, in bytes. `size`: of its image. `held`: what the image occupies in the host's file system.
     `free`: what its own file system has left. `growth`: how much more its programs may write, up to its limit.
-    `allocated`: what its files occupy."""
+    `allocated`: what its files occupy. `shared`: how much of `held` other files have too."""
 
     size: int
     held: int
     free: int
     growth: int
     allocated: int
+    shared: int = 0
 
     @property
     def unwritten(self) -> int:
@@ -86,15 +93,27 @@ class DiskPlan:
 
 
 def plan_disks(
-    host_free: int, reserve: int, uses: Mapping[str, DiskUse], *, coming: int = 0, falling: int = 0
+    host_free: int,
+    reserve: int,
+    uses: Mapping[str, DiskUse],
+    *,
+    coming: int = 0,
+    falling: int = 0,
+    lasting: Collection[str] = (),
 ) -> DiskPlan:
     """Decides how much the disks may grow, and which sandboxes to end. `coming`: the bytes that ending sandboxes will
-    free. `falling`: the bytes written since the last check, so perhaps as many before the next one. Small disks may use
-    a quarter of the reserve, if others were faster than the watch."""
+    free. `falling`: the bytes written since the last check, so perhaps as many before the next one. `lasting`: those
+    that are never ended. Small disks may use a quarter of the reserve, if others were faster than the watch."""
     room = host_free - reserve - sum(use.unwritten for use in uses.values())
     growth = {} if room >= reserve else share(max(reserve // 4, room), uses)
-    too_low = host_free + coming - falling < 2 * reserve
-    return DiskPlan(growth, tuple(_whom_to_end(host_free + coming, reserve, uses)) if too_low else ())
+    left = host_free + coming - falling
+    if left >= 2 * reserve:
+        return DiskPlan(growth)
+    wanted = {
+        name: (use.unwritten_files + (use.shared if left < reserve else 0), use.held - use.shared)
+        for name, use in uses.items()
+    }
+    return DiskPlan(growth, tuple(_whom_to_end(host_free + coming - reserve // 2, wanted, lasting)))
 
 
 def share(room: int, uses: Mapping[str, DiskUse]) -> dict[str, int]:
@@ -115,14 +134,16 @@ def _growth(use: DiskUse, level: int) -> int:
     return min(use.growth, max(0, level - use.allocated))
 
 
-def _whom_to_end(host_free: int, reserve: int, uses: Mapping[str, DiskUse]) -> Iterable[str]:
-    """Yields the sandboxes with the most unwritten space, until the others fit: ending one also frees what it holds."""
-    left = host_free - reserve // 2 - sum(use.unwritten_files for use in uses.values())
-    for name, use in sorted(uses.items(), key=lambda item: item[1].unwritten_files, reverse=True):
-        if left >= 0 or use.unwritten_files <= _SMALL:
+def _whom_to_end(room: int, wanted: Mapping[str, tuple[int, int]], lasting: Collection[str]) -> Iterable[str]:
+    """Yields the sandboxes that can still take most, until the others fit. `wanted`: what each may take without asking,
+    and what ending it frees."""
+    left = room - sum(take for take, _ in wanted.values())
+    for name, (take, frees) in sorted(wanted.items(), key=lambda item: item[1], reverse=True):
+        if left >= 0 or take <= _SMALL:
             return
-        left += use.unwritten_files + use.held
-        yield name
+        if name not in lasting:
+            left += take + frees
+            yield name
 
 
 def pause_s(host_free: int, reserve: int) -> float:
@@ -214,7 +235,7 @@ class WatchedDisk:
         if held is None:  # unknown, so it counts as written
             held = size - free
         growth = max(0, free - (size - self.limit) - _usual_reserve(size, inside.f_frsize) * inside.f_frsize)
-        return DiskUse(size, held, free, growth, allocated)
+        return DiskUse(size, held, free, growth, allocated, min(held, self.image.shared()))
 
     def shut_down(self) -> bool:
         """Lets nothing more be written to the disk, and returns whether that worked. The caller must end the sandbox:
@@ -284,8 +305,9 @@ def _device(words: list[str]) -> int:
 
 
 class DiskWatch:
-    """Watches the free space. `disks` lists the disks of all live sandboxes; `end` ends some for a reason. Both
-    are called in threads. `coming_back` returns the bytes of destroyed sandboxes that are still to be freed."""
+    """Watches the free space. `disks` lists the disks of all live sandboxes, `volumes` the volumes that these have;
+    `end` ends some sandboxes for a reason. All are called in threads. `coming_back` returns the bytes of destroyed
+    sandboxes that are still to be freed."""
 
     def __init__(
         self,
@@ -294,9 +316,11 @@ class DiskWatch:
         *,
         disks: Callable[[], Mapping[str, WatchedDisk]],
         end: Callable[[Sequence[str], str], None],
+        volumes: Callable[[], Mapping[str, WatchedDisk]] = dict,
         coming_back: Callable[[], int] = lambda: 0,
     ) -> None:
         self._directory, self._disks, self._end, self._coming_back = directory, disks, end, coming_back
+        self._volumes = volumes
         self._reserve_mb = reserve_mb
         self._restricted: set[str] | None = None  # None: unknown, because an earlier process may have restricted some
         self._ending: list[tuple[float, int]] = []  # ended sandboxes: until when, and how much, they may give back
@@ -332,18 +356,22 @@ class DiskWatch:
         """Checks once, and restricts or ends what it must. Returns the seconds until the next check."""
         total, free = self._space()
         reserve, disks = self._reserve(total), self._disks()
-        self.held_mb = sum(disk.image.held() or 0 for disk in disks.values()) // MIB
+        held = sum(disk.image.held() or 0 for disk in disks.values())
+        self.held_mb = min(held, total - free) // MIB  # blocks that several disks share count once
         threshold = 3 * reserve + sum(disk.limit for disk in disks.values()) // _METADATA_SHARE
         pause = pause_s(free - threshold + 3 * reserve, reserve)
         if free - _dirty() >= threshold and self._restricted == set():
             self._last_free = 0
             return pause
+        volumes = self._volumes()
+        disks = {**disks, **volumes}
         uses = {name: use for name, disk in disks.items() if (use := disk.look()) is not None}
         self._ending = [(until, held) for until, held in self._ending if until > time.monotonic()]
         coming = sum(held for _, held in self._ending) + self._coming_back()
         falling = max(0, self._last_free - free)
         self._last_free = free
-        self._apply(plan_disks(free, reserve, uses, coming=coming, falling=falling), uses, disks)
+        plan = plan_disks(free, reserve, uses, coming=coming, falling=falling, lasting=volumes.keys())
+        self._apply(plan, uses, disks)
         return min(pause, 10 * _SHORTEST_S)
 
     def _apply(self, plan: DiskPlan, uses: Mapping[str, DiskUse], disks: Mapping[str, WatchedDisk]) -> None:
@@ -366,11 +394,7 @@ class DiskWatch:
         self._end(plan.end, "it had allocated more disk space than the machine has left")
 
     def _space(self) -> tuple[int, int]:
-        place = self._directory
-        while not place.exists():
-            place = place.parent
-        stat = os.statvfs(place)
-        return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+        return tightest(self._directory, self._reserve)
 
     def _reserve(self, total: int) -> int:
         if self._reserve_mb is not None:
@@ -380,6 +404,12 @@ class DiskWatch:
 
 def default_reserve_mb(total_mb: int) -> int:
     return min(1024, total_mb * 2 // 100)
+
+
+def tightest(state_dir: Path, reserve: Callable[[int], int]) -> tuple[int, int]:
+    """Returns size and free bytes of the file system for disks that has least above its reserve."""
+    found = [(each.f_blocks * each.f_frsize, each.f_bavail * each.f_frsize) for each in file_systems(state_dir)]
+    return min(found, key=lambda space: space[1] - reserve(space[0]))
 
 
 def _dirty() -> int:

@@ -1,8 +1,10 @@
-"""Copies sparse files: blocks are shared where the file system can, else only what holds data is copied."""
+"""Copies sparse files: blocks are shared where the file system can, else only what holds data is copied. And says how
+much of a file is shared."""
 
 import errno
 import fcntl
 import os
+import struct
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -10,6 +12,11 @@ from warren.model.spec import MIB
 
 PIECE: Final = 16 * MIB
 _FICLONE: Final = 0x40049409
+_FIEMAP: Final = 0xC020660B
+_FIEMAP_HEAD: Final = struct.Struct("<QQIIII")
+_EXTENT: Final = struct.Struct("<QQQ16xI12x")
+_EXTENTS_AT_ONCE: Final = 512
+_LAST, _SHARED = 0x1, 0x2000
 
 
 def clone(old: int, new: int) -> bool:
@@ -24,6 +31,7 @@ def clone(old: int, new: int) -> bool:
 def copy_file(old: int, new: int, look: Callable[[int], object] = lambda size: None) -> None:
     """Makes an empty file the same as another. `look` is called with the bytes that are written next, and may raise.
     Raises OSError."""
+    look(PIECE)  # blocks that are shared take no room, and what is written to them later does
     if clone(old, new):
         return
     os.ftruncate(new, os.fstat(old).st_size)
@@ -46,6 +54,26 @@ def extents(fd: int) -> Iterator[tuple[int, int]]:
             raise
         at = os.lseek(fd, start, os.SEEK_HOLE)
         yield start, at
+
+
+def shared_bytes(fd: int) -> int:
+    """Returns how much of a file shares its blocks with others: writing there takes new ones. 0 where the file system
+    cannot say."""
+    shared, at = 0, 0
+    while True:
+        head = _FIEMAP_HEAD.pack(at, (1 << 64) - 1 - at, 0, 0, _EXTENTS_AT_ONCE, 0)
+        room = bytearray(head + bytes(_EXTENTS_AT_ONCE * _EXTENT.size))
+        try:
+            fcntl.ioctl(fd, _FIEMAP, room)
+        except OSError:
+            return int(shared)
+        count = _FIEMAP_HEAD.unpack_from(room)[3]
+        at, flags = -1, _LAST
+        for number in range(count):
+            start, _, size, flags = _EXTENT.unpack_from(room, _FIEMAP_HEAD.size + number * _EXTENT.size)
+            shared, at = shared + (size if flags & _SHARED else 0), start + size
+        if flags & _LAST:
+            return int(shared)
 
 
 def _copy(old: int, new: int, start: int, size: int) -> int:

@@ -1,9 +1,9 @@
 """Named volumes on this host: ext4 images, and their mounts in running sandboxes.
 
-A volume is a sparse file STATE/volumes/ID.img with a journal: what was synced in it survives a loss of power. Beside
-disks of sandboxes it is the only thing that sandboxes write to the host's file system. `warren-launch attach` mounts
-it (launcher/volume.c). A loop device holds an exclusive lock on its image as long as it has it, so whoever gets the
-lock here knows that nobody has the volume mounted, whatever was killed before.
+A volume is a sparse file STATE/disks/volumes/ID.img with a journal: what was synced in it survives a loss of power.
+Beside disks of sandboxes it is the only thing that sandboxes write to the host's file system. `warren-launch attach`
+mounts it (launcher/volume.c). A loop device holds an exclusive lock on its image as long as it has it, so whoever gets
+the lock here knows that nobody has the volume mounted, whatever was killed before.
 """
 
 import asyncio
@@ -34,18 +34,21 @@ from warren.model.errors import (
 )
 from warren.model.spec import MIB, USER_UID
 from warren.model.volume import VolumeMount, is_volume_id
-from warren.sandboxes.host.disk_room import default_reserve_mb
+from warren.sandboxes.host.disk_images import NamedImage
+from warren.sandboxes.host.disk_room import WatchedDisk, default_reserve_mb, tightest
 from warren.sandboxes.host.disks import FREE_FD
 from warren.sandboxes.host.processes import Finished, run
 from warren.sandboxes.host.record import SandboxRecord
+from warren.sandboxes.host.storage import DISKS
 
-VOLUMES: Final = "volumes"
+VOLUMES: Final = f"{DISKS}/volumes"
 """The directory of the images, in the state directory."""
 _IMAGE_FD, _PIDFD = 6, 7
 _SUFFIX: Final = ".img"
 _FICLONE: Final = 0x40049409
 _LOOP_GET_STATUS64: Final = 0x4C05
 _STATUS_BYTES: Final = 232
+_LOOP_MAJOR: Final = 7
 _SUPERBLOCK: Final = 1024
 _MOUNTED_AT: Final = _SUPERBLOCK + 0x2C
 _SMALL_MB: Final = 512
@@ -70,6 +73,7 @@ class HostVolumes:
     ) -> None:
         self.directory, self._launcher, self._min_free_mb = directory, launcher, min_free_mb
         self._without_paths = without_paths
+        self._users: dict[str, SandboxRecord] = {}  # sandboxes that have volumes, or had some
         self._changing: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()  # by sandbox
 
     def __repr__(self) -> str:
@@ -213,14 +217,36 @@ class HostVolumes:
 
     def check_room(self, coming: int = 0) -> None:
         """Raises NoSpace if the machine's disk is close to its reserve: images are sparse, and grow when written to."""
-        place = os.statvfs(self.directory)
-        total, free = place.f_blocks * place.f_frsize, place.f_bavail * place.f_frsize
-        reserve = (self._min_free_mb or default_reserve_mb(total // MIB)) * MIB
+        total, free = tightest(self.directory.parents[1], self._reserve)
+        reserve = self._reserve(total)
         if free - coming < 2 * reserve:
             raise NoSpace(
                 f"the machine's disk is nearly full: {free // MIB} MiB are free, {reserve // MIB} MiB must stay free",
                 remedy="delete volumes, artifacts or images that are not needed any more",
             )
+
+    def _reserve(self, total: int) -> int:
+        return (self._min_free_mb or default_reserve_mb(total // MIB)) * MIB
+
+    def note_user(self, record: SandboxRecord) -> None:
+        """Notes that the sandbox has volumes."""
+        self._users[record.sandbox_id] = record
+
+    def watched(self) -> dict[str, WatchedDisk]:
+        """Returns the volumes that sandboxes have mounted, as they are seen in one of these. Blocks."""
+        found: dict[str, WatchedDisk] = {}
+        for record in list(self._users.values()):
+            mounts: Sequence[tuple[str, int, str]] = ()
+            with suppress(SandboxLost):
+                mounts = [mount for mount in self._mounts(record) if mount[2]] if record.alive() else ()
+            if not mounts:
+                self._users.pop(record.sandbox_id, None)
+            for where, minor, volume in mounts:
+                with suppress(OSError):
+                    size, image = self._path(volume).stat().st_size, NamedImage(self.directory, f"{volume}{_SUFFIX}")
+                    place = Path(f"/proc/{record.pid}/root{where}")
+                    found[volume] = WatchedDisk(place, os.makedev(_LOOP_MAJOR, minor), size, image)
+        return found
 
     # -- in sandboxes
 
@@ -238,6 +264,7 @@ class HostVolumes:
                 await self._in_sandbox(record, argv, {image: _IMAGE_FD})
             finally:
                 os.close(image)
+                self.note_user(record)
 
     def _lock_of(self, record: SandboxRecord) -> asyncio.Lock:
         return self._changing.setdefault(record.sandbox_id, asyncio.Lock())

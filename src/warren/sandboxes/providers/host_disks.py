@@ -17,6 +17,7 @@ from warren.sandboxes.host.disks import Disks
 from warren.sandboxes.host.freezing import let_die
 from warren.sandboxes.host.processes import kill_if
 from warren.sandboxes.host.record import SandboxRecord
+from warren.sandboxes.host.volumes import HostVolumes
 from warren.sandboxes.providers.host_limits import HostLimits
 from warren.sandboxes.providers.host_records import SandboxRecords
 
@@ -27,9 +28,16 @@ class SandboxDisks(Generic[R]):
     """`promises` counts what the sandboxes may write in all. Without loop devices no room is promised or watched."""
 
     def __init__(
-        self, records: SandboxRecords[R], disks: Disks, state_dir: Path, min_free_mb: int | None, overcommit: float
+        self,
+        records: SandboxRecords[R],
+        disks: Disks,
+        volumes: HostVolumes,
+        state_dir: Path,
+        min_free_mb: int | None,
+        overcommit: float,
     ) -> None:
         self._records = records
+        self._volumes = volumes
         self._disks = disks
         self.promises = Promises(overcommit)
         self._images: dict[str, DiskImage] = {}  # by sandbox, those that this process has open
@@ -40,6 +48,7 @@ class SandboxDisks(Generic[R]):
             min_free_mb,
             disks=self.list,
             end=self._end_sandboxes,
+            volumes=volumes.watched,
             coming_back=lambda: self.freeing_bytes,
         )
         self._watching: asyncio.Task[None] | None = None
@@ -106,12 +115,15 @@ class SandboxDisks(Generic[R]):
     def _watched_disk(self, record: R) -> WatchedDisk | None:
         image = self._image_of(record)
         try:
-            disk = find_disk(Path(f"/proc/{record.pid}/mountinfo").read_text()) if record.alive() else None
+            mounts = Path(f"/proc/{record.pid}/mountinfo").read_text() if record.alive() else ""
+            disk = find_disk(mounts)
         except OSError:
             disk = None
         if disk is None:
             image.close()
             return None
+        if mounts.count(" 7:") > 1:
+            self._volumes.note_user(record)
         where, device = disk
         mounted = Path(f"/proc/{record.pid}/root{where}")
         return WatchedDisk(mounted, device, record.spec.limits.disk_mb * MIB, image)

@@ -49,6 +49,7 @@ from warren.sandboxes.host.metrics import MetricsReader, MetricsSource
 from warren.sandboxes.host.processes import boot_id, is_exiting
 from warren.sandboxes.host.reclaim import Reclaims
 from warren.sandboxes.host.record import SandboxRecord, find_abandoned
+from warren.sandboxes.host.storage import DISKS
 from warren.sandboxes.host.uids import UidRanges
 from warren.sandboxes.host.volumes import VOLUMES, HostVolumes
 from warren.sandboxes.host.watch import Watches
@@ -165,14 +166,14 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._fault: Fault = options.get("fault", lambda step: None)
         self._limits = HostLimits(self._hierarchies, room)
         self._uids = UidRanges()
-        self.disks = Disks(self._state / "disks", self._programs.launcher)
-        self.sandbox_disks = SandboxDisks(
-            self.records, self.disks, self._state, room.min_free_disk_mb, room.disk_overcommit
-        )
-        self._saved = SavedImages(self.disks.directory / self.saved_folder, self.sandbox_disks.spare, self._fault)
+        self.disks = Disks(self._state / DISKS, self._programs.launcher)
         self.volume_images = HostVolumes(
             self._state / VOLUMES, self._programs.launcher, room.min_free_disk_mb, self._programs.without_paths
         )
+        self.sandbox_disks = SandboxDisks(
+            self.records, self.disks, self.volume_images, self._state, room.min_free_disk_mb, room.disk_overcommit
+        )
+        self._saved = SavedImages(self.disks.directory / self.saved_folder, self.sandbox_disks.spare, self._fault)
         self._metrics = MetricsReader()
         watched = partial(self.records.watched, self._cgroup)
         self._kernel_watches = Watches(FileLockWatch(), NetlinkWatch(watched), TcpWatch(watched))
