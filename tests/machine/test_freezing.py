@@ -5,6 +5,7 @@ import os
 import secrets
 import subprocess
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from this_run import patience
 from warren.model.errors import ProviderUnavailable
 from warren.sandboxes.host.cgroups import Hierarchies, SandboxCgroup
 from warren.sandboxes.host.freezing import FREEZER, let_die, let_die_and_freeze
+from warren.sandboxes.providers.host_provider import freeze
 
 pytestmark = pytest.mark.anyio
 
@@ -110,6 +112,16 @@ async def test_one_that_cannot_be_stopped_runs_on(files: Path) -> None:
     with pytest.raises(ProviderUnavailable, match="waits for a disk"):
         SandboxCgroup({"": str(files)}, unified=True).freeze(within_s=0.05)
     assert (files / "cgroup.freeze").read_text().startswith("0")
+
+
+async def test_who_waits_for_one_that_does_not_stop_takes_no_thread(files: Path) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    waiting = asyncio.create_task(freeze(SandboxCgroup({"": str(files)}, unified=True)))
+    for _ in range(5):
+        await asyncio.to_thread(int)
+    assert not waiting.done()
+    (files / "cgroup.events").write_text("populated 1\nfrozen 1\n")
+    await waiting
 
 
 async def test_v2_is_asked_for_all_the_memory_there_is_and_swaps_only_meanwhile(files: Path) -> None:

@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from warren.model.capability import Capability
 from warren.model.errors import Conflict, InvalidRequest, NoSpace
 from warren.model.operations import Command
 from warren.model.spec import MIB, Limits, SandboxSpec
+from warren.sandboxes.disks.saved_images import SavedImages
 from warren.sandboxes.disks.saving import STEPS
 from warren.sandboxes.providers.host_limits import HostRoom
 from warren.sandboxes.providers.oci import OciProvider
@@ -273,6 +276,23 @@ async def test_what_must_stay_free_is_not_touched(state_dir: Path, image_store: 
     assert await say(box, "echo on") == "on"
     await full.close()
     await end(before)
+
+
+async def test_a_disk_that_is_slow_to_copy_keeps_nobody_elses_threads(state_dir: Path, image_store: ImageStore) -> None:
+    provider = OciProvider(state_dir, image_store, BIN)
+    box = await provider.create(SPEC)
+    await say(box, "head -c 8M /dev/urandom > /workspace/data")
+    await provider.save_disk(box.id, "slow")
+    may_copy = threading.Event()
+    slow = SavedImages(state_dir / "disks/saved", lambda: may_copy.wait(this_run.patience(10)) and 0)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    copies = [asyncio.create_task(slow.copy("slow", 64)) for _ in range(6)]
+    for _ in range(20):
+        await asyncio.to_thread(int)
+    assert not any(task.done() for task in copies)
+    may_copy.set()
+    assert all(isinstance(one, NoSpace) for one in await asyncio.gather(*copies, return_exceptions=True))
+    await end(provider)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,23 @@ async def test_a_volume_grows_is_copied_and_is_never_made_smaller(provider: OciP
     await provider.destroy(box.id)
     await no_loop_is_left(provider)
     await provider.volume_images.delete(twin)
+
+
+async def test_who_waits_for_a_volume_that_a_program_keeps_open_takes_no_thread(
+    provider: OciProvider, volume: str
+) -> None:
+    box = await new_box(provider)
+    await provider.attach(box.id, mount_of(volume))
+    await box.start(Command(shell=f"exec 9> {AT}/file; echo open; sleep 600"), process_id="keeper")
+    while "open" not in await sh(box, f"ls {AT}/file > /dev/null && echo open || true"):
+        await asyncio.sleep(0.02)
+    await provider.detach(box.id, volume)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    waiting = [asyncio.create_task(provider.volume_images.copy(volume, new_volume_id())) for _ in range(3)]
+    for _ in range(5):
+        await asyncio.to_thread(int)
+    assert not any(task.done() for task in waiting)
+    assert all(isinstance(one, Conflict) for one in await asyncio.gather(*waiting, return_exceptions=True))
 
 
 async def test_what_was_synced_survives_a_loss_of_power(provider: OciProvider, volume: str) -> None:

@@ -37,6 +37,17 @@ async def test_owners_take_turns_in_one_thread() -> None:
     assert len(work.threads) == 1
 
 
+async def test_owners_take_turns_in_a_few_threads_and_one_that_has_many_pieces_keeps_nobody_out() -> None:
+    threads, work = FairThread(2), Work()
+    wanted = ["greedy"] * 6 + ["other"]
+    tasks = [asyncio.create_task(threads.run(owner, lambda name=owner: work.do(name))) for owner in wanted]  # type: ignore[misc]
+    await asyncio.sleep(0.05)
+    work.may_go_on.set()
+    assert await asyncio.gather(*tasks) == wanted
+    assert work.done.index("other") <= 4
+    assert await threads.run("one", lambda: 7) == 7
+
+
 async def test_errors_reach_the_caller_and_the_next_work_is_done() -> None:
     thread = FairThread()
     with pytest.raises(ValueError, match="invalid literal"):

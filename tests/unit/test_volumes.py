@@ -234,6 +234,18 @@ async def test_a_tenant_has_no_more_volumes_than_it_may(world: World) -> None:
     assert await volumes.records.used(TENANT) == Use(30, 1)
 
 
+async def test_two_that_make_a_volume_larger_at_once_pay_for_the_size_it_gets(world: World) -> None:
+    volumes = world.lifecycle.volumes
+    await volumes.create(TENANT, "data", 16)
+    changes = [volumes.change(TENANT, "data", size_mb=size) for size in (48, 64, 32)]
+    made = await asyncio.gather(*changes, return_exceptions=True)
+    assert sum(isinstance(each, Conflict) for each in made) == 2
+    (image,) = await world.worker.volume_images.list()
+    size = (await volumes.get(TENANT, "data")).size_mb
+    assert (image.size_mb, await volumes.records.used(TENANT)) == (size, Use(size, 1))
+    assert (await volumes.change(TENANT, "data", size_mb=80)).size_mb == 80
+
+
 # -- crashes
 
 

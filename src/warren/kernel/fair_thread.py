@@ -1,7 +1,8 @@
-"""One thread for long work that callers ask for, such as reading thousands of network rules. Tenants take turns.
+"""Threads for long work that callers ask for, such as reading thousands of network rules. Tenants take turns.
 
 Threads that compute share the interpreter with the event loop: beside six of them each turn of the loop comes 100 ms
-late. So all such work of a process has one thread, however many requests ask for it.
+late. So all such work of a process has one thread, however many requests ask for it. Work that waits for disks has a
+few threads of its own: in those of `asyncio.to_thread`, everybody else's short work would wait behind it.
 """
 
 import asyncio
@@ -9,20 +10,21 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from warren.kernel.fair_share import Turns
 
+_DISK_THREADS: Final = 4
 T = TypeVar("T")
 
 
 class FairThread:
-    """The thread is there while there is work."""
+    """A thread, or `most` of them, that are there while there is work."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 1) -> None:
+        self._most, self._running = most, 0
         self._lock = threading.Lock()
         self._waiting = Turns[tuple[Future[Any], Callable[[], Any]]]()
-        self._is_running = False
 
     async def run(self, owner: str, work: Callable[[], T]) -> T:
         """Runs the work when it is the owner's turn, and returns or raises what it does. Work whose caller is cancelled
@@ -30,7 +32,8 @@ class FairThread:
         done: Future[T] = Future()
         with self._lock:
             self._waiting.add(owner, (done, work))
-            must_start, self._is_running = not self._is_running, True
+            must_start = self._running < self._most
+            self._running += must_start
         if must_start:
             threading.Thread(target=self._run_all, name="long-work", daemon=True).start()
         return await asyncio.wrap_future(done)
@@ -48,11 +51,19 @@ class FairThread:
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
         with self._lock:
-            self._is_running = bool(self._waiting)
-            return self._waiting.next()[1] if self._waiting else None
+            if self._waiting:
+                return self._waiting.next()[1]
+            self._running -= 1
+            return None
 
 
 @cache
 def fair_thread() -> FairThread:
-    """Returns the thread of this process."""
+    """Returns the thread of this process for work that computes."""
     return FairThread()
+
+
+@cache
+def disk_threads() -> FairThread:
+    """Returns the threads of this process for copying, reading and writing whole disks."""
+    return FairThread(_DISK_THREADS)

@@ -1,5 +1,6 @@
 """The volumes of the fake provider: trees of nodes in memory, which its sandboxes share."""
 
+import asyncio
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ class FakeVolumes:
 
     async def grow(self, volume_id: str, size_mb: int) -> None:
         volume = self._unused(volume_id)
+        await asyncio.sleep(0)
         if size_mb < volume.size_mb:
             raise InvalidRequest("a volume cannot be made smaller", remedy="copy what is in it to a smaller one")
         volume.size_mb = size_mb

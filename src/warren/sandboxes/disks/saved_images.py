@@ -13,10 +13,12 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
 from warren.interfaces.disks import SavedDisk
+from warren.kernel.fair_thread import disk_threads
 from warren.kernel.shielding import run_shielded
 from warren.model.errors import Conflict, InvalidRequest, NoSpace, NotFound, ProviderUnavailable
 from warren.model.spec import MIB, SandboxSpec, check_disk_name, is_disk_name
@@ -88,7 +90,7 @@ class SavedImages:
         async with self.new(name) as new:
             unpacking = Unpacking(new.fd, self.look)
             async for piece in _pieces(data):
-                await _written(unpacking.feed, piece)
+                await _written(name, unpacking.feed, piece)
             return await self.finish(new, replace(unpacking.finish(), stopped_s=0.0))
 
     @asynccontextmanager
@@ -96,7 +98,7 @@ class SavedImages:
         """Yields a new saved disk. If the block fails or is cancelled, nothing is kept of it. Raises InvalidRequest for
         what is no name, and Conflict."""
         check_disk_name(name)
-        new = await kept(_written(NewImage, self.directory, name, self.fault), NewImage.undo)
+        new = await kept(_written(name, NewImage, self.directory, name, self.fault), NewImage.undo)
         try:
             self.fault("disk begun")
             yield new
@@ -106,7 +108,7 @@ class SavedImages:
 
     async def finish(self, new: "NewImage", description: DiskDescription) -> SavedDisk:
         """Gives a new disk its name. To be called last in the block."""
-        saved = await _written(new.finish, description)
+        saved = await _written(new.name, new.finish, description)
         await asyncio.sleep(0)  # a task cancelled since its last await would drop what it returns
         return saved
 
@@ -121,7 +123,7 @@ class SavedImages:
     async def copy(self, name: str, disk_mb: int) -> int:
         """Returns the descriptor of a nameless copy with a disk of this size, and a number that launchers do not use.
         Raises NotFound, NoSpace, ProviderUnavailable."""
-        image = await kept(_written(self._copy, name), os.close)
+        image = await kept(_written(name, self._copy, name), os.close)
         try:
             await file_system.grow(image, disk_mb)
         except BaseException:
@@ -167,7 +169,7 @@ class NewImage:
     """An image on its way to its name. Its methods block."""
 
     def __init__(self, directory: Path, name: str, fault: Fault) -> None:
-        self._directory, self._name, self._fault = directory, name, fault
+        self._directory, self.name, self._fault = directory, name, fault
         self._final = directory / f"{name}{_ENDING}"
         self._is_named = False
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -177,11 +179,11 @@ class NewImage:
         fcntl.flock(self.fd, fcntl.LOCK_EX)
 
     def __repr__(self) -> str:
-        return f"<NewImage {self._name}>"
+        return f"<NewImage {self.name}>"
 
     def _require_free(self) -> None:
         if self._final.exists():
-            raise Conflict(f"there is a saved disk {self._name}", remedy="delete it first, or use another name")
+            raise Conflict(f"there is a saved disk {self.name}", remedy="delete it first, or use another name")
 
     def finish(self, description: DiskDescription) -> SavedDisk:
         """Gives the image its name. Raises Conflict if another has got it meanwhile."""
@@ -200,7 +202,7 @@ class NewImage:
             os.fsync(folder)
         finally:
             os.close(folder)
-        saved = _saved_disk(self._name, self.fd, description)
+        saved = _saved_disk(self.name, self.fd, description)
         self._close()
         return saved
 
@@ -243,10 +245,11 @@ async def _undo(making: "asyncio.Future[T]", undo: Callable[[T], object]) -> Non
         await asyncio.to_thread(undo, await making)
 
 
-async def _written(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Runs work that writes to the directory to its end, in a thread."""
+async def _written(name: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Runs work that writes to the directory to its end, in a thread for disks, in which names take turns: many that
+    begin with one large disk do not keep all others waiting."""
     try:
-        return await run_shielded(asyncio.to_thread(work, *args, **kwargs))
+        return await run_shielded(disk_threads().run(name, partial(work, *args, **kwargs)))
     except OSError as exc:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpace("there is no space left for a saved disk", remedy="free some in the state directory") from exc

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from warren.interfaces.disks import SavedDisk
+from warren.kernel.fair_thread import disk_threads
 from warren.kernel.shielding import run_shielded
 from warren.model.spec import MIB
 from warren.sandboxes.disks import file_system
@@ -86,7 +87,7 @@ class _Copying:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Ends the work before it raises, if the caller is cancelled."""
-        working = asyncio.ensure_future(asyncio.to_thread(work))
+        working = asyncio.ensure_future(disk_threads().run(self._new.name, work))
         try:
             return await asyncio.shield(working)
         except asyncio.CancelledError:

@@ -69,14 +69,20 @@ def freezers(directories: Mapping[str, str]) -> Iterator[Freezer]:
 def freeze(directories: Mapping[str, str], within_s: float) -> None:
     """Returns when every process of the cgroup stands still. Raises ProviderUnavailable if that cannot be, and then
     all of them run on."""
+    for pause_s in freezing(directories, within_s):
+        time.sleep(pause_s)
+
+
+def freezing(directories: Mapping[str, str], within_s: float) -> Iterator[float]:
+    """Does what `freeze` does; yields how long the caller is to wait, if it takes more than a few milliseconds."""
     for freezer in freezers(directories):
         with suppress(OSError):
             if freezer.has_processes():
-                return _freeze(freezer, within_s)
+                return (yield from _freeze(freezer, within_s))
     raise ProviderUnavailable("a sandbox cannot be frozen: no process of it is in a cgroup with a freezer")
 
 
-def _freeze(freezer: Freezer, within_s: float) -> None:
+def _freeze(freezer: Freezer, within_s: float) -> Iterator[float]:
     until, pause_s = time.monotonic() + within_s, _PAUSE_S[0]
     freezer.begin()
     while not freezer.stands_still():
@@ -86,7 +92,10 @@ def _freeze(freezer: Freezer, within_s: float) -> None:
                 f"a process of the sandbox did not stop within {within_s:g} s: it waits for a disk or a device",
                 remedy="try again",
             )
-        time.sleep(pause_s)
+        if pause_s < _PAUSE_S[1]:
+            time.sleep(pause_s)
+        else:
+            yield pause_s
         pause_s = min(2 * pause_s, _PAUSE_S[1])
         if not freezer.unified:  # v1 forgets processes that were being forked
             freezer.begin()

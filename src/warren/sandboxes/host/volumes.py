@@ -16,10 +16,12 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from warren.interfaces.volumes import VolumeImage
+from warren.kernel.fair_thread import disk_threads
 from warren.kernel.shielding import run_shielded
 from warren.model.errors import (
     Conflict,
@@ -99,7 +101,7 @@ class HostVolumes:
         with self._new(path) as temporary:
             image = await self._locked(source)
             try:
-                await run_shielded(asyncio.to_thread(self._copy, image, temporary))
+                await run_shielded(disk_threads().run(path.name, partial(self._copy, image, temporary)))
                 await run_shielded(asyncio.to_thread(_keep, temporary, path))
             finally:
                 os.close(image)
@@ -119,7 +121,7 @@ class HostVolumes:
                     raise InvalidRequest(
                         "a volume cannot be made smaller", remedy="copy what is in it to a smaller one"
                     )
-                await run_shielded(asyncio.to_thread(self._copy, image, temporary))
+                await run_shielded(disk_threads().run(path.name, partial(self._copy, image, temporary)))
                 os.truncate(temporary, size_mb * MIB)
                 check, grow = ["e2fsck", "-fy", str(temporary)], ["resize2fs", str(temporary)]
                 await _run_each("growing a volume", check, grow)
@@ -136,26 +138,28 @@ class HostVolumes:
             temporary.unlink(missing_ok=True)
 
     async def _locked(self, volume_id: str) -> int:
-        locking = asyncio.ensure_future(asyncio.to_thread(self._lock, volume_id))
-        try:
-            return await asyncio.shield(locking)
-        except asyncio.CancelledError:
-            locking.add_done_callback(_close_result)  # a thread cannot be cancelled
-            raise
+        """Returns the open image, which no sandbox has, or gets until it is closed. A loop device whose last mount has
+        just gone may still have it for a moment; a sandbox whose programs have a file of it open has it for long."""
+        until = time.monotonic() + _LET_GO_S
+        while (fd := self._try_lock(volume_id)) is None:
+            if time.monotonic() > until:
+                raise Conflict("a sandbox has the volume mounted", remedy="end its sessions, or detach it")
+            await asyncio.sleep(_PAUSE_S)
+        return fd
 
     async def delete(self, volume_id: str) -> None:
-        await run_shielded(asyncio.to_thread(self._delete, volume_id))
+        await run_shielded(self._delete(volume_id))
 
-    def _delete(self, volume_id: str) -> None:
+    async def _delete(self, volume_id: str) -> None:
         path = self._path(volume_id)
         path.with_name(f".{path.name}").unlink(missing_ok=True)
         with suppress(NotFound):
-            fd = self._lock(volume_id)
+            fd = await self._locked(volume_id)
             try:
                 path.unlink()
-                _sync_directory(self.directory)
+                await asyncio.to_thread(_sync_directory, self.directory)
             finally:
-                os.close(fd)
+                await asyncio.to_thread(os.close, fd)  # frees its blocks
 
     async def find(self, volume_id: str) -> VolumeImage | None:
         return await asyncio.to_thread(self._find, volume_id)
@@ -194,24 +198,15 @@ class HostVolumes:
         finally:
             os.close(fd)
 
-    def _lock(self, volume_id: str) -> int:
-        """Returns the open image, which no sandbox has, or gets until it is closed. Called in a thread. A loop device
-        whose last mount has just gone may still have it for a moment."""
-        fd, until = self._open(volume_id), time.monotonic() + _LET_GO_S
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(fd).st_nlink:
-                    return fd
-                os.close(fd)  # deleted, or replaced by a larger one, meanwhile
-                fd = self._open(volume_id)
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    os.close(fd)
-                    raise Conflict(
-                        "a sandbox has the volume mounted", remedy="end its sessions, or detach it"
-                    ) from None
-                time.sleep(_PAUSE_S)
+    def _try_lock(self, volume_id: str) -> int | None:
+        """Returns None if somebody has the image."""
+        fd = self._open(volume_id)
+        with suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(fd).st_nlink:
+                return fd
+        os.close(fd)  # else it was deleted, or replaced by a larger one, meanwhile
+        return None
 
     # -- room
 
@@ -378,11 +373,6 @@ async def _run_each(doing: str, *commands: Sequence[str]) -> None:
         if outcome.code != 0 and not (argv[0] == "e2fsck" and outcome.code == 1):  # 1: it has corrected something
             why = outcome.last_line.replace(argv[-1], "the image")
             raise ProviderUnavailable(f"{doing}: {why}", remedy="install e2fsprogs, if it is not there")
-
-
-def _close_result(locking: asyncio.Future[int]) -> None:
-    if not locking.cancelled() and locking.exception() is None:
-        os.close(locking.result())
 
 
 def _keep(temporary: Path, path: Path) -> None:

@@ -240,7 +240,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         async with self._alone(sandbox_id):
             cgroup = self._freezable(sandbox_id)
             try:
-                await run_shielded(asyncio.to_thread(cgroup.freeze))
+                await run_shielded(freeze(cgroup))
             except ProviderUnavailable:
                 self._live_record(sandbox_id)
                 raise
@@ -481,6 +481,13 @@ class HostProvider(ABC, Generic[R, Plan]):
         with suppress(OSError):
             return (self.directory(record.sandbox_id) / ENDED).read_text()
         return "its first process has ended"
+
+
+async def freeze(cgroup: SandboxCgroup) -> None:
+    """No thread waits for processes that do not stop for seconds: everybody shares the threads."""
+    steps = cgroup.freezing()
+    while (pause_s := await asyncio.to_thread(next, steps, None)) is not None:  # noqa: ASYNC110
+        await asyncio.sleep(pause_s)
 
 
 def translate_os_error(doing: str, exc: OSError) -> ProviderUnavailable | NoSpace:

@@ -9,7 +9,8 @@ who uses it: one of the two always sees the other. If both fail, the lock on the
 In a cluster a volume lives on the disk of one worker, its `place`; sessions that name it go there.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -75,6 +76,7 @@ class Volumes:
         self._basis, self._rules, self._events = basis, rules, events
         self.records = VolumeRecords(basis.store.records)
         self.contents = VolumeContents(basis, self.records)
+        self._changing: set[str] = set()  # ids of volumes that are made larger, changed or deleted here
 
     def __repr__(self) -> str:
         return f"<Volumes of {self._rules.place or 'this machine'}>"
@@ -185,8 +187,23 @@ class Volumes:
         self, tenant: str, name: str, *, size_mb: int | None = None, metadata: dict[str, str | None] | None = None
     ) -> Volume:
         """Makes a volume larger that nobody uses, and merges metadata: None removes an entry."""
-        row = await self._here(tenant, name)
+        with self._alone(await self._here(tenant, name)):
+            return await self._change(await self._here(tenant, name), size_mb, metadata)
+
+    @contextmanager
+    def _alone(self, row: VolumeRow) -> Iterator[None]:
+        """Two that make a volume larger would pay for two sizes, and only one of them is in its row."""
         volume = row.volume
+        if volume.id in self._changing:
+            raise Conflict(f"the volume {volume.name!r} is being changed", remedy="try again soon")
+        self._changing.add(volume.id)
+        try:
+            yield
+        finally:
+            self._changing.discard(volume.id)
+
+    async def _change(self, row: VolumeRow, size_mb: int | None, metadata: dict[str, str | None] | None) -> Volume:
+        volume, tenant = row.volume, row.volume.tenant
         if metadata is not None:
             merged = {**volume.metadata, **metadata}
             kept = check_metadata({key: value for key, value in merged.items() if value is not None})
@@ -217,6 +234,11 @@ class Volumes:
     async def delete(self, tenant: str, name: str) -> None:
         """Raises NotFound, and Conflict for one that is in use. One whose worker is away goes when that comes back."""
         row = await self.records.ready(tenant, name)
+        with self._alone(row):
+            await self._delete(row)
+
+    async def _delete(self, row: VolumeRow) -> None:
+        name = row.volume.name
         marked = await self.records.change(row, replace(row.volume, state=VolumeState.DELETING))
         if marked is None:
             raise Conflict(f"the volume {name!r} was changed meanwhile", remedy="try again")
