@@ -1,0 +1,1 @@
+import{L as e}from"./chunk-VKWXYK4D.js";function o({next:t,limit:n}){return t?n.value>=1e3?e("p",{class:"note",children:"There are more, which only the API and the command line list."}):e("button",{type:"button",class:"plain",onClick:()=>n.value=Math.min(2*n.value,1e3),children:"Show more"}):null}export{o as a};
