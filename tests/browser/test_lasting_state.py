@@ -79,6 +79,29 @@ async def test_a_session_is_paused_from_the_list(page: WatchedPage, api: Api) ->
         await expect(line.locator(".state")).to_have_text("running")
 
 
+async def test_a_hibernated_session_comes_back_with_its_files(page: WatchedPage, api: Api) -> None:
+    async with api.session(thread_id="asleep") as session:
+        await session.write("a.txt", b"kept")
+        await session.post("/pause", {"to_disk": True})
+        line = row(page, "Sessions", "asleep")
+        await expect(line.locator(".state")).to_have_text("hibernated")
+        await page.field("State").select_option("hibernated")
+        await line.get_by_role("link").click()
+        await expect(header(page)).to_contain_text(re.compile(r"Paused for\s*\d+ s"))
+        for tab in ("Terminal", "Files", "Processes", "Code", "Ports", "Figures"):
+            await page.get("tab", tab).click()
+            await expect(page.text("This session is hibernated: its files are kept")).to_be_visible()
+        for tab in ("Network", "Volumes", "Artifacts", "Logs", "Record", "Isolation", "Details"):
+            await page.get("tab", tab).click()
+            await expect(page.get("tabpanel", tab)).not_to_be_empty()
+            await expect(page.raw.get_by_role("alert")).to_have_count(0)
+        await page.get("tab", "Files").click()
+        assert (await session.show())["state"] == "hibernated"
+        await page.get("button", "Resume this session").click()
+        await expect(header(page).locator(".state")).to_have_text("running")
+        await expect(page.text("a.txt")).to_be_visible()
+
+
 async def test_what_is_not_saved_survives_a_pause(page: WatchedPage, api: Api) -> None:
     async with api.session() as session:
         await session.write("a.txt", b"as it was")
@@ -190,8 +213,8 @@ async def test_a_volume_is_made_attached_used_and_deleted(page: WatchedPage, api
         await expect(row(page, "Volumes of this session", "cache")).to_contain_text("/workspace/data")
         await page.get("tab", "Terminal").click()
         shell = await Shell(page).open()
-        await shell.type("df -P /workspace/data | tail -n 1; echo kept > /workspace/data/file")
-        await shell.says(r"/workspace/data")
+        await shell.type("df -P | grep -c /workspace/data; echo kept > /workspace/data/file && echo wro''te")
+        await shell.says(r"1\s*wrote")
         assert await session.output("cat data/file") == "kept\n"
 
         await page.goto("/ui/volumes")

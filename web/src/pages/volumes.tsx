@@ -18,7 +18,7 @@ import { formatBytes, formatDateTime, formatValues, MIB } from "../lib/format";
 
 const PAGE_SIZE = 50;
 const NONE: readonly VolumeView[] = [];
-const RELEVANT = /^(volume\.|session\.(created|ended|expired|lost)$)/;
+const RELEVANT = /^(volume\.|session\.(created|ended|expired|lost|hibernated|resumed)$)/;
 
 type OpenDialog = { kind: "create" } | { kind: "grow" | "delete"; volume: VolumeView };
 

@@ -35,6 +35,7 @@ export function DetailsTab({ session }: TabProps) {
                     ["Limits", session.limits && describeLimits(session.limits)],
                     ["Started from snapshot", session.snapshot ?? null],
                     ["Forked from", session.forked_from ?? null],
+                    ["Restored from disk", session.restored > 0 && `${session.restored} times`],
                     ["Volumes", session.volumes.map(describeMount).join(", ")],
                     ["Log", session.logs],
                     ["Graphics processors", session.gpus.join(", ")],
