@@ -17,6 +17,7 @@ import pytest
 from docker_engine import DockerEngine, mounts_below
 
 import warren
+from warren.doctor.parts import check_capabilities
 from warren.images.store.store import ImageStore
 from warren.interfaces.sandbox import Sandbox
 from warren.model.capability import Capability
@@ -304,6 +305,9 @@ async def test_without_loop_devices_a_tmpfs_takes_the_disks_place_and_says_so(op
     provider = open_provider()
     await provider.destroy((await provider.create(SPEC)).id)
     provider.disks.why_not_loop = "the test says so"
+    reports = {check.name: check for check in check_capabilities(provider)}
+    assert {"snapshots", "volumes"} < reports.keys()
+    assert all("the test says so" in reports[name].found for name in ("snapshots", "volumes"))
     box = await provider.create(SandboxSpec(limits=Limits(memory_mb=128)))
     try:
         assert "tmpfs" in box.isolation.layers[Layer.DISK_LIMIT]
@@ -448,6 +452,7 @@ async def test_without_user_namespaces_sandboxes_work_but_are_not_saved(saving: 
     saving._maps_ids = False
     box = await saving.create(SPEC)
     assert Capability.SNAPSHOTS not in saving.capabilities
+    assert [check.name for check in check_capabilities(saving)] == ["capabilities", "snapshots"]
     for refused in (saving.save_disk(box.id, "none"), saving.create(replace(SPEC, disk="none"))):
         with pytest.raises(InvalidRequest, match="max_user_namespaces"):
             await refused
