@@ -40,7 +40,7 @@ _NOT_PROGRAMS = {"checks.py", "checks.mjs"}
 _OF_INTERPRETER = re.compile(r"e2b_code_interpreter|@e2b/code-interpreter")
 KEY = "wk_" + "k" * 40
 MODES = ("one-port", "domain")
-_CORE = ("sandboxes.py", "processes.py", "files.py", "volumes.py")
+_CORE = ("sandboxes.py", "processes.py", "files.py", "volumes.py", "persistence.py")
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.group_by("world", "sdk")]
 
@@ -56,7 +56,7 @@ def programs(sdk: str) -> list[str]:
 
 
 def case(sdk: str, name: str) -> object:
-    """`make test` runs four programs with the newest version."""
+    """`make test` runs five programs with the newest version."""
     is_extended = sdk != NEWEST or name not in _CORE
     return pytest.param(sdk, name, id=f"{sdk}-{name}", marks=[pytest.mark.extended] if is_extended else [])
 

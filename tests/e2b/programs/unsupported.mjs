@@ -4,22 +4,12 @@ import { NotFoundError, Sandbox, Secret } from 'e2b'
 import { done, refused, withSandbox } from './checks.mjs'
 
 await withSandbox(Sandbox, {}, async (sandbox) => {
-  const id = sandbox.sandboxId
   const calls = [
-    () => sandbox.pause(),
-    () => sandbox.betaPause(),
-    () => Sandbox.pause(id),
-    () => sandbox.fork(),
-    () => Sandbox.fork(id),
-    () => sandbox.createSnapshot(),
-    () => sandbox.listSnapshots().nextItems(),
-    () => Sandbox.listSnapshots().nextItems(),
     () => Secret.create('name', 'value'),
     () => Secret.list().nextItems(),
     () => Secret.getInfo('name'),
     () => Secret.update('name', 'value'),
     () => Secret.destroy('name'),
-    () => Sandbox.create({ lifecycle: { onTimeout: 'pause' } }),
     () => Sandbox.create({ iam: { tokens: { a: Secret.iamToken({ audience: 'there', tokenType: 'JWT-SVID' }) } } }),
     () => Sandbox.create({ mcp: { context7: {} } }),
   ]

@@ -14,16 +14,6 @@ def not_supported(call) -> None:
 
 
 with Sandbox.create(timeout=120) as sandbox:
-    not_supported(sandbox.beta_pause)
-    if since(2, 20):
-        not_supported(sandbox.pause)
-        not_supported(lambda: Sandbox.pause(sandbox.sandbox_id))
-        not_supported(lambda: sandbox.create_snapshot())
-        not_supported(lambda: sandbox.list_snapshots().next_items())
-        not_supported(lambda: Sandbox.list_snapshots().next_items())
-        not_supported(lambda: Sandbox.create(timeout=60, lifecycle={"on_timeout": "pause"}))
-    if since(2, 34):
-        not_supported(sandbox.fork)
     if since(2, 44):
         from e2b import Secret
 
@@ -36,8 +26,6 @@ with Sandbox.create(timeout=120) as sandbox:
         token = Secret.iam_token(audience="there", token_type="JWT-SVID")
         not_supported(lambda: Sandbox.create(timeout=60, iam={"tokens": {"a": token}}))
     not_supported(lambda: Sandbox.create(timeout=60, mcp={"context7": {}}))
-    if not since(2, 34):
-        not_supported(lambda: Sandbox.beta_create(timeout=60, auto_pause=True))
     assert sandbox.get_mcp_url().endswith("/mcp")  # made up by the SDK
     with refused(NotFoundException):
         sandbox.get_mcp_token()
