@@ -331,7 +331,8 @@ async def test_quotas_bound_sandboxes(admin: Api) -> None:
                 "[::1]",
             )
         ),
-        ({"autoPause": True, "autoPauseMemory": False}, 501, "autoPauseMemory"),
+        ({"autoPause": True, "autoPauseMemory": False, "autoResume": {"enabled": True}}, 400, "autoPauseMemory"),
+        ({"autoPauseMemory": 7}, 400, "autoPauseMemory"),
         ({"autoPause": "yes"}, 400, "autoPause"),
         ({"autoResume": True}, 400, "autoResume"),
         *(({name: {"x": {}}}, 501, name) for name in ("mcp", "iam")),

@@ -40,12 +40,12 @@ async def states(api: Api, **query: Any) -> dict[str, str]:
     return {one["sandboxID"]: one["state"] for one in await api.get("/v2/sandboxes", **query)}
 
 
-async def has_state(api: Api, place: str, state: str) -> dict[str, Any]:
-    async def has() -> dict[str, Any] | None:
-        shown = await api.get(place)
-        return shown if shown["state"] == state else None
+async def has(api: Api, place: str, **values: str) -> dict[str, Any]:
+    async def shown() -> dict[str, Any] | None:
+        found: dict[str, Any] = await api.get(place)
+        return found if all(found.get(name) == value for name, value in values.items()) else None
 
-    found: dict[str, Any] = await until(has)
+    found: dict[str, Any] = await until(shown)
     return found
 
 
@@ -119,20 +119,20 @@ async def test_a_sandbox_that_is_paused_at_its_timeout_wakes_for_its_users_if_it
         made, still = await create(api, **wish), await create(api, autoPause=True, timeout=2)
         place, other = f"/sandboxes/{made['sandboxID']}", f"/sandboxes/{still['sandboxID']}"
         await write(api, made, "note", "kept")
-        assert (await has_state(api, place, "paused"))["lifecycle"] == {"onTimeout": "pause", "autoResume": True}
-        assert (await has_state(api, other, "paused"))["lifecycle"] == {"onTimeout": "pause", "autoResume": False}
+        assert (await has(api, place, state="paused"))["lifecycle"] == {"onTimeout": "pause", "autoResume": True}
+        assert (await has(api, other, state="paused"))["lifecycle"] == {"onTimeout": "pause", "autoResume": False}
         async with envd(api, made) as inside:
             assert (await inside.http.get("/health")).status_code == 502
         assert await states(api, state="running") == {}, "looking does not wake it"
         assert await read(api, made, "note") == "kept"
-        assert 290 < seconds_left(await has_state(api, place, "running")) <= 300
+        assert 290 < seconds_left(await has(api, place, state="running")) <= 300
         await api.post(f"{place}/timeout", {"timeout": 0}, status=204)
-        await has_state(api, place, "paused")
+        await has(api, place, state="paused")
         assert await read(api, made, "note") == "kept"
         async with envd(api, still) as inside:
             assert (await inside.http.post("/process.Process/List", json={})).status_code == 502
         await api.post(f"/v2{other}/connect", {"timeout": 1}, status=201)
-        await has_state(api, other, "paused")
+        await has(api, other, state="paused")
         for each in (place, other):
             await api.call("DELETE", each, status=204)
 
@@ -152,24 +152,47 @@ async def test_quotas_bound_who_pauses_and_who_goes_on(admin: Api) -> None:
         await api.call("DELETE", first, status=204)
 
 
-@pytest.mark.parametrize(
-    ("below", "body"),
-    [
-        ("/pause", {"memory": False}),
-        ("/connect", {"memory": False}),
-        ("/snapshots", {"memory": True}),
-    ],
-)
-async def test_what_it_cannot_keep_is_refused(admin: Api, below: str, body: Any) -> None:
+async def test_files_alone_are_kept_where_that_is_asked_for(admin: Api) -> None:
     async with of(admin, "memory") as api:
-        place = f"/sandboxes/{(await create(api))['sandboxID']}"
-        if below == "/connect":
-            await api.post(f"{place}{below}", body)
-            await api.post(f"{place}/pause", status=204)
-        before = (await api.get(place))["state"]
-        assert "memory" in await refused(api, "POST", place + below, body, status=501)
-        assert (await api.get(place))["state"] == before
+        made = await create(api, timeout=50)
+        place = f"/sandboxes/{made['sandboxID']}"
+        await write(api, made, "note", "kept")
+
+        async def is_fresh() -> bool:
+            async with envd(api, made) as inside:
+                listed = await inside.processes()
+            return not listed
+
+        for step in ("pause", "connect", "timeout"):
+            async with envd(api, made) as inside, inside.started("sleep 1000") as stream:
+                await stream.start()
+            assert not await is_fresh()
+            if step == "connect":
+                await api.post(f"/v2{place}/connect", {"memory": False})  # nothing to a sandbox that runs
+                assert not await is_fresh()
+                await api.post(f"{place}/pause", status=204)
+                assert (await api.get(place))["pauseMode"] == "full"
+            elif step == "pause":
+                await api.post(f"{place}/pause", {"memory": False}, status=204)
+                assert (await api.get(place))["pauseMode"] == "filesystem"
+                assert await states(api, state="paused") == {made["sandboxID"]: "paused"}
+                await refused(api, "POST", f"{place}/pause", {"memory": False}, status=409)
+                async with envd(api, made) as inside:
+                    assert (await inside.http.get("/health")).status_code == 502
+            else:
+                await api.call("DELETE", place, status=204)
+                made = await create(api, autoPause=True, autoPauseMemory=False, timeout=2)
+                place = f"/sandboxes/{made['sandboxID']}"
+                await write(api, made, "note", "kept")
+                await has(api, place, pauseMode="filesystem")
+            body = {"timeout": 90, "memory": False} if step == "connect" else {"timeout": 90}
+            assert await api.post(f"/v2{place}/connect", body, status=201) == made
+            assert 80 < seconds_left(await api.get(place)) <= 90
+            assert await is_fresh()
+            assert await read(api, made, "note") == "kept"
+        assert "memory" in await refused(api, "POST", f"{place}/snapshots", {"memory": True}, status=501)
         await api.call("DELETE", place, status=204)
+        assert await api.get("/snapshots") == []
 
 
 # -- snapshots and forks

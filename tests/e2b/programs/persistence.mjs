@@ -94,6 +94,13 @@ await withSandbox(Sandbox, {}, async (source) => {
   const texts = await Promise.all([source, ...forks].map((one) => one.files.read('/home/user/state.txt')))
   assert.deepEqual(texts, ['before', 'after', 'before', 'before'])
   for (const fork of forks) await fork.kill()
-  await refused(() => source.pause({ keepMemory: false }), SandboxError, 'not support')
+
+  // pauses that keep files alone
+  await source.commands.run('sleep 1000', { background: true })
+  assert.equal(await source.pause({ keepMemory: false }), true)
+  assert.equal(await source.isRunning(), false)
+  await source.connect()
+  assert.equal(await source.files.read('/home/user/state.txt'), 'before')
+  assert.deepEqual(await source.commands.list(), [])
 })
 done()

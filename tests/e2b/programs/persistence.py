@@ -177,8 +177,30 @@ def forks() -> None:
 
 
 def with_files_alone() -> None:
-    with Sandbox.create() as sandbox, refused(SandboxException, says="not support"):
-        sandbox.pause(keep_memory=False)
+    with Sandbox.create() as sandbox:
+        sandbox.files.write("/home/user/marker.txt", "persisted")
+        clock = sandbox.commands.run("sleep 1000", background=True)
+        assert sandbox.pause(keep_memory=False)
+        assert not sandbox.is_running()
+        resumed = sandbox.connect()
+        assert resumed.sandbox_id == sandbox.sandbox_id
+        assert resumed.is_running()
+        assert sandbox.files.read("/home/user/marker.txt") == "persisted"
+        assert clock.pid not in [process.pid for process in sandbox.commands.list()]
+        if since(2, 63):
+            sandbox.commands.run("sleep 1000", background=True)
+            assert sandbox.pause(mode="full")
+            sandbox.connect(on_resume="reboot")
+            assert sandbox.commands.list() == []
+            assert sandbox.pause(mode="filesystem")
+            sandbox.connect(on_resume="reboot")
+            assert sandbox.files.read("/home/user/marker.txt") == "persisted"
+    brief = Sandbox.create(timeout=2, lifecycle={"on_timeout": {"action": "pause", "keep_memory": False}})
+    brief.files.write("/home/user/marker.txt", "persisted")
+    wait_until(lambda: state_of(brief) == "paused", 60)
+    brief.connect()
+    assert brief.files.read("/home/user/marker.txt") == "persisted"
+    brief.kill()
 
 
 paused_and_resumed()

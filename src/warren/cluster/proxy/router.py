@@ -653,9 +653,10 @@ def _wanted_gpus(values: Mapping[str, Any], environment: Environment) -> tuple[s
 def _needs(values: Mapping[str, Any], environment: Environment) -> frozenset[Capability]:
     """What a provider must be capable of for this wish; what servers do by default is not among it."""
     needs = {Capability.EGRESS} if _opens_network(values, environment) else set()
-    pauses = (values.get("on_idle") or environment.on_idle) == OnIdle.PAUSE
+    on_idle = values.get("on_idle") or environment.on_idle
     needs |= {Capability.VOLUMES} if values.get("volumes") or environment.volumes else set()
-    return frozenset(needs | ({Capability.PAUSE} if pauses else set()))
+    needs |= {Capability.PAUSE} if on_idle in (OnIdle.PAUSE, OnIdle.HIBERNATE) else set()
+    return frozenset(needs | ({Capability.SNAPSHOTS} if on_idle == OnIdle.HIBERNATE else set()))
 
 
 def usual_names(environment: Environment, tenant: str, target: Target) -> list[str]:

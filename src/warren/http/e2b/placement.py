@@ -23,7 +23,9 @@ async def placement_wishes(
     wishes: dict[str, Any] = {"environment": name} if environment_of(name) is not None else {"snapshot": name}
     wishes["volumes"] = values.get("volumeMounts")
     try:
-        wishes |= {"on_idle": OnIdle.PAUSE} if read_flag(values, "autoPause") else {}
+        if read_flag(values, "autoPause"):
+            keeps_memory = read_flag(values, "autoPauseMemory") is not False
+            wishes["on_idle"] = OnIdle.PAUSE if keeps_memory else OnIdle.HIBERNATE
         internet = read_flag(values, "allow_internet_access")
         rules = await read_network_apart(read_object(values, "network") or {}, internet)
     except (E2bError, InvalidRequest):

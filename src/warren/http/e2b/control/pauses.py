@@ -1,7 +1,8 @@
 """Pauses sandboxes and resumes them.
 
-A paused sandbox keeps its memory. Its time-out begins anew when it is resumed: with what `connect` says, or, if its use
-resumes it, with what it was made with (renewal_of).
+A paused sandbox keeps its memory, or with `memory: false` its files alone: then its session is hibernated. Its time-out
+begins anew when it is resumed: with what `connect` says, or, if its use resumes it, with what it was made with
+(renewal_of).
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,6 @@ from warren.http.e2b.call import E2bCall, Run
 from warren.http.e2b.control.bodies import read_flag
 from warren.http.e2b.control.sandboxes import (
     DEFAULT_TIMEOUT_S,
-    check_memory,
     living_session,
     prolong,
     read_timeout,
@@ -28,11 +28,11 @@ from warren.model.session import Session
 async def pause(call: E2bCall) -> Response:
     values = await call.json()
     read_flag(values, "requireHealthyGuest")  # a pause needs no agent inside
-    check_memory(values)
+    to_disk = read_flag(values, "memory") is False
     session = await living_session(call)
     if session.state.is_paused:
         raise E2bError(409, f"the sandbox {call.params['sandbox_id']} is paused already")
-    await call.sessions.pause(call.tenant, session.id, {})
+    await call.sessions.pause(call.tenant, session.id, {}, to_disk=to_disk)
     return Response(status_code=204)
 
 
@@ -54,10 +54,11 @@ async def _connect(call: E2bCall, session: Session) -> Session:
     check_address(call, sandbox_in(call))
     values = await call.json()
     is_paused = session.state.is_paused
-    if is_paused:
-        check_memory(values)
+    drops_memory = read_flag(values, "memory") is False
     given = read_timeout(call, values, least=0)
     session = await prolong(call, session, DEFAULT_TIMEOUT_S if given is None else given, only_longer=not is_paused)
+    if is_paused and drops_memory:
+        await call.sessions.pause(call.tenant, session.id, {}, to_disk=True)
     return await call.sessions.resume(call.tenant, session.id) if session.state.is_paused else session
 
 

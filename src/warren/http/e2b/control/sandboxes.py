@@ -171,17 +171,16 @@ def renewal_of(call: E2bCall, lifetime_s: float) -> float:
 
 def read_lifecycle(values: dict[str, Any]) -> dict[str, Any]:
     """Returns what becomes of a sandbox at its time-out, and whether its use resumes it, in the words of NewSession."""
-    pauses = read_flag(values, "autoPause")
-    if pauses:
-        check_memory(values, "autoPauseMemory")
+    keeps_memory = read_flag(values, "autoPauseMemory") is not False
     resumes = read_flag(read_object(values, "autoResume") or {}, "enabled")
-    return {"on_timeout": OnIdle.PAUSE if pauses else None, "auto_resume": bool(resumes)}
-
-
-def check_memory(values: dict[str, Any], name: str = "memory") -> None:
-    """Raises E2bError if a pause is to keep files alone."""
-    if read_flag(values, name) is False:
-        raise E2bError(501, f"{name} cannot be false: this server does not support pauses that keep files alone")
+    on_timeout = None
+    if read_flag(values, "autoPause"):
+        on_timeout = OnIdle.PAUSE if keeps_memory else OnIdle.HIBERNATE
+        if resumes and not keeps_memory:
+            raise bad(
+                "autoResume needs autoPauseMemory: a sandbox that keeps files alone is resumed by connecting to it"
+            )
+    return {"on_timeout": on_timeout, "auto_resume": bool(resumes)}
 
 
 # -- one sandbox
