@@ -225,8 +225,9 @@ def _rlimit_faults(facts: Facts, wanted: Wanted) -> Iterable[str]:
 
 
 def _judge_disk(facts: Facts, found: Evidence, wanted: Wanted) -> None:
-    volumes = {mount.where: name for mount in facts.mounts.visible if (name := _volume(mount, wanted))}
-    disk = _mounted_at(facts, DISK_POINT) or _below_volume(facts, WORKSPACE, wanted)
+    known = _known_volumes(facts, wanted)
+    volumes = {mount.where: known[mount.source] for mount in facts.mounts.visible if _is_volume(mount, known)}
+    disk = _mounted_at(facts, DISK_POINT) or _below_volume(facts, WORKSPACE, known)
     size, inodes = (0, 0) if disk is None else _disk_size(disk)
     where = WORKSPACE if disk is None else disk.where
     shown = "no disk of its own" if disk is None else f"{disk.kind} on {disk.source}, {size // MIB} MiB"
@@ -245,18 +246,26 @@ def _mounted_at(facts: Facts, path: str) -> Mount | None:
     return mount if mount is not None and mount.where == path else None
 
 
-def _below_volume(facts: Facts, path: str, wanted: Wanted) -> Mount | None:
+def _below_volume(facts: Facts, path: str, volumes: Mapping[str, str]) -> Mount | None:
     """Returns what is mounted at the path below any volume."""
-    found = [mount for mount in facts.mounts.mounts if mount.where == path and not _volume(mount, wanted)]
+    found = [mount for mount in facts.mounts.mounts if mount.where == path and not _is_volume(mount, volumes)]
     return found[-1] if found else None
 
 
-def _volume(mount: Mount, wanted: Wanted) -> str:
-    """Returns the id of the volume that is mounted; "" if it is none, or lacks a flag that every volume has."""
-    if wanted.volumes is None or mount.kind != "ext4" or not mount.source.startswith("/dev/loop"):
-        return ""
-    has_flags = {"nosuid", "nodev"} <= mount.options
-    return volume_on(int(mount.source.removeprefix("/dev/loop")), wanted.volumes) if has_flags else ""
+def _known_volumes(facts: Facts, wanted: Wanted) -> Mapping[str, str]:
+    """Returns the ids of the volumes by the devices that have them. A sandbox's disk is at ten places, and is looked at
+    once."""
+    if wanted.volumes is None:
+        return {}
+    devices = {mount.source for mount in facts.mounts.mounts if mount.kind == "ext4"}
+    minors = {device: device.removeprefix("/dev/loop") for device in devices if device.startswith("/dev/loop")}
+    found = {device: volume_on(int(minor), wanted.volumes) for device, minor in minors.items()}
+    return {device: name for device, name in found.items() if name}
+
+
+def _is_volume(mount: Mount, volumes: Mapping[str, str]) -> bool:
+    """Whether a volume is mounted, with the flags that every one has."""
+    return mount.kind == "ext4" and mount.source in volumes and {"nosuid", "nodev"} <= mount.options
 
 
 def _disk_size(disk: Mount) -> tuple[int, int]:

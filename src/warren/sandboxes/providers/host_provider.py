@@ -158,7 +158,8 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._hierarchies = Hierarchies.here()
         self._can = self.can | ({Capability.EGRESS} if self._egress is not None else frozenset())
         self._can |= {Capability.GPU} if self.gpus.is_usable else frozenset()
-        self._can |= {Capability.PAUSE} if self._hierarchies.can_freeze else frozenset()
+        self._can_freeze = self._hierarchies.can_freeze
+        self._can |= {Capability.PAUSE} if self._can_freeze else frozenset()
         self._reclaims = Reclaims(self._programs.launcher)
         self._dialer = options.get("dialer") or SocketDialer()
         self._isolation_reader = options.get("isolation_reader") or ProcIsolationReader(volumes=self._state / VOLUMES)
@@ -216,7 +217,7 @@ class HostProvider(ABC, Generic[R, Plan]):
     @property
     def why_not_saved(self) -> str:
         """What keeps the disks of sandboxes from being saved on this machine; empty if nothing does."""
-        if not self._hierarchies.can_freeze:
+        if not self._can_freeze:
             return "its cgroups have no freezer"
         if not self.disks.has_loop:
             return f"it has no loop devices ({self.disks.why_not_loop or 'they cannot be opened'})"
