@@ -41,7 +41,7 @@ def server(
 
 def backing_files(state: Path) -> list[str]:
     found = subprocess.run(["losetup", "-ln", "-O", "BACK-FILE"], capture_output=True, text=True, check=True).stdout
-    return [line for line in found.split() if line.startswith(f"{state}/volumes")]
+    return [line for line in found.split() if line.startswith(f"{state}/disks/volumes")]
 
 
 @pytest.fixture
@@ -233,10 +233,10 @@ async def look_after_a_kill(api: Api, server: ServerProcess, made: object, round
     listed = {each["name"]: each["volume_id"] for each in (await api.get("/api/volumes"))["volumes"]}
     if not isinstance(made, BaseException):
         assert f"made-{round_}" in listed
-    images = {path.stem for path in (server.state_dir / "volumes").glob("*.img")}
+    images = {path.stem for path in (server.state_dir / "disks/volumes").glob("*.img")}
     assert images == set(listed.values())
     for session in (await api.get("/api/sessions"))["sessions"]:
         await api.call("DELETE", f"/api/sessions/{session['session_id']}")
     for name in listed:
         await api.call("DELETE", f"/api/volumes/{name}", status=204)
-    assert list((server.state_dir / "volumes").iterdir()) == []
+    assert list((server.state_dir / "disks/volumes").iterdir()) == []

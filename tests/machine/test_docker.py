@@ -396,7 +396,7 @@ async def test_a_saved_disk_begins_a_sandbox_with_other_uids_limits_and_volumes(
     assert await sh(other, "id -u") != await sh(box, "id -u")
     assert await sh(other, "ls -A /srv/another; grep MemTotal /proc/meminfo | tr -s ' '") == "MemTotal: 262144 kB\n"
     assert other.isolation.layers.keys() == box.isolation.layers.keys()
-    image = saving.disks.directory / "saved-docker/kinds.img"
+    image = saving.disks.directory / "saved/docker/kinds.img"
     assert "User:  1000" in said_of(image, "debugfs", "-R", "stat workspace/x")
     said_of(image, "e2fsck", "-fn")
 
@@ -445,7 +445,7 @@ async def test_a_worker_that_is_killed_while_it_saves_leaves_nothing_and_the_san
     await saving.save_disk(box.id, "disk")
     other = await saving.create(replace(SPEC, disk="disk"))
     assert await sh(other, "cat /workspace/mine") == "kept"
-    assert [path.name for path in (saving.disks.directory / "saved-docker").glob("[!.]*")] == ["disk.img"]
+    assert [path.name for path in (saving.disks.directory / "saved/docker").glob("[!.]*")] == ["disk.img"]
 
 
 async def test_without_user_namespaces_sandboxes_work_but_are_not_saved(saving: DockerProvider) -> None:

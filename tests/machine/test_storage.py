@@ -23,6 +23,7 @@ from warren.model.spec import MIB, Limits, SandboxSpec
 from warren.model.volume import VolumeMount, new_volume_id
 from warren.sandboxes.host.processes import run
 from warren.sandboxes.host.storage import file_systems, make_storage, mount_storage, read_storage, unmount_storage
+from warren.sandboxes.providers.docker import DockerProvider
 from warren.sandboxes.providers.host_limits import HostRoom
 from warren.sandboxes.providers.oci import OciProvider
 
@@ -106,11 +107,15 @@ async def test_disks_move_into_the_storage_and_back(on_ext4: Path) -> None:
     volume = new_volume_id()
     async with providing(on_ext4) as provider:
         known = await filled(provider, "kept", volume)
+    of_docker = on_ext4 / "disks" / DockerProvider.saved_folder / "other.img"
+    of_docker.parent.mkdir()
+    of_docker.write_text("kept")
     assert "each fork is a copy" in says(on_ext4, "status")
     assert f"image    {on_ext4}/disks.xfs, 600 MiB" in says(on_ext4, "init", "--size", "600m")
     assert "There is a storage already" in says(on_ext4, "init")
     async with providing(on_ext4) as provider:
         assert await is_there(provider, "kept", volume, known)
+        assert of_docker.read_text() == "kept"
         before = used(on_ext4)
         for _ in range(4):
             await provider.create(replace(SPEC, disk="kept"))
@@ -126,6 +131,7 @@ async def test_disks_move_into_the_storage_and_back(on_ext4: Path) -> None:
     assert says(on_ext4, "remove") == "The storage is removed.\n"
     assert says(on_ext4, "remove") == "There is no storage.\n"
     assert sorted(path.name for path in on_ext4.glob("*disks*")) == ["disks"]
+    assert of_docker.read_text() == "kept"
     async with providing(on_ext4) as provider:
         assert await is_there(provider, "kept", volume, known)
 

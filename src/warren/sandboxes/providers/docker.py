@@ -82,7 +82,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
     record_class = DockerRecord
     promised = PROMISED
     can = frozenset({Capability.TERMINALS, Capability.PORTS, Capability.VOLUMES})
-    saved_folder = "saved-docker"
+    saved_folder = "saved/docker"
 
     def __init__(
         self,

@@ -141,8 +141,8 @@ class HostProvider(ABC, Generic[R, Plan]):
     mounts_gpu_libraries: ClassVar[bool] = False
     local_images: ClassVar[bool] = True
     saved_folder: ClassVar[str] = "saved"
-    """Where saved disks are, beside the other disks. Two providers share no folder: each removes what it does not know
-    of."""
+    """Where saved disks are, among the other disks. No two providers have the same folder, because each removes what it
+    does not know of. All are below `saved`, which is moved as a whole (host/storage.py)."""
 
     def __init__(self, state_dir: Path, bin_dir: Path, *, at_once: int, **options: Unpack[HostOptions]) -> None:
         room, egress = options.get("room") or HostRoom(), options.get("egress")
