@@ -48,6 +48,14 @@ class TestInACluster(SnapshotSuite):
                     assert await other.read("a") == session.id.encode()
                 async with api.ask("GET", f"/api/snapshots/{one['name']}/content") as answer:
                     assert (await answer.read()).startswith(b"warren-snapshot-1\n")
+                for template in (one["snapshot_id"], f"{one['name']}:default"):
+                    sandbox = await api.post("/v2/sandboxes", {"templateID": template}, status=201)
+                    shown = await api.get(f"/api/sessions/ses_{sandbox['sandboxID']}")
+                    assert is_shared or shown["worker"] == session.found["worker"]
+                    assert shown["snapshot"] == one["snapshot_id"]
+                    await api.call("DELETE", f"/sandboxes/{sandbox['sandboxID']}", status=204)
+                await api.call("DELETE", f"/templates/{one['snapshot_id']}", status=204)
+                await api.refused("GET", f"/api/snapshots/{one['snapshot_id']}", status=404, code="not_found")
 
 
 async def test_another_tenants_is_answered_like_one_that_does_not_exist(admin: Api) -> None:
