@@ -1,6 +1,7 @@
 """The logs of sessions without a server: text without secrets, files that a crash has cut, bounds, quotas, expiry."""
 
 import asyncio
+import base64
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -52,6 +53,13 @@ def test_a_value_is_removed_however_the_output_is_cut(cuts: list[int], wait: boo
     text = StreamText(forms_of([SECRET]))
     shown = "".join(text.add(whole[a:b], wait=wait) for a, b in pairwise(places))
     assert shown + text.finish() == "begin [redacted] middle hunter2-hunte é [redacted]\nend"
+
+
+def test_a_value_that_a_shell_has_coded_is_removed() -> None:
+    for value in ("hunter2", "hunter23", "hunter234"):
+        text = StreamText(forms_of([value]))
+        coded = base64.b64encode(f"{value}\n".encode())
+        assert text.add(b"x " + coded + b" y").startswith("x [redacted]")
 
 
 def test_where_output_is_missing_no_part_of_a_value_stays() -> None:
@@ -180,11 +188,11 @@ def test_a_log_that_is_too_long_loses_its_oldest_output_first(tmp_path: Path) ->
     import random
 
     some = random.Random(1)
-    files = LogFiles(tmp_path, 64 * 1024, note, segment_bytes=8192)
+    files = LogFiles(tmp_path, 128 * 1024, note, segment_bytes=16384)
     for number in range(300):
         data = some.randbytes(500).hex()
         written = files.append(NAME, [note(f"command {number}"), output(data)])
-        assert written.bytes <= 64 * 1024 + 8192
+        assert written.bytes <= 128 * 1024 + 16384
     entries = files.read(NAME, 0, 10_000).entries
     assert [one["id"] for one in entries] == sorted({one["id"] for one in entries})
     kept = [one["text"] for one in entries if one["kind"] == "note"]
@@ -204,6 +212,25 @@ def test_a_log_of_commands_alone_loses_its_oldest_entries(tmp_path: Path) -> Non
     assert kept[-1].startswith("299 ")
     assert not kept[0].startswith("0 ")
     assert any("the oldest" in text for text in kept)
+
+
+def test_what_compresses_well_takes_no_more_files_and_no_longer_looks_than_other_logs(tmp_path: Path) -> None:
+    files = LogFiles(tmp_path, 64 * 1024, note)
+    for number in range(1500):
+        files.append(NAME, [output("a" * 8192), note(str(number))])
+    used = [path.stat() for path in (tmp_path / NAME[0] / NAME[1]).iterdir()]
+    assert sum(each.st_blocks * 512 for each in used) <= 80 * 1024
+    files.close()
+    roomy = LogFiles(tmp_path / "roomy", 10 * MIB, note)
+    for _ in range(40):
+        roomy.append(NAME, [output("a" * MIB)])
+    roomy.append(NAME, [note("the last")])
+    pages, found = 1, roomy.read(NAME, 0, 10, ("note",))
+    while found.more and pages < 10:
+        assert found.entries == []
+        pages, found = pages + 1, roomy.read(NAME, found.next, 10, ("note",))
+    assert (pages, [one["text"] for one in found.entries]) == (3, ["the last"])
+    assert roomy.read(NAME, 0, 10, ("command",), last=5).entries == []
 
 
 def test_what_the_disk_does_not_take_is_not_there_in_part(tmp_path: Path) -> None:

@@ -200,7 +200,9 @@ def _forms_of_value(value: str) -> frozenset[str]:
         if len(one) >= SHORTEST:
             raw = one.encode(errors="surrogatepass")
             whole = raw if len(raw) <= _MAX_FORM else raw[: _MAX_FORM // 3 * 3]  # else its end would be padded
-            forms |= {one, base64.b64encode(whole).decode()}
+            coded = base64.b64encode(whole).decode()
+            # `echo VALUE | base64` codes a newline, too: the beginning is the same whatever follows the value.
+            forms |= {one, coded, coded[: len(whole) * 8 // 6]}
             if not (one.isascii() and one.isalnum()):
                 forms |= {quote(raw, safe=""), quote_plus(raw)}
                 forms |= {one.replace("'", "'\\''"), one.replace("'", "'\"'\"'"), one.replace('"', '\\"')}

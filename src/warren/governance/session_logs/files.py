@@ -34,6 +34,8 @@ _FILE: Final = re.compile(r"([0-9]{12})\.jsonl(\.zst)?")
 _SESSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
 _OPEN: Final = 256
 _PAGE_BYTES: Final = 512 * 1024
+_SCANNED: Final = 16 * 1024 * 1024  # the most that one page looks through: readers share a thread
+_BLOCK: Final = 4096  # what the smallest file takes of a disk
 _LARGEST: Final = 64 * 1024 * 1024
 _OUTPUT: Final = b'"kind":"output"'
 _HEAD: Final = 80  # the kind stands within so many bytes
@@ -153,9 +155,9 @@ class LogFiles:
         first, file = files[-1]
         lines = self._lines(path / file)
         log.number = (_number(lines[-1]) or first) + 1 if lines else first
-        log.others = sum((path / each).stat().st_size for _, each in files[:-1])
+        log.others = sum(_on_disk((path / each).stat().st_size) for _, each in files[:-1])
         if file.endswith(".zst"):
-            log.others += (path / file).stat().st_size
+            log.others += _on_disk((path / file).stat().st_size)
             return log
         log.file, log.fd = file, os.open(path / file, os.O_WRONLY | os.O_APPEND | _SAFE)
         log.size = sum(map(len, lines)) + len(lines)
@@ -169,7 +171,7 @@ class LogFiles:
         log.file, log.size = "", 0
 
     def _replace(self, path: Path, lines: Sequence[bytes]) -> int:
-        """Replaces a file by one with these lines, compressed; returns its size."""
+        """Replaces a file by one with these lines, compressed; returns what it takes of the disk."""
         data = self._zstd.compress(b"".join(line + b"\n" for line in lines))
         new = path.with_suffix(".new")
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _SAFE, 0o600)
@@ -180,7 +182,7 @@ class LogFiles:
         os.rename(new, path if path.suffix == ".zst" else path.with_suffix(".jsonl.zst"))
         if path.suffix != ".zst":
             path.unlink()
-        return len(data)
+        return _on_disk(len(data))
 
     def _shrink(self, name: Name, log: _OpenLog) -> bool:
         """Removes output, or else entries, from the oldest files. Returns whether a note was appended for that."""
@@ -190,7 +192,7 @@ class LogFiles:
             for first, file in _files(path):
                 if log.others <= target or (drops_all and len(_files(path)) == 1):
                     break
-                size, lines = (path / file).stat().st_size, self._lines(path / file)
+                size, lines = _on_disk((path / file).stat().st_size), self._lines(path / file)
                 kept = [line for line in lines if _OUTPUT not in line[:_HEAD]]
                 if drops_all:
                     (path / file).unlink()
@@ -228,7 +230,7 @@ class LogFiles:
         if last is not None:
             return self._read_last(path, files, last, kinds)
         too_old = {file for (_, file), (first, _) in pairwise(files) if first <= after + 1}
-        entries, size, at = list[dict[str, Any]](), 0, after
+        entries, size, scanned, at = list[dict[str, Any]](), 0, 0, after
         for _, file in files:
             if file in too_old:
                 continue
@@ -236,20 +238,23 @@ class LogFiles:
                 number = _number(line)
                 if number is None or number <= after:
                     continue
-                if len(entries) >= limit or (entries and size + len(line) > _PAGE_BYTES):
+                is_full = len(entries) >= limit or (entries and size + len(line) > _PAGE_BYTES)
+                if is_full or scanned > _SCANNED:
                     return Found(entries, at, more=True)
-                at = number
+                at, scanned = number, scanned + len(line)
                 if (values := _values(line, kinds)) is not None:
                     entries.append(values)
                     size += len(line)
         return Found(entries, at, more=False)
 
     def _read_last(self, path: Path, files: Sequence[tuple[int, str]], last: int, kinds: Collection[str]) -> Found:
-        entries, size, end = list[dict[str, Any]](), 0, 0
+        entries, size, scanned, end = list[dict[str, Any]](), 0, 0, 0
         for _, file in reversed(files):
             for line in reversed(self._lines(path / file)):
                 end = max(end, _number(line) or 0)
-                if len(entries) >= last or (entries and size + len(line) > _PAGE_BYTES):
+                scanned += len(line)
+                is_full = len(entries) >= last or (entries and size + len(line) > _PAGE_BYTES)
+                if is_full or scanned > _SCANNED:
                     return Found(entries[::-1], end, more=False)
                 if (values := _values(line, kinds)) is not None:
                     entries.append(values)
@@ -297,6 +302,11 @@ class LogFiles:
 
     def _path(self, name: Name) -> Path:
         return self._directory / name[0] / name[1]
+
+
+def _on_disk(size: int) -> int:
+    """So that what compresses well is no way to have thousands of files."""
+    return -(-size // _BLOCK) * _BLOCK
 
 
 def can_be_named(session_id: str) -> bool:
