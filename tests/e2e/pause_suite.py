@@ -157,6 +157,17 @@ class LinuxPauseSuite(PauseSuite):
                 assert found["method"] == "GET"
             assert (await session.show())["state"] == "running"
 
+    async def test_a_link_that_was_revoked_wakes_nothing(self, api: Api) -> None:
+        async with api.session() as session:
+            link = await session.post("/links", {"port": PORT}, status=201)
+            await session.call("DELETE", "/links")
+            await session.post("/pause")
+            headers = {"X-Warren-Preview-Token": link["token"]}
+            await api.refused(
+                "GET", f"/api/sessions/{session.id}/ports/{PORT}/", headers=headers, status=403, code="forbidden"
+            )
+            assert (await session.show())["state"] == "paused"
+
     async def test_a_terminal_stays_open_and_typing_resumes_the_session(self, api: Api) -> None:
         async with api.session() as session, session.socket("/terminal") as terminal:
             await terminal.expect("started")

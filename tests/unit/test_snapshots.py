@@ -20,7 +20,7 @@ from warren.model.capability import Capability
 from warren.model.environment import Environment
 from warren.model.errors import Conflict, Forbidden, InvalidRequest, LimitReached, NotFound, QuotaExceeded, Unavailable
 from warren.model.events import Event, EventKind
-from warren.model.session import EndReason, Session, SessionState
+from warren.model.session import EndReason, OnIdle, Session, SessionState
 from warren.model.snapshot import Snapshot, SnapshotOwner, SnapshotRules, SnapshotWish, is_snapshot_name
 from warren.model.spec import Limits
 from warren.sessions.new_session import NewSession
@@ -667,7 +667,7 @@ async def test_forks_have_the_files_and_what_the_session_was_made_with_and_nothi
     async with shop() as w:
         source = await new(
             w, thread_id="t", image="python", env={"A": "1"}, metadata={"m": "1"}, idle_timeout_s=77.0,
-            limits={"memory_mb": 300, "disk_mb": 200},
+            limits={"memory_mb": 300, "disk_mb": 200}, on_idle=OnIdle.PAUSE, max_paused_s=88.0,
         )  # fmt: skip
         await write(w, source, "a", b"common")
         asked = forks.Fork(3, metadata={"n": "2"})
@@ -677,6 +677,7 @@ async def test_forks_have_the_files_and_what_the_session_was_made_with_and_nothi
             assert (one.forked_from, one.thread_id, one.image, one.env, one.limits, one.idle_timeout_s) == (
                 source.id, "", "python", {"A": "1"}, source.limits, 77.0,
             )  # fmt: skip
+            assert (one.on_idle, one.max_paused_s) == (OnIdle.PAUSE, 88.0)
             assert one.metadata == {"m": "1", "n": "2"}
             assert await read(w, one, "a") == b"common"
         await write(w, made[0], "a", b"changed")

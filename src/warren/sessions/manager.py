@@ -215,9 +215,12 @@ class Sessions:
 
     # -- using and changing
 
-    def using(self, tenant: str, session_id: str, *, counts: bool = True) -> SandboxUse:
-        """The session and its sandbox for an `async with` block; with `counts` the block keeps the session alive."""
-        return SandboxUse(self.uses, tenant, session_id, counts)
+    def using(
+        self, tenant: str, session_id: str, *, counts: bool = True, check: Callable[[Session], object] | None = None
+    ) -> SandboxUse:
+        """The session and its sandbox for an `async with` block; with `counts` the block keeps the session alive. What
+        `check` raises of a session is raised before that is resumed."""
+        return SandboxUse(self.uses, tenant, session_id, counts, check=check)
 
     async def keep_alive(self, tenant: str, session_id: str) -> Session:
         return await self.uses.save(await self.uses.usable(tenant, session_id), at_once=True)

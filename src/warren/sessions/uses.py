@@ -8,7 +8,7 @@ at that moment, so a long command keeps its session alive.
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -61,11 +61,13 @@ class SandboxUses:
         if self.stopping:
             raise Stopping("the server is being stopped", retry_after_s=5)
 
-    async def usable(self, tenant: str, session_id: str) -> Session:
+    async def usable(self, tenant: str, session_id: str, check: Callable[[Session], object] | None = None) -> Session:
         """The session, once it runs; a paused one is resumed, unless that is left to whoever paused it. Raises
-        SessionNotFound, and what `unusable_error` and `resume` give."""
+        SessionNotFound, what `unusable_error` and `resume` give, and before it resumes anything what `check` raises."""
         note(session_id=session_id)
         session = await self.basis.get(tenant, session_id)
+        if check is not None:
+            check(session)
         if session.state.can_run and session.id not in self._frozen:
             return session
         session = await self._settled(session)
@@ -169,19 +171,28 @@ class SandboxUses:
 class SandboxUse:
     """One operation in a session's sandbox. `session` and `sandbox` are set inside the `async with` block."""
 
-    __slots__ = ("_begun", "_counts", "_name", "_slack_s", "_uses", "_wakes", "sandbox", "session")
+    __slots__ = ("_begun", "_check", "_counts", "_name", "_slack_s", "_uses", "_wakes", "sandbox", "session")
 
     session: Session
     sandbox: Sandbox
 
-    def __init__(self, uses: SandboxUses, tenant: str, session_id: str, counts: bool, wakes: bool = True) -> None:
+    def __init__(
+        self,
+        uses: SandboxUses,
+        tenant: str,
+        session_id: str,
+        counts: bool,
+        wakes: bool = True,
+        check: Callable[[Session], object] | None = None,
+    ) -> None:
         self._uses, self._name, self._counts, self._wakes = uses, (tenant, session_id), counts, wakes
+        self._check = check
 
     async def __aenter__(self) -> tuple[Session, Sandbox]:
         uses, basis = self._uses, self._uses.basis
         if uses.stopping:
             uses.check_open()
-        session = await (uses.usable(*self._name) if self._wakes else uses.settled(*self._name))
+        session = await (uses.usable(*self._name, self._check) if self._wakes else uses.settled(*self._name))
         if (span := current_span.get()) is not None:
             span.note(session=session.id, environment=session.environment)
         self._begun, self._slack_s = basis.clock.now(), session.slack_s

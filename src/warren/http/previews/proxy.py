@@ -59,7 +59,11 @@ class PreviewProxy:
         if preview.way is Way.KEY:
             check_scope(caller, KeyScope.EXEC)
         with self._connections.counted(preview.session_id):
-            async with self._sessions.using(caller.tenant, preview.session_id, counts=False) as (session, sandbox):
+            # A link that was revoked resumes nothing.
+            use = self._sessions.using(
+                caller.tenant, preview.session_id, counts=False, check=partial(_check, preview=preview)
+            )
+            async with use as (session, sandbox):
                 preview = _check(session, preview)
                 if preview.way is not Way.PUBLIC:
                     await self._sessions.uses.record_of(session)

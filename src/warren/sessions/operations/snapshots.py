@@ -176,9 +176,9 @@ async def upload_snapshot(call: Call, query: UploadQuery, data: bytes | AsyncIte
 async def fork_session(call: Call, body: ForkBody | None) -> OperationReply:
     """Each has a copy of the session's files as they were at one moment, and lives for itself from then on.
 
-    Environment, image, limits, variables, network, agent and time-outs are those of the session; processes, memory,
-    thread, links to previews and artifacts are not carried. Quotas apply to each: what could not be made is in
-    `errors`. If none could, the answer is the first error.
+    Environment, image, limits, variables, network, agent, time-outs, `on_idle` and `logs` are those of the session;
+    processes, memory, thread, volumes, links to previews and artifacts are not carried. Quotas apply to each: what
+    could not be made is in `errors`. If none could, the answer is the first error.
     """
     body = body or ForkBody()
     asked = forks.Fork(body.count, tuple(body.thread_ids), check_metadata(dict(body.metadata)))

@@ -16,6 +16,7 @@ from warren.kernel.shielding import run_shielded
 from warren.model.errors import Conflict, InvalidRequest, SessionNotFound, WarrenError
 from warren.model.gpus import ANY
 from warren.model.session import Session, SessionState, check_key
+from warren.model.session_log import LogLevel
 from warren.model.snapshot import Snapshot, SnapshotOwner, SnapshotWish
 from warren.model.tenant_images import reference_in
 from warren.sessions.ending import unusable_error
@@ -180,7 +181,7 @@ async def _create(sessions: Sessions, source: Session, snapshot: Snapshot, asked
         renewal_s=source.renewal_s,
         max_paused_s=source.max_paused_s,
         auto_resume=source.auto_resume,
-        logs=source.logs,
+        logs=source.logs or LogLevel.OFF,
         provider=source.provider,
         network=source.network,
         secrets=source.secrets,
