@@ -26,6 +26,7 @@ from warren_attack.warren import (
     probes_promises,
     probes_resources,
     probes_root,
+    probes_state,
 )
 from warren_attack.warren.arena import Arena, host_environment_canary
 
@@ -50,6 +51,7 @@ PROBES: tuple[Probe[Arena], ...] = (
     *probes_broker.PROBES,
     *probes_resources.PROBES,
     *probes_lifecycle.PROBES,
+    *probes_state.PROBES,
     *probes_promises.PROBES,
     *probes_fair_share.PROBES,
 )
