@@ -634,6 +634,21 @@ async def test_a_tar_becomes_a_snapshot_inside_a_sandbox_that_is_gone_afterwards
         assert await read(w, await new(w, snapshot="t"), "dir/a") == content
 
 
+async def test_a_gzip_member_may_begin_at_any_byte() -> None:
+    """The first one ends a byte before the end of what is read at once."""
+
+    def stored(data: bytes) -> bytes:
+        deflater = zlib.compressobj(0, wbits=31)
+        return deflater.compress(data) + deflater.flush()
+
+    async with shop() as w:
+        content = random.Random(1).randbytes(2 * PIECE)
+        tar = tar_of([("a", content)])
+        cut = next(n for n in range(PIECE - 2000, PIECE) if len(stored(tar[:n])) == PIECE - 1)
+        await put(w, stored(tar[:cut]) + stored(tar[cut:]), name="t")
+        assert await read(w, await new(w, snapshot="t"), "a") == content
+
+
 async def test_hostile_uploads_leave_nothing() -> None:
     async with shop() as w:
         bad = [
@@ -641,6 +656,7 @@ async def test_hostile_uploads_leave_nothing() -> None:
             gzipped(b"no tar, no tar" * 100), zstd(b"x" * 10_000)[:-4], b"\x28\xb5\x2f\xfd" + bytes(100),
             tar_of([("../out", b"x")]), tar_of([("/etc/passwd", b"x")]), tar_of([("a", b"x" * 2000)])[:700],
             b"\x53\xef" * 4096,  # the magic of ext4, and no tar
+            bytes(1080) + b"\x53\xef" * 4096, gzipped(bytes(10240)),  # as an ext4 image begins, which is a tar's end
         ]  # fmt: skip
         for data in bad:
             if data == b"":

@@ -30,6 +30,7 @@ from warren.sessions.snapshots.signed_files import MARK, SignedFile, write_file
 
 _UPLOAD_S: Final = 3600.0
 _GZIP: Final = b"\x1f\x8b"
+_TAR_HEAD: Final = 512
 _IN_FILE: Final = (
     *("name", "provider", "environment", "image", "writable_root", "disk_mb", "bytes", "sha256", "created_at"),
     *("session_id", "thread_id", "parent", "metadata"),
@@ -70,7 +71,8 @@ async def upload(sessions: Sessions, snapshots: Snapshots, tenant: str, asked: U
 
 async def _chunks(data: bytes | AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
     if isinstance(data, bytes):
-        yield data
+        for at in range(0, len(data), PIECE):
+            yield data[at : at + PIECE]
     else:
         async for part in data:
             yield part
@@ -127,8 +129,12 @@ async def _plain(reader: ByteReader, head: bytes) -> AsyncGenerator[bytes, None]
         source = _unzstd(reader)
     else:
         source = reader.rest()
+    is_begun = False
     async with aclosing(source):
         async for part in source:
+            if not is_begun and not part[:_TAR_HEAD].strip(b"\0"):  # so begins the image of a disk, too
+                raise InvalidRequest("the tar has no files", remedy="upload a tar, or what a download gave")
+            is_begun = True
             yield part
 
 
@@ -144,7 +150,9 @@ async def _inflate(reader: ByteReader) -> AsyncGenerator[bytes, None]:
             yield part
         data_before, data = data, inflater.unconsumed_tail
         if inflater.eof:
-            data = inflater.unused_data or await reader.up_to(PIECE)
+            data = inflater.unused_data
+            if len(data) < len(_GZIP):  # the next member may begin in what was not read yet
+                data += await reader.up_to(PIECE)
             if not data.startswith(_GZIP):
                 return  # programs pad tars on tapes with zeros
             inflater = zlib.decompressobj(31)
