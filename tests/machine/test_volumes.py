@@ -201,6 +201,8 @@ async def test_a_volume_grows_is_copied_and_is_never_made_smaller(provider: OciP
     await provider.volume_images.grow(volume, 700)
     with pytest.raises(InvalidRequest):
         await provider.volume_images.grow(volume, 64)
+    with pytest.raises(InvalidRequest, match="too small"):
+        await provider.volume_images.grow(volume, 1 << 20)
     twin = new_volume_id()
     await provider.volume_images.copy(volume, twin)
     image = await provider.volume_images.find(twin)

@@ -57,6 +57,7 @@ _SMALL_MB: Final = 512
 _LET_GO_S: Final = 3.0
 _TOOLS_S: Final = 600.0
 _PAUSE_S: Final = 0.02
+_TOO_SMALL: Final = "too many block group descriptors"
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 _REASONS: Final[Mapping[str, Callable[[str], WarrenError]]] = {
     "the path leads through a link": lambda text: InvalidPath(text, remedy="give the path without links"),
@@ -372,6 +373,11 @@ async def _run_each(doing: str, *commands: Sequence[str]) -> None:
         outcome = await run(argv, timeout_s=_TOOLS_S)
         if outcome.code != 0 and not (argv[0] == "e2fsck" and outcome.code == 1):  # 1: it has corrected something
             why = outcome.last_line.replace(argv[-1], "the image")
+            if _TOO_SMALL in why:
+                raise InvalidRequest(
+                    "the volume was made too small to become so large: a thousand times its first size is the most",
+                    remedy="make a new one, and copy what is in it there",
+                )
             raise ProviderUnavailable(f"{doing}: {why}", remedy="install e2fsprogs, if it is not there")
 
 
