@@ -676,6 +676,17 @@ async def test_hostile_uploads_leave_nothing() -> None:
         set_request_context(RequestContext())
 
 
+async def test_long_labels_make_pages_short() -> None:
+    async with shop() as w:
+        records, labels = room(w).records, {"a": "x" * 4096, "b": "x" * 4000}
+        one = await room(w).save(await new(w), SnapshotWish(metadata=labels))
+        for number in range(40):
+            await records.add(replace(one, id=f"snap_{number:027x}"))
+        found, after = await records.list(TENANT, limit=1000)
+        assert (len(found), after) == (33, found[-1].id)
+        assert len((await records.list(TENANT, after=found[-1].id, limit=1000))[0]) == 8
+
+
 # -- forks
 
 

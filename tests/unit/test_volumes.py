@@ -210,6 +210,23 @@ async def test_nobody_reaches_a_volume_of_another_tenant(world: World) -> None:
     assert (await volumes.get(TENANT, mine.id)) == mine
 
 
+async def test_long_labels_make_pages_short_and_are_bounded(world: World) -> None:
+    volumes = world.lifecycle.volumes
+    with pytest.raises(InvalidRequest, match="at most 8192"):
+        await volumes.create(TENANT, "data", 16, {"a": "x" * 4096, "b": "x" * 4096})
+    for number in range(70):
+        await volumes.create(TENANT, f"v{number}", 16, {"a": "x" * 4096, "b": "x" * 4000})
+    with pytest.raises(InvalidRequest, match="at most 8192"):
+        await volumes.change(TENANT, "v0", metadata={"c": "x" * 1000})
+    found, after = await volumes.list(TENANT, limit=1000)
+    assert (len(found), after) == (33, found[-1].name)
+    pages = [len(found)]
+    while after is not None:
+        found, after = await volumes.list(TENANT, after, 1000)
+        pages.append(len(found))
+    assert pages == [33, 33, 4]
+
+
 # -- quotas
 
 

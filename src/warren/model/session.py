@@ -22,6 +22,8 @@ IDLE_TIMEOUT_S: Final = 1800.0
 MAX_LIFETIME_S: Final = 3600.0
 LONGEST_S: Final = 30 * 86400.0
 MAX_METADATA: Final = 64
+MAX_LABELS: Final = 8192
+"""The characters of all metadata of a snapshot or a volume, of which a tenant has many more than sessions."""
 MAX_THREAD_ID: Final = 255
 MAX_KEY: Final = 255
 MAX_PAUSED_S: Final = 7 * 86400.0
@@ -376,7 +378,8 @@ def check_key(key: str) -> str:
     return key
 
 
-def check_metadata(metadata: dict[str, str]) -> dict[str, str]:
+def check_metadata(metadata: dict[str, str], most: int | None = None) -> dict[str, str]:
+    """`most`: the characters of all of them together."""
     if len(metadata) > MAX_METADATA:
         raise InvalidRequest(f"metadata has {len(metadata)} entries, at most {MAX_METADATA} are kept")
     for name, value in metadata.items():
@@ -384,4 +387,10 @@ def check_metadata(metadata: dict[str, str]) -> dict[str, str]:
             raise InvalidRequest(
                 f"metadata {name[:140]!r}: a name has 1 to 128 printable characters, a value up to 4096"
             )
+    if most is not None and size_of_metadata(metadata) > most:
+        raise InvalidRequest(f"the metadata has {size_of_metadata(metadata)} characters, at most {most} are kept")
     return metadata
+
+
+def size_of_metadata(metadata: Mapping[str, str]) -> int:
+    return sum(len(name) + len(value) for name, value in metadata.items())

@@ -9,6 +9,7 @@ from warren.kernel.logs import get_log
 from warren.model.errors import Unavailable, WarrenError
 
 PAGE: Final = 200
+PAGE_LABELS: Final = 256 * 1024  # the characters of metadata after which a page of a list ends
 _TRIES: Final = 50
 
 _log = get_log(__name__)

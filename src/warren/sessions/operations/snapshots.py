@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from warren.model.access import Scope
 from warren.model.errors import Conflict, Forbidden
-from warren.model.session import MAX_THREAD_ID, check_metadata
+from warren.model.session import MAX_LABELS, MAX_THREAD_ID, check_metadata
 from warren.model.snapshot import MAX_FORKS, MAX_NAME, Snapshot, SnapshotOwner, SnapshotWish, check_snapshot_name
 from warren.model.spec import WORKSPACE
 from warren.model.tenant_images import reference_in
@@ -112,7 +112,8 @@ async def create_snapshot(call: Call, body: SnapshotBody | None) -> OperationRep
     """
     body = body or SnapshotBody()
     note(session_id=call.session_id, **({"name": body.name} if body.name else {}))
-    wish = SnapshotWish(_checked(body.name), body.expires_in_s, check_metadata(dict(body.metadata)), body.public)
+    metadata = check_metadata(dict(body.metadata), MAX_LABELS)
+    wish = SnapshotWish(_checked(body.name), body.expires_in_s, metadata, body.public)
     if body.public:
         if not current_caller().may(Scope.ADMIN):
             raise Forbidden("only operators make public snapshots", remedy="leave public out")

@@ -62,7 +62,7 @@ async def create_volume(call: Call, body: NewVolumeBody) -> Values:
 
 
 async def list_volumes(call: Call, query: VolumesQuery) -> Values:
-    """In the order of their names."""
+    """In the order of their names. A page may have fewer than `limit` although there are more: `next` says so."""
     found, more = await _volumes(call).list(call.tenant, query.after, query.limit)
     return {"volumes": [_view(volume) for volume in found], "next": more}
 

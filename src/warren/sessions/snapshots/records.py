@@ -15,8 +15,9 @@ from warren.kernel.clock import Clock
 from warren.kernel.logs import get_log
 from warren.kernel.pacing import Pace
 from warren.model.errors import NotFound
+from warren.model.session import size_of_metadata
 from warren.model.snapshot import Snapshot, SnapshotOwner, is_snapshot_id, is_snapshot_name
-from warren.sessions.tenant_use import PAGE, TenantUse
+from warren.sessions.tenant_use import PAGE, PAGE_LABELS, TenantUse
 
 _KIND: Final = "snapshot"
 _USE: Final = "snapshot_use"
@@ -127,15 +128,16 @@ class SnapshotRecords(TenantUse):
         """Returns snapshots, the newest first, and the id after which the next page begins; None if there is none. A
         page may have fewer than `limit`. A `name` without a tag is that of all its tags."""
         found: list[Snapshot] = []
-        scanned, last = 0, ""
+        scanned, labels, last = 0, 0, ""
         async with contextlib.aclosing(self.of_tenant(tenant, after)) as source:
             async for snapshot in source:
-                if len(found) == limit or scanned == _MAX_SCANNED:
+                if len(found) == limit or scanned == _MAX_SCANNED or labels > PAGE_LABELS:
                     return found, last
                 scanned, last = scanned + 1, snapshot.id
                 is_wanted = name in ("", snapshot.id, snapshot.name, snapshot.name.partition(":")[0])
                 if is_wanted and (hidden or not snapshot.is_hidden) and session_id in ("", snapshot.session_id):
                     found.append(snapshot)
+                    labels += size_of_metadata(snapshot.metadata)
         return found, None
 
     async def of_tenant(self, tenant: str, after: str = "") -> AsyncGenerator[Snapshot, None]:

@@ -33,7 +33,7 @@ from warren.model.errors import (
     WarrenError,
 )
 from warren.model.events import Event, EventKind, VolumeAttachedData, VolumeData
-from warren.model.session import Session, SessionState, check_metadata
+from warren.model.session import MAX_LABELS, Session, SessionState, check_metadata, size_of_metadata
 from warren.model.volume import (
     Volume,
     VolumeMount,
@@ -48,6 +48,7 @@ from warren.model.volume import (
 from warren.sessions.basis import SessionBasis
 from warren.sessions.event_hub import EventHub
 from warren.sessions.request_context import current_caller
+from warren.sessions.tenant_use import PAGE_LABELS
 from warren.sessions.volumes.contents import VolumeContents
 from warren.sessions.volumes.records import Use, VolumeRecords, VolumeRow
 
@@ -105,7 +106,7 @@ class Volumes:
 
     def _new(self, tenant: str, name: str, size_mb: int, metadata: dict[str, str] | None) -> Volume:
         now, place = self._basis.clock.wall(), self._rules.place
-        kept = check_metadata(dict(metadata or {}))
+        kept = check_metadata(dict(metadata or {}), MAX_LABELS)
         return Volume(new_volume_id(), tenant, check_volume_name(name), size_mb, now, place, metadata=kept)
 
     async def _make(self, volume: Volume, fill: Callable[[Volume], Awaitable[None]]) -> Volume | None:
@@ -150,13 +151,16 @@ class Volumes:
         return (await self.records.ready(tenant, name)).volume
 
     async def list(self, tenant: str, after: str = "", limit: int = 100) -> tuple[Sequence[Volume], str | None]:
-        """Returns volumes in the order of their names, and the name after which the next page begins."""
+        """Returns volumes in the order of their names, and the name after which the next page begins. A page may have
+        fewer than `limit`."""
         found: list[Volume] = []
+        labels = 0
         async for row in self.records.rows(tenant, after):
-            if len(found) == limit:
+            if len(found) == limit or labels > PAGE_LABELS:
                 return found, found[-1].name
             if row.volume.state is VolumeState.READY:
                 found.append(row.volume)
+                labels += size_of_metadata(row.volume.metadata)
         return found, None
 
     async def used_bytes(self, volume: Volume) -> int | None:
@@ -206,7 +210,8 @@ class Volumes:
         volume, tenant = row.volume, row.volume.tenant
         if metadata is not None:
             merged = {**volume.metadata, **metadata}
-            kept = check_metadata({key: value for key, value in merged.items() if value is not None})
+            labels = {key: value for key, value in merged.items() if value is not None}
+            kept = check_metadata(labels, MAX_LABELS)
             volume = replace(volume, metadata=kept)
         more = 0 if size_mb is None else check_size(size_mb) - volume.size_mb
         if more < 0:
