@@ -86,6 +86,11 @@ class Caller:
         body = io.BytesIO(data) if isinstance(data, bytes) else data
         return await self.ask("PUT", f"/api/sessions/{session_id}/files/content", params={"path": path}, data=body)
 
+    async def download(self, path: str) -> bytes:
+        async with self._http.get(self._url + path) as response:
+            assert response.status == 200
+            return await response.read()
+
     async def health(self) -> dict[str, Any]:
         found: dict[str, Any] = (await self.ask("GET", "/health")).good()
         return found

@@ -49,6 +49,9 @@ class AwayRecords:
     async def count(self, kind: str, *, group: str = "") -> int:
         return await self._work().count(kind, group=group)
 
+    async def sync(self) -> None:
+        await self._work().sync()
+
 
 class SlowRecords(AwayRecords):
     """Whoever reads has the answer in hand, and gets it when he may; who counts lets others have their turn."""

@@ -69,6 +69,9 @@ class MemoryRecords:
     async def count(self, kind: str, *, group: str = "") -> int:
         return sum(1 for _ in self._of(kind, group))
 
+    async def sync(self) -> None:
+        return None
+
     def _of(self, kind: str, group: str = "") -> Iterator[Record]:
         return (one for one in self._records.values() if one.kind == kind and group in ("", one.group))
 

@@ -104,6 +104,9 @@ class RedisRecords:
     async def count(self, kind: str, *, group: str = "") -> int:
         return int(await self._run(COUNT, kind, group))
 
+    async def sync(self) -> None:
+        """Redis says by its own settings what survives."""
+
 
 def _row(record: Record) -> tuple[str | int | float | None, ...]:
     """Returns the record's values in the order of `_FIELDS`."""

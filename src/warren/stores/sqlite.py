@@ -126,11 +126,15 @@ _log = get_log(__name__)
 
 
 class SqliteRecords:
-    """Records in the file. `writable` is awaited before each change, and returns when the file may be written."""
+    """Records in the file. `writable` is awaited before each change, and returns when the file may be written; `sync`
+    when all that was written is on the disk."""
 
-    def __init__(self, file: SqliteFile, writable: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, file: SqliteFile, writable: Callable[[], Awaitable[None]], sync: Callable[[], Awaitable[None]]
+    ) -> None:
         self._run = file.run
         self._writable = writable
+        self._sync = sync
 
     async def get(self, kind: str, record_id: str) -> Record | None:
         row = self._run(f"SELECT {_RECORD} FROM records WHERE kind = ? AND id = ?", kind, record_id).fetchone()
@@ -159,6 +163,9 @@ class SqliteRecords:
         which, values = _of_kind(kind, group)
         return int(self._run(f"SELECT count(*) FROM records WHERE {which}", *values).fetchone()[0])
 
+    async def sync(self) -> None:
+        await self._sync()
+
 
 class SqliteStore:
     """The store. Use `open`, which makes the file if there is none; the directory must exist. With `encryption` the
@@ -178,7 +185,7 @@ class SqliteStore:
         self._alone = alone
         self._in_memory = BoundedDict[str, Session](_ROWS_IN_MEMORY)  # active sessions by id
         self._encryption = encryption
-        self.records = SqliteRecords(file, self._writable)
+        self.records = SqliteRecords(file, self._writable, self._sync)
         self._run = file.run
         self.key_limits = KeyLimits()
         self._key_sums = KeySums((tenant, keys, size or 0) for tenant, keys, size in file.run(_KEY_SUMS).fetchall())
@@ -425,6 +432,9 @@ class SqliteStore:
                 if str(exc) != logged:
                     logged = str(exc)
                     _log.warning("sqlite_checkpoint_failed", action="retry", error=exc)
+
+    async def _sync(self) -> None:
+        await self._in_thread(self._file.sync_log)
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
         async def run() -> None:

@@ -138,6 +138,15 @@ class SqliteFile:
             # Any write starts the log again and waits for the disk; this one changes nothing.
             self._side.execute(f"PRAGMA user_version = {VERSION}")
 
+    def sync_log(self) -> None:
+        """Waits until what was written so far is on the disk. What the log has no longer is in the file there."""
+        with self._our_errors(), contextlib.suppress(FileNotFoundError):
+            fd = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+
     def log_bytes(self) -> int:
         try:
             return Path(f"{self.path}-wal").stat().st_size

@@ -34,6 +34,7 @@ from warren.kernel.logs import get_log
 from warren.model.errors import Conflict, ImageNotFound, InvalidRequest, NoSpace, PermissionDenied, WarrenError
 from warren.model.image import ImageConfig
 from warren.model.spec import check_image_name
+from warren.sandboxes.host.syncing import sync_file_system
 
 VERSIONS: Final = ".versions"
 WAYS: Final = ".ways"
@@ -123,6 +124,7 @@ class Versions:
         before = self.current(name)
         version = secrets.token_hex(6)
         (made / USES).mkdir(mode=0o755)
+        sync_file_system(made)  # else a loss of power may leave an image whose files are empty
         with self.locked():
             self._versions.mkdir(mode=0o755, exist_ok=True)
             os.rename(made, self._versions / version)

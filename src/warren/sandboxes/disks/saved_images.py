@@ -26,6 +26,7 @@ from warren.sandboxes.disks import file_system
 from warren.sandboxes.disks.disk_stream import DiskDescription, Unpacking, packed
 from warren.sandboxes.host.disks import FREE_FD, nameless
 from warren.sandboxes.host.extents import copy_file
+from warren.sandboxes.host.syncing import sync_file
 
 _ENDING: Final = ".img"
 _ATTRIBUTE: Final = "trusted.warren.disk"
@@ -197,11 +198,7 @@ class NewImage:
             raise
         self._is_named = True
         self._fault("disk named")
-        folder = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_file(self._directory)
         saved = _saved_disk(self.name, self.fd, description)
         self._close()
         return saved

@@ -6,7 +6,6 @@ them.
 """
 
 import asyncio
-import ctypes
 import fcntl
 import os
 import struct
@@ -27,6 +26,7 @@ from warren.sandboxes.disks.disk_stream import DiskDescription, DiskLayout, cont
 from warren.sandboxes.disks.saved_images import NewImage, SavedImages
 from warren.sandboxes.host.disk_room import WatchedDisk
 from warren.sandboxes.host.extents import copy_file
+from warren.sandboxes.host.syncing import sync_file_system
 
 STEPS: Final = tuple(
     f"disk {step}"
@@ -34,7 +34,6 @@ STEPS: Final = tuple(
 )
 _TRIM: Final = 0xC0185879  # FITRIM
 _WORTH_A_TRIM: Final = 32 * MIB
-_libc = ctypes.CDLL(None, use_errno=True)
 T = TypeVar("T")
 
 
@@ -103,7 +102,7 @@ class _Copying:
             if use is not None and use.held > use.allocated + _WORTH_A_TRIM:
                 with suppress(OSError):
                     fcntl.ioctl(top, _TRIM, struct.pack("<QQQ", 0, 2**64 - 1, 0))
-            _sync(top)
+            sync_file_system(top)
         self._images.fault("disk synced")
 
     def copy(self) -> None:
@@ -114,7 +113,7 @@ class _Copying:
                 if not was_frozen:
                     processes.freeze()
                 self._images.fault("disk frozen")
-                _sync(top)
+                sync_file_system(top)
                 copy_file(image, self._new.fd, self._look_for_room)
                 self._images.fault("disk copied")
             finally:
@@ -134,8 +133,3 @@ class _Copying:
 async def _end_of(working: "asyncio.Future[T]") -> None:
     with suppress(Exception):
         await working
-
-
-def _sync(top: int) -> None:
-    if _libc.syncfs(top):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -25,6 +25,7 @@ from warren.model.errors import NoSpace, ProviderUnavailable
 from warren.model.spec import MIB, Limits
 from warren.sandboxes.host.extents import copy_file
 from warren.sandboxes.host.processes import boot_id, run
+from warren.sandboxes.host.syncing import sync_file
 
 TEMPLATES: Final = 8
 DISK_FD: Final = 6
@@ -153,6 +154,7 @@ class Disks:
                 raise ProviderUnavailable(
                     f"making the template of a {size_mb} MiB disk: {outcome.last_line}", remedy="install e2fsprogs"
                 )
+            await asyncio.to_thread(sync_file, temporary)  # else a loss of power may leave a template without content
             temporary.rename(template)
         except OSError as exc:
             raise ProviderUnavailable(f"making the template of a {size_mb} MiB disk: {exc.strerror}") from exc

@@ -24,6 +24,7 @@ from warren.model.errors import Conflict, InvalidRequest, NoSpace, ProviderUnava
 from warren.model.spec import MIB
 from warren.sandboxes.host.disks import nameless
 from warren.sandboxes.host.extents import clone
+from warren.sandboxes.host.syncing import sync_file, sync_file_system
 
 DISKS: Final = "disks"
 KEPT: Final = ("saved", "volumes")
@@ -119,9 +120,9 @@ def make_storage(state_dir: Path, size_mb: int | None) -> bool:
                 _copy_kept(state_dir / DISKS, place)
             finally:
                 _run("umount", str(place))
-            _sync(image)
+            sync_file(image)
             image.rename(state_dir / _IMAGE)
-            _sync(state_dir)
+            sync_file(state_dir)
         finally:
             image.unlink(missing_ok=True)
             if place.exists():
@@ -150,9 +151,9 @@ def remove_storage(state_dir: Path) -> bool:
         unmount_storage(state_dir)
         shutil.rmtree(state_dir / DISKS)
         place.rename(state_dir / DISKS)
-        _sync(state_dir)
+        sync_file(state_dir)
         (state_dir / _IMAGE).unlink()
-        _sync(state_dir)
+        sync_file(state_dir)
     return True
 
 
@@ -213,7 +214,7 @@ def _copy_kept(source: Path, target: Path) -> None:
             _run("cp", "-a", "--sparse=always", *found, str(target))
         except ProviderUnavailable as exc:
             raise NoSpace(f"saved disks and volumes cannot be moved: {exc.message}") from None
-    _run("sync", "-f", str(target))
+    sync_file_system(target)
 
 
 def _run(*argv: str) -> None:
@@ -221,14 +222,6 @@ def _run(*argv: str) -> None:
     if outcome.returncode:
         why = (outcome.stderr or outcome.stdout).strip().splitlines() or ["it failed"]
         raise ProviderUnavailable(f"{argv[0]}: {why[0]}")
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @contextmanager

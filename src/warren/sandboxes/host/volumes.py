@@ -42,6 +42,7 @@ from warren.sandboxes.host.disks import FREE_FD
 from warren.sandboxes.host.processes import Finished, run
 from warren.sandboxes.host.record import SandboxRecord
 from warren.sandboxes.host.storage import DISKS
+from warren.sandboxes.host.syncing import sync_file
 
 VOLUMES: Final = f"{DISKS}/volumes"
 """The directory of the images, in the state directory."""
@@ -158,7 +159,7 @@ class HostVolumes:
             fd = await self._locked(volume_id)
             try:
                 path.unlink()
-                await asyncio.to_thread(_sync_directory, self.directory)
+                await asyncio.to_thread(sync_file, self.directory)
             finally:
                 await asyncio.to_thread(os.close, fd)  # frees its blocks
 
@@ -382,21 +383,9 @@ async def _run_each(doing: str, *commands: Sequence[str]) -> None:
 
 
 def _keep(temporary: Path, path: Path) -> None:
-    fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync_file(temporary)
     os.rename(temporary, path)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync_file(path.parent)
 
 
 def _copy_content(old: int, new: int) -> None:

@@ -20,6 +20,7 @@ from warren.sandboxes.host.disks import DISK_FD, FREE_FD, tmpfs_options
 from warren.sandboxes.host.empty_network import unix_socket
 from warren.sandboxes.host.processes import kill_if
 from warren.sandboxes.host.record import SandboxRecord
+from warren.sandboxes.host.syncing import sync_file_system
 from warren.sandboxes.host.uids import uid_base
 from warren.sandboxes.providers import direct
 from warren.sandboxes.providers.gpu_access import INSIDE
@@ -167,6 +168,7 @@ def agent_layer(agent: Path, folder: Path, *, sudo: bool = False) -> Path:
         for name in _SUDO if sudo else ():
             (making / name).parent.mkdir(mode=0o755, parents=True)
             (making / name).symlink_to(AGENT_PROGRAM)
+        sync_file_system(making)
         try:
             making.rename(layer)
         except OSError:  # another process was first

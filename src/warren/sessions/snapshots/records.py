@@ -34,10 +34,14 @@ class SnapshotRecords(TenantUse):
         self._records, self._clock = records, clock
 
     async def add(self, snapshot: Snapshot) -> Snapshot:
-        """Adds a snapshot, which takes its name over. Returns it as it is now: a newer one may have the name."""
+        """Adds a snapshot, which takes its name over. Returns it as it is now: a newer one may have the name. It then
+        survives a loss of power: a content without its record would be removed at the next start."""
         await self._records.put(_record(snapshot))
-        if not snapshot.name:
-            return snapshot
+        snapshot = await self._named(snapshot) if snapshot.name else snapshot
+        await self._records.sync()
+        return snapshot
+
+    async def _named(self, snapshot: Snapshot) -> Snapshot:
         if snapshot.public:
             await self._publish(snapshot)
         while len(named := await self._records.list(_KIND, group=_group(snapshot), limit=PAGE)) > 1:
@@ -61,14 +65,16 @@ class SnapshotRecords(TenantUse):
                 return
 
     async def remove(self, snapshot: Snapshot) -> bool:
-        """Returns False if there was no such record any more."""
+        """Returns False if there was no such record any more. It does not come back when its content is gone."""
         record_id = _id(snapshot.tenant, snapshot.id)
         if snapshot.public:
             await self._records.delete(_PUBLIC, snapshot.id)
             known = await self._records.get(_PUBLIC, snapshot.name)
             if known is not None and known.value == record_id:
                 await self._records.delete(_PUBLIC, snapshot.name)
-        return await self._records.delete(_KIND, record_id)
+        was_there = await self._records.delete(_KIND, record_id)
+        await self._records.sync()
+        return was_there
 
     async def exists(self, tenant: str, snapshot_id: str) -> bool:
         """Whether there is a record, also of one that has expired."""

@@ -58,12 +58,18 @@ class VolumeRecords:
         return VolumeRow(record, volume) if await self._records.put(record) else None
 
     async def change(self, row: VolumeRow, volume: Volume) -> VolumeRow | None:
-        """Returns None if another change came first."""
+        """Returns None if another change came first. A change survives a loss of power, as what was synced in the
+        volume does."""
         record = row.record.changed(json.dumps(asdict(volume)))
-        return VolumeRow(record, volume) if await self._records.put(record) else None
+        if not await self._records.put(record):
+            return None
+        await self._records.sync()
+        return VolumeRow(record, volume)
 
     async def remove(self, volume: Volume) -> bool:
-        return await self._records.delete(_KIND, f"{volume.tenant}/{volume.name}")
+        was_there = await self._records.delete(_KIND, f"{volume.tenant}/{volume.name}")
+        await self._records.sync()
+        return was_there
 
     async def rows(self, tenant: str = "", after: str = "") -> AsyncGenerator[VolumeRow, None]:
         """Yields the rows of a tenant, or of all, in the order of their names."""
