@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,7 +25,7 @@ _UIDS = Path("/run/warren/uids")
 
 
 class Machine:
-    def __init__(self, image_cache: Path, kind: str, *flags: str) -> None:
+    def __init__(self, image_cache: Path, kind: str, *, snapshot_store: str = "") -> None:
         self._images = image_cache / "images"
         self.state_dir = this_run.new_state_dir()
         self._image = self.state_dir.with_suffix(".img")
@@ -34,7 +35,9 @@ class Machine:
         self._mount()
         (self.state_dir / "images").symlink_to(self._images)
         os.sync()
-        self.server = ServerProcess(self.state_dir, *FLAGS, *flags, argv=ARGV, **{CUTS_POWER: "1"})
+        self.packs = bool(snapshot_store)
+        more = {"WARREN_SNAPSHOT_STORE": str(self.state_dir / snapshot_store)} if snapshot_store else {}
+        self.server = ServerProcess(self.state_dir, *FLAGS, argv=ARGV, **{CUTS_POWER: "1"}, **more)
         self.server.log_path = self.state_dir.with_suffix(".log")
         self._start()
 
@@ -71,17 +74,21 @@ class Machine:
 
     def _forget(self) -> None:
         """Ends what only a running machine has: sandboxes of this state directory, and what /run says of them."""
-        names = os.listdir(self._sandboxes)
         until = time.monotonic() + this_run.patience(20)
-        while left := [path for name in names for path in cgroups(name)]:
+        while left := [*self._launchers(), *(path for name in os.listdir(self._sandboxes) for path in cgroups(name))]:
             assert time.monotonic() < until, f"these do not end: {left}"
-            for path in left:
-                _end(path)
+            for each in left:
+                _kill(each) if isinstance(each, int) else _end(each)
         shutil.rmtree(self._sandboxes)
         for link in _UIDS.glob("[0-9]*"):
             with suppress(OSError):
                 if Path(os.readlink(link)).is_relative_to(self.state_dir):
                     link.unlink()
+
+    def _launchers(self) -> list[int]:
+        """What makes a sandbox goes on without its server."""
+        places = [os.fsencode(place) for place in (self.state_dir, self._sandboxes)]
+        return [pid for pid, argv in _programs() if any(place in argv for place in places)]
 
     def close(self) -> None:
         (self.state_dir / FAULT).unlink(missing_ok=True)
@@ -93,6 +100,17 @@ class Machine:
         self.state_dir.rmdir()
         self._image.unlink()
         self.server.log_path.unlink()
+
+
+def _programs() -> Iterator[tuple[int, bytes]]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            yield int(path.parent.name), path.read_bytes()
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _end(cgroup: Path) -> None:

@@ -1,6 +1,6 @@
 """The machine loses power while snapshots and volumes are made, used, changed and deleted, and just after.
 
-Whenever that is: what was acknowledged is there with the contents it had, also what was deleted stays so; a snapshot
+Serial, because another test that copies the table of mounts would keep the lost file system in use. Whenever that is: what was acknowledged is there with the contents it had, also what was deleted stays so; a snapshot
 that is listed can be restored, and no half of anything is left.
 """
 
@@ -20,7 +20,7 @@ from marks import first_of
 
 from warren.sandboxes.disks.saving import STEPS
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900), pytest.mark.group("power")]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900), pytest.mark.serial]
 
 WRITE = "head -c 2000000 /dev/urandom > {0} && sync {0} && sha256sum < {0}"
 SAVING = (*(f"provider {step}" for step in STEPS), *(f"snapshots {step}" for step in ("charged", "record stored")))
@@ -158,12 +158,12 @@ class People:
 
     async def check(self) -> None:
         caller, story, disks = self.caller, self.story, self.machine.state_dir / "disks"
-        snapshots = await self._listed("snapshots", "snapshot_id")
-        volumes = await self._listed("volumes", "name")
+        snapshots = await self.listed("snapshots", "snapshot_id")
+        volumes = await self.listed("volumes", "name")
         assert not story.deleted & {*snapshots, *volumes}
         assert story.snapshots.keys() <= snapshots
         assert story.volumes.keys() <= volumes
-        await until(lambda: self._as_listed(disks), "no file is left that nothing lists")
+        await until(lambda: self._aslisted(disks), "no file is left that nothing lists")
         await settled(caller, self.machine.state_dir)
         for snapshot in {max(snapshots), min(snapshots)}:
             copy = (await caller.create(snapshot=snapshot)).good()["session_id"]
@@ -180,14 +180,15 @@ class People:
             (await caller.ask("DELETE", f"/api/snapshots/{old}")).good()
             del story.snapshots[old]
 
-    async def _listed(self, what: str, key: str) -> set[str]:
+    async def listed(self, what: str, key: str) -> set[str]:
         return {each[key] for each in (await self.caller.ask("GET", f"/api/{what}?limit=1000")).good()[what]}
 
-    async def _as_listed(self, disks: Path) -> bool:
-        for folder, count in (("saved", len(await self._listed("snapshots", "snapshot_id"))), ("volumes", 0)):
+    async def _aslisted(self, disks: Path) -> bool:
+        for folder, count in (("saved", len(await self.listed("snapshots", "snapshot_id"))), ("volumes", 0)):
             names = [path.name for path in (disks / folder).iterdir()] if (disks / folder).is_dir() else []
-            wanted = count or len(await self._listed("volumes", "name"))
-            if len(names) != wanted or any(name.startswith(".") for name in names):
+            wanted = count or len(await self.listed("volumes", "name"))
+            missing = wanted - len(names)
+            if missing < 0 or (missing and not self.machine.packs) or any(name.startswith(".") for name in names):
                 return False
         return True
 
@@ -207,7 +208,7 @@ WORKS: dict[str, Work] = {
 }
 
 
-@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("work", first_of(WORKS))
 async def test_what_was_just_acknowledged_is_there(machine: Machine, caller: Caller, story: Story, work: str) -> None:
     people = await People(machine, caller, story).begin()
     if work in ("copy", "grow"):  # not while a session has it
@@ -224,7 +225,7 @@ AT_STEPS = [
         ("upload", step)
         for step in ("provider disk begun", "provider disk written", "provider disk named", *SAVING[-2:])
     ),
-    *((work, f"volume {step}") for work, steps in VOLUMES.items() for step in steps),
+    *((work, f"lifecycle volume {step}") for work, steps in VOLUMES.items() for step in steps),
 ]
 
 
@@ -239,3 +240,27 @@ async def test_power_is_lost_at_a_step(machine: Machine, caller: Caller, story: 
     assert (await WORKS[work](people)).cut
     await asyncio.to_thread(machine.restart)
     await people.check()
+
+
+@pytest.mark.extended
+async def test_power_is_lost_while_snapshots_are_packed(image_cache: Path) -> None:
+    """With a store of packed snapshots, on the same disk."""
+    machine = await asyncio.to_thread(Machine, image_cache, "ext4", snapshot_store="packed")
+    story = Story()
+    try:
+        async with calling(machine.server.url) as caller:
+            for step in PACKING:
+                people = await People(machine, caller, story).begin()
+                arm(machine.state_dir, f"snapshots {step}")
+                assert (await people.save()).cut
+                await asyncio.to_thread(machine.restart)
+                await people.check()
+                await people.begin()
+                (await people.save()).good()
+                await asyncio.to_thread(machine.cut)
+                await people.check()
+                # A content without a record stays for an hour: another process might be saving it.
+                kept = {path.name for path in (machine.state_dir / "packed").glob("*/snap_*")}
+                assert await people.listed("snapshots", "snapshot_id") <= kept
+    finally:
+        await asyncio.to_thread(machine.close)
