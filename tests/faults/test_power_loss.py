@@ -1,7 +1,8 @@
 """The machine loses power while snapshots and volumes are made, used, changed and deleted, and just after.
 
-Serial, because another test that copies the table of mounts would keep the lost file system in use. Whenever that is: what was acknowledged is there with the contents it had, also what was deleted stays so; a snapshot
-that is listed can be restored, and no half of anything is left.
+Whenever that is: what was acknowledged is there with the contents it had, also what was deleted stays so; a snapshot
+that is listed can be restored, and no half of anything is left. Serial, because another test that copies the table of
+mounts would keep the lost file system in use.
 """
 
 import asyncio
