@@ -413,9 +413,9 @@ async def test_a_sweep_removes_what_a_fork_has_left_and_nothing_of_one_that_runs
         session = await new(w)
         left = await save(w, session, owner=SnapshotOwner.FORK)
         async with room(w).present(left):
-            await SnapshotExpiry(room(w), w.clock).sweep()
+            await SnapshotExpiry(room(w), w.clock, w.store.get).sweep()
             assert await kept(w) == {left.id}
-        await SnapshotExpiry(room(w), w.clock).sweep()
+        await SnapshotExpiry(room(w), w.clock, w.store.get).sweep()
         assert await kept(w) == set()
         assert not await room(w).records.exists(TENANT, left.id)
 
