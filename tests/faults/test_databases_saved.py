@@ -28,7 +28,7 @@ while True:
     n += 1
     db.execute("insert into numbers values (?, randomblob(3000))", (n,))
     if n % 50 == 0:
-        db.execute("delete from numbers where n % 2 = 1 and n < ?", (n - 100,))
+        db.execute("delete from numbers where n % 2 = 1 and n < ? or n < ?", (n - 100, n - 5000))
     open("/workspace/acknowledged.new", "w").write(str(n))
     import os; os.replace("/workspace/acknowledged.new", "/workspace/acknowledged")
 """

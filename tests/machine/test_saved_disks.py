@@ -141,6 +141,14 @@ async def test_a_disk_is_saved_as_it_was_at_one_moment(provider: OciProvider) ->
         await process.kill()
 
 
+async def test_a_disk_that_stays_here_needs_no_hash(provider: OciProvider) -> None:
+    box = await provider.create(SPEC)
+    await box.write("/workspace/mine", b"kept")
+    assert (await provider.save_disk(box.id, "fork", hashed=False)).sha256 == ""
+    other = await provider.create(replace(SPEC, disk="fork"))
+    assert await say(other, "cat /workspace/mine") == "kept"
+
+
 async def test_a_larger_disk_has_that_much_room_and_no_more(provider: OciProvider) -> None:
     box = await provider.create(SPEC)
     await provider.save_disk(box.id, "small")

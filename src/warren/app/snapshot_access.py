@@ -34,7 +34,7 @@ class _Disks:
     async def sandbox(self, sandbox_id: str) -> Sandbox:
         raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
 
-    async def save_disk(self, sandbox_id: str, name: str) -> SavedDisk:
+    async def save_disk(self, sandbox_id: str, name: str, *, hashed: bool = True) -> SavedDisk:
         raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
 
 

@@ -139,7 +139,7 @@ class FakeProvider:
     async def thaw(self, sandbox_id: str) -> None:
         self._find_able(sandbox_id, Capability.PAUSE).frozen = False
 
-    async def save_disk(self, sandbox_id: str, name: str) -> SavedDisk:
+    async def save_disk(self, sandbox_id: str, name: str, *, hashed: bool = True) -> SavedDisk:
         machine = self._find_able(sandbox_id, Capability.SNAPSHOTS)
         return self.saved_disks.keep(name, machine.files.copy_tree(), machine.spec)
 

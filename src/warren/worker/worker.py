@@ -158,8 +158,8 @@ class LocalWorker:
     async def thaw(self, sandbox_id: str, paused_s: float) -> Sandbox:
         return await self._holdings.thaw(sandbox_id, paused_s)
 
-    async def save_disk(self, sandbox_id: str, name: str) -> SavedDisk:
-        return await self._holdings.maker_of_claimed(sandbox_id).save_disk(sandbox_id, name)
+    async def save_disk(self, sandbox_id: str, name: str, *, hashed: bool = True) -> SavedDisk:
+        return await self._holdings.maker_of_claimed(sandbox_id).save_disk(sandbox_id, name, hashed=hashed)
 
     def saved_disks(self, provider: str = "") -> SavedDisks:
         return self._choice.find(provider).saved_disks

@@ -193,7 +193,7 @@ class E2bProvider:
     async def detach(self, sandbox_id: str, volume_id: str) -> None:
         raise lacks(self.name, Capability.VOLUMES)
 
-    async def save_disk(self, sandbox_id: str, name: str) -> SavedDisk:
+    async def save_disk(self, sandbox_id: str, name: str, *, hashed: bool = True) -> SavedDisk:
         raise lacks(self.name, Capability.SNAPSHOTS)
 
     async def adopt(self, sandbox_id: str, *, paused_s: float | None = None) -> AgentSandbox:

@@ -267,7 +267,7 @@ class HostProvider(ABC, Generic[R, Plan]):
             cgroup.allow_swap(False)
         cgroup.thaw()
 
-    async def save_disk(self, sandbox_id: str, name: str) -> SavedDisk:
+    async def save_disk(self, sandbox_id: str, name: str, *, hashed: bool = True) -> SavedDisk:
         check_disk_name(name)
         await self._ready()
         self._require_saving()
@@ -280,7 +280,8 @@ class HostProvider(ABC, Generic[R, Plan]):
         try:
             disk = await asyncio.to_thread(self.sandbox_disks.find, record)
             layout, alone = DiskLayout.of(record.disk_layout), partial(self._alone, sandbox_id)
-            return await save_disk(self._saved, name, LiveDisk(disk, layout, self._cgroup(record), alone))
+            live = LiveDisk(disk, layout, self._cgroup(record), alone)
+            return await save_disk(self._saved, name, live, hashed=hashed)
         except OSError as exc:
             self._live_record(sandbox_id)  # it may have died
             raise translate_os_error("saving a disk", exc) from exc

@@ -91,7 +91,7 @@ class DiskKeeper(Protocol):
     @property
     def providers(self) -> Providers: ...
     async def sandbox(self, sandbox_id: str) -> Sandbox: ...
-    async def save_disk(self, sandbox_id: str, name: str) -> SavedDisk: ...
+    async def save_disk(self, sandbox_id: str, name: str, *, hashed: bool = True) -> SavedDisk: ...
     def saved_disks(self, provider: str = "") -> SavedDisks: ...
 
 
@@ -161,7 +161,9 @@ class Snapshots:
         async with self.begin(session.tenant, session.key_id) as making:
             making.provider = session.provider
             await self._check_room(making, wish, session)
-            disk = await self.worker.save_disk(session.sandbox_id, making.id)
+            disk = await self.worker.save_disk(
+                session.sandbox_id, making.id, hashed=wish.owner is not SnapshotOwner.FORK
+            )
             self._options.fault("disk saved")
             image, writable_root = session.image, False
             with contextlib.suppress(WarrenError):  # the environment may be gone
