@@ -1,5 +1,7 @@
 """What a provider with volumes must do, the fake included. The hooks are those of the provider's other contract."""
 
+from collections.abc import AsyncGenerator, Sequence
+
 import pytest
 from contract.provider_contract import ProviderHooks
 
@@ -52,6 +54,45 @@ class VolumesContract(ProviderHooks):
         await provider.destroy(later.id)
         await provider.volume_images.delete(volume)
         assert await provider.volume_images.find(volume) is None
+
+    async def test_a_packed_volume_is_the_same_on_another_machine(self, provider: Provider) -> None:
+        volume, images, box = await self._volume(provider), provider.volume_images, await self._box(provider)
+        await provider.attach(box.id, at(volume))
+        await box.write(f"{AT}/a", bytes(range(256)) * 10_000)
+        with pytest.raises(Conflict):
+            await anext(images.pack(volume))
+        await provider.destroy(box.id)
+        packed = [piece async for piece in images.pack(volume)]
+        copy = new_volume_id()
+
+        async def sent(pieces: Sequence[bytes], error: Exception | None = None) -> AsyncGenerator[bytes, None]:
+            for piece in pieces:
+                yield piece
+            if error is not None:
+                raise error
+
+        with pytest.raises(OSError, match="broken"):
+            await images.unpack(copy, sent(packed, OSError("broken")))
+        assert await images.find(copy) is None
+        await images.unpack(copy, sent(packed))
+        found = await images.find(copy)
+        assert found is not None
+        assert (found.size_mb, found.was_mounted) == (32, True)
+        other = await self._box(provider)
+        await provider.attach(other.id, at(copy))
+        assert await content(other, f"{AT}/a") == bytes(range(256)) * 10_000
+        await provider.destroy(other.id)
+        await provider.attach((box := await self._box(provider)).id, at(volume))
+        await box.write(f"{AT}/a", b"newer")
+        await provider.destroy(box.id)
+        await images.unpack(copy, images.pack(volume))
+        await provider.attach((box := await self._box(provider)).id, at(copy))
+        assert await content(box, f"{AT}/a") == b"newer"
+        await provider.destroy(box.id)
+        with pytest.raises(NotFound):
+            await anext(images.pack(new_volume_id()))
+        for each in (volume, copy):
+            await images.delete(each)
 
     async def test_a_read_only_volume_cannot_be_written(self, provider: Provider) -> None:
         volume, box = await self._volume(provider), await self._box(provider)

@@ -48,13 +48,31 @@ async def test_a_session_goes_where_its_volumes_are(nodes: Nodes) -> None:
             assert (shown["worker"], shown["sessions"]) == (worker, [])
             assert shown["used_bytes"] > 0
         other = "second" if place["v0"] == "first" else "first"
-        await api.call("PATCH", f"/api/cluster/workers/{place['v0']}", {"draining": True})
         body = {"name": "v0", "path": AT}
-        async with api.session() as session:  # on the other worker
-            assert session.found["worker"] == other
-            problem = await session.refused("POST", "/volumes", body, status=409, code="conflict")
-            assert f"on the worker '{place['v0']}'" in problem["detail"]
-        await api.call("PATCH", f"/api/cluster/workers/{place['v0']}", {"draining": False})
+        async with api.session(volumes=[body]) as user:
+            await api.call("PATCH", f"/api/cluster/workers/{place['v0']}", {"draining": True})
+            async with api.session() as session:  # on the other worker
+                assert session.found["worker"] == other
+                problem = await session.refused("POST", "/volumes", body, status=409, code="conflict")
+                assert f"on the worker '{place['v0']}'" in problem["detail"]
+                await user.call("DELETE", "")
+                await session.post("/volumes", body, status=201)
+                assert await session.output(f"cat {AT}/a") == "v0\nv0\n"
+                await session.output(f"echo moved >> {AT}/a")
+        async with asyncio.timeout(PATIENCE_S):  # the others leave by themselves
+            while any(each["worker"] != other for each in (await api.get("/api/volumes"))["volumes"]):
+                await asyncio.sleep(0.2)
+        for name in place:
+            async with api.session(volumes=[{"name": name, "path": AT}]) as session:
+                assert session.found["worker"] == other
+                lines = await session.output(f"cat {AT}/a")
+                assert lines == f"{name}\n" * 2 + ("moved\n" if name == "v0" else "")
+        left = nodes.all[0 if other == "second" else 1].state_dir / "volumes"
+        async with asyncio.timeout(PATIENCE_S):
+            while list(left.iterdir()):
+                await asyncio.sleep(0.1)
+        drained = "first" if other == "second" else "second"
+        await api.call("PATCH", f"/api/cluster/workers/{drained}", {"draining": False})
         for name in place:
             await api.call("DELETE", f"/api/volumes/{name}", status=204)
         assert (await api.get("/api/volumes"))["volumes"] == []
@@ -90,3 +108,46 @@ async def test_a_volume_whose_worker_is_away_can_be_deleted_and_is_gone_when_it_
 async def state_of(api: Api, worker: str) -> str:
     workers = (await api.get("/api/cluster"))["workers"]
     return next((str(each["state"]) for each in workers if each["id"] == worker), "")
+
+
+async def test_volumes_of_two_workers_come_together_where_one_is_in_use(nodes: Nodes) -> None:
+    async with Api(nodes.all[2].url, {"X-API-Key": ADMIN}) as api:
+        place: dict[str, str] = {}
+        while len(set(place.values())) < 2:
+            name = f"v{len(place)}"
+            made = await api.post("/api/volumes", {"name": name, "size_mb": 16}, status=201)
+            place[name] = made["worker"]
+        one, other = (next(name for name, at in place.items() if at == worker) for worker in ("first", "second"))
+        volumes = [{"name": one, "path": AT}, {"name": other, "path": f"{AT}2"}]
+        async with api.session(volumes=volumes[1:]) as user:
+            await user.output(f"echo kept > {AT}2/a")
+            async with api.session(volumes=volumes) as session:
+                assert session.found["worker"] == user.found["worker"] == "second"
+                assert await session.output(f"cat {AT}2/a") == "kept\n"
+            async with api.session(volumes=[{"name": one, "path": AT}]) as third:
+                assert third.found["worker"] == "second"
+
+
+async def test_a_machine_that_dies_while_it_gets_volumes_loses_none(nodes: Nodes) -> None:
+    """The worker to which they move is killed again and again, at moments that nobody chooses."""
+    async with Api(nodes.all[2].url, {"X-API-Key": ADMIN}) as api:
+        for number in range(6):
+            async with api.session(volumes=[{"name": f"v{number}", "path": AT, "size_mb": 64}]) as session:
+                await session.output(f"head -c 20000000 /dev/urandom > {AT}/a; sha256sum < {AT}/a > {AT}/sum; sync")
+        for turn in range(6):
+            source, target = ("first", "second") if turn % 2 else ("second", "first")
+            worker = nodes.all[0 if target == "first" else 1]
+            await api.call("PATCH", f"/api/cluster/workers/{target}", {"draining": False})
+            await api.call("PATCH", f"/api/cluster/workers/{source}", {"draining": True})
+            await asyncio.sleep(3.0 + 0.17 * turn)
+            worker.kill()
+            worker.start(wait=False)
+            worker.wait_until_ready()
+        async with asyncio.timeout(2 * PATIENCE_S):
+            while any(each["worker"] != target for each in (await api.get("/api/volumes"))["volumes"]):
+                await asyncio.sleep(0.2)
+        for number in range(6):
+            async with api.session(volumes=[{"name": f"v{number}", "path": AT}]) as session:
+                assert await session.output(f"sha256sum < {AT}/a") == await session.output(f"cat {AT}/sum")
+        names = [sorted(path.name for path in (node.state_dir / "volumes").iterdir()) for node in nodes.all[:2]]
+        assert sum(map(len, names)) == 6, names

@@ -38,6 +38,7 @@ from warren.cluster.peer_calls import PeerCalls
 from warren.cluster.proxy.liveness import Liveness
 from warren.cluster.proxy.router import Router
 from warren.cluster.roster import Peer, Roster
+from warren.cluster.volumes import DrainedVolumes
 from warren.config.settings import Settings
 from warren.governance.tenancy import Tenancy
 from warren.http.e2b.placement import placement_wishes
@@ -133,6 +134,9 @@ class CoordinatorService:
             asyncio.create_task(self._environments.watch(clock), name="environments"),
             asyncio.create_task(self.history.run(self._read_history), name="history"),
         ]
+        parts = self._fleet, self._worker_client, self._auth, self._store.records
+        drained = DrainedVolumes(*parts, self._settings.default_environment)
+        self._tasks.append(asyncio.create_task(drained.run(), name="drained volumes"))
         if self._metrics is not None:
             self._tasks.append(asyncio.create_task(self._metrics.run(), name="metrics"))
         self.tenancy.start()
@@ -169,7 +173,7 @@ class CoordinatorService:
             e2b_wishes=lambda values: placement_wishes(values, e2b_templates(settings), environment_of),
             tls=wiring.build_client_tls(settings),
         )
-        entrance = CoordinatorEntrance(self._auth, self._fleet, self._worker_client)
+        entrance = CoordinatorEntrance(self._auth, self._fleet, self._worker_client, self._store.records)
         return build_pipeline(settings, context, self._tracing, entrance=entrance, forward=router)
 
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:

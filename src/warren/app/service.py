@@ -56,6 +56,7 @@ from warren.worker.worker import LocalWorker
 if TYPE_CHECKING:
     from warren.http.e2b.template_builds import TemplateBuilds
     from warren.images.building.on_demand import FetchImage
+    from warren.sessions.volumes.moving import FetchVolume
 
 LOCK: Final = "server.lock"
 _LOOK_AGAIN_S: Final = 5.0
@@ -168,6 +169,7 @@ class Service:
             snapshots=snapshots,
             in_cluster=self.in_cluster,
             recorder=self.history,
+            fetch_volume=self._fetch_volume(),
         )
         self.logs = self._logs = build_logs(
             settings, self._store, self.tenancy, self._clock, keeps=True, in_cluster=self.in_cluster
@@ -219,6 +221,10 @@ class Service:
         """Returns what gets missing images from other machines; None outside of a cluster."""
         return None
 
+    def _fetch_volume(self) -> "FetchVolume | None":
+        """Returns what gets volumes from other machines; None outside of a cluster."""
+        return None
+
     async def _open_store(self) -> SessionStore:
         return await build_store(self._settings)
 
@@ -261,7 +267,7 @@ class Service:
         if self._logs is not None:
             await self._logs.close()
         if self._lifecycle is not None:
-            await self._lifecycle.volumes.contents.close()
+            await self._lifecycle.volumes.close()
         if self._worker is not None:
             await self._worker.close()
         for provider in self._providers:

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from warren.sessions.preview_links import PreviewLinks
     from warren.sessions.reaper import Reaper
     from warren.sessions.snapshots.service import SnapshotOptions, Snapshots
+    from warren.sessions.volumes.moving import FetchVolume
     from warren.stores.encryption import Encryption
     from warren.worker.worker import LocalWorker
 
@@ -607,6 +608,7 @@ def build_lifecycle(
     snapshots: "Snapshots | None" = None,
     in_cluster: bool = False,
     recorder: Recorder = NO_RECORDER,
+    fetch_volume: "FetchVolume | None" = None,
 ) -> "Lifecycle":
     from warren.sessions.basis import SessionBasis
     from warren.sessions.lifecycle import Lifecycle, LifecycleOptions
@@ -631,6 +633,7 @@ def build_lifecycle(
             settings.volume_mb,
             tenancy.metering.report_limit,
             lambda step: fault(f"volume {step}"),
+            fetch_volume,
         ),
     )
     return Lifecycle(basis, options)

@@ -37,6 +37,7 @@ from warren.cluster.images import ImageFetcher, OfferedImages, send_image
 from warren.cluster.lease import Lease
 from warren.cluster.peer_calls import PeerCalls
 from warren.cluster.roster import Peer, Report, Roster
+from warren.cluster.volumes import VolumeFetcher, answer_volume
 from warren.config.settings import Settings
 from warren.governance.tenancy import Tenancy
 from warren.http.admission import Admission
@@ -54,6 +55,7 @@ from warren.model.errors import WarrenError
 from warren.model.spec import MIB
 from warren.model.version import __version__
 from warren.sessions.history import Reading
+from warren.sessions.volumes.moving import FetchVolume
 from warren.stores.mirrored import MirroredStore
 from warren.stores.redis_store import RedisStore
 from warren.stores.sqlite import SqliteStore
@@ -99,6 +101,9 @@ class WorkerService(Service):
 
     def _fetch_image(self) -> FetchImage:
         return ImageFetcher(self._images, self._worker_client, self._auth, self._coordinators).fetch
+
+    def _fetch_volume(self) -> FetchVolume:
+        return VolumeFetcher(self._worker_client, self._auth, self._coordinators).fetch
 
     def _coordinators(self) -> Sequence[Peer]:
         return () if self._heartbeat is None else self._heartbeat.coordinators
@@ -200,6 +205,7 @@ class WorkerService(Service):
             self.describe,
             self.sessions.lifecycle.metrics.latest,
             partial(send_image, self._images, self._offered),
+            partial(answer_volume, self.sessions.lifecycle.volumes.moves),
             self._metrics_stage(context),
         )
         return Pipeline(

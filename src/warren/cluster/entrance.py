@@ -17,11 +17,13 @@ from warren.cluster.auth import CLIENT_HEADER, PAGE_HEADER, PATIENCE_HEADER, SCH
 from warren.cluster.fleet import Fleet
 from warren.cluster.images import IMAGE_PATH, pass_on
 from warren.cluster.lease import Lease
+from warren.cluster.volumes import VOLUME_PATH, pass_volume_on
 from warren.http.api.metrics import METRICS_PATH
 from warren.http.client.client import WorkerClient
 from warren.http.identify import OPEN_PATHS, find_operation
 from warren.http.problems import problem
 from warren.http.request import E2bAddress, Kind, Request, Stage
+from warren.interfaces.records import RecordStore
 from warren.model.e2b import read_inner_path
 from warren.model.errors import Interrupted, InvalidRequest
 from warren.model.metrics import LatestMetrics
@@ -70,7 +72,8 @@ class WorkerEntrance:
 
     If the lease has run out by the time of the response, as when the process was stopped meanwhile, the session may
     belong to another worker. Then the response does not say that the request was done. `describe` returns what
-    WORKER_PATH answers, `figures` what FIGURES_PATH answers of a tenant's sessions; `send_image` answers IMAGE_PATH.
+    WORKER_PATH answers, `figures` what FIGURES_PATH answers of a tenant's sessions; `send_image` answers IMAGE_PATH,
+    `answer_volume` VOLUME_PATH.
     `metrics` answers METRICS_PATH, for callers with a key, also without a lease: it tells of that.
     """
 
@@ -81,6 +84,7 @@ class WorkerEntrance:
         describe: Callable[[], Mapping[str, Any]],
         figures: Callable[[str, Sequence[str]], Mapping[str, LatestMetrics]],
         send_image: Callable[[Scope, Send], Awaitable[None]],
+        answer_volume: Callable[[Scope, Receive, Send], Awaitable[None]],
         metrics: Stage,
     ) -> None:
         self._auth = auth
@@ -88,6 +92,7 @@ class WorkerEntrance:
         self._describe = describe
         self._figures = figures
         self._send_image = send_image
+        self._answer_volume = answer_volume
         self._metrics = metrics
 
     async def __call__(self, request: Request, receive: Receive, send: Send) -> Send | None:
@@ -108,6 +113,9 @@ class WorkerEntrance:
             await JSONResponse({"figures": values})(scope, receive, send)
         elif path == IMAGE_PATH:
             await self._send_image(scope, send)
+        elif path == VOLUME_PATH:
+            self._lease.check()
+            await self._answer_volume(scope, receive, send)
         else:
             self._lease.check()
             _restore_client(request)
@@ -152,20 +160,25 @@ def _restore_client(request: Request) -> None:
 
 
 class CoordinatorEntrance:
-    def __init__(self, auth: ClusterAuth, fleet: Fleet, client: WorkerClient) -> None:
+    """`records` say which worker has a volume."""
+
+    def __init__(self, auth: ClusterAuth, fleet: Fleet, client: WorkerClient, records: RecordStore) -> None:
         self._auth = auth
         self._fleet = fleet
         self._client = client
+        self._records = records
 
     async def __call__(self, request: Request, receive: Receive, send: Send) -> Send | None:
         """Returns how the answer is sent, None if it was."""
         scope = request.scope
-        if scope["type"] != "http" or scope["path"] not in (LEASE_PATH, IMAGE_PATH):
+        if scope["type"] != "http" or scope["path"] not in (LEASE_PATH, IMAGE_PATH, VOLUME_PATH):
             return send
         self._auth.check(scope["headers"])
         if scope["path"] == LEASE_PATH:
             status = await self._fleet.renew_lease(*_worker_and_epoch(scope))
             await JSONResponse({"pulse": status})(scope, receive, send)
+        elif scope["path"] == VOLUME_PATH:
+            await pass_volume_on(self._fleet, self._client, self._auth, self._records, scope, send)
         else:
             await pass_on(self._fleet, self._client, self._auth, scope, send)
         return None

@@ -1,6 +1,6 @@
 """The images of named volumes: disks that outlive the sandboxes that mount them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +26,10 @@ class VolumeImages(Protocol):
     `delete` is idempotent. `copy`, `grow` and `delete` raise Conflict for a volume that a sandbox has mounted.
     A failed or cancelled `make` or `copy` keeps nothing; after a crash, `delete` removes what there is of it.
     `find` returns None for one that is not here, `list` what is.
+    `pack` yields a volume in a form of which `unpack` of any machine makes the same volume. It raises NotFound and
+    Conflict before the first byte. `unpack` trusts what it is given, and replaces a volume of that id. If it fails or
+    is cancelled, or `data` raises, it changes nothing. It raises InvalidRequest for what no `pack` has yielded, and
+    NoSpace.
     """
 
     async def make(self, volume_id: str, size_mb: int) -> None: ...
@@ -34,6 +38,8 @@ class VolumeImages(Protocol):
     async def delete(self, volume_id: str) -> None: ...
     async def find(self, volume_id: str) -> VolumeImage | None: ...
     async def list(self) -> Sequence[VolumeImage]: ...
+    def pack(self, volume_id: str) -> AsyncGenerator[bytes, None]: ...
+    async def unpack(self, volume_id: str, data: AsyncIterable[bytes]) -> None: ...
 
 
 class NoVolumes:
@@ -59,3 +65,10 @@ class NoVolumes:
 
     async def list(self) -> Sequence[VolumeImage]:
         return ()
+
+    async def pack(self, volume_id: str) -> AsyncGenerator[bytes, None]:
+        raise self._why()
+        yield b""
+
+    async def unpack(self, volume_id: str, data: AsyncIterable[bytes]) -> None:
+        raise self._why()

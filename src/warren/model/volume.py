@@ -31,11 +31,13 @@ _OURS: Final = tuple(PurePosixPath(path) for path in ("/.warren", "/proc", "/sys
 
 
 class VolumeState(StrEnum):
-    """MAKING and DELETING are hidden: a crash may have left them, and the next start removes what there is of them."""
+    """MAKING and DELETING are hidden: a crash may have left them, and the next start removes what there is of them.
+    What is MOVING to another worker cannot be used until it is there (sessions/volumes/moving.py)."""
 
     MAKING = "making"
     READY = "ready"
     DELETING = "deleting"
+    MOVING = "moving"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,8 @@ class VolumeWish:
 @dataclass(frozen=True, slots=True)
 class Volume:
     """`place` is the worker whose machine has it; empty where there is one machine only. `created_at` is a wall-clock
-    time."""
+    time, and so is `moving_until`, after which a move has failed. `copies`: workers that may have an image left
+    over."""
 
     id: str
     tenant: str
@@ -90,10 +93,18 @@ class Volume:
     place: str = ""
     state: VolumeState = VolumeState.MAKING
     metadata: dict[str, str] = field(default_factory=dict)
+    moving_to: str = ""
+    moving_until: float = 0.0
+    copies: tuple[str, ...] = ()
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "Volume":
-        return cls(**{**values, "state": VolumeState(values["state"])})
+        copies = tuple(values.get("copies", ()))
+        return cls(**{**values, "state": VolumeState(values["state"]), "copies": copies})
+
+    def settled(self) -> "Volume":
+        """Returns the volume after a move that did not come to its end."""
+        return replace(self, state=VolumeState.READY, moving_to="", moving_until=0.0)
 
 
 def parse_mount(text: str) -> dict[str, Any]:

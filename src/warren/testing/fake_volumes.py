@@ -1,7 +1,8 @@
 """The volumes of the fake provider: trees of nodes in memory, which its sandboxes share."""
 
 import asyncio
-from collections.abc import Sequence
+import pickle
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -57,6 +58,15 @@ class FakeVolumes:
         if volume_id in self.kept:
             self._unused(volume_id)
             del self.kept[volume_id]
+
+    async def pack(self, volume_id: str) -> AsyncGenerator[bytes, None]:
+        volume = self._unused(volume_id)
+        yield pickle.dumps((volume.size_mb, volume.root, volume.was_mounted))
+
+    async def unpack(self, volume_id: str, data: AsyncIterable[bytes]) -> None:
+        packed = b"".join([piece async for piece in data])
+        size_mb, root, was_mounted = pickle.loads(packed)
+        self.kept[volume_id] = FakeVolume(size_mb, root, was_mounted=was_mounted)
 
     async def find(self, volume_id: str) -> VolumeImage | None:
         volume = self.kept.get(volume_id)

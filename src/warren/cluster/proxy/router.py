@@ -94,6 +94,7 @@ _MAX_REFUSAL: Final = 64 * 1024
 _DISCARD_TIMEOUT_S: Final = 60.0
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 _COORDINATOR_REJECTED: Final = 401  # the worker rejects us: the caller was authenticated here
+_HAS_VOLUMES: Final = "which has its volumes"
 _UNKNOWN: Final = Environment("unknown", "unknown")
 
 _LookupKey = tuple[str, str, str]
@@ -418,8 +419,10 @@ class Router:
 
     async def _requirements_of_create(self, caller: Caller, target: Target) -> Requirements:
         required = await self._requirements_with_snapshot(caller, target)
+        if required.worker:
+            return required  # volumes can be moved, and what keeps it there cannot
         worker = await self._worker_of_volumes(caller, target)
-        return replace(required, worker=worker, why="which has its volumes") if worker else required
+        return replace(required, worker=worker, why=_HAS_VOLUMES) if worker else required
 
     async def _requirements_with_snapshot(self, caller: Caller, target: Target) -> Requirements:
         required = self._requirements(caller, target)
@@ -457,9 +460,14 @@ class Router:
         return name if isinstance(name, str) and name and not is_image_reference(name) else self._environment
 
     def _choose_workers(self, required: Requirements, target: Target) -> list[Member]:
-        """A session whose network nobody asked for goes to a worker without networks where no other is."""
+        """A session whose network nobody asked for goes to a worker without networks where no other is. One whose
+        volumes are on a worker that takes no sessions now goes to another, which fetches them."""
         try:
             return self._fleet.choose_workers(required)
+        except NoCapacity:
+            if required.why != _HAS_VOLUMES:
+                raise
+            return self._fleet.choose_workers(replace(required, worker="", why=""))
         except InvalidRequest:
             if not target.values.get(NETWORK_IF_POSSIBLE):
                 raise

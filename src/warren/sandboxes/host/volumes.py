@@ -90,12 +90,12 @@ class HostVolumes:
         with self._new(path) as temporary:
             await asyncio.to_thread(self._begin, temporary, size_mb)
             await _run_each("making a volume", _mke2fs(size_mb, temporary), _without_lost_and_found(temporary))
-            await run_shielded(asyncio.to_thread(_keep, temporary, path))
+            await run_shielded(asyncio.to_thread(keep, temporary, path))
 
     def _begin(self, temporary: Path, size_mb: int) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.check_room()
-        with _space_errors(), open(temporary, "wb") as image:
+        with space_errors(), open(temporary, "wb") as image:
             image.truncate(size_mb * MIB)
 
     async def copy(self, source: str, volume_id: str) -> None:
@@ -104,12 +104,12 @@ class HostVolumes:
             image = await self._locked(source)
             try:
                 await run_shielded(disk_threads().run(path.name, partial(self._copy, image, temporary)))
-                await run_shielded(asyncio.to_thread(_keep, temporary, path))
+                await run_shielded(asyncio.to_thread(keep, temporary, path))
             finally:
                 os.close(image)
 
     def _copy(self, image: int, temporary: Path) -> None:
-        with _space_errors(), open(temporary, "wb") as new:
+        with space_errors(), open(temporary, "wb") as new:
             self.check_room(os.fstat(image).st_blocks * 512)
             _copy_content(image, new.fileno())
 
@@ -127,7 +127,7 @@ class HostVolumes:
                 os.truncate(temporary, size_mb * MIB)
                 check, grow = ["e2fsck", "-fy", str(temporary)], ["resize2fs", str(temporary)]
                 await _run_each("growing a volume", check, grow)
-                await run_shielded(asyncio.to_thread(_keep, temporary, path))
+                await run_shielded(asyncio.to_thread(keep, temporary, path))
             finally:
                 os.close(image)
 
@@ -382,7 +382,7 @@ async def _run_each(doing: str, *commands: Sequence[str]) -> None:
             raise ProviderUnavailable(f"{doing}: {why}", remedy="install e2fsprogs, if it is not there")
 
 
-def _keep(temporary: Path, path: Path) -> None:
+def keep(temporary: Path, path: Path) -> None:
     sync_file(temporary)
     os.rename(temporary, path)
     sync_file(path.parent)
@@ -407,7 +407,7 @@ def _copy_content(old: int, new: int) -> None:
 
 
 @contextmanager
-def _space_errors() -> Iterator[None]:
+def space_errors() -> Iterator[None]:
     try:
         yield
     except OSError as exc:

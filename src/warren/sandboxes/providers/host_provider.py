@@ -37,6 +37,7 @@ from warren.model.volume import VolumeMount
 from warren.sandboxes.agent.link import Waking
 from warren.sandboxes.agent.sandbox import AgentSandbox
 from warren.sandboxes.disks.disk_stream import DiskLayout
+from warren.sandboxes.disks.packed_volumes import PackedVolumes
 from warren.sandboxes.disks.saved_images import SavedImages
 from warren.sandboxes.disks.saving import LiveDisk, save_disk
 from warren.sandboxes.host import isolation
@@ -51,7 +52,7 @@ from warren.sandboxes.host.reclaim import Reclaims
 from warren.sandboxes.host.record import SandboxRecord, find_abandoned
 from warren.sandboxes.host.storage import DISKS
 from warren.sandboxes.host.uids import UidRanges
-from warren.sandboxes.host.volumes import VOLUMES, HostVolumes
+from warren.sandboxes.host.volumes import VOLUMES
 from warren.sandboxes.host.watch import Watches
 from warren.sandboxes.network.ports import SandboxPorts
 from warren.sandboxes.providers.connection import (
@@ -168,7 +169,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._limits = HostLimits(self._hierarchies, room)
         self._uids = UidRanges()
         self.disks = Disks(self._state / DISKS, self._programs.launcher)
-        self.volume_images = HostVolumes(
+        self.volume_images = PackedVolumes(
             self._state / VOLUMES, self._programs.launcher, room.min_free_disk_mb, self._programs.without_paths
         )
         self.sandbox_disks = SandboxDisks(

@@ -52,8 +52,10 @@ class _Open:
 
 
 class VolumeContents:
-    def __init__(self, basis: SessionBasis, records: VolumeRecords) -> None:
-        self._basis, self._records = basis, records
+    """`place` is what other processes know this one's volumes by."""
+
+    def __init__(self, basis: SessionBasis, records: VolumeRecords, place: str) -> None:
+        self._basis, self._records, self._place = basis, records, place
         self._open: dict[str, _Open] = {}  # by volume id
         self._share = FairShare(_MOST, each=_EACH)
         self._tasks = OwnedTasks()
@@ -72,7 +74,7 @@ class VolumeContents:
         making: asyncio.Task[Sandbox] | None = None
         try:
             # Looked at now that it is among those in use: `delete` looks there after it has marked the volume.
-            await self._records.ready(tenant, volume.id)
+            await self._records.ready(tenant, volume.id, self._place)
             making = opened.making
             if making is None or (making.done() and (making.cancelled() or making.exception())):
                 making = opened.making = self._tasks.run(self._make(volume, environment))

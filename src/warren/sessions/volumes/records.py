@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import asdict
 from typing import Final, NamedTuple
 
@@ -16,6 +17,7 @@ _KIND: Final = "volume"
 _USE: Final = "volume_use"
 _PAGE: Final = 200
 _TRIES: Final = 50
+SHOWN: Final = frozenset({VolumeState.READY, VolumeState.MOVING})
 _log = get_log(__name__)
 
 
@@ -32,11 +34,19 @@ class VolumeRow(NamedTuple):
 
 
 class VolumeRecords:
-    def __init__(self, records: RecordStore) -> None:
-        self._records = records
+    """`wall` is the wall-clock time."""
+
+    def __init__(self, records: RecordStore, wall: Callable[[], float] = time.time) -> None:
+        self._records, self._wall = records, wall
 
     async def find(self, tenant: str, name: str) -> VolumeRow | None:
-        """Finds a volume by its name or id, in whatever state."""
+        """Finds a volume by its name or id, in whatever state. A move whose time is over is undone."""
+        row = await self._look_up(tenant, name)
+        while row is not None and row.volume.state is VolumeState.MOVING and row.volume.moving_until < self._wall():
+            row = await self.change(row, row.volume.settled()) or await self._look_up(tenant, name)
+        return row
+
+    async def _look_up(self, tenant: str, name: str) -> VolumeRow | None:
         if not is_volume_id(name):
             record = await self._records.get(_KIND, f"{tenant}/{name}") if "/" not in name else None
             return None if record is None else _row(record)
@@ -45,11 +55,20 @@ class VolumeRecords:
                 return _row(record)
         return None
 
-    async def ready(self, tenant: str, name: str) -> VolumeRow:
+    async def shown(self, tenant: str, name: str) -> VolumeRow:
         """Raises NotFound, also for one that is being made or deleted."""
         row = await self.find(tenant, name)
-        if row is None or row.volume.state is not VolumeState.READY:
+        if row is None or row.volume.state not in SHOWN:
             raise NotFound(f"there is no volume {name[:140]!r}", remedy="GET /api/volumes lists those there are")
+        return row
+
+    async def ready(self, tenant: str, name: str, place: str | None = None) -> VolumeRow:
+        """Raises NotFound as `shown`, and Unavailable for one that moves, or is not at this place (any more)."""
+        row = await self.shown(tenant, name)
+        if row.volume.state is VolumeState.MOVING or place not in (None, row.volume.place):
+            raise Unavailable(
+                f"the volume {row.volume.name!r} moves to another machine", remedy="try again", retry_after_s=2
+            )
         return row
 
     async def add(self, volume: Volume) -> VolumeRow | None:

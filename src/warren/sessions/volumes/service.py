@@ -6,7 +6,8 @@ what half of a step has left. A volume is in use while a session that holds a sa
 stores that first and then looks whether the volume is ready; whoever wants to delete one marks it first and then looks
 who uses it: one of the two always sees the other. If both fail, the lock on the image still holds (host/volumes.py).
 
-In a cluster a volume lives on the disk of one worker, its `place`; sessions that name it go there.
+In a cluster a volume lives on the disk of one worker, its `place`; sessions that name it go there. One that nobody uses
+moves to where it is wanted (moving.py).
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from warren.interfaces.store import Page
 from warren.interfaces.volumes import VolumeImages
 from warren.interfaces.worker import Worker
 from warren.kernel.logs import get_log
+from warren.kernel.owned_tasks import OwnedTasks
 from warren.kernel.shielding import run_shielded
 from warren.model.access import Caller
 from warren.model.errors import (
@@ -50,7 +52,8 @@ from warren.sessions.event_hub import EventHub
 from warren.sessions.request_context import current_caller
 from warren.sessions.tenant_use import PAGE_LABELS
 from warren.sessions.volumes.contents import VolumeContents
-from warren.sessions.volumes.records import Use, VolumeRecords, VolumeRow
+from warren.sessions.volumes.moving import FetchVolume, VolumeMoves
+from warren.sessions.volumes.records import SHOWN, Use, VolumeRecords, VolumeRow
 
 _USING: Final = frozenset(state for state in SessionState if state.is_counted)
 _MADE_S: Final = 20.0
@@ -64,19 +67,26 @@ FindUsable = Callable[[str, str], Awaitable[Session]]
 @dataclass(frozen=True, slots=True)
 class VolumeRules:
     """`place`: what other processes know this one's volumes by; empty on a single machine. `size_mb`: of a volume that
-    is made without a size. `report_limit` is called when a caller has reached a quota."""
+    is made without a size. `report_limit` is called when a caller has reached a quota. `fetch` gets volumes from other
+    workers."""
 
     place: str = ""
     size_mb: int = 1024
     report_limit: Callable[[Caller, str], None] = lambda caller, quota: None
     fault: Callable[[str], None] = lambda step: None
+    fetch: FetchVolume | None = None
 
 
 class Volumes:
     def __init__(self, basis: SessionBasis, rules: VolumeRules, events: EventHub) -> None:
         self._basis, self._rules, self._events = basis, rules, events
-        self.records = VolumeRecords(basis.store.records)
-        self.contents = VolumeContents(basis, self.records)
+        self.records = VolumeRecords(basis.store.records, basis.clock.wall)
+        self.contents = VolumeContents(basis, self.records, rules.place)
+        self.tasks = OwnedTasks()
+        self.moves = VolumeMoves(
+            *(rules.place, rules.fetch, self.records, lambda: self._images, self._check_unused, basis.clock),
+            *(rules.fault, self.tasks),
+        )
         self._changing: set[str] = set()  # ids of volumes that are made larger, changed or deleted here
 
     def __repr__(self) -> str:
@@ -148,7 +158,7 @@ class Volumes:
 
     async def get(self, tenant: str, name: str) -> Volume:
         """Finds a volume by its name or id. Raises NotFound."""
-        return (await self.records.ready(tenant, name)).volume
+        return (await self.records.shown(tenant, name)).volume
 
     async def list(self, tenant: str, after: str = "", limit: int = 100) -> tuple[Sequence[Volume], str | None]:
         """Returns volumes in the order of their names, and the name after which the next page begins. A page may have
@@ -158,7 +168,7 @@ class Volumes:
         async for row in self.records.rows(tenant, after):
             if len(found) == limit or labels > PAGE_LABELS:
                 return found, found[-1].name
-            if row.volume.state is VolumeState.READY:
+            if row.volume.state in SHOWN:
                 found.append(row.volume)
                 labels += size_of_metadata(row.volume.metadata)
         return found, None
@@ -306,21 +316,27 @@ class Volumes:
     # -- sessions
 
     async def choose(self, tenant: str, wishes: Sequence[VolumeWish]) -> tuple[VolumeMount, ...]:
-        """Finds the volumes of a new session, and makes those that say how large they are. Raises Misdirected if they
-        are on another worker, Conflict if they are on several, NotFound."""
+        """Finds the volumes of a new session, makes those that say how large they are, and moves those here that are
+        elsewhere. Raises Misdirected if they are used on another worker, Conflict if on several, NotFound."""
         check_mounts(wishes)
         found = [(wish, await self._find_or_make(tenant, wish)) for wish in wishes]
-        places = {volume.place: volume.name for _, volume in found}
+        if any(volume.place != self._rules.place for _, volume in found):
+            await self._check_places([volume for _, volume in found])
+            found = [(wish, await self.moves.bring(tenant, volume.id)) for wish, volume in found]
+        return tuple(VolumeMount(volume.id, volume.name, wish.path, wish.read_only) for wish, volume in found)
+
+    async def _check_places(self, volumes: Sequence[Volume]) -> None:
+        """Raises if they cannot all be moved here."""
+        places = {each.place: each.name for each in volumes if self._rules.fetch is None or await self.users(each)}
         if len(places) > 1:
             (one, on_one), (other, on_other) = sorted(places.items())[:2]
             raise Conflict(
-                f"the volume {on_one!r} is on the worker {one!r}, and {on_other!r} on {other!r}",
-                remedy="use volumes of one worker together",
+                f"the volume {on_one!r} is in use on the worker {one!r}, and {on_other!r} on {other!r}",
+                remedy="end the sessions that have one of them",
             )
         for place, name in places.items():
             if place != self._rules.place:
                 raise Misdirected(f"the volume {name!r} is on another worker", worker=place)
-        return tuple(VolumeMount(volume.id, volume.name, wish.path, wish.read_only) for wish, volume in found)
 
     async def _find_or_make(self, tenant: str, wish: VolumeWish) -> Volume:
         until = self._basis.clock.now() + _MADE_S
@@ -349,7 +365,7 @@ class Volumes:
 
     async def _mount(self, session: Session, sandbox: Sandbox, mount: VolumeMount) -> None:
         # Looked at now that the session is stored: it may have been deleted before that.
-        await self.records.ready(session.tenant, mount.volume)
+        await self.records.ready(session.tenant, mount.volume, self._rules.place)
         await _make_directory(sandbox, mount.path)
         await self._worker.attach(sandbox.id, mount)
 
@@ -362,7 +378,7 @@ class Volumes:
         except Misdirected as exc:
             raise Conflict(
                 f"the volume {wish.name!r} is on the worker {exc.worker!r}, and the session on {worker.name!r}",
-                remedy="create a session with the volume: it is made where the volume is",
+                remedy="end the sessions that have it, or create a session with it: that is made where the volume is",
             ) from exc
         while True:
             check_mounts([*session.volumes, mount])
@@ -415,11 +431,11 @@ class Volumes:
             return
         known = set[str]()
         async for row in self.records.rows():
-            volume = row.volume
+            volume = await self.moves.recovered(row)
             if volume.place != self._rules.place:
                 continue
             known.add(volume.id)
-            if volume.state is not VolumeState.READY:
+            if volume.state not in SHOWN:
                 _log.info("volume_left_over", volume=volume.id, state=volume.state, action="deleted")
                 await self._images.delete(volume.id)
                 await self.records.remove(volume)
@@ -433,6 +449,10 @@ class Volumes:
             elif image.volume_id not in known:
                 await self._images.delete(image.volume_id)
         await self.records.count_anew()
+
+    async def close(self) -> None:
+        await self.tasks.cancel()
+        await self.contents.close()
 
     # -- events
 
