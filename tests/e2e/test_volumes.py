@@ -204,6 +204,28 @@ async def test_what_a_session_has_stays_when_the_server_is_killed(server: Server
         await api.call("DELETE", "/api/volumes/lasting", status=204)
 
 
+async def test_a_volume_that_was_read_from_outside_is_free_after_a_kill(server: ServerProcess, api: Api) -> None:
+    made = await api.post("/volumes", {"name": "outside"}, status=201)
+    headers, place = {"Authorization": f"Bearer {made['token']}"}, f"/volumecontent/{made['volumeID']}/file?path=/a"
+    async with Api(server.url) as client:
+        await client.call("PUT", place, data=b"kept", headers=headers, status=201)
+    assert backing_files(server.state_dir) != []
+    assert (await api.get("/api/sessions"))["sessions"] == []
+    server.kill()
+    server.start()
+
+    async def no_loop_is_left() -> bool:
+        return not backing_files(server.state_dir)
+
+    await until(no_loop_is_left)
+    async with Api(server.url, api.headers) as api, Api(server.url) as client:
+        assert await client.call("GET", place, headers=headers) == b"kept"
+        async with api.session(volumes=[{"name": "outside", "path": AT}]) as session:
+            assert await session.output(f"cat {AT}/a; echo more >> {AT}/a; stat -c %u {AT}/a") == "kept1000\n"
+            assert await client.call("GET", place, headers=headers) == b"keptmore\n"
+        await api.call("DELETE", "/api/volumes/outside", status=204)
+
+
 async def test_a_kill_at_any_moment_loses_nothing_and_leaves_nothing(server: ServerProcess, api: Api) -> None:
     chance = random.Random(7)
     for round_ in range(6):

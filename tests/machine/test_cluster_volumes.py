@@ -128,6 +128,7 @@ async def test_volumes_of_two_workers_come_together_where_one_is_in_use(nodes: N
                 assert third.found["worker"] == "second"
 
 
+@pytest.mark.extended
 async def test_a_machine_that_dies_while_it_gets_volumes_loses_none(nodes: Nodes) -> None:
     """The worker to which they move is killed again and again, at moments that nobody chooses."""
     async with Api(nodes.all[2].url, {"X-API-Key": ADMIN}) as api:

@@ -41,6 +41,7 @@ with refused(NotFoundException):
     volume.read_file("/path/to/file")
 written = volume.write_file("/path/to/file", "file content")
 assert (written.name, str(written.type), written.path, written.size) == ("file", "file", "/path/to/file", 12)
+assert [(each.uid, each.gid) for each in (written, volume.get_info("/path"))] == [(1000, 1000)] * 2
 assert volume.read_file("/path/to/file") == "file content"
 assert volume.read_file("/path/to/file", format="bytes") == b"file content"
 assert b"".join(volume.read_file("/path/to/file", format="stream")) == b"file content"

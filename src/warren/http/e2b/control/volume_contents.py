@@ -23,7 +23,7 @@ from warren.http.server.http_guard import StreamedAnswer
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import FileExists, FileNotFound, IsDirectory, NotADirectory, PermissionDenied
 from warren.model.operations import Command, FileInfo, FileKind, check_path
-from warren.model.spec import USER
+from warren.model.spec import USER, USER_UID
 from warren.sessions.long_values import LongList
 from warren.sessions.output_events import close_source
 from warren.sessions.request_context import note
@@ -33,6 +33,7 @@ _TEMPLATE: Final = "base"
 _MOST_DEEP: Final = 1000
 _FEW: Final = 100
 _MAX_ID: Final = 65534
+_PLAIN_MODE: Final = 0o777
 _MAX_MODE: Final = 0o7777
 _TYPES: Final = {FileKind.FILE: "file", FileKind.DIRECTORY: "directory", FileKind.SYMLINK: "symlink"}
 
@@ -218,7 +219,9 @@ async def write_file(call: E2bCall) -> Response:
     async with _content(call) as content:
         body = unpacked_body(call)
         await content.sandbox.write(path, body, mode=mode, user=content.user, owner=content.owner)
-        await content.change(path, uid, gid, mode if uid is not None or gid is not None else None)
+        if content.owner:  # has got the directories that were made, and not the file, which took a place at once
+            uid, gid = USER_UID if uid is None else uid, USER_UID if gid is None else gid
+        await content.change(path, uid, gid, None if mode is None or mode <= _PLAIN_MODE else mode)
         return answer_json(await content.show(path), 201)
 
 
