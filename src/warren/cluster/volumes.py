@@ -36,6 +36,8 @@ VOLUME_PATH: Final = "/internal/volume"
 _HEAD_TIMEOUT_S: Final = 120.0  # the sender reads the volume twice, first for its hash
 _MAX_PROBLEM: Final = 64 * 1024
 _LOOK_S: Final = 3.0
+_FIRST_LOOKS: Final = 40
+_FIRST_LOOK_S: Final = 0.25
 _log = get_log(__name__)
 
 
@@ -81,6 +83,10 @@ class VolumeFetcher:
 
     async def fetch(self, tenant: str, volume: str) -> AsyncGenerator[bytes, None]:
         failure = Unavailable("this worker knows no coordinator to ask for the volume", retry_after_s=2)
+        for _ in range(_FIRST_LOOKS):  # it learns of them with its heartbeat, and may have been asked by one before
+            if self._coordinators():
+                break
+            await asyncio.sleep(_FIRST_LOOK_S)
         for peer in self._coordinators():
             try:
                 async with _asking(self._client, self._auth, peer.address, "GET", tenant, volume) as response:
