@@ -45,10 +45,10 @@ class FullProvider(FakeProvider):
 
     is_full = has_no_room = False
 
-    async def save_disk(self, sandbox_id: str, name: str) -> Any:
+    async def save_disk(self, sandbox_id: str, name: str, **given: Any) -> Any:
         if self.is_full:
             raise NoSpace("the disk is full")
-        return await super().save_disk(sandbox_id, name)
+        return await super().save_disk(sandbox_id, name, **given)
 
     async def create(self, spec: Any) -> Any:
         if self.has_no_room:
