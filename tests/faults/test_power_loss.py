@@ -40,6 +40,7 @@ class Story:
     snapshots: dict[str, str] = field(default_factory=dict)
     volumes: dict[str, str] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)
+    hibernated: dict[str, str] = field(default_factory=dict)
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,13 @@ class People:
 
     async def restore(self) -> Answer:
         return await self.caller.create(snapshot=max(self.story.snapshots))
+
+    async def hibernate(self) -> Answer:
+        answer = await self.caller.ask("POST", f"/api/sessions/{self.session}/pause", json={"to_disk": True})
+        if answer.ok:
+            assert answer.body["state"] == "hibernated"
+            self.story.hibernated[self.session] = self.known
+        return answer
 
     async def upload(self) -> Answer:
         newest = max(self.story.snapshots)
@@ -159,6 +167,10 @@ class People:
 
     async def check(self) -> None:
         caller, story, disks = self.caller, self.story, self.machine.state_dir / "disks"
+        for session, known in story.hibernated.items():
+            assert (await caller.output(session, "sha256sum < kept")).split()[0] == known
+            (await caller.delete(session)).good()
+        story.hibernated.clear()
         snapshots = await self.listed("snapshots", "snapshot_id")
         volumes = await self.listed("volumes", "name")
         assert not story.deleted & {*snapshots, *volumes}
@@ -206,6 +218,7 @@ WORKS: dict[str, Work] = {
     "remove": People.remove,
     "fork": People.fork,
     "restore": People.restore,
+    "hibernate": People.hibernate,
 }
 
 

@@ -68,6 +68,7 @@ class SessionHibernation:
             if not await self._basis.store.swap(hibernated):
                 await run_shielded(snapshots.remove(saved, "unused"))
                 return None
+        await self._basis.store.records.sync()  # the row too survives a loss of power, as what it names does
         self._basis.fault("hibernated")
         self._reports.hibernated(hibernated, saved.bytes)
         await self._give_back(paused)
