@@ -39,7 +39,12 @@ class Machine:
         more = {"WARREN_SNAPSHOT_STORE": str(self.state_dir / snapshot_store)} if snapshot_store else {}
         self.server = ServerProcess(self.state_dir, *FLAGS, argv=ARGV, **{CUTS_POWER: "1"}, **more)
         self.server.log_path = self.state_dir.with_suffix(".log")
-        self._start()
+        try:
+            self._start()
+        except BaseException:
+            self.server.kill()
+            self._unmount()
+            raise
 
     def _mount(self) -> None:
         subprocess.run(["mount", "-o", "loop", self._image, self.state_dir], check=True)
