@@ -1,5 +1,6 @@
 """Snapshots of several tenants, in a cluster, from the registry, and over a restart: with the fake provider."""
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from e2e.conftest import NewState
 from e2e.snapshot_suite import SnapshotSuite, saved, tar_of
 from redis_server import RedisServer
 from server_process import ServerProcess, running_server
+
+from warren.cluster.roster import LEASE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -56,6 +59,36 @@ class TestInACluster(SnapshotSuite):
                     await api.call("DELETE", f"/sandboxes/{sandbox['sandboxID']}", status=204)
                 await api.call("DELETE", f"/templates/{one['snapshot_id']}", status=204)
                 await api.refused("GET", f"/api/snapshots/{one['snapshot_id']}", status=404, code="not_found")
+
+    async def test_a_hibernated_session_outlives_its_worker_where_others_read_what_was_saved(
+        self, api: Api, cluster: Cluster
+    ) -> None:
+        is_shared = "WARREN_SNAPSHOT_STORE" in cluster.coordinators[0].environ
+        async with api.session() as session:
+            await session.write("a", b"kept")
+            home = session.found["worker"]
+            assert (await session.post("/pause", {"to_disk": True}))["worker"] == home
+            cluster.workers[home].kill()
+            try:
+                if is_shared:
+                    await until(lambda: is_read(session, b"kept"))
+                    assert (await session.show())["worker"] not in (home, None)
+                else:
+                    refused = await session.refused(
+                        "POST", "/exec", {"command": "true"}, status=503, code="unavailable"
+                    )
+                    assert home in refused["detail"]
+                    await asyncio.sleep(2 * LEASE_S)
+                    assert (await session.show())["state"] == "hibernated"
+            finally:
+                await asyncio.to_thread(cluster.workers[home].start)
+
+
+async def is_read(session: SessionApi, content: bytes) -> bool:
+    try:
+        return await session.read("a") == content
+    except AssertionError:
+        return False
 
 
 async def test_another_tenants_is_answered_like_one_that_does_not_exist(admin: Api) -> None:
