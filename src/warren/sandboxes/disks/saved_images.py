@@ -136,7 +136,8 @@ class SavedImages:
         with self._opened(name) as old:
             new = nameless(str(self.directory))
             try:
-                copy_file(old, new, self.look)
+                # An image that is attached to a loop device is written to the disk first.
+                copy_file(old, new, self.look, writes_back=True)
                 return fcntl.fcntl(new, fcntl.F_DUPFD_CLOEXEC, FREE_FD)
             finally:
                 os.close(new)

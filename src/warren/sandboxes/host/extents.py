@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from warren.model.spec import MIB
+from warren.sandboxes.host.syncing import begin_writing
 
 PIECE: Final = 16 * MIB
 _FICLONE: Final = 0x40049409
@@ -28,9 +29,11 @@ def clone(old: int, new: int) -> bool:
     return True
 
 
-def copy_file(old: int, new: int, look: Callable[[int], object] = lambda size: None) -> None:
+def copy_file(
+    old: int, new: int, look: Callable[[int], object] = lambda size: None, *, writes_back: bool = False
+) -> None:
     """Makes an empty file the same as another. `look` is called with the bytes that are written next, and may raise.
-    Raises OSError."""
+    With `writes_back` the kernel writes to the disk meanwhile: somebody is about to wait for that. Raises OSError."""
     look(PIECE)  # blocks that are shared take no room, and what is written to them later does
     if clone(old, new):
         return
@@ -39,7 +42,10 @@ def copy_file(old: int, new: int, look: Callable[[int], object] = lambda size: N
         while start < end:
             size = min(end - start, PIECE)
             look(size)
-            start += _copy(old, new, start, size)
+            copied = _copy(old, new, start, size)
+            if writes_back:
+                begin_writing(new, start, copied)
+            start += copied
 
 
 def extents(fd: int) -> Iterator[tuple[int, int]]:
