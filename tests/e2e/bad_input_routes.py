@@ -6,6 +6,7 @@ from the good one in one thing, so what is refused is refused for that.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from tarfile import TarInfo
 from typing import Any
 
 import jsonschema_rs
@@ -14,6 +15,7 @@ from fastapi.routing import APIRoute, APIWebSocketRoute
 from warren.http.app import ROUTERS
 
 TAR_END = bytes(1024)
+TAR_OF_ONE = TarInfo("one").tobuf() + TAR_END
 UNKNOWN_ID = "ses_00000000000000000000000000000000"
 FORM = (
     b'--cut\r\nContent-Disposition: form-data; name="session_id"\r\n\r\n{session_id}\r\n'
@@ -119,7 +121,7 @@ GOOD = [
     Request("POST", f"{_S}/snapshots", 201, json={"name": "kept"}),
     Request("POST", f"{_S}/fork", 201, json={"count": 1}),
     Request("GET", "/api/snapshots"),
-    Request("PUT", "/api/snapshots", 201, {"name": "kept"}, raw=TAR_END),
+    Request("PUT", "/api/snapshots", 201, {"name": "kept"}, raw=TAR_OF_ONE),
     Request("GET", _SN),
     Request("GET", f"{_SN}/content"),
     Request("DELETE", _SN, 204),
