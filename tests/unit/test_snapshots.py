@@ -483,6 +483,15 @@ async def test_what_another_worker_keeps_is_asked_of_it() -> None:
             assert (await room(other).records.get(TENANT, "x")).id == saved.id
 
 
+async def test_disks_are_kept_when_a_cluster_has_lost_all_its_records() -> None:
+    for place, left in (("w1", True), ("", False)):
+        async with shop(snapshots={"place": place}) as w:
+            saved = await save(w, await new(w), "x")
+            await w.store.records.delete("snapshot", f"{TENANT}/{saved.id}")
+            await SnapshotExpiry(room(w), w.clock, w.store.get).sweep()
+            assert await kept(w) == ({saved.id} if left else set())
+
+
 async def test_disks_that_nobody_uses_make_room() -> None:
     async with shop(snapshots={"store": FakeArtifacts(), "rules": SnapshotRules(cache_bytes=1)}) as w:
         session = await new(w)

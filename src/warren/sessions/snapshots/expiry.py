@@ -82,8 +82,10 @@ class SnapshotExpiry:
         snapshots = self._snapshots
         disks = snapshots.disks(provider)
         without = {name for name in await disks.list() if is_snapshot_id(name)}
+        has_rows = False
         async with contextlib.aclosing(snapshots.records.all()) as rows:
             async for snapshot in rows:
+                has_rows = True
                 if snapshot.provider != provider:
                     continue
                 if self._is_left_by_fork(snapshot) and snapshot.id not in begun:
@@ -95,6 +97,9 @@ class SnapshotExpiry:
                         snapshots.note_unpacked(provider, disk)
                 elif self._should_be_here(snapshot) and snapshot.id not in begun:
                     await self._remove_damaged(snapshot)
+        if snapshots.place and not has_rows and without - begun:  # a Redis that has lost its data looks like this
+            _log.error("snapshot_records_missing", disks=len(without), action="kept")
+            return
         for name in without - begun:
             if not snapshots.is_in_use(name):
                 _log.info("saved_disk_left_over", disk=name, action="deleted")
