@@ -67,7 +67,7 @@ async def test_a_session_goes_where_its_volumes_are(nodes: Nodes) -> None:
                 assert session.found["worker"] == other
                 lines = await session.output(f"cat {AT}/a")
                 assert lines == f"{name}\n" * 2 + ("moved\n" if name == "v0" else "")
-        left = nodes.all[0 if other == "second" else 1].state_dir / "volumes"
+        left = nodes.all[0 if other == "second" else 1].state_dir / "disks" / "volumes"
         async with asyncio.timeout(PATIENCE_S):
             while list(left.iterdir()):
                 await asyncio.sleep(0.1)
@@ -150,5 +150,6 @@ async def test_a_machine_that_dies_while_it_gets_volumes_loses_none(nodes: Nodes
         for number in range(6):
             async with api.session(volumes=[{"name": f"v{number}", "path": AT}]) as session:
                 assert await session.output(f"sha256sum < {AT}/a") == await session.output(f"cat {AT}/sum")
-        names = [sorted(path.name for path in (node.state_dir / "volumes").iterdir()) for node in nodes.all[:2]]
+        places = [node.state_dir / "disks" / "volumes" for node in nodes.all[:2]]
+        names = [sorted(path.name for path in place.iterdir()) for place in places]
         assert sum(map(len, names)) == 6, names

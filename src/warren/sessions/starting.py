@@ -17,7 +17,7 @@ from warren.kernel.shielding import run_shielded
 from warren.kernel.tracing import traced
 from warren.model.capability import Capability, choose_provider
 from warren.model.environment import Environment
-from warren.model.errors import ImageBuilding, NoCapacity, SessionEnded, Unavailable, WarrenError
+from warren.model.errors import ImageBuilding, InvalidRequest, NoCapacity, SessionEnded, Unavailable, WarrenError
 from warren.model.session import FAILED_CREATIONS, EndReason, Session, SessionState
 from warren.sessions.activity import SessionActivity
 from warren.sessions.basis import SessionBasis
@@ -70,9 +70,12 @@ class SessionStarting:
             choose_provider(self._basis.worker.providers, name, needs)
 
     def can(self, provider: str, *needs: Capability) -> bool:
-        """Whether the worker's provider of that name, or its default one, is capable of all this."""
+        """Whether the worker's provider of that name, or its default one, is capable of all this. One that is not here
+        is not: who asks for it is told later."""
         worker = self._basis.worker
-        return worker is not None and set(needs) <= worker.providers[choose_provider(worker.providers, provider)]
+        with contextlib.suppress(InvalidRequest):
+            return worker is not None and set(needs) <= worker.providers[choose_provider(worker.providers, provider)]
+        return False
 
     async def prepare(self, session: Session, *, wait: bool) -> Session:
         """Returns the new session with the image that it gets: one that is pulled for its tenant has a name of its own.
