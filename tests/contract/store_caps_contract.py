@@ -108,8 +108,16 @@ class StoreCapsContract:
         assert await tried(store, Caps(sessions=2)) is not None
         assert await tried(store, Caps(sessions=2)) is None
         assert await tried(store, Caps(disk_mb=15), disk_mb=1) is None
-        await swapped(store, session, S.LOST)
+        lost = await swapped(store, session, S.LOST)
         assert await store.held("acme", "key_1") == (Held(2, 5), Held(0, 0))
+        await swapped(store, lost, S.STOPPING, S.ENDED)
+        asleep = await swapped(store, await added(store, key_id="key_1", disk_mb=10), S.RUNNING, S.PAUSED)
+        asleep = await swapped(store, asleep, S.HIBERNATED, disk_mb=0)
+        assert await store.held("acme", "key_1") == (Held(2, 5, 0, 1), Held(0, 0, 0, 1))
+        with pytest.raises(QuotaExceeded):
+            await store.swap(asleep.moved_to(S.CREATING, disk_mb=10), Caps(key_disk_mb=9))
+        await swapped(store, asleep, S.CREATING, disk_mb=10)
+        assert await store.held("acme", "key_1") == (Held(3, 15), Held(1, 10))
 
     async def test_a_hundred_changes_at_once_do_not_exceed_a_cap(self, store: SessionStore) -> None:
         running = [await swapped(store, await added(store, key_id=f"key_{n % 2}"), S.RUNNING) for n in range(100)]

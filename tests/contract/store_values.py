@@ -10,7 +10,7 @@ from warren.model.spec import Layer, Limits
 S = SessionState
 EPOCH = "boot-1"
 ALL = frozenset(S)
-ACTIVE = (S.CREATING, S.RUNNING, S.PAUSED, S.LOST, S.STOPPING)
+ACTIVE = (S.CREATING, S.RUNNING, S.PAUSED, S.HIBERNATED, S.LOST, S.STOPPING)
 STRANGE = ("ünï-çødé 漢字 🐇", 'it\'s "quoted" \\ {,:} %_', "\U0001d11e", "\ud800", "\ud83d\udc07")
 
 
@@ -58,6 +58,12 @@ def a_full_session() -> Session:
         max_paused_s=3600.0,
         auto_resume=False,
         on_idle=OnIdle.PAUSE,
+        on_timeout=OnIdle.HIBERNATE,
+        renewal_s=300.0,
+        hibernate_after_s=60.0,
+        saved="snap_1",
+        saved_gpus=2,
+        restored=3,
     )
 
 

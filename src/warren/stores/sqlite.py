@@ -72,7 +72,8 @@ _GET: Final = "SELECT data FROM sessions WHERE id = ? AND tenant = ?"
 # The common change, of times only, does not touch the indexes that contain the state.
 _SWAP_SAME_STATE: Final = """UPDATE sessions SET version = ?, deadline = ?, data = ?
     WHERE id = ? AND tenant = ? AND version = ? AND state = ? AND epoch = ? AND ended IS ?"""
-_SWAP: Final = """UPDATE sessions SET version = ?, deadline = ?, data = ?, state = ?, epoch = ?, ended = ?
+_SWAP: Final = """UPDATE sessions SET version = ?, deadline = ?, data = ?, state = ?, epoch = ?, ended = ?,
+    disk_mb = ?
     WHERE id = ? AND tenant = ? AND version = ?"""
 _ACTIVE_OF_THREAD: Final = f"""SELECT data FROM sessions
     WHERE tenant = ? AND thread_id = ? AND thread_id != '' AND {ACTIVE_SQL}"""
@@ -261,7 +262,7 @@ class SqliteStore:
         state = session.state, session.epoch, end_time(session)
         swapped = (
             self._run(_SWAP_SAME_STATE, *times, *which, *state).rowcount == 1
-            or self._run(_SWAP, *times, *state, *which).rowcount == 1
+            or self._run(_SWAP, *times, *state, session.disk_mb, *which).rowcount == 1
         )
         if swapped:
             self._remember(session, times[-1])
