@@ -70,7 +70,7 @@ def test_every_operation_of_e2b_has_a_handler() -> None:
         ("GET", "/api/registry/prompts/x", "get_registry_entry"),
         ("POST", "/api/registry/prompts/x/render", "render_prompt"),
         ("GET", "/e2b/api/sandboxes/metrics", "e2b_list_metrics"),
-        ("GET", "/e2b/api/sandboxes/metrics/logs", "e2b_unsupported GET /sandboxes/{sandbox_id}/logs"),
+        ("GET", "/e2b/api/sandboxes/metrics/logs", "e2b_get_logs"),
         ("DELETE", "/e2b/api/templates/tags", "e2b_remove_tags"),
         ("GET", "/e2b/api/templates/tags", "e2b_get_template"),
         ("GET", "/e2b/api/templates/aliases/tags", "e2b_get_template_alias"),

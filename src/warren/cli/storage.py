@@ -27,7 +27,7 @@ def storage() -> None:
     "--size", "size_mb", type=SizeType(), metavar="MB", help="At most, in MiB or as 50g; half of what is free."
 )
 def init(size_mb: int | None) -> None:
-    """Make an xfs image in the state directory, and keep disks in it from now on.
+    """Keep disks in an xfs image from now on.
 
     The server must not run, and no sandbox may be there; snapshots and volumes are moved. The image takes of the
     machine's disk what is written to it, and the server mounts it when it starts.
@@ -51,7 +51,9 @@ def status() -> None:
 
 @storage.command()
 def remove() -> None:
-    """Move snapshots and volumes back into the state directory, and remove the image.
+    """Keep disks in the state directory again.
+
+    The server must not run, and no sandbox may be there; snapshots and volumes are moved back, the image is removed.
 
     Example: sudo warren storage remove
     """
