@@ -97,8 +97,10 @@ class PauseSuite:
             assert {one["stdout"] for one in found} == {"kept\n"}
             same = await api.call("POST", "/api/sessions", {"thread_id": thread})
             assert (same["session_id"], same["state"], same["restored"]) == (session.id, "running", 1)
+            await session.exec("mkdir artifacts && echo result > artifacts/result.txt")
             await session.post("/pause", {"to_disk": True})
-            assert (await session.call("DELETE", ""))["reason"] == "deleted"
+            ended_session = await session.call("DELETE", "")
+            assert (ended_session["reason"], ended_session["artifacts"]["saved"]) == ("deleted", 1)
         left = await api.call("GET", "/api/snapshots?hidden=true&limit=1000")
         assert session.id not in [one["session_id"] for one in left["snapshots"]]
 
