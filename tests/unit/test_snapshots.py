@@ -487,6 +487,9 @@ async def test_disks_are_kept_when_a_cluster_has_lost_all_its_records() -> None:
     for place, left in (("w1", True), ("", False)):
         async with shop(snapshots={"place": place}) as w:
             saved = await save(w, await new(w), "x")
+            async with contextlib.aclosing(room(w).records.users()) as users:
+                async for use in users:
+                    await w.store.records.delete(use.kind, use.id)
             await w.store.records.delete("snapshot", f"{TENANT}/{saved.id}")
             await SnapshotExpiry(room(w), w.clock, w.store.get).sweep()
             assert await kept(w) == ({saved.id} if left else set())

@@ -82,10 +82,8 @@ class SnapshotExpiry:
         snapshots = self._snapshots
         disks = snapshots.disks(provider)
         without = {name for name in await disks.list() if is_snapshot_id(name)}
-        has_rows = False
         async with contextlib.aclosing(snapshots.records.all()) as rows:
             async for snapshot in rows:
-                has_rows = True
                 if snapshot.provider != provider:
                     continue
                 if self._is_left_by_fork(snapshot) and snapshot.id not in begun:
@@ -97,7 +95,8 @@ class SnapshotExpiry:
                         snapshots.note_unpacked(provider, disk)
                 elif self._should_be_here(snapshot) and snapshot.id not in begun:
                     await self._remove_damaged(snapshot)
-        if snapshots.place and not has_rows and without - begun:  # a Redis that has lost its data looks like this
+        if snapshots.place and without - begun and not await self._has_users():
+            # A Redis that has lost its data looks like this: a tenant that has deleted its last snapshot is known.
             _log.error("snapshot_records_missing", disks=len(without), action="kept")
             return
         for name in without - begun:
@@ -105,6 +104,10 @@ class SnapshotExpiry:
                 _log.info("saved_disk_left_over", disk=name, action="deleted")
                 await disks.delete(name)
         await snapshots.trim_unpacked()
+
+    async def _has_users(self) -> bool:
+        async with contextlib.aclosing(self._snapshots.records.users()) as users:
+            return await anext(users, None) is not None
 
     def _is_left_by_fork(self, snapshot: Snapshot) -> bool:
         """A fork uses its snapshot from the saving to its own end, in the process that has saved it."""
