@@ -56,7 +56,8 @@ async def machine(image_cache: Path, request: pytest.FixtureRequest) -> AsyncIte
 
 
 @pytest.fixture(scope="module")
-def story() -> Story:
+def story(machine: Machine) -> Story:
+    """What was acknowledged by this machine."""
     return Story()
 
 
