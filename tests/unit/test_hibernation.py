@@ -361,3 +361,20 @@ async def test_a_full_quota_of_sessions_keeps_it_hibernated() -> None:
         assert (await w.session(row)).state is S.HIBERNATED
         await w.sessions.delete(TENANT, other.id)
         assert await content(w, row) == b"kept"
+
+
+async def test_one_whose_row_cannot_be_synced_gives_its_sandbox_back_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with lair() as w:
+        row = await created(w)
+
+        async def fail() -> None:
+            if (await w.session(row)).state is S.HIBERNATED:  # the snapshot was synced before
+                raise NoSpace("the disk is full")
+
+        monkeypatch.setattr(w.store.records, "sync", fail)
+        assert (await hibernated(w, row)).state is S.HIBERNATED
+        assert w.provider.machines == {}
+        monkeypatch.undo()
+        assert await content(w, row) == b"kept"

@@ -68,7 +68,10 @@ class SessionHibernation:
             if not await self._basis.store.swap(hibernated):
                 await run_shielded(snapshots.remove(saved, "unused"))
                 return None
-        await self._basis.store.records.sync()  # the row too survives a loss of power, as what it names does
+        try:
+            await self._basis.store.records.sync()  # the row too survives a loss of power, as what it names does
+        except WarrenError as exc:  # it is hibernated all the same, and nobody else would destroy its sandbox
+            _log.warning("hibernation_not_synced", session=hibernated.id, error=exc)
         self._basis.fault("hibernated")
         self._reports.hibernated(hibernated, saved.bytes)
         await self._give_back(paused)
