@@ -192,7 +192,7 @@ class NetworkContract:
         )
         assert outcome[0].startswith("GET / HTTP/1.1\r\nHost: web.example")
         assert outcome[1:] == [True, "\0\0\0\x08", "SSH-2.0-x\r\n"]
-        use = await sandbox.network_use()
+        use = await _use_at_rest(sandbox)
         assert (use.connections, use.refused) == (4, 0)
         assert use.bytes_sent == use.bytes_received - 11 > 500
         ended = [(each.name, each.address, each.port) for each in use.ended]
@@ -622,6 +622,14 @@ class NetworkContract:
 
 def fields_of(binding: SecretBinding) -> dict[str, Any]:
     return {name: getattr(binding, name) for name in binding.__dataclass_fields__}
+
+
+async def _use_at_rest(sandbox: Sandbox) -> NetworkUse:
+    """The use once no connection is open: one ends when both its sides have, which is after the client has left."""
+    async with asyncio.timeout(10):
+        while (use := await sandbox.network_use()).open_connections:
+            await asyncio.sleep(0.01)
+    return use
 
 
 def _bytes(use: NetworkUse) -> int:
