@@ -34,6 +34,7 @@ def server(
     environ = {"WARREN_API_KEY": ADMIN, "WARREN_REGISTRY_DIR": str(registry), "WARREN_VOLUME_MB": "24"}
     if request.param == "docker":
         environ["WARREN_DOCKER_URL"] = request.getfixturevalue("docker_engine").url
+        environ["WARREN_E2B_TEMPLATES"] = "base=base"  # the usual one has sudo
     with running_server(new_state(), "--pool-size", "1", provider=request.param, **environ) as server:
         yield server
     assert backing_files(server.state_dir) == []

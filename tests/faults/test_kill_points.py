@@ -338,7 +338,7 @@ async def test_a_session_outlives_a_kill_while_it_is_hibernated_or_restored(
 # -- taking over, and stopping
 
 
-@pytest.mark.parametrize("step", first_of([*around("store swap", "store swap 3"), *END]))
+@pytest.mark.parametrize("step", first_of([*around("store swap", "store swap 2"), *END]))
 async def test_a_server_that_is_killed_while_it_takes_over_is_taken_over_itself(
     world: World, caller: Caller, step: str
 ) -> None:
