@@ -177,20 +177,6 @@ async def servers(sandbox: AsyncSandbox) -> None:
     assert (await asyncio.to_thread(fetch, url)).text == "3"
 
 
-async def not_supported(sandbox: AsyncSandbox) -> None:
-    calls = [sandbox.beta_pause]
-    if since(2, 20):
-        from e2b import AsyncVolume
-
-        calls += [sandbox.pause, sandbox.create_snapshot, AsyncVolume.list, lambda: AsyncVolume.create("data")]
-    if since(2, 34):
-        calls.append(sandbox.fork)
-    for call in calls:
-        with refused(Exception) as refusal:
-            await call()
-        assert "not support" in str(refusal.error).lower(), repr(refusal.error)
-
-
 async def main() -> None:
     await lifecycle()
     async with await AsyncSandbox.create(timeout=300) as sandbox:
@@ -199,7 +185,6 @@ async def main() -> None:
         await files(sandbox)
         await watching(sandbox)
         await servers(sandbox)
-        await not_supported(sandbox)
         if since(2, 20):
             from e2b import AsyncTemplate
 
