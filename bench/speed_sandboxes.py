@@ -90,16 +90,56 @@ async def many(provider: Any, count: int) -> Figures:
     return {"few": few, "many": late, "kept": late / few * 100, "destroys, many": await destroy_all(provider, made)}
 
 
+async def wide(provider: Any, count: int) -> Figures:
+    """As many creates at once as the provider does, after all that makes them was started. Also what they cost this
+    process, and how long a command in another sandbox takes meanwhile."""
+    lasting = await create_and_run(provider)
+    await destroy_all(provider, (await at_once(provider, 64, 64))[1])
+    await asyncio.sleep(1.0)  # the kernel ends namespaces later
+    quiet = sorted([(await timed(lasting.exec(TRUE)))[0] for _ in range(count)])
+    before = time.process_time()
+    made_of_it = asyncio.ensure_future(at_once(provider, count, 64))
+    beside = list[float]()
+    while not made_of_it.done():
+        beside.append((await timed(lasting.exec(TRUE)))[0])
+    created, made = made_of_it.result()
+    used = time.process_time() - before
+    runs = [await sandbox.exec(TRUE) for sandbox in made]
+    return {
+        "creates": created,
+        "good": sum(run.exit_code == 0 for run in runs) / count * 100,
+        "exec p99": _p99(quiet) * 1000,
+        "exec p99 beside": _p99(sorted(beside)) * 1000,
+        "cpu": used / count * 1000,
+        "destroys": await destroy_all(provider, made),
+    }
+
+
+def _p99(values: Sequence[float]) -> float:
+    return values[min(len(values) - 1, len(values) * 99 // 100)]
+
+
 PARTS: dict[str, Callable[[Any, int], Awaitable[Figures]]] = {
     "one_by_one": one_by_one,
     "rates": rates,
     "many": many,
+    "wide": wide,
 }
+
+
+def _provider() -> Any:
+    """As a server of this checkout has it; MAKERS says how many processes make its sandboxes."""
+    try:
+        from warren.app.wiring import makers_of
+    except ImportError:  # a checkout from before there were any
+        return build_provider(read_settings(), "oci")
+    settings = read_settings()
+    return build_provider(settings, "oci", makers=int(os.environ.get("MAKERS", makers_of(settings))))
 
 
 async def main(state_dir: str, part: str, count: int) -> None:
     os.environ.update(WARREN_STATE_DIR=state_dir, WARREN_CONFIG="/dev/null")
-    provider: Any = build_provider(read_settings(), "oci")
+    provider = _provider()
     try:
         found = await PARTS[part](provider, count)
     finally:

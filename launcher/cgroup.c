@@ -79,11 +79,32 @@ static void make_cgroup(const char *directory) {
     if (mkdir(directory, 0755)) fail("making the cgroup %s", directory);
 }
 
+/* Whether an item FILE=+NAME is in force. Writing it again would stop every other change of cgroups on the machine
+ * until those that were removed are gone. */
+static int is_enabled(const char *item) {
+    char name[PATH_ROOM], words[512], *value, *word, *rest;
+    ssize_t size;
+    int fd;
+
+    path(name, "%s", item);
+    value = strchr(name, '=');
+    *value++ = 0;
+    fd = open(name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0) return 0;
+    size = read(fd, words, sizeof words - 1);
+    close(fd);
+    words[size > 0 ? size : 0] = 0;
+    for (word = strtok_r(words, " \n", &rest); word; word = strtok_r(NULL, " \n", &rest))
+        if (*value == '+' && !strcmp(word, value + 1)) return 1;
+    return 0;
+}
+
 void make_cgroups(const struct options *o) {
     int i;
 
     if (o->enabled.count && o->into) make_above(o->into);
-    for (i = 0; i < o->enabled.count; i++) write_item(o->enabled.items[i], 0);
+    for (i = 0; i < o->enabled.count; i++)
+        if (!is_enabled(o->enabled.items[i])) write_item(o->enabled.items[i], 0);
     if (o->into) make_cgroup(o->into);
     for (i = 0; i < o->cgroups.count; i++) make_cgroup(o->cgroups.items[i]);
     for (i = 0; i < o->settings.count; i++) write_item(o->settings.items[i], 1);

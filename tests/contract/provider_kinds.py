@@ -9,6 +9,8 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -22,6 +24,8 @@ from e2b_far_side import KEY, FarSide
 from marks import first_of
 
 import warren
+from warren.app.maker import spawn_maker
+from warren.config.settings import read_settings
 from warren.images.store.store import ImageStore
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
@@ -31,10 +35,11 @@ from warren.model.spec import USER_UID, Limits, SandboxSpec
 from warren.sandboxes.host.cgroups import SandboxCgroup
 from warren.sandboxes.host.record import SandboxRecord
 from warren.sandboxes.host.uids import uid_base
+from warren.sandboxes.makers.pool import Makers
 from warren.sandboxes.providers.docker import DockerProvider, DockerRecord
 from warren.sandboxes.providers.e2b import E2bProvider
 from warren.sandboxes.providers.e2b_api import E2bApi
-from warren.sandboxes.providers.oci import OciProvider
+from warren.sandboxes.providers.oci import Making, OciProvider
 from warren.testing.fake_provider import FakeProvider
 
 BIN = Path(warren.__file__).parent / "bin"
@@ -207,6 +212,33 @@ class SavingRuncHooks(SavingOciHooks):
 
 class DirectHooks(OciHooks):
     runtime = "direct"
+
+
+def new_makers(state_dir: Path, runtime: str, count: int = 2, **options: float) -> Makers:
+    settings = replace(read_settings({}), state_dir=state_dir, bin_dir=BIN, runtime=runtime)
+    return Makers(count, partial(spawn_maker, settings), **options)
+
+
+class MakersHooks(OciHooks):
+    """Made and ended by processes of their own, as a server has them."""
+
+    runtime = "direct"
+
+    @pytest.fixture
+    async def provider(self, state_dir: Path, image_store: ImageStore) -> AsyncIterator[Provider]:
+        making = Making(new_makers(state_dir, self.runtime))
+        provider = OciProvider(state_dir, image_store, BIN, self.runtime, making=making)
+        yield provider
+        await _close_empty(provider)
+
+
+class SavingMakersHooks(MakersHooks, SavingOciHooks):
+    pass
+
+
+class CrunMakersHooks(MakersHooks):
+    pytestmark = pytest.mark.extended
+    runtime = "crun"
 
 
 class CrunHooks(OciHooks):

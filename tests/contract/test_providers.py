@@ -148,6 +148,26 @@ class TestDirectVolumes(kinds.DirectHooks, VolumesContract):
     pass
 
 
+class TestMakersProvider(kinds.MakersHooks, ProviderContract):
+    pass
+
+
+class TestMakersSavedDisks(kinds.SavingMakersHooks, SavedDisksContract):
+    pass
+
+
+class TestMakersVolumes(kinds.MakersHooks, VolumesContract):
+    pass
+
+
+class TestMakersPause(kinds.MakersHooks, KernelPauseContract):
+    pass
+
+
+class TestCrunMakersProvider(kinds.CrunMakersHooks, ProviderContract):
+    pass
+
+
 class TestCrunVolumes(kinds.CrunHooks, VolumesContract):
     pass
 

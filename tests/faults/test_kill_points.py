@@ -38,7 +38,7 @@ class Worlds:
         if self._world is not None and await self._world.sound():
             return self._world
         await asyncio.to_thread(self.close)
-        self._world = World(self._image_cache)
+        self._world = World(self._image_cache, "--makers", "0")  # a maker takes the steps of the provider
         await self._world.people()
         return self._world
 

@@ -32,6 +32,7 @@ from warren.app.wiring import (
     build_template_builds,
     build_tenancy,
     build_worker,
+    makers_of,
     recorder_of,
 )
 from warren.config.settings import Settings
@@ -129,7 +130,8 @@ class Service:
         await asyncio.to_thread(self.environments.look)
         self._store = await self._open_store()
         for name in settings.providers:
-            self._providers.append(build_provider(settings, name, partial(self._call_fault, "provider")))
+            fault, makers = partial(self._call_fault, "provider"), 0 if self._is_local else makers_of(settings)
+            self._providers.append(build_provider(settings, name, fault, makers=makers))
         failing = partial(self._call_fault, "worker")
         self._worker = build_worker(
             *(settings, self._providers, self.environments, failing, self.tracing, self.history, self._fetch_image()),

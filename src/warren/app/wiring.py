@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from warren.model.image_pulls import PullRules
     from warren.model.network import EgressPolicy
     from warren.model.spec import Ceilings
+    from warren.sandboxes.makers.pool import Makers
     from warren.sandboxes.providers.connection import EgressService
     from warren.sandboxes.providers.gpu_access import GpuAccess
     from warren.sandboxes.providers.host_limits import HostRoom
@@ -85,6 +86,7 @@ AUDIT_FILES: Final = 16
 _DOCTOR: Final = (sys.executable, "-m", "warren.cli.main", "doctor", "--json")
 _BUILD_IMAGE: Final = (sys.executable, "-m", "warren.cli.main", "image", "build", "--report")
 _TEMPLATE_BUILD_S: Final = 3600.0
+_MOST_MAKERS: Final = 16
 
 Fault = Callable[[str], None]
 
@@ -133,8 +135,16 @@ def build_pull_rules(settings: Settings) -> "PullRules":
     return PullRules.read(settings.image_pull, settings.image_pull_allowed, settings.image_registry)
 
 
-def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: None) -> Provider:
-    """The provider of that name, or the default one of the settings."""
+def build_provider(
+    settings: Settings,
+    name: str = "",
+    fault: Fault = lambda _: None,
+    *,
+    makers: int = 0,
+    server: tuple[int, int] | None = None,
+) -> Provider:
+    """The provider of that name, or the default one of the settings. `makers`: how many processes may make its
+    sandboxes; without any this one does. `server`: the process that this one makes sandboxes for."""
     from warren.sandboxes.host.storage import mount_storage
 
     name = name or settings.providers[0]
@@ -142,13 +152,14 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
     if name in ("oci", "docker"):
         mount_storage(settings.state_dir.absolute())
     if name == "oci":
-        from warren.sandboxes.providers.oci import OciProvider
+        from warren.sandboxes.providers.oci import Making, OciProvider
 
         return OciProvider(
             state_dir=settings.state_dir,
             images=build_images(settings),
             bin_dir=settings.bin_dir,
             runtime=settings.runtime or None,
+            making=Making(_build_makers(settings, makers), server),
             fault=fault,
             room=build_host_room(settings),
             egress=_build_network(settings),
@@ -176,6 +187,22 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
         able = {Capability.TERMINALS, Capability.SNAPSHOTS, Capability.PAUSE, Capability.VOLUMES}
         return FakeProvider(capabilities=frozenset(able))
     raise ProviderUnavailable(f"the provider {name!r} is not built yet", remedy="use the provider oci")
+
+
+def makers_of(settings: Settings) -> int:
+    """Returns how many processes may make sandboxes for a server with these settings."""
+    from warren.sandboxes.host.machine_size import usable_cores
+
+    return settings.makers if settings.makers is not None else max(1, min(_MOST_MAKERS, usable_cores() - 1))
+
+
+def _build_makers(settings: Settings, count: int) -> "Makers | None":
+    if not count:
+        return None
+    from warren.app.maker import spawn_maker
+    from warren.sandboxes.makers.pool import Makers
+
+    return Makers(count, partial(spawn_maker, settings))
 
 
 def _build_e2b(settings: Settings, fault: Fault) -> Provider:

@@ -40,7 +40,7 @@ def _own_start_time(pid: int) -> int:
 class SandboxRecord:
     """What is known about a sandbox. `image` is the handle of its disk's image (disk_images.py). `disk_layout` says how
     a disk with ids of its own is used (disk_stream.py); None if the ids on it are the host's, as older versions made
-    it, or if it is no image."""
+    it, or if it is no image. `maker` is the process that it is made for."""
 
     sandbox_id: str
     boot_id: str
@@ -53,6 +53,9 @@ class SandboxRecord:
     disk_layout: dict[str, Any] | None = None
     maker: int = field(default_factory=os.getpid)
     maker_start_time: int = field(default_factory=lambda: _own_start_time(os.getpid()))
+
+    def made_for(self, pid: int, began: int) -> Self:
+        return replace(self, maker=pid, maker_start_time=began)
 
     def started(self, pid: int) -> Self:
         return replace(self, pid=pid, start_time=start_time(pid) or 0)

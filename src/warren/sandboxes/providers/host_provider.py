@@ -34,7 +34,7 @@ from warren.model.errors import (
 )
 from warren.model.spec import Isolation, Layer, SandboxSpec, check_disk_name
 from warren.model.volume import VolumeMount
-from warren.sandboxes.agent.link import Waking
+from warren.sandboxes.agent.link import AgentLink, Waking
 from warren.sandboxes.agent.sandbox import AgentSandbox
 from warren.sandboxes.disks.disk_stream import DiskLayout
 from warren.sandboxes.disks.packed_volumes import PackedVolumes
@@ -425,20 +425,30 @@ class HostProvider(ABC, Generic[R, Plan]):
             raise SandboxLost(f"{exc.message}: {self._loss_reason(record)}") from exc
         try:
             step("dialled")
-            cgroup = self._cgroup(record)
-            self._limits.limit_sockets(cgroup, record, is_new=creating)
-            if creating and record.spec.io:
-                self._limits.limit_io(cgroup, record, self.directory(record.sandbox_id))
-            in_force = await self._read_isolation(record, cgroup)
-            # An adopted sandbox passed these when it was made: a newer version may want more now, and its network may
-            # have been opened.
-            passed_before = frozenset() if creating else isolation.GROWING
-            promised = self.promised - ({Layer.READ_ONLY_ROOT} if record.spec.writable_root else set())
-            isolation.check(in_force, record.spec.require - passed_before, promised - passed_before)
+            in_force = await self._prove(record, creating=creating)
             step("checked")
         except BaseException:
             await run_shielded(link.close())
             raise
+        return self._open_sandbox(record, link, in_force)
+
+    async def _prove(self, record: R, *, creating: bool) -> Isolation:
+        """Sets the limits that need a running sandbox, and returns the isolation in force. Raises IsolationUnavailable
+        if a layer is missing that must not be."""
+        cgroup = self._cgroup(record)
+        self._limits.limit_sockets(cgroup, record, is_new=creating)
+        if creating and record.spec.io:
+            self._limits.limit_io(cgroup, record, self.directory(record.sandbox_id))
+        in_force = await self._read_isolation(record, cgroup)
+        # An adopted sandbox passed these when it was made: a newer version may want more now, and its network may
+        # have been opened.
+        passed_before = frozenset() if creating else isolation.GROWING
+        promised = self.promised - ({Layer.READ_ONLY_ROOT} if record.spec.writable_root else set())
+        isolation.check(in_force, record.spec.require - passed_before, promised - passed_before)
+        return in_force
+
+    def _open_sandbox(self, record: R, link: AgentLink, in_force: Isolation) -> AgentSandbox:
+        cgroup = self._cgroup(record)
         sandbox = AgentSandbox(
             *(record.sandbox_id, link, in_force),
             env={

@@ -15,8 +15,9 @@ longer installed.
 import asyncio
 import os
 import secrets
+import socket
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Unpack
@@ -24,8 +25,10 @@ from typing import Final, Unpack
 from warren.interfaces.images import Images, RootFs
 from warren.kernel.shielding import run_shielded
 from warren.model.capability import Capability
-from warren.model.errors import InvalidRequest, ProviderUnavailable, SandboxNotFound
+from warren.model.errors import InvalidRequest, ProviderUnavailable, SandboxLost, SandboxNotFound
 from warren.model.spec import AGENT_PROGRAM, Isolation, SandboxSpec
+from warren.sandboxes.agent.dialling import connect
+from warren.sandboxes.agent.link import AgentLink
 from warren.sandboxes.agent.sandbox import AgentSandbox
 from warren.sandboxes.disks.disk_stream import DiskLayout
 from warren.sandboxes.disks.saved_images import check_fit
@@ -36,6 +39,8 @@ from warren.sandboxes.host.memory_folder import MemoryFolder
 from warren.sandboxes.host.processes import Finished, boot_id
 from warren.sandboxes.host.record import NAME, SandboxRecord, kill_first_process, recording
 from warren.sandboxes.host.uids import uid_base
+from warren.sandboxes.makers.messages import Made
+from warren.sandboxes.makers.pool import Makers
 from warren.sandboxes.providers import direct, oci_bundle, oci_launch
 from warren.sandboxes.providers.host_provider import HostOptions, HostProvider, require_root, translate_os_error
 from warren.sandboxes.providers.image_defaults import with_image_env
@@ -46,11 +51,24 @@ STEPS: Final = (
     *("directory", "uids", "record", "disk", "socket", "launch", "launched", "started", "dialled", "checked"),
 )
 _AT_ONCE: Final = 16
+_AT_ONCE_EACH: Final = 4
 _FILES: Final = (NAME, oci_launch.PID, oci_launch.SOCKET)
 _STRAY_ROUNDS: Final = 5000
 _QUIET_LOOKS: Final = 4
 _REMOVALS: Final = 5
 _REMOVAL_PAUSE_S: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """Where sandboxes are made: in this process, or by `makers` that it starts; or here, for the `server` whose maker
+    this process is (its pid and start time)."""
+
+    makers: Makers | None = None
+    server: tuple[int, int] | None = None
+
+
+ALONE: Final = Making()
 
 
 class OciProvider(HostProvider[SandboxRecord, Runtime]):
@@ -69,9 +87,12 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         runtime: str | None = None,
         *,
         keep_changes: bool = False,
+        making: Making = ALONE,
         **options: Unpack[HostOptions],
     ) -> None:
-        super().__init__(state_dir, bin_dir, at_once=_AT_ONCE, **options)
+        at_once = max(_AT_ONCE, _AT_ONCE_EACH * making.makers.count) if making.makers is not None else _AT_ONCE
+        super().__init__(state_dir, bin_dir, at_once=at_once, **options)
+        self._making = making
         self._images = images
         self._folder = MemoryFolder(self._home)
         self._runtimes = Runtimes(self._state, self._probe, runtime, {direct.NAME: self._programs.launcher})
@@ -116,6 +137,8 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         return uid_base(record.uid_index)
 
     async def close(self) -> None:
+        if self._making.makers is not None:
+            await self._making.makers.close()
         await super().close()
         self._launcher.close()
         if self._adopts_orphans:
@@ -138,6 +161,9 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
                 if Capability.GPU in self.capabilities:
                     await self.gpus.found()
                 self._runtime = await self._runtimes.choose()
+                if self._making.makers is not None:
+                    orphans.expect_from(str(self._programs.launcher), self._runtimes.program(self._runtime.name))
+                    self._making.makers.start()
             return self._runtime
 
     async def _prepare_host(self) -> None:
@@ -150,7 +176,7 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         except OSError as exc:
             raise translate_os_error("preparing the state directory", exc) from exc
         await self.disks.probe()
-        if not self._adopts_orphans:
+        if not self._adopts_orphans and self._making.server is None:
             self._adopts_orphans = True
             orphans.adopt()
 
@@ -199,7 +225,44 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         return runtime
 
     async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: Runtime) -> AgentSandbox:
-        runtime, directory = plan, self.directory(sandbox_id)
+        if self._making.makers is not None and not spec.ephemeral:  # such an agent ends with a connection
+            made, sock = await self._making.makers.make(sandbox_id, spec)
+            record, sandbox = made.record, await self._take_over(made, sock)
+        else:
+            record = await self._launch(sandbox_id, spec, plan)
+            sandbox = await self._connect(record, creating=True)
+            await self._launcher.keep_filter(record)
+        self.records.made[sandbox_id] = record
+        return sandbox
+
+    async def _take_over(self, made: Made, sock: socket.socket) -> AgentSandbox:
+        """Greets the agent of a sandbox that a maker has made."""
+        record = made.record
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                link = await AgentLink.greet(sock, partial(self._loss_reason, record))
+        except (SandboxLost, TimeoutError) as exc:
+            raise SandboxLost(f"the new sandbox's agent did not answer: {self._loss_reason(record)}") from exc
+        return self._open_sandbox(record, link, made.isolation)
+
+    async def make_for_server(self, sandbox_id: str, spec: SandboxSpec) -> tuple[Made, socket.socket]:
+        """Does what a maker does. The server greets the agent, and undoes what is left if this fails."""
+        try:
+            record = await self._launch(sandbox_id, spec, await self._plan(spec))
+            if record.runtime != direct.NAME:  # the runtime may end before the agent runs
+                dialled = await self._dialer.dial(
+                    *(record, self._socket_directory(sandbox_id), self._start_timeout_s),
+                    partial(self._loss_reason, record),
+                )
+                await dialled.close()
+            in_force = await self._prove(record, creating=True)
+            await self._launcher.keep_filter(record)
+            return Made(record, in_force), await connect(self._socket_directory(sandbox_id))
+        finally:
+            self.sandbox_disks.close_image(sandbox_id)  # its loop device has it, and others find it by its handle
+
+    async def _launch(self, sandbox_id: str, spec: SandboxSpec, runtime: Runtime) -> SandboxRecord:
+        directory = self.directory(sandbox_id)
         self._fault("directory")
         with recording(self._home):
             await self._make_directory(directory)
@@ -211,6 +274,7 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
             index = self._uids.claim(directory)
             self._fault("record")
             record = SandboxRecord(sandbox_id, boot_id(), runtime.name, index, with_image_env(spec, rootfs.config))
+            record = record.made_for(*self._making.server) if self._making.server is not None else record
             record.save(directory)
         self._fault("disk")
         record, rootfs, disk = await self._take_disk(record, rootfs)
@@ -235,10 +299,7 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         record = record.started(pid)
         self._fault("started")
         record.save(directory)
-        sandbox = await self._connect(record, creating=True)
-        self.records.made[sandbox_id] = record
-        await self._launcher.keep_filter(record)
-        return sandbox
+        return record
 
     async def _make_directory(self, directory: Path) -> None:
         try:
@@ -276,13 +337,27 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
         record = self.records.known(sandbox_id)
         cgroup = self._cgroup_of(sandbox_id)
         async with self.sandbox_disks.freeing_image(sandbox_id, record):
-            if record is not None and record.pid:
-                await kill_first_process(record)
-            else:
+            if record is None or not record.pid:
                 await _stop_launch(sandbox_id, cgroup)
-            if not await asyncio.to_thread(self._clear_away, record, cgroup, directory):
-                await cgroup.clear()
-                await asyncio.to_thread(self._clear_away, record, cgroup, directory)
+                await self._clear(record, cgroup, directory)
+            elif self._making.makers is not None and await self._making.makers.end(sandbox_id):
+                orphans.reap(record.pid, record.start_time)
+            else:
+                await kill_first_process(record)
+                await self._clear(record, cgroup, directory)
+
+    async def end_for_server(self, sandbox_id: str) -> None:
+        """Does what a maker does: ends a sandbox that was made, but for the image of its disk and its entry in the
+        table of processes."""
+        directory, record = self.directory(sandbox_id), self.load_record(sandbox_id)
+        if record is not None:
+            await kill_first_process(record)
+        await self._clear(record, self._cgroup_of(sandbox_id), directory)
+
+    async def _clear(self, record: SandboxRecord | None, cgroup: SandboxCgroup, directory: Path) -> None:
+        if not await asyncio.to_thread(self._clear_away, record, cgroup, directory):
+            await cgroup.clear()
+            await asyncio.to_thread(self._clear_away, record, cgroup, directory)
 
     def _clear_away(self, record: SandboxRecord | None, cgroup: SandboxCgroup, directory: Path) -> bool:
         """Removes what a dead sandbox has left. Returns False if something still runs in its cgroup."""
