@@ -41,8 +41,10 @@ async def new_key(server: ServerProcess, tenant: str) -> str:
 async def attacked(server: ServerProcess, probes: list[Probe[ApiArena]]) -> list[Finding]:
     arena = ApiArena(server.url, await new_key(server, "acme"), await new_key(server, "globex"))
     findings = await attack_server(arena, probes=probes)
-    async with Api(server.url, {"X-API-Key": ADMIN}) as admin:
-        assert (await admin.call("GET", "/health"))["active_sessions"] == 0
+    for tenant in (arena.own, arena.other):
+        async with Api(server.url, {"X-API-Key": tenant.key}) as api:
+            for kind in ("sessions", "snapshots", "volumes"):
+                assert (await api.call("GET", f"/api/{kind}"))[kind] == []
     return findings
 
 

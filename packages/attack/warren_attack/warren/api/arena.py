@@ -13,9 +13,10 @@ import secrets
 import statistics
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from warren.model.errors import InvalidRequest, Unauthorized, Unavailable, WarrenError
@@ -42,6 +43,19 @@ class Tenant:
     @property
     def headers(self) -> dict[str, str]:
         return {"X-API-Key": self.key} if self.key else {}
+
+
+MOUNTED_AT: Final = "/workspace/mounted"
+VOLUME: Final = "attack-volume"
+"""What the names of the attack's volumes begin with."""
+
+
+def _is_of(sessions: Container[str], each: Mapping[str, Any]) -> bool:
+    return each.get("session_id") in sessions or each.get("forked_from") in sessions
+
+
+def _is_volume(each: Mapping[str, Any]) -> bool:
+    return str(each["name"]).startswith(VOLUME)
 
 
 class ApiArena:
@@ -74,11 +88,24 @@ class ApiArena:
             await self._settle(self.other)
 
     async def close(self) -> None:
-        """Ends every session that the attack made."""
+        """Ends every session that the attack made, its forks too, and deletes its snapshots and volumes."""
         async with asyncio.timeout(_CREATE_S):
-            for tenant, session in reversed(self._made):
-                with contextlib.suppress(OSError, WarrenError):
-                    await self.call("DELETE", f"/api/sessions/{session}", tenant=tenant)
+            for tenant in (self.own, self.other) if self.other.key else (self.own,):
+                is_ours = partial(_is_of, {session for owner, session in self._made if owner is tenant})
+                await self._remove(tenant, "sessions", "session_id", is_ours)
+                await self._remove(tenant, "snapshots", "snapshot_id", is_ours)
+                await self._remove(tenant, "volumes", "name", _is_volume)
+
+    async def _remove(self, tenant: Tenant, kind: str, key: str, is_ours: Callable[[Mapping[str, Any]], bool]) -> None:
+        with contextlib.suppress(OSError, WarrenError):
+            while True:  # a list has no more than a page
+                listed = await self.call("GET", f"/api/{kind}", tenant=tenant)
+                ours = [each for each in (listed.values or {}).get(kind, ()) if is_ours(each)]
+                answers = [
+                    await self.call("DELETE", f"/api/{kind}/{quote(str(each[key]))}", tenant=tenant) for each in ours
+                ]
+                if not any(answer.status in (200, 204) for answer in answers):
+                    return
 
     async def call(
         self,

@@ -7,7 +7,7 @@ from functools import wraps
 
 from warren.model.api import OPERATIONS, Answers, Makes, Operation, SessionIn
 from warren_attack.probe import Group, Probe, ProbeResult, contained, got_through, judged, not_applicable, undecided
-from warren_attack.warren.api.arena import OTHER_KEY, ApiArena, Tenant
+from warren_attack.warren.api.arena import MOUNTED_AT, OTHER_KEY, VOLUME, ApiArena, Tenant
 from warren_attack.warren.api.raw_http import Answer
 from warren_attack.warren.api.requests import ApiRequest, request_for
 
@@ -72,6 +72,12 @@ async def _own(arena: ApiArena, row: Operation) -> tuple[str, str]:
             cell = {"command": ["/.warren/agent", "cell", "--pid", "1", "ctx_bash"]}
             started = await arena.call("POST", f"{at}/processes", cell)
             return arena.own.session, str((started.values or {}).get("process_id", ""))
+    if row.name in ("attach_volume", "detach_volume"):
+        at = f"/api/sessions/{arena.own.session}/volumes"
+        await arena.call("DELETE", at, query={"path": MOUNTED_AT})
+        await arena.call("POST", "/api/volumes", {"name": VOLUME, "size_mb": 16})
+        if row.name == "detach_volume":
+            await arena.call("POST", at, {"name": VOLUME, "path": MOUNTED_AT})
     process = await arena.start() if row.name in ("kill_process", "forget_process") else arena.own.process
     return arena.own.session, process
 

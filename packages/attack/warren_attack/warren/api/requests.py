@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from warren.http.dispatch import HANDLERS
 from warren.model.api import OPERATIONS, Operation, Reads, SessionIn
-from warren_attack.warren.api.arena import Tenant
+from warren_attack.warren.api.arena import MOUNTED_AT, VOLUME, Tenant
 
 _TAR: Final = bytes(1024)  # the end of a tar: an archive of nothing
 _BODIES: Final[Mapping[str, dict[str, Any]]] = {
@@ -29,6 +29,9 @@ _BODIES: Final[Mapping[str, dict[str, Any]]] = {
     "make_directory": {"path": "attack-directory"},  # that of the example is there: another request writes into it
     "move_file": {"source": "attack-file", "target": "attack-file-2"},
     "save_artifacts": {"paths": ["secret"]},
+    "create_volume": {"name": VOLUME, "size_mb": 16},
+    "copy_volume": {"name": f"{VOLUME}-2"},
+    "attach_volume": {"name": VOLUME, "path": MOUNTED_AT},
     "flat_execute": {"command": "echo reached"},
     "e2b_execute": {"code": "1", "language": "bash"},
     "e2b_write_file": {"path": "attack-file", "content": "x"},
@@ -46,6 +49,7 @@ _QUERIES: Final[Mapping[str, dict[str, str]]] = {
     "read_archive": {"path": "/workspace"},
     "write_archive": {"path": "/workspace"},
     "search_files": {"glob": "secret"},
+    "detach_volume": {"path": MOUNTED_AT},
     "flat_download_file": {"path": "secret"},
     "flat_list_files": {"path": "/workspace"},
     "e2b_remove_file": {"path": "attack-file"},
@@ -77,6 +81,7 @@ def request_for(row: Operation, session: str, process: str) -> ApiRequest:
         .replace("{entry}", "coding")
         .replace("{artifact_id}", _NO_ARTIFACT)
         .replace("{snapshot}", _NO_SNAPSHOT)
+        .replace("{volume}", VOLUME)
     )
     path = path.replace("{context_id}", "ctx_bash").replace("{execution_id}", process)
     handler = HANDLERS.get(row.name)
@@ -149,4 +154,5 @@ def target_of(path: str, tenant: Tenant) -> str:
         .replace("{entry}", "coding")
         .replace("{artifact_id}", _NO_ARTIFACT)
         .replace("{snapshot}", _NO_SNAPSHOT)
+        .replace("{volume}", VOLUME)
     )
