@@ -138,6 +138,9 @@ class LogSuite:
         await session.exec("true")
         page = await api.get(f"/api/sessions/{session.id}/logs")
         assert (session.found["logs"], page["level"], page["entries"]) == ("off", "off", [])
+        async with api.events("GET", f"/api/sessions/{session.id}/logs") as events:
+            [end] = [event async for event in events if event.kind != COMMENT]  # nothing would ever come
+        assert (end.kind, end.data["hint"]) == ("end", page["hint"])
         assert "logs" in page["hint"]
 
     async def test_a_log_is_deleted_alone_or_with_its_session(self, api: Api) -> None:

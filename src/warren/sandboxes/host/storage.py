@@ -70,7 +70,7 @@ def shares_blocks(directory: Path) -> bool:
 
 def mount_storage(state_dir: Path) -> None:
     """Mounts the storage of the state directory, if it has one. Idempotent. Raises ProviderUnavailable."""
-    if not (state_dir / _IMAGE).exists() or os.geteuid() != 0:
+    if os.geteuid() != 0 or not (state_dir / _IMAGE).exists():  # others may not even look
         return
     with _alone(state_dir):
         if not _is_mounted(state_dir):

@@ -82,7 +82,7 @@ async def read_logs(call: Call, query: LogsQuery) -> Values:
 
     As a stream (`Accept: text/event-stream`, or `follow`): an event `entry` for each entry there is, then for each that
     comes, and `end` when the session has ended. Its ids are numbers of entries: `Last-Event-ID` goes on after one.
-    A session that keeps no log has an empty page.
+    A session that keeps no log has an empty page, and a stream that ends at once.
     """
     page = await _page(call, query, query.after, query.last)
     require_room(_PAGE_BYTES)
@@ -110,6 +110,9 @@ async def follow_logs(call: Call, query: LogsQuery) -> Events:
             yield OutputEvent("entry", entry, entry["id"])
         if page.more:
             continue
+        if page.level is LogLevel.OFF and not after:
+            yield OutputEvent("end", {"next": after, "hint": _HINT})
+            return
         if page.ended and is_late:
             yield OutputEvent("end", {"next": after})
             return
