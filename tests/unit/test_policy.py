@@ -123,6 +123,18 @@ def test_every_argv_gets_an_answer(argv: list[str]) -> None:
         assert judge(DENY, Command(argv=(*filter(None, [name]), *argv))).allowed in (True, False)
 
 
+def test_characters_beyond_the_tables_of_the_grammar_do_not_end_the_process() -> None:
+    """`isdigit` and `isalpha` of the C library are given no such character: what they would read is nowhere."""
+    program = """
+from warren.governance.policy.parse import Script, parse
+for far in map(chr, range(0x100, 0x110000, 0x3F1)):
+    if not 0xD800 <= ord(far) < 0xE000:
+        for line in "{%s", "@{%s(", "{1%s}", "{1..%s}", "[[ -%s ]]", "${a?%s}", "cat <<E\\n$%s\\nE\\n", "%s=1 ls":
+            parse(Script(line % far))
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
 @settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
 @given(line=lines)
 def test_no_line_that_is_let_through_makes_bash_run_it(line: str, stub: Path) -> None:

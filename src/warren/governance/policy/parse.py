@@ -28,6 +28,7 @@ _READS = frozenset({"simple_expansion", "expansion"})
 _LAST_COUNTS = frozenset({"pipeline", "list", "negated_command"})
 _COMMANDS = frozenset({"declaration_command", "unset_command", "test_command"})
 _QUOTED = frozenset({"concatenation", "raw_string", "ansi_c_string", "string", "word"})
+_FAR = re.compile("[\x80-\ud7ff\ue000-\U0010ffff]")  # but for bytes that are no text
 _BRACKET = re.compile(r"\[|(?<!\$)\(")
 _EVALUATING = re.compile(rb"^\$\{!|:[^-+=?]")  # `${!x}`, `${x:offset}`
 _ASSIGNING = re.compile(rb"\$\{(!?)(\w+)(?:\[[^]]*\])?:?=")
@@ -101,11 +102,22 @@ def _grammar() -> "Language":
     return tree_sitter.Language(tree_sitter_bash.language())
 
 
-def _tree(raw: bytes) -> "Tree":
-    """Parses a text, with a parser of its own: a parser serves one thread."""
+def _tree(text: str) -> "Tree":
+    """Parses a text, with a parser of its own: a parser serves one thread. Raises UnicodeEncodeError.
+
+    To a shell every character beyond ASCII is an ordinary one that no name has in it. The grammar looks some of them up
+    in a table of 256 (`isdigit` after `{`, `isalpha` after `-`, `$` and `?`), and a far one would end this process: so
+    it is given others that take as many bytes, and its nodes are where they are in the text itself.
+    """
     import tree_sitter
 
-    return tree_sitter.Parser(_grammar()).parse(raw)
+    plain = text if text.isascii() else _FAR.sub(_near, text)
+    return tree_sitter.Parser(_grammar()).parse(plain.encode("utf-8", "surrogateescape"))
+
+
+def _near(far: "re.Match[str]") -> str:
+    size = len(far[0].encode())
+    return "\u00d7" * (size // 2) + "x" * (size % 2)
 
 
 def is_code_variable(name: str) -> bool:
@@ -158,7 +170,7 @@ class _Walk:
             self._doubt("it has characters in it that no shell can be given", text)
             return False
         self._source = SourceText(raw, self._cut.bodies)
-        stack: list[tuple[Node, str]] = [(_tree(raw).root_node, "")]
+        stack: list[tuple[Node, str]] = [(_tree(text).root_node, "")]
         while stack:
             node, parent = stack.pop()
             self._visit(node, parent)
