@@ -32,6 +32,13 @@ class OnceSuite:
         assert again["session_id"] == first["session_id"]
         await api.call("DELETE", f"/api/sessions/{first['session_id']}")
 
+    async def test_a_create_with_the_same_key_runs_its_command_once(self, api: Api) -> None:
+        headers, body = key(), {"exec": {"command": "echo x >> runs; cat runs"}}
+        first = await api.post("/api/sessions", body, status=201, headers=headers)
+        again = await api.post("/api/sessions", body, status=201, headers=headers)
+        assert (first["exec"]["result"]["stdout"], again["exec"]) == ("x\n", first["exec"])
+        await api.call("DELETE", f"/api/sessions/{first['session_id']}")
+
     async def test_a_create_with_a_used_key_and_another_body_is_refused(self, api: Api) -> None:
         headers = key()
         first = await api.post("/api/sessions", {"metadata": {"a": "b"}}, status=201, headers=headers)

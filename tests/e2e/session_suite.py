@@ -38,6 +38,34 @@ class SessionSuite:
         assert found["created_at"] < found["expires_at"]
         await api.call("DELETE", f"/api/sessions/{found['session_id']}")
 
+    async def test_a_create_runs_its_first_command(self, api: Api) -> None:
+        thread, body = unique(), {"command": "echo one > note; cat note", "cwd": "/tmp", "env": {"A": "b"}}
+        made = await api.post("/api/sessions", {"thread_id": thread, "exec": body}, status=201)
+        assert made["exec"]["error"] is None
+        result = made["exec"]["result"]
+        assert (result["stdout"], result["exit_code"], result["reason"]) == ("one\n", 0, "exited")
+        again = await api.post("/api/sessions", {"thread_id": thread, "exec": {"command": ["cat", "/tmp/note"]}})
+        assert (again["session_id"], again["exec"]["result"]["stdout"]) == (made["session_id"], "one\n")
+        assert "exec" not in await api.get(f"/api/sessions/{made['session_id']}")
+        await api.call("DELETE", f"/api/sessions/{made['session_id']}")
+
+    async def test_a_first_command_that_cannot_run_leaves_the_session(self, api: Api) -> None:
+        made = await api.post("/api/sessions", {"exec": {"command": "true", "cwd": "/none"}}, status=201)
+        assert (made["state"], made["exec"]["result"]) == ("running", None)
+        alone = {"command": "true", "cwd": "/none"}
+        place = f"/api/sessions/{made['session_id']}"
+        refused = await api.refused("POST", f"{place}/exec", alone, status=422, code="invalid_path")
+        assert made["exec"]["error"]["code"] == "invalid_path"
+        assert made["exec"]["error"]["detail"] == refused["detail"]
+        await api.call("DELETE", place)
+
+    async def test_a_first_command_that_makes_no_sense_makes_no_session(self, api: Api) -> None:
+        marked = {"metadata": {"marked": unique()}}
+        for wrong in ({"command": "true", "stream": True}, {"command": "true", "timeout_s": 1e9}, {"commands": "x"}):
+            await api.refused("POST", "/api/sessions", {**marked, "exec": wrong}, status=422, code="invalid_request")
+        listed = await api.get(f"/api/sessions?metadata=marked={marked['metadata']['marked']}")
+        assert listed["sessions"] == []
+
     async def test_every_session_has_a_sandbox_of_its_own(self, api: Api) -> None:
         async with api.session() as first, api.session() as second:
             assert first.id != second.id

@@ -186,6 +186,14 @@ async def test_an_admin_of_one_tenant_does_not_reach_into_anothers_sessions(url:
         assert session.id not in str(await admin.get("/sessions"))
 
 
+async def test_a_key_that_may_not_run_commands_creates_nothing_with_one(url: str, admin: Api) -> None:
+    async with Api(url, await new_key(admin, Scope.SESSIONS, Scope.READ, tenant="makers-only")) as api:
+        body = {"exec": {"command": "true"}}
+        refused = await api.refused("POST", "/api/sessions", body, status=403, code="forbidden")
+        assert "exec" in refused["detail"]
+        assert (await api.get("/api/sessions"))["sessions"] == []
+
+
 async def test_a_thread_id_means_another_thread_for_every_tenant(url: str, admin: Api) -> None:
     keys = [await new_key(admin, Scope.SESSIONS, Scope.EXEC, tenant=tenant) for tenant in ("a", "b")]
     ids = []

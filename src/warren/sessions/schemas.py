@@ -102,6 +102,10 @@ class NetworkBody(Body):
         return NetworkRules.from_mapping(values)
 
 
+# The fields of a create that become other values.
+_READ = {"limits", "require", "labels", "network", "secrets", "agent_config", "gpus", "on_idle", "volumes"}
+
+
 class SessionBody(Body):
     environment: str = Field(
         "",
@@ -188,9 +192,7 @@ class SessionBody(Body):
     )
 
     async def to_new_session(self) -> NewSession:
-        values = self.model_dump(
-            exclude={"limits", "require", "labels", "network", "secrets", "agent_config", "gpus", "on_idle", "volumes"}
-        )
+        values = self.model_dump(include=set(SessionBody.model_fields) - _READ)
         limits = self.limits.model_dump(exclude_none=True) if self.limits else {}
         network = await self.network.to_rules() if self.network else None
         require = frozenset(_layer(name) for name in self.require)
@@ -270,6 +272,15 @@ class ExecBody(CommandBody):
         examples=[["*.png"]],
         max_length=MAX_PATTERNS,
         json_schema_extra={"default": []},
+    )
+
+
+class CreateBody(SessionBody):
+    exec: ExecBody | None = Field(
+        None,
+        description="A command that runs in the session before the answer, whose `exec` says how it ended; needs the "
+        "scope exec. See docs/api.md",
+        examples=[{"command": "pip install attrs"}],
     )
 
 
@@ -438,6 +449,14 @@ class SessionView(BaseModel):
     mismatch: dict[str, MismatchView] | None = Field(
         None, description="In the answer of a create with `on_mismatch: keep`: where the thread's session differs"
     )
+    exec: "FirstCommandView | None" = Field(None, description="In the answer of a create with `exec`")
+
+
+class FirstCommandView(BaseModel):
+    """What became of the command of a create: its result, or the error that kept it from running."""
+
+    result: "ExecView | None"
+    error: dict[str, str] | None = Field(description="`code`, `detail` and `remedy`, as an error has them")
 
 
 class ExecView(BaseModel):

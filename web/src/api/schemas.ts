@@ -131,6 +131,33 @@ export interface CopyBody {
     name: string;
 }
 
+export interface CreateBody {
+    environment?: string;
+    thread_id?: string;
+    image?: string;
+    provider?: string;
+    labels?: Record<string, string>;
+    limits?: LimitsBody | null;
+    require?: ("user_namespace" | "pid_namespace" | "mount_namespace" | "network_namespace" | "ipc_namespace" | "uts_namespace" | "cgroup_namespace" | "unique_uid" | "no_host_root" | "capabilities" | "no_new_privs" | "seccomp" | "system_calls" | "read_only_root" | "masked_paths" | "mount_flags" | "no_host_files" | "loopback_only" | "no_network" | "memory_limit" | "swap_off" | "socket_limit" | "cpu_limit" | "pids_limit" | "rlimits" | "disk_limit" | "inode_limit" | "guest_kernel")[];
+    network?: NetworkBody | null;
+    secrets?: string[];
+    gpus?: number | string[] | null;
+    env?: Record<string, string>;
+    metadata?: Record<string, string>;
+    idle_timeout_s?: number | null;
+    max_lifetime_s?: number | null;
+    on_idle?: "end" | "pause" | "hibernate" | null;
+    max_paused_s?: number | null;
+    auto_resume?: boolean;
+    snapshot?: string;
+    replace_lost?: boolean;
+    agent_config?: string | Record<string, unknown>;
+    on_mismatch?: "keep" | "replace" | "error";
+    logs?: string;
+    volumes?: VolumeBody[];
+    exec?: ExecBody | null;
+}
+
 export interface DeedPage {
     deeds: DeedView[];
     next: string | null;
@@ -318,6 +345,11 @@ export interface FileView {
     gid: number;
     modified: string;
     target: string | null;
+}
+
+export interface FirstCommandView {
+    result: ExecView | null;
+    error: Record<string, string> | null;
 }
 
 export interface ForkBody {
@@ -796,32 +828,6 @@ export interface SecretView {
     changed_at: string;
 }
 
-export interface SessionBody {
-    environment?: string;
-    thread_id?: string;
-    image?: string;
-    provider?: string;
-    labels?: Record<string, string>;
-    limits?: LimitsBody | null;
-    require?: ("user_namespace" | "pid_namespace" | "mount_namespace" | "network_namespace" | "ipc_namespace" | "uts_namespace" | "cgroup_namespace" | "unique_uid" | "no_host_root" | "capabilities" | "no_new_privs" | "seccomp" | "system_calls" | "read_only_root" | "masked_paths" | "mount_flags" | "no_host_files" | "loopback_only" | "no_network" | "memory_limit" | "swap_off" | "socket_limit" | "cpu_limit" | "pids_limit" | "rlimits" | "disk_limit" | "inode_limit" | "guest_kernel")[];
-    network?: NetworkBody | null;
-    secrets?: string[];
-    gpus?: number | string[] | null;
-    env?: Record<string, string>;
-    metadata?: Record<string, string>;
-    idle_timeout_s?: number | null;
-    max_lifetime_s?: number | null;
-    on_idle?: "end" | "pause" | "hibernate" | null;
-    max_paused_s?: number | null;
-    auto_resume?: boolean;
-    snapshot?: string;
-    replace_lost?: boolean;
-    agent_config?: string | Record<string, unknown>;
-    on_mismatch?: "keep" | "replace" | "error";
-    logs?: string;
-    volumes?: VolumeBody[];
-}
-
 export interface SessionPage {
     sessions: SessionView[];
     next: string | null;
@@ -872,6 +878,7 @@ export interface SessionView {
     isolation?: Record<string, unknown> | null;
     created?: boolean | null;
     mismatch?: Record<string, MismatchView> | null;
+    exec?: FirstCommandView | null;
 }
 
 export interface SignInBody {

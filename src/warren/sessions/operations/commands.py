@@ -9,7 +9,8 @@ import anyio
 from pydantic import BaseModel, Field
 
 from warren.interfaces.sandbox import Process, Sandbox
-from warren.model.errors import InvalidRequest, ProcessNotFound, WarrenError
+from warren.model.access import Scope
+from warren.model.errors import Forbidden, InvalidRequest, ProcessNotFound, WarrenError
 from warren.model.operations import Command, ExecResult
 from warren.sessions.artifact_files import check_paths
 from warren.sessions.idempotency import exec_once
@@ -17,7 +18,7 @@ from warren.sessions.operations.artifact_saving import save_after
 from warren.sessions.operations.call import Call, Handler, Values
 from warren.sessions.operations.files import check_readable
 from warren.sessions.output_events import Events, close_source, process_events
-from warren.sessions.request_context import note_end
+from warren.sessions.request_context import current_caller, note_end
 from warren.sessions.schemas import ExecBody, ExecView, data_of, exec_view, saved_view
 
 Encoding = Annotated[
@@ -44,6 +45,25 @@ async def run_command(call: Call, query: EncodingQuery, body: ExecBody) -> Value
         return exec_view(await run_to_end(call, body))
     check_paths(body.save_artifacts)
     return {**exec_view(await run_to_end(call, body)), **await _save(call, body)}
+
+
+def check_first(call: Call, body: ExecBody) -> None:
+    """Raises what is wrong with the command of a create, before there is a session."""
+    if not current_caller().may(Scope.EXEC):
+        raise Forbidden(f"this key may not do that: it lacks the scope {Scope.EXEC}", remedy="leave `exec` out")
+    if body.stream:
+        raise InvalidRequest("the command of a create has no stream", remedy="leave out `stream`, or run it afterwards")
+    call.context.limited_timeout(body.timeout_s)
+    check_paths(body.save_artifacts)
+    _stdin_of(body)
+
+
+async def run_first(call: Call, body: ExecBody) -> Values:
+    """Runs the command of a create in its session. Says in the result, instead of raising, why it could not be run."""
+    try:
+        return {"result": await run_command(call, EncodingQuery(), body), "error": None}
+    except WarrenError as exc:
+        return {"result": None, "error": {"code": exc.code, "detail": exc.message, "remedy": exc.remedy}}
 
 
 async def _save(call: Call, body: ExecBody) -> Values:

@@ -17,8 +17,9 @@ from warren.model.spec import Isolation, Layer
 from warren.sessions.allowances import choose_tenant
 from warren.sessions.long_values import LongList
 from warren.sessions.operations.call import Call, Handler, OperationContext, OperationReply, Values
+from warren.sessions.operations.commands import check_first, run_first
 from warren.sessions.request_context import current_caller
-from warren.sessions.schemas import Body, Seconds, SessionBody, SessionView, session_view
+from warren.sessions.schemas import Body, CreateBody, Seconds, SessionView, session_view
 
 LISTS = frozenset({"state", "metadata"})
 """Query parameters that may come several times."""
@@ -77,7 +78,7 @@ class SessionsQuery(BaseModel):
     limit: Annotated[int, Field(ge=1, le=1000, description="So many at most")] = 100
 
 
-async def create_session(call: Call, body: SessionBody | None) -> OperationReply:
+async def create_session(call: Call, body: CreateBody | None) -> OperationReply:
     """A sandbox of your own, from the warm pool when one is ready.
 
     With `thread_id` this is get-or-create, and atomic: however many ask at once, the thread has one session. 201: it
@@ -87,13 +88,20 @@ async def create_session(call: Call, body: SessionBody | None) -> OperationReply
     When the thread's session has another environment, image, provider or limit than the request names, the answer is
     409 `session_mismatch`, with both values in `mismatch`; `on_mismatch` asks for that session all the same, or for a
     new one.
+
+    With `exec` the session runs a command before the answer. If it cannot be run the session is there all the same, and
+    `exec` has the error. With an Idempotency-Key both are done once.
     """
-    body = body or SessionBody()
+    body = body or CreateBody()
     check_labels(call.context, body.labels)
+    if body.exec is not None:
+        check_first(call, body.exec)
     result = await call.sessions.create(call.tenant, await body.to_new_session(), call.key)
     view = show(call, result.session)
     headers = {"Location": view["url"], **({"Idempotency-Replayed": "true"} if result.replayed else {})}
     view |= {"created": result.created} | ({"mismatch": result.mismatch} if result.mismatch else {})
+    if body.exec is not None:
+        view["exec"] = await run_first(replace(call, session_id=result.session.id), body.exec)
     return OperationReply(view, 201 if result.created or result.replayed else 200, headers)
 
 
@@ -272,11 +280,14 @@ HANDLERS = (
     Handler(
         "create_session",
         create_session,
-        body=SessionBody,
+        body=CreateBody,
         result=SessionView,
         other_results={200: {"model": SessionView, "description": "The thread had one: this is it"}},
         headers=("idempotency_key",),
-        body_examples={"thread": {"value": {"thread_id": "conv-42"}}},
+        body_examples={
+            "thread": {"value": {"thread_id": "conv-42"}},
+            "with a command": {"value": {"exec": {"command": "echo ready"}}},
+        },
     ),
     Handler("list_sessions", list_sessions, query=SessionsQuery, result=SessionPage),
     Handler("get_session", get_session, result=SessionView),
