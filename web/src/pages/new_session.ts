@@ -1,6 +1,6 @@
 // Turns what was typed into the form of a new session into the body of the request.
 
-import type { NetworkBody, SessionBody, VolumeBody } from "../api/schemas";
+import type { NetworkBody, CreateBody, VolumeBody } from "../api/schemas";
 import { splitLines } from "../lib/format";
 
 export const NETWORK_CHOICES = [
@@ -49,7 +49,7 @@ export interface SessionForm {
 }
 
 /** Throws an Error for users if a line of the metadata is not name=value, or one of the volumes not name:path. */
-export function sessionBody(environment: string | undefined, form: SessionForm, network: NetworkChoice): SessionBody {
+export function sessionBody(environment: string | undefined, form: SessionForm, network: NetworkChoice): CreateBody {
     const limits = {
         memory_mb: toNumber(form.memoryMb),
         cpus: toNumber(form.cpus),
@@ -63,12 +63,12 @@ export function sessionBody(environment: string | undefined, form: SessionForm, 
         limits: Object.values(limits).some((limit) => limit !== undefined) ? limits : undefined,
         idle_timeout_s: toNumber(form.idleMinutes, 60),
         max_lifetime_s: toNumber(form.lifetimeMinutes, 60),
-        on_idle: (form.onIdle || undefined) as SessionBody["on_idle"],
+        on_idle: (form.onIdle || undefined) as CreateBody["on_idle"],
         max_paused_s: toNumber(form.pausedHours, 3600),
         snapshot: form.snapshot.trim() || undefined,
         volumes: form.volumes.trim() ? splitLines(form.volumes).map(parseMount) : undefined,
         logs: form.logs || undefined,
-        on_mismatch: ((form.thread.trim() && form.onMismatch) || undefined) as SessionBody["on_mismatch"],
+        on_mismatch: ((form.thread.trim() && form.onMismatch) || undefined) as CreateBody["on_mismatch"],
         network: networkRules(network, splitLines(form.rules)),
         metadata: Object.fromEntries(splitLines(form.metadata).map(parsePair)),
     };
