@@ -86,7 +86,7 @@ AUDIT_FILES: Final = 16
 _DOCTOR: Final = (sys.executable, "-m", "warren.cli.main", "doctor", "--json")
 _BUILD_IMAGE: Final = (sys.executable, "-m", "warren.cli.main", "image", "build", "--report")
 _TEMPLATE_BUILD_S: Final = 3600.0
-_MOST_MAKERS: Final = 16
+_MOST_MAKERS: Final = 4  # with more it is the locks of the kernel that bound how many are made
 
 Fault = Callable[[str], None]
 
