@@ -1,6 +1,6 @@
 // Turns what was typed into the form of a new session into the body of the request.
 
-import type { NetworkBody, CreateBody, VolumeBody } from "../api/schemas";
+import type { CreateBody, NetworkBody, VolumeBody } from "../api/schemas";
 import { splitLines } from "../lib/format";
 
 export const NETWORK_CHOICES = [
