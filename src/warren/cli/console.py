@@ -236,7 +236,8 @@ async def _following_size(process: TerminalProcess[Any]) -> AsyncIterator[None]:
         while True:
             await changed.wait()
             changed.clear()
-            await process.resize(terminal_size())
+            with contextlib.suppress(WarrenError):  # the next change tries again
+                await process.resize(terminal_size())
 
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGWINCH, changed.set)
