@@ -20,7 +20,7 @@ async def test_fifty_kills_at_random_moments_lose_nothing(
     image_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chance = random.Random(SEED)
-    world = World(image_cache)
+    world = World(image_cache, "--makers", "2")
     clients = [Client(number, random.Random(chance.random()), world.ledger) for number in range(CLIENTS)]
     survived = 0
     try:

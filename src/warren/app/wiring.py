@@ -193,7 +193,7 @@ def makers_of(settings: Settings) -> int:
     """Returns how many processes may make sandboxes for a server with these settings."""
     from warren.sandboxes.host.machine_size import usable_cores
 
-    return settings.makers if settings.makers is not None else max(1, min(_MOST_MAKERS, usable_cores() - 1))
+    return settings.makers if settings.makers is not None else max(0, min(_MOST_MAKERS, usable_cores() - 2))
 
 
 def _build_makers(settings: Settings, count: int) -> "Makers | None":

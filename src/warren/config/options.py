@@ -237,7 +237,7 @@ class Settings:
         flag="--max-sandboxes")
     makers: int | None = option(whole_number(0, 256), None,
         "How many processes make the sandboxes of the provider oci, so that it uses every core; 0: the server itself.",
-        flag="--makers", default_text="the cores but one, from 1 to 4")
+        flag="--makers", default_text="the cores but two, from 0 to 4")
     max_body_mb: int = option(whole_number(1, 1024), 4, "The largest JSON body that is accepted.")
     answer_memory_mb: int = option(whole_number(128, 1_000_000), 512,
         "The memory for long answers that their callers have not read yet; one tenant may use half of it.")

@@ -36,7 +36,7 @@ from warren.sandboxes.host import isolation, orphans
 from warren.sandboxes.host.cgroups import SandboxCgroup, parent_in_use
 from warren.sandboxes.host.disks import DISK_FD
 from warren.sandboxes.host.memory_folder import MemoryFolder
-from warren.sandboxes.host.processes import Finished, boot_id
+from warren.sandboxes.host.processes import Finished, boot_id, kill_if
 from warren.sandboxes.host.record import NAME, SandboxRecord, kill_first_process, recording
 from warren.sandboxes.host.uids import uid_base
 from warren.sandboxes.makers.messages import Made
@@ -340,11 +340,15 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
             if record is None or not record.pid:
                 await _stop_launch(sandbox_id, cgroup)
                 await self._clear(record, cgroup, directory)
-            elif self._making.makers is not None and await self._making.makers.end(sandbox_id):
+            elif self._making.makers is not None and await self._end_by(self._making.makers, record):
                 orphans.reap(record.pid, record.start_time)
             else:
                 await kill_first_process(record)
                 await self._clear(record, cgroup, directory)
+
+    async def _end_by(self, makers: Makers, record: SandboxRecord) -> bool:
+        kill_if(record.pid, lambda _: record.alive())  # it dies while the maker is asked
+        return await makers.end(record.sandbox_id)
 
     async def end_for_server(self, sandbox_id: str) -> None:
         """Does what a maker does: ends a sandbox that was made, but for the image of its disk and its entry in the
