@@ -162,6 +162,7 @@ async def test_coordinators_and_workers_tell_what_is_their_own(cluster: Cluster)
     assert total(of_worker, "warren_build_info", 'role="worker"') == 1
     assert not any(line.startswith(("warren_sessions{", "warren_leaks")) for line in of_coordinator)
     assert total(of_coordinator, "warren_cluster_workers", 'state="ready"') == 1
+    assert total(of_coordinator, "warren_workers_wanted") == 1
     assert total(of_coordinator, "warren_build_info", 'role="coordinator"') == 1
 
 

@@ -222,7 +222,8 @@ async def test_a_volume_that_was_read_from_outside_is_free_after_a_kill(server: 
     async with Api(server.url, api.headers) as api, Api(server.url) as client:
         assert await client.call("GET", place, headers=headers) == b"kept"
         async with api.session(volumes=[{"name": "outside", "path": AT}]) as session:
-            assert await session.output(f"cat {AT}/a; echo more >> {AT}/a; stat -c %u {AT}/a") == "kept1000\n"
+            whose = f"test $(stat -c %u {AT}/a) = $(id -u) && echo mine"
+            assert await session.output(f"cat {AT}/a; echo more >> {AT}/a; {whose}") == "keptmine\n"
             assert await client.call("GET", place, headers=headers) == b"keptmore\n"
         await api.call("DELETE", "/api/volumes/outside", status=204)
 

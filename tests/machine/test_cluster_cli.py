@@ -88,6 +88,24 @@ def test_drain_and_its_undoing(cli: RemoteCli) -> None:
     assert cli.document("cluster", "drain", "worker-2", "--undo")["state"] == "ready"
 
 
+def test_demand_is_shown_and_followed(cli: RemoteCli, tmp_path: Path) -> None:
+    wait_until(lambda: cli.document("cluster", "demand")["workers"] == 2, "two workers that take sessions")
+    demand = cli.document("cluster", "demand")
+    assert (demand["wanted"], demand["waiting"], demand["may_stop"]) == (2, 0, [])  # it has just begun
+    assert "2 workers are wanted" in cli.say("cluster", "demand")
+    told = tmp_path / "told"
+    program = f"echo $WARREN_WORKERS_WANTED $WARREN_WORKERS $WARREN_WORKERS_MAY_STOP >> {told}; test -e {tmp_path}/good"
+    with cli.start("cluster", "demand", "--run", program, "--every", "1", stdout=subprocess.DEVNULL) as following:
+        try:
+            wait_until(lambda: told.exists() and told.read_text().startswith("2 2\n2 2\n"), "another try")
+            (tmp_path / "good").touch()
+            cli.say("cluster", "drain", "worker-2")
+            wait_until(lambda: told.read_text().endswith("2 1 worker-2\n"), "a worker that may stop")
+        finally:
+            following.kill()
+    cli.say("cluster", "drain", "worker-2", "--undo")
+
+
 def test_what_cannot_be_done_is_told_in_words(cli: RemoteCli) -> None:
     for arguments, words in (
         (("remove", "worker-1"), b"the worker 'worker-1' is alive"),

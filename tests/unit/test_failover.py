@@ -10,6 +10,7 @@ from contract.store_values import S, a_session, ended
 from unit.fake_roster import FakeRoster
 from unit.restoring_store import RestoringStore
 
+from warren.cluster.demand import DemandGoal
 from warren.cluster.failover import Failover
 from warren.cluster.fleet import Fleet
 from warren.cluster.operator import ClusterOperator
@@ -43,7 +44,7 @@ class World:
         basis = SessionBasis(self.store, None, self.clock, in_cluster=True, fault=lambda step: self.fault(step))
         self.lifecycle = Lifecycle(basis, LifecycleOptions(events=EventHub(self.events.append)))
         self.failover = Failover(self.fleet, self.roster, self.store, self.lifecycle, retention_s=3600.0)  # type: ignore[arg-type]
-        self.control = ClusterOperator(self.fleet, self.roster, self.failover, self._stats, self._figures)
+        self.control = ClusterOperator(self.fleet, self.roster, self.failover, self._stats, self._figures, DemandGoal())
 
     async def _stats(self, address: str) -> WorkerStats:
         if address.endswith(":9"):

@@ -33,6 +33,7 @@ def everything() -> Readings:
         sessions={"running": 4},
         worker=WorkerStats(5, 4, 1, pools, guard, leaks=1),
         cluster_workers={"ready": 2, "dead": 1},
+        workers_wanted=3,
         preview_connections=6,
         lease_left_s=-3.0,
     )
@@ -95,6 +96,7 @@ async def test_the_page_tells_what_was_reported_and_read() -> None:
         "warren_leaks 1.0",
         "warren_machine_memory_free_bytes 7.340032e+06",
         'warren_cluster_workers{state="dead"} 1.0',
+        "warren_workers_wanted 3.0",
         "warren_worker_lease_seconds 0.0",
     } <= page
 

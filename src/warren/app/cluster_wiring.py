@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from warren.app.one_machine import make_secret, worker_directory
 from warren.cluster.auth import sealing_key
+from warren.cluster.demand import DemandGoal
 from warren.cluster.problem_log import ProblemLog
 from warren.config.settings import WORKER_PORT, Settings
 from warren.governance.audit.redis import RedisAudit
@@ -50,6 +51,10 @@ _RETRY_S: Final = 1.0
 _TIME_SAMPLES: Final = 8
 
 _log = get_log(__name__)
+
+
+def demand_goal(settings: Settings) -> DemandGoal:
+    return DemandGoal(settings.demand_fill, settings.demand_least, settings.demand_most, settings.demand_settle_s)
 
 
 def worker_settings(settings: Settings) -> Settings:

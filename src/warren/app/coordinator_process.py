@@ -6,6 +6,7 @@ Two tasks run beside the requests: `fleet` refreshes the view of the workers and
 """
 
 import asyncio
+from functools import partial
 from typing import Any, ClassVar
 
 from starlette.types import ASGIApp
@@ -37,7 +38,7 @@ from warren.cluster.operator import ClusterOperator
 from warren.cluster.peer_calls import PeerCalls
 from warren.cluster.proxy.liveness import Liveness
 from warren.cluster.proxy.router import Router
-from warren.cluster.roster import Peer, Roster
+from warren.cluster.roster import ClusterSnapshot, Peer, Roster
 from warren.cluster.volumes import DrainedVolumes
 from warren.config.settings import Settings
 from warren.governance.tenancy import Tenancy
@@ -126,11 +127,12 @@ class CoordinatorService:
             failover,
             self._peer_calls.worker_stats,
             self._peer_calls.session_metrics,
+            wiring.demand_goal(settings),
         )
         await self._fleet.refresh()
         self._tasks = [
             asyncio.create_task(self._liveness.run(), name="liveness"),
-            asyncio.create_task(self._fleet.run(failover.tick), name="fleet"),
+            asyncio.create_task(self._fleet.run(partial(self._look, failover)), name="fleet"),
             asyncio.create_task(self._environments.watch(clock), name="environments"),
             asyncio.create_task(self.history.run(self._read_history), name="history"),
         ]
@@ -140,6 +142,10 @@ class CoordinatorService:
         if self._metrics is not None:
             self._tasks.append(asyncio.create_task(self._metrics.run(), name="metrics"))
         self.tenancy.start()
+
+    async def _look(self, failover: Failover, snapshot: ClusterSnapshot) -> None:
+        self.control.look()
+        await failover.tick(snapshot)
 
     async def _read_history(self) -> Reading:
         counts = await self._store.count()

@@ -45,7 +45,9 @@ def worker_readings(mirror: MirroredStore, worker: LocalWorker, connections: Por
 def coordinator_readings(control: ClusterControl) -> Read:
     async def read() -> Readings:
         counts = Counter(worker.state for worker in control.status().workers)
-        return Readings(cluster_workers={state: counts[state] for state in WORKER_STATES})
+        return Readings(
+            cluster_workers={state: counts[state] for state in WORKER_STATES}, workers_wanted=control.demand().wanted
+        )
 
     return read
 

@@ -169,6 +169,7 @@ class WorkerService(Service):
             tenants=dict(tenants.most_common(_REPORTED_TENANTS)),
             waiting=sum(pool.waiting for pool in stats.pools.values()),
             pressure=max(_pressure(room.memory_free, reserve.memory), _pressure(room.disk_free, reserve.disk)),
+            memory=_use(room.memory_free, room.memory_total, reserve.memory),
             images=self._offered.contents,
             gpus=stats.gpus,
             gpus_free=stats.gpus_free,
@@ -251,6 +252,10 @@ class WorkerService(Service):
         if self._copies is not None:
             await self._copies.close()
         await self._link.close()
+
+
+def _use(free: int, total: int, reserve: int) -> float:
+    return round(min(1.0, max(0.0, (total - free) / max(1, total - reserve))), 3)
 
 
 def _pressure(free: int, reserve: int) -> float:

@@ -1,15 +1,19 @@
 """`warren cluster`: the workers of a cluster, and a whole cluster on one machine to try it."""
 
+import subprocess
+import time
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 from urllib.parse import quote
 
 import click
 
-from warren.cli.main import CommandGroup
+from warren.cli.main import CommandGroup, report
 from warren.cli.output import print_table
 from warren.cli.remote import Answer, RemoteServer, line, server_command
+from warren.config.settings import environment_with
+from warren.model.errors import Unavailable
 
 _CLUSTER: Final = "/api/cluster"
 _TITLES: Final = ("WORKER", "STATE", "ADDRESS", "SESSIONS", "CAPACITY", "READY", "WAITING", "LABELS", "VERSION")
@@ -38,6 +42,66 @@ def _print_status(found: Values) -> None:
     click.echo(f"\nRedis is {found['redis']}; answered by the coordinator {found['coordinator']}")
     if not found["settled"]:
         click.echo("Redis was empty: no new sessions until workers have had the time to publish those they have")
+
+
+@cluster.command()
+@click.option("--run", "program", metavar="LINE", help="Run this line of shell each time another number is wanted.")
+@click.option(
+    "--every",
+    "every_s",
+    default=15.0,
+    metavar="S",
+    show_default=True,
+    type=click.FloatRange(1, 3600),
+    help="How often to look, in seconds; with --run.",
+)
+@server_command
+def demand(server: RemoteServer, program: str | None, every_s: float) -> Answer:
+    """Show how many workers are needed, or have a program follow it.
+
+    With --run it goes on until you stop it. The program gets WARREN_WORKERS_WANTED, WARREN_WORKERS, and in
+    WARREN_WORKERS_MAY_STOP the drained ones that nobody uses any more. If it fails it is run again at the next look. To
+    stop machines, drain as many workers as there are too many, and stop those that may stop.
+
+    Example: warren cluster demand --run 'echo $WARREN_WORKERS_WANTED'
+    """
+    if program is not None:
+        _follow_demand(server, program, every_s)
+    found = server.call("GET", f"{_CLUSTER}/demand")
+    return line(found, _shown_demand(found))
+
+
+def _shown_demand(found: Values) -> str:
+    text = f"{found['wanted']} workers are wanted ({found['reason']}), {found['workers']} take sessions: "
+    text += f"{found['sessions']} sessions, {found['waiting']} wait, the machines are {found['load']:.0%} full"
+    return text + (f"\nmay be stopped: {', '.join(found['may_stop'])}" if found["may_stop"] else "")
+
+
+def _follow_demand(server: RemoteServer, program: str, every_s: float) -> NoReturn:
+    told: tuple[int, list[str]] | None = None
+    while True:
+        try:
+            found = server.call("GET", f"{_CLUSTER}/demand")
+        except Unavailable as exc:  # another coordinator may answer the next time
+            report(exc.message)
+        else:
+            now = int(found["wanted"]), list(found["may_stop"])
+            if now != told:
+                click.echo(_shown_demand(found))
+                told = now if _run_program(program, found) else None
+        time.sleep(every_s)
+
+
+def _run_program(program: str, found: Values) -> bool:
+    variables = {
+        "WARREN_WORKERS_WANTED": str(found["wanted"]),
+        "WARREN_WORKERS": str(found["workers"]),
+        "WARREN_WORKERS_MAY_STOP": " ".join(found["may_stop"]),
+    }
+    code = subprocess.run(["sh", "-c", program], env=environment_with(variables)).returncode
+    if code:
+        report(f"the program failed ({code}); it is run again")
+    return code == 0
 
 
 @cluster.command()

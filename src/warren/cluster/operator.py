@@ -6,10 +6,11 @@ The coordinator's routes and `/ready` call it as `interfaces.cluster.ClusterCont
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from warren.cluster.demand import DemandGoal, DemandWatch
 from warren.cluster.failover import Failover
 from warren.cluster.fleet import Fleet
 from warren.cluster.roster import LEASE_S, Member, Roster
-from warren.interfaces.cluster import ClusterStatus, WorkerStatus
+from warren.interfaces.cluster import ClusterDemand, ClusterStatus, WorkerStatus
 from warren.interfaces.worker import WorkerStats
 from warren.model.errors import Unavailable
 from warren.model.metrics import LatestMetrics
@@ -27,18 +28,28 @@ class ClusterOperator:
         failover: Failover,
         fetch_stats: Callable[[str], Awaitable[WorkerStats]],
         fetch_metrics: FetchMetrics,
+        goal: DemandGoal,
     ) -> None:
         self._fleet = fleet
         self._roster = roster
         self._failover = failover
         self._fetch_stats = fetch_stats
         self._fetch_metrics = fetch_metrics
+        self._demand = DemandWatch(goal)
 
     def status(self) -> ClusterStatus:
         fleet = self._fleet
         redis = "there" if fleet.has_redis else "away"
         workers = [_describe(member) for member in fleet.members.values()]
         return ClusterStatus(fleet.me.id, redis, fleet.settled, workers)
+
+    def look(self) -> None:
+        """To be called with each new view of the workers."""
+        if self._fleet.has_redis and self._fleet.settled:  # without them the view is old, or has gaps
+            self._demand.look(self.status().workers)
+
+    def demand(self) -> ClusterDemand:
+        return self._demand.demand()
 
     async def drain(self, worker_id: str, draining: bool) -> WorkerStatus:
         await self._roster.set_draining(worker_id, draining)
@@ -103,6 +114,7 @@ def _describe(member: Member) -> WorkerStatus:
         sessions=report.claimed,
         capacity=report.capacity,
         pressure=report.pressure,
+        memory=report.memory,
         ready=report.ready,
         waiting=report.waiting,
         epoch=member.epoch,

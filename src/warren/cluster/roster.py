@@ -36,6 +36,7 @@ class Report:
     `capabilities`: what each provider can do; a provider that is missing here, of an earlier version, may be able to.
     `coordinators`: the ids of the coordinators it asks when it has lost Redis. Nobody else may give it up, because it
     goes on while all of these have lost Redis too.
+    `memory`: how much of its memory is in use, but for the reserve, up to 1.
     `gpus`: the number of graphics processors for sandboxes. `gpus_free`: the ids of those that no sandbox has.
     `images`: the images that other workers may copy, by name with the digest of the content.
     """
@@ -60,6 +61,7 @@ class Report:
     images: Mapping[str, str] = field(default_factory=dict)
     gpus: int = 0
     gpus_free: tuple[str, ...] = ()
+    memory: float = 0.0
 
     @property
     def all_providers(self) -> tuple[str, ...]:

@@ -379,6 +379,12 @@ class Settings:
     redis_namespace: str = option(WORKER, "warren", "The prefix of all keys in Redis: another one for each cluster.")
     cluster_secret: str = option(CLUSTER_SECRET, "",
         "The secret that coordinators and workers share; the same in the whole cluster.", secret=True)
+    demand_fill: float = option(number(0.05, 1), 0.75,
+        "How full the workers of a cluster should be, for the number that is wanted (GET /api/cluster/demand).")
+    demand_least: int = option(whole_number(0, 100_000), 1, "As many workers are wanted at least.")
+    demand_most: int = option(whole_number(0, 100_000), 0, "As many workers are wanted at most; 0: no such bound.")
+    demand_settle_s: float = option(time(0, LONGEST_S), 300.0,
+        "Fewer workers are wanted when no more were needed for this long.")
     other_cluster_secrets: tuple[str, ...] = option(CLUSTER_SECRETS, (),
         "Secrets that are accepted as well, while the cluster's secret is changed.", secret=True)
     cluster_ca: Path | None = option(PATH, None,

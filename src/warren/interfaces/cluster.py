@@ -25,6 +25,7 @@ class WorkerStatus:
     sessions: int
     capacity: int
     pressure: float
+    memory: float
     ready: Mapping[str, int]
     waiting: int
     epoch: int
@@ -41,12 +42,29 @@ class ClusterStatus:
     workers: Sequence[WorkerStatus]
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterDemand:
+    """How many workers are `wanted`, and why: `sessions`, `room`, `queue` or `least`. `workers` are those that take new
+    sessions. `load` is how full the machines are in the mean, up to 1. `may_stop`: workers that are drained and have no
+    session any more."""
+
+    wanted: int
+    reason: str
+    workers: int
+    sessions: int
+    capacity: int
+    waiting: int
+    load: float
+    may_stop: Sequence[str]
+
+
 class ClusterControl(Protocol):
     """`drain` and `remove` raise NotFound for an unknown worker. `figures` returns the figures of the workers that
     answer. `session_metrics` asks workers for the latest metrics of a tenant's sessions, whose ids are given by worker;
     sessions of workers that do not answer are left out."""
 
     def status(self) -> ClusterStatus: ...
+    def demand(self) -> ClusterDemand: ...
     async def drain(self, worker_id: str, draining: bool) -> WorkerStatus: ...
     async def remove(self, worker_id: str) -> None: ...
     def check_ready(self) -> None: ...

@@ -194,6 +194,17 @@ export interface DeliveryView {
     error: string;
 }
 
+export interface DemandView {
+    wanted: number;
+    reason: string;
+    workers: number;
+    sessions: number;
+    capacity: number;
+    waiting: number;
+    load: number;
+    may_stop: string[];
+}
+
 export interface DoctorView {
     worker: string;
     at: string;
@@ -1108,6 +1119,7 @@ export interface WorkerView {
     sessions: number;
     capacity: number;
     pressure: number;
+    memory: number;
     ready: Record<string, number>;
     waiting: number;
     epoch: number;

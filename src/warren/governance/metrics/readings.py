@@ -20,6 +20,7 @@ class Readings:
     sessions: Mapping[str, int] | None = None
     worker: WorkerStats | None = None
     cluster_workers: Mapping[str, int] | None = None
+    workers_wanted: int | None = None
     preview_connections: int | None = None
     lease_left_s: float | None = None
 
@@ -41,6 +42,9 @@ class ReadingsCollector(Collector):
         if now.cluster_workers is not None:
             about = "Workers of the cluster as this coordinator sees them"
             yield _by_label("warren_cluster_workers", about, "state", now.cluster_workers)
+        if now.workers_wanted is not None:
+            about = "Workers that the cluster needs: to be followed by whoever starts and stops machines"
+            yield GaugeMetricFamily("warren_workers_wanted", about, now.workers_wanted)
         if now.preview_connections is not None:
             about = "Connections to servers inside sandboxes"
             yield GaugeMetricFamily("warren_preview_connections", about, now.preview_connections)

@@ -29,7 +29,8 @@ class WorkerView(BaseModel):
     labels: dict[str, str]
     sessions: int
     capacity: int
-    pressure: float = Field(description="How full its machine is: 1 takes nothing more")
+    pressure: float = Field(description="How little room its machine has left: 1 takes nothing more")
+    memory: float = Field(description="How much of its memory is in use, but for what must stay free, up to 1")
     ready: dict[str, int] = Field(description="Warm sandboxes of each environment")
     waiting: int = Field(description="Callers that wait for a sandbox")
     epoch: int
@@ -43,6 +44,17 @@ class ClusterView(BaseModel):
     workers: list[WorkerView]
 
 
+class DemandView(BaseModel):
+    wanted: int = Field(description="So many workers; it goes up when that was needed for 10 s, and down late")
+    reason: str = Field(description="For what: `sessions`, `room` (memory and disk), `queue`, or `least`")
+    workers: int = Field(description="Those that take new sessions now")
+    sessions: int
+    capacity: int
+    waiting: int = Field(description="Callers that wait for a sandbox")
+    load: float = Field(description="How full the machines are in the mean, up to 1")
+    may_stop: list[str] = Field(description="Workers that are drained and have no session any more")
+
+
 class DrainBody(Body):
     draining: bool = Field(description="True: it gets no new sessions; those it has go on", examples=[True])
 
@@ -50,6 +62,12 @@ class DrainBody(Body):
 @router.get("", response_model=ClusterView, summary="The workers of the cluster")
 async def cluster_status(context: Ctx, tenant: Admin) -> dict[str, Any]:
     return asdict(_control(context).status())
+
+
+@router.get("/demand", response_model=DemandView, summary="How many workers are needed")
+async def cluster_demand(context: Ctx, tenant: Admin) -> dict[str, Any]:
+    """For whoever starts and stops machines. Stop only workers that were drained: those in `may_stop`."""
+    return asdict(_control(context).demand())
 
 
 @router.patch("/workers/{worker_id}", response_model=WorkerView, summary="Drain a worker, or end that")
