@@ -59,6 +59,6 @@ def fetch(url: str, **headers: str) -> httpx.Response:
 
 
 def done() -> None:
-    """The last line of a program. It ends here: threads of the SDK's own libraries may crash an interpreter that ends."""
+    """The last line of a program, which ends here: threads of native libraries may crash an interpreter that ends."""
     print(f"ok, e2b {'.'.join(map(str, VERSION))}", flush=True)
     os._exit(0)
