@@ -196,6 +196,7 @@ GOOD = [
     Request("PUT", _T, json={"quota": {"sessions": 1000}}),
     Request("DELETE", _T, 204),
     Request("GET", _C, alone=404),
+    Request("GET", f"{_C}/demand", alone=404),
     Request("PATCH", f"{_C}/workers/{{worker_id}}", json={"draining": True}, alone=404),
     Request("DELETE", f"{_C}/workers/{{worker_id}}", 204, alone=404),
     Request("GET", "/ready"),

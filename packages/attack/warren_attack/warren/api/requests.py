@@ -138,6 +138,7 @@ _MORE_ROUTES: Final = (
     ("GET", "/api/admin/audit"),
     ("GET", "/api/admin/usage"),
     ("GET", "/api/cluster"),
+    ("GET", "/api/cluster/demand"),
 )
 GUARDED_ROUTES: Final = (
     *((row.method.replace("WEBSOCKET", "GET"), row.path) for row in OPERATIONS.values()),
