@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final, cast
 
 from warren.app.wiring import build_provider
-from warren.config.options import CONFIG_VARIABLE
 from warren.config.settings import Settings, as_variables, read_settings
 from warren.kernel.logs import set_up_logs
 from warren.sandboxes.host.processes import ENVIRONMENT, start_time
@@ -36,7 +35,7 @@ _OPTIONS: Final = (
 def spawn_maker(settings: Settings, control: int) -> "subprocess.Popen[bytes]":
     """Starts a maker that uses the descriptor. Its environment has no keys."""
     path = os.pathsep.join((str(Path(__file__).parents[2]), *filter(os.path.isabs, sys.path)))
-    own = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", CONFIG_VARIABLE: os.devnull, "WARREN_EGRESS": "false"}
+    own = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "WARREN_CONFIG": os.devnull, "WARREN_EGRESS": "false"}
     pid = os.getpid()
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "warren.app.maker", *map(str, (control, pid, start_time(pid) or 0))],
