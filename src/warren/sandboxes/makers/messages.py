@@ -51,7 +51,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The answer to Make; `link` is a connection to its agent, which nobody has greeted."""
+    """The answer to Make. A connection to its agent comes along, which nobody has greeted."""
 
     record: SandboxRecord
     isolation: Isolation

@@ -258,6 +258,8 @@ class OciProvider(HostProvider[SandboxRecord, Runtime]):
             in_force = await self._prove(record, creating=True)
             await self._launcher.keep_filter(record)
             return Made(record, in_force), await connect(self._socket_directory(sandbox_id))
+        except OSError as exc:  # the server gets it as it would have said it itself
+            raise translate_os_error("creating a sandbox", exc) from exc
         finally:
             self.sandbox_disks.close_image(sandbox_id)  # its loop device has it, and others find it by its handle
 
