@@ -11,10 +11,11 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from machine.cluster_world import ADMIN, Nodes, new_nodes, wait_until
@@ -200,6 +201,8 @@ def test_v2_s_variables_start_a_cluster_on_one_machine_which_makes_its_secret_an
 class Up:
     """`warren cluster up` in a directory of the test's own."""
 
+    started: ClassVar[list["Up"]] = []
+
     def __init__(self, directory: Path, *, port: int = 0, **environ: str) -> None:
         self.directory = directory
         self.port = port or free_port()
@@ -215,6 +218,7 @@ class Up:
             text=True,
             start_new_session=True,
         )
+        Up.started.append(self)
 
     @property
     def url(self) -> str:
@@ -233,15 +237,32 @@ class Up:
     def send(self, number: int) -> None:
         os.kill(self._process.pid, number)
 
+    def forget(self) -> None:
+        """Ends it if it still runs, and closes what it said."""
+        self._process.kill()
+        self._process.communicate()
+
     def end(self) -> tuple[int, str]:
         said, _ = self._process.communicate(timeout=_UP_S)
         return self._process.returncode, said
 
     def ask(self, method: str, place: str, body: Any = None) -> Any:
+        """Asks again, as clients do, for up to ten seconds while the answer says when to: where disks are slow, Redis
+        may be silent for seconds. What was answered is told."""
         data = None if body is None else json.dumps(body).encode()
         asked = urllib.request.Request(self.url + place, data, {"Content-Type": "application/json"}, method=method)
-        with urllib.request.urlopen(asked, timeout=60) as answer:
-            return json.load(answer)
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                with urllib.request.urlopen(asked, timeout=60) as answer:
+                    return json.load(answer)
+            except urllib.error.HTTPError as exc:
+                said = exc.read().decode(errors="replace")
+                exc.add_note(said)
+                if exc.headers["Retry-After"] is None or time.monotonic() > deadline:
+                    raise
+                print(f"{method} {place}: {exc.code} {said}", file=sys.stderr)
+                time.sleep(1)
 
     def works(self) -> bool:
         try:
@@ -278,6 +299,8 @@ def directory() -> Iterator[Path]:
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    while Up.started:
+        Up.started.pop().forget()
     shutil.rmtree(path, ignore_errors=True)
     assert left == []
 
