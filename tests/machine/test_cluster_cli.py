@@ -25,8 +25,8 @@ from server_process import ServerProcess, clean_environ, free_port, running_serv
 from starlette.responses import Response
 from this_run import new_state_dir
 
-from warren.cli import cluster_up
-from warren.cli.cluster_up import Service, pause_before_restart, wait_until_ready
+from warren.cli import processes
+from warren.cli.processes import Processes, Service, pause_before_restart
 from warren.http.problems import problem
 from warren.model.errors import ImageBuilding
 
@@ -423,16 +423,16 @@ class Worker(http.server.BaseHTTPRequestHandler):
 def test_a_worker_whose_image_is_being_made_is_waited_for_with_its_progress(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_up, "_START_S", 0.6)  # three answers take longer
-    worker = Service("worker-1", ["/bin/sleep", "60"], {}, tmp_path / "worker-1.log")
+    monkeypatch.setattr(processes, "_START_S", 0.6)  # three answers take longer
+    started = Processes(tmp_path)
+    started.start_program("worker-1", ["/bin/sleep", "60"], {})
     with http.server.HTTPServer(("127.0.0.1", 0), Worker) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            wait_until_ready({"worker-1": worker}, "worker-1", f"http://127.0.0.1:{server.server_port}/ready")
+            started.wait_until_ready("worker-1", f"http://127.0.0.1:{server.server_port}/ready")
         finally:
             server.shutdown()
-            worker.process.kill()
-            worker.process.wait()
+            started.stop()
     said = capsys.readouterr().err
     assert said.startswith("warren: the image is being built\n"), said
     assert [line.split("  ")[-1] for line in said.splitlines()[1:]] == [f"step {number} of 3" for number in (1, 2, 3)]

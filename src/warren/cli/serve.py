@@ -36,13 +36,27 @@ _AnyService = TypeVar("_AnyService", bound="Service | CoordinatorService")
 
 @click.command()
 @serve_options
-def serve(flags: dict[str, Any]) -> int:
+@click.option("--workers", metavar="N", help="Serve with so many processes that have sandboxes, and a Redis.  [1]")
+def serve(flags: dict[str, Any], workers: str | None) -> int:
     """Serve the HTTP API until you stop it.
 
     SIGTERM and SIGINT stop it in order: running commands may finish, and sessions are kept for the next start (or
     destroyed: --on-stop). A second signal stops it at once. `warren config` shows every option.
+
+    One process serves as many commands as one core can. With --workers 4 four of them do, behind the same address;
+    sessions go on when the server is started again with another number.
     """
-    return run_server(read_settings(flags=flags))
+    from warren.app.turning import has_rows_in_redis
+
+    if workers is not None:
+        flags = {**flags, "serve_workers": workers}
+    settings = read_settings(flags=flags)
+    if settings.serve_workers > 1 or (settings.store == "sqlite" and has_rows_in_redis(settings.state_dir)):
+        from warren.cli.serve_workers import serve_with_workers
+
+        if serve_with_workers(settings, flags):
+            return 0
+    return run_server(settings)
 
 
 @click.command()
@@ -168,6 +182,8 @@ def _check_port(settings: Settings) -> None:
     from warren.app.service import server_pid
     from warren.http.server.serving import bind
 
+    if settings.share_port:
+        return  # clients of the others must not come to a listener that goes away
     try:
         bind(settings.host, settings.port).close()
     except Unavailable:
@@ -198,7 +214,7 @@ async def _run_service(settings: Settings, make: "Callable[..., Service]", tls: 
         )
 
     async def announce(service: Service, port: int) -> None:
-        url = _server_url(settings, port)
+        url = server_url(settings, port)
         first_key = await ensure_first_key(settings, service.tenancy.keys, [url])
         click.echo(f"Warren serves {url} (provider {', '.join(settings.providers)}, state in {settings.state_dir})")
         # By a variable: every user of the machine can read the arguments of a process.
@@ -245,7 +261,7 @@ async def _run_coordinator(settings: Settings, tls: "ssl.SSLContext | None", why
     tokens = await build_tokens(settings)
 
     async def announce(service: CoordinatorService, port: int) -> None:
-        await ensure_first_key(settings, service.tenancy.keys, [_server_url(settings, port)])
+        await ensure_first_key(settings, service.tenancy.keys, [server_url(settings, port)])
         click.echo(f"Warren coordinates on {settings.host}:{port}; workers: {len(service.control.status().workers)}")
 
     def app(service: CoordinatorService) -> "ASGIApp":
@@ -311,7 +327,9 @@ async def _serve(
         keep_alive_s=settings.keep_alive_s,
         max_connections=settings.max_connections,
     )
-    server = HttpServer(app(service), host=settings.host, port=settings.port, limits=limits, tls=tls)
+    server = HttpServer(
+        app(service), host=settings.host, port=settings.port, limits=limits, tls=tls, shares_port=settings.share_port
+    )
     grace_s = settings.stop_grace_s
     try:
         _freeze_loaded_objects()
@@ -412,6 +430,6 @@ async def ensure_first_key(settings: Settings, keys: "Keys", urls: Sequence[str]
     return ""
 
 
-def _server_url(settings: Settings, port: int) -> str:
+def server_url(settings: Settings, port: int) -> str:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return f"{'https' if settings.tls_cert else 'http'}://{host}:{port}"

@@ -170,6 +170,10 @@ class Settings:
     host: str = option(HOST, "127.0.0.1", "The address the server listens on.", flag="--host")
     port: int = option(whole_number(1, 65535), 8000, "The TCP port the server listens on.", aliases={"PORT": None},
         flag="--port")
+    serve_workers: int = option(whole_number(1, 256), 1,
+        "How many workers serve behind one address; more than one need a redis-server on the machine (serve --workers).")
+    share_port: bool = option(SWITCH, False,
+        "Lets other processes of this user listen on the same port; the kernel shares the connections out.")
     worker_id: str = option(WORKER, "local", "The name of this worker.", aliases={"WORKER_ID": None},
         flag="--worker-id")
     store: str = option(one_of("sqlite", "memory"), "sqlite",

@@ -50,8 +50,9 @@ class HttpServer:
         port: int = 8000,
         limits: HttpLimits | None = None,
         tls: ssl.SSLContext | None = None,
+        shares_port: bool = False,
     ) -> None:
-        self._host, self._requested_port = host, port
+        self._host, self._requested_port, self._shares_port = host, port, shares_port
         self._tls = tls
         self._limits = limits or HttpLimits()
         self._state = ServerState()
@@ -73,7 +74,7 @@ class HttpServer:
         self._limits = replace(self._limits, max_connections=connections)
         self._config = _configure(self._app, self._limits)
         self._config.load()
-        listener = bind(self._host, self._requested_port)
+        listener = bind(self._host, self._requested_port, shared=self._shares_port)
         self.port = int(listener.getsockname()[1])
         try:
             await self._start_app()
@@ -187,8 +188,9 @@ def raise_file_limit() -> int:
     return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Returns a listening socket. Raises `Unavailable`, with the reason, if the address cannot be used."""
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """Returns a listening socket. Raises `Unavailable`, with the reason, if the address cannot be used. If it is
+    `shared`, other processes of this user may listen there too, if they share it as well."""
     if not 0 <= port < 65536:
         raise Unavailable(f"{port} is not a port", remedy="choose one from 1 to 65535 with --port or WARREN_PORT")
     try:
@@ -200,6 +202,7 @@ def bind(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
         listener.bind(address)
