@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import json
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 from warren.access.identity import Headers
 from warren.access.keys import looks_like_key
@@ -80,11 +80,7 @@ class CoordinatorIdentity:
 
 
 def encode_caller(caller: Caller) -> bytes:
-    values: dict[str, Any] = {"tenant": caller.tenant, "key_id": caller.key_id, "scopes": sorted(caller.scopes)}
-    for name, quota in (("quota", caller.quota), ("key_quota", caller.key_quota)):
-        if mapping := quota.as_mapping():
-            values[name] = mapping
-    return json.dumps(values, separators=(",", ":")).encode()
+    return caller.as_json
 
 
 @lru_cache(maxsize=4096)

@@ -12,7 +12,8 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from functools import partial
+from typing import Final, overload
 
 from warren.cluster.placement import (
     Candidate,
@@ -71,6 +72,7 @@ class Fleet:
         self._now = now
         self._snapshot = ClusterSnapshot(False, "", 1, 0.0, ())
         self._members: dict[str, Member] = {}
+        self._compatible: Sequence[Member] = ()
         self._address_of: dict[str, str] = {}  # worker id -> its configured address
         self._assigned_at: dict[str, deque[float]] = {}
         self._unreachable_at: dict[str, float] = {}
@@ -130,6 +132,7 @@ class Fleet:
                 if member.alive and (member.id not in members or not members[member.id].alive):
                     members[member.id] = member
         self._members = members
+        self._compatible = [member for member in members.values() if member.compatible]
         self._ask_new()
 
     def _ask_new(self) -> None:
@@ -223,9 +226,7 @@ class Fleet:
 
     def choose_workers(self, required: Requirements) -> list[Member]:
         """Returns the workers that may take a new session, the best first. Raises NoCapacity or InvalidRequest."""
-        candidates = [
-            self._candidate(member, required.tenant) for member in self._members.values() if member.compatible
-        ]
+        candidates = _Candidates(self._compatible, partial(self._candidate, required.tenant))
         coordinators = max(1, self._snapshot.coordinators)
         ids = rank_workers(required, candidates, next(self._seeds), coordinators=coordinators)
         if not ids:
@@ -242,7 +243,7 @@ class Fleet:
     def fits(self, worker_id: str, required: Requirements) -> bool:
         """Returns whether the worker could have the session if it had room for it; True for one that is not known."""
         member = self._members.get(worker_id)
-        return member is None or fits(required, self._candidate(member, required.tenant))
+        return member is None or fits(required, self._candidate(required.tenant, member))
 
     def note_assigned(self, worker_id: str) -> None:
         """Counts a new session that was sent to a worker, until the worker's next report includes it."""
@@ -252,7 +253,7 @@ class Fleet:
         """Places a worker that could not be reached last for some seconds."""
         self._unreachable_at[worker_id] = self._now()
 
-    def _candidate(self, member: Member, tenant: str) -> Candidate:
+    def _candidate(self, tenant: str, member: Member) -> Candidate:
         report = member.report
         assigned_at = self._assigned_at.get(report.id, deque())
         reported_at = self._refreshed_at - (LEASE_S - member.lease_left_s)
@@ -293,6 +294,23 @@ class Fleet:
             # Before the reply: the worker goes on because of it, so we must not take its sessions from now on.
             self._stable_since = float("inf")
             return None
+
+
+class _Candidates(Sequence[Candidate]):
+    """The members as candidates, made as they are looked at: few are, however many there are."""
+
+    def __init__(self, members: Sequence[Member], make: Callable[[Member], Candidate]) -> None:
+        self._members, self._make = members, make
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @overload
+    def __getitem__(self, at: int) -> Candidate: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Candidate]: ...
+    def __getitem__(self, at: int | slice) -> Candidate | Sequence[Candidate]:
+        return [*map(self._make, self._members[at])] if isinstance(at, slice) else self._make(self._members[at])
 
 
 def _no_worker(required: Requirements, candidates: Sequence[Candidate]) -> WarrenError:

@@ -36,7 +36,7 @@ CHANCE_WEIGHT: Final = 0.5
 TENANT_HALF: Final = 4  # with this many sessions of the tenant the penalty is half of its maximum
 QUEUE_HALF: Final = 8  # with this many waiting claims the penalty is half of its maximum
 HIGH_PRESSURE: Final = 0.9  # a machine with more pressure is avoided
-MAX_COMPARED: Final = 64
+MAX_COMPARED: Final = 16
 _NO_GPU: Final = "no worker has a GPU for sandboxes"
 DEFAULT_COORDINATORS: Final = 2  # when their number is unknown: nearly right for one and three, too
 
@@ -119,11 +119,17 @@ def _sample_usable(
     """Returns at most `count` usable workers by their ids, from a random place in the list on; those with the image
     first."""
     start = chance.randrange(len(candidates)) if len(candidates) > count else 0
-    rotated = [*candidates[start:], *candidates[:start]] if start else candidates
-    usable = [worker for worker in rotated if is_usable(required, worker)]
-    if len(usable) > count:
-        usable.sort(key=lambda worker: not has_image(required, worker))  # stable: the random order is kept otherwise
-    return {worker.id: worker for worker in islice(usable, count)}
+    having, others = dict[str, Candidate](), dict[str, Candidate]()
+    for at in range(len(candidates)):
+        worker = candidates[at + start - len(candidates)]
+        if not is_usable(required, worker):
+            continue
+        some = having if has_image(required, worker) else others
+        if len(some) < count:
+            some[worker.id] = worker
+        if len(having) == count:
+            break
+    return dict(islice((having | others).items(), count))
 
 
 def is_usable(required: Requirements, worker: Candidate) -> bool:

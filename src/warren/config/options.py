@@ -171,7 +171,7 @@ class Settings:
     port: int = option(whole_number(1, 65535), 8000, "The TCP port the server listens on.", aliases={"PORT": None},
         flag="--port")
     serve_workers: int = option(whole_number(1, 256), 1,
-        "How many workers serve behind one address; more than one need a redis-server on the machine (serve --workers).")
+        "How many workers serve behind one address (serve --workers); more than one need a redis-server here.")
     share_port: bool = option(SWITCH, False,
         "Lets other processes of this user listen on the same port; the kernel shares the connections out.")
     worker_id: str = option(WORKER, "local", "The name of this worker.", aliases={"WORKER_ID": None},

@@ -5,6 +5,7 @@ tenant, its key (or token), and the scopes of that key. A quota bounds a tenant,
 bound.
 """
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -175,6 +176,15 @@ class Caller:
             name: tuple((whose, most) for whose, quota in levels if (most := getattr(quota, name)) is not None)
             for name in _COUNTS
         }
+
+    @cached_property
+    def as_json(self) -> bytes:
+        """The caller as the processes of a cluster tell each other, made once: the same caller asks again and again."""
+        values: dict[str, Any] = {"tenant": self.tenant, "key_id": self.key_id, "scopes": sorted(self.scopes)}
+        for name, quota in (("quota", self.quota), ("key_quota", self.key_quota)):
+            if mapping := quota.as_mapping():
+                values[name] = mapping
+        return json.dumps(values, separators=(",", ":")).encode()
 
 
 @dataclass(frozen=True, slots=True)

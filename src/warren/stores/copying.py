@@ -17,7 +17,7 @@ from warren.stores.encryption import Encryption
 from warren.stores.redis_link import RedisLink
 from warren.stores.redis_lua import script
 from warren.stores.redis_records import RedisRecords
-from warren.stores.session_json import decode_session
+from warren.stores.session_json import decode_session, to_text
 from warren.stores.sqlite import SqliteRecords
 from warren.stores.sqlite_file import SqliteFile
 
@@ -73,7 +73,7 @@ class SqliteSource:
 
     async def keys(self) -> AsyncIterator[KeptKey]:
         for row in self._file.run("SELECT tenant, scope, key, fingerprint, session_id, answer FROM keys").fetchall():
-            yield KeptKey(Key(*row[:4]), row[4] or "", row[5])
+            yield KeptKey(Key(*map(to_text, row[:4])), row[4] or "", row[5])
 
     def close(self) -> None:
         self._file.refuse()
