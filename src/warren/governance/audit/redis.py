@@ -1,15 +1,17 @@
 """The audit log in Redis: one stream for all processes that share it, read newest first.
 
-An entry reaches the stream a fraction of a second after it was recorded. While Redis is away entries wait in a bounded
-queue; further ones are counted as lost. If the answer to a batch gets lost the writer sends it again, and Redis
-recognises it by its number: it is in the stream once. kill -9 loses what was not yet sent.
+An entry reaches the stream a fraction of a second after it was recorded, or seconds where very many write. While Redis
+is away entries wait in a bounded queue; further ones are counted as lost. If the answer to a batch gets lost the writer
+sends it again, and Redis recognises it by its number: it is in the stream once. kill -9 loses what was not yet sent.
 
 Each entry also holds where it ends, in bytes since the stream began: the first and the last tell the size of the
 stream, and every batch deletes the oldest entries beyond the bound. And it holds its hash (chain.py): Redis takes a
-batch only if it follows the last entry, so all processes together make one chain.
+batch only if it follows the last entry, so all processes together make one chain. Where many write, each writes less
+often: a writer whom others forestall again and again pauses longer, for up to PAUSE_MAX_S.
 """
 
 import asyncio
+import random
 import secrets
 import threading
 from collections.abc import Sequence
@@ -28,7 +30,10 @@ from warren.stores.redis_lua import script
 
 MAX_BYTES: Final = 256 * 1024 * 1024
 RETRY_S: Final = 1.0
+PAUSE_MAX_S: Final = 2.0
+_PAUSE_S: Final = 0.1
 _TRIES: Final = 200
+_FEW_TRIES: Final = 2  # the first one is in vain whenever another process has written meanwhile
 _AT_ONCE: Final = 64 * 1024  # bytes in one batch, and about what one step of reading gives
 _ANSWER_MAX_S: Final = 30.0  # far longer than the link waits
 
@@ -159,6 +164,7 @@ class _StreamLines:
         self._name = secrets.token_hex(8)
         self._batch = 0
         self._head = ""  # the hash of the last entry in the stream, as far as is known here; empty: it has none
+        self._pause_s = 0.0
         self._given_up = threading.Event()
 
     def append(self, lines: Sequence[bytes]) -> Appended:
@@ -185,8 +191,22 @@ class _StreamLines:
             self._given_up.wait(RETRY_S)
         return False
 
-    def _try_to_append(self, group: Sequence[bytes], tries: int = _TRIES) -> str:
-        """Sends a batch. Returns why that failed; empty if Redis has taken it."""
+    def _try_to_append(self, group: Sequence[bytes]) -> str:
+        """Sends a batch, again and again while other processes are first. Returns why that failed; empty if Redis has
+        taken it. Then it lets others have their turn, the longer the more of them there are."""
+        for tries in range(_TRIES):
+            trouble = self._send(group)
+            if trouble is not None:
+                if tries < _FEW_TRIES:
+                    self._pause_s = self._pause_s / 2 if self._pause_s > _PAUSE_S else 0.0
+                else:
+                    self._pause_s = min(PAUSE_MAX_S, 2 * self._pause_s + _PAUSE_S)
+                self._given_up.wait(random.uniform(0.5, 1) * self._pause_s)
+                return trouble
+        return "others keep adding entries"
+
+    def _send(self, group: Sequence[bytes]) -> str | None:
+        """Returns None if another process was first; else why it failed, or an empty text."""
         linked, head = chain(group, self._head or BEGINNING)
         work = self._link.run(_APPEND, self._name, self._batch, self._max_bytes, self._head, *linked)
         try:
@@ -200,8 +220,8 @@ class _StreamLines:
             answer.cancel()
             return str(exc) or type(exc).__name__
         if isinstance(other, list):
-            self._head = other[0].decode()  # another process was first
-            return self._try_to_append(group, tries - 1) if tries else "others keep adding entries"
+            self._head = other[0].decode()
+            return None
         self._head = head
         return ""
 
