@@ -1,6 +1,6 @@
 # make test       sets up, checks, builds, makes the images, runs every behaviour once; prints its processor time
 # make test-all   the same with every provider, runtime, build and combination, all clients, and all faults
-# make endurance  a cluster under many random faults, for many minutes; SEED=7, SEED=random, COUNT=100
+# make endurance  a cluster under many random faults, for many minutes; SEED=7, SEED=random, COUNT=100, KINDS=kill
 # make gpu-test   uses a graphics processor of this machine in sandboxes; IMAGE=base, RUNTIME=crun
 # make check      linters and types only
 # make web        builds the dashboard of web/ into src/warren/http/dashboard/static, which is committed
@@ -129,10 +129,10 @@ all-tested: setup
 root:
 	@[ "$$(id -u)" = 0 ] || { echo "the tests start real sandboxes: run them as root (sudo make test)" >&2; exit 1; }
 
-# Every fault that there is, as often as it is likely, is 53 faults.
-endurance: COUNT ?= 53
+# Every fault that there is, as often as it is likely, is 62 faults.
+endurance: COUNT ?= 62
 endurance: root build images
-	ENDURANCE_SEED=$(SEED) ENDURANCE_COUNT=$(COUNT) $(BIN)/python -m pytest \
+	ENDURANCE_SEED=$(SEED) ENDURANCE_COUNT=$(COUNT) ENDURANCE_KINDS=$(KINDS) $(BIN)/python -m pytest \
 	    tests/faults/cluster/test_cluster_random_faults.py
 
 gpu-test: IMAGE ?= base

@@ -1,4 +1,4 @@
-"""Parts of bench/service.py about volume: large files, a thousand creates, a thousand idle sessions."""
+"""Parts of bench/service.py about volume: large files, a thousand creates, five thousand idle sessions."""
 
 import asyncio
 import os
@@ -159,26 +159,40 @@ async def count_leftovers(server: Server) -> int:
 # -- idle
 
 
+async def _idle_load(server: Server, seconds: int) -> float:
+    await asyncio.sleep(seconds)  # what was begun comes to its end
+    before = server.cpu_s()
+    await asyncio.sleep(seconds)
+    return (server.cpu_s() - before) / seconds
+
+
 async def idle_part(table: Table, count: Count) -> None:
-    total = count(1000, 50)
-    with serving("--pool-size", "20") as server:
+    total, some = count(5000, 60), count(100, 20)
+    # The disks of idle sandboxes are empty: as many as this are more than the machine's disk would be trusted with.
+    many = ("--pool-size", "0", "--max-sandboxes", str(2 * total))
+    with serving(*many, WARREN_DISK_OVERCOMMIT="1000") as server:
         async with server.clients(_PARALLEL) as clients:
             first = clients[0]
-            await server.wait_for_pool(first, 20)
             message = exec_message(await create(first), ["true"])
             await time_requests(first, message, 50)
-            await server.wait_for_pool(first, 20)
             alone = percentile(await time_requests(first, message, count(300, 50)), 50)
             settle()
             free, memory = meminfo("MemAvailable"), server.memory_mb()
-            outcome, made = await creates(clients, total)
-            await server.wait_for_pool(first, 20)
+            early, made = await creates(clients, some)
+            outcome, more = await creates(clients, total - 2 * some)
+            late, last = await creates(clients, some)
+            made += more + last
             settle()
             fall, growth = free - meminfo("MemAvailable"), server.memory_mb() - memory
             among = percentile(await time_requests(first, message, count(300, 50)), 50)
+            load = await _idle_load(server, count(30, 3))
             table.add(f"{total} idle sessions: fall of MemAvailable, each", f"{fall / total:.2f} MiB")
             table.add("    of it the server's own memory, each", f"{growth / total * 1024:.0f} KiB")
             table.add("    the server's memory, before / with them", f"{memory:.0f} / {memory + growth:.0f} MiB")
             table.add("    exec of true p50, alone / among them", f"{alone * 1000:.2f} / {among * 1000:.2f} ms")
+            table.add("    the server's load, of a core", f"{load:.1%}", "<= 5 %", load <= 0.05)
+            ratio = late.rate / early.rate
+            table.add(f"    creates among them, of those among {some}", f"{ratio:.0%}", ">= 80 %", ratio >= 0.8)
+            table.add("    creates a second, first / last", f"{early.rate:.0f} / {late.rate:.0f}")
             show_success(table, outcome)
             await show_cleanups(table, clients, made)

@@ -39,6 +39,15 @@ def strays(state_dir: Path) -> list[str]:
     return sorted([*found, *_mounts(state_dir)])
 
 
+def child_of(pid: int, module: str) -> int:
+    """The process of that Python module which this one has started, or 0."""
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    for child in [child for thread in threads for child in _text(thread).split()]:
+        if module in _text(Path(f"/proc/{child}/cmdline")).split("\0"):
+            return int(child)
+    return 0
+
+
 def uid_ranges(state_dir: Path) -> int:
     return sum(_within(owner, state_dir) for owner in _uid_owners())
 

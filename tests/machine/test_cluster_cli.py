@@ -403,6 +403,21 @@ def test_a_process_that_cannot_be_started_now_is_tried_again_later(
     assert said.endswith("worker-1 is started again\n")
 
 
+def test_a_log_that_has_become_long_begins_anew_and_the_process_writes_on(tmp_path: Path) -> None:
+    log, go = tmp_path / "worker-1.log", tmp_path / "go"
+    os.mkfifo(go)
+    script = f"head -c 17000000 /dev/zero; echo ready >&2; read < {go}; echo more"
+    service = Service("worker-1", ["/bin/bash", "-c", script], {}, log)
+    wait_until(lambda: log.stat().st_size == 17_000_006, "all is written")
+    service.shorten_log()
+    service.shorten_log()
+    go.write_text("\n")
+    assert service.process.wait() == 0
+    assert log.read_text() == "more\n"
+    before = tmp_path / "worker-1.1.log"
+    assert (before.stat().st_size, before.stat().st_mode & 0o777) == (17_000_006, 0o600)
+
+
 class Worker(http.server.BaseHTTPRequestHandler):
     """A worker that makes its image while it is asked three times."""
 

@@ -2,7 +2,7 @@
 `warren serve --workers` are made of.
 
 A process that ends by itself is started again (`Service.revive`). All of them end with the process that has started
-them, however that ends.
+them, however that ends. What they say goes to a file each, which is kept short, with what it had before beside it.
 """
 
 import contextlib
@@ -34,6 +34,7 @@ _LOOK_S: Final = 0.5
 _ANSWER_S: Final = 10.0  # a first look at the image may take some seconds
 _LONG_S: Final = 60.0
 _MAX_PAUSE_S: Final = 30.0
+_MAX_LOG: Final = 16 * 1024 * 1024
 _WARREN: Final = (sys.executable, "-m", "warren.cli.main")
 _BOUND: Final = (sys.executable, "-m", "warren.kernel.bound_process")
 
@@ -110,6 +111,19 @@ class Service:
                 click.echo(f"{self._name} cannot be started: {exc}", err=True)
 
 
+    def shorten_log(self) -> None:
+        """Begins the log anew if it has become long, also if the disk has no room to keep what was in it. The process
+        writes on at its new end."""
+        with contextlib.suppress(OSError):
+            if self.log.stat().st_size < _MAX_LOG:
+                return
+            before = os.open(self.log.with_suffix(".1.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with open(before, "wb") as kept, self.log.open("rb") as log:
+                shutil.copyfileobj(log, kept)
+        with contextlib.suppress(OSError):
+            os.truncate(self.log, 0)
+
+
 def pause_before_restart(ran_s: float, last_pause_s: float) -> float:
     """Returns how many seconds to wait before a process that ran for `ran_s` is started again: none if that was long,
     else more each time."""
@@ -177,6 +191,7 @@ class Processes:
         while True:
             for service in self._services.values():
                 service.revive(time.monotonic())
+                service.shorten_log()
             time.sleep(_LOOK_S)
 
     def stop(self) -> None:

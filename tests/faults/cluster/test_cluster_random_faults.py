@@ -1,7 +1,8 @@
 """Faults at random moments in a busy cluster; the invariants hold after each of them.
 
 A seed gives which faults come, in which order and for how long; what the cluster is doing then differs each time. The
-environment may give another seed (`random`: any) and another number of faults, as `make endurance` does.
+environment may give another seed (`random`: any), another number of faults, and what they are to be called (`kill`:
+only kills of processes), as `make endurance` does.
 """
 
 import asyncio
@@ -19,12 +20,14 @@ from faults.cluster.cluster_caller import ClusterCaller, calling_cluster
 from faults.cluster.cluster_clients import ClusterClient, ClusterLedger
 from faults.cluster.cluster_invariants import check_cluster
 from faults.cluster.cluster_world import SURE_S, ClusterWorld, stopped
+from faults.host_view import child_of
 from faults.world import until
 
 SEED: Final = os.environ.get("ENDURANCE_SEED") or "20241115"
 COUNT: Final = int(os.environ.get("ENDURANCE_COUNT") or 12)
 CLIENTS: Final = 6
 QUOTA: Final = 12  # less than the clients would hold together
+KINDS: Final = os.environ.get("ENDURANCE_KINDS") or ""
 LONGEST_PAUSE_S: Final = 12.0
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300 + 60 * COUNT), pytest.mark.extended]
@@ -77,6 +80,26 @@ async def give_up_worker(
     await until(given_up, f"the sessions of {name} are lost", 40)
     await world.restart(worker)
     return {name}
+
+
+async def kill_maker(
+    world: ClusterWorld, caller: ClusterCaller, ledger: ClusterLedger, chance: random.Random
+) -> set[str]:
+    return _child_killed(world, chance, "warren.app.maker")
+
+
+async def kill_egress(
+    world: ClusterWorld, caller: ClusterCaller, ledger: ClusterLedger, chance: random.Random
+) -> set[str]:
+    return _child_killed(world, chance, "warren.sandboxes.egress")
+
+
+def _child_killed(world: ClusterWorld, chance: random.Random, module: str) -> set[str]:
+    """A worker starts another one, and none of its sessions is lost over it."""
+    found = {name: pid for name, worker in world.workers.items() if (pid := child_of(worker.pid, module))}
+    assert found, f"no worker has a process {module}"
+    os.kill(found[chance.choice(list(found))], signal.SIGKILL)
+    return set()
 
 
 async def kill_coordinator(
@@ -160,6 +183,8 @@ FAULTS: Final[dict[Fault, int]] = {
     roll_worker: 5,
     pause_worker: 5,
     give_up_worker: 2,
+    kill_maker: 5,
+    kill_egress: 4,
     kill_coordinator: 8,
     roll_coordinator: 5,
     pause_coordinator: 4,
@@ -176,7 +201,7 @@ async def test_random_faults_break_no_promise(image_cache: Path, capsys: pytest.
         print(f"\nseed {seed}, {COUNT} faults")
     chance = random.Random(seed)
     order = in_order(seed, chance)
-    world, ledger, survived, doing = ClusterWorld(image_cache), ClusterLedger(), 0, ""
+    world, ledger, survived, doing = ClusterWorld(image_cache, "--makers", "1"), ClusterLedger(), 0, ""
     clients = [ClusterClient(number, random.Random(chance.random()), ledger) for number in range(CLIENTS)]
     try:
         world.start()
@@ -202,7 +227,7 @@ async def test_random_faults_break_no_promise(image_cache: Path, capsys: pytest.
 
 def in_order(seed: int, chance: random.Random) -> list[Fault]:
     """All faults, each as often as it is to come, and if more are wanted, all of them again in another order."""
-    faults = [fault for fault, count in FAULTS.items() for _ in range(count)]
+    faults = [fault for fault, count in FAULTS.items() if fault.__name__.startswith(KINDS) for _ in range(count)]
     chance.shuffle(faults)
     order = list(faults)
     while len(order) < COUNT:
