@@ -118,6 +118,22 @@ async def test_the_sessions_of_a_dead_worker_are_given_up(
         assert [(event.kind, event.session_id) for event in world.events] == [(EventKind.SESSION_LOST, theirs.id)]
 
 
+async def test_the_sessions_of_a_worker_are_kept_while_it_may_be_away(world: World) -> None:
+    patient = Failover(world.fleet, world.roster, world.store, world.lifecycle, retention_s=3600.0, away_s=60)  # type: ignore[arg-type]
+    control = ClusterOperator(world.fleet, world.roster, patient, world._stats, world._figures, DemandGoal())
+    session = await world.session("dead", S.RUNNING)
+    await world.roster.register(a_report("older"), 0)
+    for _ in range(2):
+        await world.advance(20, "live")
+        await patient.tick(await world.roster.watch(ME))
+        assert await world.now(session) == session
+    await control.remove("older")  # dead, and away for no longer than the other one
+    assert await world.now(session) == session
+    await world.advance(30, "live")
+    await patient.tick(await world.roster.watch(ME))
+    assert (await world.now(session)).state is S.LOST
+
+
 async def test_a_stopping_session_keeps_the_reason_it_has(world: World) -> None:
     session = await world.session("dead", S.STOPPING, reason=EndReason.DELETED)
     await world.tick()

@@ -120,7 +120,11 @@ class CoordinatorService:
         )
         self.sessions = build_sessions(settings, lifecycle, self.tenancy, self._environments)
         self.logs = build_logs(settings, self._store, self.tenancy, clock, keeps=False)
-        failover = Failover(self._fleet, self._roster, self._store, lifecycle, retention_s=settings.key_retention_s)
+        failover = Failover(
+            *(self._fleet, self._roster, self._store, lifecycle),
+            retention_s=settings.key_retention_s,
+            away_s=settings.worker_away_s,
+        )
         self.control = ClusterOperator(
             self._fleet,
             self._roster,

@@ -110,7 +110,6 @@ class Service:
             except OSError as exc:  # such as too many processes: the next look counts it as one that has ended again
                 click.echo(f"{self._name} cannot be started: {exc}", err=True)
 
-
     def shorten_log(self) -> None:
         """Begins the log anew if it has become long, also if the disk has no room to keep what was in it. The process
         writes on at its new end."""
@@ -174,10 +173,13 @@ class Processes:
             progress.end()
 
     def _check_starting(self, name: str, deadline: float, obstacle: str = "") -> None:
-        """Raises Unavailable if a process has ended, or if `name` was not ready in time. Waits before the next look:
-        for longer if the process has answered with an `obstacle`, because each answer is a line of its log."""
+        """Raises Unavailable if that process or Redis has ended, or if it was not ready in time. Others that have ended
+        are started again. Waits before the next look: for longer if the process has answered with an `obstacle`,
+        because each answer is a line of its log."""
         for each, service in self._services.items():
-            if service.process.poll() is not None:
+            if each not in (name, "redis"):
+                service.revive(time.monotonic())
+            elif service.process.poll() is not None:
                 reason = _last_error(service.log.read_text(errors="replace"))
                 raise Unavailable(f"{each} did not start: {reason}", remedy=f"its log is {service.log}")
         if time.monotonic() > deadline:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from warren.app.service import Service
 
 _log = get_log(__name__)
+_SLOW_TO_LOAD: Final = ("warren.http.app", "warren.http.dispatch", "warren.http.e2b.handlers", "warren.http.pipeline")
 _SWITCH_S: Final = 0.0001  # the event loop waits so long, instead of 5 ms, for a thread that computes, at each turn
 _AnyService = TypeVar("_AnyService", bound="Service | CoordinatorService")
 
@@ -315,6 +317,8 @@ async def _serve(
     announce: Callable[[_AnyService, int], Awaitable[None]],
 ) -> int:
     """Starts the service before the HTTP server, and stops it after the server."""
+    for name in _SLOW_TO_LOAD:  # once the service runs, its heartbeats would wait for them
+        importlib.import_module(name)
     from warren.http.server.http_guard import HttpLimits
     from warren.http.server.serving import HttpServer
 

@@ -39,6 +39,7 @@ from warren.model.errors import InvalidRequest
 
 _LAST_ONE_ENDS_S: Final = 60.0
 _LOOK_S: Final = 0.1
+_AWAY_S: Final = 600.0
 _SHARED_POOLS: Final = ("pool_size", "pool_min", "pool_max")
 
 
@@ -195,9 +196,12 @@ class _Unit:
         }
 
     def _of_coordinator(self, name: str) -> dict[str, str]:
-        state_dir = self._directory / name
+        """No other worker has a use for the sandboxes of one that ends: its sessions wait until it is back."""
+        state_dir, settings = self._directory / name, self._settings
         state_dir.mkdir(mode=0o700, exist_ok=True)
-        return {"WARREN_SHARE_PORT": "true", **self._own(name, self._settings.port, state_dir)}
+        away_s = _AWAY_S if settings.sources["worker_away_s"] == "default" else settings.worker_away_s
+        own = {"WARREN_SHARE_PORT": "true", "WARREN_WORKER_AWAY_S": str(away_s)}
+        return {**own, **self._own(name, settings.port, state_dir)}
 
     def _own(self, name: str, port: int, state_dir: Path) -> dict[str, str]:
         log = self._settings.log_file

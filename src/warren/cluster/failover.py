@@ -1,11 +1,14 @@
 """Gives up the sessions of dead workers. Every coordinator runs it; each change is made once.
 
+A worker is dead when its lease has run out, and it has been away for `away_s` more.
+
 Redis takes a session from its worker in one step, which also checks that the worker's lease has run out by Redis'
 clock, and that the worker knows this coordinator. A worker that does not know us would not ask us before it goes on
 without Redis. A worker that comes back meanwhile keeps the sessions that were not taken yet, and finds out which were.
 `Fleet.run` calls `tick` after each refresh; `ClusterOperator` calls `sweep` when a worker is removed.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 from warren.cluster.fleet import Fleet
@@ -24,7 +27,14 @@ _log = get_log(__name__)
 
 class Failover:
     def __init__(
-        self, fleet: Fleet, roster: Roster, store: RedisStore, lifecycle: Lifecycle, *, retention_s: float
+        self,
+        fleet: Fleet,
+        roster: Roster,
+        store: RedisStore,
+        lifecycle: Lifecycle,
+        *,
+        retention_s: float,
+        away_s: float = 0.0,
     ) -> None:
         self._fleet = fleet
         self._roster = roster
@@ -33,6 +43,8 @@ class Failover:
         self._reports = lifecycle.reports
         self._clock = lifecycle.basis.clock
         self._retention_s = retention_s
+        self._away_s = away_s
+        self._away: frozenset[str] = frozenset()
         self._dead: frozenset[str] = frozenset()
         self._swept_at = self._purged_at = float("-inf")
 
@@ -51,16 +63,25 @@ class Failover:
 
     async def _sweep_if_due(self, snapshot: ClusterSnapshot) -> None:
         now = self._clock.now()
-        alive = {member.id for member in snapshot.workers if member.alive}
-        dead = frozenset(member.id for member in snapshot.workers) - alive
+        dead = frozenset(member.id for member in snapshot.workers if self._is_dead(member))
+        self._report_away(snapshot, dead)
         newly_dead = dead - self._dead
         if newly_dead or now - self._swept_at >= _SWEEP_S:
             for member in snapshot.workers:
                 if member.id in newly_dead:
                     self._report_dead(member)
-            await self.sweep(alive)
+            await self.sweep(snapshot.workers)
             self._dead, self._swept_at = dead, now
         self._dead &= dead
+
+    def _is_dead(self, member: Member) -> bool:
+        return member.lease_left_s <= -self._away_s
+
+    def _report_away(self, snapshot: ClusterSnapshot, dead: frozenset[str]) -> None:
+        away = frozenset(member.id for member in snapshot.workers if not member.alive) - dead
+        for name in sorted(away - self._away):
+            _log.warning("worker_away", worker=name, action="keep_sessions", for_s=self._away_s)
+        self._away = away
 
     def _report_dead(self, member: Member) -> None:
         if member.may_be_given_up_by(self._fleet.me.id):
@@ -80,10 +101,11 @@ class Failover:
             await self._store.purge(self._clock.epoch, now - self._retention_s)
             await self._forget_workers(snapshot)
 
-    async def sweep(self, alive: set[str]) -> None:
-        """Gives up every session whose worker is not in `alive`."""
+    async def sweep(self, members: Iterable[Member]) -> None:
+        """Gives up every session whose worker is dead, or none of them."""
+        kept = {member.id for member in members if not self._is_dead(member)}
         for session in await self._store.active():
-            if session.worker not in alive:
+            if session.worker not in kept:
                 await self._give_up(session)
 
     async def _give_up(self, session: Session) -> None:

@@ -70,7 +70,7 @@ class ClusterOperator:
             )
         await self._roster.remove(worker_id)
         await self._fleet.refresh()
-        await self._failover.sweep({member.id for member in self._alive()})
+        await self._failover.sweep(self._fleet.members.values())
 
     def check_ready(self) -> None:
         """Raises Unavailable if no worker is alive. A coordinator without Redis is ready: running sessions go on."""

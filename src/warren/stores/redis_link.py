@@ -26,7 +26,8 @@ from warren.stores.redis_lua import TOKEN_BYTES, LuaScript
 TIMEOUT_S: Final = 2.0
 _RETRY_AFTER_S: Final = 1.0
 _AT_ONCE: Final = 64  # connections, and so concurrent scripts
-_STOOD_STILL_S: Final = 0.25  # a deadline noticed this late means that this process stood still, not Redis
+_STOOD_STILL_S: Final = 0.05  # a deadline noticed this late means that this process stood still, not Redis
+_REMEMBERED_S: Final = 30.0  # Redis knows for longer than that that it has run a script
 _CLUSTER_TRIES: Final = 2  # the first try may go to a node that has moved
 
 # An immediate retry does not help against these connection errors.
@@ -71,21 +72,31 @@ class RedisLink:
             self._is_tried = False
 
     async def _run_or_translate(self, script: LuaScript, packed: tuple[Any, ...]) -> Any:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._timeout_s
         try:
-            async with asyncio.timeout_at(deadline), self._room:
-                result = await self._run_in_time(script, packed, deadline)
-            self._is_away = False
-            return result
+            return await self._run_or_time_out(script, packed, is_first=True)
         except TimeoutError as exc:
-            if loop.time() < deadline + _STOOD_STILL_S:
-                self._is_away = True
             raise self._silent() from exc
         except theirs.RedisClusterException as exc:
             raise self._ours_of_cluster(exc) from None  # the text of the error may contain what was to be stored
         except (theirs.RedisError, OSError) as exc:
             raise self._ours(exc) from exc
+
+    async def _run_or_time_out(self, script: LuaScript, packed: tuple[Any, ...], *, is_first: bool) -> Any:
+        """Raises TimeoutError. If it was this process that stood still, the answer may be there: it asks once more."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout_s
+        try:
+            async with asyncio.timeout_at(deadline), self._room:
+                result = await self._run_in_time(script, packed, deadline)
+        except TimeoutError:
+            late_s = loop.time() - deadline
+            self._is_away = self._is_away or late_s < _STOOD_STILL_S
+            if not (is_first and _STOOD_STILL_S <= late_s < _REMEMBERED_S):
+                raise
+        else:
+            self._is_away = False
+            return result
+        return await self._run_or_time_out(script, packed, is_first=False)
 
     def time_of_day(self) -> float:
         """Returns the time by Redis' clock, from its last answer. Raises Unavailable before the first one."""
