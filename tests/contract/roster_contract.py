@@ -8,7 +8,16 @@ from typing import Protocol
 
 import pytest
 
-from warren.cluster.roster import LEASE_S, PROTOCOL, ClusterSnapshot, HeartbeatReply, LeaseStatus, Peer, Report
+from warren.cluster.roster import (
+    LEASE_S,
+    PROTOCOL,
+    ClusterSnapshot,
+    HeartbeatReply,
+    LeaseStatus,
+    Member,
+    Peer,
+    Report,
+)
 from warren.model.errors import Conflict, NotFound
 
 ME = Peer("coordinator-1", "127.0.0.1:8000")
@@ -27,6 +36,7 @@ class AnyRoster(Protocol):
     async def watch(self, me: Peer) -> ClusterSnapshot: ...
     async def withdraw(self, me: Peer) -> None: ...
     async def set_draining(self, worker_id: str, draining: bool) -> None: ...
+    async def mark_as_leaving(self, worker_id: str, *, for_good: bool) -> Member: ...
     async def remove(self, worker_id: str) -> None: ...
 
 
@@ -195,6 +205,28 @@ class RosterContract:
         await roster.set_draining("w", False)
         assert [member.draining for member in (await roster.watch(ME)).workers] == [False]
 
+    @pytest.mark.parametrize("for_good", [True, False])
+    async def test_a_leaving_worker_is_drained_until_it_registers_again(
+        self, roster: AnyRoster, for_good: bool
+    ) -> None:
+        await roster.register(a_report(claimed=3), 0)
+        marked = await roster.mark_as_leaving("w", for_good=for_good)
+        assert (marked.report.claimed, marked.alive) == (3, True)
+        await roster.beat(a_report(claimed=2), 1)
+        [shown] = (await roster.watch(ME)).workers
+        assert (shown.draining, shown.comes_back, shown.report.claimed) == (True, not for_good, 2)
+        await roster.register(a_report(), 1)
+        [back] = (await roster.watch(ME)).workers
+        assert (back.draining, back.comes_back) == (False, False)
+
+    async def test_a_drained_worker_that_leaves_is_still_drained_when_it_is_back(self, roster: AnyRoster) -> None:
+        await roster.register(a_report(), 0)
+        await roster.set_draining("w", True)
+        marked = await roster.mark_as_leaving("w", for_good=False)
+        assert (marked.draining, marked.comes_back) == (True, False)
+        await roster.register(a_report(), 1)
+        assert [member.draining for member in (await roster.watch(ME)).workers] == [True]
+
     async def test_only_a_dead_worker_is_removed(self, roster: AnyRoster, world: RosterWorld) -> None:
         await roster.register(a_report(), 0)
         with pytest.raises(Conflict, match="the worker 'w' is alive"):
@@ -208,6 +240,8 @@ class RosterContract:
         for name in ("w", "", "*", "\ud800", "x" * 5000):
             with pytest.raises(NotFound, match="there is no worker"):
                 await roster.set_draining(name, True)
+            with pytest.raises(NotFound, match="there is no worker"):
+                await roster.mark_as_leaving(name, for_good=True)
             with pytest.raises(NotFound, match="there is no worker"):
                 await roster.remove(name)
         assert (await roster.watch(ME)).workers == ()

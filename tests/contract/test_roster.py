@@ -210,6 +210,7 @@ class TestWhatIsInRedis:
                 roster.watch(ME),
                 roster.withdraw(ME),
                 roster.set_draining("w", True),
+                roster.mark_as_leaving("w", for_good=True),
                 roster.remove("w"),
             ):
                 with pytest.raises(Unavailable, match=r"Redis at 127\.0\.0\.1"):

@@ -24,6 +24,12 @@ class _Entry:
     epoch: int
     until: float
     draining: bool = False
+    leaving: bool = False
+    comes_back: bool = False
+
+    def as_member(self, now: float) -> Member:
+        draining = self.draining or self.leaving
+        return Member(self.report, self.epoch, self.until - now, draining, self.comes_back and not self.draining)
 
 
 class FakeRoster(Roster):
@@ -73,7 +79,7 @@ class FakeRoster(Roster):
         self.seen_at[me] = self.clock.now()
         self._settle()
         now = self.clock.now()
-        members = [Member(one.report, one.epoch, one.until - now, one.draining) for one in self.entries.values()]
+        members = [one.as_member(now) for one in self.entries.values()]
         members.sort(key=lambda member: member.id)
         return ClusterSnapshot(self.settled, self.run_id, len(self._coordinators()), now, tuple(members))
 
@@ -86,6 +92,13 @@ class FakeRoster(Roster):
         if worker_id not in self.entries:
             raise unknown_worker(worker_id)
         self.entries[worker_id] = replace(self.entries[worker_id], draining=draining)
+
+    async def mark_as_leaving(self, worker_id: str, *, for_good: bool) -> Member:
+        self._check_available()
+        if worker_id not in self.entries:
+            raise unknown_worker(worker_id)
+        self.entries[worker_id] = replace(self.entries[worker_id], leaving=True, comes_back=not for_good)
+        return self.entries[worker_id].as_member(self.clock.now())
 
     async def remove(self, worker_id: str) -> None:
         self._check_available()

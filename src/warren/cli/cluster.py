@@ -1,5 +1,6 @@
 """`warren cluster`: the workers of a cluster, and a whole cluster on one machine to try it."""
 
+import asyncio
 import subprocess
 import time
 from functools import partial
@@ -9,7 +10,7 @@ from urllib.parse import quote
 
 import click
 
-from warren.cli.main import CommandGroup, report
+from warren.cli.main import EXIT_WARREN_FAILED, CommandGroup, report
 from warren.cli.output import print_table
 from warren.cli.remote import Answer, RemoteServer, line, server_command
 from warren.config.settings import environment_with
@@ -115,6 +116,56 @@ def drain(server: RemoteServer, worker_id: str, undo: bool) -> Answer:
     """
     worker = server.call("PATCH", _path(worker_id), values={"draining": not undo})
     return line(worker, f"{worker['id']} is {worker['state']}, with {worker['sessions']} sessions")
+
+
+@cluster.command()
+@click.option("--for-good", is_flag=True, help="It does not come back: its volumes move to other workers too.")
+@click.option(
+    "--wait",
+    "wait_s",
+    default=60.0,
+    metavar="S",
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="How long to wait until nothing is left, in seconds.",
+)
+def leave(for_good: bool, wait_s: float) -> int:
+    """Prepare this machine's worker for its stop.
+
+    It gets no new sessions until it is started again, and this waits until it has none. To be run before the worker is
+    stopped, with the same options (variables, file) and as the same user: by a hook of Kubernetes or of systemd. It
+    needs no key. With --for-good it fails if something is left.
+
+    Example: warren cluster leave --for-good --wait 3600
+    """
+    left = asyncio.run(_leave(for_good, wait_s))
+    return EXIT_WARREN_FAILED if for_good and left else 0
+
+
+async def _leave(for_good: bool, wait_s: float) -> bool:
+    """Returns whether something is left."""
+    from warren.app.cluster_wiring import build_encryption, build_redis_link, worker_settings
+    from warren.cluster.leaving import Remainder
+    from warren.cluster.leaving import leave as leave_cluster
+    from warren.cluster.roster import Roster
+    from warren.config.settings import read_settings
+    from warren.sessions.volumes.records import VolumeRecords
+    from warren.stores.redis_store import RedisStore
+
+    def tell(left: Remainder) -> None:
+        volumes = f" and {left.volumes} volumes" if for_good else ""
+        click.echo(f"{settings.worker_id} gets no new sessions, and has {left.sessions} sessions{volumes}")
+
+    settings = worker_settings(read_settings())
+    link = build_redis_link(settings)
+    try:
+        volumes = VolumeRecords(RedisStore(link, build_encryption(settings)).records)
+        left = await leave_cluster(
+            Roster(link), volumes, settings.worker_id, wait_s=wait_s, for_good=for_good, tell=tell
+        )
+    finally:
+        await link.close()
+    return bool(left)
 
 
 @cluster.command()

@@ -1,7 +1,8 @@
 """The members of the cluster, in Redis: workers with their leases, coordinators with their addresses.
 
 Workers call `register`, `beat` and `leave` (heartbeat.py). Coordinators call `watch` and `withdraw` (fleet.py), `renew`
-for a worker that has lost Redis, and `set_draining` and `remove` for an operator.
+for a worker that has lost Redis, and `set_draining` and `remove` for an operator. `warren cluster leave` calls
+`mark_as_leaving` (leaving.py).
 """
 
 import json
@@ -84,8 +85,9 @@ class Report:
 class Member:
     """A worker as coordinators see it.
 
-    `lease_left_s`: negative once the lease has run out. `draining`: an operator ordered it. `configured_address`: set
-    if the coordinator was told to reach the worker elsewhere than it advertises. `rejects_us`: it has another cluster
+    `lease_left_s`: negative once the lease has run out. `draining`: an operator ordered it, or it is about to be
+    stopped. `comes_back`: it will be started again at once, so its volumes stay. `configured_address`: set if the
+    coordinator was told to reach the worker elsewhere than it advertises. `rejects_us`: it has another cluster
     secret than the coordinator.
     """
 
@@ -93,6 +95,7 @@ class Member:
     epoch: int
     lease_left_s: float
     draining: bool = False
+    comes_back: bool = False
     configured_address: str = ""
     rejects_us: bool = False
 
@@ -199,6 +202,14 @@ class Roster:
         if not await self._run(scripts.DRAIN, worker_id, "1" if draining else ""):
             raise unknown_worker(worker_id)
 
+    async def mark_as_leaving(self, worker_id: str, *, for_good: bool) -> Member:
+        """Drains a worker until it registers again, and returns it. What an operator has ordered stays."""
+        mark = scripts.FOR_GOOD if for_good else scripts.UNTIL_STARTED
+        found = await self._run(scripts.MARK_AS_LEAVING, worker_id, mark)
+        if not found:
+            raise unknown_worker(worker_id)
+        return _read_member(*found)
+
     async def remove(self, worker_id: str) -> None:
         """Forgets a dead worker."""
         result = await self._run(scripts.REMOVE, worker_id)
@@ -225,4 +236,5 @@ def _read_reply(values: Sequence[bytes]) -> HeartbeatReply:
 
 
 def _read_member(report: bytes, epoch: bytes, lease_left_s: bytes, draining: bytes) -> Member:
-    return Member(Report.from_json(report), int(epoch), float(lease_left_s), bool(draining))
+    comes_back = draining.decode() == scripts.UNTIL_STARTED
+    return Member(Report.from_json(report), int(epoch), float(lease_left_s), bool(draining), comes_back)

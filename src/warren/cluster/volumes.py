@@ -4,7 +4,7 @@
     coordinator              pass_volume_on         passes on what the worker that has it answers
     worker that has it       send_volume
 
-A worker that an operator drains keeps its volumes as long as somebody uses them. Coordinators look for the others again
+A worker that is drained keeps its volumes as long as somebody uses them. Coordinators look for the others again
 and again, and have them moved (`DrainedVolumes`, POST VOLUME_PATH of the worker that is to have one).
 """
 
@@ -122,7 +122,8 @@ class DrainedVolumes:
                 _log.info("drained_volumes_not_listed", error=exc)
 
     async def _move_all(self) -> None:
-        drained = {member.id for member in self._fleet.members.values() if member.draining and member.alive}
+        members = self._fleet.members.values()
+        drained = {each.id for each in members if each.draining and each.alive and not each.comes_back}
         if not drained:
             self._told.clear()
             return

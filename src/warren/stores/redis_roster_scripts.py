@@ -1,6 +1,7 @@
 """The scripts of the roster of workers and coordinators; redis_lua.py says how scripts work. The keys are:
 
     worker:ID       hash: the report, home, epoch, `until` (when the lease is over, by Redis' clock), draining
+                    ('1': an operator ordered it; UNTIL_STARTED, FOR_GOOD: until the worker registers again)
     workers         set of their ids
     coordinators    hash: id -> when it was last heard of, and its address
     settling        since when Redis has been empty
@@ -20,6 +21,9 @@ until its next heartbeat succeeds.
 """
 
 COORDINATOR_S: Final = 15.0
+
+UNTIL_STARTED: Final = "until started"
+FOR_GOOD: Final = "for good"
 
 _ROSTER: Final = f"""
 local LEASE, COORDINATOR = {LEASE_S}, {COORDINATOR_S}
@@ -78,6 +82,7 @@ if old[1] and old[1] ~= home and tonumber(old[2]) > now then return {'taken', ol
 local epoch = math.max(tonumber(old[3] or '0'), tonumber(known)) + 1
 call('HSET', mine, 'home', home, 'report', report, 'epoch', string.format('%d', epoch), 'until', stamp(now + LEASE),
   'by', token)
+if call('HGET', mine, 'draining') ~= '1' then call('HDEL', mine, 'draining') end
 call('SADD', key('workers'), id)
 settle(now)
 return {'ok', string.format('%d', epoch)}
@@ -143,6 +148,22 @@ if call('EXISTS', key('worker', ARGV[3])) == 0 then return 0 end
 call('HSET', key('worker', ARGV[3]), 'draining', ARGV[4])
 return 1
 """
+)
+
+# Arguments: ID, UNTIL_STARTED or FOR_GOOD. Returns {report, epoch, seconds left, draining}, or {} if there is no such
+# worker. What an operator has ordered stays.
+MARK_AS_LEAVING: Final = script(
+    _ROSTER,
+    body="""
+local mine, now = key('worker', ARGV[3]), clock()
+local one = call('HMGET', mine, 'report', 'epoch', 'until', 'draining')
+if not one[1] then return {} end
+if one[4] ~= '1' then
+  call('HSET', mine, 'draining', ARGV[4])
+  one[4] = ARGV[4]
+end
+return {one[1], one[2], stamp(tonumber(one[3]) - now), one[4]}
+""",
 )
 
 # Returns 'gone', 'unknown', or 'alive' while the worker's lease lasts.
