@@ -36,6 +36,8 @@ def environment(kind: str) -> dict[str, str]:
     found = dict(manifest("ConfigMap")["data"])
     for each in container["env"]:
         source = each.get("valueFrom", {})
+        if source.get("secretKeyRef", {}).get("optional"):
+            continue
         if "secretKeyRef" in source:
             found[each["name"]] = secrets[source["secretKeyRef"]["key"]]
         elif "fieldRef" in source:
