@@ -5,10 +5,12 @@ test_deploy_kubernetes.py looks at the documents that it renders to without any 
 
 import functools
 import json
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from itertools import chain, product
+from itertools import chain, pairwise, product
 from typing import Any
 
 import kubernetes_validate
@@ -140,6 +142,8 @@ def test_the_plain_documents_are_what_the_chart_renders_to() -> None:
 def test_the_chart_has_the_version_of_the_package() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == warren.__version__
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    assert set(re.findall(r"warren-(?:coordinator|worker):([\w.]+)", page)) == {warren.__version__}
 
 
 @pytest.mark.parametrize("version", first_of((NEWEST, OLDEST)))
@@ -265,3 +269,26 @@ def test_the_network_lets_in_what_it_must_and_nothing_else(case: str) -> None:
         must.add((prometheus, "worker", 5000))
     every = set(product(sources, ("coordinator", "worker", "redis"), (22, 5000, 6379, 8000)))
     assert {each for each in every if reaches(case, *each)} == (every if case == "open" else must)
+
+
+# -- the page
+
+
+def blocks(language: str) -> list[str]:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    return [part.partition("\n")[2] for part in page.split("```")[1::2] if part.partition("\n")[0] == language]
+
+
+def test_the_page_names_values_that_there_are() -> None:
+    known = yaml.safe_load((CHART / "values.yaml").read_text())
+    documents = [each for text in blocks("yaml") for each in yaml.safe_load_all(text)]
+    shown = [each for each in documents if "kind" not in each]
+    for line in (line for text in blocks("bash") for line in text.replace("\\\n", " ").splitlines()):
+        words = shlex.split(line, comments=True)
+        for before, word in pairwise(words):
+            if before == "--set":
+                path, _, text = word.partition("=")
+                shown.append(at(path, yaml.safe_load(text)))
+    assert shown
+    for values in shown:
+        assert set(leaves(values)) <= set(leaves(known)), values
