@@ -95,8 +95,12 @@ option() {
         'import json, sys; value = json.load(sys.stdin)["options"][sys.argv[1]]["value"]; print("" if value is None else value)' "$1"
 }
 state=$(option state_dir)
-# The server holds a lock on its state directory for as long as it runs.
-is_running() { $as_root [ -e "$state/server.lock" ] && ! $as_root flock --nonblock "$state/server.lock" true; }
+# The server holds a lock on its state directory for as long as it runs; with several workers, on unit/ in it.
+is_locked() { $as_root [ -e "$1" ] && ! $as_root flock --nonblock "$1" true; }
+is_running() {
+    lock=$state/unit/server.lock
+    is_locked "$lock" || { lock=$state/server.lock && is_locked "$lock"; }
+}
 check_port() {
     .venv/bin/python -c 'import socket, sys
 try:
@@ -156,7 +160,7 @@ confirm() {
 }
 
 if is_running; then
-    pid=$($as_root cat "$state/server.lock")
+    pid=$($as_root cat "$lock")
     answers || stop "a server (process $pid) has the state directory $state, but it does not answer at $url.
 Was it started with another port? Then set WARREN_PORT to it. Is it stuck? Then end it: ${as_root:+$as_root }kill $pid"
     theirs=$(version_of_server) ours=$(.venv/bin/warren --version | cut -d" " -f2)

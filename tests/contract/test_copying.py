@@ -45,7 +45,8 @@ def _earlier(session: Session) -> Session:
     return replace(session, epoch="boot-1", used=session.used - 1000)
 
 
-async def test_what_is_copied_there_and_back_is_as_it_was(tmp_path: Path, link: RedisLink) -> None:
+@pytest.mark.parametrize("shares", [True, False], ids=["shared-snapshots", "own-snapshots"])
+async def test_what_is_copied_there_and_back_is_as_it_was(tmp_path: Path, link: RedisLink, *, shares: bool) -> None:
     threads = [{"thread_id": "same", "created_at": 1e9 + number, "used": 100.0 + number} for number in range(3)]
     sessions = [
         a_full_session(),
@@ -64,6 +65,9 @@ async def test_what_is_copied_there_and_back_is_as_it_was(tmp_path: Path, link: 
     for session in sessions:
         await first.add(session, a_key("made", scope="create") if session is running else None)
     await first.add(replace(a_session(**threads[2])), a_key("again", scope="create"))  # the thread's session
+    await first.add(over := a_session(thread_id="over", state=S.RUNNING), a_key("one", scope="create"))
+    await first.add(a_session(thread_id="over"), a_key("two", scope="create"))
+    assert await first.swap(replace(over, version=2, state=S.ENDED, reason=EndReason.DELETED, ended=9.0))
     for name, answer in (("done", '{"exit_code": 0}'), ("gone", ANSWER_GONE), (STRANGE[3], "x" * 100), ("open", "")):
         key = a_key(name, scope=running.id)
         assert await first.claim_key(key, "boot-1", 5.0) is None
@@ -75,21 +79,24 @@ async def test_what_is_copied_there_and_back_is_as_it_was(tmp_path: Path, link: 
 
     source = SqliteSource(tmp_path / "first.db", SEALED)
     shared = RedisStore(link, SEALED)
-    copied = await copy_all(source, shared, Move(_later, "local", "cluster", 1005.0))
+    copied = await copy_all(source, shared, Move(_later, "local", "cluster", 1005.0, shares))
     source.close()
     assert copied == len(sessions) - 2
     assert await shared.get("acme", running.id) == _later(running)
     assert await places(RedisSource(link, SEALED)) == {"local"}
-    assert json.loads((await shared.records.get("snapshot", "kept")).value)["place"] == ""  # type: ignore[union-attr]
+    assert json.loads((await shared.records.get("snapshot", "kept")).value)["place"] == ("" if shares else "local")  # type: ignore[union-attr]
 
     last = await SqliteStore.open(tmp_path / "last.db", encryption=SEALED)
-    assert await copy_all(RedisSource(link, SEALED), last, Move(_earlier, "", "boot-1", 5.0)) == copied
+    assert await copy_all(RedisSource(link, SEALED), last, Move(_earlier, "", "boot-1", 5.0, shares)) == copied
     for session in sessions:
         assert await last.get(session.tenant, session.id) == session
     assert (await last.of_thread("acme", "same")) == running
     for name in ("made", "again"):
         found, how = await last.add(a_session(thread_id="other"), a_key(name, scope="create"))
         assert (found, how) == (running, Added.KEY)
+    for name in ("one", "two"):
+        found, how = await last.add(a_session(), a_key(name, scope="create"))
+        assert (found.id, how) == (over.id, Added.KEY)
     for name, answer in (("done", '{"exit_code": 0}'), ("gone", ANSWER_GONE), (STRANGE[3], "x" * 100), ("open", "")):
         known = await last.claim_key(a_key(name, scope=running.id), "boot-1", 6.0)
         assert known is not None

@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -13,10 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import Certificates, make_certificates
+from faults.host_view import sandboxes
 from machine.cluster_world import wait_until
 from machine.remote_cli import RemoteCli
 from marks import first_of
-from server_process import ServerProcess
+from server_process import ServerProcess, free_port
+
+from warren import SandboxClient
+from warren.cli.serve_workers import keep_address
+from warren.model.errors import Unavailable
 
 FAILED = 125
 AT = "/workspace/data"
@@ -29,6 +37,10 @@ class Server(ServerProcess):
         self.environ["WARREN_SERVE_WORKERS"] = str(workers)
         self.start()
 
+    def speak_tls(self, certificates: Certificates) -> None:
+        self.environ |= {"WARREN_TLS_CERT": str(certificates.cert), "WARREN_TLS_KEY": str(certificates.key)}
+        self._tls = certificates.client
+
     def ask(self, method: str, place: str, body: Any = None, **headers: str) -> Any:
         """Asks again, as clients do, while the answer says when to."""
         data = None if body is None else json.dumps(body).encode()
@@ -38,7 +50,7 @@ class Server(ServerProcess):
         until = time.monotonic() + 30
         while True:
             try:
-                with urllib.request.urlopen(asked, timeout=60) as answer:
+                with urllib.request.urlopen(asked, timeout=60, context=self._tls) as answer:
                     return json.loads(answer.read() or b"null")
             except urllib.error.HTTPError as exc:
                 said = exc.read().decode(errors="replace")
@@ -165,6 +177,85 @@ def test_what_is_killed_is_started_again_and_no_session_is_lost(server: Server) 
     for session in sessions:
         assert server.output(session, "cat file; kill -0 $(cat pid)") == "file\n"
     assert not set(others) & set(server.children())
+
+
+def test_nobody_else_takes_the_state_directory_of_several_workers(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.start_with(2)
+    sessions = [server.ask("POST", "/api/sessions", {})["session_id"] for _ in range(4)]
+    for session in sessions:
+        server.output(session, "echo file > file")
+    server.stop()
+
+    server.start(wait=False)  # and is stopped while it starts
+    wait_until((server.state_dir / "unit/redis/redis.sock").exists, "Redis is started")
+    server.send(signal.SIGTERM)
+    assert server.wait_for_end(60) == 0
+    assert not (server.state_dir / "sessions.db").exists()
+
+    monkeypatch.setenv("WARREN_STATE_DIR", str(server.state_dir))
+    monkeypatch.setenv("WARREN_CONFIG", "/dev/null")
+    with pytest.raises(Unavailable, match="belong to several workers"), SandboxClient(mode="local"):
+        pass
+    cli = RemoteCli("", WARREN_STATE_DIR=str(server.state_dir), WARREN_PROVIDER="oci", WARREN_PORT=str(server.port))
+    done = cli.run("serve", "--store", "memory")
+    assert (done.returncode, b"belong to several workers" in done.stderr) == (FAILED, True)
+    done = cli.run("serve", "--workers", "2", "--worker-id", "another")
+    assert (done.returncode, b"belong to the worker 'local'" in done.stderr) == (FAILED, True)
+
+    server.start_with(2)
+    for session in sessions:
+        assert server.output(session, "cat file") == "file\n"
+
+
+@pytest.mark.extended
+def test_what_a_unit_leaves_is_found_by_the_next_one_and_by_uninstall(server: Server, tmp_path: Path) -> None:
+    certificate = make_certificates(tmp_path)
+    server.environ |= {"WARREN_HOST": "0.0.0.0", "WARREN_POOL_SIZE": "4"}
+    server.speak_tls(certificate)
+    server.start_with(2)
+    place = ("--state-dir", str(server.state_dir))
+    cli = RemoteCli("", WARREN_STATE_DIR=str(server.state_dir))
+    made = cli.run("keys", "create", "another", *place)
+    assert made.returncode == 0, made.stderr
+    wait_until(lambda: len(sandboxes(server.state_dir / "workers/local-2")) == 2, "its pool is full")
+    server.kill()
+    server.start_with(1)
+    assert "one process serves from now on" in server.log
+    assert not sandboxes(server.state_dir / "workers/local-2")
+    server.stop()
+
+    server.start_with(2)
+    others = list(server.children())
+    done = cli.run("uninstall", "--purge", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert b"coordinators, which you stop yourself" not in done.stdout
+    assert not server.alive
+    assert not any(Path(f"/proc/{pid}").exists() for pid in others)
+    assert not server.state_dir.exists()
+    server.state_dir.mkdir()  # for what looks at what is left
+
+
+_TAKE_PORT = """
+import os, socket, sys
+os.setuid(int(sys.argv[2]))
+taken = socket.socket()
+taken.setsockopt(socket.SOL_SOCKET, getattr(socket, sys.argv[3]), 1)
+taken.bind(("127.0.0.1", int(sys.argv[1])))
+taken.listen()
+"""
+
+
+@pytest.mark.parametrize(
+    ("user", "how", "can"),
+    first_of([(65534, "SO_REUSEADDR", False), (65534, "SO_REUSEPORT", False), (0, "SO_REUSEPORT", True)]),
+)
+def test_an_address_is_kept_from_others_while_nobody_listens_there(user: int, how: str, *, can: bool) -> None:
+    with keep_address("127.0.0.1", port := free_port()):
+        argv = [sys.executable, "-c", _TAKE_PORT, *map(str, (port, user, how))]
+        done = subprocess.run(argv, capture_output=True, text=True)
+        assert (done.returncode == 0, "Address already in use" in done.stderr) == (can, not can), done
 
 
 @pytest.mark.extended

@@ -26,9 +26,20 @@ from warren.model.errors import InvalidRequest, Unavailable
 _SECRET: Final = "cluster-secret"
 _OWNER: Final = "worker"
 WORKERS: Final = "workers"
+UNIT: Final = "unit"  # the files of `warren serve --workers`
+_ROWS: Final = "unit/rows"
 TRIAL: Final = "cluster"  # the files of `warren cluster up`
 TRIAL_REDIS: Final = "redis/redis.sock"  # in its directory
 COPIES_FILE: Final = "cluster.db"  # of a worker: its own rows, as Redis has them
+
+
+def has_rows_in_redis(state_dir: Path) -> bool:
+    """Whether the directory is that of several workers, whose sessions are in their Redis (app/turning.py)."""
+    return rows_mark(state_dir).exists()
+
+
+def rows_mark(state_dir: Path) -> Path:
+    return state_dir / _ROWS
 
 
 def secret_path(state_dir: Path) -> Path:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from warren.app.one_machine import UNIT, has_rows_in_redis
 from warren.app.wiring import (
     build_artifact_store,
     build_artifacts,
@@ -127,6 +128,12 @@ class Service:
             settings.state_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
             # Before anything is read: of two services in one directory, each would destroy the other's sandboxes.
             self._lock = lock_state(settings.state_dir)
+            if not self.in_cluster and has_rows_in_redis(settings.state_dir):
+                raise Unavailable(
+                    f"the sessions in {settings.state_dir} belong to several workers, which `warren serve` starts",
+                    remedy="use that server, or take another state directory; one process serves it after "
+                    "`warren serve --workers 1`",
+                )
         await asyncio.to_thread(self.environments.look)
         self._store = await self._open_store()
         for name in settings.providers:
@@ -314,6 +321,7 @@ def lock_state(state_dir: Path) -> int:
                 time.sleep(0.02)
                 continue
             os.close(fd)
+            holder = str(server_pid(state_dir / UNIT) or holder)
             raise Unavailable(
                 f"another server uses the state directory {state_dir} (process {holder or 'unknown'})",
                 remedy="stop that one, or give this one a state directory of its own with --state-dir",

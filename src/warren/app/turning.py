@@ -1,6 +1,7 @@
 """A state directory whose rows are in Redis, for several workers, and how it becomes one and stops being one.
 
-    unit/rows       says that the rows are in Redis; while it is there, `sessions.db` counts for nothing
+    unit/rows       says that the rows are in Redis, and the name of the first worker; while it is there, `sessions.db`
+                    counts for nothing
     unit/redis/     what Redis keeps
     unit/secret     how the processes know each other
     unit/*.log      what they say
@@ -15,27 +16,29 @@ from pathlib import Path
 from typing import Final
 
 from warren.app import cluster_wiring
-from warren.app.one_machine import COPIES_FILE, WORKERS
+from warren.app.one_machine import COPIES_FILE, UNIT, WORKERS, rows_mark
 from warren.app.wiring import DATABASE, build_encryption
 from warren.config.settings import Settings
 from warren.kernel.clock import Clock, ClusterClock, SystemClock
+from warren.kernel.syncing import sync_file, sync_file_system
 from warren.model.session import Session
-from warren.sandboxes.host.syncing import sync_file, sync_file_system
 from warren.stores.copying import Move, RedisSource, SqliteSource, copy_all, places
 from warren.stores.redis_link import RedisLink, connect
 from warren.stores.redis_store import RedisStore, check_it_is_ours
 from warren.stores.sqlite import SqliteStore
 
-UNIT: Final = "unit"
 REDIS: Final = "unit/redis"
 SECRET: Final = "unit/secret"
-_ROWS: Final = "unit/rows"
 _TIMEOUT_S: Final = 30.0
 _LOG_ENDINGS: Final = ("", "-wal", "-shm")
 
 
-def has_rows_in_redis(state_dir: Path) -> bool:
-    return (state_dir / _ROWS).exists()
+def first_worker(state_dir: Path) -> str:
+    """Returns the name of the worker that has the state directory itself; empty if the rows are not in Redis."""
+    try:
+        return rows_mark(state_dir).read_text().strip()
+    except FileNotFoundError:
+        return ""
 
 
 def link_of(settings: Settings, url: str) -> RedisLink:
@@ -62,7 +65,7 @@ async def move_rows_to_redis(settings: Settings, url: str) -> int:
         await link.close()
     _forget_copies(state_dir)
     sync_file_system(state_dir)  # Redis has written its log before it has answered
-    _write(state_dir / _ROWS, "redis\n")
+    _write(rows_mark(state_dir), f"{settings.worker_id}\n")
     _remove_database(state_dir / DATABASE)
     return moved
 
@@ -87,7 +90,7 @@ async def move_rows_from_redis(settings: Settings, url: str) -> int:
     new.replace(state_dir / DATABASE)
     sync_file(state_dir)
     _forget_copies(state_dir)
-    (state_dir / _ROWS).unlink()
+    rows_mark(state_dir).unlink()
     sync_file(state_dir / UNIT)
     return moved
 
@@ -113,7 +116,7 @@ def _move(settings: Settings, old: Clock, new: Clock, place: str, *, rebooted: b
         shifted = {name: at + ahead_s for name in times if (at := getattr(session, name)) is not None}
         return replace(moved, epoch=new.epoch, **shifted)
 
-    return Move(change, place, new.epoch, new.now())
+    return Move(change, place, new.epoch, new.now(), shares_snapshots=bool(settings.snapshot_store))
 
 
 def _offset(clock: Clock) -> float:

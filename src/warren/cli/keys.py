@@ -24,6 +24,7 @@ from warren.model.errors import NotFound, Unavailable, WarrenError
 
 if TYPE_CHECKING:
     from warren.access.keys import Keys
+    from warren.interfaces.store import SessionStore
     from warren.model.access import ApiKey
 
 T = TypeVar("T")
@@ -307,14 +308,32 @@ class StoredKeys:
     async def _with_store(self, work: "Callable[[Keys], Awaitable[T]]") -> T:
         """Opens the store for `work`, without its sealing key: keys are stored as hashes, not as sealed secrets."""
         from warren.access.keys import Keys
+        from warren.app.one_machine import has_rows_in_redis
         from warren.app.wiring import build_clock
-        from warren.stores.sqlite import SqliteStore
 
-        store = await SqliteStore.open(self._find_database())
+        store = await (self._store_of_unit() if has_rows_in_redis(self._state_dir) else self._store_of_server())
         try:
             return await work(Keys(store.records, build_clock()))
         finally:
             await store.close()
+
+    async def _store_of_server(self) -> "SessionStore":
+        from warren.stores.sqlite import SqliteStore
+
+        return await SqliteStore.open(self._find_database())
+
+    async def _store_of_unit(self) -> "SessionStore":
+        """Several workers have it in their Redis, which runs while they do."""
+        from warren.app.turning import REDIS
+        from warren.cli.processes import is_redis_up, redis_socket, redis_url
+        from warren.config.settings import read_settings
+        from warren.stores.redis_link import connect
+        from warren.stores.redis_store import RedisStore
+
+        place = self._state_dir.absolute() / REDIS
+        if not is_redis_up(redis_socket(place)):
+            raise Unavailable("the keys are in the Redis of `warren serve`, which does not run", remedy="start it")
+        return RedisStore(connect(redis_url(place), namespace=read_settings().redis_namespace))
 
     def _find_database(self) -> Path:
         """Returns the file of the store. Raises NotFound if there is none: a mistyped directory must not become a new

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
+from urllib.parse import quote
 
 import click
 
@@ -26,7 +28,7 @@ from warren.config.settings import environment_with
 from warren.model.errors import ImageBuilding, Unavailable, WarrenError
 from warren.sdk.protocol import error_from_response
 
-REDIS_SOCKET: Final = "redis.sock"
+_REDIS_SOCKET: Final = "redis.sock"
 REDIS_TIMEOUT_S: Final = 30.0
 _START_S: Final = 60.0
 _STOP_S: Final = 45.0
@@ -35,8 +37,8 @@ _ANSWER_S: Final = 10.0  # a first look at the image may take some seconds
 _LONG_S: Final = 60.0
 _MAX_PAUSE_S: Final = 30.0
 _MAX_LOG: Final = 16 * 1024 * 1024
-_WARREN: Final = (sys.executable, "-m", "warren.cli.main")
-_BOUND: Final = (sys.executable, "-m", "warren.kernel.bound_process")
+_WARREN: Final = (sys.executable, "-P", "-m", "warren.cli.main")
+_BOUND: Final = (sys.executable, "-P", "-m", "warren.kernel.bound_process")
 
 
 def find_redis() -> str:
@@ -55,6 +57,7 @@ def check_ports(host: str, ports: Iterable[int]) -> None:
             with socket.socket(address[0]) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address[4])
+                probe.listen(1)  # an address that others share can be taken, but not by somebody else
         except OSError as exc:
             taken = f"port {port} is taken" if exc.errno == errno.EADDRINUSE else f"port {port} cannot be used: {exc}"
             raise Unavailable(taken, remedy="stop what uses it, or choose another with --port") from exc
@@ -62,15 +65,17 @@ def check_ports(host: str, ports: Iterable[int]) -> None:
 
 @contextlib.contextmanager
 def until_interrupted() -> Iterator[None]:
-    """Ends the block at Ctrl-C and at SIGTERM, and lets neither disturb what cleans up after it."""
+    """Ends the block at Ctrl-C, SIGTERM and SIGHUP, and lets none of them disturb what cleans up after it."""
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _interrupt)
     try:
         yield
     except KeyboardInterrupt:
         pass
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -147,15 +152,16 @@ class Processes:
     def start_redis(self, program: str, directory: Path) -> str:
         """Starts a Redis that keeps its data in the directory, and returns its URL when it answers."""
         directory.mkdir(mode=0o700, exist_ok=True)
-        path = directory / REDIS_SOCKET
+        path = redis_socket(directory)
         options = {"port": "0", "unixsocket": str(path), "unixsocketperm": "600", "dir": str(directory)}
-        options |= {"appendonly": "yes", "appendfsync": "everysec", "maxmemory-policy": "noeviction", "save": ""}
+        # What is acknowledged is in its file. Whoever promises more has the file synced (RedisRecords.sync).
+        options |= {"appendonly": "yes", "appendfsync": "no", "maxmemory-policy": "noeviction", "save": ""}
         flags = [word for name, value in options.items() for word in (f"--{name}", value)]
         self.start_program("redis", [program, *flags], {})
         deadline = time.monotonic() + _START_S
         while not is_redis_up(path):
             self._check_starting("redis", deadline)
-        return f"unix://{path}"
+        return redis_url(directory)
 
     def wait_until_ready(self, name: str, url: str) -> None:
         """Waits as long as the image of a worker is being made, and shows how far that is; for all else up to
@@ -196,8 +202,16 @@ class Processes:
                 service.shorten_log()
             time.sleep(_LOOK_S)
 
-    def stop(self) -> None:
-        """Stops coordinators first and Redis last, so that no process waits for one that is gone."""
+    def stop(self, patience_s: float = _STOP_S) -> None:
+        """Stops coordinators first and Redis last, so that no process waits for one that is gone. At another signal
+        meanwhile, and for each kind after its patience, it kills what is left."""
+
+        def kill_all(number: int, frame: object) -> None:
+            for service in self._services.values():
+                service.process.kill()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, kill_all)
         for kind in ("coordinator", "worker", "redis"):
             group = [service.process for name, service in self._services.items() if name.startswith(kind)]
             for process in group:
@@ -205,7 +219,7 @@ class Processes:
                     process.terminate()
             for process in group:
                 try:
-                    process.wait(_STOP_S)
+                    process.wait(patience_s)
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
@@ -214,13 +228,24 @@ class Processes:
 def _obstacle(url: str) -> WarrenError | None:
     """Returns why the process behind `url` is not ready, None if it is; without a message while it does not answer."""
     try:
-        with urllib.request.urlopen(url, timeout=_ANSWER_S):
+        # The certificate is for clients, who know the server by a name that may not lead here.
+        trusting = ssl._create_unverified_context() if url.startswith("https:") else None
+        with urllib.request.urlopen(url, timeout=_ANSWER_S, context=trusting):
             return None
     except urllib.error.HTTPError as exc:
         with exc:
             return error_from_response(exc.code, exc.read(), retry_after=exc.headers["Retry-After"])
     except OSError:
         return Unavailable("")
+
+
+def redis_socket(directory: Path) -> Path:
+    return directory / _REDIS_SOCKET
+
+
+def redis_url(directory: Path) -> str:
+    """The URL of the Redis that has its files in the directory."""
+    return f"unix://{quote(str(redis_socket(directory)))}"
 
 
 def is_redis_up(path: Path) -> bool:

@@ -48,7 +48,7 @@ def serve(flags: dict[str, Any], workers: str | None) -> int:
     One process serves as many commands as one core can. With --workers 4 four of them do, behind the same address;
     sessions go on when the server is started again with another number.
     """
-    from warren.app.turning import has_rows_in_redis
+    from warren.app.one_machine import has_rows_in_redis
 
     if workers is not None:
         flags = {**flags, "serve_workers": workers}

@@ -116,7 +116,13 @@ def _logs(settings: Settings) -> dict[str, bytes]:
     found = {}
     state = settings.state_dir
     places = [settings.log_file] if settings.log_file else []
-    for path in (*places, *state.glob("server.log*"), *state.glob("server.out"), *state.glob("cluster/*.log")):
+    for path in (
+        *places,
+        *state.glob("server.log*"),
+        *state.glob("server.out"),
+        *state.glob("cluster/*.log"),
+        *state.glob("unit/*.log"),
+    ):
         try:
             with path.open("rb") as file:
                 file.seek(max(0, path.stat().st_size - _LOG_BYTES))

@@ -1,6 +1,5 @@
 """`warren uninstall`: takes away what Warren has made on this machine, after it has said what that is."""
 
-import asyncio
 import os
 import shutil
 import signal
@@ -13,17 +12,17 @@ from typing import Final
 
 import click
 
-from warren.app.one_machine import COPIES_FILE, WORKERS, secret_path
+from warren.app.one_machine import COPIES_FILE, WORKERS, has_rows_in_redis, secret_path
+from warren.app.one_machine import UNIT as WORKERS_UNIT
 from warren.cli.left_keys import find_left_keys
+from warren.cli.left_sandboxes import count_sandboxes, destroy_sandboxes
 from warren.cli.service import UNIT, remove_service
 from warren.config.settings import Settings, read_settings
-from warren.interfaces.provider import Provider
-from warren.model.errors import Unavailable, WarrenError
+from warren.model.errors import Unavailable
 from warren.sandboxes.host.storage import unmount_storage
 from warren.sandboxes.providers.host_provider import require_root
 
 _STOP_S: Final = 90.0
-_FOLDERS: Final = {"oci": "sandboxes", "docker": "docker", "e2b": "e2b"}  # of each provider, in the state directory
 
 
 @click.command()
@@ -65,7 +64,7 @@ def uninstall(purge: bool, yes: bool) -> int:
         states = _state_dirs(settings.state_dir)
         for state in states:
             _stop_server(state)
-            _destroy_sandboxes(replace(settings, state_dir=state))
+            destroy_sandboxes(replace(settings, state_dir=state))
             unmount_storage(state)
         _remove_keys(states)
         _remove_state(settings.state_dir)
@@ -84,7 +83,7 @@ def _describe(settings: Settings, purge: bool) -> list[str]:
     for each in _state_dirs(state):
         if pid := server_pid(each):
             lines.append(f"a running server: process {pid}")
-        counts.update(asyncio.run(_count_sandboxes(replace(settings, state_dir=each))))
+        counts.update(count_sandboxes(replace(settings, state_dir=each)))
     for name, count in counts.items():
         lines.append(f"{count} sandboxes of the provider {name}, with their processes, disks and files")
     lines += [f"the key of this server in {left.path}" for left in find_left_keys(_state_dirs(state))]
@@ -94,10 +93,10 @@ def _describe(settings: Settings, purge: bool) -> list[str]:
 
 def _state_dirs(state: Path) -> list[Path]:
     """Returns the state directory, those of workers that share it, and those of a cluster that `warren cluster up` has
-    run in it: that of its own process, and those of its workers."""
+    run in it: that of its own process, and those of its workers. First that of a process that starts others again."""
     cluster, sharing = state / "cluster", sorted(state.glob(f"{WORKERS}/*/"))
     workers = [path for path in sorted(cluster.glob("worker-*")) if path.is_dir()]  # their logs are there as well
-    return [state, *sharing, *([cluster, *workers] if cluster.is_dir() else [])]
+    return [*state.glob(WORKERS_UNIT), state, *sharing, *([cluster, *workers] if cluster.is_dir() else [])]
 
 
 def _remove_state(state: Path) -> None:
@@ -113,6 +112,8 @@ def _remove_state(state: Path) -> None:
 
 def _has_shared_state(state: Path) -> bool:
     """Whether processes of a cluster that were started one by one have used the directory: their Redis is elsewhere."""
+    if has_rows_in_redis(state):
+        return False
     places = [state, *state.glob(f"{WORKERS}/*/")]
     return any((place / name).exists() for place in places for name in (COPIES_FILE, secret_path(state).name))
 
@@ -123,26 +124,6 @@ def _remove_keys(states: list[Path]) -> None:
             left.remove()
         except OSError as exc:
             click.echo(f"the key in {left.path} could not be removed: {exc.strerror or exc}", err=True)
-
-
-async def _count_sandboxes(settings: Settings) -> dict[str, int]:
-    counts = {}
-    for name, provider in _providers(settings).items():
-        try:
-            if count := len(await provider.list_ids()):
-                counts[name] = count
-        finally:
-            await provider.close()
-    return counts
-
-
-def _providers(settings: Settings) -> dict[str, Provider]:
-    """Returns the providers that may have sandboxes in the state directory, also if the server does not use them any
-    more."""
-    from warren.app.wiring import build_provider
-
-    used = [name for name, folder in _FOLDERS.items() if (settings.state_dir / folder).is_dir()]
-    return {name: build_provider(settings, name) for name in used}
 
 
 def _stop_server(state: Path) -> None:
@@ -157,20 +138,3 @@ def _stop_server(state: Path) -> None:
         if time.monotonic() > deadline:
             raise Unavailable(f"the server (process {pid}) did not stop", remedy=f"kill -9 {pid}, and run this again")
         time.sleep(0.1)
-
-
-def _destroy_sandboxes(settings: Settings) -> None:
-    async def destroy_all() -> None:
-        for name, provider in _providers(settings).items():
-            try:
-                ids = await provider.list_ids()
-                for number, sandbox_id in enumerate(ids, 1):
-                    click.echo(f"ending sandbox {number} of {len(ids)} of the provider {name}: {sandbox_id}")
-                    await provider.destroy(sandbox_id)
-            finally:
-                await provider.close()
-
-    try:
-        asyncio.run(destroy_all())
-    except WarrenError as exc:
-        raise Unavailable(f"a sandbox could not be ended: {exc.message}", remedy="run this again") from exc

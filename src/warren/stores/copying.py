@@ -58,6 +58,10 @@ class Source(Protocol):
     def keys(self) -> AsyncIterator[KeptKey]: ...
 
 
+class Target(SessionStore, Protocol):
+    async def remember_key(self, key: Key, session: Session) -> None: ...
+
+
 class SqliteSource:
     def __init__(self, path: Path, encryption: Encryption | None) -> None:
         self._file, self._encryption = SqliteFile(path), encryption
@@ -136,20 +140,21 @@ def _parts(name: bytes) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class Move:
     """`change` gives a session the clock and the worker of the target; `place` is for records of what a worker has.
-    `epoch` and `now` are those of the target's clock."""
+    `epoch` and `now` are those of the target's clock. `shares_snapshots`: packed ones are in a store that all have."""
 
     change: Callable[[Session], Session]
     place: str
     epoch: str
     now: float
+    shares_snapshots: bool = False
 
 
-async def copy_all(source: Source, target: SessionStore, move: Move) -> int:
+async def copy_all(source: Source, target: Target, move: Move) -> int:
     """Returns how many sessions were copied that have not ended."""
     for kind in await source.kinds():
         async for record in _records(source, kind):
-            await target.records.put(_placed(record, move.place))
-    by_session = defaultdict[str, list[Key | None]](list)
+            await target.records.put(_placed(record, move))
+    by_session = defaultdict[str, list[Key]](list)
     async for kept in source.keys():
         if kept.session_id:
             by_session[kept.session_id].append(kept.key)
@@ -161,8 +166,10 @@ async def copy_all(source: Source, target: SessionStore, move: Move) -> int:
     for active in (False, True):  # else an ended session would be taken for another one of an active one's thread
         async for session in source.sessions():
             if session.active is active:
-                for key in by_session.get(session.id) or [None]:
-                    await target.add(move.change(session), key)
+                changed = move.change(session)
+                await target.add(changed)
+                for key in by_session[session.id]:
+                    await target.remember_key(key, changed)
                 copied += active
     return copied
 
@@ -184,12 +191,12 @@ async def _records(source: Source, kind: str) -> AsyncIterator[Record]:
         after = page[-1].id
 
 
-def _placed(record: Record, place: str) -> Record:
-    """The record as a new one. What it is about is at `place`, unless a store of snapshots has it."""
+def _placed(record: Record, move: Move) -> Record:
+    """The record as a new one. What it is about is at the place of the move, unless a store that all have has it."""
     values = _values(record) if record.kind in _PLACED else {}
-    if "place" not in values or values.get("packed"):
+    if "place" not in values or (values.get("packed") and move.shares_snapshots):
         return replace(record, version=1)
-    return replace(record, version=1, value=json.dumps({**values, "place": place}))
+    return replace(record, version=1, value=json.dumps({**values, "place": move.place}))
 
 
 def _values(record: Record) -> Mapping[str, Any]:

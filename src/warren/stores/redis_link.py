@@ -9,8 +9,10 @@ been made.
 """
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Final
 
 from redis import exceptions as theirs
@@ -19,6 +21,7 @@ from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from warren.kernel.syncing import sync_file
 from warren.model.errors import NoSpace, StoreAway, Unavailable, WarrenError
 from warren.stores.redis_address import RedisAddress, RedisKind, read_address
 from warren.stores.redis_lua import TOKEN_BYTES, LuaScript
@@ -97,6 +100,15 @@ class RedisLink:
             self._is_away = False
             return result
         return await self._run_or_time_out(script, packed, is_first=False)
+
+    async def sync(self) -> None:
+        """Waits until what Redis has written is on the disk, if its files are beside its socket: it writes before it
+        answers. Raises Unavailable."""
+        if self.address.kind is RedisKind.SOCKET:
+            try:
+                await asyncio.to_thread(_sync_files, Path(self.address.path).parent / "appendonlydir")
+            except OSError as exc:
+                raise self._away(f"cannot save what it has written: {exc.strerror or exc}") from exc
 
     def time_of_day(self) -> float:
         """Returns the time by Redis' clock, from its last answer. Raises Unavailable before the first one."""
@@ -188,6 +200,12 @@ _KNOWN: Final[tuple[tuple[type[Exception], str, str], ...]] = (
     ),
     (theirs.ClusterDownError, "is a cluster that is down", "look at CLUSTER INFO on one of its nodes"),
 )
+
+
+def _sync_files(directory: Path) -> None:
+    for path in (*directory.glob("*"), directory) if directory.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):  # Redis has written it anew, and waited for that
+            sync_file(path)
 
 
 def _encode(value: Value) -> bytes | int:

@@ -83,7 +83,7 @@ COUNT: Final = script(
 
 class RedisRecords:
     def __init__(self, link: RedisLink) -> None:
-        self._run = link.run
+        self._link, self._run = link, link.run
 
     async def get(self, kind: str, record_id: str) -> Record | None:
         found = await self._run(GET, kind, record_id)
@@ -105,7 +105,9 @@ class RedisRecords:
         return int(await self._run(COUNT, kind, group))
 
     async def sync(self) -> None:
-        """Redis says by its own settings what survives."""
+        """A Redis that `warren serve --workers` has started survives a loss of power by this; all others by their own
+        settings."""
+        await self._link.sync()
 
 
 def _row(record: Record) -> tuple[str | int | float | None, ...]:

@@ -201,6 +201,15 @@ return {'new'}
 """,
 )
 
+REMEMBER: Final = script(
+    SESSIONS,
+    _KEYS,
+    body="""
+remember(key('key', ARGV[3], ARGV[4], ARGV[5]), ARGV[6], ARGV[7])
+return 1
+""",
+)
+
 # Returns the session, nothing, or {'blank'} if that is unknown because Redis has lost its data.
 _FOUND: Final = """
 return found or (call('EXISTS', KEYS[1]) == 0 and {'blank'})

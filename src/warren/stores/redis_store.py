@@ -82,6 +82,10 @@ class RedisStore:
             raise _data_lost()
         return self._decoded(rest[0]) if rest else session, Added(which.decode())
 
+    async def remember_key(self, key: Key, session: Session) -> None:
+        """Lets a key stand for a session that is there. For copies: `add` does it for all others."""
+        await self._run(scripts.REMEMBER, key.tenant, key.scope, key.key, key.fingerprint, session.id)
+
     async def get(self, tenant: str, session_id: str) -> Session | None:
         return self._decode_found(await self._run(scripts.GET, tenant, session_id))
 

@@ -229,6 +229,11 @@ class SqliteStore:
                 self._run(_REMEMBER_KEY, *_name(key), key.fingerprint, stored.id, session.epoch, session.started)
             return stored, Added.NEW if held is None else Added.THREAD
 
+    async def remember_key(self, key: Key, session: Session) -> None:
+        """Lets a key stand for a session that is there. For copies: `add` does it for all others."""
+        await self._writable()
+        self._run(_REMEMBER_KEY, *_name(key), key.fingerprint, session.id, session.epoch, session.started)
+
     async def get(self, tenant: str, session_id: str) -> Session | None:
         known = self._in_memory.get(session_id)
         if known is None:

@@ -31,10 +31,10 @@ from urllib.parse import quote, unquote
 from warren.images.store.abandoned_builds import STATE, clear_abandoned
 from warren.interfaces.images import ImageMetadata, ImageVersion, RootFs
 from warren.kernel.logs import get_log
+from warren.kernel.syncing import sync_file_system
 from warren.model.errors import Conflict, ImageNotFound, InvalidRequest, NoSpace, PermissionDenied, WarrenError
 from warren.model.image import ImageConfig
 from warren.model.spec import check_image_name
-from warren.sandboxes.host.syncing import sync_file_system
 
 VERSIONS: Final = ".versions"
 WAYS: Final = ".ways"

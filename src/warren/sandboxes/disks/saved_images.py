@@ -20,13 +20,13 @@ from typing import Final, ParamSpec, TypeVar
 from warren.interfaces.disks import SavedDisk
 from warren.kernel.fair_thread import disk_threads
 from warren.kernel.shielding import run_shielded
+from warren.kernel.syncing import sync_file
 from warren.model.errors import Conflict, InvalidRequest, NoSpace, NotFound, ProviderUnavailable
 from warren.model.spec import MIB, SandboxSpec, check_disk_name, is_disk_name
 from warren.sandboxes.disks import file_system
 from warren.sandboxes.disks.disk_stream import DiskDescription, Unpacking, packed
 from warren.sandboxes.host.disks import FREE_FD, nameless
 from warren.sandboxes.host.extents import copy_file
-from warren.sandboxes.host.syncing import sync_file
 
 _ENDING: Final = ".img"
 _ATTRIBUTE: Final = "trusted.warren.disk"

@@ -20,13 +20,13 @@ from typing import Final, Protocol, TypeVar
 from warren.interfaces.disks import SavedDisk
 from warren.kernel.fair_thread import disk_threads
 from warren.kernel.shielding import run_shielded
+from warren.kernel.syncing import sync_file_system
 from warren.model.spec import MIB
 from warren.sandboxes.disks import file_system
 from warren.sandboxes.disks.disk_stream import DiskDescription, DiskLayout, content_hash
 from warren.sandboxes.disks.saved_images import NewImage, SavedImages
 from warren.sandboxes.host.disk_room import WatchedDisk
 from warren.sandboxes.host.extents import copy_file
-from warren.sandboxes.host.syncing import sync_file_system
 
 STEPS: Final = tuple(
     f"disk {step}"

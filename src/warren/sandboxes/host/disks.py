@@ -21,11 +21,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from warren.kernel.syncing import sync_file
 from warren.model.errors import NoSpace, ProviderUnavailable
 from warren.model.spec import MIB, Limits
 from warren.sandboxes.host.extents import copy_file
 from warren.sandboxes.host.processes import boot_id, run
-from warren.sandboxes.host.syncing import sync_file
 
 TEMPLATES: Final = 8
 DISK_FD: Final = 6

@@ -8,8 +8,8 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from warren.kernel.syncing import begin_writing
 from warren.model.spec import MIB
-from warren.sandboxes.host.syncing import begin_writing
 
 PIECE: Final = 16 * MIB
 _FICLONE: Final = 0x40049409

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from warren.kernel.syncing import sync_file, sync_file_system
 from warren.model.errors import Conflict, InvalidRequest, NoSpace, ProviderUnavailable
 from warren.model.spec import MIB
 from warren.sandboxes.host.disks import nameless
 from warren.sandboxes.host.extents import clone
-from warren.sandboxes.host.syncing import sync_file, sync_file_system
 
 DISKS: Final = "disks"
 KEPT: Final = ("saved", "volumes")

@@ -23,6 +23,7 @@ from typing import Final
 from warren.interfaces.volumes import VolumeImage
 from warren.kernel.fair_thread import disk_threads
 from warren.kernel.shielding import run_shielded
+from warren.kernel.syncing import sync_file
 from warren.model.errors import (
     Conflict,
     FileNotFound,
@@ -42,7 +43,6 @@ from warren.sandboxes.host.disks import FREE_FD
 from warren.sandboxes.host.processes import Finished, run
 from warren.sandboxes.host.record import SandboxRecord
 from warren.sandboxes.host.storage import DISKS
-from warren.sandboxes.host.syncing import sync_file
 
 VOLUMES: Final = f"{DISKS}/volumes"
 """The directory of the images, in the state directory."""

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Final
 
 from warren.interfaces.images import RootFs
+from warren.kernel.syncing import sync_file_system
 from warren.model.spec import AGENT_PROGRAM, MIB, RUNNERS, WRITABLE
 from warren.sandboxes.host.disk_room import DISK_POINT
 from warren.sandboxes.host.disks import DISK_FD, FREE_FD, tmpfs_options
 from warren.sandboxes.host.empty_network import unix_socket
 from warren.sandboxes.host.processes import kill_if
 from warren.sandboxes.host.record import SandboxRecord
-from warren.sandboxes.host.syncing import sync_file_system
 from warren.sandboxes.host.uids import uid_base
 from warren.sandboxes.providers import direct
 from warren.sandboxes.providers.gpu_access import INSIDE
