@@ -91,7 +91,8 @@ class ClusterClient:
     # -- creating
 
     async def _create(self, caller: ClusterCaller) -> None:
-        answer = await caller.create(metadata={"mark": self._next()})
+        rules = {"allow": ["192.0.2.1"]} if self._chance.random() < 0.3 else None  # such a session has an egress
+        answer = await caller.create(metadata={"mark": self._next()}, network=rules)
         if self._answered("create", answer):
             self._ledger.holds(answer.body).owner = self._name
 

@@ -85,20 +85,25 @@ async def give_up_worker(
 async def kill_maker(
     world: ClusterWorld, caller: ClusterCaller, ledger: ClusterLedger, chance: random.Random
 ) -> set[str]:
-    return _child_killed(world, chance, "warren.app.maker")
+    return await _child_killed(world, chance, "warren.app.maker")
 
 
 async def kill_egress(
     world: ClusterWorld, caller: ClusterCaller, ledger: ClusterLedger, chance: random.Random
 ) -> set[str]:
-    return _child_killed(world, chance, "warren.sandboxes.egress")
+    return await _child_killed(world, chance, "warren.sandboxes.egress")
 
 
-def _child_killed(world: ClusterWorld, chance: random.Random, module: str) -> set[str]:
-    """A worker starts another one, and none of its sessions is lost over it."""
-    found = {name: pid for name, worker in world.workers.items() if (pid := child_of(worker.pid, module))}
-    assert found, f"no worker has a process {module}"
-    os.kill(found[chance.choice(list(found))], signal.SIGKILL)
+async def _child_killed(world: ClusterWorld, chance: random.Random, module: str) -> set[str]:
+    """A worker starts another one when it has work for it, and none of its sessions is lost over it."""
+
+    async def is_killed() -> bool:
+        found = [pid for worker in world.workers.values() if (pid := child_of(worker.pid, module))]
+        if found:
+            os.kill(chance.choice(found), signal.SIGKILL)
+        return bool(found)
+
+    await until(is_killed, f"a worker has a process {module}")
     return set()
 
 
