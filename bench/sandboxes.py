@@ -28,7 +28,6 @@ sys.path.insert(0, str(ROOT / "tests"))
 from docker_engine import DockerEngine  # noqa: E402
 
 from warren.images.store.store import ImageStore  # noqa: E402
-from warren.interfaces.images import RootFs  # noqa: E402
 from warren.model.operations import Command  # noqa: E402
 from warren.model.spec import Limits, SandboxSpec  # noqa: E402
 from warren.sandboxes.agent.sandbox import AgentSandbox  # noqa: E402
@@ -97,8 +96,8 @@ async def run_bare_loop(
     rootfs = ImageStore(state).rootfs("base")
     config = json.loads(provider._launcher.config(record, rootfs=rootfs))
     config["process"]["args"] = ["/usr/bin/true"]
-    record, disk = await provider._take_disk(record)
-    argv = provider._launcher.argv(record, RootFs(rootfs.path, rootfs.host_usr), detached=False)
+    record, rootfs, disk = await provider._take_disk(record, rootfs)
+    argv = provider._launcher.argv(record, rootfs, detached=False)
     split = argv.index("--") + 1
     with oci_launch.in_memory(json.dumps(config)) as stdin:
         return await run(

@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sandboxes import Count, Table, meminfo, settle
 from service_bare import bare_rate
@@ -38,8 +40,11 @@ async def files_part(table: Table, count: Count) -> None:
                 made = await client.call("POST", "/api/sessions", {"limits": {"cpus": cpus}})
                 name, data = str(made["session_id"]), Path(file.name)
                 figures = [await asyncio.to_thread(measure_transfer, server, name, data) for _ in range(5)]
+                plain = max([await asyncio.to_thread(measure_copy, data) for _ in range(5)])
                 await cleanup(client, made["session_id"])
                 show_files(table, size_mb, cpus, figures, counts)
+                if counts:
+                    show_copies(table, figures, plain)
 
 
 class Transfer(NamedTuple):
@@ -60,6 +65,41 @@ def measure_transfer(server: Server, session_id: str, data: Path) -> Transfer:
     if same.returncode:
         raise RequestFailed(f"the download differs from the upload: {same.stdout}{same.stderr}")
     return Transfer(size_mb / up, size_mb / down, growth)
+
+
+_COPY: Final = """
+import socket, sys
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    print(listener.getsockname()[1], flush=True)
+    connection, _ = listener.accept()
+    part = bytearray(1 << 18)
+    with connection, open(sys.argv[1], "wb", buffering=0) as file:
+        while size := connection.recv_into(part):
+            file.write(memoryview(part)[:size])
+        connection.sendall(b"x")
+"""
+
+
+def measure_copy(data: Path) -> float:
+    """Returns MiB/s of a plain copy over the same loopback: one process sends the file, another one writes it."""
+    with tempfile.NamedTemporaryFile(prefix="warren-bench-", dir="/var/tmp") as target:
+        argv = [sys.executable, "-c", _COPY, target.name]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as receiver, data.open("rb") as source:
+            assert receiver.stdout is not None
+            port = int(receiver.stdout.readline())
+            start = time.perf_counter()
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendfile(source)
+                connection.shutdown(socket.SHUT_WR)
+                connection.recv(1)
+            took = time.perf_counter() - start
+    return data.stat().st_size / MIB / took
+
+
+def show_copies(table: Table, figures: list[Transfer], plain: float) -> None:
+    table.add("    a plain copy over loopback", f"{plain:.0f} MiB/s")
+    for what, best in (("up", max(one.up for one in figures)), ("down", max(one.down for one in figures))):
+        table.add(f"    {what}, of a plain copy", f"{best / plain:.0%}", ">= 80 %", best / plain >= 0.8)
 
 
 def _curl(url: str, *flags: str) -> float:

@@ -28,7 +28,7 @@ from service_tenants import ADMIN, QUOTA, Tenant, new_tenant
 from span_collector import collecting
 from table import Table
 
-from warren.kernel.tracing import OFF, Span, Tracing, note_trace, traced
+from warren.kernel.tracing import OFF, Span, Tracing, traced
 from warren.measure.http_client import Client, exec_message
 
 ROUNDS = 40
@@ -113,8 +113,8 @@ def measure_calls(table: Table) -> None:
         known = dict(headers)
 
         def run() -> None:
-            with tracing.request(headers, known), traced("exec", session="s", environment="e"):
-                note_trace(session="s", environment="e")
+            with tracing.request(headers, known) as span, traced("exec", session="s", environment="e"):
+                span.note(session="s", environment="e")
 
         return run
 
