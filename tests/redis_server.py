@@ -110,13 +110,14 @@ class RedisServer:
 
 
 class RedisSentinel:
-    """A single Sentinel that watches one server under the name `mymaster`."""
+    """A Sentinel that watches one server under the name `mymaster`. `quorum`: how many must hold it for dead, and
+    `silent_ms`: after how long."""
 
-    def __init__(self, directory: Path, server: RedisServer) -> None:
+    def __init__(self, directory: Path, server: RedisServer, *, quorum: int = 1, silent_ms: int = 60_000) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         self._directory = directory
-        self._server = server
+        self._server, self._quorum, self._silent_ms = server, quorum, silent_ms
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -127,9 +128,10 @@ class RedisSentinel:
         config = self._directory / "sentinel.conf"
         config.write_text(
             f"port {self.port}\nbind 127.0.0.1\ndir {self._directory}\nprotected-mode no\n"
-            f"sentinel monitor mymaster 127.0.0.1 {self._server.port} 1\n"
+            f"sentinel monitor mymaster 127.0.0.1 {self._server.port} {self._quorum}\n"
             f"sentinel auth-pass mymaster {self._server.password}\n"
-            "sentinel down-after-milliseconds mymaster 60000\n"
+            f"sentinel down-after-milliseconds mymaster {self._silent_ms}\n"
+            f"sentinel failover-timeout mymaster {4 * self._silent_ms}\n"
         )
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(

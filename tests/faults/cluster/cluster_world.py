@@ -10,7 +10,7 @@ import signal
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,10 +43,11 @@ class ClusterWorld:
         workers: int = 3,
         coordinators: int = 2,
         provider: str = "oci",
+        redis: Callable[[Path], Any] | None = None,
         **environ: str,
     ) -> None:
         self._states = [new_state(image_cache) for _ in range(workers + coordinators)]
-        self.redis = RedisServer(self._states[0] / "redis", "--appendonly", "yes", "--appendfsync", "always")
+        self.redis = (redis or _durable_redis)(self._states[0] / "redis")
         self.cluster = Cluster(
             self.redis,
             self._states[:workers],
@@ -183,6 +184,10 @@ class ClusterWorld:
                 text = inside(worker.state_dir, name, "thread.txt")
                 found[text] += bool(text)
         return found
+
+
+def _durable_redis(directory: Path) -> RedisServer:
+    return RedisServer(directory, "--appendonly", "yes", "--appendfsync", "always")
 
 
 def inside(state_dir: Path, sandbox_id: str, name: str) -> str:
