@@ -9,7 +9,8 @@ In each row of makers a provider of its own makes COUNT sandboxes, 64 asked for 
 `exec p99` is of the command `true` in another sandbox, quiet and meanwhile; `server` is the processor time of the
 process that asks, for one create. In each row of workers a server has 200 sessions, each with a connection that runs
 `true` again and again, from as many client processes as there are workers; `server` is the processor time of all its
-processes for one command, without those of sandboxes. Absolute figures depend on the machine: compare the rows.
+processes for one command, without those of sandboxes; in rows with `direct` clients ask the workers themselves.
+Absolute figures depend on the machine: compare the rows.
 """
 
 import argparse
@@ -26,12 +27,12 @@ from pathlib import Path
 import uvloop
 from service_server import IMAGES, ROOT, serving
 
-from warren.measure.http_client import connect, create
+from warren.measure.http_client import connect
 from warren.measure.requests import commands
 
 _MAKERS = (0, 1, 2, 4, 8, 16)
 _SESSIONS, _SECONDS = 200, 5.0
-_SERVED = f"{'workers':>7}  {'commands/s':>10}  {'p50':>8}  {'p99':>8}  {'server':>8}"
+_SERVED = f"{'workers':>9}  {'commands/s':>10}  {'p50':>8}  {'p99':>8}  {'server':>8}"
 _HEAD = f"{'makers':>6}  {'creates/s':>9}  {'good':>6}  {'destroys/s':>10}  {'server':>8}  {'exec p99':>16}"
 
 
@@ -47,10 +48,11 @@ def measure(makers: int, count: int) -> dict[str, float]:
         shutil.rmtree(state, ignore_errors=True)
 
 
-def serve(workers: int) -> str:
+def serve(workers: int, *, direct: bool) -> str:
     """Runs a server and its clients, and returns the row."""
-    program = [sys.executable, __file__, "--client"]
-    with serving("--workers", str(workers), "--pool-size", "0", "--environment", "host") as server:
+    program = [sys.executable, __file__, *(["--direct"] if direct else []), "--client"]
+    flags = ("--workers", str(workers), "--pool-size", "0", "--environment", "host")
+    with serving(*flags, WARREN_DIRECT_CLIENTS=str(direct).lower()) as server:
         clients = [
             subprocess.Popen([*program, str(server.port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             for _ in range(workers)
@@ -68,13 +70,18 @@ def serve(workers: int) -> str:
     taken = sorted(seconds for each in found for seconds in each)
     ms = [taken[len(taken) * percent // 100] * 1000 for percent in (50, 99)]
     rate, each = len(taken) / _SECONDS, spent / len(taken) * 1000
-    return f"{workers:>7}  {rate:>10.0f}  {ms[0]:>5.1f} ms  {ms[1]:>5.1f} ms  {each:>5.2f} ms"
+    row = f"{workers:>2} {'direct' if direct else '':>6}"
+    return f"{row}  {rate:>10.0f}  {ms[0]:>5.1f} ms  {ms[1]:>5.1f} ms  {each:>5.2f} ms"
 
 
-async def use(port: int) -> None:
+async def use(port: int, *, direct: bool) -> None:
     share = int(sys.stdin.readline())
     clients = await connect(port, share)
-    made = await asyncio.gather(*(create(client) for client in clients))
+    sessions = await asyncio.gather(*(client.call("POST", "/api/sessions", {}) for client in clients))
+    made = [str(session["session_id"]) for session in sessions]
+    if direct:
+        ports = [int(session["worker_url"].rpartition(":")[2]) for session in sessions]
+        clients = [client for port in ports for client in await connect(port, 1)]
     print("ready", flush=True)
     sys.stdin.readline()
     _, taken = await commands(clients, made, _SECONDS)
@@ -97,14 +104,16 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=400, help="sandboxes of a row")
     parser.add_argument("--workers", help="the rows of a table of its own")
     parser.add_argument("--client", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--direct", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.client:
-        uvloop.run(use(options.client))
+        uvloop.run(use(options.client, direct=options.direct))
         return
     if options.workers:
         print(_SERVED)
         for workers in map(int, options.workers.split(",")):
-            print(serve(workers), flush=True)
+            for direct in (False, True) if workers > 1 else (False,):
+                print(serve(workers, direct=direct), flush=True)
         return
     print(_HEAD)
     for makers in map(int, options.makers.split(",")):

@@ -59,6 +59,10 @@ def demand_goal(settings: Settings) -> DemandGoal:
 
 def worker_settings(settings: Settings) -> Settings:
     """Returns the settings with the defaults of a worker. Raises InvalidRequest."""
+    if settings.direct_clients and settings.cluster_ca:
+        raise InvalidRequest(
+            "with cluster_ca workers answer nobody but coordinators", remedy="leave out direct_clients, or cluster_ca"
+        )
     port = WORKER_PORT if settings.sources["port"] == "default" else settings.port
     found = replace(coordinator_settings(settings), port=port)
     if settings.cluster_secret or settings.sources["worker_id"] == "default":

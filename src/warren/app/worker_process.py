@@ -31,6 +31,7 @@ from warren.app.wiring import (
     build_metrics_page,
 )
 from warren.cluster.auth import ClusterAuth, CoordinatorIdentity
+from warren.cluster.direct import DirectEntrance, KeyIdentify, with_clients
 from warren.cluster.entrance import WorkerEntrance, WorkerIdentify
 from warren.cluster.heartbeat import Heartbeat
 from warren.cluster.images import ImageFetcher, OfferedImages, send_image
@@ -198,7 +199,9 @@ class WorkerService(Service):
         )
         scheme = "http" if self._settings.cluster_ca is None else "https"
         assert self._mirror is not None
-        context = replace(context, worker_url=f"{scheme}://{self._address}", own_sessions=self._mirror.own)
+        address = f"{scheme}://{self._address}"
+        takes_clients, own = self._settings.direct_clients, self._mirror.own
+        context = replace(context, worker_url=address, takes_clients=takes_clients, own_sessions=own)
 
         entrance = WorkerEntrance(
             self._auth,
@@ -209,7 +212,7 @@ class WorkerService(Service):
             partial(answer_volume, self.sessions.lifecycle.volumes.moves),
             self._metrics_stage(context),
         )
-        return Pipeline(
+        coordinators = Pipeline(
             Stages(
                 guard=build_guard(self._settings, self.tracing, self.history, any_host=True),
                 identify=WorkerIdentify(context.identity),
@@ -217,6 +220,24 @@ class WorkerService(Service):
                 admission=build_admission(context, counts=False),
                 previews=PreviewProxy(self.sessions, context.port_connections, behind_coordinator=True),
                 dispatch=build_dispatcher(self._settings, context),
+                fastapi=create_app(context),
+            )
+        )
+        return with_clients(coordinators, self._for_clients(context)) if self._settings.direct_clients else coordinators
+
+    def _for_clients(self, context: Context) -> ASGIApp:
+        """Returns what answers clients that ask this worker itself."""
+        settings = self._settings
+        context = replace(context, identity=build_identity(settings, self.tenancy))
+        own_host = self._address.rpartition(":")[0]
+        settings = replace(settings, allowed_hosts=(*settings.allowed_hosts, own_host))
+        return Pipeline(
+            Stages(
+                guard=build_guard(settings, self.tracing, self.history),
+                identify=KeyIdentify(context.identity),
+                entrance=DirectEntrance(self.lease),
+                admission=build_admission(context),
+                dispatch=build_dispatcher(settings, context),
                 fastapi=create_app(context),
             )
         )

@@ -119,22 +119,23 @@ class WorkerEntrance:
         else:
             self._lease.check()
             _restore_client(request)
-            return self._fence(scope, receive, send)
+            return fence(self._lease, scope, receive, send)
         return None
 
-    def _fence(self, scope: Scope, receive: Receive, send: Send) -> Send:
-        """Replaces the response once the lease has run out. The app must not see an error: it would report its own."""
-        is_replaced = False
 
-        async def fenced_send(message: Message) -> None:
-            nonlocal is_replaced
-            if message["type"] == "http.response.start" and self._lease.left_s <= 0 and message["status"] < 400:
-                is_replaced = True
-                await problem(_LEASE_LOST)(scope, receive, send)
-            elif not is_replaced:
-                await send(message)
+def fence(lease: Lease, scope: Scope, receive: Receive, send: Send) -> Send:
+    """Replaces the response once the lease has run out. The app must not see an error: it would report its own."""
+    is_replaced = False
 
-        return fenced_send
+    async def fenced_send(message: Message) -> None:
+        nonlocal is_replaced
+        if message["type"] == "http.response.start" and lease.left_s <= 0 and message["status"] < 400:
+            is_replaced = True
+            await problem(_LEASE_LOST)(scope, receive, send)
+        elif not is_replaced:
+            await send(message)
+
+    return fenced_send
 
 
 def _tenant_and_sessions(scope: Scope) -> tuple[str, list[str]]:

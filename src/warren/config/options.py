@@ -384,8 +384,9 @@ class Settings:
     cluster_secret: str = option(CLUSTER_SECRET, "",
         "The secret that coordinators and workers share; the same in the whole cluster.", secret=True)
     worker_away_s: float = option(time(0, LONGEST_S), 0.0,
-        "How long the sessions of a worker that does not answer are kept for it, beyond its lease of 8 s.",
-        default_text="0; 600 with several workers on one machine")
+        "How long sessions of a silent worker are kept for it, beyond its lease of 8 s (`serve --workers`: 600).")
+    direct_clients: bool = option(SWITCH, False,
+        "This worker also answers clients themselves, with their keys, about the sessions it has (`worker_url`).")
     demand_fill: float = option(number(0.05, 1), 0.75,
         "How full the workers of a cluster should be, for the number that is wanted (GET /api/cluster/demand).")
     demand_least: int = option(whole_number(0, 100_000), 1, "As many workers are wanted at least.")

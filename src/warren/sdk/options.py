@@ -19,7 +19,7 @@ ImageProgress = Callable[[ImageBuilding], None]
 
 _log: Final = logging.getLogger("warren")
 _SENT_IF_FALSE: Final = frozenset({"auto_resume"})
-_NOT_SENT: Final = frozenset({"timeout", "exactly_once", "image_timeout_s", "on_image_progress"})
+_NOT_SENT: Final = frozenset({"timeout", "exactly_once", "image_timeout_s", "on_image_progress", "direct"})
 
 
 def log_once() -> ImageProgress:
@@ -77,6 +77,7 @@ class SessionOptions(TypedDict, total=False):
     exactly_once: bool
     image_timeout_s: float
     on_image_progress: ImageProgress | None
+    direct: bool
 
 
 class WorkOptions(SessionOptions, total=False):

@@ -446,6 +446,7 @@ class SessionView(BaseModel):
     url: str
     isolation: dict[str, Any] | None = None
     created: bool | None = None
+    worker_url: str | None = Field(None, description="In the answer of a create: its worker, if that takes clients")
     mismatch: dict[str, MismatchView] | None = Field(
         None, description="In the answer of a create with `on_mismatch: keep`: where the thread's session differs"
     )

@@ -888,6 +888,7 @@ export interface SessionView {
     url: string;
     isolation?: Record<string, unknown> | null;
     created?: boolean | null;
+    worker_url?: string | null;
     mismatch?: Record<string, MismatchView> | null;
     exec?: FirstCommandView | null;
 }

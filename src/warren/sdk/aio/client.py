@@ -86,6 +86,7 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
     to repeat, and repeats them when the connection breaks; it costs the server a little more. `image_timeout_s`: how
     long the first use waits while the server builds the environment's image; meanwhile the client calls
     `on_image_progress` with an ImageBuilding, whose `step`, `fraction` and `about` tell how far the server is.
+    `direct`: in a cluster whose workers take clients, what is about a session goes to its worker itself.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         if mode not in ("remote", "local"):
             raise InvalidRequest(f"there is no mode {mode!r}", remedy="there are: remote, local")
         super().__init__(
-            backend or open_backend(mode, server_url, api_key),
+            backend or open_backend(mode, server_url, api_key, direct=options.get("direct", False)),
             session_values(thread_id, options),
             session_id,
             options.get("image_timeout_s", IMAGE_TIMEOUT_S),

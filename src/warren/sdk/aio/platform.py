@@ -77,10 +77,16 @@ def remind_to_close(client: object, name: str) -> Callable[[], object]:
     return weakref.finalize(client, warnings.warn, text, RuntimeWarning).detach
 
 
-def open_backend(mode: str, server_url: str, api_key: str | None) -> AsyncBackend:
+def open_backend(mode: str, server_url: str, api_key: str | None, *, direct: bool = False) -> AsyncBackend:
     if mode == "local":
         from warren.local import AsyncLocal
 
         return AsyncLocal()
     url = server_url or find_url()
-    return AsyncRemote(AsyncTransport(url, find_key(url) if api_key is None else api_key))
+    key = find_key(url) if api_key is None else api_key
+    main = AsyncRemote(AsyncTransport(url, key))
+    if not direct:
+        return main
+    from warren.sdk.aio.direct import AsyncDirect
+
+    return AsyncDirect(main, lambda url: AsyncRemote(AsyncTransport(url, key)))

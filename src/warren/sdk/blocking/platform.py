@@ -51,10 +51,16 @@ def remind_to_close(client: object, name: str) -> Callable[[], object]:
     return lambda: None
 
 
-def open_backend(mode: str, server_url: str, api_key: str | None) -> Backend:
+def open_backend(mode: str, server_url: str, api_key: str | None, *, direct: bool = False) -> Backend:
     if mode == "local":
         from warren.local import Local
 
         return Local()
     url = server_url or find_url()
-    return Remote(Transport(url, find_key(url) if api_key is None else api_key))
+    key = find_key(url) if api_key is None else api_key
+    main = Remote(Transport(url, key))
+    if not direct:
+        return main
+    from warren.sdk.blocking.direct import Direct
+
+    return Direct(main, lambda url: Remote(Transport(url, key)))

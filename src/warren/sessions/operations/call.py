@@ -41,8 +41,9 @@ Values = dict[str, Any]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationContext:
     """What every operation works with. `labels` are the labels of this worker, which a new session may require;
-    `worker_url` is its address in a cluster. Without `links` there are no previews, without `artifacts` none of
-    these, and without `snapshots` none of those. Only a coordinator has `cluster`."""
+    `worker_url` is its address in a cluster, and `takes_clients` whether clients may ask it themselves. Without `links`
+    there are no previews, without `artifacts` none of these, and without `snapshots` none of those. Only a coordinator
+    has `cluster`."""
 
     sessions: Sessions
     provider: str
@@ -51,6 +52,7 @@ class OperationContext:
     images: ImageLister
     labels: Mapping[str, str] = field(default_factory=dict)
     worker_url: str = ""
+    takes_clients: bool = False
     command_timeout_s: float = 120.0
     max_command_timeout_s: float = 86400.0
     keepalive_s: float = 15.0

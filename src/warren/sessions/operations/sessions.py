@@ -100,6 +100,8 @@ async def create_session(call: Call, body: CreateBody | None) -> OperationReply:
     view = show(call, result.session)
     headers = {"Location": view["url"], **({"Idempotency-Replayed": "true"} if result.replayed else {})}
     view |= {"created": result.created} | ({"mismatch": result.mismatch} if result.mismatch else {})
+    if call.context.takes_clients:
+        view["worker_url"] = call.context.worker_url
     if body.exec is not None:
         view["exec"] = await run_first(replace(call, session_id=result.session.id), body.exec)
     return OperationReply(view, 201 if result.created or result.replayed else 200, headers)
