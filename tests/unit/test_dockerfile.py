@@ -4,6 +4,7 @@ import platform
 import time
 
 import pytest
+from this_run import patience
 
 from warren.images.building.dockerfile import DEFAULT_PATH, ParsedDockerfile, parse_dockerfile
 from warren.model.errors import ImageNotFound, InvalidRequest
@@ -353,7 +354,7 @@ def test_hostile_files_take_no_time(text: str) -> None:
     except InvalidRequest as exc:
         said = str(exc)
     assert len(said) < 1000
-    assert time.process_time() - began < 4.0
+    assert time.process_time() - began < patience(4.0)
 
 
 def test_a_long_here_document_is_taken() -> None:

@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 import pytest
 from busiest_turn import MAX_S, busiest_turn, own_memory
 from contract.store_values import a_session
+from this_run import patience
 
 from warren.access.keys import Keys
 from warren.access.tenants import Tenants
@@ -513,7 +514,7 @@ async def test_forged_signatures_wait_for_each_other_and_cost_others_nothing(wor
     with own_memory():
         began = time.thread_time()
         await world.reached("/files", query=query)  # it is remembered
-        assert time.thread_time() - began < 0.01
+        assert time.thread_time() - began < patience(0.01)
     through_proxy = {"X-Forwarded-For": "192.0.2.7"}
     assert (await world.ask("/files", through_proxy, query=signed("/a", "x"), client="10.0.0.1")).status == 401
 
@@ -555,5 +556,5 @@ async def test_a_query_of_very_many_parameters_costs_nothing_before_somebody_is_
     for _ in range(20):
         await world.refused(401, "/files", query=f"signature=v1_x{many}")
         await world.refused(401, f"/templates/uploads/{'ab' * 16}", method="PUT", query=f"token={upload}{many}")
-    assert time.process_time() - began < 0.2
+    assert time.process_time() - began < patience(0.2)
     await world.reached(f"/templates/uploads/{'ab' * 16}", method="PUT", query=f"token={upload}")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 from busiest_turn import MAX_S, busiest_turn
+from this_run import patience
 
 from warren.http.e2b.control.bodies import read_whole
 from warren.http.e2b.envd.filesystem import entry_of
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.anyio
 def soon(limit_s: float) -> Iterator[None]:
     began = time.process_time()
     yield
-    assert time.process_time() - began < limit_s
+    assert time.process_time() - began < patience(limit_s)
 
 
 @pytest.mark.parametrize("value", [10**400, -(10**400), 1e300, float("inf"), float("nan"), 1.5, True, "1", [1]])
