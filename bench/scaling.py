@@ -15,6 +15,7 @@ Absolute figures depend on the machine: compare the rows.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -95,7 +96,9 @@ def _processor_s(pid: int) -> float:
 
 
 def _is_ours(pid: int) -> bool:
-    return any(word in Path(f"/proc/{pid}/cmdline").read_text() for word in ("warren.cli.main", "redis-server"))
+    with contextlib.suppress(FileNotFoundError):  # it ended meanwhile
+        return any(word in Path(f"/proc/{pid}/cmdline").read_text() for word in ("warren.cli.main", "redis-server"))
+    return False
 
 
 def main() -> None:
