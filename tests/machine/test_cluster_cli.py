@@ -418,6 +418,17 @@ def test_a_log_that_has_become_long_begins_anew_and_the_process_writes_on(tmp_pa
     assert (before.stat().st_size, before.stat().st_mode & 0o777) == (17_000_006, 0o600)
 
 
+def test_a_second_signal_kills_what_does_not_stop(tmp_path: Path) -> None:
+    processes, before = Processes(tmp_path), signal.getsignal(signal.SIGTERM)
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(1000)"
+    processes.start_program("worker-1", [sys.executable, "-c", deaf], {})
+    wait_until(lambda: "ready" in (tmp_path / "worker-1.log").read_text(), "it ignores the first one")
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    processes.stop(patience_s=600)
+    assert processes._services["worker-1"].process.returncode == -signal.SIGKILL
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
 class Worker(http.server.BaseHTTPRequestHandler):
     """A worker that makes its image while it is asked three times."""
 

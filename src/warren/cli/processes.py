@@ -65,17 +65,21 @@ def check_ports(host: str, ports: Iterable[int]) -> None:
 
 @contextlib.contextmanager
 def until_interrupted() -> Iterator[None]:
-    """Ends the block at Ctrl-C, SIGTERM and SIGHUP, and lets none of them disturb what cleans up after it."""
+    """Ends the block at Ctrl-C, SIGTERM and SIGHUP, and lets none of them disturb what cleans up after it. After a
+    block that comes to its end by itself they are what they were before."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    is_over = False
     signal.signal(signal.SIGTERM, _interrupt)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+    if before[signal.SIGHUP] is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _interrupt)
     try:
         yield
+        is_over = True
     except KeyboardInterrupt:
         pass
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        for number, handler in before.items():
+            signal.signal(number, handler if is_over else signal.SIG_IGN)
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -210,19 +214,25 @@ class Processes:
             for service in self._services.values():
                 service.process.kill()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, kill_all)
-        for kind in ("coordinator", "worker", "redis"):
-            group = [service.process for name, service in self._services.items() if name.startswith(kind)]
-            for process in group:
-                with contextlib.suppress(ProcessLookupError):
-                    process.terminate()
-            for process in group:
-                try:
-                    process.wait(patience_s)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+        before = {number: signal.signal(number, kill_all) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            for kind in ("coordinator", "worker", "redis"):
+                self._stop_group(kind, patience_s)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _stop_group(self, kind: str, patience_s: float) -> None:
+        group = [service.process for name, service in self._services.items() if name.startswith(kind)]
+        for process in group:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        for process in group:
+            try:
+                process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _obstacle(url: str) -> WarrenError | None:
