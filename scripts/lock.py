@@ -28,6 +28,7 @@ def main() -> None:
     wanted = [
         *project["build-system"]["requires"],
         *("editables",),  # hatchling needs it for an editable install
+        *("async-timeout>=4.0.3; python_full_version < '3.11.3'",),  # redis needs it with Debian 12's Python
         *project["project"]["dependencies"],
         *project["project"]["optional-dependencies"]["server"],
     ]
@@ -39,7 +40,8 @@ def main() -> None:
 
 def resolve(wanted: list[str]) -> dict[str, str]:
     argv = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"]
-    done = subprocess.run([*argv, *wanted], stdout=subprocess.PIPE, check=True)
+    on_any_python = [text.partition(";")[0] for text in wanted]
+    done = subprocess.run([*argv, *on_any_python], stdout=subprocess.PIPE, check=True)
     report: dict[str, Any] = json.loads(done.stdout)
     return {normal(item["metadata"]["name"]): item["metadata"]["version"] for item in report["install"]}
 
