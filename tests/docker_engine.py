@@ -22,9 +22,11 @@ _STOP_S = patience(20.0)
 
 class DockerEngine:
     """`url` is a value for DOCKER_HOST. `kill` and `start` show what outlives the engine. Containers have a network
-    only if `bridge` is given: the address of the engine's end of it, with its mask."""
+    only if `bridge` is given: the address of the engine's end of it, with its mask. `settings` go into its
+    configuration."""
 
-    def __init__(self, bridge: str = "") -> None:
+    def __init__(self, bridge: str = "", **settings: object) -> None:
+        self._settings = {"live-restore": True, **settings}
         self._network = ("--bip", bridge) if bridge else ("--bridge=none",)
         self.root = Path(tempfile.mkdtemp(prefix="docker-"))
         self.url = f"unix://{self.root}/docker.sock"
@@ -32,7 +34,7 @@ class DockerEngine:
 
     def start(self) -> None:
         # Its own configuration: it must not read that of the machine's engine.
-        (self.root / "daemon.json").write_text(json.dumps({"live-restore": True}))
+        (self.root / "daemon.json").write_text(json.dumps(self._settings))
         command = [
             *("unshare", "--net", "--", "dockerd", "--config-file", f"{self.root}/daemon.json", "--host", self.url),
             *("--data-root", f"{self.root}/data", "--exec-root", f"{self.root}/exec"),
