@@ -7,6 +7,7 @@ how a server of one process becomes one of several and comes back.
 
 import asyncio
 import contextlib
+import glob
 import math
 import os
 import shutil
@@ -138,8 +139,9 @@ class _Unit:
         others = asyncio.run(turning.others_with_something(settings, self._url)) - set(names)
         if others:
             click.echo(f"workers that are not wanted any more and still have something: {', '.join(sorted(others))}")
-        for directory in (settings.state_dir / WORKERS).glob("*"):
-            if directory.name not in {*names, *others}:
+        for directory in (settings.state_dir / WORKERS).glob(f"{glob.escape(settings.worker_id)}-*"):
+            is_ours = directory.name.removeprefix(f"{settings.worker_id}-").isdecimal() and not server_pid(directory)
+            if is_ours and directory.name not in {*names, *others}:
                 destroy_sandboxes(replace(settings, state_dir=directory))  # of its pools: no session has them
         if settings.serve_workers == 1 and not others:
             moved = asyncio.run(turning.move_rows_from_redis(settings, self._url))
