@@ -77,6 +77,9 @@ async def test_what_is_about_a_session_goes_to_its_worker(world: World) -> None:
         one.write_file("a.txt", b"data")
         assert one.read_file("a.txt") == b"data"
         assert b"".join(chunk.data for chunk in one.stream("echo streamed")) == b"streamed\n"
+        backend = one._backend
+        assert len(backend._session_at) == 1  # type: ignore[attr-defined]
+    assert not backend._session_at  # type: ignore[attr-defined]
     async with AsyncSandboxClient(world.front.url, api_key=world.key, direct=True, labels={"where": "a"}) as two:
         assert (await two.execute("echo here")).output == "here\n"
         assert (await two.info()).worker == "a"

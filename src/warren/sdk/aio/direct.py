@@ -53,6 +53,8 @@ class AsyncDirect:
             raise
         if operation == "create_session":
             self._note(found)
+        elif operation == "delete_session":
+            self._forget(session_id)
         return found
 
     async def events(

@@ -55,6 +55,8 @@ class Direct:
             raise
         if operation == "create_session":
             self._note(found)
+        elif operation == "delete_session":
+            self._forget(session_id)
         return found
 
     def events(self, operation: str, session_id: str, **arguments: Any) -> Generator[tuple[str, Values], None, None]:
