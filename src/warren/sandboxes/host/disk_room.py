@@ -48,7 +48,8 @@ mounted at the top of the root, so nobody inside can put a link in its place.
 
 _METADATA_SHARE: Final = 48  # the fraction of its size (1/48) that ext4 may need for inodes and bitmaps
 _FILL_BYTES_PER_S: Final = 2048 * MIB
-_SHORTEST_S, _LONGEST_S = 0.1, 5.0
+_SHORTEST_S, _SOON_S, _LONGEST_S = 0.1, 1.0, 5.0
+_REST: Final = 40  # while there is time, the watch rests this many times as long as a look at every disk has taken
 _SMALL: Final = 64 * MIB  # a sandbox with less unwritten space is never ended
 _ROUNDS: Final = 32
 _RETRY_S: Final = 5.0
@@ -86,10 +87,17 @@ class DiskUse:
 
 @dataclass(frozen=True, slots=True)
 class DiskPlan:
-    """`growth`: how much each named disk may grow; others are not restricted. `end`: the sandboxes to end."""
+    """`room`: what may be written until the reserve is touched. `growth`: how much each named disk may grow; others are
+    not restricted. `end`: the sandboxes to end."""
 
+    room: int
     growth: Mapping[str, int]
     end: tuple[str, ...] = ()
+
+    def pause_s(self, host_free: int, reserve: int) -> float:
+        """Returns when to check again. Restricted disks cannot use up the room; other programs of the machine can use
+        up what is free."""
+        return pause_s(host_free if self.growth else min(host_free, self.room + 2 * reserve), reserve)
 
 
 def plan_disks(
@@ -108,12 +116,12 @@ def plan_disks(
     growth = {} if room >= reserve else share(max(reserve // 4, room), uses)
     left = host_free + coming - falling
     if left >= 2 * reserve:
-        return DiskPlan(growth)
+        return DiskPlan(room, growth)
     wanted = {
         name: (use.unwritten_files + (use.shared if left < reserve else 0), use.held - use.shared)
         for name, use in uses.items()
     }
-    return DiskPlan(growth, tuple(_whom_to_end(host_free + coming - reserve // 2, wanted, lasting)))
+    return DiskPlan(room, growth, tuple(_whom_to_end(host_free + coming - reserve // 2, wanted, lasting)))
 
 
 def share(room: int, uses: Mapping[str, DiskUse]) -> dict[str, int]:
@@ -354,15 +362,16 @@ class DiskWatch:
 
     def look(self) -> float:
         """Checks once, and restricts or ends what it must. Returns the seconds until the next check."""
+        begun = time.thread_time()
         total, free = self._space()
         reserve, disks = self._reserve(total), self._disks()
         held = sum(disk.image.held() or 0 for disk in disks.values())
         self.held_mb = min(held, total - free) // MIB  # blocks that several disks share count once
         threshold = 3 * reserve + sum(disk.limit for disk in disks.values()) // _METADATA_SHARE
-        pause = pause_s(free - threshold + 3 * reserve, reserve)
-        if free - _dirty() >= threshold and self._restricted == set():
+        written = free - _dirty()
+        if written >= threshold and self._restricted == set():
             self._last_free = 0
-            return pause
+            return pause_s(free - threshold + 3 * reserve, reserve)
         volumes = self._volumes()
         disks = {**disks, **volumes}
         uses = {name: use for name, disk in disks.items() if (use := disk.look()) is not None}
@@ -372,7 +381,7 @@ class DiskWatch:
         self._last_free = free
         plan = plan_disks(free, reserve, uses, coming=coming, falling=falling, lasting=volumes.keys())
         self._apply(plan, uses, disks)
-        return min(pause, 10 * _SHORTEST_S)
+        return min(plan.pause_s(written, reserve), max(_SOON_S, _REST * (time.thread_time() - begun)))
 
     def _apply(self, plan: DiskPlan, uses: Mapping[str, DiskUse], disks: Mapping[str, WatchedDisk]) -> None:
         restricted = set()

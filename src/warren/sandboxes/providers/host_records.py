@@ -49,7 +49,7 @@ class SandboxRecords(Generic[R]):
             return []
 
     def with_labels(self, sandbox_ids: Sequence[str], labels: Mapping[str, str]) -> Sequence[str]:
-        records = {name: self.load(name) for name in sandbox_ids}
+        records = {name: self.known(name) for name in sandbox_ids}
         return [name for name, record in records.items() if record and labels.items() <= record.spec.labels.items()]
 
     def is_over(self, directory: Path) -> bool:
