@@ -16,6 +16,8 @@ struct watch {
 };
 void watch_add(struct watch *w, int fd, uint32_t events, void (*ready)(struct watch *, uint32_t), void *of);
 void watch_set(struct watch *w, uint32_t events);
+/* Leaves the descriptor, which is watched for input, to another watch. */
+void watch_move(struct watch *from, struct watch *to, void (*ready)(struct watch *, uint32_t), void *of);
 void watch_drop(struct watch *w); /* also closes the descriptor */
 /* Opens the loop. `writes` is called with the pipes that commands have written to, in the order of the writes. `lost`
  * says that the kernel has not told of all of them. */

@@ -242,7 +242,10 @@ static void on_gone(struct command *c, const struct report *n) {
         c->exit_delayed = false;
         c->end.killed = n->killed;
         c->end.survivors = n->survivors;
-        on_ended(c, &(struct report){REPORT_EXITED, 0, 0, 0, c->end.status, n->killed, n->survivors, 0, n->cpu_us});
+        struct report end = {.kind = REPORT_EXITED, .status = c->end.status, .killed = n->killed};
+        end.survivors = n->survivors;
+        end.cpu_us = n->cpu_us;
+        on_ended(c, &end);
     }
     for (struct channel *ch = channel_first(), *next; ch; ch = next) {
         next = ch->next;
@@ -259,6 +262,12 @@ static void on_gone(struct command *c, const struct report *n) {
     outbox_wake();
 }
 
+/* Nothing is left of what the command started, and its supervisor is not its own any more. */
+static void on_nothing_left(struct command *c) {
+    on_gone(c, &(struct report){.killed = c->end.killed, .survivors = c->end.survivors});
+    if (c->forgotten) remove_command(c);
+}
+
 void control_ready(struct watch *w, uint32_t events) {
     struct command *c = w->of;
     struct report n;
@@ -271,7 +280,12 @@ void control_ready(struct watch *w, uint32_t events) {
         else if (n.kind == REPORT_EXITED && c->ending && n.background) c->end = n, c->exit_delayed = true;
         else if (n.kind == REPORT_EXITED) on_exited(c, &n);
         else if (n.kind == REPORT_GONE) on_gone(c, &n);
-        else {
+        if (n.kind == REPORT_EXITED && n.waits) {
+            spare_keep(c);
+            on_nothing_left(c);
+            return;
+        }
+        if (n.kind == REPORT_FAILED) {
             on_refused(c, &n);
             return;
         }
@@ -282,8 +296,7 @@ void control_ready(struct watch *w, uint32_t events) {
     if (c->life != LIFE_ENDED || c->end.background) tend_lost_supervisor();
     if (c->life != LIFE_ENDED && !c->exit_delayed)
         on_ended(c, &(struct report){.kind = REPORT_EXITED, .status = SIGKILL});
-    on_gone(c, &(struct report){.killed = c->end.killed, .survivors = c->end.survivors});
-    if (c->forgotten) remove_command(c);
+    on_nothing_left(c);
 }
 
 /* ---- attach, control, list ---- */

@@ -85,6 +85,13 @@ void kill_all_resumed(uint64_t paused_us);
 enum code spawn(struct command *c, struct request *r, const struct user *u, const char **why);
 bool set_terminal_size(int fd, uint64_t rows, uint64_t cols);
 
+/* spare.c: keeps the supervisor of a command that has ended for the next one. */
+void spare_keep(struct command *c); /* takes its supervisor, which waits */
+bool spare_start(struct command *c, const struct launch *l); /* false if there is none that can take it */
+bool spare_kept(void);
+uint64_t spare_next(void); /* when `spare_tidy` has to be called; UINT64_MAX if there is none */
+void spare_tidy(void);
+
 /* input.c */
 void input_ready(struct watch *w, uint32_t events);
 void command_stdin(struct command *c, struct channel *ch, const uint8_t *p, size_t n);

@@ -38,7 +38,7 @@ static uint32_t count_other_processes(void) {
 
 /* Counts the agent's own processes, supervisors and file jobs, which the worker is not told of. */
 static uint32_t count_helpers(void) {
-    uint32_t n = 0;
+    uint32_t n = spare_kept();
     for (struct command *c = commands; c; c = c->next) n += c->control.fd >= 0;
     for (struct channel *ch = channel_first(); ch; ch = ch->next) n += ch->job != NULL;
     return n;

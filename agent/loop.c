@@ -35,6 +35,13 @@ void watch_set(struct watch *w, uint32_t events) {
     epoll_ctl(poller, EPOLL_CTL_MOD, w->fd, &e);
 }
 
+void watch_move(struct watch *from, struct watch *to, void (*ready)(struct watch *, uint32_t), void *of) {
+    *to = (struct watch){from->fd, ready, of};
+    from->fd = -1;
+    struct epoll_event e = {.events = EPOLLIN, .data.ptr = to};
+    if (epoll_ctl(poller, EPOLL_CTL_MOD, to->fd, &e) != 0) fail("epoll");
+}
+
 void watch_drop(struct watch *w) {
     epoll_ctl(poller, EPOLL_CTL_DEL, w->fd, NULL);
     close(w->fd);

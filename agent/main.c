@@ -32,7 +32,7 @@
  *                elevate.c, sudo.c                root inside the sandbox
  *   files.h      file_jobs.c                      file operations: a process for each
  *                files.c, tree.c, watching.c, search.c    what these processes do
- *   command.h    command.c, spawn.c               the life of commands, and how one is started
+ *   command.h    command.c, spawn.c, spare.c      the life of commands, and how one is started
  *                input.c, output.c, shell.c       stdin; stdout and stderr; state between shell commands
  *                tend.c, kill_all.c               what keeps supervisors going; how everything is ended
  *   context.h    keeper.c, keeper_cells.c, keeper_runner.c, cell.c    code contexts: programs that run as the user
@@ -179,6 +179,7 @@ static int parse_arguments(int argc, char **argv) {
 static int time_left_ms(void) {
     uint64_t next = command_next_deadline(), tending = tend_next(), now = now_us();
     if (tending < next) next = tending;
+    if (spare_next() < next) next = spare_next();
     if (next == UINT64_MAX) return -1;
     if (next <= now) return 0;
     uint64_t ms = (next - now + 999) / 1000;
@@ -211,5 +212,6 @@ int main(int argc, char **argv) {
         command_check_ended_all();
         connection_flush();
         command_tidy();
+        spare_tidy();
     }
 }

@@ -84,17 +84,22 @@ static char **base_environment(const struct user *u, bool terminal) {
     return list;
 }
 
-static pid_t fork_supervisor(struct command *c, struct launch *l, int *control) {
+static bool fork_supervisor(struct command *c, struct launch *l) {
     int pair[2];
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) return -1;
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) return false;
     pid_t pid = fork();
     if (pid == 0) supervise(l, pair[1]);
     close(pair[1]);
-    if (pid < 0) close(pair[0]);
-    else fcntl(pair[0], F_SETFL, O_NONBLOCK);
-    *control = pair[0];
+    if (pid < 0) {
+        int error = errno;
+        close(pair[0]);
+        errno = error;
+        return false;
+    }
+    fcntl(pair[0], F_SETFL, O_NONBLOCK);
     c->supervisor = pid;
-    return pid;
+    watch_add(&c->control, pair[0], EPOLLIN, control_ready, c);
+    return true;
 }
 
 enum code spawn(struct command *c, struct request *r, const struct user *u, const char **why) {
@@ -131,19 +136,17 @@ enum code spawn(struct command *c, struct request *r, const struct user *u, cons
     output_open(c, e.out[0],
                 e.err[0]); /* before the fork, because the kernel does not signal writes that were made earlier */
     e.out[0] = e.err[0] = -1;
-    int control;
-    pid_t pid = fork_supervisor(c, &l, &control);
+    bool good = spare_start(c, &l) || fork_supervisor(c, &l);
     int error = errno;
     free(env);
     free(base);
     close(e.in[0]), close(e.out[1]), close(e.err[1]);
     e.in[0] = e.out[1] = e.err[1] = -1;
-    if (pid < 0) {
+    if (!good) {
         *why = strerror(error);
         close_ends(&e);
         return CODE_LIMIT;
     }
-    watch_add(&c->control, control, EPOLLIN, control_ready, c);
     if (e.in[1] >= 0) watch_add(&c->in, e.in[1], 0, input_ready, c);
     return 0;
 }

@@ -1,4 +1,5 @@
-/* The supervisor: one process per command, between the agent and the command.
+/* The supervisor: one process per command, between the agent and the command. It may take another command when nothing
+ * is left of one (spare.c).
  *
  * It is a sub-reaper, so every process that the command starts stays below it, however often it forks and whatever
  * sessions it creates. It has the agent's uid, so the command cannot signal it (root can, where that is allowed: see
@@ -250,6 +251,7 @@ static void report_exit(int signals) {
     while (WIFSIGNALED(result.status) && !no_child && now_us() < until) wait_for_children(signals, 5);
     result.kind = REPORT_EXITED;
     result.background = no_child ? 0 : (uint32_t)scan_tree();
+    result.waits = no_child && !settings.allow_root && !settings.guest;
     send_report(&result);
 }
 
@@ -271,17 +273,12 @@ static pid_t start_command(struct launch *l) {
     return pid;
 }
 
-void supervise(struct launch *l, int ctl) {
-    control = ctl;
+/* Returns when nothing is left of the command, and another one may come. */
+static void supervise_one(struct launch *l, int signals, int sudo) {
     leader_carries = l->state_fd >= 0;
-    keep_only((int[]){ctl, l->in, l->out, l->err, l->state_fd, l->text_fd}, 6);
-    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGCHLD);
-    sigprocmask(SIG_SETMASK, &set, NULL);
-    int signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    int sudo = settings.allow_root ? elevate_listen() : -1; /* must exist before the command can call it */
+    leader_gone = no_child = false;
+    result = (struct report){0};
+    killed = 0;
     leader = start_command(l);
     int mine[] = {l->in, l->out, l->err, l->state_fd, l->text_fd};
     for (size_t i = 0; i < sizeof mine / sizeof *mine; i++)
@@ -293,6 +290,7 @@ void supervise(struct launch *l, int ctl) {
         reap();
         if (leader_gone && !reported) {
             report_exit(signals);
+            if (result.waits) return;
             if (no_child) _exit(0);
             reported = true;
         }
@@ -306,4 +304,21 @@ void supervise(struct launch *l, int ctl) {
     result.killed = 0;
     if (leader_gone) send_report(&result);
     _exit(0);
+}
+
+void supervise(struct launch *l, int ctl) {
+    control = ctl;
+    keep_only((int[]){ctl, l->in, l->out, l->err, l->state_fd, l->text_fd}, 6);
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGCHLD);
+    sigprocmask(SIG_SETMASK, &set, NULL);
+    int signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    int sudo = settings.allow_root ? elevate_listen() : -1; /* must exist before the command can call it */
+    for (;;) {
+        supervise_one(l, signals, sudo);
+        forget_launch();
+        take_over(control, l);
+    }
 }

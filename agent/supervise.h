@@ -14,6 +14,7 @@ struct report {
     uint32_t kind, stage;
     int32_t pid, error, status;
     uint32_t killed, survivors, background;
+    uint32_t waits; /* of EXITED: nothing is left of the tree, and the supervisor can take another command */
     uint64_t cpu_us;
 };
 /* From agent to supervisor. */
@@ -30,10 +31,16 @@ struct launch {
     int in, out, err, state_fd, text_fd;
     bool terminal;
 };
-/* Starts the command and supervises it; `ctl` is the socket to the agent. For a process that was forked for this. */
+/* Starts the command and supervises it, and then others, as long as the agent keeps `ctl`, their socket, open. For a
+ * process that was forked for this. */
 void supervise(struct launch *l, int ctl) __attribute__((noreturn));
 /* Reads the process tree from /proc; returns the number of processes below this one. */
 size_t scan_tree(void);
+
+/* spare.c: waits for the next command. Ends this process if none will come. What it fills `l` with is valid until
+ * `forget_launch`. */
+void take_over(int socket, struct launch *l);
+void forget_launch(void);
 
 /* hold.c: stops a shell at a moment at which none of its processes can lose a signal.
  * True if the caller must continue the shell after sending the signal. */

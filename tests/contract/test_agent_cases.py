@@ -46,6 +46,44 @@ async def test_a_long_line_runs_whatever_descriptors_are_open(box: Sandbox) -> N
     assert set(said) == {"hello\n"}
 
 
+async def supervisor_of(box: Sandbox) -> str:
+    return (await box.exec(Command(argv=("sh", "-c", "echo $PPID")))).stdout
+
+
+async def test_one_supervisor_serves_commands_one_after_the_other(box: Sandbox) -> None:
+    first = await supervisor_of(box)
+    assert await supervisor_of(box) == first
+    sleeping = await box.start(Command(argv=("sleep", "60")))
+    assert await supervisor_of(box) != first
+    await sleeping.kill(0)
+    await box.exec(Command(argv=("sh", "-c", "exit 3")))
+    assert (await box.exec(Command(argv=("sh", "-c", "sleep 60 & exit 3")))).background == 1
+    assert (await box.exec(Command(argv=("sh", "-c", "echo well")))).stdout == "well\n"
+    assert await box.kill_all() == 1  # the one that sleeps, not the supervisor that waits
+    assert (await box.exec(Command(argv=("sh", "-c", "echo well")))).stdout == "well\n"
+
+
+async def test_a_command_gets_nothing_of_the_one_before_it(box: Sandbox) -> None:
+    await supervisor_of(box)
+    files = "for fd in $(ls /proc/$$/fd); do [ -e /proc/$$/fd/$fd ] && echo $fd; done; true"
+    show = ("sh", "-c", f'pwd; id -u; echo "[$WORD]"; cat; {files}')
+    rich = await box.start(Command(argv=show, env={"WORD": "secret"}, cwd="/tmp", user="1234", stdin=True))
+    await rich.write(b"in\n")
+    await rich.close_stdin()
+    assert (await rich.wait()).exit_code == 0
+    plain = await box.exec(Command(argv=show))
+    assert plain.stdout.split() == ["/workspace", *plain.stdout.split()[1:2], "[]", "0", "1", "2"]
+    assert plain.stdout.split()[1] != "1234"
+    long = await box.exec(Command(argv=("sh", "-c", 'echo ${#1} "[$WORD]"', "sh", "x" * 60_000)))
+    assert long.stdout == "60000 []\n"
+    missing = [await box.exec(Command(argv=("there-is-no-such-program",))) for _ in range(2)]
+    assert [(each.exit_code, each.stderr.splitlines()[0]) for each in missing] == [
+        (127, "there-is-no-such-program: command not found")
+    ] * 2
+    many = await box.exec(Command(argv=("sh", "-c", "echo $#", "sh", *["x"] * 3000)))
+    assert many.stdout == "3000\n"
+
+
 async def test_files_may_be_older_than_1970(box: Sandbox) -> None:
     await box.exec(Command(shell="touch -d '1960-01-01 00:00:00 UTC' old"))
     assert (await box.stat("old")).modified == -315619200
