@@ -173,6 +173,7 @@ class HttpConnection(HttpToolsProtocol):
         self._is_last = False
         self._received = 0
         self._unparsed = 0
+        self._body_left = 0  # of a body whose length was given: all of it is one call, however much is parsed at once
         self._refusal: WarrenError | None = None
         self._active: RequestResponseCycle | None = None
         self._sending, self._reading = _StallTimer(), _StallTimer()
@@ -234,7 +235,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._rest:  # TLS may deliver bytes that it had already read
             self._rest = memoryview(bytes(self._rest) + data)
         else:
-            if len(data) <= _HTTP_STEP and not self.transport.is_closing():
+            if len(data) <= max(_HTTP_STEP, self._body_left) and not self.transport.is_closing():
                 self._unparsed += len(data)
                 self._parse(data)
                 return
@@ -248,7 +249,8 @@ class HttpConnection(HttpToolsProtocol):
             and self._phase not in (RequestPhase.LINGERING, RequestPhase.LAST)
             and not self.transport.is_closing()
         ):
-            data, self._rest = bytes(self._rest[:_HTTP_STEP]), self._rest[_HTTP_STEP:]
+            step = max(_HTTP_STEP, self._body_left)
+            data, self._rest = bytes(self._rest[:step]), self._rest[step:]
             self._unparsed += len(data)
             self._parse(data)
             if self._rest and time.perf_counter() >= until:
@@ -295,6 +297,7 @@ class HttpConnection(HttpToolsProtocol):
         if is_upgrade and self._ignores_upgrade():
             return
         self._in_head, self._unparsed = False, 0
+        self._body_left = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         if self._phase is RequestPhase.HEAD:
             self._phase, self._since = RequestPhase.OPEN, self.loop.time()
         super().on_headers_complete()
@@ -305,6 +308,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0
+        self._body_left = max(0, self._body_left - len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
