@@ -66,7 +66,8 @@ _log = get_log(__name__)
 class DiskUse:
     """A sandbox's disk, in bytes. `size`: of its image. `held`: what the image occupies in the host's file system.
     `free`: what its own file system has left. `growth`: how much more its programs may write, up to its limit.
-    `allocated`: what its files occupy. `shared`: how much of `held` other files have too."""
+    `allocated`: what its files occupy. `shared`: how much of `held` other files have too. `usual`: how many of its
+    blocks, of `block` bytes, the file system keeps for itself if nobody restricts it."""
 
     size: int
     held: int
@@ -74,6 +75,8 @@ class DiskUse:
     growth: int
     allocated: int
     shared: int = 0
+    block: int = 4096
+    usual: int = 0
 
     @property
     def unwritten(self) -> int:
@@ -94,10 +97,11 @@ class DiskPlan:
     growth: Mapping[str, int]
     end: tuple[str, ...] = ()
 
-    def pause_s(self, host_free: int, reserve: int) -> float:
+    def pause_s(self, host_free: int, reserve: int, took_s: float = 0.0) -> float:
         """Returns when to check again. Restricted disks cannot use up the room; other programs of the machine can use
-        up what is free."""
-        return pause_s(host_free if self.growth else min(host_free, self.room + 2 * reserve), reserve)
+        up what is free. `took_s`: how long this look at every disk has taken."""
+        free = host_free if self.growth else min(host_free, self.room + 2 * reserve)
+        return pause_s(free, reserve, max(_SOON_S, _REST * took_s))
 
 
 def plan_disks(
@@ -154,9 +158,9 @@ def _whom_to_end(room: int, wanted: Mapping[str, tuple[int, int]], lasting: Coll
             yield name
 
 
-def pause_s(host_free: int, reserve: int) -> float:
+def pause_s(host_free: int, reserve: int, most: float = _LONGEST_S) -> float:
     """Returns when to check again: before the fastest writers could come close to the reserve."""
-    return max(_SHORTEST_S, min(_LONGEST_S, (host_free - 3 * reserve) / _FILL_BYTES_PER_S))
+    return max(_SHORTEST_S, min(most, (host_free - 3 * reserve) / _FILL_BYTES_PER_S))
 
 
 class Promises:
@@ -219,31 +223,29 @@ class WatchedDisk:
     image: DiskImage
 
     @property
-    def reserved(self) -> Path:
-        return _EXT4 / f"loop{os.minor(self.device)}" / _RESERVED
-
-    @property
     def is_there(self) -> bool:
         try:
             return os.stat(self.mounted).st_dev == self.device
         except OSError:
             return False
 
-    def look(self) -> DiskUse | None:
+    def look(self, *, at_sharing: bool = True) -> DiskUse | None:
         """Measures the disk; None if it is gone."""
-        if not self.is_there:
-            return None
         try:
-            inside = os.statvfs(self.mounted)
-            size = int(Path(f"/sys/dev/block/{os.major(self.device)}:{os.minor(self.device)}/size").read_text()) * 512
+            with self.opened(os.O_PATH) as fd:
+                inside = os.fstatvfs(fd)
+            size = int(_read(f"/sys/dev/block/{os.major(self.device)}:{os.minor(self.device)}/size")) * 512
         except (OSError, ValueError):
             return None
-        free, allocated = inside.f_bfree * inside.f_frsize, (inside.f_blocks - inside.f_bfree) * inside.f_frsize
+        block = inside.f_frsize
+        free, allocated = inside.f_bfree * block, (inside.f_blocks - inside.f_bfree) * block
         held = self.image.held()
         if held is None:  # unknown, so it counts as written
             held = size - free
-        growth = max(0, free - (size - self.limit) - _usual_reserve(size, inside.f_frsize) * inside.f_frsize)
-        return DiskUse(size, held, free, growth, allocated, min(held, self.image.shared()))
+        usual = min(size // block // 50, 4096)  # what ext4 keeps for itself when it is mounted
+        growth = max(0, free - (size - self.limit) - usual * block)
+        shared = min(held, self.image.shared()) if at_sharing else 0
+        return DiskUse(size, held, free, growth, allocated, shared, block, usual)
 
     def shut_down(self) -> bool:
         """Lets nothing more be written to the disk, and returns whether that worked. The caller must end the sandbox:
@@ -254,9 +256,9 @@ class WatchedDisk:
         return False
 
     @contextmanager
-    def opened(self) -> Iterator[int]:
+    def opened(self, flags: int = os.O_RDONLY) -> Iterator[int]:
         """Yields a descriptor of the top of the file system. Raises OSError if it is gone."""
-        fd = os.open(self.mounted, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(self.mounted, flags | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if os.fstat(fd).st_dev != self.device:
                 raise FileNotFoundError(errno.ENOENT, "the disk is gone")
@@ -264,19 +266,17 @@ class WatchedDisk:
         finally:
             os.close(fd)
 
-    def restrict(self, use: DiskUse, growth: int) -> None:
-        """Lets the disk grow by `growth`, up to its limit. Raises OSError, ValueError."""
-        block = os.statvfs(self.mounted).f_frsize
-        usual = _usual_reserve(use.size, block)
-        wanted = usual + max(0, use.growth - growth) // block
-        there = int(self.reserved.read_text())
-        if there != wanted and max(there, wanted) > usual:
-            self.reserved.write_text(str(wanted))
+    def reserve(self, use: DiskUse, blocks: int) -> None:
+        """Has the file system keep that many blocks for itself. Raises OSError, ValueError."""
+        name = f"{_EXT4}/loop{os.minor(self.device)}/{_RESERVED}"
+        there = int(_read(name))
+        if there != blocks and max(there, blocks) > use.usual:
+            Path(name).write_text(str(blocks))
 
 
-def _usual_reserve(size: int, block: int) -> int:
-    """Returns how many clusters ext4 keeps for itself when it is mounted."""
-    return min(size // block // 50, 4096)
+def _read(name: str) -> bytes:
+    with open(name, "rb", buffering=0) as file:  # Path.read_text takes several times as long
+        return file.read()
 
 
 def find_disk(mountinfo: str) -> tuple[str, int] | None:
@@ -374,21 +374,23 @@ class DiskWatch:
             return pause_s(free - threshold + 3 * reserve, reserve)
         volumes = self._volumes()
         disks = {**disks, **volumes}
-        uses = {name: use for name, disk in disks.items() if (use := disk.look()) is not None}
+        falling = max(0, self._last_free - free)
+        near = free - falling < 2 * reserve
+        uses = {name: use for name, disk in disks.items() if (use := disk.look(at_sharing=near)) is not None}
         self._ending = [(until, held) for until, held in self._ending if until > time.monotonic()]
         coming = sum(held for _, held in self._ending) + self._coming_back()
-        falling = max(0, self._last_free - free)
         self._last_free = free
         plan = plan_disks(free, reserve, uses, coming=coming, falling=falling, lasting=volumes.keys())
         self._apply(plan, uses, disks)
-        return min(plan.pause_s(written, reserve), max(_SOON_S, _REST * (time.thread_time() - begun)))
+        return plan.pause_s(written, reserve, time.thread_time() - begun)
 
     def _apply(self, plan: DiskPlan, uses: Mapping[str, DiskUse], disks: Mapping[str, WatchedDisk]) -> None:
         restricted = set()
         for name, use in uses.items():
             growth = plan.growth.get(name, use.growth)
+            blocks = use.usual + max(0, use.growth - growth) // use.block
             with suppress(OSError, ValueError):
-                disks[name].restrict(use, growth)
+                disks[name].reserve(use, blocks)
             if growth < use.growth:
                 restricted.add(name)
         if bool(restricted) != bool(self._restricted):
