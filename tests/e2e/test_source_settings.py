@@ -190,6 +190,6 @@ def test_nginx_as_documented_needs_an_allowed_name_and_a_few_lines(nginx: Docume
         assert nginx.ask(name, *form)[0] == 413
         assert nginx.ask("with-more.example", *form)[0] == 200
     socket = [part for header in _SOCKET for part in ("-H", header)]
-    terminal = (f"/api/sessions/{session_id}/terminal", "--max-time", "1", *socket)
+    terminal = (f"/api/sessions/{session_id}/terminal", "--max-time", str(patience(1.0)), *socket)
     assert nginx.ask("your-domain.com", *terminal)[0] >= 400
     assert nginx.ask("with-more.example", *terminal)[0] == 101

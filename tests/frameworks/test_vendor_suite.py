@@ -15,7 +15,7 @@ _SUITE = Path(__file__).with_name("vendor_suite.py")
 
 def run_suite(python: Path, url: str) -> str:
     argv = [str(python), "-m", "pytest", "-q", "-c", "/dev/null", "--noconftest", f"--rootdir={_SUITE.parent}"]
-    argv += ["-o", "asyncio_mode=auto", "-p", "no:cacheprovider", str(_SUITE)]
+    argv += ["-o", "asyncio_mode=auto", "-p", "no:cacheprovider", "-p", "no:cloudcoil", str(_SUITE)]
     environ = {**os.environ, "WARREN_URL": url, "WARREN_API_KEY": "", "PYTHONPATH": str(_ROOT / "src")}
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -53,6 +53,7 @@ _REST: Final = 40  # while there is time, the watch rests this many times as lon
 _SMALL: Final = 64 * MIB  # a sandbox with less unwritten space is never ended
 _ROUNDS: Final = 32
 _RETRY_S: Final = 5.0
+_LATE_S: Final = 2.0
 _GIVE_BACK_S: Final = 2.0
 _SHUTDOWN: Final = 0x8004587D  # EXT4_IOC_SHUTDOWN
 _WITHOUT_FLUSH: Final = 2
@@ -344,8 +345,11 @@ class DiskWatch:
 
     async def run(self) -> None:
         while True:
+            begun = time.monotonic()
             try:
                 seconds = await asyncio.to_thread(self.look)
+                if (took := time.monotonic() - begun) > _LATE_S:  # meanwhile nobody has kept the disk from running full
+                    _log.warning("disk_watch_slow", took_s=round(took, 1), disks=len(self._restricted or ()))
             except OSError as exc:
                 _log.warning("disk_watch_failed", error=exc, retry_s=_RETRY_S)
                 seconds = _RETRY_S
