@@ -230,6 +230,15 @@ class WatchedDisk:
         except OSError:
             return False
 
+    def figures(self) -> tuple[int, ...]:
+        """Returns what changes whenever anything is written, allocated, mounted or restricted there; () if the disk is
+        gone. It takes a tenth of what `look` takes."""
+        try:
+            inside = os.statvfs(self.mounted)
+        except OSError:
+            return ()
+        return self.device, inside.f_blocks, inside.f_bfree, inside.f_bavail, self.image.held() or -1
+
     def look(self, *, at_sharing: bool = True) -> DiskUse | None:
         """Measures the disk; None if it is gone."""
         try:
@@ -332,6 +341,7 @@ class DiskWatch:
         self._volumes = volumes
         self._reserve_mb = reserve_mb
         self._restricted: set[str] | None = None  # None: unknown, because an earlier process may have restricted some
+        self._seen: dict[str, tuple[tuple[int, ...], DiskUse]] = {}  # at the last look
         self._ending: list[tuple[float, int]] = []  # ended sandboxes: until when, and how much, they may give back
         self._last_free = 0  # at the last check, if there was little then
         self.held_mb = 0
@@ -369,7 +379,8 @@ class DiskWatch:
         begun = time.thread_time()
         total, free = self._space()
         reserve, disks = self._reserve(total), self._disks()
-        held = sum(disk.image.held() or 0 for disk in disks.values())
+        figures = {name: disk.figures() for name, disk in disks.items()}
+        held = sum(max(0, each[-1]) for each in figures.values() if each)
         self.held_mb = min(held, total - free) // MIB  # blocks that several disks share count once
         threshold = 3 * reserve + sum(disk.limit for disk in disks.values()) // _METADATA_SHARE
         written = free - _dirty()
@@ -378,23 +389,40 @@ class DiskWatch:
             return pause_s(free - threshold + 3 * reserve, reserve)
         volumes = self._volumes()
         disks = {**disks, **volumes}
+        figures |= {name: disk.figures() for name, disk in volumes.items()}
         falling = max(0, self._last_free - free)
         near = free - falling < 2 * reserve
-        uses = {name: use for name, disk in disks.items() if (use := disk.look(at_sharing=near)) is not None}
+        uses = self._uses(disks, figures, at_sharing=near)
         self._ending = [(until, held) for until, held in self._ending if until > time.monotonic()]
         coming = sum(held for _, held in self._ending) + self._coming_back()
         self._last_free = free
         plan = plan_disks(free, reserve, uses, coming=coming, falling=falling, lasting=volumes.keys())
         self._apply(plan, uses, disks)
+        self._seen = {name: (figures[name], use) for name, use in uses.items()}
         return plan.pause_s(written, reserve, time.thread_time() - begun)
+
+    def _uses(
+        self, disks: Mapping[str, WatchedDisk], figures: Mapping[str, tuple[int, ...]], *, at_sharing: bool
+    ) -> dict[str, DiskUse]:
+        """Measures those that have changed since the last look, and all where it counts what they share."""
+        uses = {}
+        for name, disk in disks.items():
+            before, use = self._seen.get(name, ((), None))
+            if at_sharing or not figures[name] or before != figures[name]:
+                use = disk.look(at_sharing=at_sharing)
+            if use is not None:
+                uses[name] = use
+        return uses
 
     def _apply(self, plan: DiskPlan, uses: Mapping[str, DiskUse], disks: Mapping[str, WatchedDisk]) -> None:
         restricted = set()
         for name, use in uses.items():
             growth = plan.growth.get(name, use.growth)
             blocks = use.usual + max(0, use.growth - growth) // use.block
-            with suppress(OSError, ValueError):
-                disks[name].reserve(use, blocks)
+            is_as_it_was = name in self._seen and self._seen[name][1] is use
+            if not is_as_it_was or growth < use.growth or name in (self._restricted or ()):
+                with suppress(OSError, ValueError):
+                    disks[name].reserve(use, blocks)
             if growth < use.growth:
                 restricted.add(name)
         if bool(restricted) != bool(self._restricted):

@@ -10,7 +10,8 @@ Neither cgroup v1 nor v2 charges two kinds, and nothing limits how much one sand
   beyond that, closing a connection anywhere loses what was not sent yet.
 
 So a watch reads a number for the whole machine many times a second. When the number has grown by GROWTH above its
-minimum, the watch adds up what each sandbox holds.
+minimum, the watch adds up what each sandbox holds. What every sandbox takes by being there is no growth: else making
+many would have all of them looked at again and again.
 """
 
 import asyncio
@@ -63,14 +64,19 @@ class WatchedSandbox:
 
 
 class QueueWatch(Watch):
-    """Watches one kind of queue. `sandboxes` is called in a thread."""
+    """Watches one kind of queue. `sandboxes` is called in a thread; `count` says how many there are."""
 
     most: int
+    usual = 0
+    """How much the figure grows by a sandbox that does nothing."""
 
-    def __init__(self, sandboxes: Callable[[], Iterable[WatchedSandbox]]) -> None:
+    def __init__(self, sandboxes: Callable[[], Iterable[WatchedSandbox]], count: Callable[[], int] = lambda: 0) -> None:
         super().__init__()
-        self._sandboxes = sandboxes
-        self._least = self.figure()
+        self._sandboxes, self._count = sandboxes, count
+        self._least = self._beyond_usual()
+
+    def _beyond_usual(self) -> int:
+        return self.figure() - self.usual * self._count()
 
     @staticmethod
     @abstractmethod
@@ -83,7 +89,7 @@ class QueueWatch(Watch):
         """Returns the uncharged bytes in the network namespace of a process. May stop counting above `most`."""
 
     def _is_too_much(self) -> bool:
-        now = self.figure()
+        now = self._beyond_usual()
         has_grown = now > self._least + GROWTH
         self._least = now if has_grown else min(self._least, now)
         return has_grown
@@ -114,6 +120,7 @@ class QueueWatch(Watch):
 class NetlinkWatch(QueueWatch):
     name = "netlink sockets"
     most = MAX_NETLINK
+    usual = 512 << 10
 
     @staticmethod
     def figure() -> int:

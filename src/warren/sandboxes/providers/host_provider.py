@@ -178,7 +178,9 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._saved = SavedImages(self.disks.directory / self.saved_folder, self.sandbox_disks.spare, self._fault)
         self._metrics = MetricsReader()
         watched = partial(self.records.watched, self._cgroup)
-        self._kernel_watches = Watches(FileLockWatch(), NetlinkWatch(watched), TcpWatch(watched))
+        self._kernel_watches = Watches(
+            FileLockWatch(), NetlinkWatch(watched, lambda: len(self.records.made)), TcpWatch(watched)
+        )
         self._ready_lock = asyncio.Lock()
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._create_slots = asyncio.Semaphore(at_once)
