@@ -121,6 +121,8 @@ async def grow(fleet: Fleet, up_s: float) -> str:
     paths = [f"/api/sessions/{each['session_id']}/exec" for each in made]
     true = [message("POST", path, {"command": "true"}) for path in paths]
     ran = await cost(fleet, clients, lambda number: true[number % len(true)], 2000, rate)
+    # Each coordinator is to have a connection to each worker: making these is no part of a create.
+    await cost(fleet, clients, lambda _: message("POST", "/api/sessions", {}), 15 * workers, rate)
     created = await cost(fleet, clients, lambda _: message("POST", "/api/sessions", {}), 600, rate)
     for client in clients:
         client.close()

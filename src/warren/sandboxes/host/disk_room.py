@@ -22,12 +22,14 @@ Each provider of a process runs one watch over all sandboxes of its state direct
 import asyncio
 import errno
 import fcntl
+import math
 import os
 import re
 import struct
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -322,10 +324,25 @@ def _device(words: list[str]) -> int:
     return os.makedev(int(major), int(minor))
 
 
+@dataclass(slots=True)
+class _Ending:
+    """Sandboxes that were ended. `held`: the bytes that come back, some seconds after `emptied` at the latest."""
+
+    held: int
+    emptied: "Future[None]"
+    until: float = math.inf
+
+    def is_to_come(self, now: float) -> bool:
+        if self.emptied.done():
+            self.until = min(self.until, now + _GIVE_BACK_S)
+        return self.until > now
+
+
 class DiskWatch:
     """Watches the free space. `disks` lists the disks of all live sandboxes, `volumes` the volumes that these have;
-    `end` ends some sandboxes for a reason. All are called in threads. `coming_back` returns the bytes of destroyed
-    sandboxes that are still to be freed."""
+    `end` stops some sandboxes for a reason and has their images emptied, which can take long where many write: the
+    watch goes on meanwhile, because others may fill the disk. All are called in threads. `coming_back` returns the
+    bytes of destroyed sandboxes that are still to be freed."""
 
     def __init__(
         self,
@@ -333,7 +350,7 @@ class DiskWatch:
         reserve_mb: int | None,
         *,
         disks: Callable[[], Mapping[str, WatchedDisk]],
-        end: Callable[[Sequence[str], str], None],
+        end: Callable[[Sequence[str], str], "Future[None]"],
         volumes: Callable[[], Mapping[str, WatchedDisk]] = dict,
         coming_back: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -342,7 +359,7 @@ class DiskWatch:
         self._reserve_mb = reserve_mb
         self._restricted: set[str] | None = None  # None: unknown, because an earlier process may have restricted some
         self._seen: dict[str, tuple[tuple[int, ...], DiskUse]] = {}  # at the last look
-        self._ending: list[tuple[float, int]] = []  # ended sandboxes: until when, and how much, they may give back
+        self._ending: list[_Ending] = []
         self._last_free = 0  # at the last check, if there was little then
         self.held_mb = 0
 
@@ -393,8 +410,9 @@ class DiskWatch:
         falling = max(0, self._last_free - free)
         near = free - falling < 2 * reserve
         uses = self._uses(disks, figures, at_sharing=near)
-        self._ending = [(until, held) for until, held in self._ending if until > time.monotonic()]
-        coming = sum(held for _, held in self._ending) + self._coming_back()
+        now = time.monotonic()
+        self._ending = [each for each in self._ending if each.is_to_come(now)]
+        coming = sum(each.held for each in self._ending) + self._coming_back()
         self._last_free = free
         plan = plan_disks(free, reserve, uses, coming=coming, falling=falling, lasting=volumes.keys())
         self._apply(plan, uses, disks)
@@ -433,8 +451,8 @@ class DiskWatch:
             return
         for name in plan.end:
             _log.error("sandbox_ended", sandbox=name, reason="disk_full", unwritten_mb=uses[name].unwritten // MIB)
-            self._ending.append((time.monotonic() + _GIVE_BACK_S, uses[name].held))
-        self._end(plan.end, "it had allocated more disk space than the machine has left")
+        emptied = self._end(plan.end, "it had allocated more disk space than the machine has left")
+        self._ending.append(_Ending(sum(uses[name].held for name in plan.end), emptied))
 
     def _space(self) -> tuple[int, int]:
         return tightest(self._directory, self._reserve)

@@ -5,6 +5,7 @@ import asyncio
 import errno
 import threading
 from collections.abc import AsyncIterator, Awaitable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,7 @@ class SandboxDisks(Generic[R]):
         self._watching: asyncio.Task[None] | None = None
         self._beginning = asyncio.Lock()
         self._listing = threading.Lock()
+        self._emptying = ThreadPoolExecutor(1, "emptied-disks")
 
     @property
     def freeing_bytes(self) -> int:
@@ -65,6 +67,7 @@ class SandboxDisks(Generic[R]):
             self._watching.cancel()
             await asyncio.wait([self._watching])
             self._watching = None
+        await asyncio.wrap_future(self._emptying.submit(_empty_and_kill, (), ()))  # behind those that are on their way
         await self._freed.close()
         for sandbox_id in [*self._images]:
             self.close_image(sandbox_id)
@@ -149,8 +152,8 @@ class SandboxDisks(Generic[R]):
         if device is not None and device not in others:
             limits.lift_io(device)
 
-    def _end_sandboxes(self, sandbox_ids: Sequence[str], why: str) -> None:
-        """Ends sandboxes and frees at once what their disks hold."""
+    def _end_sandboxes(self, sandbox_ids: Sequence[str], why: str) -> "Future[None]":
+        """Stops what sandboxes write. Then ends them and frees what their disks hold, which the result waits for."""
         ending = [record for name in sandbox_ids if (record := self._records.load(name)) and record.alive()]
         shut_down = []
         # All are shut down before the first image is emptied: that can take as long as the others need to fill the
@@ -161,12 +164,8 @@ class SandboxDisks(Generic[R]):
             disk = self._watched.get(record.sandbox_id)
             if disk is not None and disk.shut_down():
                 shut_down.append(disk)
-        for disk in shut_down:
-            with suppress(OSError):
-                disk.image.empty()
-        for record in ending:
-            _kill(record)
             self._watched[record.sandbox_id] = None
+        return self._emptying.submit(_empty_and_kill, shut_down, ending)
 
     # -- images
 
@@ -194,6 +193,14 @@ class SandboxDisks(Generic[R]):
         self._images.pop(sandbox_id, None)
         async with self._freed.keeping(image) if image is not None else nullcontext():
             yield
+
+
+def _empty_and_kill(disks: Sequence[WatchedDisk], records: Sequence[SandboxRecord]) -> None:
+    for disk in disks:
+        with suppress(OSError):
+            disk.image.empty()
+    for record in records:
+        _kill(record)
 
 
 def _kill(record: SandboxRecord) -> None:
