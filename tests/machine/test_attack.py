@@ -137,7 +137,7 @@ async def test_no_socket_of_an_agent_tells_of_the_hosts_network(
     await provider.close()
     assert findings[0].outcome.verdict is ProbeVerdict.CONTAINED, findings[0]
     # The agent has left the worker for the other caller, so the sandbox is lost, whatever the probe says.
-    assert "1 of the agent's 2 sockets belong to the host's network" in findings[1].outcome.evidence
+    assert re.search(r"\b1 of the agent's \d sockets belong to the host's network", findings[1].outcome.evidence)
 
 
 # -- the probes can fail
