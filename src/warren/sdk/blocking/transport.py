@@ -16,10 +16,11 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from warren.model.errors import WarrenError
 from warren.sdk.addresses import ServerAddress, parse_address
+from warren.sdk.blocking.tls_socket import TlsSocket
 from warren.sdk.protocol import (
     CHUNK_BYTES,
     DEFAULT_OPTIONS,
@@ -195,7 +196,11 @@ class Transport:
     @contextlib.contextmanager
     def socket(self, request: ClientRequest) -> Iterator["Socket"]:
         from websockets.exceptions import InvalidStatus, WebSocketException
-        from websockets.sync.client import connect
+        from websockets.sync.client import ClientConnection, connect
+
+        def on_socket(connected: Any, *args: Any, **kwargs: Any) -> ClientConnection:
+            shared = connected if self._tls is None else TlsSocket(connected)
+            return ClientConnection(cast(Any, shared), *args, **kwargs)
 
         url = f"ws{self.address.url.removeprefix('http')}{request.target}"
         with contextlib.ExitStack() as stack:
@@ -208,6 +213,7 @@ class Transport:
                     compression=None,
                     proxy=None,
                     ssl=self._tls,
+                    create_connection=cast(Any, on_socket),
                 )
                 connection = stack.enter_context(opening)
             except InvalidStatus as exc:
