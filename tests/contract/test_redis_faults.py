@@ -296,6 +296,13 @@ class TestFrozenRedis:
             session = await swapped(store, session, S.RUNNING)
         assert await store.get("acme", session.id) == session
 
+    async def test_a_script_whose_time_is_over_is_not_run_for_ever(self, store: RedisStore) -> None:
+        """The client can swallow the time-out around it (Python 3.11)."""
+        over = asyncio.get_running_loop().time() - 0.1
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(TimeoutError):
+                await store._link._run_in_time(redis_scripts.GET, (b"token", b"acme", b"none"), over)
+
 
 class TestFullRedis:
     async def test_nothing_new_is_taken_and_what_there_is_can_be_ended(

@@ -33,6 +33,8 @@ _STOOD_STILL_S: Final = 0.05  # a deadline noticed this late means that this pro
 _REMEMBERED_S: Final = 30.0  # Redis knows for longer than that that it has run a script
 _CLUSTER_TRIES: Final = 2  # the first try may go to a node that has moved
 
+# What the client says, with a cluster, of a connection that another task has closed while it was being used.
+_CLOSED_MEANWHILE: Final = (RuntimeError, AttributeError)
 # An immediate retry does not help against these connection errors.
 _FINAL: Final = (theirs.AuthenticationError, theirs.AuthorizationError, theirs.BusyLoadingError)
 
@@ -81,7 +83,7 @@ class RedisLink:
             raise self._silent() from exc
         except theirs.RedisClusterException as exc:
             raise self._ours_of_cluster(exc) from None  # the text of the error may contain what was to be stored
-        except (theirs.RedisError, OSError) as exc:
+        except (theirs.RedisError, OSError, *_CLOSED_MEANWHILE) as exc:
             raise self._ours(exc) from exc
 
     async def _run_or_time_out(self, script: LuaScript, packed: tuple[Any, ...], *, is_first: bool) -> Any:
@@ -122,19 +124,26 @@ class RedisLink:
             await self._close()
 
     async def _run_in_time(self, script: LuaScript, values: tuple[Any, ...], deadline: float) -> Any:
-        """Runs the script until it is in time: without a result, it came too late by a clock that we knew wrongly."""
+        """Runs the script until it is in time: without a result, it came too late by a clock that we knew wrongly.
+
+        Raises TimeoutError at the deadline, as the time-out around it does: the client may have swallowed that one
+        (Python 3.11: `asyncio.wait_for`), and from then on every script would come too late.
+        """
+        loop = asyncio.get_running_loop()
         while True:
             not_after = b"" if self._ahead_s is None else repr(deadline + self._ahead_s).encode()
             time_of_day, *result = await self._run_twice(script, (not_after, *values))
-            self._ahead_s = float(time_of_day) - asyncio.get_running_loop().time()
+            self._ahead_s = float(time_of_day) - loop.time()
             if result:
                 return result[0]
+            if loop.time() >= deadline:
+                raise TimeoutError
 
     async def _run_twice(self, script: LuaScript, values: tuple[Any, ...]) -> Any:
         """Runs the script, and again if the connection was dropped."""
         try:
             return await self._evaluate(script, values)
-        except (theirs.ConnectionError, theirs.ReadOnlyError) as exc:
+        except (theirs.ConnectionError, theirs.ReadOnlyError, *_CLOSED_MEANWHILE) as exc:
             if isinstance(exc, _FINAL):
                 raise
         if isinstance(self._client, Redis):
