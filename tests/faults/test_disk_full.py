@@ -39,7 +39,7 @@ def small_state(image_cache: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def server(small_state: Path) -> Iterator[ServerProcess]:
-    timeout_s = str(round(patience(3)))  # the first claim waits for the pool of a server that has just started
+    timeout_s = str(round(patience(10)))  # the first claim waits for the pool of a server that has just started
     server = ServerProcess(
         small_state, *FLAGS, argv=ARGV, WARREN_CLAIM_TIMEOUT_S=timeout_s, WARREN_DISK_OVERCOMMIT="1000"
     )

@@ -14,6 +14,7 @@ from faults.invariants import Ledger, check, check_held, occupied, settled
 from faults.test_kill_points import has_ended
 from faults.world import BIN, FLAGS, new_state, until
 from server_process import ServerProcess
+from this_run import patience
 
 from warren.images.store.store import ImageStore
 from warren.model.errors import ProviderUnavailable
@@ -53,7 +54,7 @@ async def destroy_all(state_dir: Path, engine: DockerEngine) -> None:
 
 @pytest.fixture
 def server(docker_state: Path, engine: DockerEngine) -> Iterator[ServerProcess]:
-    environ = {"DOCKER_HOST": engine.url, "WARREN_CLAIM_TIMEOUT_S": "3"}
+    environ = {"DOCKER_HOST": engine.url, "WARREN_CLAIM_TIMEOUT_S": str(round(patience(10)))}
     server = ServerProcess(docker_state, *FLAGS, "--container-image", "base", provider="docker", **environ)
     server.start()
     yield server

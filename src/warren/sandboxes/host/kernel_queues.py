@@ -11,7 +11,8 @@ Neither cgroup v1 nor v2 charges two kinds, and nothing limits how much one sand
 
 So a watch reads a number for the whole machine many times a second. When the number has grown by GROWTH above its
 minimum, the watch adds up what each sandbox holds. What every sandbox takes by being there is no growth: else making
-many would have all of them looked at again and again.
+many would have all of them looked at again and again. How much that is depends on the machine, so the watch learns it
+whenever it has looked and found nobody.
 """
 
 import asyncio
@@ -35,6 +36,8 @@ MAX_NETLINK: Final = 4 << 20
 MAX_TCP: Final = 8 << 20
 """How many bytes the TCP connections without a process may hold, in one sandbox."""
 GROWTH: Final = 48 << 20
+_MADE: Final = 32  # so many new sandboxes tell what one takes
+_MOST_USUAL: Final = 2 << 20
 _PIECE: Final = 16384
 _ROUNDS: Final = 20
 _NETLINK_SOCKET: Final = 2048
@@ -68,11 +71,12 @@ class QueueWatch(Watch):
 
     most: int
     usual = 0
-    """How much the figure grows by a sandbox that does nothing."""
+    """How much the figure grows by a sandbox that does nothing, until the watch knows better."""
 
     def __init__(self, sandboxes: Callable[[], Iterable[WatchedSandbox]], count: Callable[[], int] = lambda: 0) -> None:
         super().__init__()
         self._sandboxes, self._count = sandboxes, count
+        self._explained = self.figure(), count()
         self._least = self._beyond_usual()
 
     def _beyond_usual(self) -> int:
@@ -98,16 +102,29 @@ class QueueWatch(Watch):
         await asyncio.to_thread(self._end_offenders)
 
     def _end_offenders(self) -> None:
-        for sandbox in self._sandboxes():
-            for _ in range(_ROUNDS):
-                held = self.held(sandbox.first_pid)
-                if held <= self.most or not sandbox.pids():
-                    break
-                _log.warning(
-                    "kernel_queues_exceeded", action="kill", of=self.name, first_pid=sandbox.first_pid, bytes=held
-                )
-                end_commands(sandbox)
-                self._wait_until_freed(sandbox.first_pid)
+        offenders = sum(self._has_offended(sandbox) for sandbox in self._sandboxes())
+        if not offenders:
+            self._learn_usual()
+
+    def _learn_usual(self) -> None:
+        """Nobody has too much: what has come since the last time is what the new sandboxes take."""
+        figure, count = self.figure(), self._count()
+        before, then = self._explained
+        if count - then >= _MADE:
+            self.usual = min(_MOST_USUAL, max(0, figure - before) // (count - then))
+        self._explained = figure, count
+        self._least = figure - self.usual * count
+
+    def _has_offended(self, sandbox: WatchedSandbox) -> bool:
+        """Ends the commands of a sandbox that holds too much."""
+        for done in range(_ROUNDS):
+            held = self.held(sandbox.first_pid)
+            if held <= self.most or not sandbox.pids():
+                return done > 0
+            _log.warning("kernel_queues_exceeded", action="kill", of=self.name, first_pid=sandbox.first_pid, bytes=held)
+            end_commands(sandbox)
+            self._wait_until_freed(sandbox.first_pid)
+        return True
 
     def _wait_until_freed(self, pid: int) -> None:
         """Waits until killed processes have given their sockets back: before, the count would blame new commands."""

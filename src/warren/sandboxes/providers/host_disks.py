@@ -3,13 +3,14 @@ out."""
 
 import asyncio
 import errno
+import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from warren.model.spec import MIB
 from warren.sandboxes.host.disk_images import DiskImage, FreedImages, handle_of
@@ -21,6 +22,8 @@ from warren.sandboxes.host.record import SandboxRecord
 from warren.sandboxes.host.volumes import HostVolumes
 from warren.sandboxes.providers.host_limits import HostLimits
 from warren.sandboxes.providers.host_records import SandboxRecords
+
+_LOOP_DEVICES: Final = re.compile(r" (7:\d+) ")  # in mountinfo: a disk is mounted at many places, a volume beside it
 
 R = TypeVar("R", bound=SandboxRecord)
 
@@ -125,7 +128,7 @@ class SandboxDisks(Generic[R]):
         if disk is None:
             image.close()
             return None
-        if mounts.count(" 7:") > 1:
+        if len(set(_LOOP_DEVICES.findall(mounts))) > 1:
             self._volumes.note_user(record)
         where, device = disk
         mounted = Path(f"/proc/{record.pid}/root{where}")
