@@ -16,13 +16,14 @@ PYTHON_FILES := src packages tests bench scripts examples hatch_build.py
 C_FILES := agent/*.c agent/*.h agent/fuzz/*.c agent/fuzz/*.h launcher/*.c launcher/*.h
 CODE_VENV := build/code-venv
 E2B_SDKS := build/e2b-sdks
+ADAPTER_VENVS := build/adapters
 DIST := dist
 DIST_VENV := build/dist-venv
 SHELL_FILES := quickstart.sh .ci/run scripts/system-packages scripts/find-python scripts/old-deepagents scripts/foreign-machine scripts/try-host \
     scripts/try-host.d/configure scripts/try-host.d/initrd
 
 .DEFAULT_GOAL := build
-.PHONY: setup code-venv e2b-newest e2b-sdks build agent launcher test-agents images check web docs test tested test-all all-tested root endurance gpu-test dist clean
+.PHONY: setup code-venv e2b-newest e2b-sdks adapters build agent launcher test-agents images check web docs test tested test-all all-tested root endurance gpu-test dist clean
 
 setup: $(VENV)/.stamp
 
@@ -61,6 +62,17 @@ $(E2B_SDKS)/js/.stamp: tests/e2b/sdks/package.json tests/e2b/sdks/package-lock.j
 	@echo "installing E2B's SDK for JavaScript"
 	@mkdir -p $(@D) && cp tests/e2b/sdks/package.json tests/e2b/sdks/package-lock.json $(@D)
 	@cd $(@D) && npm ci --silent --no-audit --no-fund
+	@touch $@
+
+# The frameworks that have adapters, newest and oldest version, each in an environment of its own.
+ADAPTERS := $(patsubst tests/adapters/%.txt,%,$(wildcard tests/adapters/*/*.txt))
+
+adapters: $(ADAPTERS:%=$(ADAPTER_VENVS)/%/.stamp)
+
+$(ADAPTER_VENVS)/%/.stamp: tests/adapters/%.txt pyproject.toml $(VENV)/.stamp
+	@echo "installing $*"
+	@[ -x $(@D)/bin/python ] || $(BIN)/python -m venv --without-pip $(@D)
+	@$(BIN)/pip --python $(@D)/bin/python install --quiet --disable-pip-version-check --no-compile --requirement $<
 	@touch $@
 
 build: agent launcher
@@ -123,7 +135,7 @@ tested: setup
 	$(BIN)/python tests/run.py $(PYTEST)
 
 all-tested: setup
-	@$(MAKE) --no-print-directory -j2 images check code-venv e2b-sdks test-agents
+	@$(MAKE) --no-print-directory -j2 images check code-venv e2b-sdks adapters test-agents
 	$(BIN)/python tests/run.py --all $(PYTEST)
 
 root:
