@@ -90,6 +90,7 @@ async def _swapped_target(arena: Arena) -> ProbeResult:
                 await arena.provider.detach(arena.sandbox.id, volume)
         finally:
             await swapping.kill(0)
+            await arena.sandbox.exec(Command(shell=f"rm -rf {_AT} {_AT}.l", timeout_s=10))  # it may have left a link
     strays |= _host_mounts() - before
     evidence = (
         f"{mounted} of {tried} mounts while the target was swapped, elsewhere: {', '.join(sorted(strays)) or 'none'}"
