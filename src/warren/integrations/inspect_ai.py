@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, overload
 
-import anyio
-import click
-import yaml
-
 from warren.integrations.extras import missing_package
 
 try:
+    import anyio
+    import click
     import inspect_ai.util
+    import yaml
     from inspect_ai.util import (
         ExecResult,
         OutputLimitExceededError,
@@ -85,7 +84,8 @@ class SandboxConfig(BaseModel):
     more: "dict[str, SandboxConfig]" = {}
 
     def options(self) -> dict[str, Any]:
-        return {name: value for name, value in self if value and name not in ("user", "more")}
+        """Those that were given: 0 and {} mean something."""
+        return {name: value for name, value in self if value not in (None, "", ()) and name not in ("user", "more")}
 
 
 @sandboxenv(name="warren")
