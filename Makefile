@@ -64,14 +64,17 @@ $(E2B_SDKS)/js/.stamp: tests/e2b/sdks/package.json tests/e2b/sdks/package-lock.j
 	@cd $(@D) && npm ci --silent --no-audit --no-fund
 	@touch $@
 
-# The frameworks that have adapters, newest and oldest version, each in an environment of its own.
+# The frameworks that have adapters, newest and oldest version, each in an environment of its own. A folder's file
+# `python` has the minor version of Python that its framework needs, where that is later than ours.
 ADAPTERS := $(patsubst tests/adapters/%.txt,%,$(wildcard tests/adapters/*/*.txt))
 
 adapters: $(ADAPTERS:%=$(ADAPTER_VENVS)/%/.stamp)
 
 $(ADAPTER_VENVS)/%/.stamp: tests/adapters/%.txt pyproject.toml $(VENV)/.stamp
 	@echo "installing $*"
-	@[ -x $(@D)/bin/python ] || $(BIN)/python -m venv --without-pip $(@D)
+	@[ -x $(@D)/bin/python ] || { minor=$$(cat $(<D)/python 2>/dev/null || true) && \
+	    python=$$(if [ "$$minor" ]; then scripts/find-python $$minor; else echo $(BIN)/python; fi) && \
+	    $$python -m venv --without-pip $(@D); }
 	@$(BIN)/pip --python $(@D)/bin/python install --quiet --disable-pip-version-check --no-compile --requirement $<
 	@touch $@
 

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -75,6 +77,10 @@ class Framework:
         )
 
     @staticmethod
+    def wait(running: "subprocess.Popen[str]") -> None:
+        running.communicate(timeout=patience(60))
+
+    @staticmethod
     def _finish(running: "subprocess.Popen[str]") -> str:
         try:
             said, complained = running.communicate(timeout=patience(_LONGEST_S))
@@ -82,3 +88,12 @@ class Framework:
             running.kill()
         assert running.returncode == 0, said[-3000:] + complained[-3000:]
         return said
+
+
+def until(is_so: Callable[[], bool], running: "subprocess.Popen[str] | None" = None) -> None:
+    """Waits; fails if the program ends meanwhile."""
+    deadline = time.monotonic() + patience(60)
+    while not is_so():
+        assert time.monotonic() < deadline
+        assert running is None or running.poll() is None, running.communicate()
+        time.sleep(0.2)

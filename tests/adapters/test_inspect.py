@@ -2,15 +2,13 @@
 
 import re
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from adapters.framework import EXAMPLES, KEY, ROOT, VERSIONS, Framework
+from adapters.framework import EXAMPLES, KEY, ROOT, VERSIONS, Framework, until
 from e2e.conftest import NewState
 from server_process import ServerProcess, running_server
-from this_run import patience
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(600), pytest.mark.group("inspect")]
 _CHECKS = {"newest": 44, "oldest": 34}
@@ -56,18 +54,18 @@ def test_a_hundred_samples_at_once(inspect: Framework) -> None:
 def test_an_interrupted_evaluation_leaves_nothing(inspect: Framework) -> None:
     running = inspect.start("many.py", "3", "600", str(inspect.folder))
     try:
-        _until(lambda: len(inspect.sessions()) == 3)
+        until(lambda: len(inspect.sessions()) == 3)
         running.send_signal(signal.SIGINT)
-        running.communicate(timeout=patience(60))
+        inspect.wait(running)
     finally:
         running.kill()
         running.communicate()
-    _until(lambda: inspect.sessions() == [])
+    until(lambda: inspect.sessions() == [])
 
 
 def test_what_a_killed_evaluation_has_left_is_cleaned_up(inspect: Framework) -> None:
     running = inspect.start("many.py", "2", "600", str(inspect.folder))
-    _until(lambda: len(inspect.sessions()) == 2)
+    until(lambda: len(inspect.sessions()) == 2)
     running.kill()
     running.communicate()
     first = inspect.sessions()[0]
@@ -91,10 +89,3 @@ def test_the_page_is_true(inspect: Framework) -> None:
     (inspect.folder / "task.py").write_text(program)
     assert inspect.run("page.py", "task.py") == "None ['C']\n"
     assert inspect.sessions() == []
-
-
-def _until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + patience(60)
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)

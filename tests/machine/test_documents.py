@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[2]
 # tests/unit/test_policy.py, tests/e2e/test_image_recipes.py, tests/e2b/test_sdks.py and tests/adapters.
 _ELSEWHERE = {
     *(ROOT / "docs" / name for name in ("mcp.md", "integration-guide.md", "command-policy.md", "build.md", "e2b.md")),
-    ROOT / "docs" / "integrations" / "inspect.md",
+    *(ROOT / "docs" / "integrations").glob("*.md"),
 }
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").rglob("*.md")} - _ELSEWHERE)]
 # What these pages show leaves files in the directory that it is run in.

@@ -30,21 +30,8 @@ try:
 except ModuleNotFoundError as exc:
     raise missing_package(exc, __name__, "inspect") from None
 
-from warren.model.errors import (
-    FileNotFound,
-    Forbidden,
-    InvalidPath,
-    IsDirectory,
-    NotADirectory,
-    NotFound,
-    PermissionDenied,
-    RequestTimedOut,
-    SandboxLost,
-    SessionEnded,
-    SessionNotFound,
-    UnknownUser,
-    WarrenError,
-)
+from warren.integrations.framework_errors import GONE, file_errors
+from warren.model.errors import Forbidden, UnknownUser, WarrenError
 from warren.model.operations import MAX_KEEP_BYTES
 from warren.sdk.aio.client import AsyncSandboxClient
 from warren.sdk.results import ExecuteResult
@@ -56,7 +43,6 @@ _MARK: Final = "inspect_task"
 """The metadata by which sessions of Inspect are found."""
 _RETRIES_S: Final = (60, 30)
 _NOT_EXECUTABLE: Final = 126
-_GONE: Final = (SandboxLost, SessionEnded, SessionNotFound)
 
 
 class SandboxConfig(BaseModel):
@@ -212,7 +198,7 @@ class WarrenSandboxEnvironment(SandboxEnvironment):
         how: dict[str, Any] = {"cwd": cwd, "env": env, "user": user, "carry_state": False, "keep_bytes": kept}
         try:
             result = await self.client.execute(cmd, timeout or 0, stdin=stdin, **how)
-        except _GONE as exc:
+        except GONE as exc:
             raise _Unavailable(str(exc)) from exc
         if result.reason == "sandbox_lost":
             raise _Unavailable("the sandbox was lost while the command ran")
@@ -222,7 +208,7 @@ class WarrenSandboxEnvironment(SandboxEnvironment):
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         data = contents.encode() if isinstance(contents, str) else contents
-        with _file_errors(file):
+        with file_errors(file, _Unavailable):
             await self.client.write_file(file, data)
 
     @overload
@@ -233,7 +219,7 @@ class WarrenSandboxEnvironment(SandboxEnvironment):
 
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
         limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
-        with _file_errors(file):
+        with file_errors(file, _Unavailable):
             data = await self.client.read_file(file, length=limit + 1)
         if len(data) > limit:
             raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None)
@@ -291,28 +277,3 @@ def _as_theirs(cmd: list[str], result: ExecuteResult) -> ExecResult[str]:
     if result.exit_code == _NOT_EXECUTABLE and "ermission denied" in result.stderr:
         raise PermissionError(f"there is no permission to run {cmd[0]!r}: {result.stderr.strip()}")
     return ExecResult(result.exit_code == 0, result.exit_code, result.stdout, result.stderr)
-
-
-class _file_errors:
-    """Raises the errors of Warren as those of Python, which Inspect expects, with the file's name."""
-
-    def __init__(self, file: str) -> None:
-        self._file = file
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
-        for ours, theirs in _ERRORS.items():
-            if isinstance(exc, ours):
-                raise theirs(f"{self._file}: {exc}") from exc
-
-
-_ERRORS: Final[dict[type[WarrenError] | tuple[type[WarrenError], ...], type[Exception]]] = {
-    _GONE: _Unavailable,
-    (FileNotFound, NotADirectory, InvalidPath): FileNotFoundError,
-    IsDirectory: IsADirectoryError,
-    PermissionDenied: PermissionError,
-    RequestTimedOut: TimeoutError,
-    NotFound: FileNotFoundError,
-}
