@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.model.operations import ExecResult, Reason
-from warren.model.strict_json import count_values, read_in_steps
+from warren.model.strict_json import read_and_count, read_in_steps
 
 AGENT: Final = "/.warren/agent"
 RUNNERS: Final = "/.warren/runners"
@@ -311,18 +311,16 @@ class CellReader:
                 yield CellEvent("stdout" if kind == "o" else "stderr", {"text": text}, len(text))
 
     def _read_event(self, payload: bytes) -> Iterator[CellEvent | None]:
-        values: Any = None
+        found: tuple[Any, int] | None = None
         try:
-            yield None
-            if (count := count_values(payload)) <= self._values_left:
+            for step in read_and_count(payload, self._values_left):
+                found = step
                 yield None
-                for step in read_in_steps(payload, MAX_VALUES):
-                    values = step
-                    yield None
         except (WarrenError, RecursionError):
-            values = None
+            found = None
         size = len(payload)
         del payload
+        values, count = found or (None, 0)
         if isinstance(values, dict):
             self._values_left -= count
             if values.get("type") == "result" and (result := read_result(values)) is not None:

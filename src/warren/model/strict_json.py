@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any, NoReturn
 
 from warren.model.errors import InvalidJson, TooLarge
+from warren.model.long_json import LongTexts
 
 MAX_DEPTH = 100
 MAX_VALUES = 25_000
@@ -19,6 +20,9 @@ MAX_ESCAPES = 400_000
 MAX_BARE = 2 * 1024 * 1024  # bytes outside of texts: numbers take the longest to parse
 MAX_DIGITS = 128  # of a number, if the body could hold many numbers
 _FEW = 64 * 1024
+_WHOLE = (
+    4 * 1024 * 1024
+)  # a longer body is read piece by piece; it is no request, so nobody needs to know where it is wrong
 _SHOWN = 60
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -37,17 +41,53 @@ def read_json(body: bytes, most: int = MAX_VALUES) -> Any:
 def read_in_steps(body: bytes, most: int = MAX_VALUES) -> Iterator[Any]:
     """Does the same as `read_json` in steps that each take a while for a body of some MiB: yields None after each, and
     at last the value."""
+    for step in read_and_count(body, most):
+        yield step and step[0]
+
+
+def read_and_count(body: bytes, most: int = MAX_VALUES) -> Iterator[tuple[Any, int] | None]:
+    """Does the same as `read_in_steps`; at last comes the value and about how many values it contains."""
+    if len(body) > _WHOLE:
+        yield from _read_long(body, most)
+        return
+    rest = _without_escapes(body)
+    yield None
     if len(body) > MAX_DEPTH:
-        rest = _without_escapes(body)
-        yield None
         _refuse_too_much(rest, most)
-        del rest
         yield None
+    if (count := _count_values(_without_texts(rest))) > most + 1:
+        raise _too_many(most)
+    del rest
     value = _decode(body)
     if b"\\u" in body:
         yield None
         _refuse_lone_surrogates(body)
-    yield value
+    yield value, count
+
+
+def _read_long(body: bytes, most: int) -> Iterator[tuple[Any, int] | None]:
+    if body.count(b"\\") > MAX_ESCAPES:
+        raise _too_many_escapes()
+    yield None
+    try:
+        texts = LongTexts(body)
+        bare = yield from texts.find(2 * (most + 1))
+        if bare is None:
+            raise _too_many(most)
+        _refuse_much(bare, most)
+        if b"NaN" in bare or b"Infinity" in bare:
+            _refuse_constant("NaN or Infinity")
+        long = iter((yield from texts.decode()))
+        yield None
+        rest = texts.rest()
+        if b"\\u" in rest:
+            _refuse_lone_surrogates(rest)
+            yield None
+        decoder = json.JSONDecoder(parse_constant=lambda _: next(long), parse_float=_finite)
+        value = decoder.decode(rest.decode())
+    except ValueError as exc:
+        raise InvalidJson("this is not valid JSON in UTF-8, or too much of it is names and numbers") from exc
+    yield value, _count_values(bare)
 
 
 def _decode(body: bytes) -> Any:
@@ -62,9 +102,8 @@ def _decode(body: bytes) -> Any:
         raise InvalidJson("the JSON in the body holds a number that is too long") from exc
 
 
-def count_values(body: bytes) -> int:
-    """Returns about how many values valid JSON contains."""
-    bare = _without_texts(_without_escapes(body))
+def _count_values(bare: bytes) -> int:
+    """Returns about how many values valid JSON contains, from what is outside of its texts."""
     return 1 + max(bare.count(b","), bare.count(b"[") + bare.count(b"{"))
 
 
@@ -73,9 +112,7 @@ def _without_escapes(body: bytes) -> bytes:
     if b"\\" not in body:
         return body
     if body.count(b"\\") > MAX_ESCAPES:
-        raise TooLarge(
-            f"the JSON in the body holds more than {MAX_ESCAPES} escapes", remedy="send large data as a file"
-        )
+        raise _too_many_escapes()
     return body.replace(b"\\\\", b"").replace(b'\\"', b"")
 
 
@@ -84,7 +121,10 @@ def _refuse_too_much(body: bytes, most: int) -> None:
     waits. Texts may contain any number of commas and brackets."""
     if body.count(b'"') > 4 * (most + 1):  # a value and its name have two quotes each
         raise too_deep() if _is_deep(_without_texts(body[: 64 * MAX_DEPTH]), most) else _too_many(most)
-    bare = _without_texts(body)
+    _refuse_much(_without_texts(body), most)
+
+
+def _refuse_much(bare: bytes, most: int) -> None:
     if bare.count(b",") >= most or bare.count(b"[") + bare.count(b"{") > most:
         raise too_deep() if _is_deep(bare[: 64 * MAX_DEPTH], most) else _too_many(most)
     if len(bare) > MAX_BARE:
@@ -104,6 +144,10 @@ def _without_texts(body: bytes) -> bytes:
 
 def _too_many(most: int) -> TooLarge:
     return TooLarge(f"the JSON in the body holds more than {most} values", remedy="send large data as a file")
+
+
+def _too_many_escapes() -> TooLarge:
+    return TooLarge(f"the JSON in the body holds more than {MAX_ESCAPES} escapes", remedy="send large data as a file")
 
 
 def _is_deep(bare: bytes, most: int) -> bool:
