@@ -1,5 +1,6 @@
 """The runner of JavaScript cells, without a sandbox, with the Node of this machine."""
 
+import contextlib
 import os
 import subprocess
 import time
@@ -245,6 +246,18 @@ class TestInterrupts:
         runner.interrupt()
         time.sleep(0.3)
         assert runner.run("kept").text == "1"
+
+    def test_an_interrupt_that_comes_with_the_next_cell_loses_no_cell(self, tmp_path: Path) -> None:
+        answered = 0
+        while answered < 40:  # two interrupts within a millisecond may end Node
+            with Runner(NODE, tmp_path) as runner, contextlib.suppress(RunnerEnded, BrokenPipeError):
+                runner.run("let kept = 1")
+                for number in range(2, 42 - answered):
+                    runner.send("kept")
+                    time.sleep(number % 10 / 5000)
+                    runner.interrupt()
+                    assert runner.finish().end["execution_count"] == number
+                    answered += 1
 
     def test_a_callback_that_never_returns_can_be_interrupted_between_cells(self, runner: Runner) -> None:
         runner.run("setTimeout(() => { console.log('go'); while (true) {} }, 1)")

@@ -21,6 +21,7 @@ const typescript = process.argv[2] === "typescript" ? require("./typescript.js")
 if (typescript !== null && !typescript.canStrip) process.exit(127); // as a shell says that there is no such program
 
 const REPL_VALUE = ".repl_result";
+const NONE = -1;
 const INTERRUPTED = { name: "Interrupted", value: "The cell was interrupted.", traceback: "Interrupted: The cell was interrupted." };
 
 const socket = new net.Socket({ fd: 3, readable: true, writable: true });
@@ -31,7 +32,7 @@ let received = Buffer.alloc(0);
 let cells = 0;
 let current = null; // the cell that runs: {count, environment}
 let protecting = 0; // above 0 while our own code runs that must not be ended
-let interrupted = false; // an interrupt came meanwhile
+let interrupted = NONE; // the interrupt that came meanwhile
 
 function protect(work, afterInterrupt = acknowledge) {
   protecting += 1;
@@ -39,9 +40,10 @@ function protect(work, afterInterrupt = acknowledge) {
     return work();
   } finally {
     protecting -= 1;
-    if (protecting === 0 && interrupted) {
-      interrupted = false;
-      afterInterrupt();
+    if (protecting === 0 && interrupted !== NONE) {
+      const number = interrupted;
+      interrupted = NONE;
+      if (number === Atomics.load(handled, 0)) afterInterrupt(number);
     }
   }
 }
@@ -161,33 +163,38 @@ function finish(cell, error) {
   });
 }
 
-// Called through the inspector by interrupts.js, above what runs in this thread.
-function interrupt() {
-  if (protecting > 0) {
-    interrupted = true;
-  } else if (somethingRunsBelow()) {
-    endWhatRuns(); // nothing may be called after this line
-  } else {
-    acknowledge();
-  }
+// Called through the inspector by interrupts.js, above what runs in this thread. What runs may be Node's own code, which
+// would lose what it has just read if it were ended: the interrupt is then repeated a little later.
+function interrupt(number) {
+  if (number !== Atomics.load(handled, 0)) return;
+  const runs = protecting > 0 ? "ours" : whatRunsBelow();
+  if (runs === "ours") interrupted = number;
+  else if (runs === "user") endWhatRuns(); // nothing may be called after this line
+  else if (runs === "nothing") acknowledge(number);
 }
 
 // Ends the cell that was interrupted, once for each interrupt: a message of interrupts.js may come late.
-function acknowledge(interrupts = Atomics.load(handled, 0)) {
-  if (interrupts !== Atomics.load(handled, 0)) return;
+function acknowledge(number) {
+  if (number !== Atomics.load(handled, 0)) return;
   finish(current, INTERRUPTED);
   Atomics.add(handled, 0, 1);
   Atomics.notify(handled, 0);
 }
 
-function somethingRunsBelow() {
+function whatRunsBelow() {
   const { stackTraceLimit, prepareStackTrace } = Error;
-  Error.stackTraceLimit = 10;
-  Error.prepareStackTrace = (_, frames) => frames.length;
+  Error.stackTraceLimit = 200;
+  Error.prepareStackTrace = (_, frames) => frames.slice(3); // without this function, interrupt and the inspector's script
   const frames = new Error().stack;
   Error.stackTraceLimit = stackTraceLimit;
   Error.prepareStackTrace = prepareStackTrace;
-  return frames > 3; // this function, interrupt and the inspector's script
+  if (frames.length === 0) return "nothing";
+  return frames.some(isOfUser) ? "user" : "node";
+}
+
+function isOfUser(frame) {
+  const file = frame.getScriptNameOrSourceURL();
+  return frame.isEval() || (Boolean(file) && !file.startsWith("node:") && !file.startsWith(__dirname));
 }
 
 let folder = null;
@@ -251,7 +258,7 @@ process.argv.length = 1;
 process.execArgv.length = 0;
 process.on("uncaughtException", report);
 process.on("unhandledRejection", report);
-process.on("SIGINT", () => { interrupted = true; }); // until the second thread watches: the first cell waits for it
+process.on("SIGINT", () => { interrupted = 0; }); // until the second thread watches: the first cell waits for it
 socket.on("data", (chunk) => protect(() => readFrames(chunk)));
 socket.on("end", () => process.exit(0));
 socket.on("error", () => process.exit(0));
