@@ -15,6 +15,7 @@ _SAYS = {
     "deep_agent.py": "/workspace/notes/plan.md",
     "batch_analysis.py": "north: 330 in all, most in month 2\nsouth: 120 in all, most in month 3\nwest: 21",
     "coding_agent.py": "tests pass",
+    "rollouts.py": "[('right', 8), ('too slow', 4), ('wrong', 8)]",
     "data_analysis.py": "in all: 490\na chart of 4 months is in sales.svg\n",
 }
 
