@@ -51,7 +51,8 @@ def test_the_framework_s_own_suite_passes(framework: Framework) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_example_runs(framework: Framework) -> None:
-    assert framework.run(EXAMPLES / f"{framework.name}.py")
+    [example] = EXAMPLES.glob(f"{framework.name}*.py")  # not of the framework's own name: it would import itself
+    assert framework.run(example)
     assert framework.sessions() == []
 
 

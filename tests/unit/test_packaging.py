@@ -20,6 +20,7 @@ DISTRIBUTIONS = {
     "langchain_core": "langchain-core",
     "opentelemetry": "opentelemetry-sdk",
     "prometheus_client": "prometheus-client",
+    "pydantic_ai": "pydantic-ai-slim",
     "pydantic_core": "pydantic-core",
     "python_multipart": "python-multipart",
     "tree_sitter": "tree-sitter",

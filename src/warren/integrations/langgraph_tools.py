@@ -20,8 +20,9 @@ from warren.integrations.agents import AgentConfig
 from warren.integrations.aio import agents as async_agents
 from warren.integrations.aio import tools as async_tools
 from warren.integrations.blocking import agents, tools
+from warren.integrations.connections import Connections
 from warren.integrations.reports import CommandReport
-from warren.integrations.threads import ClientPair, Connections, ThreadClients, thread_id_from
+from warren.integrations.threads import ClientPair, ThreadClients, thread_id_from
 from warren.model.errors import InvalidRequest
 from warren.model.tool import Tool
 from warren.sdk.aio.client import AsyncSandboxClient

@@ -6,9 +6,8 @@ thread; all pairs share their connections. No request is sent before the first u
 
 import asyncio
 import threading
-import weakref
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, Unpack
 
 from warren.integrations.extras import missing_package
@@ -18,13 +17,10 @@ try:
 except ModuleNotFoundError as exc:
     raise missing_package(exc, __name__, "langchain") from None
 
+from warren.integrations.connections import Connections
 from warren.model.errors import InvalidRequest
-from warren.sdk.aio.backend import AsyncBackend
 from warren.sdk.aio.client import AsyncSandboxClient
-from warren.sdk.aio.platform import open_backend as open_async_backend
-from warren.sdk.blocking.backend import Backend
 from warren.sdk.blocking.client import SandboxClient
-from warren.sdk.blocking.platform import open_backend
 from warren.sdk.options import SandboxOptions
 
 P = ParamSpec("P")
@@ -50,63 +46,6 @@ def thread_id_from(configurable: Any) -> str:
             remedy='run the agent with config={"configurable": {"thread_id": "…"}}',
         )
     return str(thread_id)
-
-
-class Connections:
-    """The connections to one server (or this machine), opened with the first use, for threads and event loops alike."""
-
-    def __init__(self, mode: str, server_url: str, api_key: str | None) -> None:
-        self._target = (mode, server_url, api_key)
-        self._blocking: Backend | None = None
-        self._aio: AsyncBackend | None = None
-        self._lock = threading.Lock()
-        self._closers: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
-
-    def blocking(self) -> Backend:
-        with self._lock:
-            if self._blocking is None:
-                self._blocking = open_backend(*self._target)
-                weakref.finalize(self, self._blocking.close)
-            return self._blocking
-
-    async def aio(self) -> AsyncBackend:
-        with self._lock:
-            if self._aio is None:
-                self._aio = open_async_backend(*self._target)
-            backend = self._aio
-        await self._close_with_loop(backend)
-        return backend
-
-    async def _close_with_loop(self, backend: AsyncBackend) -> None:
-        # An event loop closes its generators before it ends, so nobody has to close the connections.
-        loop = asyncio.get_running_loop()
-        with self._lock:
-            if loop in self._closers or self._target[0] == "local":
-                return
-            self._closers = {known: each for known, each in self._closers.items() if not known.is_closed()}
-            closer = self._closers[loop] = _close_at_end(backend)
-        await anext(closer)
-
-    def close(self) -> None:
-        with self._lock:
-            backend, self._blocking = self._blocking, None
-        if backend is not None:
-            backend.close()
-
-    async def aclose(self) -> None:
-        closer = self._closers.pop(asyncio.get_running_loop(), None)
-        if closer is not None:
-            await closer.aclose()
-        elif self._aio is not None:
-            backend, self._aio = self._aio, None
-            await backend.close()
-
-
-async def _close_at_end(backend: AsyncBackend) -> AsyncGenerator[None, None]:
-    try:
-        yield
-    finally:
-        await backend.close()
 
 
 class ClientPair:
