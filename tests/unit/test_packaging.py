@@ -23,6 +23,7 @@ DISTRIBUTIONS = {
     "pydantic_ai": "pydantic-ai-slim",
     "pydantic_core": "pydantic-core",
     "python_multipart": "python-multipart",
+    "strands": "strands-agents",
     "tree_sitter": "tree-sitter",
     "tree_sitter_bash": "tree-sitter-bash",
     "warren_attack": "warren-attack",
