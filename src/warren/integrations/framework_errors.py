@@ -5,7 +5,9 @@ from contextlib import contextmanager
 from typing import Final
 
 from warren.model.errors import (
+    FileExists,
     FileNotFound,
+    FileProblem,
     InvalidPath,
     IsDirectory,
     NotADirectory,
@@ -21,12 +23,20 @@ from warren.model.errors import (
 GONE: Final = (SandboxLost, SessionEnded, SessionNotFound)
 """The sandbox is no more, nor is what was in it."""
 
+
+class NoDirectory(NotADirectoryError, FileNotFoundError):
+    """A part of the path is a file: some frameworks expect the one error then, some the other."""
+
+
 _OF_FILES: Final[tuple[tuple[tuple[type[WarrenError], ...], type[OSError]], ...]] = (
-    ((FileNotFound, NotADirectory, InvalidPath), FileNotFoundError),
+    ((FileNotFound, InvalidPath), FileNotFoundError),
+    ((NotADirectory,), NoDirectory),
+    ((FileExists,), FileExistsError),
     ((IsDirectory,), IsADirectoryError),
     ((PermissionDenied,), PermissionError),
     ((RequestTimedOut,), TimeoutError),
     ((NotFound,), FileNotFoundError),
+    ((FileProblem,), OSError),
 )
 
 

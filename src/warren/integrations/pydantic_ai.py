@@ -8,8 +8,8 @@ it.
 
 import asyncio
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Final, Self, Unpack
 
 from warren.integrations.extras import missing_package
@@ -35,7 +35,7 @@ except ModuleNotFoundError as exc:
 from warren.integrations.connections import Connections
 from warren.integrations.framework_errors import GONE, file_errors
 from warren.integrations.reports import describe_command
-from warren.model.errors import FileExists, FileNotFound, FileProblem, InvalidPath, NotADirectory
+from warren.model.errors import FileNotFound, FileProblem, InvalidPath, NotADirectory
 from warren.sdk import results
 from warren.sdk.aio.client import AsyncSandboxClient
 from warren.sdk.options import SandboxOptions
@@ -276,15 +276,5 @@ def _entry(path: str, target: results.FileEntry) -> FileEntry:
     return FileEntry(name=posixpath.basename(posixpath.normpath(path)), path=path, is_dir=target.is_dir, size=size)
 
 
-@contextmanager
-def _errors(path: str) -> Iterator[None]:
-    try:
-        with file_errors(path, WorkspaceUnavailableError):
-            try:
-                yield
-            except NotADirectory as exc:
-                raise NotADirectoryError(f"{path}: {exc}") from exc
-            except FileExists as exc:
-                raise FileExistsError(f"{path}: {exc}") from exc
-    except FileProblem as exc:
-        raise OSError(f"{path}: {exc}") from exc
+def _errors(path: str) -> AbstractContextManager[None]:
+    return file_errors(path, WorkspaceUnavailableError)

@@ -8,8 +8,8 @@ agent gets the tools `sandbox_shell` and `sandbox_file_editor`.
 import asyncio
 import posixpath
 import threading
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any, Self, Unpack
 
 from warren.integrations.extras import missing_package
@@ -28,7 +28,6 @@ except ModuleNotFoundError as exc:
 
 from warren.integrations.connections import Connections
 from warren.integrations.framework_errors import file_errors
-from warren.model.errors import FileProblem
 from warren.sdk.aio.client import AsyncSandboxClient
 from warren.sdk.blocking.client import SandboxClient
 from warren.sdk.options import SandboxOptions
@@ -177,20 +176,20 @@ class WarrenSandbox(Sandbox):
     # -- files
 
     async def read_file(self, path: str, **kwargs: Any) -> bytes:
-        with _errors(path):
+        with file_errors(path):
             return await (await self.client()).read_file(self._path(path))
 
     async def write_file(self, path: str, content: bytes, **kwargs: Any) -> None:
-        with _errors(path):
+        with file_errors(path):
             await (await self.client()).write_file(self._path(path), content)
 
     async def remove_file(self, path: str, **kwargs: Any) -> None:
-        with _errors(path):
+        with file_errors(path):
             await (await self.client()).remove(self._path(path))
 
     async def list_files(self, path: str, **kwargs: Any) -> list[FileInfo]:
         try:
-            with _errors(path):
+            with file_errors(path):
                 found = await (await self.client()).list_files(self._path(path))
         except FileNotFoundError as exc:
             raise SandboxPathNotFoundError(path) from exc
@@ -210,12 +209,3 @@ class WarrenSandbox(Sandbox):
             make_file_editor(sandbox=self, name="sandbox_file_editor", description=DEFAULT_FILE_EDITOR_DESCRIPTION),
             make_shell(sandbox=self, name="sandbox_shell", description=SANDBOX_SHELL_DESCRIPTION + where),
         ]
-
-
-@contextmanager
-def _errors(path: str) -> Iterator[None]:
-    try:
-        with file_errors(path):
-            yield
-    except FileProblem as exc:
-        raise OSError(f"{path}: {exc}") from exc
