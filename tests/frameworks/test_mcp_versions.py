@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from server_process import clean_environ, running_server
@@ -20,22 +21,48 @@ _INITIALIZE = {
     "method": "initialize",
     "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}},
 }
+_META: Final = {
+    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+_DISCOVER: Final = {"jsonrpc": "2.0", "id": 1, "method": "server/discover", "params": {"_meta": _META}}
 
 
-def test_the_server_answers_before_it_has_worked_for_a_second() -> None:
-    """Its own processor time counts, so that a busy machine makes no difference."""
+@pytest.mark.parametrize("request_", [_INITIALIZE, _DISCOVER], ids=["initialize", "discover"])
+def test_the_first_answer_waits_for_no_large_package(request_: dict[str, Any]) -> None:
     command = [sys.executable, "-m", "warren.cli.main", "mcp"]
     with subprocess.Popen(command, env=clean_environ(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps(_INITIALIZE).encode() + b"\n")
+        process.stdin.write(json.dumps(request_).encode() + b"\n")
         process.stdin.flush()
         answer = json.loads(process.stdout.readline())
         mapped = Path(f"/proc/{process.pid}/maps").read_text()
         process.stdin.close()
         assert process.wait(20) == 0
-    assert answer["result"]["protocolVersion"] == "2025-06-18"
+    assert answer["result"]["capabilities"] == {"tools": {"listChanged": False}}
     assert "pydantic" not in mapped
+    assert "aiohttp" not in mapped
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "code"),
+    [
+        ("tools/list", {}, -32602),
+        ("tools/list", {"_meta": {**_META, "io.modelcontextprotocol/protocolVersion": "2031-01-01"}}, -32022),
+        ("tools/call", {"_meta": _META}, -32602),
+        ("prompts/list", {"_meta": _META}, -32601),
+        ("initialize", {"protocolVersion": "2025-06-18"}, -32022),
+    ],
+)
+def test_what_the_newest_protocol_does_not_allow_is_refused(method: str, params: dict[str, Any], code: int) -> None:
+    command = [sys.executable, "-m", "warren.cli.main", "mcp"]
+    wrong = {"jsonrpc": "2.0", "id": 2, "method": method, "params": params}
+    lines = "".join(f"{json.dumps(each)}\n" for each in (_DISCOVER, wrong))
+    done = subprocess.run(command, env=clean_environ(), input=lines, capture_output=True, text=True, check=False)
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert first["result"]["supportedVersions"] == ["2026-07-28"]
+    assert (second["id"], second["error"]["code"]) == (2, code)
 
 
 def test_the_server_ends_with_a_client_that_says_nothing() -> None:

@@ -97,6 +97,19 @@ def test_files_are_written_listed_and_read(clients: ThreadClients, thread_id: st
     assert texts[4].startswith("[sandbox: ")
 
 
+def test_what_went_wrong_has_the_status_of_an_error(clients: ThreadClients, thread_id: str) -> None:
+    calls = [("read_file", {"path": "nothing"}), ("list_files", {"path": "no/where"}), ("bash", {"command": "false"})]
+    agent: Any = create_agent(scripted(calls, "done"), sandbox_tools(clients=clients))
+    state = agent.invoke({"messages": [("user", "go on")]}, {"configurable": {"thread_id": thread_id}})
+    told = {message.name: message for message in state["messages"] if message.type == "tool"}
+    assert {name: message.status for name, message in told.items()} == {
+        "read_file": "error",
+        "list_files": "error",
+        "bash": "success",
+    }
+    assert told["read_file"].content == "[sandbox: 'nothing': no such file or directory]"
+
+
 def test_background_commands_are_started_watched_and_stopped(clients: ThreadClients, thread_id: str) -> None:
     [started] = used(clients, thread_id, [("bash_background", {"command": "echo ready; sleep 1000"})])
     process_id = started.rsplit(" ", 1)[1]

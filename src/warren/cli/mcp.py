@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,9 +18,9 @@ from warren.model.errors import InvalidRequest, Unavailable
 from warren.model.session import check_thread_id
 
 if TYPE_CHECKING:
+    from warren.integrations.mcp.sandboxes import Sandboxes
     from warren.integrations.mcp.server import ToolServer
     from warren.model.tool import Tool
-    from warren.sdk.aio.backend import AsyncBackend
 
 _SHUTDOWN_S = 3
 
@@ -137,20 +138,23 @@ async def _open_server(url: str, local: bool, thread: str, made_with: dict[str, 
     from warren.integrations.mcp.sandboxes import Sandboxes
     from warren.integrations.mcp.server import ToolServer
     from warren.model.version import __version__
+    from warren.sdk.addresses import parse_address
     from warren.sdk.aio.platform import open_backend
+    from warren.sdk.discovery import find_url
 
-    backend = open_backend("local" if local else "remote", url, None)
-    sandboxes = Sandboxes(backend, thread=thread, **made_with)
+    if not local:
+        parse_address(url or find_url())  # a mistake in it is told now, not to the first call
+    sandboxes = Sandboxes(partial(open_backend, "local" if local else "remote", url, None), thread=thread, **made_with)
     try:
-        yield ToolServer(sandboxes, __version__, await _load_tools(backend, made_with["agent"]))
+        yield ToolServer(sandboxes, __version__, await _load_tools(sandboxes, made_with["agent"]))
     finally:
         await sandboxes.close()
 
 
-async def _load_tools(backend: "AsyncBackend", agent: str) -> "tuple[Tool, ...]":
+async def _load_tools(sandboxes: "Sandboxes", agent: str) -> "tuple[Tool, ...]":
     from warren.integrations.aio.agents import load_agent
 
-    return (await load_agent(backend, agent)).tools if agent else ()
+    return (await load_agent(sandboxes.backend, agent)).tools if agent else ()
 
 
 async def _serve_http(server: "ToolServer", host: str, port: int, allowed_hosts: tuple[str, ...], key: str) -> None:

@@ -4,7 +4,8 @@
 Errors of the sandbox are answers that the model can read; only a run without a thread id raises.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any, Final, Literal, Unpack
 
@@ -12,7 +13,7 @@ from warren.integrations.extras import missing_package
 
 try:
     from langchain.tools import ToolRuntime
-    from langchain_core.tools import BaseTool, StructuredTool
+    from langchain_core.tools import BaseTool, StructuredTool, ToolException
 except ModuleNotFoundError as exc:
     raise missing_package(exc, __name__, "langchain") from None
 
@@ -21,9 +22,9 @@ from warren.integrations.aio import agents as async_agents
 from warren.integrations.aio import tools as async_tools
 from warren.integrations.blocking import agents, tools
 from warren.integrations.connections import Connections
-from warren.integrations.reports import CommandReport
+from warren.integrations.reports import CommandReport, describe_error
 from warren.integrations.threads import ClientPair, ThreadClients, thread_id_from
-from warren.model.errors import InvalidRequest
+from warren.model.errors import InvalidRequest, WarrenError
 from warren.model.tool import Tool
 from warren.sdk.aio.client import AsyncSandboxClient
 from warren.sdk.blocking.client import SandboxClient
@@ -191,15 +192,34 @@ def _build_tool(
     name, description = words
 
     def run(runtime: ToolRuntime, **arguments: Any) -> Any:
-        return pair_of(runtime).run(work, **fixed, **arguments)
+        pair = pair_of(runtime)
+        with _tool_errors():
+            return pair.run(work, **fixed, **arguments)
 
     async def arun(runtime: ToolRuntime, **arguments: Any) -> Any:
-        return await pair_of(runtime).arun(async_work, **fixed, **arguments)
+        pair = pair_of(runtime)
+        with _tool_errors():
+            return await pair.arun(async_work, **fixed, **arguments)
 
     schema = StructuredTool.from_function(signature, name=name, description=description).args_schema
     return StructuredTool.from_function(
-        run, arun, name=name, description=description, args_schema=schema, response_format=gives
+        run,
+        arun,
+        name=name,
+        description=description,
+        args_schema=schema,
+        response_format=gives,
+        handle_tool_error=True,
     )
+
+
+@contextmanager
+def _tool_errors() -> Iterator[None]:
+    """Makes an answer with the status `error` of an error of the sandbox."""
+    try:
+        yield
+    except WarrenError as exc:
+        raise ToolException(describe_error(exc)) from exc
 
 
 def _thread_id(runtime: ToolRuntime) -> str:

@@ -1,4 +1,4 @@
-"""What the standard tools of an agent do. Each returns a text for the model, also for an error of the sandbox."""
+"""What the standard tools of an agent do. Each returns a text for the model, and raises WarrenError."""
 
 # Made from src/warren/integrations/aio/tools.py by scripts/generate_sync.py: edit that one.
 
@@ -8,8 +8,7 @@ import secrets
 from typing import Any, Final
 
 from warren.integrations.blocking import commands
-from warren.integrations.reports import describe_error, shorten
-from warren.model.errors import WarrenError
+from warren.integrations.reports import shorten
 from warren.sdk.blocking.client import SandboxClient
 
 _LONGEST_WAIT_S: Final = 60
@@ -28,71 +27,50 @@ def run_code(
     code: str,
     language: str = "python",
     timeout: float | None = None,
-) -> tuple[str, dict[str, Any] | None]:
-    """Returns the text, and the execution as the API has it; None if the code did not run."""
+) -> tuple[str, dict[str, Any]]:
+    """Returns the text, and the execution as the API has it."""
     limit_s = default_s if timeout is None else timeout
-    try:
-        report = commands.run_code(client, code, language, limit_s, max_chars)
-    except WarrenError as exc:
-        return describe_error(exc), None
+    report = commands.run_code(client, code, language, limit_s, max_chars)
     notice = f"[{report.execution.notice}]\n" if report.execution.notice else ""
     return notice + (report.text or "[no output]"), json.loads(report.execution.to_json())
 
 
 def bash_background(client: SandboxClient, command: str) -> str:
-    try:
-        process = client.spawn(command, name=f"bg-{secrets.token_hex(3)}")
-    except WarrenError as exc:
-        return describe_error(exc)
+    process = client.spawn(command, name=f"bg-{secrets.token_hex(3)}")
     return f"started in the background as {process.id}"
 
 
 def background_output(client: SandboxClient, max_chars: int, process_id: str, wait_s: float = 0) -> str:
-    try:
-        process = client.process(process_id)
-        if wait_s > 0:
-            with contextlib.suppress(TimeoutError):  # the text says then that it still runs
-                process.wait(min(wait_s, _LONGEST_WAIT_S))
-        text = process.output()
-        info = process.info()
-    except WarrenError as exc:
-        return describe_error(exc)
+    process = client.process(process_id)
+    if wait_s > 0:
+        with contextlib.suppress(TimeoutError):  # the text says then that it still runs
+            process.wait(min(wait_s, _LONGEST_WAIT_S))
+    text = process.output()
+    info = process.info()
     state = "still running" if info.running else f"exit code {info.exit_code}"
     return f"{shorten(text, max_chars)[0].rstrip()}\n[{state}]".lstrip("\n")
 
 
 def background_stop(client: SandboxClient, process_id: str) -> str:
-    try:
-        process = client.process(process_id)
-        result = process.kill()
-    except WarrenError as exc:
-        return describe_error(exc)
+    process = client.process(process_id)
+    result = process.kill()
     return f"{process_id} has ended, exit code {result.exit_code}"
 
 
 def read_file(client: SandboxClient, max_chars: int, path: str) -> str:
-    try:
-        data = client.read_file(path)
-    except WarrenError as exc:
-        return describe_error(exc)
+    data = client.read_file(path)
     if b"\0" in data[:8192]:
         return f"[{path} is not a text file: {len(data)} bytes]"
     return shorten(data.decode(errors="replace"), max_chars)[0] or f"[{path} is empty]"
 
 
 def write_file(client: SandboxClient, path: str, content: str) -> str:
-    try:
-        entry = client.write_file(path, content)
-    except WarrenError as exc:
-        return describe_error(exc)
+    entry = client.write_file(path, content)
     return f"wrote {entry.size} bytes to {entry.path}"
 
 
 def list_files(client: SandboxClient, path: str = "/workspace") -> str:
-    try:
-        found = client.list_files(path)
-    except WarrenError as exc:
-        return describe_error(exc)
+    found = client.list_files(path)
     lines = [f"{each.name}/" if each.is_dir else f"{each.name} ({each.size} bytes)" for each in found[:_MAX_ENTRIES]]
     rest = [f"[and {len(found) - _MAX_ENTRIES} more]"] if len(found) > _MAX_ENTRIES else []
     return "\n".join([*lines, *rest]) or f"[{path} is empty]"

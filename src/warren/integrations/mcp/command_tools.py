@@ -9,6 +9,7 @@ from warren.integrations.aio import commands
 from warren.integrations.mcp.calls import MAX_CHARACTERS, SandboxName, image_content, run_tool, shorten, text_result
 from warren.integrations.mcp.sandboxes import Sandboxes, ToolSandbox
 from warren.integrations.mcp.tools import CHANGES, READS, REPEATABLE, McpTool, ToolAnswer, ToolCall, about
+from warren.integrations.reports import EXIT_TIMED_OUT
 from warren.model.errors import SandboxLost, WarrenError
 from warren.sdk.results import ExecuteResult, ProcessInfo
 
@@ -90,7 +91,7 @@ class CommandTools:
             note = _describe_end(result, timeout)
             data = CommandEnd(
                 output=output,
-                exit_code=result.exit_code,
+                exit_code=EXIT_TIMED_OUT if result.reason == "timeout" else result.exit_code,
                 reason=result.reason,
                 truncated=result.truncated or output != result.output,
                 bytes=result.bytes_total,
@@ -235,8 +236,8 @@ async def _save_output(box: ToolSandbox, result: ExecuteResult) -> tuple[str, st
 def _describe_end(result: ExecuteResult, timeout: float) -> str:
     if result.reason == "timeout":
         return (
-            f"[ended after {timeout:g} s, its time-out; the output above is what came until then. Give a longer "
-            "timeout, or use bash_background]"
+            f"[exit code {EXIT_TIMED_OUT}: ended after {timeout:g} s, its time-out; the output above is what came "
+            "until then. Give a longer timeout, or use bash_background]"
         )
     if result.reason == "oom":
         return f"[exit code {result.exit_code}: the sandbox ran out of memory, use less of it]"

@@ -6,8 +6,9 @@ for every call. Each call asks the server for the thread's session, so nothing h
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -33,24 +34,31 @@ class ToolSandbox:
 
 
 class Sandboxes:
-    """The sandboxes of one server. `thread` is the default for calls that name none. `network` is what new sandboxes
-    may reach, as the API takes it; `agent` is the agent of the registry that they are made for."""
+    """The sandboxes of one server, which is connected to with the first call.
+
+    `thread` is the default for calls that name none. `network` is what new sandboxes may reach, as the API takes it;
+    `agent` is the agent of the registry that they are made for.
+    """
 
     def __init__(
         self,
-        backend: AsyncBackend,
+        open_backend: Callable[[], AsyncBackend],
         *,
         thread: str = DEFAULT_THREAD,
         environment: str = "",
         network: Mapping[str, Any] | None = None,
         agent: str = "",
     ) -> None:
-        self._backend, self._thread, self._environment = backend, thread, environment
+        self._open_backend, self._thread, self._environment = open_backend, thread, environment
         self._network, self._agent = network, agent
         self._editing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def __repr__(self) -> str:
-        return f"<Sandboxes of {self._backend!r}, by default thread {self._thread}>"
+        return f"<Sandboxes, by default of thread {self._thread}>"
+
+    @cached_property
+    def backend(self) -> AsyncBackend:
+        return self._open_backend()
 
     def thread_of(self, name: str, headers: Mapping[str, str] | None) -> str:
         """Returns the thread: the argument, else the header, else the default. Raises InvalidRequest if the two differ.
@@ -68,7 +76,7 @@ class Sandboxes:
     async def open(self, thread_id: str) -> ToolSandbox:
         """Returns the thread's sandbox; makes one if there is none, replaces a lost one, and the notice says so."""
         check_thread_id(thread_id)
-        found = await find_session_of_thread(self._backend, thread_id)
+        found = await find_session_of_thread(self.backend, thread_id)
         if found is None or found["state"] != "running":
             options: dict[str, Any] = {"thread_id": thread_id, "replace_lost": True}
             if self._environment or self._agent:
@@ -79,16 +87,16 @@ class Sandboxes:
                 options["agent_config"] = self._agent
             if self._network is not None:
                 options["network"] = dict(self._network)
-            found = await create_session(self._backend, secrets.token_hex(16), options)
+            found = await create_session(self.backend, secrets.token_hex(16), options)
         session_id = found["session_id"]
-        client = AsyncSandboxClient(session_id=session_id, backend=self._backend)
-        return ToolSandbox(thread_id, session_id, client, self._backend, _fresh_sandbox_notice(found))
+        client = AsyncSandboxClient(session_id=session_id, backend=self.backend)
+        return ToolSandbox(thread_id, session_id, client, self.backend, _fresh_sandbox_notice(found))
 
     async def reset(self, thread_id: str) -> ToolSandbox:
         """Ends the thread's sandbox, if there is one, and makes a fresh one."""
-        found = await find_session_of_thread(self._backend, thread_id)
+        found = await find_session_of_thread(self.backend, thread_id)
         if found is not None:
-            await self._backend.call("delete_session", found["session_id"])
+            await self.backend.call("delete_session", found["session_id"])
         return await self.open(thread_id)
 
     def editing(self, thread_id: str) -> asyncio.Lock:
@@ -100,7 +108,8 @@ class Sandboxes:
 
     async def close(self) -> None:
         """Closes the connection to the server; the sandboxes stay."""
-        await self._backend.close()
+        if "backend" in vars(self):
+            await self.backend.close()
 
 
 def _fresh_sandbox_notice(session: Mapping[str, Any]) -> str:

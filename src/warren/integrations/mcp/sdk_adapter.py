@@ -15,7 +15,6 @@ try:
     from mcp import types
     from mcp.server.lowlevel import Server
     from mcp.server.sse import SseServerTransport
-    from mcp.server.stdio import stdio_server
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
     from mcp.server.transport_security import TransportSecuritySettings
     from starlette.applications import Starlette
@@ -26,7 +25,6 @@ except ModuleNotFoundError as exc:
     raise missing_package(exc, __name__, "mcp") from None
 
 from warren.integrations.mcp.server import INSTRUCTIONS, NAME, ToolServer
-from warren.integrations.mcp.streams import Streams
 
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 
@@ -63,13 +61,6 @@ def _build_for_version_1(server: ToolServer) -> Any:
 async def _call_tool(server: ToolServer, params: Any, context: Any) -> types.CallToolResult:
     headers: Mapping[str, str] | None = getattr(context.request, "headers", None)
     return types.CallToolResult.model_validate(await server.call_tool(params.name, params.arguments or {}, headers))
-
-
-async def serve_streams(server: ToolServer, streams: Streams) -> None:
-    """Serves a client that has sent its first line already."""
-    built, through = build_sdk_server(server), streams
-    async with stdio_server(stdin=through, stdout=through) as (read, write):  # type: ignore[arg-type]
-        await built.run(read, write, built.create_initialization_options())
 
 
 def build_http_app(server: ToolServer, host: str, allowed_hosts: Sequence[str] = (), key: str = "") -> ASGIApp:

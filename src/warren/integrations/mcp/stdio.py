@@ -1,14 +1,13 @@
 """The stdio transport: one client, which starts the server and waits for it.
 
-The MCP SDK takes more than a second to import, so a client that opens with the handshake (`initialize`) is served
-without it: a server that has only tools answers four methods. A client of a later protocol, which opens with
-`server/discover`, gets the SDK on the same streams.
+The MCP SDK takes more than a second to import, and a server that has only tools answers four methods: so clients are
+served without it, those that open with the handshake (`initialize`) and those of the later protocol, whose requests
+each say for themselves which version and what client they are of.
 
 Calls run at the same time; the client can cancel each of them, and all end with the connection.
 """
 
 import asyncio
-import importlib.util
 import json
 from typing import Any, Final
 
@@ -16,10 +15,16 @@ from warren.integrations.mcp.server import INSTRUCTIONS, NAME, ToolServer
 from warren.integrations.mcp.streams import MAX_LINE_BYTES, Streams
 
 VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
-_MODERN_KEY: Final = "io.modelcontextprotocol/protocolVersion"
+MODERN_VERSIONS: Final = ("2026-07-28",)
+_VERSION: Final = "io.modelcontextprotocol/protocolVersion"
+_CAPABILITIES: Final = "io.modelcontextprotocol/clientCapabilities"
+_SERVER: Final = "io.modelcontextprotocol/serverInfo"
 _MAX_CALLS: Final = 256
 
 _PARSE_ERROR, _INVALID_REQUEST, _METHOD_NOT_FOUND, _INVALID_PARAMS = -32700, -32600, -32601, -32602
+_UNSUPPORTED_VERSION: Final = -32022
+_NOT_CACHED: Final = {"cacheScope": "private", "ttlMs": 0}
+_TOOLS: Final = {"tools": {"listChanged": False}}
 
 
 async def serve_stdio(server: ToolServer) -> None:
@@ -28,40 +33,39 @@ async def serve_stdio(server: ToolServer) -> None:
     first = await streams.read_line()
     if not first:
         return
-    streams.put_back(first)
-    if _opens_modern(first) and importlib.util.find_spec("mcp_types"):  # version 2 of the SDK has this package
-        from warren.integrations.mcp.sdk_adapter import serve_streams
-
-        await serve_streams(server, streams)
-    else:  # an unknown method makes a client of a later protocol fall back to the handshake
-        await _InitializedConnection(server, streams).serve()
+    kind = _ModernConnection if _opens_modern(first) else _InitializedConnection
+    await kind(server, streams).serve(first)
 
 
 def _opens_modern(line: bytes) -> bool:
     try:
         message = json.loads(line)
-        return message["method"] == "server/discover" or _MODERN_KEY in message["params"]["_meta"]
+        return message["method"] == "server/discover" or _VERSION in message["params"]["_meta"]
     except (ValueError, LookupError, TypeError, RecursionError):
         return False
 
 
 class _Refusal(Exception):
-    def __init__(self, code: int, message: str) -> None:
-        self.error = {"code": code, "message": message}
+    def __init__(self, code: int, message: str, **data: Any) -> None:
+        self.error = {"code": code, "message": message, **({"data": data} if data else {})}
 
 
 class _InitializedConnection:
-    """A connection of the protocol's versions that begin with `initialize`."""
+    """A connection of the protocol's versions that begin with `initialize`.
+
+    An unknown method makes a client of a later version fall back to it.
+    """
 
     def __init__(self, server: ToolServer, streams: Streams) -> None:
         self._server, self._streams = server, streams
         self._calls: dict[str | int, asyncio.Task[dict[str, Any]]] = {}
 
-    async def serve(self) -> None:
+    async def serve(self, line: bytes) -> None:
         async with asyncio.TaskGroup() as tasks:
-            while line := await self._streams.read_line():
+            while line:
                 if line.strip():
                     await self._take(line, tasks)
+                line = await self._streams.read_line()
             for call in self._calls.values():
                 call.cancel()
 
@@ -80,10 +84,11 @@ class _InitializedConnection:
             params = message.get("params", {})
             if not isinstance(params, dict):
                 raise _Refusal(_INVALID_PARAMS, "params must be an object")
+            self._check(message["method"], params)
             if message["method"] == "tools/call":
                 self._start_call(request_id, params, tasks)
             else:
-                await self._send(request_id, result=self._answer(message["method"], params))
+                await self._send(request_id, result=self._complete(self._answer(message["method"], params)))
         except _Refusal as refusal:
             await self._send(request_id, error=refusal.error)
 
@@ -92,15 +97,25 @@ class _InitializedConnection:
             wanted = params.get("protocolVersion")
             return {
                 "protocolVersion": wanted if wanted in VERSIONS else VERSIONS[-1],
-                "capabilities": {"tools": {"listChanged": False}},
-                "serverInfo": {"name": NAME, "version": self._server.version},
+                "capabilities": _TOOLS,
+                "serverInfo": self._about(),
                 "instructions": INSTRUCTIONS,
             }
         if method == "tools/list":
             return self._server.list_tools()
         if method == "ping":
             return {}
-        raise _Refusal(_METHOD_NOT_FOUND, f"this server has no method {str(method)[:100]!r}; it serves tools")
+        raise _no_method(method)
+
+    def _about(self) -> dict[str, str]:
+        return {"name": NAME, "version": self._server.version}
+
+    def _check(self, method: str, params: dict[str, Any]) -> None:
+        """Refuses a request that this version of the protocol does not take."""
+
+    def _complete(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Adds what every result of this version of the protocol has."""
+        return result
 
     def _start_call(self, request_id: str | int, params: dict[str, Any], tasks: asyncio.TaskGroup) -> None:
         name, arguments = params.get("name"), params.get("arguments")
@@ -119,7 +134,7 @@ class _InitializedConnection:
         await asyncio.wait([call])
         del self._calls[request_id]
         if not call.cancelled():
-            await self._send(request_id, result=call.result())
+            await self._send(request_id, result=self._complete(call.result()))
 
     def _take_notification(self, message: dict[str, Any]) -> None:
         params = message.get("params")
@@ -130,6 +145,38 @@ class _InitializedConnection:
 
     async def _send(self, request_id: str | int | None, **outcome: Any) -> None:
         await self._streams.write(json.dumps({"jsonrpc": "2.0", "id": request_id, **outcome}) + "\n")
+
+
+class _ModernConnection(_InitializedConnection):
+    """A connection of the protocol of 2026-07-28, which has no handshake."""
+
+    def _answer(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        if method == "server/discover":
+            about = {"supportedVersions": MODERN_VERSIONS, "capabilities": _TOOLS, "instructions": INSTRUCTIONS}
+            return {**about, **_NOT_CACHED}
+        if method == "tools/list":
+            return {**self._server.list_tools(), **_NOT_CACHED}
+        raise _no_method(method)
+
+    def _check(self, method: str, params: dict[str, Any]) -> None:
+        if method == "initialize":
+            wanted = {"supported": MODERN_VERSIONS, "requested": params.get("protocolVersion")}
+            raise _Refusal(_UNSUPPORTED_VERSION, "this connection has begun without the handshake", **wanted)
+        meta = params.get("_meta")
+        for name in (_VERSION, _CAPABILITIES):
+            if not isinstance(meta, dict) or name not in meta:
+                raise _Refusal(_INVALID_PARAMS, f"params._meta must have {name!r}")
+        assert isinstance(meta, dict)
+        if meta[_VERSION] not in MODERN_VERSIONS:
+            wanted = {"supported": MODERN_VERSIONS, "requested": meta[_VERSION]}
+            raise _Refusal(_UNSUPPORTED_VERSION, "this server does not have this version of the protocol", **wanted)
+
+    def _complete(self, result: dict[str, Any]) -> dict[str, Any]:
+        return {**result, "resultType": "complete", "_meta": {_SERVER: self._about(), **result.get("_meta", {})}}
+
+
+def _no_method(method: object) -> _Refusal:
+    return _Refusal(_METHOD_NOT_FOUND, f"this server has no method {str(method)[:100]!r}; it serves tools")
 
 
 def _read_message(line: bytes) -> dict[str, Any]:

@@ -6,7 +6,6 @@ A thread reads the lines and waits while too many are unread.
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator
 from typing import Final
 
 MAX_LINE_BYTES: Final = 32 * 1024 * 1024
@@ -14,10 +13,7 @@ _MAX_UNREAD_LINES: Final = 16
 
 
 class Streams:
-    """Standard input and output, as lines. Nobody else in this process has them: what is printed goes to stderr.
-
-    The MCP SDK takes it in the place of its own streams.
-    """
+    """Standard input and output, as lines. Nobody else in this process has them: what is printed goes to stderr."""
 
     def __init__(self) -> None:
         self._input, self._output = os.dup(0), os.dup(1)
@@ -27,28 +23,16 @@ class Streams:
         os.dup2(2, 1)
         self._lines: asyncio.Queue[bytes] = asyncio.Queue(_MAX_UNREAD_LINES)
         self._writing = asyncio.Lock()
-        self._put_back = b""
         threading.Thread(target=self._read, args=(asyncio.get_running_loop(),), daemon=True).start()
 
     async def read_line(self) -> bytes:
         """Returns the next line; empty at the end."""
-        line, self._put_back = self._put_back, b""
-        return line or await self._lines.get()
-
-    def put_back(self, line: bytes) -> None:
-        self._put_back = line
-
-    async def __aiter__(self) -> AsyncIterator[str]:
-        while line := await self.read_line():
-            yield line.decode(errors="replace")
+        return await self._lines.get()
 
     async def write(self, text: str) -> None:
         """Writes all of it, or nothing if the client is gone."""
         async with self._writing:
             await asyncio.to_thread(self._write, text.encode(errors="replace"))
-
-    async def flush(self) -> None:
-        """Does nothing, because `write` writes all at once; the MCP SDK calls it."""
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         with open(self._input, "rb", closefd=False) as stream:

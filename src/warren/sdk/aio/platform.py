@@ -10,8 +10,6 @@ from itertools import islice
 from typing import IO, Any, ParamSpec, TypeVar
 
 from warren.sdk.aio.backend import AsyncBackend
-from warren.sdk.aio.remote import AsyncRemote
-from warren.sdk.aio.transport import AsyncTransport
 from warren.sdk.discovery import find_key, find_url
 from warren.sdk.protocol import check_bytes, read_chunks
 
@@ -82,6 +80,10 @@ def open_backend(mode: str, server_url: str, api_key: str | None, *, direct: boo
         from warren.local import AsyncLocal
 
         return AsyncLocal()
+    # aiohttp takes longer to import than all the rest.
+    from warren.sdk.aio.remote import AsyncRemote
+    from warren.sdk.aio.transport import AsyncTransport
+
     url = server_url or find_url()
     key = find_key(url) if api_key is None else api_key
     main = AsyncRemote(AsyncTransport(url, key))
