@@ -76,6 +76,7 @@ _GROUPS = {
     "The server and the machine": {
         "serve": "warren.cli.serve:serve",
         "mcp": "warren.cli.mcp:mcp",
+        "integrations": "warren.cli.integrations:integrations",
         "doctor": "warren.cli.doctor:doctor",
         "bench": "warren.cli.bench:bench",
         "config": "warren.cli.config:config",
