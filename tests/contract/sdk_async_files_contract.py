@@ -37,6 +37,26 @@ class AsyncFilesContract:
             assert await client.read_file("made/on/the/way.txt") == "hällo".encode()
             assert await client.read_text("/workspace/made/on/the/way.txt") == "hällo"
 
+    async def test_a_user_of_the_sandbox_reads_and_writes(self, new: New, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("1")
+        async with new() as client:
+            user = (await client.create_session()).user
+            await client.write_file("file", "1", user=user)
+            assert await client.read_text("file", user=user) == "1"
+            with pytest.raises(UnknownUser):
+                await client.write_file("file", "2", user="nobody-knows")
+            with pytest.raises(UnknownUser):
+                await client.upload_file(tmp_path / "file", "file", user="nobody-knows")
+            with pytest.raises(UnknownUser):
+                await client.upload_dir(tmp_path, "there", user="nobody-knows")
+            with pytest.raises(UnknownUser):
+                await client.read_file("file", user="nobody-knows")
+            with pytest.raises(UnknownUser):
+                await client.download_file("file", tmp_path / "got", user="nobody-knows")
+            with pytest.raises(UnknownUser):
+                await client.download_dir("/workspace", tmp_path / "got", user="nobody-knows")
+            assert await client.read_text("file") == "1"
+
     @pytest.mark.parametrize("name", ODD_NAMES)
     async def test_odd_names_are_kept(self, new: New, name: str, tmp_path: Path) -> None:
         async with new() as client:

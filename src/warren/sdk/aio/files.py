@@ -26,7 +26,10 @@ _WORKSPACE = "/workspace"
 
 
 class AsyncFiles(AsyncSessionHolder):
-    """The part of a client that works with files. A path that does not begin with / is one in the workspace."""
+    """The part of a client that works with files. A path that does not begin with / is one in the workspace.
+
+    `user`: whose rights count in the sandbox, and who owns what is written; such as root, where that is allowed.
+    """
 
     async def upload_file(
         self,
@@ -34,19 +37,21 @@ class AsyncFiles(AsyncSessionHolder):
         remote_path: str = "",
         *,
         mode: int | None = None,
+        user: str = "",
         progress: Progress | None = None,
     ) -> FileEntry:
         """Copies a local file into the sandbox; by default under its own name in the workspace."""
         path = Path(local_path).expanduser()
         file = await in_thread(open_local, path)
-        target, octal = remote_path or path.name, _octal(mode)
+        target = remote_path or path.name
+        how: dict[str, Any] = {"path": target, "mode": _octal(mode), "user": user or None}
         try:
             if not file.seekable():  # a pipe: its length is not known, and it can be read once only
-                return await self.write_file(target, file, mode=mode)
+                return await self.write_file(target, file, mode=mode, user=user)
             size = os.fstat(file.fileno()).st_size
             written = await self._call(
                 lambda session_id: self._backend.upload(
-                    "write_file", session_id, read_parts(file, size, progress), path=target, mode=octal
+                    "write_file", session_id, read_parts(file, size, progress), **how
                 )
             )
             return FileEntry.of(written)
@@ -54,19 +59,30 @@ class AsyncFiles(AsyncSessionHolder):
             file.close()
 
     async def download_file(
-        self, remote_path: str, local_path: str | os.PathLike[str] = "", *, progress: Progress | None = None
+        self,
+        remote_path: str,
+        local_path: str | os.PathLike[str] = "",
+        *,
+        user: str = "",
+        progress: Progress | None = None,
     ) -> Path:
         """Copies a file of the sandbox to this machine; an old file stays until the new one is complete."""
         target = Path(local_path).expanduser() if local_path else Path(Path(remote_path).name)
         if target.is_dir():
             target = target / Path(remote_path).name
-        content = self._open(lambda session_id: self._backend.download("read_file", session_id, path=remote_path))
+        wanted = _wanted(remote_path, user)
+        content = self._open(lambda session_id: self._backend.download("read_file", session_id, **wanted))
         async with content as (size, parts), contextlib.aclosing(parts):
             await save_parts(target, size, parts, progress)
         return target
 
     async def upload_dir(
-        self, local_path: str | os.PathLike[str], remote_path: str = _WORKSPACE, *, progress: Progress | None = None
+        self,
+        local_path: str | os.PathLike[str],
+        remote_path: str = _WORKSPACE,
+        *,
+        user: str = "",
+        progress: Progress | None = None,
     ) -> int:
         """Copies a local directory into the sandbox; returns the number of files and directories."""
         path = Path(local_path).expanduser()
@@ -78,20 +94,24 @@ class AsyncFiles(AsyncSessionHolder):
             size = await in_thread(pack, path, file)
             written = await self._call(
                 lambda session_id: self._backend.upload(
-                    "write_archive", session_id, read_parts(file, size, progress), path=remote_path
+                    "write_archive", session_id, read_parts(file, size, progress), **_wanted(remote_path, user)
                 )
             )
             return int(written["members"])
 
     async def download_dir(
-        self, remote_path: str, local_path: str | os.PathLike[str], *, progress: Progress | None = None
+        self,
+        remote_path: str,
+        local_path: str | os.PathLike[str],
+        *,
+        user: str = "",
+        progress: Progress | None = None,
     ) -> Path:
         """Copies a directory of the sandbox to this machine. Links and paths that lead out of it are refused."""
         target = Path(local_path).expanduser()
         with temporary_file() as file:
-            archive = self._open(
-                lambda session_id: self._backend.download("read_archive", session_id, path=remote_path)
-            )
+            wanted = _wanted(remote_path, user)
+            archive = self._open(lambda session_id: self._backend.download("read_archive", session_id, **wanted))
             async with archive as (_, parts), contextlib.aclosing(parts):
                 done = 0
                 async for part in parts:
@@ -102,13 +122,13 @@ class AsyncFiles(AsyncSessionHolder):
             await in_thread(unpack, file, target)
         return target
 
-    async def read_file(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    async def read_file(self, path: str, *, offset: int = 0, length: int | None = None, user: str = "") -> bytes:
         """Returns the whole file, or `length` bytes from `offset` on; fewer, or none, where the file ends before."""
         if offset < 0 or (length is not None and length < 0):
             raise InvalidRequest(f"{length} bytes from {offset} on cannot be read", remedy="count both from 0")
         # A range of no bytes does not exist: one byte is read, to learn what is wrong with the file, and dropped.
         read_length = None if length is None else max(1, length)
-        wanted: dict[str, Any] = {"path": path, "offset": offset, "length": read_length}
+        wanted: dict[str, Any] = {**_wanted(path, user), "offset": offset, "length": read_length}
         content = self._open(lambda session_id: self._backend.download("read_file", session_id, **wanted))
         data = bytearray()
         try:
@@ -119,36 +139,36 @@ class AsyncFiles(AsyncSessionHolder):
             return b""
         return bytes(data[:length])
 
-    async def read_text(self, path: str, encoding: str = "utf-8", errors: str = "strict") -> str:
+    async def read_text(self, path: str, encoding: str = "utf-8", errors: str = "strict", *, user: str = "") -> str:
         """Returns the whole file as text."""
-        return (await self.read_file(path)).decode(encoding, errors)
+        return (await self.read_file(path, user=user)).decode(encoding, errors)
 
-    async def write_file(self, path: str, data: str | bytes | AsyncByteSource, *, mode: int | None = None) -> FileEntry:
+    async def write_file(
+        self, path: str, data: str | bytes | AsyncByteSource, *, mode: int | None = None, user: str = ""
+    ) -> FileEntry:
         """Writes a file as a whole: a reader sees the old file or the new one. Missing directories are made.
 
         `data` may also be an open file, or any iterable of bytes, of any length. It can be read once only, so it is
         sent once only: a broken connection is not repeated.
         """
         raw = data.encode() if isinstance(data, str) else data
-        return FileEntry.of(await self._upload("write_file", raw, path=path, mode=_octal(mode)))
+        return FileEntry.of(await self._upload("write_file", raw, mode=_octal(mode), **_wanted(path, user)))
 
-    async def _write_as(self, path: str, data: bytes | AsyncByteSource, user: str) -> None:
-        await self._upload("write_file", data, path=path, user=user or None, mode="600")
-
-    async def read_archive(self, path: str = _WORKSPACE) -> AsyncGenerator[bytes, None]:
+    async def read_archive(self, path: str = _WORKSPACE, *, user: str = "") -> AsyncGenerator[bytes, None]:
         """Yields a directory of the sandbox as a tar; names in it are relative to the directory."""
-        archive = self._open(lambda session_id: self._backend.download("read_archive", session_id, path=path))
+        wanted = _wanted(path, user)
+        archive = self._open(lambda session_id: self._backend.download("read_archive", session_id, **wanted))
         async with archive as (_, parts), contextlib.aclosing(parts):
             async for part in parts:
                 yield part
 
-    async def write_archive(self, data: bytes | AsyncByteSource, path: str = _WORKSPACE) -> int:
+    async def write_archive(self, data: bytes | AsyncByteSource, path: str = _WORKSPACE, *, user: str = "") -> int:
         """Unpacks a tar into a directory of the sandbox; returns the number of files and directories in it.
 
         `data` may be an open file, or any iterable of bytes. Paths and links that lead out of the directory, and
         devices, are refused.
         """
-        return int((await self._upload("write_archive", data, path=path))["members"])
+        return int((await self._upload("write_archive", data, **_wanted(path, user)))["members"])
 
     async def _upload(self, operation: str, data: bytes | AsyncByteSource, **arguments: Any) -> dict[str, Any]:
         if isinstance(data, (bytes, bytearray, memoryview)):
@@ -237,6 +257,10 @@ class AsyncFiles(AsyncSessionHolder):
         async with contextlib.aclosing(events):
             async for name, values in events:
                 yield FileChange.of({"change": name, **values})
+
+
+def _wanted(path: str, user: str) -> dict[str, Any]:
+    return {"path": path, "user": user or None}
 
 
 def _octal(mode: int | None) -> str | None:

@@ -471,7 +471,7 @@ class SandboxClient(Files, Code):
         path = f"/tmp/.warren-input-{new_key()}"
         data = stdin.encode(errors="surrogateescape") if isinstance(stdin, str) else stdin
         try:
-            self._write_as(path, data, user)
+            self.write_file(path, data, mode=0o600, user=user)
             yield {"stdin_path": path}, True
         finally:
             with contextlib.suppress(WarrenError):
