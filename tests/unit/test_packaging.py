@@ -24,6 +24,7 @@ DISTRIBUTIONS = {
     "pydantic_core": "pydantic-core",
     "python_multipart": "python-multipart",
     "strands": "strands-agents",
+    "swerex": "swe-rex",
     "tree_sitter": "tree-sitter",
     "tree_sitter_bash": "tree-sitter-bash",
     "warren_attack": "warren-attack",
