@@ -18,6 +18,7 @@ DISTRIBUTIONS = {
     "inspect_ai": "inspect-ai",
     "jwt": "pyjwt",
     "langchain_core": "langchain-core",
+    "minisweagent": "mini-swe-agent",
     "opentelemetry": "opentelemetry-sdk",
     "prometheus_client": "prometheus-client",
     "pydantic_ai": "pydantic-ai-slim",
