@@ -7,7 +7,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Integration:
-    """`extra`: the extra of warren-sandbox that brings it. `module`: what users import. `oldest`, `newest`: releases."""
+    """`extra`: that of warren-sandbox which brings it. `module`: what users import. `oldest`, `newest`: releases."""
 
     name: str
     extra: str
