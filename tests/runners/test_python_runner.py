@@ -144,6 +144,18 @@ class TestErrors:
             assert part in error["traceback"]
         assert runner.run("1").text == "1"
 
+    @pytest.mark.parametrize(
+        ("text", "count", "is_whole"),
+        [("x", 600_000, True), ("x", 700_000, False), ("é", 100_000, True), ("é", 110_000, False)],
+    )
+    def test_a_long_value_is_whole_if_its_message_can_hold_it(
+        self, runner: Runner, text: str, count: int, is_whole: bool
+    ) -> None:
+        error = runner.run(f"raise ValueError({text!r} * {count})").error
+        assert error is not None
+        assert (error["value"] == text * count) == is_whole
+        assert "characters are left out" in error["traceback"]
+
     def test_lines_of_earlier_cells_are_found(self, runner: Runner) -> None:
         runner.run("def f(x):\n    return 1 / x")
         error = runner.run("f(0)").error

@@ -9,8 +9,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
 
-_MAX_VALUE = 16_384
-_MAX_TRACEBACK = 131_072
+# All of an error is told in a message of at most 1 MiB, in which a character takes up to six bytes.
+_MAX_VALUE = (
+    640_000  # bytes; of a longer one both ends are told. Some frameworks put an agent's answer into an exception
+)
+_MAX_ENDS = 16_384
+_MAX_TRACEBACK = 65_536
 
 
 def describe(error: BaseException) -> "dict[str, str]":
@@ -21,7 +25,7 @@ def describe(error: BaseException) -> "dict[str, str]":
         value = "<str() of the exception failed>"
     return {
         "name": kind.__name__,
-        "value": _shortened(value, _MAX_VALUE),
+        "value": value if _is_short(value) else _shortened(value, _MAX_ENDS),
         "traceback": _shortened("".join(format_error(error)), _MAX_TRACEBACK),
     }
 
@@ -67,6 +71,14 @@ def _trim(report: "traceback.TracebackException | None", seen: "set[int]") -> No
 
 def _is_ours(filename: str) -> bool:
     return filename.startswith(context.HERE)
+
+
+def _is_short(text: str) -> bool:
+    if len(text) <= _MAX_ENDS or len(text) > _MAX_VALUE:
+        return len(text) <= _MAX_ENDS
+    import json  # it takes long to import
+
+    return len(json.dumps(text)) <= _MAX_VALUE
 
 
 def _shortened(text: str, most: int) -> str:
