@@ -31,6 +31,9 @@ ignore_missing_imports = true
 [mypy-warren.integrations.harbor]
 disallow_subclassing_any = false
 
+[mypy-smolagents.*]
+ignore_missing_imports = true
+
 [mypy-yaml.*]
 ignore_missing_imports = true
 """

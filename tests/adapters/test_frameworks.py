@@ -1,7 +1,8 @@
 """Frameworks with sandboxes of Warren, newest and oldest release of each: what its folder here has, and its page.
 
 `works.py` uses the adapter in every way and checks what it gets; `conformance.py` runs the framework's own suite, where
-there is one; `hold.py` starts something long, to be interrupted; `page.py FILE` runs the program of the page.
+there is one; `hold.py` starts something long, to be interrupted; `page.py FILE` runs the program of the page; `on_e2b.py`
+uses the sandbox of E2B that the framework has, unchanged, with the server in E2B's place.
 """
 
 import re
@@ -16,6 +17,7 @@ from server_process import ServerProcess, running_server
 
 HERE = Path(__file__).parent
 NAMES = sorted(path.parent.name for path in HERE.glob("*/works.py"))
+OF_E2B = sorted(path.parent.name for path in HERE.glob("*/on_e2b.py"))
 SUITES = sorted(path.parent.name for path in HERE.glob("*/conformance.py") if path.parent.name in NAMES)
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(600), pytest.mark.group_by("name")]
@@ -28,7 +30,8 @@ def server(new_state: NewState, tmp_path_factory: pytest.TempPathFactory) -> Ite
     workshop = "name: workshop\nimage: base\nroot: writable\nsudo: true\n"
     (registry / "environments" / "workshop.yaml").write_text(workshop)
     flags = ("--registry-dir", str(registry), "--pool-size", "4", "--max-sandboxes", "300")
-    with running_server(new_state(), *flags, WARREN_AUTH="true", WARREN_API_KEY=KEY) as server:
+    templates = {"WARREN_E2B_TEMPLATES": "base=e2b,code-interpreter-v1=e2b"}  # the image code-interpreter is not built
+    with running_server(new_state(), *flags, WARREN_AUTH="true", WARREN_API_KEY=KEY, **templates) as server:
         yield server
 
 
@@ -46,6 +49,12 @@ def test_it_works_and_its_errors_are_the_framework_s(framework: Framework) -> No
 @pytest.mark.parametrize("name", SUITES)
 def test_the_framework_s_own_suite_passes(framework: Framework) -> None:
     assert re.search(r"^\d+ passed", framework.run("conformance.py"), flags=re.M)
+    assert framework.sessions() == []
+
+
+@pytest.mark.parametrize("name", OF_E2B)
+def test_the_framework_s_own_sandbox_of_e2b_works(framework: Framework) -> None:
+    framework.run("on_e2b.py")
     assert framework.sessions() == []
 
 

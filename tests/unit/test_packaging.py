@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted(Path(warren.__file__).parent.rglob("*.py"))
 ATTACKS = sorted((ROOT / "packages/attack").rglob("*.py"))
 DISTRIBUTIONS = {
+    "PIL": "pillow",
     "inspect_ai": "inspect-ai",
     "jwt": "pyjwt",
     "langchain_core": "langchain-core",
