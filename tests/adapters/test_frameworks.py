@@ -1,8 +1,8 @@
 """Frameworks with sandboxes of Warren, newest and oldest release of each: what its folder here has, and its page.
 
 `works.py` uses the adapter in every way and checks what it gets; `conformance.py` runs the framework's own suite, where
-there is one; `hold.py` starts something long, to be interrupted; `page.py FILE` runs the program of the page; `on_e2b.py`
-uses the sandbox of E2B that the framework has, unchanged, with the server in E2B's place.
+there is one; `hold.py` starts something long, to be interrupted; `page.py FILE` runs the program of the page;
+`on_e2b.py` uses the sandbox of E2B that the framework has, unchanged, with the server in E2B's place.
 """
 
 import re
