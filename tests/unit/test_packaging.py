@@ -16,6 +16,7 @@ SOURCES = sorted(Path(warren.__file__).parent.rglob("*.py"))
 ATTACKS = sorted((ROOT / "packages/attack").rglob("*.py"))
 DISTRIBUTIONS = {
     "PIL": "pillow",
+    "autogen_core": "autogen-core",
     "google": "google-adk",
     "inspect_ai": "inspect-ai",
     "jwt": "pyjwt",
